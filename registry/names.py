@@ -1,0 +1,128 @@
+"""The grammar of names and refs, and the one byte form values are hashed in (DESIGN sections 1 and 5).
+
+Digests are matched against the pattern here before any path is built from them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BaseModel, StringConstraints
+
+from registry.errors import InvalidName
+
+DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"
+PART_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,63}$"
+RESERVED_NAMESPACES = frozenset(
+    {"base", "v1", "api", "docs", "static", "ui", "models", "adapters"}
+)
+
+Digest = Annotated[str, StringConstraints(pattern=DIGEST_PATTERN)]
+Part = Annotated[str, StringConstraints(pattern=PART_PATTERN)]
+
+
+def canonical_json(value: Any) -> bytes:
+    """The one byte form of a JSON value: sorted keys, no spaces, UTF-8, no NaN."""
+    if isinstance(value, BaseModel):
+        value = value.model_dump(mode="json")
+    return json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    ).encode()
+
+
+def sha256_digest(data: bytes) -> str:
+    """`sha256:` and 64 lower-case hex digits of `data`."""
+    return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+def digest_of(value: Any) -> str:
+    """The digest of a value's canonical JSON."""
+    return sha256_digest(canonical_json(value))
+
+
+@dataclass(frozen=True)
+class BaseRef:
+    """`base/<id>`: a base model without an adapter."""
+
+    id: str
+
+    def __str__(self) -> str:
+        return f"base/{self.id}"
+
+
+@dataclass(frozen=True)
+class NameRef:
+    """`<ns>/<name>[@<int>|@<alias>]`; without a suffix, the newest live version."""
+
+    namespace: str
+    name: str
+    version: int | None = None
+    alias: str | None = None
+
+    def __str__(self) -> str:
+        suffix = self.version if self.version is not None else self.alias
+        return f"{self.namespace}/{self.name}" + ("" if suffix is None else f"@{suffix}")
+
+
+@dataclass(frozen=True)
+class DigestRef:
+    """`sha256:<64 hex>`: an adapter digest."""
+
+    digest: str
+
+    def __str__(self) -> str:
+        return self.digest
+
+
+Ref = BaseRef | NameRef | DigestRef
+
+
+def check_part(text: str, what: str) -> str:
+    """`text` if it matches the grammar of a name part; raises InvalidName."""
+    if not re.fullmatch(PART_PATTERN, text, re.ASCII):
+        raise InvalidName(
+            f"{what} {text[:80]!r} is not valid: use 1 to 64 of a-z, 0-9, '.', '_' and '-', "
+            "starting with a letter or digit.",
+            param=what,
+        )
+    return text
+
+
+def check_alias(text: str) -> str:
+    """`text` if it can be an alias: a name part that is not all digits; raises InvalidName."""
+    if text.isdigit():
+        raise InvalidName(f"Alias {text!r} is all digits; digits name versions.", param="alias")
+    return check_part(text, "alias")
+
+
+def split_name(text: str) -> tuple[str, str]:
+    """`ns/name` to its parts; raises InvalidName, also for reserved namespaces."""
+    namespace, slash, name = text.partition("/")
+    if not slash:
+        raise InvalidName(
+            f"{text[:80]!r} has no namespace: write it as namespace/name.", param="name"
+        )
+    if namespace in RESERVED_NAMESPACES:
+        raise InvalidName(f"Namespace {namespace!r} is reserved; take another.", param="name")
+    return check_part(namespace, "namespace"), check_part(name, "name")
+
+
+def parse_ref(text: str) -> Ref:
+    """A ref from its text (DESIGN section 5); raises InvalidName."""
+    if text.startswith("sha256:"):
+        if not re.fullmatch(DIGEST_PATTERN, text):
+            raise InvalidName("A digest ref is 'sha256:' and 64 lower-case hex digits.", param="ref")
+        return DigestRef(digest=text)
+    if text.startswith("base/"):
+        return BaseRef(id=check_part(text[5:], "base id"))
+    body, at, suffix = text.partition("@")
+    namespace, name = split_name(body)
+    if not at:
+        return NameRef(namespace=namespace, name=name)
+    if re.fullmatch(r"[1-9][0-9]{0,8}", suffix):
+        return NameRef(namespace=namespace, name=name, version=int(suffix))
+    return NameRef(namespace=namespace, name=name, alias=check_alias(suffix))
