@@ -35,9 +35,7 @@ class SoupError(Exception):
 
     code = "error"
 
-    def __init__(
-        self, message: str, *, param: str | None = None, problems: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, message: str, *, param: str | None = None, problems: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.message = message
         self.param = param

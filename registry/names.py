@@ -17,9 +17,7 @@ from registry.errors import InvalidName
 
 DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"
 PART_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,63}$"
-RESERVED_NAMESPACES = frozenset(
-    {"base", "v1", "api", "docs", "static", "ui", "models", "adapters"}
-)
+RESERVED_NAMESPACES = frozenset({"base", "v1", "api", "docs", "static", "ui", "models", "adapters"})
 
 Digest = Annotated[str, StringConstraints(pattern=DIGEST_PATTERN)]
 Part = Annotated[str, StringConstraints(pattern=PART_PATTERN)]
@@ -29,9 +27,7 @@ def canonical_json(value: Any) -> bytes:
     """The one byte form of a JSON value: sorted keys, no spaces, UTF-8, no NaN."""
     if isinstance(value, BaseModel):
         value = value.model_dump(mode="json")
-    return json.dumps(
-        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
-    ).encode()
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 def sha256_digest(data: bytes) -> str:
@@ -103,9 +99,7 @@ def split_name(text: str) -> tuple[str, str]:
     """`ns/name` to its parts; raises InvalidName, also for reserved namespaces."""
     namespace, slash, name = text.partition("/")
     if not slash:
-        raise InvalidName(
-            f"{text[:80]!r} has no namespace: write it as namespace/name.", param="name"
-        )
+        raise InvalidName(f"{text[:80]!r} has no namespace: write it as namespace/name.", param="name")
     if namespace in RESERVED_NAMESPACES:
         raise InvalidName(f"Namespace {namespace!r} is reserved; take another.", param="name")
     return check_part(namespace, "namespace"), check_part(name, "name")

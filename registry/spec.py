@@ -149,9 +149,7 @@ class Provenance(Frozen):
     @model_validator(mode="after")
     def _hash_and_source_agree(self) -> Self:
         if (self.init_source == "unknown") != (self.init_hash is None):
-            raise ValueError(
-                "init_hash goes with init_source 'trained_here' or 'declared', and 'unknown' with none"
-            )
+            raise ValueError("init_hash goes with init_source 'trained_here' or 'declared', and 'unknown' with none")
         return self
 
 
