@@ -1,0 +1,58 @@
+# Everything is installed into .venv from pyproject.toml, pinned by constraints.txt.
+# pip alone (not uv or poetry) is used: it is the one installer that finds a CPU build of torch on every machine
+# we run on (docs/decisions/0002-dependencies.md).
+PYTHON ?= python3
+VENV := .venv
+PIP := $(VENV)/bin/python -m pip install --disable-pip-version-check -q -c constraints.txt
+RUN := $(VENV)/bin/python
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test check format serve demo bench openapi clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.runtime: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "installing the pinned dependencies into $(VENV) (a few minutes the first time)"
+	$(PIP) torch==2.13.0
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.runtime
+	@echo "installing what the tests and checks need"
+	$(PIP) -e '.[dev]'
+	@touch $@
+
+setup: $(VENV)/.runtime  ## create .venv with pinned dependencies
+
+test: $(VENV)/.dev  ## run every test (under 10 minutes on two cores)
+	$(RUN) -m pytest --cov=registry --cov-report=term:skip-covered --cov-fail-under=90
+
+check: $(VENV)/.dev  ## format, lint, types, layers
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+format: $(VENV)/.dev  ## format the code
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+
+serve: $(VENV)/.runtime  ## start the server on loopback (SOUP_BASES names the allowlist of base models)
+	$(VENV)/bin/soup serve
+
+demo: $(VENV)/.runtime  ## the main job, offline; DATA= BASE= ADAPTERS= for your own corpora
+	$(RUN) -m demo $(if $(DATA),--data $(DATA)) $(if $(BASE),--base $(BASE)) $(if $(ADAPTERS),--adapters $(ADAPTERS)) $(if $(OUT),--out $(OUT))
+
+bench: $(VENV)/.runtime  ## the quick forms of the benchmarks
+	$(RUN) -m benchmarks.averaging --out benchmarks/results/averaging.json
+	$(RUN) -m benchmarks.cold_start --out benchmarks/results/cold_start.json
+
+openapi: $(VENV)/.runtime  ## regenerate docs/reference/openapi.json and the API reference from the schema
+	$(RUN) -m docs.generate
+
+clean:  ## remove the virtual environment and the demo's files
+	rm -rf $(VENV) .demo

@@ -1,0 +1,63 @@
+"""The perplexity verb: per-text log-likelihoods to figures with uncertainty, and against a baseline.
+
+Called by the perplexity route, by `cook` (through its verification callable) and by the demo. It never runs a
+model: scores come in as values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from registry.errors import InvalidParameter
+from registry.spec import BaselineReport, PassageScore, PerplexityReport
+from registry.uncertainty import paired_difference, ratio_standard_error
+
+
+def report(
+    scores: Sequence[PassageScore], baseline: Sequence[PassageScore] | None = None, *, seed: int = 0
+) -> PerplexityReport:
+    """Perplexity = exp(sum NLL / sum tokens), bits per byte, standard errors over texts (METHODS section 6).
+
+    `baseline` holds the same texts scored by another model; the difference is paired (this minus baseline, mean
+    NLL per token). Raises InvalidParameter where there is nothing to score or the two do not match.
+    """
+    nll, tokens = _columns(scores)
+    total = int(tokens.sum())
+    if total == 0:
+        raise InvalidParameter("The texts hold no token to score.", param="texts")
+    mean = float(nll.sum() / total)
+    return PerplexityReport(
+        perplexity=math.exp(mean),
+        mean_nll=mean,
+        standard_error=ratio_standard_error(nll, tokens, seed=seed),
+        bits_per_byte=float(nll.sum()) / math.log(2) / sum(score.bytes for score in scores),
+        tokens=total,
+        texts=tuple(scores),
+        baseline=None if baseline is None else _against(scores, baseline, seed=seed),
+    )
+
+
+def _columns(scores: Sequence[PassageScore]) -> tuple[np.ndarray, np.ndarray]:
+    nll = np.array([score.nll for score in scores], dtype=np.float64)
+    tokens = np.array([score.tokens for score in scores], dtype=np.int64)
+    return nll, tokens
+
+
+def _against(scores: Sequence[PassageScore], baseline: Sequence[PassageScore], *, seed: int) -> BaselineReport:
+    ours, tokens = _columns(scores)
+    theirs, their_tokens = _columns(baseline)
+    if not np.array_equal(tokens, their_tokens):
+        raise InvalidParameter(
+            "The baseline counts other tokens: compare models of one base model only.", param="baseline"
+        )
+    paired = paired_difference(ours, theirs, tokens, seed=seed)
+    mean = float(theirs.sum() / tokens.sum())
+    return BaselineReport(
+        perplexity=math.exp(mean),
+        mean_nll=mean,
+        difference=paired.difference,
+        standard_error=paired.standard_error,
+    )

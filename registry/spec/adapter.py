@@ -1,0 +1,149 @@
+"""Base models, adapters, samples and the manifest that pushes them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from registry.names import Digest, Part
+from registry.spec.frozen import Frozen
+
+Unit = Literal["passage", "sentence"]
+InitSource = Literal["trained_here", "declared", "unknown"]
+
+
+class BaseEntry(Frozen):
+    """One entry of the operator's allowlist (`SOUP_BASES`): id -> source, revision, dtype, device, bos."""
+
+    id: Part
+    source: str
+    revision: str | None = None
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    device: str = "cpu"
+    bos: bool = True
+
+
+class BaseShape(Frozen):
+    """What adapters need to know of a base model to be checked against it without loading it."""
+
+    fingerprint: Digest
+    model_type: str
+    hidden_size: int
+    num_layers: int
+    context: int
+    vocab_size: int
+
+
+class BottleneckConfig(Frozen):
+    """Structure of a bottleneck adapter (METHODS section 2).
+
+    `scale` multiplies the up-projection's output. `input="residual"` puts a Bapna-Firat adapter after the
+    block's residual add instead of before it.
+    """
+
+    method: Literal["bottleneck"] = "bottleneck"
+    structure: Literal["houlsby", "pfeiffer", "bapna_firat", "parallel"]
+    bottleneck: int = Field(ge=1, le=65536)
+    activation: Literal["relu", "gelu", "swish"]
+    scale: float = 1.0
+    input: Literal["module", "residual"] = "module"
+    layer_norm_eps: float = Field(default=1e-5, gt=0, lt=1)
+
+    @model_validator(mode="after")
+    def _residual_is_bapna_firat(self) -> Self:
+        if self.input == "residual" and self.structure != "bapna_firat":
+            raise ValueError("input='residual' is an option of structure 'bapna_firat' only")
+        return self
+
+
+AdapterConfig = BottleneckConfig  # the union by `method` grows here
+
+
+class Card(Frozen):
+    """What people say about an adapter; never part of its digest."""
+
+    description: str = Field(default="", max_length=20_000)
+    license: str | None = Field(default=None, max_length=200)
+    tags: tuple[Part, ...] = Field(default=(), max_length=64)
+    metadata: dict[str, str | int | float | bool | None] = Field(default_factory=dict, max_length=64)
+
+
+class FileSource(Frozen):
+    """A file of a manifest: the digest of an uploaded blob, or its bytes inline as base64."""
+
+    digest: Digest | None = None
+    base64: str | None = None
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        if (self.digest is None) == (self.base64 is None):
+            raise ValueError("give either 'digest' (an uploaded blob) or 'base64' (the bytes)")
+        return self
+
+
+class EmbeddingSource(Frozen):
+    """Embeddings computed by the client: a safetensors file with one tensor `embeddings` (units, dimensions)."""
+
+    encoder: Digest
+    unit: Unit
+    file: FileSource
+
+
+class SampleSource(Frozen):
+    """A sample as sent: texts, an uploaded JSON-lines blob of {"text"}, or embeddings."""
+
+    texts: tuple[str, ...] | None = None
+    blob: Digest | None = None
+    embeddings: tuple[EmbeddingSource, ...] | None = None
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        if sum(part is not None for part in (self.texts, self.blob, self.embeddings)) != 1:
+            raise ValueError("give exactly one of 'texts', 'blob' and 'embeddings'")
+        return self
+
+
+class SampleReport(Frozen):
+    """What became of a sample: everything dropped, drawn or cut is counted here."""
+
+    digest: Digest
+    received: int
+    empty: int = 0
+    duplicates: int = 0
+    kept: int
+    seed: int | None = None
+    """The seed of the draw when more than the limit came, else null."""
+    has_text: bool = True
+    truncated: dict[str, int] = Field(default_factory=dict)
+    """Units cut at the encoder's length limit, by encoder."""
+    notes: tuple[str, ...] = ()
+
+
+class Provenance(Frozen):
+    """How an adapter came to be; free beyond the initialisation, whose hash decides what may be averaged."""
+
+    init_hash: Digest | None = None
+    init_source: InitSource = "unknown"
+    init_seed: int | None = None
+    training: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _hash_and_source_agree(self) -> Self:
+        if (self.init_source == "unknown") != (self.init_hash is None):
+            raise ValueError("init_hash goes with init_source 'trained_here' or 'declared', and 'unknown' with none")
+        return self
+
+
+class Manifest(Frozen):
+    """`POST /v1/adapters`: what is pushed under which name. `files` holds `adapter_model.safetensors`."""
+
+    name: str = Field(max_length=129)
+    domain: str = Field(min_length=1, max_length=200)
+    base_model: str | None = Field(default=None, max_length=64)
+    base_fingerprint: Digest | None = None
+    config: AdapterConfig
+    files: dict[str, FileSource]
+    sample: SampleSource | None = None
+    card: Card = Card()
+    provenance: Provenance = Provenance()

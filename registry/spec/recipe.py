@@ -1,0 +1,122 @@
+"""Recipes: what determines a soup's bytes, and nothing else.
+
+Weights are canonical decimals (nine places, summing to exactly 1), so a recipe is the same bytes everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from registry.names import Digest, digest_of
+from registry.spec.adapter import SampleSource
+from registry.spec.frozen import Frozen
+from registry.spec.selection import PoolRequest, SelectOptions, SelectorSpec
+
+
+class RecipeIngredient(Frozen):
+    """An adapter digest and its canonical decimal weight."""
+
+    digest: Digest
+    weight: str
+
+
+class AverageMixing(Frozen):
+    """sum w_i theta_i; `scale` multiplies the up-projections; see METHODS section 5."""
+
+    method: Literal["average"] = "average"
+    scale: str = "1"
+    assume_same_init: bool = False
+
+
+Mixing = AverageMixing  # the union by `method` grows here
+
+
+class MixReport(Frozen):
+    """What mixing did: parameters in and out, the cost against one ingredient, the residual to the exact mixture."""
+
+    method: str
+    members: int
+    weights: tuple[str, ...]
+    parameters: int
+    size_bytes: int
+    relative_cost: float
+    residual: float | None = None
+    """Relative error against the exact mixture; null where the method does not define one."""
+    notes: tuple[str, ...] = ()
+
+
+class Recipe(Frozen):
+    """What determines a soup's bytes, and nothing else. Ingredients are sorted by digest."""
+
+    base_fingerprint: Digest
+    ingredients: tuple[RecipeIngredient, ...] = Field(min_length=1)
+    mixing: Mixing = AverageMixing()
+    seed: int | None = None
+
+    @property
+    def digest(self) -> str:
+        """The key of 'cooked before'."""
+        return digest_of(self)
+
+
+class WeightedRef(Frozen):
+    """An ingredient written by hand: any adapter ref and a weight, normalised over the recipe."""
+
+    ref: str = Field(max_length=200)
+    weight: float = Field(default=1.0, ge=0)
+
+
+class HandRecipe(Frozen):
+    """A recipe written by hand."""
+
+    ingredients: tuple[WeightedRef, ...] = Field(min_length=1, max_length=1000)
+
+
+class CookRequest(Frozen):
+    """`POST /v1/soups`: cook from a sample (`sample`, `selector`, `options`, `pool`) or by hand (`recipe`).
+
+    With `verify` the finished soup must beat the base on the sample by one paired standard error, or the
+    answer abstains. A recipe by hand is verified where a sample comes with it.
+    """
+
+    sample: SampleSource | None = None
+    selector: SelectorSpec | None = None
+    options: SelectOptions = SelectOptions()
+    pool: PoolRequest = PoolRequest()
+    recipe: HandRecipe | None = None
+    mixing: Mixing = AverageMixing()
+    name: str | None = Field(default=None, max_length=129)
+    verify: bool = True
+
+    @model_validator(mode="after")
+    def _sample_or_recipe(self) -> Self:
+        if self.recipe is None and self.sample is None:
+            raise ValueError("give a 'sample' to choose from, or a 'recipe' by hand")
+        if self.recipe is not None and self.selector is not None:
+            raise ValueError("a 'recipe' by hand leaves nothing to select: drop 'selector' or 'recipe'")
+        return self
+
+
+WEIGHT_PLACES = Decimal("0.000000001")
+
+
+def canonical_weights(weights: Sequence[float | Decimal]) -> list[str]:
+    """Non-negative weights, normalised to nine decimal places that sum to exactly 1.
+
+    Whole units of 1e-9 are dealt by largest remainder, ties to the earlier entry, so the outcome depends on
+    the values and their order alone. Raises ValueError for a negative, non-finite or all-zero input.
+    """
+    exact = [Decimal(repr(w)) if isinstance(w, float) else Decimal(w) for w in weights]
+    if not exact or any(not w.is_finite() or w < 0 for w in exact) or sum(exact) <= 0:
+        raise ValueError("weights must be finite, not negative, and not all zero")
+    total = sum(exact)
+    units = [w / total * 10**9 for w in exact]
+    floors = [int(u) for u in units]
+    by_remainder = sorted(range(len(units)), key=lambda i: (floors[i] - units[i], i))
+    for i in by_remainder[: 10**9 - sum(floors)]:
+        floors[i] += 1
+    return [format((Decimal(n) * WEIGHT_PLACES).normalize(), "f") for n in floors]

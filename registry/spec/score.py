@@ -1,0 +1,49 @@
+"""Log-likelihoods and the figures made of them."""
+
+from __future__ import annotations
+
+from registry.spec.frozen import Frozen
+
+
+class PassageScore(Frozen):
+    """Log-likelihood of one text: `nll` in nats summed over `tokens`; `bytes` of its UTF-8; `windows` it took."""
+
+    nll: float
+    tokens: int
+    bytes: int
+    windows: int = 1
+
+
+class BaselineReport(Frozen):
+    """Another model on the same texts; `difference` is mean NLL per token, the model minus the baseline."""
+
+    perplexity: float
+    mean_nll: float
+    difference: float
+    standard_error: float
+
+
+class PerplexityReport(Frozen):
+    """`perplexity` = exp(`mean_nll`); `standard_error` is that of `mean_nll` over texts (a lower bound)."""
+
+    perplexity: float
+    mean_nll: float
+    standard_error: float
+    bits_per_byte: float
+    tokens: int
+    texts: tuple[PassageScore, ...]
+    baseline: BaselineReport | None = None
+
+
+class Verification(Frozen):
+    """A finished soup against the base on the sample it was cooked from (optimistic: same text; METHODS trap c)."""
+
+    base_nll: float
+    soup_nll: float
+    difference: float
+    """Mean NLL per token, soup minus base; negative is better."""
+    standard_error: float
+    passages: int
+    tokens: int
+    helps: bool
+    """True when the soup beats the base by more than one paired standard error."""

@@ -1,0 +1,144 @@
+"""Selectors, pools and what selecting answers."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from registry.names import Digest, Part
+from registry.spec.frozen import Frozen
+
+EncoderName = Literal["base", "sbert"]
+
+
+class GmmSpec(Frozen):
+    """Clusters over mean-pooled base embeddings (METHODS section 1, after Aharoni & Goldberg 2020).
+
+    `mode="paper"`: full covariance, component 0 dropped, 50 dimensions. The default is tied covariance, 32
+    dimensions, and component 0 kept or dropped by held-out domain accuracy. Set fields win over the mode.
+    """
+
+    kind: Literal["gmm"] = "gmm"
+    mode: Literal["default", "paper"] = "default"
+    covariance: Literal["full", "tied", "diag", "spherical"] | None = None
+    dimensions: int | None = Field(default=None, ge=1, le=1024)
+    component_zero: Literal["keep", "drop", "auto"] | None = None
+    max_iter: int = Field(default=150, ge=1, le=10_000)
+    seed: int = Field(default=0, ge=0, lt=2**32)
+
+    def resolved(self) -> GmmSpec:
+        """The same spec with every open field filled from its mode."""
+        paper = self.mode == "paper"
+        return self.model_copy(
+            update={
+                "covariance": self.covariance or ("full" if paper else "tied"),
+                "dimensions": self.dimensions or (50 if paper else 32),
+                "component_zero": self.component_zero or ("drop" if paper else "auto"),
+            }
+        )
+
+
+class CosineSpec(Frozen):
+    """Mean cosine between the sample and each domain (METHODS section 1, sentence similarity).
+
+    `threshold=None`: 0.15 for sentence-BERT (the paper's), the 5th percentile of own-domain scores for the base.
+    """
+
+    kind: Literal["cosine"] = "cosine"
+    encoder: EncoderName = "sbert"
+    threshold: float | None = Field(default=None, ge=-1, le=1)
+    seed: int = Field(default=0, ge=0, lt=2**32)
+
+    def resolved(self) -> CosineSpec:
+        """Itself: the threshold of the base encoder is learnt when fitting."""
+        return self
+
+
+class UniformSpec(Frozen):
+    """Every adapter of the pool with equal weight; looks at no text and never abstains."""
+
+    kind: Literal["uniform"] = "uniform"
+
+    def resolved(self) -> UniformSpec:
+        """Itself: there is nothing to fill in."""
+        return self
+
+
+SelectorSpec = Annotated[GmmSpec | CosineSpec | UniformSpec, Field(discriminator="kind")]
+
+
+def encoder_of(spec: GmmSpec | CosineSpec | UniformSpec) -> EncoderName | None:
+    """The encoder whose vectors this selector is fitted on; None where it looks at no text."""
+    if isinstance(spec, CosineSpec):
+        return spec.encoder
+    return "base" if isinstance(spec, GmmSpec) else None
+
+
+class SelectOptions(Frozen):
+    """Decided per request on a fitted selector. `single`: the top adapter alone, thresholds ignored."""
+
+    single: bool = False
+    max_ingredients: int = Field(default=5, ge=1, le=64)
+    min_share: float = Field(default=0.10, ge=0, le=1)
+    threshold: float | None = Field(default=None, ge=-1, le=1)
+    when_none: Literal["abstain", "top"] = "abstain"
+
+
+class PoolSpec(Frozen):
+    """Which adapters a selector is fitted over; `namespaces` is None for all (an admin's pool)."""
+
+    base_fingerprint: Digest
+    namespaces: tuple[Part, ...] | None = None
+    method: str | None = None
+    tag: Part | None = None
+    include_soups: bool = False
+
+
+class Ingredient(Frozen):
+    """One chosen adapter and its canonical decimal weight."""
+
+    ref: str
+    digest: Digest
+    domain: str
+    weight: str
+    score: float | None = None
+
+
+class LeftOut(Frozen):
+    """One adapter that was not chosen, and why."""
+
+    ref: str
+    digest: Digest
+    domain: str
+    reason: str
+    score: float | None = None
+
+
+class Selection(Frozen):
+    """What a selector answers for a sample, with everything that led to it."""
+
+    selected: tuple[Ingredient, ...]
+    left_out: tuple[LeftOut, ...]
+    abstained: bool
+    reason: str
+    units: int
+    """Sequences or sentences of the sample that were looked at."""
+    counts: dict[str, int] = Field(default_factory=dict)
+    """Sample units per cluster, by cluster number (gmm only)."""
+    scores: dict[str, float] = Field(default_factory=dict)
+    """Share of the sample's units (gmm), mean cosine (cosine) or 1/k (uniform), by domain."""
+    thresholds: dict[str, float] = Field(default_factory=dict)
+    novelty: float | None = None
+    """Percentile (0 to 100) of the sample's distance among held-out distances of the pool's own domains."""
+    warnings: tuple[str, ...] = ()
+
+
+class PoolRequest(Frozen):
+    """A pool as asked for: open fields are the only base model, the namespaces the key may read, every method."""
+
+    base_model: Part | None = None
+    namespaces: tuple[Part, ...] | None = Field(default=None, max_length=64)
+    method: str | None = Field(default=None, max_length=64)
+    tag: Part | None = None
+    include_soups: bool = False
