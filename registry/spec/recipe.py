@@ -6,10 +6,10 @@ Weights are canonical decimals (nine places, summing to exactly 1), so a recipe 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from decimal import Decimal
-from typing import Literal, Self
+from decimal import Decimal, InvalidOperation
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from registry.names import Digest, digest_of
 from registry.spec.adapter import SampleSource
@@ -24,11 +24,34 @@ class RecipeIngredient(Frozen):
     weight: str
 
 
+WEIGHT_PLACES = Decimal("0.000000001")
+
+
+def canonical_decimal(value: object) -> str:
+    """A number as its shortest plain decimal of at most nine places; raises ValueError for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str | Decimal):
+        raise ValueError("must be a number")
+    try:
+        number = Decimal(repr(value) if isinstance(value, float) else value)
+    except InvalidOperation:
+        raise ValueError("must be a number") from None
+    if not number.is_finite() or abs(number) > 1000:
+        raise ValueError("must be a finite number of at most 1000")
+    plain = format(number.quantize(WEIGHT_PLACES).normalize(), "f")
+    return "0" if plain == "-0" else plain
+
+
+Scale = Annotated[str, BeforeValidator(canonical_decimal), WithJsonSchema({"type": ["number", "string"]})]
+
+
 class AverageMixing(Frozen):
-    """sum w_i theta_i; `scale` multiplies the up-projections; see METHODS section 5."""
+    """sum w_i theta_i; `scale` multiplies the up-projections (U and b_U); see METHODS section 5.
+
+    `assume_same_init` vouches for initialisations that are unknown or differ; it stays in the recipe and card.
+    """
 
     method: Literal["average"] = "average"
-    scale: str = "1"
+    scale: Scale = "1"
     assume_same_init: bool = False
 
 
@@ -99,9 +122,6 @@ class CookRequest(Frozen):
         if self.recipe is not None and self.selector is not None:
             raise ValueError("a 'recipe' by hand leaves nothing to select: drop 'selector' or 'recipe'")
         return self
-
-
-WEIGHT_PLACES = Decimal("0.000000001")
 
 
 def canonical_weights(weights: Sequence[float | Decimal]) -> list[str]:

@@ -1,0 +1,55 @@
+"""Samples: what is dropped is counted, what is drawn is drawn the same way again."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from registry.errors import InvalidSample, TooLarge
+from registry.samples import decode_lines, encode_lines, prepare
+
+WORDS = [f"passage number {i}" for i in range(700)]
+
+
+def test_what_is_dropped_is_counted():
+    sample = prepare([*WORDS[:30], "", "  \n", *WORDS[:5]])
+    assert (sample.report.received, sample.report.empty, sample.report.duplicates) == (37, 2, 5)
+    assert sample.report.kept == 30
+    assert "about 100" in sample.report.notes[0]
+    assert decode_lines(sample.data) == WORDS[:30]
+
+
+def test_over_500_are_drawn_with_a_recorded_seed_and_in_order():
+    first, second = prepare(WORDS), prepare(WORDS)
+    assert first.report.kept == 500
+    assert first.report.seed == 0
+    assert first.data == second.data
+    assert list(first.texts) == sorted(first.texts, key=WORDS.index)
+    assert prepare(WORDS[:500]).report.seed is None
+
+
+def test_too_few_is_refused_with_the_numbers():
+    with pytest.raises(InvalidSample, match=r"has 19 different .*\(21 were sent\); at least 20"):
+        prepare([*WORDS[:19], WORDS[0], ""])
+
+
+def test_one_endless_text_is_refused():
+    with pytest.raises(TooLarge, match=r"101 characters and the limit is 100"):
+        prepare([*WORDS[:30], "x" * 101], max_chars=100)
+
+
+def test_a_lone_surrogate_is_refused_not_stored():
+    with pytest.raises(InvalidSample, match="Unicode"):
+        prepare([*WORDS[:30], "bad \ud800"])
+
+
+@pytest.mark.parametrize("line", [b"{", b"[1]", b'{"text": 3}', b'{"txt": "a"}', b"\xff", b"[" * 100_000])
+def test_a_bad_line_is_named_by_its_number(line):
+    with pytest.raises(InvalidSample, match="Line 2 "):
+        decode_lines(b'{"text": "a"}\n' + line + b"\n")
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]))))
+def test_lines_read_back_as_they_were_written(texts):
+    assert decode_lines(encode_lines(texts)) == texts
