@@ -1,0 +1,212 @@
+"""The push verb: a manifest becomes a stored adapter, or is refused with every reason, and nothing half visible.
+
+Called by the adapters route; `embed` is called by the embed job afterwards. Order matters: bytes are durable
+in the blob store before the row that names them is committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from registry.adapters.weights import WeightsReport, adapter_digest, check_weights, load_tensors
+from registry.blobs import BlobStore
+from registry.catalogue.database import Catalogue, Database
+from registry.catalogue.rows import AdapterRow, NewAdapter
+from registry.encoders.contract import Encoder
+from registry.errors import Incompatible, Internal, InvalidManifest
+from registry.intake import BlobReader, Caller, CheckedSample, Limits, check_sample, embed_texts, record_vectors
+from registry.names import sha256_digest, split_name
+from registry.samples import decode_lines
+from registry.spec import BaseShape, Manifest
+
+WEIGHTS_FILE = "adapter_model.safetensors"
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """The stored adapter; `created` is False when it was known already; `job` embeds its sample."""
+
+    row: AdapterRow
+    created: bool
+    job: str | None = None
+    warnings: tuple[str, ...] = ()
+
+
+def push(
+    manifest: Manifest,
+    *,
+    database: Database,
+    blobs: BlobStore,
+    bases: Mapping[str, BaseShape],
+    encoders: Callable[[str], Mapping[str, Encoder]],
+    caller: Caller,
+    limits: Limits,
+) -> Pushed:
+    """Check everything, store the bytes, then the row, its job and its audit entry in one transaction.
+
+    `encoders` gives a base id's encoders by digest. Raises InvalidManifest, InvalidWeights, InvalidSample,
+    Incompatible, NotFound (a blob) or TooLarge; then nothing is visible.
+    """
+    namespace, name = split_name(manifest.name)
+    base_id, shape = find_base(manifest, bases)
+    reader = BlobReader(database, blobs, caller.scope, limits)
+    data = _weights_bytes(manifest, reader)
+    report = check_weights(data, manifest.config, shape, max_bytes=limits.weights_bytes)
+    digest = adapter_digest(shape.fingerprint, manifest.config, load_tensors(data))
+    known = encoders(base_id)
+    sample = None if manifest.sample is None else check_sample(manifest.sample, reader, known)
+
+    for stored in (data, *_sample_bytes(sample)):
+        blobs.put_bytes(stored)
+    new = _new_row(manifest, namespace, name, base_id, shape, digest, sha256_digest(data), report, sample, caller)
+    with database.write() as catalogue:
+        catalogue.blobs.seen(new.weights_blob, len(data))
+        catalogue.blobs.grant(namespace, new.weights_blob)
+        same = catalogue.adapters.find_same(namespace, name, digest)
+        if same is not None and (same.sample is not None or sample is None):
+            return Pushed(same, created=False, warnings=_ignored(same, new))
+        if same is None:
+            row = catalogue.adapters.add(new)
+        else:  # known without a sample: this push brings it
+            row = catalogue.adapters.attach_sample(same.id, sample.report)  # type: ignore[union-attr]
+        job = _record_sample(catalogue, row, sample, known, caller)
+        catalogue.audit.record(
+            "adapter.push", row.ref, key_id=caller.key_id, request_id=caller.request_id, detail={"digest": digest}
+        )
+        row = catalogue.adapters.get(row.id)
+    return Pushed(row, created=same is None, job=job, warnings=() if sample is None else sample.report.notes)
+
+
+def find_base(manifest: Manifest, bases: Mapping[str, BaseShape]) -> tuple[str, BaseShape]:
+    """The allowlisted base model a manifest is for; raises Incompatible or InvalidManifest."""
+    listed = ", ".join(sorted(bases)) or "none"
+    if manifest.base_model is not None:
+        shape = bases.get(manifest.base_model)
+        if shape is None:
+            raise Incompatible(
+                f"Base model {manifest.base_model!r} is not on this server's allowlist ({listed}).", param="base_model"
+            )
+        if manifest.base_fingerprint not in (None, shape.fingerprint):
+            raise Incompatible(
+                f"The adapter was made for base fingerprint {manifest.base_fingerprint}, but {manifest.base_model!r} "
+                f"here is {shape.fingerprint}: it is another model under the same name.",
+                param="base_fingerprint",
+            )
+        return manifest.base_model, shape
+    if manifest.base_fingerprint is None:
+        raise InvalidManifest(
+            f"Say which base model the adapter is for: 'base_model' (here: {listed}) or 'base_fingerprint'.",
+            param="base_model",
+        )
+    matches = sorted(id_ for id_, shape in bases.items() if shape.fingerprint == manifest.base_fingerprint)
+    if len(matches) != 1:
+        raise Incompatible(
+            f"{len(matches)} base models here have fingerprint {manifest.base_fingerprint}; name one as 'base_model' "
+            f"(here: {listed}).",
+            param="base_fingerprint",
+        )
+    return matches[0], bases[matches[0]]
+
+
+def _weights_bytes(manifest: Manifest, reader: BlobReader) -> bytes:
+    others = sorted(set(manifest.files) - {WEIGHTS_FILE})
+    if others or WEIGHTS_FILE not in manifest.files:
+        raise InvalidManifest(
+            f"'files' holds exactly {WEIGHTS_FILE!r}"
+            + (f", not {others[0][:80]!r}." if others else "; it is missing."),
+            param="files",
+        )
+    return reader.file(manifest.files[WEIGHTS_FILE], WEIGHTS_FILE, reader.limits.weights_bytes)
+
+
+def _sample_bytes(sample: CheckedSample | None) -> list[bytes]:
+    if sample is None:
+        return []
+    return [sample.data] if sample.texts else [vectors.data for vectors in sample.vectors]
+
+
+def _new_row(
+    manifest: Manifest, namespace: str, name: str, base_id: str, shape: BaseShape, digest: str, weights_blob: str,
+    report: WeightsReport, sample: CheckedSample | None, caller: Caller,
+) -> NewAdapter:  # fmt: skip
+    return NewAdapter(
+        namespace=namespace,
+        name=name,
+        kind="adapter",
+        digest=digest,
+        base_model=base_id,
+        base_fingerprint=shape.fingerprint,
+        config=manifest.config,
+        domain=manifest.domain,
+        card=manifest.card,
+        provenance=manifest.provenance,
+        weights_blob=weights_blob,
+        dtype=report.dtype,
+        parameters=report.parameters,
+        size_bytes=report.bytes,
+        sample=None if sample is None else sample.report,
+        sample_state="none" if sample is None else "pending",
+        recipe_digest=None,
+        created_by=caller.key_id,
+    )
+
+
+def _ignored(row: AdapterRow, new: NewAdapter) -> tuple[str, ...]:
+    """What a push of known bytes said otherwise than what is stored, which stays as it is."""
+    changed = [field for field in ("domain", "card", "provenance") if getattr(row, field) != getattr(new, field)]
+    if new.sample is not None and row.sample is not None and new.sample.digest != row.sample.digest:
+        changed.append("sample")
+    if not changed:
+        return ()
+    return (f"Known as {row.ref}: its {', '.join(changed)} stayed as stored (PATCH changes card and domain).",)
+
+
+def _record_sample(
+    catalogue: Catalogue, row: AdapterRow, sample: CheckedSample | None, encoders: Mapping[str, Encoder], caller: Caller
+) -> str | None:
+    """Vectors that came along are ready at once; text is embedded by a job of the same transaction."""
+    if sample is None:
+        return None
+    if sample.texts:
+        catalogue.blobs.seen(sample.report.digest, len(sample.data))
+        job = catalogue.jobs.enqueue(
+            "embed",
+            {"adapter_id": row.id},
+            namespace=row.namespace,
+            created_by=caller.key_id,
+            dedupe_key=f"embed:{row.id}",
+        )
+        return job.id
+    for vectors in sample.vectors:
+        record_vectors(catalogue, sample.report.digest, vectors, encoders[vectors.encoder])
+    catalogue.adapters.set_sample_state(row.id, "ready")
+    return None
+
+
+def embed(
+    adapter_id: int,
+    *,
+    database: Database,
+    blobs: BlobStore,
+    encoders: Callable[[str], Mapping[str, Encoder]],
+    progress: Callable[[int, int, str], None],
+) -> AdapterRow:
+    """Embed a pushed sample with every encoder; what is embedded already is kept. Called by the embed job."""
+    with database.read() as catalogue:
+        row = catalogue.adapters.get(adapter_id)
+        if row.sample is None:
+            raise Internal(f"{row.ref} has no sample to embed")
+        done = {known.encoder_digest for known in catalogue.samples.embeddings(row.sample.digest)}
+    texts = tuple(decode_lines(blobs.read(row.sample.digest)))
+    todo = [encoder for digest, encoder in encoders(row.base_model).items() if digest not in done]
+    truncated = dict(row.sample.truncated)
+    for number, encoder in enumerate(todo):
+        progress(number, len(todo), f"embedding {len(texts)} passages of {row.ref} with {encoder.name}")
+        vectors = embed_texts(texts, encoder)
+        truncated[encoder.name] = vectors.truncated
+        blobs.put_bytes(vectors.data)
+        with database.write() as catalogue:
+            record_vectors(catalogue, row.sample.digest, vectors, encoder)
+    with database.write() as catalogue:
+        return catalogue.adapters.set_sample_state(adapter_id, "ready", truncated=truncated)
