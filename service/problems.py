@@ -1,0 +1,184 @@
+"""Every error as one HTTP shape, OpenAI's: {"error": {"message", "type", "param", "code"}} and `problems` when several.
+
+The only module that knows which error has which status. Called by the app's exception handlers and by the ASGI
+layers (gate, observe), which answer before a route is reached. Nothing of what a person sent is echoed here beyond
+the messages our own errors carry, and nothing of an unexpected error is shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict
+from starlette.exceptions import HTTPException
+
+from registry import errors
+from registry.errors import SoupError
+
+STATUS: dict[type[SoupError], int] = {
+    errors.Invalid: 400,
+    errors.InvalidWeights: 422,
+    errors.InvalidSample: 422,
+    errors.Incompatible: 422,
+    errors.TooLarge: 413,
+    errors.NotFound: 404,
+    errors.Retired: 410,
+    errors.Conflict: 409,
+    errors.PreconditionFailed: 412,
+    errors.Unauthenticated: 401,
+    errors.Forbidden: 403,
+    errors.Busy: 429,
+    errors.Cancelled: 409,
+    errors.Unavailable: 503,
+    errors.Internal: 500,
+}
+"""By class; a class that is not here takes its nearest ancestor's."""
+
+INTERNAL_MESSAGE = "Something went wrong on the server; its log has the details under this request id."
+
+
+class Problem(BaseModel):
+    """The inside of an error answer."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str
+    problems: list[str] | None = None
+    """Every problem found, where there are several."""
+
+
+class ErrorBody(BaseModel):
+    """An error answer."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    error: Problem
+
+
+def status_of(error: SoupError) -> int:
+    """The HTTP status of one of our errors."""
+    return next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS) if _known(error) else 500
+
+
+def _known(error: SoupError) -> bool:
+    return any(kind in STATUS for kind in type(error).__mro__)
+
+
+def error_type(status: int) -> str:
+    """OpenAI's `type` for a status."""
+    named = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+    return named.get(status, "server_error" if status >= 500 else "invalid_request_error")
+
+
+def body_of(error: SoupError) -> dict[str, Any]:
+    """One of our errors as the JSON value that is sent, also inside of an event stream."""
+    status = status_of(error)
+    hidden = isinstance(error, errors.Internal)
+    problem: dict[str, Any] = {
+        "message": INTERNAL_MESSAGE if hidden else error.message,
+        "type": error_type(status),
+        "param": error.param,
+        "code": error.code,
+    }
+    if error.problems and not hidden:
+        problem["problems"] = list(error.problems)
+    return {"error": problem}
+
+
+def response_of(error: SoupError, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """One of our errors as a response: the status, and the headers that belong to it."""
+    extra = dict(headers or {})
+    if isinstance(error, errors.Busy):
+        extra["retry-after"] = str(error.retry_after)
+    if isinstance(error, errors.Unauthenticated):
+        extra["www-authenticate"] = "Bearer"
+    return JSONResponse(body_of(error), status_code=status_of(error), headers=extra)
+
+
+def from_validation(found: Sequence[Mapping[str, Any]]) -> SoupError:
+    """Validation errors of a request as one of ours: a sentence that names the field, and the list when several."""
+    sentences = [_sentence(error) for error in found]
+    first = found[0] if found else {"loc": (), "type": ""}
+    kind: type[SoupError] = errors.InvalidParameter
+    where = tuple(part for part in first["loc"] if isinstance(part, str))
+    if where[-2:] in {("config", "method"), ("config", "structure")} and first["type"] != "missing":
+        kind = errors.UnknownMethod
+    rest = f" ({len(sentences) - 1} more problems.)" if len(sentences) > 2 else ""
+    rest = " (1 more problem.)" if len(sentences) == 2 else rest
+    return kind(
+        (sentences[0] if sentences else "The request is not valid.") + rest,
+        param=_field(first["loc"]) or None,
+        problems=sentences if len(sentences) > 1 else (),
+    )
+
+
+def _sentence(error: Mapping[str, Any]) -> str:
+    """'Field 'x.y': input should be ...', from one pydantic error; the input itself is left out."""
+    field = _field(error["loc"])
+    kind, message = str(error["type"]), str(error.get("msg", "is not valid"))
+    if kind == "json_invalid":
+        return f"The body is not valid JSON: {error.get('ctx', {}).get('error', 'it cannot be read')}."
+    if kind == "missing":
+        return f"Field '{field}' is missing." if field else "The request has no JSON body."
+    if kind == "extra_forbidden":
+        return f"Field '{field}' is not known here."
+    if not field and kind in {"model_attributes_type", "dict_type", "model_type"}:
+        return "The body must be a JSON object sent with 'content-type: application/json'."
+    message = message.removeprefix("Value error, ").rstrip(".")
+    if not field:
+        return message[:1].upper() + message[1:] + "."
+    return f"Field '{field}': {message[:1].lower() + message[1:]}."
+
+
+def _field(loc: Sequence[Any]) -> str:
+    """A pydantic location as a path without the part of the request it came from: `sample.texts.3`."""
+    parts = [str(part) for part in loc]
+    if parts and parts[0] in {"body", "query", "path", "header"}:
+        parts = parts[1:]
+    return ".".join(part for part in parts if "[" not in part)[:200]
+
+
+def from_http(error: HTTPException) -> SoupError | None:
+    """A framework error as one of ours, None where no class of ours says the same (405)."""
+    if error.status_code == 404:
+        return errors.NotFound("There is nothing at this path.")
+    if error.status_code == 400:
+        return errors.InvalidParameter("The body could not be read.")
+    return None
+
+
+def install(app: FastAPI) -> None:
+    """Register the handlers of this module on `app`. Unexpected errors are answered by `observe`."""
+
+    async def ours(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, SoupError)
+        return response_of(error)
+
+    async def validation(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        return response_of(from_validation(error.errors()))
+
+    async def framework(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        known = from_http(error)
+        if known is not None:
+            return response_of(known, error.headers)
+        code = "method_not_allowed" if error.status_code == 405 else "http_error"
+        problem = {
+            "message": f"{error.detail}.",
+            "type": error_type(error.status_code),
+            "param": None,
+            "code": code,
+        }
+        return JSONResponse({"error": problem}, status_code=error.status_code, headers=error.headers)
+
+    app.add_exception_handler(SoupError, ours)
+    app.add_exception_handler(RequestValidationError, validation)
+    app.add_exception_handler(HTTPException, framework)

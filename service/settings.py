@@ -1,0 +1,144 @@
+"""Every setting of the server and of its client; the only module that reads the environment.
+
+Called by `soup serve`, `soup migrate`, the command line and tests. Settings are values: nothing is opened or
+created here. Names in the environment carry the prefix SOUP_ (`SOUP_DATABASE_URL`); sizes are bytes, times seconds.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, SecretStr, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from registry.errors import InvalidParameter
+
+MIB = 1024 * 1024
+DEFAULT_URL = "http://127.0.0.1:8000"
+DEFAULT_DATA = Path("soup-data")
+
+
+class Settings(BaseSettings):
+    """Settings of the server. Every field has a default: `soup serve` needs none but `bases` to be useful."""
+
+    model_config = SettingsConfigDict(env_prefix="SOUP_", extra="ignore", frozen=True, env_ignore_empty=True)
+
+    # --- where things are ---------------------------------------------------------------------------
+    data: Path = Field(
+        DEFAULT_DATA, description="Folder of the database, the blobs and `admin.key`; one server owns it."
+    )
+    bases: Path | None = Field(None, description="TOML file with the allowlist of base models; none serves no model.")
+    database_url: str | None = Field(None, description="SQLAlchemy URL; by default SQLite in the data folder.")
+    cache_dir: Path | None = Field(
+        None, description="Cache of fingerprints and downloads; by default in the data folder."
+    )
+
+    # --- listening ----------------------------------------------------------------------------------
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one and prints it.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Level of the JSON log.")
+
+    # --- who may do what ----------------------------------------------------------------------------
+    bootstrap_key: SecretStr | None = Field(None, description="Secret of the admin key at the first start (compose).")
+    no_auth: bool = Field(False, description="Serve without keys: checks Host, refuses foreign Origin and proxies.")
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
+        ("localhost", "127.0.0.1", "::1"), description="Host names accepted under `no_auth`, separated by commas."
+    )
+    docs_public: bool = Field(True, description="/docs and /openapi.json answer without a key.")
+    metrics_public: bool = Field(False, description="/metrics answers without a key; otherwise it needs scope admin.")
+
+    # --- sizes --------------------------------------------------------------------------------------
+    database_pool: int = Field(16, ge=1, le=1000, description="Database connections, and threads that serve requests.")
+    max_json_bytes: int = Field(64 * MIB, ge=1024, description="Largest JSON body; beyond it 413.")
+    max_inline_bytes: int = Field(32 * MIB, ge=0, description="Largest file inline in a manifest, decoded.")
+    max_blob_bytes: int = Field(2048 * MIB, ge=1, description="Largest blob uploaded.")
+    max_weights_bytes: int = Field(1024 * MIB, ge=1, description="Largest weights file of an adapter.")
+    max_embeddings_bytes: int = Field(64 * MIB, ge=1, description="Largest embeddings file of a sample.")
+    max_sample_bytes: int = Field(16 * MIB, ge=1, description="Largest sample as an uploaded JSON-lines blob.")
+    max_texts: int = Field(2000, ge=1, description="Texts in one perplexity or embeddings request.")
+    max_text_chars: int = Field(1_000_000, ge=1, description="Characters of one text or prompt.")
+    max_prompts: int = Field(256, ge=1, description="Prompts in one completions request.")
+    max_choices: int = Field(16, ge=1, description="Largest `n` of a completions request.")
+    max_logprobs: int = Field(20, ge=0, description="Largest number of alternatives per token.")
+    page_size: int = Field(50, ge=1, le=1000, description="Rows of a page where the request names no limit.")
+    max_page_size: int = Field(200, ge=1, le=1000, description="Largest page a request may ask for.")
+
+    # --- samples ------------------------------------------------------------------------------------
+    min_passages: int = Field(20, ge=1, description="A sample with fewer passages is refused.")
+    few_passages: int = Field(100, ge=1, description="A sample with fewer passages is noted.")
+    max_passages: int = Field(500, ge=1, description="A larger sample is drawn down to this with a recorded seed.")
+
+    # --- engine -------------------------------------------------------------------------------------
+    engine_queue: int = Field(256, ge=1, description="Rows waiting for the engine; beyond it 429 with Retry-After.")
+    engine_batch_tokens: int = Field(4096, ge=1, description="Padded tokens of one forward pass.")
+    engine_rows: int = Field(16, ge=1, description="Sequences that generate together.")
+    adapter_bank_bytes: int = Field(
+        512 * MIB, ge=0, description="Memory for adapters held ready, least recent dropped."
+    )
+    threads: int | None = Field(None, ge=1, description="Threads of torch; by default what torch takes.")
+    preload: bool = Field(True, description="Load every base model at start, not at its first use.")
+    ready_seconds: float = Field(10.0, ge=0, description="How long /readyz repeats its last answer.")
+
+    # --- jobs ---------------------------------------------------------------------------------------
+    job_workers: int = Field(1, ge=0, le=64, description="Threads that run jobs; 0 leaves them queued.")
+    job_lease_seconds: float = Field(60.0, gt=0, description="A job without a heartbeat for this long is run again.")
+    job_attempts: int = Field(3, ge=1, description="Tries of a job that fails for a passing reason.")
+    refit_delay_seconds: float = Field(2.0, ge=0, description="A pool is refitted this long after its last change.")
+    wait_seconds: float = Field(30.0, ge=0, description="How long a request waits for its job before it answers 202.")
+    max_wait_seconds: float = Field(300.0, ge=0, description="The longest `wait` a request may ask for.")
+    max_ingredients: int = Field(64, ge=1, description="Largest number of ingredients of a recipe.")
+
+    @field_validator("allowed_hosts", mode="before")
+    @classmethod
+    def _split_hosts(cls, value: object) -> object:
+        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+    @property
+    def database(self) -> str:
+        """The SQLAlchemy URL in force."""
+        return self.database_url or f"sqlite:///{(self.data / 'soup.db').as_posix()}"
+
+    @property
+    def blobs_dir(self) -> Path:
+        """Folder of the blob store."""
+        return self.data / "blobs"
+
+    @property
+    def cache(self) -> Path:
+        """Folder of caches, safe to delete while the server is down."""
+        return self.cache_dir or self.data / "cache"
+
+    @property
+    def admin_key_path(self) -> Path:
+        """File that holds the admin key on this machine (mode 0600)."""
+        return self.data / "admin.key"
+
+
+class ClientSettings(BaseSettings):
+    """Settings of the client and the command line; flags win over the environment."""
+
+    model_config = SettingsConfigDict(env_prefix="SOUP_", extra="ignore", frozen=True, env_ignore_empty=True)
+
+    url: str = Field(DEFAULT_URL, description="Address of the server.")
+    key: SecretStr | None = Field(
+        None, description="Key to send; by default the data folder's `admin.key`, if readable."
+    )
+    data: Path = Field(DEFAULT_DATA, description="Data folder of a server on this machine.")
+    timeout: float = Field(600.0, gt=0, description="Seconds to wait for an answer.")
+
+    def secret(self) -> str | None:
+        """The key to send: the one set, else the admin key of this machine's server, else None.
+
+        Raises InvalidParameter where the key holds anything but printable ASCII (it travels in a header).
+        """
+        if self.key is not None:
+            text = self.key.get_secret_value().strip()
+        else:
+            try:
+                text = (self.data / "admin.key").read_text(encoding="ascii").strip()
+            except (OSError, UnicodeDecodeError):
+                return None
+        if not text.isascii() or not text.isprintable():
+            raise InvalidParameter("The key holds characters a header cannot carry.", param="key")
+        return text or None
