@@ -53,6 +53,9 @@ class Vectors:
     array: np.ndarray
     data: bytes
     truncated: int = 0
+    base_nll: np.ndarray | None = None
+    """Sum of the base model's NLL of each text, where the embedding pass yields it."""
+    tokens: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -157,7 +160,14 @@ def _check_vectors(source: EmbeddingSource, reader: BlobReader, encoders: Mappin
 def embed_texts(texts: tuple[str, ...], encoder: Encoder) -> Vectors:
     """One encoder's vectors for a sample's texts."""
     embedded = encoder.encode(texts)
-    return Vectors(encoder.digest, embedded.vectors, save_embeddings(embedded.vectors), embedded.truncated)
+    return Vectors(
+        encoder=encoder.digest,
+        array=embedded.vectors,
+        data=save_embeddings(embedded.vectors),
+        truncated=embedded.truncated,
+        base_nll=embedded.nll,
+        tokens=embedded.tokens,
+    )
 
 
 def record_vectors(catalogue: Catalogue, sample_digest: str, vectors: Vectors, encoder: Encoder) -> None:

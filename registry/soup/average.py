@@ -31,9 +31,7 @@ def result_dtype(parts: Sequence[Part]) -> str:
     return dtypes.pop() if len(dtypes) == 1 else "F32"
 
 
-def mix(
-    parts: Sequence[tuple[Part, Callable[[], Mapping[str, Tensor]]]], mixing: AverageMixing
-) -> dict[str, Tensor]:
+def mix(parts: Sequence[tuple[Part, Callable[[], Mapping[str, Tensor]]]], mixing: AverageMixing) -> dict[str, Tensor]:
     """The averaged tensors in the result's dtype; each ingredient is loaded once, one at a time.
 
     Raises InvalidRecipe where an ingredient holds NaN or infinity, or the result leaves the dtype's range.

@@ -6,15 +6,17 @@ Weights are canonical decimals (nine places, summing to exactly 1), so a recipe 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from decimal import Decimal, InvalidOperation
 from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from registry.names import Digest, digest_of
-from registry.spec.adapter import SampleSource
+from registry.spec.adapter import SampleReport, SampleSource
 from registry.spec.frozen import Frozen
-from registry.spec.selection import PoolRequest, SelectOptions, SelectorSpec
+from registry.spec.score import Verification
+from registry.spec.selection import PoolRequest, Selection, SelectOptions, SelectorSpec
 
 
 class RecipeIngredient(Frozen):
@@ -122,6 +124,37 @@ class CookRequest(Frozen):
         if self.recipe is not None and self.selector is not None:
             raise ValueError("a 'recipe' by hand leaves nothing to select: drop 'selector' or 'recipe'")
         return self
+
+
+class Evidence(Frozen):
+    """Why a recipe: what was selected from which sample by what, and what verification saw. Many per soup."""
+
+    selector: str | None = None
+    fitted_at: datetime | None = None
+    not_yet_included: tuple[str, ...] = ()
+    sample: SampleReport | None = None
+    selection: Selection | None = None
+    verification: Verification | None = None
+
+
+class Cooked(Frozen):
+    """The answer to a CookRequest: a soup, one adapter that needs no mixing, or the base (`abstained`)."""
+
+    abstained: bool
+    reason: str
+    model: str
+    """The ref to use as `model`: a soup, an adapter, or `base/<id>`."""
+    digest: Digest | None
+    soup_id: int | None
+    """The catalogue id of the adapter or soup behind `model`; null when abstaining."""
+    cached: bool = False
+    """True when this recipe was cooked before: the stored bytes were taken."""
+    created: bool = False
+    """True when this request made a new row."""
+    recipe: Recipe | None = None
+    recipe_digest: Digest | None = None
+    report: MixReport | None = None
+    evidence: Evidence = Evidence()
 
 
 def canonical_weights(weights: Sequence[float | Decimal]) -> list[str]:

@@ -1,0 +1,273 @@
+"""The cook verb: a sample, or a recipe by hand, becomes a soup that is stored with its recipe and its evidence.
+
+Called by the cook job. Plan first (every incompatibility surfaces before a tensor is read), then mix, then verify
+against the base, then publish. Models run behind a callable: the server's engine, or a test's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from registry.adapters.weights import adapter_digest, load_tensors, save_tensors
+from registry.blobs import BlobStore
+from registry.catalogue.database import Database
+from registry.encoders.contract import Encoder
+from registry.errors import Incompatible, InvalidSample
+from registry.intake import BlobReader, Caller, CheckedSample, Limits, Vectors, check_sample
+from registry.plan import by_hand, by_selection
+from registry.publish import Mixed, publish
+from registry.select import Chosen, Fit
+from registry.soup import MIXINGS
+from registry.soup.average import result_dtype
+from registry.soup.compat import Part
+from registry.spec import (
+    AdapterConfig,
+    BaseShape,
+    Cooked,
+    CookRequest,
+    Evidence,
+    MixReport,
+    PassageScore,
+    Recipe,
+    RecipeIngredient,
+    Verification,
+)
+from registry.uncertainty import paired_difference
+
+Progress = Callable[[int, int, str], None]
+STEPS = 4
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Adapter tensors to be scored, whether or not anything is stored under their digest yet."""
+
+    digest: str
+    config: AdapterConfig
+    load: Callable[[], Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Kitchen:
+    """What cooking needs of its surroundings, for one base model."""
+
+    database: Database
+    blobs: BlobStore
+    base_id: str
+    shape: BaseShape
+    encoders: Mapping[str, Encoder]
+    score: Callable[[Sequence[str], Candidate | None], Sequence[PassageScore]]
+    fit: Fit
+    limits: Limits
+
+
+def cook(request: CookRequest, *, kitchen: Kitchen, caller: Caller, namespace: str, progress: Progress) -> Cooked:
+    """Cook a request; `namespace` takes an unnamed soup. `progress` may raise Cancelled between two steps.
+
+    Raises Incompatible with all reasons at once, InvalidSample, InvalidRecipe, InvalidParameter, NotFound, Retired.
+    """
+    progress(0, STEPS, "reading the sample")
+    reader = BlobReader(kitchen.database, kitchen.blobs, caller.scope, kitchen.limits)
+    sample = None if request.sample is None else check_sample(request.sample, reader, kitchen.encoders)
+    if request.verify and sample is not None and not sample.texts:
+        raise InvalidSample(
+            "Verifying a soup needs the sample's text, and only vectors came: send texts, or set 'verify' to false.",
+            param="verify",
+        )
+    progress(1, STEPS, "choosing adapters")
+    chosen, parts = _choose(request, sample, kitchen, caller)
+    evidence = _evidence(sample, chosen)
+    if chosen is not None and not parts:
+        return _abstain(chosen.selection.reason, kitchen, evidence)
+    progress(2, STEPS, f"mixing {len(parts)} adapters")
+    mixed = _mix(parts, request, kitchen)
+    vectors = None if chosen is None else chosen.vectors
+    if request.verify and sample is not None:
+        progress(3, STEPS, "verifying on the sample")
+        verification = _verify(mixed, sample, vectors, kitchen)
+        evidence = evidence.model_copy(update={"verification": verification})
+        if not verification.helps:
+            return _abstain(_does_not_help(verification), kitchen, evidence)
+    return _serve(request, mixed, evidence, vectors, kitchen, caller, namespace)
+
+
+def _choose(
+    request: CookRequest, sample: CheckedSample | None, kitchen: Kitchen, caller: Caller
+) -> tuple[Chosen | None, tuple[Part, ...]]:
+    if request.recipe is not None or sample is None:
+        assert request.recipe is not None  # CookRequest has one of the two
+        _, parts = by_hand(request.recipe, scope=caller.scope, database=kitchen.database)
+        return None, parts
+    return by_selection(
+        request,
+        sample,
+        scope=caller.scope,
+        shape=kitchen.shape,
+        encoders=kitchen.encoders,
+        database=kitchen.database,
+        blobs=kitchen.blobs,
+        fit=kitchen.fit,
+    )
+
+
+def _mix(parts: tuple[Part, ...], request: CookRequest, kitchen: Kitchen) -> Mixed:
+    """Check, then mix, or take the bytes of the same recipe cooked before."""
+    method = MIXINGS[request.mixing.method]
+    reasons = method.check(parts, request.mixing)
+    if reasons:
+        raise Incompatible(_what_else(reasons), param="recipe", problems=reasons)
+    ordered = tuple(sorted(parts, key=lambda part: part.digest))
+    recipe = Recipe(
+        base_fingerprint=kitchen.shape.fingerprint,
+        ingredients=tuple(RecipeIngredient(digest=part.digest, weight=part.weight) for part in ordered),
+        mixing=request.mixing,
+    )
+    with kitchen.database.read() as catalogue:
+        known = catalogue.soups.recipe(recipe.digest)
+    if known is not None and kitchen.blobs.has(known.weights_blob):
+        data = kitchen.blobs.read(known.weights_blob)
+        tensors = load_tensors(data)
+    else:
+        known = None
+        tensors = method.mix([(part, _loader(part, kitchen)) for part in ordered], request.mixing)
+        data = save_tensors(tensors)
+    return Mixed(
+        parts=ordered,
+        recipe=recipe,
+        tensors=tensors,
+        data=data,
+        digest=adapter_digest(kitchen.shape.fingerprint, ordered[0].config, tensors),
+        report=_report(ordered, recipe, tensors),
+        dtype=result_dtype(ordered),
+        cached=known is not None,
+    )
+
+
+def _loader(part: Part, kitchen: Kitchen) -> Callable[[], Mapping[str, Tensor]]:
+    def load() -> Mapping[str, Tensor]:
+        with kitchen.database.read() as catalogue:
+            row = catalogue.adapters.by_digest(part.digest)
+        return load_tensors(kitchen.blobs.read(row.weights_blob))
+
+    return load
+
+
+def _report(parts: Sequence[Part], recipe: Recipe, tensors: Mapping[str, Tensor]) -> MixReport:
+    return MixReport(
+        method=recipe.mixing.method,
+        members=len(parts),
+        weights=tuple(part.weight for part in parts),
+        parameters=sum(tensor.numel() for tensor in tensors.values()),
+        size_bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()),
+        relative_cost=1.0,  # an average has its ingredients' width
+    )
+
+
+def _verify(mixed: Mixed, sample: CheckedSample, vectors: Vectors | None, kitchen: Kitchen) -> Verification:
+    """The soup's NLL on the sample against the base's, which the embedding pass may have yielded already."""
+    candidate = Candidate(mixed.digest, mixed.parts[0].config, lambda: mixed.tensors)
+    scores = kitchen.score(sample.texts, candidate)
+    soup = np.array([score.nll for score in scores])
+    tokens = np.array([score.tokens for score in scores])
+    if vectors is not None and vectors.base_nll is not None:
+        base = vectors.base_nll
+    else:
+        base = np.array([score.nll for score in kitchen.score(sample.texts, None)])
+    paired = paired_difference(soup, base, tokens)
+    return Verification(
+        base_nll=float(base.sum() / tokens.sum()),
+        soup_nll=float(soup.sum() / tokens.sum()),
+        difference=paired.difference,
+        standard_error=paired.standard_error,
+        passages=len(scores),
+        tokens=int(tokens.sum()),
+        helps=paired.difference < -paired.standard_error,
+    )
+
+
+def _does_not_help(verification: Verification) -> str:
+    return (
+        f"On the sample it does not beat the base model by one standard error: mean NLL "
+        f"{verification.soup_nll:.4f} against {verification.base_nll:.4f}, difference "
+        f"{verification.difference:+.4f} ± {verification.standard_error:.4f}."
+    )
+
+
+def _what_else(reasons: Sequence[str]) -> str:
+    hint = (
+        "If you know that they started from the same tensors, set mixing.assume_same_init; else mix only adapters "
+        "trained from one initialisation."
+        if all("initialisation" in reason for reason in reasons)
+        else "Mix only adapters of one base model, one structure and one scale."
+    )
+    return "These adapters cannot be averaged. " + " ".join(reasons) + " " + hint
+
+
+def _evidence(sample: CheckedSample | None, chosen: Chosen | None) -> Evidence:
+    return Evidence(
+        selector=None if chosen is None else chosen.selector.id,
+        fitted_at=None if chosen is None else chosen.selector.fitted_at,
+        not_yet_included=() if chosen is None else chosen.not_yet_included,
+        sample=None if sample is None else sample.report,
+        selection=None if chosen is None else chosen.selection,
+    )
+
+
+def _abstain(reason: str, kitchen: Kitchen, evidence: Evidence) -> Cooked:
+    return Cooked(
+        abstained=True,
+        reason=reason,
+        model=f"base/{kitchen.base_id}",
+        digest=None,
+        soup_id=None,
+        evidence=evidence,
+    )
+
+
+def _serve(
+    request: CookRequest,
+    mixed: Mixed,
+    evidence: Evidence,
+    vectors: Vectors | None,
+    kitchen: Kitchen,
+    caller: Caller,
+    namespace: str,
+) -> Cooked:
+    """Publish the soup; a single adapter at weight 1 needs no row of its own."""
+    if mixed.is_single:
+        part = mixed.parts[0]
+        with kitchen.database.read() as catalogue:
+            row = catalogue.adapters.by_digest(part.digest)
+        reason, created = f"{part.ref} alone: one ingredient at weight 1 is that adapter.", False
+        model = part.ref
+    else:
+        row, created = publish(
+            mixed,
+            evidence,
+            vectors,
+            name=request.name,
+            namespace=namespace,
+            base_id=kitchen.base_id,
+            encoders=kitchen.encoders,
+            database=kitchen.database,
+            blobs=kitchen.blobs,
+            caller=caller,
+        )
+        reason, model = f"{len(mixed.parts)} adapters by {mixed.recipe.mixing.method}.", row.ref
+    return Cooked(
+        abstained=False,
+        reason=reason,
+        model=model,
+        digest=row.digest,
+        soup_id=row.id,
+        cached=mixed.cached,
+        created=created,
+        recipe=mixed.recipe,
+        recipe_digest=mixed.recipe.digest,
+        report=mixed.report,
+        evidence=evidence,
+    )

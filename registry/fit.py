@@ -1,0 +1,98 @@
+"""The fit verb: a pool and a spec become a fitted, immutable selector.
+
+Called by the fit job in a child process, so that a long fit keeps nobody waiting; it opens its own database
+connection and reads vectors from the blob store. Fitting the same members again gives the selector there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from registry.adapters.arrays import read_embeddings
+from registry.blobs import BlobStore
+from registry.catalogue.database import Catalogue, Database
+from registry.catalogue.rows import AdapterRow, SelectorRow
+from registry.errors import Internal, InvalidParameter
+from registry.names import digest_of
+from registry.pools import as_members, current_members, pool_id, spec_digest
+from registry.selectors import SELECTORS
+from registry.selectors.contract import Domain
+from registry.selectors.state import dump_state
+from registry.spec import PoolSpec, SelectorSpec
+
+
+def fit(
+    pool: PoolSpec,
+    spec: SelectorSpec,
+    *,
+    encoder_digest: str | None,
+    database: Database,
+    blobs: BlobStore,
+    progress: Callable[[int, int, str], None],
+) -> SelectorRow:
+    """Fit `spec` over the pool's present members; raises InvalidParameter where nothing can be selected from."""
+    with database.read() as catalogue:
+        rows = current_members(catalogue, pool, encoder_digest)
+        _check_not_empty(catalogue, pool, rows)
+        known = catalogue.selectors.latest(pool_id(pool), spec_digest(spec))
+        blob_digests = {row.id: _embedding_blob(catalogue, row, encoder_digest) for row in rows}
+    if known is not None and known.members == as_members(rows) and known.encoder_digest == encoder_digest:
+        return known
+    domains = [_domain(row, blob_digests[row.id], blobs) for row in rows]
+    selector = SELECTORS[spec.kind](spec.resolved()).fit(domains, progress=progress)
+    data = dump_state(*selector.to_state())
+    return _store(data, dict(selector.report_), pool, spec, encoder_digest, rows, database, blobs)
+
+
+def _check_not_empty(catalogue: Catalogue, pool: PoolSpec, rows: list[AdapterRow]) -> None:
+    if rows:
+        return
+    waiting = sum(1 for row in catalogue.adapters.waiting(pool))
+    raise InvalidParameter(
+        "No adapter of this pool can be selected: "
+        + (f"{waiting} wait for their sample to be embedded." if waiting else "push adapters with a sample first."),
+        param="pool",
+    )
+
+
+def _embedding_blob(catalogue: Catalogue, row: AdapterRow, encoder_digest: str | None) -> str | None:
+    if encoder_digest is None:
+        return None
+    embedding = row.sample and catalogue.samples.embedding(row.sample.digest, encoder_digest)
+    if not embedding:
+        raise Internal(f"{row.ref} is a member without an embedding")
+    return embedding.blob_digest
+
+
+def _domain(row: AdapterRow, blob: str | None, blobs: BlobStore) -> Domain:
+    vectors = None if blob is None else read_embeddings(blobs.read(blob), max_bytes=2**40)
+    return Domain(ref=row.ref, digest=row.digest, domain=row.domain, vectors=vectors)
+
+
+def _store(
+    data: bytes,
+    report: dict[str, object],
+    pool: PoolSpec,
+    spec: SelectorSpec,
+    encoder_digest: str | None,
+    rows: list[AdapterRow],
+    database: Database,
+    blobs: BlobStore,
+) -> SelectorRow:
+    """Bytes first, then the row; the id follows from what was fitted on what, so a repeat is the same row."""
+    state_blob = blobs.put_bytes(data)
+    members = as_members(rows)
+    identity = digest_of([pool_id(pool), spec_digest(spec), encoder_digest, [m.digest for m in members], state_blob])
+    with database.write() as catalogue:
+        catalogue.blobs.seen(state_blob, len(data))
+        return catalogue.selectors.add(
+            id="sel-" + identity.removeprefix("sha256:")[:16],
+            pool_id=pool_id(pool),
+            pool=pool,
+            spec=spec,
+            spec_digest=spec_digest(spec),
+            encoder_digest=encoder_digest,
+            state_blob=state_blob,
+            members=members,
+            report=report,
+        )

@@ -1,0 +1,89 @@
+"""Pools: which adapters a selector is fitted over, and which of them it does not know yet.
+
+Called by the verbs `fit` and `select`. Members are the newest live version of each name with a ready sample; within
+one domain label, the newest adapter (DESIGN, "Pool membership").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from registry.catalogue.database import Catalogue
+from registry.catalogue.rows import AdapterRow, MemberRow, SelectorRow
+from registry.errors import Forbidden, InvalidParameter
+from registry.names import digest_of
+from registry.spec import BaseShape, PoolRequest, PoolSpec, SelectorSpec
+
+
+def pool_base(request: PoolRequest, bases: Mapping[str, BaseShape]) -> str:
+    """The base id a pool is over: the named one, or the only one there is."""
+    if request.base_model is not None and request.base_model in bases:
+        return request.base_model
+    if request.base_model is None and len(bases) == 1:
+        return next(iter(bases))
+    listed = ", ".join(sorted(bases)) or "none"
+    asked = "is not given" if request.base_model is None else f"{request.base_model!r} is not on the allowlist"
+    raise InvalidParameter(f"The pool's base_model {asked}; this server has: {listed}.", param="pool.base_model")
+
+
+def pool_spec(request: PoolRequest, shape: BaseShape, scope: Sequence[str] | None) -> PoolSpec:
+    """The pool a caller means: the namespaces asked for, else all that the key may read."""
+    namespaces = request.namespaces if request.namespaces is not None else scope
+    if scope is not None and not set(namespaces or ()) <= set(scope):
+        foreign = sorted(set(namespaces or ()) - set(scope))
+        raise Forbidden(f"This key may not read namespace {foreign[0]!r}.", param="pool.namespaces")
+    return PoolSpec(
+        base_fingerprint=shape.fingerprint,
+        namespaces=None if namespaces is None else tuple(sorted(set(namespaces))),
+        method=request.method,
+        tag=request.tag,
+        include_soups=request.include_soups,
+    )
+
+
+def pool_id(pool: PoolSpec) -> str:
+    """The pool's identity: the digest of its definition."""
+    return digest_of(pool)
+
+
+def spec_digest(spec: SelectorSpec) -> str:
+    """The identity of what is fitted: the spec with every open field filled in."""
+    return digest_of(spec.resolved())
+
+
+def current_members(catalogue: Catalogue, pool: PoolSpec, encoder_digest: str | None) -> list[AdapterRow]:
+    """The adapters a fit of this pool would use now, in the order of their domains."""
+    newest: dict[str, AdapterRow] = {}
+    for row in catalogue.adapters.pool(pool):
+        if encoder_digest is not None and not _embedded(catalogue, row, encoder_digest):
+            continue
+        best = newest.get(row.domain)
+        if best is None or row.id > best.id:
+            newest[row.domain] = row
+    return [newest[domain] for domain in sorted(newest)]
+
+
+def _embedded(catalogue: Catalogue, row: AdapterRow, encoder_digest: str) -> bool:
+    return row.sample is not None and catalogue.samples.embedding(row.sample.digest, encoder_digest) is not None
+
+
+def as_members(rows: Iterable[AdapterRow]) -> tuple[MemberRow, ...]:
+    """What a fitted selector remembers of its adapters."""
+    return tuple(MemberRow(adapter_id=row.id, ref=row.ref, digest=row.digest, domain=row.domain) for row in rows)
+
+
+def missing_members(catalogue: Catalogue, selector: SelectorRow) -> tuple[str, ...]:
+    """Refs of adapters that belong to the pool now and were not there when it was fitted."""
+    known = {member.adapter_id for member in selector.members}
+    rows = current_members(catalogue, selector.pool, selector.encoder_digest)
+    return tuple(row.ref for row in rows if row.id not in known)
+
+
+def gone_members(catalogue: Catalogue, selector: SelectorRow) -> dict[str, str]:
+    """Digests of members that may no longer be chosen, with the reason."""
+    live = {row.id for row in catalogue.adapters.pool(selector.pool)}
+    return {
+        member.digest: "no longer in the pool (retired, replaced or changed since the fit)"
+        for member in selector.members
+        if member.adapter_id not in live
+    }

@@ -1,0 +1,131 @@
+"""Publishing a soup: stored like any adapter, with its recipe, its evidence and its audit entry in one transaction.
+
+Called by the verb `cook`. A recipe cooked before under the same name is the row there is; the bytes are stored
+before the row that names them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from registry.blobs import BlobStore
+from registry.catalogue.database import Catalogue, Database
+from registry.catalogue.rows import AdapterRow, NewAdapter
+from registry.encoders.contract import Encoder
+from registry.intake import Caller, Vectors, record_vectors
+from registry.names import split_name
+from registry.soup.compat import Part
+from registry.spec import Card, Evidence, MixReport, Provenance, Recipe
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """A finished mixture: recipe, tensors and stored bytes; `cached` when it was cooked before."""
+
+    parts: tuple[Part, ...]
+    recipe: Recipe
+    tensors: Mapping[str, Tensor]
+    data: bytes
+    digest: str
+    report: MixReport
+    dtype: str
+    cached: bool
+
+    @property
+    def is_single(self) -> bool:
+        """One ingredient at weight 1 is that adapter, not a soup."""
+        return len(self.parts) == 1 and self.recipe.mixing.scale == "1"
+
+
+def publish(
+    mixed: Mixed,
+    evidence: Evidence,
+    vectors: Vectors | None,
+    *,
+    name: str | None,
+    namespace: str,
+    base_id: str,
+    encoders: Mapping[str, Encoder],
+    database: Database,
+    blobs: BlobStore,
+    caller: Caller,
+) -> tuple[AdapterRow, bool]:
+    """The soup's row and whether it is new. Unnamed soups are called `soup-<first 12 of the digest>`."""
+    target = split_name(name) if name else (namespace, "soup-" + mixed.digest.removeprefix("sha256:")[:12])
+    weights_blob = blobs.put_bytes(mixed.data)
+    if vectors is not None:
+        blobs.put_bytes(vectors.data)
+    new = _new_row(mixed, target, base_id, weights_blob, evidence, vectors, caller)
+    with database.write() as catalogue:
+        catalogue.blobs.seen(weights_blob, len(mixed.data))
+        catalogue.soups.add_recipe(mixed.recipe, mixed.digest, weights_blob, mixed.report)
+        known = catalogue.adapters.find_same(*target, mixed.digest)
+        row = known or catalogue.adapters.add(new)
+        if known is None and vectors is not None and evidence.sample is not None:
+            record_vectors(catalogue, evidence.sample.digest, vectors, encoders[vectors.encoder])
+        catalogue.soups.add_evidence(row.id, mixed.recipe.digest, evidence.model_dump(mode="json"))
+        _audit(catalogue, row, mixed, caller)
+    return row, known is None
+
+
+def _audit(catalogue: Catalogue, row: AdapterRow, mixed: Mixed, caller: Caller) -> None:
+    catalogue.audit.record(
+        "soup.cook",
+        row.ref,
+        key_id=caller.key_id,
+        request_id=caller.request_id,
+        detail={"digest": mixed.digest, "recipe": mixed.recipe.digest},
+    )
+
+
+def _new_row(
+    mixed: Mixed,
+    target: tuple[str, str],
+    base_id: str,
+    weights_blob: str,
+    evidence: Evidence,
+    vectors: Vectors | None,
+    caller: Caller,
+) -> NewAdapter:
+    namespace, name = target
+    sample = None if vectors is None or evidence.sample is None else evidence.sample
+    return NewAdapter(
+        namespace=namespace,
+        name=name,
+        kind="soup",
+        digest=mixed.digest,
+        base_model=base_id,
+        base_fingerprint=mixed.recipe.base_fingerprint,
+        config=mixed.parts[0].config,
+        domain=name,
+        card=_card(mixed),
+        provenance=inherited(mixed.parts, mixed.recipe),
+        weights_blob=weights_blob,
+        dtype=mixed.dtype,
+        parameters=mixed.report.parameters,
+        size_bytes=mixed.report.size_bytes,
+        # the vectors make a soup selectable on request; the text of a novel sample is never kept
+        sample=None if sample is None else sample.model_copy(update={"has_text": False}),
+        sample_state="none" if sample is None else "ready",
+        recipe_digest=mixed.recipe.digest,
+        created_by=caller.key_id,
+    )
+
+
+def _card(mixed: Mixed) -> Card:
+    members = ", ".join(f"{part.ref} at {part.weight}" for part in mixed.parts)
+    metadata: dict[str, str | int | float | bool | None] = {"mixing": mixed.recipe.mixing.method}
+    if mixed.recipe.mixing.assume_same_init:
+        metadata["assume_same_init"] = True
+    return Card(description=f"Soup of {members}."[:20_000], metadata=metadata)
+
+
+def inherited(parts: Sequence[Part], recipe: Recipe) -> Provenance:
+    """A soup inherits an initialisation that all its ingredients share; any doubt makes it unknown."""
+    hashes = {part.provenance.init_hash for part in parts}
+    if len(hashes) == 1 and None not in hashes and not recipe.mixing.assume_same_init:
+        return Provenance(init_hash=hashes.pop(), init_source="declared")
+    return Provenance()

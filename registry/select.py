@@ -1,0 +1,100 @@
+"""The select verb: a sample meets a fitted selector, and the answer explains itself.
+
+Called by the select route and by `cook`. A pool without a fitted selector is fitted first, through a callable
+that runs the fit job; a pool that has one answers with it, whatever has come or gone since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from registry.blobs import BlobStore
+from registry.catalogue.database import Database
+from registry.catalogue.rows import SelectorRow
+from registry.encoders.contract import Encoder
+from registry.errors import InvalidSample, Unavailable
+from registry.intake import CheckedSample, Vectors, embed_texts
+from registry.pools import gone_members, missing_members, pool_id, spec_digest
+from registry.selectors import SELECTORS
+from registry.selectors.contract import Selector
+from registry.selectors.state import load_state
+from registry.spec import PoolSpec, Selection, SelectOptions, SelectorSpec, encoder_of
+
+Fit = Callable[[PoolSpec, SelectorSpec, str | None], SelectorRow]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A selection, the fitted selector that made it, and the sample's vectors it was made from."""
+
+    selection: Selection
+    selector: SelectorRow
+    not_yet_included: tuple[str, ...]
+    vectors: Vectors | None
+    again: Callable[[Mapping[str, str]], Selection]
+    """The same selection with further adapters left out, by digest with the reason."""
+
+
+def select(
+    sample: CheckedSample,
+    *,
+    pool: PoolSpec,
+    spec: SelectorSpec,
+    options: SelectOptions,
+    encoders: Mapping[str, Encoder],
+    database: Database,
+    blobs: BlobStore,
+    fit: Fit,
+) -> Chosen:
+    """Choose adapters of a pool for a sample; raises InvalidSample where its vectors are of another encoder."""
+    encoder = _encoder(spec, encoders)
+    encoder_digest = None if encoder is None else encoder.digest
+    row = latest(pool, spec, encoder_digest, database) or fit(pool, spec, encoder_digest)
+    selector = load(row, blobs)
+    vectors = None if encoder is None else sample_vectors(sample, encoder)
+    with database.read() as catalogue:
+        gone = gone_members(catalogue, row)
+        missing = missing_members(catalogue, row)
+
+    def again(exclude: Mapping[str, str]) -> Selection:
+        array = None if vectors is None else vectors.array
+        return selector.select(array, options=options, exclude={**gone, **exclude})
+
+    return Chosen(again({}), row, missing, vectors, again)
+
+
+def _encoder(spec: SelectorSpec, encoders: Mapping[str, Encoder]) -> Encoder | None:
+    name = encoder_of(spec)
+    if name is None:
+        return None
+    for encoder in encoders.values():
+        if encoder.name == name:
+            return encoder
+    raise Unavailable(f"Encoder {name!r} is not available on this server.")
+
+
+def latest(pool: PoolSpec, spec: SelectorSpec, encoder_digest: str | None, database: Database) -> SelectorRow | None:
+    """The newest fitted selector of a pool and spec, if it was fitted with this encoder."""
+    with database.read() as catalogue:
+        row = catalogue.selectors.latest(pool_id(pool), spec_digest(spec))
+    return row if row is not None and row.encoder_digest == encoder_digest else None
+
+
+def load(row: SelectorRow, blobs: BlobStore) -> Selector:
+    """A fitted selector from its stored tensors and JSON."""
+    arrays, meta = load_state(blobs.read(row.state_blob))
+    return SELECTORS[row.spec.kind].from_state(arrays, meta)
+
+
+def sample_vectors(sample: CheckedSample, encoder: Encoder) -> Vectors:
+    """The sample in this encoder's space: embedded now, or as the client sent it."""
+    if sample.texts:
+        return embed_texts(sample.texts, encoder)
+    for vectors in sample.vectors:
+        if vectors.encoder == encoder.digest:
+            return vectors
+    raise InvalidSample(
+        f"This selector needs vectors of encoder {encoder.name!r} ({encoder.digest}), and the sample has none.",
+        param="sample",
+    )
