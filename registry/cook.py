@@ -150,7 +150,7 @@ def _mix(parts: tuple[Part, ...], request: CookRequest, kitchen: Kitchen) -> Mix
 def _loader(part: Part, kitchen: Kitchen) -> Callable[[], Mapping[str, Tensor]]:
     def load() -> Mapping[str, Tensor]:
         with kitchen.database.read() as catalogue:
-            row = catalogue.adapters.by_digest(part.digest)
+            row = catalogue.adapters.get(part.adapter_id)
         return load_tensors(kitchen.blobs.read(row.weights_blob))
 
     return load
@@ -241,7 +241,7 @@ def _serve(
     if mixed.is_single:
         part = mixed.parts[0]
         with kitchen.database.read() as catalogue:
-            row = catalogue.adapters.by_digest(part.digest)
+            row = catalogue.adapters.get(part.adapter_id)
         reason, created = f"{part.ref} alone: one ingredient at weight 1 is that adapter.", False
         model = part.ref
     else:

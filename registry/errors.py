@@ -176,3 +176,31 @@ class Internal(SoupError):
     """A broken invariant of ours; the message says which."""
 
     code = "internal"
+
+
+def _tree(cls: type[SoupError]) -> dict[str, type[SoupError]]:
+    found = {cls.code: cls}
+    for child in cls.__subclasses__():
+        found |= _tree(child)
+    return found
+
+
+BY_CODE: dict[str, type[SoupError]] = _tree(SoupError)
+
+
+def as_dict(error: SoupError) -> dict[str, object]:
+    """An error as JSON: what a failed job stores and `rebuild` reads."""
+    return {
+        "code": error.code,
+        "message": error.message,
+        "param": error.param,
+        "problems": list(error.problems),
+    }
+
+
+def rebuild(code: str, message: str, *, param: str | None = None, problems: Sequence[str] = ()) -> SoupError:
+    """The error of a stored or received code; codes of a newer server become plain SoupError."""
+    error = BY_CODE.get(code, SoupError)(message)
+    error.param = param
+    error.problems = tuple(problems)
+    return error

@@ -95,6 +95,7 @@ def by_hand(recipe: HandRecipe, *, scope: tuple[str, ...] | None, database: Data
 
 def _part(row: AdapterRow, weight: str) -> Part:
     return Part(
+        adapter_id=row.id,
         ref=row.ref,
         digest=row.digest,
         weight=weight,

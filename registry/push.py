@@ -66,10 +66,9 @@ def push(
         same = catalogue.adapters.find_same(namespace, name, digest)
         if same is not None and (same.sample is not None or sample is None):
             return Pushed(same, created=False, warnings=_ignored(same, new))
-        if same is None:
-            row = catalogue.adapters.add(new)
-        else:  # known without a sample: this push brings it
-            row = catalogue.adapters.attach_sample(same.id, sample.report)  # type: ignore[union-attr]
+        row = same or catalogue.adapters.add(new)
+        if same is not None and sample is not None:  # known without a sample: this push brings it
+            row = catalogue.adapters.attach_sample(same.id, sample.report)
         job = _record_sample(catalogue, row, sample, known, caller)
         catalogue.audit.record(
             "adapter.push", row.ref, key_id=caller.key_id, request_id=caller.request_id, detail={"digest": digest}

@@ -16,6 +16,7 @@ from registry.spec import AdapterConfig, Provenance
 class Part:
     """One ingredient as the catalogue knows it; `weight` is its canonical decimal."""
 
+    adapter_id: int
     ref: str
     digest: str
     weight: str
