@@ -1,0 +1,40 @@
+"""An adapter as a directory on disk, its card, and strict JSON; standard library and `spec` only."""
+
+from registry.folder.card import CARD_FILE, Relation, format_card, parse_card
+from registry.folder.directory import (
+    CONFIG_FILE,
+    EMBEDDINGS_FILE,
+    SAMPLES_FILE,
+    WEIGHTS_FILE,
+    AdapterFolder,
+    EmbeddingsNote,
+    FolderConfig,
+    config_json,
+    json_lines,
+    move_into_place,
+    new_folder_beside,
+    read_folder,
+    write_folder,
+)
+from registry.folder.strict_json import loads_strict
+
+__all__ = [
+    "CARD_FILE",
+    "CONFIG_FILE",
+    "EMBEDDINGS_FILE",
+    "SAMPLES_FILE",
+    "WEIGHTS_FILE",
+    "AdapterFolder",
+    "EmbeddingsNote",
+    "FolderConfig",
+    "Relation",
+    "config_json",
+    "format_card",
+    "json_lines",
+    "loads_strict",
+    "move_into_place",
+    "new_folder_beside",
+    "parse_card",
+    "read_folder",
+    "write_folder",
+]

@@ -1,0 +1,227 @@
+"""An adapter as a directory on disk (DESIGN section 4): read, checked, and written in one step.
+
+Called by the client (push, pull), by the trainer and by converters; knows nothing of tensors or HTTP. The
+directory holds `adapter_config.json`, `adapter_model.safetensors`, optionally `samples.jsonl` or
+`embeddings.safetensors`, and `README.md`, whose front matter is the card. No file is opened but these five.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+
+from registry.errors import Conflict, InvalidManifest, InvalidSample, NotFound, UnknownMethod
+from registry.folder.card import CARD_FILE, Relation, format_card, parse_card
+from registry.folder.strict_json import loads_strict, refusal
+from registry.names import Digest
+from registry.spec import AdapterConfig, Card, Frozen, Provenance, Unit
+
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+SAMPLES_FILE = "samples.jsonl"
+EMBEDDINGS_FILE = "embeddings.safetensors"
+MAX_JSON_BYTES = 16 * 1024 * 1024
+
+
+class EmbeddingsNote(Frozen):
+    """What made the vectors of `embeddings.safetensors`: the encoder's digest and what a row stands for."""
+
+    encoder: Digest
+    unit: Unit
+
+
+class FolderConfig(Frozen):
+    """`adapter_config.json`."""
+
+    base_model: str | None = Field(default=None, max_length=64)
+    base_fingerprint: Digest | None = None
+    domain: str = Field(min_length=1, max_length=200)
+    config: AdapterConfig
+    provenance: Provenance = Provenance()
+    embeddings: EmbeddingsNote | None = None
+
+
+@dataclass(frozen=True)
+class AdapterFolder:
+    """What a directory says of its adapter; files are paths, read by whoever needs their bytes."""
+
+    path: Path
+    config: AdapterConfig
+    provenance: Provenance
+    base_model: str | None
+    base_fingerprint: str | None
+    domain: str
+    weights: Path
+    sample: Path | None
+    embeddings: Path | None
+    embeddings_note: EmbeddingsNote | None
+    card: Card
+
+
+def read_folder(path: Path) -> AdapterFolder:
+    """An adapter directory, its files named but (weights, samples) not opened.
+
+    Raises NotFound where a file is missing, InvalidManifest (every problem listed) or UnknownMethod.
+    """
+    if not path.is_dir():
+        raise NotFound(f"{path} is not a directory: give a directory that holds {CONFIG_FILE} and {WEIGHTS_FILE}.")
+    config = _read_config(path)
+    if not (path / WEIGHTS_FILE).is_file():
+        raise NotFound(f"{path} has no {WEIGHTS_FILE}{_other_weights(path)}.")
+    sample, embeddings = _if_there(path / SAMPLES_FILE), _if_there(path / EMBEDDINGS_FILE)
+    if sample and embeddings:
+        raise InvalidManifest(f"{path} has {SAMPLES_FILE} and {EMBEDDINGS_FILE}: keep the one that may be handed over.")
+    if embeddings and config.embeddings is None:
+        raise InvalidManifest(
+            f"{path / CONFIG_FILE} does not say what made {EMBEDDINGS_FILE}: add "
+            '"embeddings": {"encoder": "sha256:...", "unit": "passage" or "sentence"}.'
+        )
+    card = _if_there(path / CARD_FILE)
+    return AdapterFolder(
+        path=path,
+        config=config.config,
+        provenance=config.provenance,
+        base_model=config.base_model,
+        base_fingerprint=config.base_fingerprint,
+        domain=config.domain,
+        weights=path / WEIGHTS_FILE,
+        sample=sample,
+        embeddings=embeddings,
+        embeddings_note=config.embeddings if embeddings else None,
+        card=Card() if card is None else _read_card(card),
+    )
+
+
+def _if_there(path: Path) -> Path | None:
+    return path if path.is_file() else None
+
+
+def _other_weights(path: Path) -> str:
+    found = sorted(p.name for p in path.iterdir() if p.suffix in {".bin", ".pt", ".pth", ".ckpt", ".pkl"})
+    return f" (weights are safetensors only; {found[0]!r} must be converted first)" if found else ""
+
+
+def _read_bytes(path: Path) -> bytes:
+    if path.stat().st_size > MAX_JSON_BYTES:
+        raise InvalidManifest(f"{path} has {path.stat().st_size} bytes and the limit is {MAX_JSON_BYTES}.")
+    return path.read_bytes()
+
+
+def _read_card(path: Path) -> Card:
+    try:
+        return parse_card(_read_bytes(path).decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise InvalidManifest(f"{path} is not valid UTF-8 at byte {error.start}.") from None
+
+
+def _read_config(path: Path) -> FolderConfig:
+    file = path / CONFIG_FILE
+    if not file.is_file():
+        raise NotFound(f"{path} has no {CONFIG_FILE}: it is not an adapter directory.")
+    try:
+        value = loads_strict(_read_bytes(file))
+    except InvalidManifest as error:
+        raise InvalidManifest(f"{file}: {error.message}", param=CONFIG_FILE) from None
+    if isinstance(value, dict) and "peft_type" in value:
+        raise UnknownMethod(
+            f"{file} is a PEFT configuration ({value['peft_type']}); the methods known here: bottleneck.",
+            param="method",
+        )
+    try:
+        return FolderConfig.model_validate(value)
+    except ValidationError as error:
+        raise refusal(error, file) from None
+
+
+def config_json(config: FolderConfig) -> bytes:
+    """`adapter_config.json` of a directory: readable, sorted, the same bytes for the same values."""
+    value = config.model_dump(mode="json", exclude_none=True)
+    return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+
+
+def write_folder(
+    path: Path,
+    *,
+    config: AdapterConfig,
+    domain: str,
+    weights: bytes,
+    base_model: str | None = None,
+    base_fingerprint: str | None = None,
+    provenance: Provenance | None = None,
+    texts: Sequence[str] | None = None,
+    embeddings: tuple[bytes, EmbeddingsNote] | None = None,
+    card: Card | None = None,
+    relation: Relation = "adapter",
+    replace: bool = False,
+) -> AdapterFolder:
+    """Write an adapter directory: all of it appears at once, or nothing does. Gives what `read_folder` would.
+
+    `weights` and `embeddings` are safetensors bytes. Raises Conflict where `path` exists and `replace` is False.
+    """
+    if texts is not None and embeddings is not None:
+        raise InvalidManifest("A directory holds a sample's texts or its embeddings, not both.")
+    note = None if embeddings is None else embeddings[1]
+    described = FolderConfig(
+        base_model=base_model, base_fingerprint=base_fingerprint, domain=domain, config=config,
+        provenance=provenance or Provenance(), embeddings=note,
+    )  # fmt: skip
+    readme = format_card(card or Card(), base_model=base_model, domain=domain, relation=relation)
+    files = {CONFIG_FILE: config_json(described), WEIGHTS_FILE: weights, CARD_FILE: readme.encode()}
+    if texts is not None:
+        files[SAMPLES_FILE] = json_lines(texts)
+    if embeddings is not None:
+        files[EMBEDDINGS_FILE] = embeddings[0]
+    _place_files(path, files, replace=replace)
+    return read_folder(path)
+
+
+def json_lines(texts: Sequence[str]) -> bytes:
+    """JSON lines of {"text"}, the form of a sample on disk and as a blob; raises InvalidSample for lone surrogates."""
+    try:
+        return b"".join(json.dumps({"text": text}, ensure_ascii=False).encode() + b"\n" for text in texts)
+    except UnicodeEncodeError as error:
+        raise InvalidSample(f"A text is not valid Unicode: a lone surrogate at position {error.start}.") from None
+
+
+def _place_files(path: Path, files: Mapping[str, bytes], *, replace: bool = False) -> None:
+    """Make directory `path` with exactly `files`: built beside it, fsynced, renamed. Raises Conflict if it exists."""
+    beside = new_folder_beside(path)
+    try:
+        for name, data in files.items():
+            with (beside / name).open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        move_into_place(beside, path, replace=replace)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def new_folder_beside(path: Path) -> Path:
+    """A fresh hidden directory on the file system of `path`, to be filled and moved into its place."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.parent / f".{path.name}.{secrets.token_hex(4)}"
+    beside.mkdir()
+    return beside
+
+
+def move_into_place(beside: Path, path: Path, *, replace: bool) -> None:
+    """Rename `beside` to `path`. Raises Conflict where `path` holds anything and `replace` is False."""
+    if path.is_symlink() or (path.exists() and not path.is_dir()):
+        raise Conflict(f"{path} exists and is not a directory.")
+    if path.is_dir() and any(path.iterdir()):
+        if not replace:
+            raise Conflict(f"{path} exists and is not empty: choose another directory, or ask to replace it.")
+        old = path.parent / f".{path.name}.{secrets.token_hex(4)}.old"
+        path.rename(old)
+        beside.rename(path)
+        shutil.rmtree(old)
+    else:
+        beside.rename(path)
