@@ -1,0 +1,26 @@
+"""Encoders turn texts into vectors: `base` mean-pools the base model, `sbert` embeds sentences.
+
+Importing this package is cheap: sentence-BERT loads its model, and torch with it, at its first use.
+"""
+
+from registry.encoders.contract import Embedded, EmbeddedText, Encoder, Progress
+from registry.encoders.mean_pool import MeanPoolEncoder
+from registry.encoders.sbert import SentenceBertEncoder
+from registry.encoders.sentences import split_sentences
+from registry.spec import EncoderName
+
+ENCODERS: dict[EncoderName, type[MeanPoolEncoder] | type[SentenceBertEncoder]] = {
+    "base": MeanPoolEncoder,
+    "sbert": SentenceBertEncoder,
+}
+
+__all__ = [
+    "ENCODERS",
+    "Embedded",
+    "EmbeddedText",
+    "Encoder",
+    "MeanPoolEncoder",
+    "Progress",
+    "SentenceBertEncoder",
+    "split_sentences",
+]

@@ -1,0 +1,87 @@
+"""What an encoder is, and what it answers. The push and cook verbs call encoders; they know no SQL and no pools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from registry.spec import EncoderName, Unit
+
+Progress = Callable[[int, int, str], None]
+"""`(done, total, message)`; whoever wants to cancel raises from it."""
+
+
+@dataclass(frozen=True)
+class EmbeddedText:
+    """One passage after one forward pass of the base model, as whoever runs the model hands it over.
+
+    `vector` (d,) is the mean of the first window's last hidden states; `nll` in nats is summed over `tokens`, all
+    windows; `truncated` says that the passage is longer than the first window.
+    """
+
+    vector: npt.NDArray[np.float32]
+    nll: float
+    tokens: int
+    truncated: bool
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """The units of a list of texts as vectors.
+
+    `vectors` (n, d) float32; `source` (n,) is the index of the text each unit came from; `truncated` counts the
+    units that were cut at the encoder's length limit. `nll` and `tokens` (n,) are there where the same pass yields
+    log-likelihoods, else None.
+    """
+
+    vectors: npt.NDArray[np.float32]
+    source: npt.NDArray[np.int64]
+    unit: Unit
+    truncated: int
+    nll: npt.NDArray[np.float64] | None = None
+    tokens: npt.NDArray[np.int64] | None = None
+
+
+class Encoder(Protocol):
+    """Texts to vectors. Two encoders of one digest give the same vectors and split texts into the same units."""
+
+    @property
+    def name(self) -> EncoderName:
+        """The name people use for it."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """What its vectors depend on, hashed: pools hold embeddings of one encoder digest only."""
+        ...
+
+    @property
+    def unit(self) -> Unit:
+        """What one vector stands for."""
+        ...
+
+    @property
+    def dimensions(self) -> int:
+        """Length of a vector."""
+        ...
+
+    def encode(
+        self, texts: Sequence[str], *, seed: int = 0, max_units: int | None = None, progress: Progress | None = None
+    ) -> Embedded:
+        """Vectors of `texts`; beyond `max_units` units, that many are drawn with `seed`, in their order.
+
+        Raises InvalidSample where there is nothing to embed, and whatever `progress` raises.
+        """
+        ...
+
+
+def draw(count: int, limit: int | None, *, seed: int) -> npt.NDArray[np.int64]:
+    """Indices of at most `limit` of `count` units, ascending; the same seed, the same units."""
+    if limit is None or count <= limit:
+        return np.arange(count, dtype=np.int64)
+    chosen = np.random.default_rng(seed).choice(count, size=limit, replace=False)
+    return np.sort(chosen).astype(np.int64)

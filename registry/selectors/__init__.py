@@ -1,0 +1,31 @@
+"""Selectors: fitted on a pool's embeddings, they map a sample to an ordered list of adapters, with evidence.
+
+scikit-learn's contract: the constructor stores, `fit` checks, learned state ends in `_`. Called by the fit and cook
+verbs; nothing here knows torch, SQL or HTTP. `rules` holds selection by losses instead of embeddings.
+"""
+
+from typing import Literal
+
+from registry.selectors.contract import Domain, Member, Progress, Selector
+from registry.selectors.cosine import CosineSelector
+from registry.selectors.gmm import GmmSelector
+from registry.selectors.uniform import UniformSelector
+
+SELECTORS: dict[
+    Literal["gmm", "cosine", "uniform"], type[GmmSelector] | type[CosineSelector] | type[UniformSelector]
+] = {
+    "gmm": GmmSelector,
+    "cosine": CosineSelector,
+    "uniform": UniformSelector,
+}
+
+__all__ = [
+    "SELECTORS",
+    "CosineSelector",
+    "Domain",
+    "GmmSelector",
+    "Member",
+    "Progress",
+    "Selector",
+    "UniformSelector",
+]

@@ -1,0 +1,183 @@
+"""What a selector is, what it is fitted on, and the checks all of them share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from registry.errors import Internal, InvalidParameter, InvalidSample
+from registry.spec import CosineSpec, GmmSpec, Selection, SelectOptions, UniformSpec
+
+Float64 = npt.NDArray[np.float64]
+Progress = Callable[[int, int, str], None]
+"""`(done, total, message)`; whoever wants to cancel raises from it."""
+
+STATE_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Member:
+    """One adapter of a pool, standing for one domain."""
+
+    ref: str
+    digest: str
+    domain: str
+
+
+@dataclass(frozen=True)
+class Domain:
+    """An adapter and the embeddings (n, d) of its sample; `uniform` looks at none, so n may be 0 for it."""
+
+    ref: str
+    digest: str
+    domain: str
+    vectors: npt.NDArray[np.float32]
+
+    @property
+    def member(self) -> Member:
+        """The domain without its vectors: what a fitted selector keeps."""
+        return Member(ref=self.ref, digest=self.digest, domain=self.domain)
+
+
+class Selector(Protocol):
+    """Fitted on domains, it answers which adapters belong to a sample."""
+
+    kind: ClassVar[str]
+    members_: tuple[Member, ...]
+    report_: dict[str, Any]
+
+    @property
+    def spec(self) -> GmmSpec | CosineSpec | UniformSpec:
+        """What the constructor was given, as it was given."""
+        ...
+
+    def fit(self, domains: Sequence[Domain], *, progress: Progress | None = None) -> Self:
+        """Learn from the domains, in whatever order they come; raises InvalidParameter."""
+        ...
+
+    def select(
+        self,
+        vectors: npt.NDArray[np.floating[Any]],
+        *,
+        options: SelectOptions = ...,
+        exclude: Mapping[str, str] = ...,
+    ) -> Selection:
+        """Choose for a sample's vectors (n, d); `exclude` maps adapter digests to the reason they are out.
+
+        Excluded adapters are dropped before shares, thresholds and the cap. Raises InvalidSample, InvalidParameter.
+        """
+        ...
+
+    def to_state(self) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
+        """Everything learned as arrays and a JSON value; `from_state` answers the same to the last bit."""
+        ...
+
+    @classmethod
+    def from_state(cls, arrays: Mapping[str, npt.NDArray[Any]], meta: Mapping[str, Any]) -> Self:
+        """The selector that `to_state` described; raises Internal if that is not what this is."""
+        ...
+
+
+class Steps:
+    """Progress over a known number of steps; every call is also the chance to cancel."""
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self._progress = progress
+        self._total = total
+        self._done = 0
+
+    def note(self, message: str) -> None:
+        """Report where things stand, inside of a step."""
+        if self._progress is not None:
+            self._progress(self._done, self._total, message)
+
+    def step(self, message: str) -> None:
+        """Report that a step is finished."""
+        self._done += 1
+        self.note(message)
+
+
+def ordered_domains(domains: Sequence[Domain]) -> list[Domain]:
+    """`domains` in their canonical order (label, digest), so that what is learned does not depend on theirs.
+
+    Raises InvalidParameter where there is none or a label or digest comes twice.
+    """
+    if not domains:
+        raise InvalidParameter("The pool is empty: push adapters with samples first.", param="pool")
+    for what in ("domain", "digest"):
+        values = [getattr(domain, what) for domain in domains]
+        twice = sorted({value for value in values if values.count(value) > 1})
+        if twice:
+            raise InvalidParameter(
+                f"Each {what} may be in the pool once, and {twice[0]!r} is there more often.", param="pool"
+            )
+    return sorted(domains, key=lambda domain: (domain.domain, domain.digest))
+
+
+def check_vectors(domains: Sequence[Domain], *, minimum: int) -> int:
+    """The dimensions all domains share; raises InvalidParameter unless each has `minimum` finite vectors."""
+    dimensions = domains[0].vectors.shape[-1] if domains[0].vectors.ndim == 2 else 0
+    for domain in domains:
+        shape = domain.vectors.shape
+        if len(shape) != 2 or shape[1] != dimensions or dimensions == 0:
+            raise InvalidParameter(
+                f"Embeddings of domain {domain.domain!r} have shape {shape}, others {dimensions} dimensions.",
+                param="pool",
+            )
+        if shape[0] < minimum:
+            raise InvalidParameter(
+                f"Domain {domain.domain!r} has {shape[0]} embeddings; this selector needs at least {minimum}.",
+                param="pool",
+            )
+        if not np.isfinite(domain.vectors).all():
+            raise InvalidParameter(f"Embeddings of domain {domain.domain!r} hold NaN or infinity.", param="pool")
+    return dimensions
+
+
+def check_sample(vectors: npt.NDArray[np.floating[Any]], dimensions: int) -> Float64:
+    """A sample's vectors (n, d) in float64; raises InvalidSample."""
+    if vectors.ndim != 2 or vectors.shape[0] == 0:
+        raise InvalidSample("The sample has no embeddings.", param="sample")
+    if vectors.shape[1] != dimensions:
+        raise InvalidSample(
+            f"The sample's embeddings have {vectors.shape[1]} dimensions and the selector's {dimensions}: "
+            "they come from another encoder.",
+            param="sample",
+        )
+    if not np.isfinite(vectors).all():
+        raise InvalidSample("The sample's embeddings hold NaN or infinity.", param="sample")
+    return np.ascontiguousarray(vectors, dtype=np.float64)
+
+
+def pack_meta(selector: Selector) -> dict[str, Any]:
+    """The JSON half of every selector's state."""
+    return {
+        "version": STATE_VERSION,
+        "kind": selector.kind,
+        "spec": selector.spec.model_dump(mode="json"),
+        "members": [asdict(member) for member in selector.members_],
+        "report": selector.report_,
+    }
+
+
+def unpack_meta(meta: Mapping[str, Any], kind: str) -> tuple[tuple[Member, ...], dict[str, Any]]:
+    """Members and report of a stored state; raises Internal if it is another kind's or another version's."""
+    if (meta.get("kind"), meta.get("version")) != (kind, STATE_VERSION):
+        raise Internal(
+            f"Stored state is of selector {meta.get('kind')!r} version {meta.get('version')!r}, "
+            f"not {kind!r} version {STATE_VERSION}: fit it again."
+        )
+    return tuple(Member(**member) for member in meta["members"]), dict(meta["report"])
+
+
+def stored_array(arrays: Mapping[str, npt.NDArray[Any]], name: str, dtype: type, shape: tuple[int, ...]) -> Any:
+    """An array of a stored state; raises Internal unless it is there with this type and shape."""
+    array = arrays.get(name)
+    if array is None or array.dtype != np.dtype(dtype) or array.shape != shape:
+        found = "missing" if array is None else f"{array.dtype} {array.shape}"
+        raise Internal(f"Stored selector array {name!r} is {found}, not {np.dtype(dtype)} {shape}: fit it again.")
+    return np.ascontiguousarray(array)

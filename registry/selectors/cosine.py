@@ -1,0 +1,174 @@
+"""`cosine`: mean cosine between a sample and each domain (METHODS section 1, sentence similarity).
+
+The mean over all pairs is the dot product of the two means of unit vectors, so one mean a domain is stored. The
+threshold belongs to the encoder: 0.15 for sentence-BERT (the paper's); mean-pooled states have cosines near 1, so
+for the base encoder it is the 5th percentile of the scores the pool's domains have with themselves on other text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from registry.errors import Internal
+from registry.selectors.choice import Candidate, Evidence, choose, split_excluded
+from registry.selectors.contract import (
+    Domain,
+    Float64,
+    Member,
+    Progress,
+    Steps,
+    check_sample,
+    check_vectors,
+    ordered_domains,
+    pack_meta,
+    stored_array,
+    unpack_meta,
+)
+from registry.selectors.drawing import MIN_UNITS, draw_units, labels
+from registry.selectors.novelty import novelty
+from registry.spec import CosineSpec, Selection, SelectOptions
+
+SBERT_THRESHOLD = 0.15
+OWN_PERCENTILE = 5.0
+
+
+class CosineSelector:
+    """Mean cosine with a threshold; learned: `members_`, `means_` (k, d), `threshold_`, `own_distances_`, `report_`."""
+
+    kind: ClassVar[str] = "cosine"
+
+    def __init__(self, spec: CosineSpec) -> None:
+        self.spec = spec
+
+    def fit(self, domains: Sequence[Domain], *, progress: Progress | None = None) -> Self:
+        """Take the means of 100 units a domain, drawn with the spec's seed, and prove them on others.
+
+        Raises InvalidParameter for an empty pool, too few or unusable vectors.
+        """
+        steps = Steps(progress, 2)
+        ordered = ordered_domains(domains)
+        check_vectors(ordered, minimum=MIN_UNITS)
+        drawn = draw_units(ordered, seed=self.spec.seed)
+        steps.step("units drawn")
+        proof_means = _means(drawn.proof_fit)
+        tests = [_unit(part) for part in drawn.proof_test]
+        scores = np.stack([part.mean(axis=0) for part in tests]) @ proof_means.T  # (held-out domain, domain)
+        units, domain = np.concatenate(tests), labels(tests)
+        self.members_: tuple[Member, ...] = tuple(d.member for d in ordered)
+        self.means_: Float64 = _means(drawn.fitted)
+        self.own_distances_: Float64 = np.sort(_distances(units, proof_means)[np.arange(len(units)), domain])
+        self.threshold_, source = self._calibrated(np.diagonal(scores))
+        passing = (scores >= self.threshold_).sum(axis=1)
+        self.report_: dict[str, Any] = {
+            "domains": len(ordered),
+            "units_fitted": sum(map(len, drawn.fitted)),
+            "units_held_out": len(units),
+            "held_out_by": drawn.proof,
+            "held_out_accuracy": float(((units @ proof_means.T).argmax(axis=1) == domain).mean()),
+            "own_scores": {d.domain: float(score) for d, score in zip(ordered, np.diagonal(scores), strict=True)},
+            "threshold": self.threshold_,
+            "threshold_from": source,
+            "domains_passing": float(passing.mean()),
+            "warnings": _warnings(passing, self.threshold_),
+        }
+        steps.step("means proved on held-out units")
+        return self
+
+    def _calibrated(self, own_scores: Float64) -> tuple[float, str]:
+        """The threshold and where it comes from."""
+        if self.spec.threshold is not None:
+            return self.spec.threshold, "spec"
+        if self.spec.encoder == "sbert":
+            return SBERT_THRESHOLD, "paper"
+        return float(np.percentile(own_scores, OWN_PERCENTILE)), "own_scores_5th_percentile"
+
+    def select(
+        self,
+        vectors: npt.NDArray[np.floating[Any]],
+        *,
+        options: SelectOptions = SelectOptions(),
+        exclude: Mapping[str, str] = {},
+    ) -> Selection:
+        """Domains that reach the threshold, most similar first; raises InvalidSample as `check_sample` does."""
+        units = _unit(check_sample(vectors, self.means_.shape[1]))
+        kept, out = split_excluded(self.members_, exclude)
+        scores = self.means_ @ units.mean(axis=0)
+        threshold = self.threshold_ if options.threshold is None else options.threshold
+        warnings = list(self.report_["warnings"])
+        if "min_share" in options.model_fields_set:
+            warnings.append("'min_share' is an option of gmm selectors; cosine goes by 'threshold'.")
+        ranked = [
+            Candidate(
+                member=self.members_[d],
+                score=float(scores[d]),
+                fails="" if scores[d] >= threshold else f"Similarity {scores[d]:.4f} is below {threshold:.4f}.",
+            )
+            for d in sorted(kept, key=lambda d: (-scores[d], d))
+        ]
+        best = f"; the best is {ranked[0].member.domain} with {ranked[0].score:.4f}" if ranked else ""
+        return choose(
+            ranked,
+            excluded=out,
+            options=options,
+            cap=options.max_ingredients,
+            none_passes=f"No domain reaches similarity {threshold:.4f}{best}.",
+            evidence=Evidence(
+                units=len(units),
+                scores={candidate.member.domain: candidate.score for candidate in ranked},
+                thresholds={"similarity": threshold},
+                novelty=novelty(_distances(units, self.means_[kept]), self.own_distances_) if kept else None,
+                warnings=tuple(warnings),
+            ),
+        )
+
+    def to_state(self) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
+        """Means, threshold and own distances as arrays, the rest as a JSON value."""
+        arrays: dict[str, npt.NDArray[Any]] = {
+            "means": self.means_,
+            "threshold": np.array([self.threshold_], dtype=np.float64),
+            "own_distances": self.own_distances_,
+        }
+        return arrays, pack_meta(self)
+
+    @classmethod
+    def from_state(cls, arrays: Mapping[str, npt.NDArray[Any]], meta: Mapping[str, Any]) -> Self:
+        """The selector `to_state` described, to the last bit; raises Internal if this is another thing."""
+        members, report = unpack_meta(meta, cls.kind)
+        means, own = arrays.get("means"), arrays.get("own_distances")
+        if means is None or means.ndim != 2 or own is None or own.size == 0:
+            raise Internal("Stored selector has no means: fit it again.")
+        selector = cls(CosineSpec.model_validate(meta["spec"]))
+        selector.members_, selector.report_ = members, report
+        selector.means_ = stored_array(arrays, "means", np.float64, (len(members), means.shape[1]))
+        selector.own_distances_ = stored_array(arrays, "own_distances", np.float64, (own.size,))
+        selector.threshold_ = float(stored_array(arrays, "threshold", np.float64, (1,))[0])
+        return selector
+
+
+def _unit(vectors: Float64) -> Float64:
+    """Rows of length 1; a zero row stays zero, it is similar to nothing."""
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return np.asarray(vectors / np.where(norms > 0, norms, 1.0))
+
+
+def _means(parts: Sequence[Float64]) -> Float64:
+    return np.stack([_unit(part).mean(axis=0) for part in parts])
+
+
+def _distances(units: Float64, means: Float64) -> Float64:
+    """1 - cosine of every unit vector (n, d) to the direction of every mean (k, d)."""
+    return np.asarray(1.0 - units @ _unit(means).T)
+
+
+def _warnings(passing: npt.NDArray[np.int64], threshold: float) -> list[str]:
+    """`passing` (k,): how many domains reach the threshold for held-out text of each."""
+    if len(passing) < 4 or passing.mean() <= len(passing) / 2:
+        return []
+    return [
+        f"Threshold {threshold:.4f} tells little apart: held-out text of one domain reaches it with "
+        f"{passing.mean():.1f} of {len(passing)} domains on average."
+    ]

@@ -1,0 +1,253 @@
+"""`gmm`: clusters over mean-pooled base embeddings (METHODS section 1, clustering; after Aharoni & Goldberg 2020).
+
+The sample's units are assigned to clusters, clusters stand for domains, and domains with at least `min_share` of the
+units are taken, by count. The paper's mode (full covariance, component 0 dropped) is kept for comparison: on a hundred
+passages a domain its covariances are singular, which held-out accuracy shows and training purity does not (trap a).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, Self, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from registry.errors import Internal
+from registry.selectors.choice import Candidate, Evidence, choose, split_excluded
+from registry.selectors.clusters import ClusterFit, Clusters, Int64, Proof, fit_clusters, prove
+from registry.selectors.contract import (
+    Domain,
+    Float64,
+    Member,
+    Progress,
+    Steps,
+    check_sample,
+    check_vectors,
+    ordered_domains,
+    pack_meta,
+    stored_array,
+    unpack_meta,
+)
+from registry.selectors.drawing import MIN_UNITS, Draw, draw_units
+from registry.selectors.mixture import Mixture, precision_shape
+from registry.selectors.novelty import novelty
+from registry.selectors.projection import Projection
+from registry.spec import GmmSpec, Selection, SelectOptions
+
+Zero = Literal["keep", "drop"]
+
+GAP = 0.15
+"""Held-out accuracy this far below training purity, or below the mean posterior, is worth a warning."""
+NOVEL = 95.0
+
+
+class GmmSelector:
+    """Gaussian mixture over PCA coordinates; learned: `members_`, `clusters_`, `own_distances_`, `report_`."""
+
+    kind: ClassVar[str] = "gmm"
+
+    def __init__(self, spec: GmmSpec) -> None:
+        self.spec = spec
+
+    def fit(self, domains: Sequence[Domain], *, progress: Progress | None = None) -> Self:
+        """Learn clusters from 100 units a domain; the seed is the spec's, the order of `domains` does not matter.
+
+        Raises InvalidParameter for an empty pool, too few or unusable vectors; whatever `progress` raises ends it.
+        """
+        ordered = ordered_domains(domains)
+        check_vectors(ordered, minimum=MIN_UNITS)
+        spec = self.spec.resolved()
+        drawn = draw_units(ordered, seed=spec.seed)
+        asked: tuple[Zero, ...] = (
+            ("keep", "drop") if spec.component_zero == "auto" else (cast(Zero, spec.component_zero),)
+        )
+        if drawn.proof_fit[0].shape[1] == 1 and len(asked) == 2:
+            asked = ("keep",)  # the only direction there is
+        steps = Steps(progress, len(asked) + drawn.cross_fit)
+        tried = {zero: _try(zero, drawn, spec, steps) for zero in asked}
+        zero = max(asked, key=lambda option: tried[option][1].accuracy)  # a tie keeps component 0
+        fitted, proof = tried[zero]
+        if drawn.cross_fit:
+            fitted = fit_clusters(drawn.fitted, spec, drop_first=zero == "drop", steps=steps)
+            steps.step("clusters fitted on all units")
+        self.members_: tuple[Member, ...] = tuple(domain.member for domain in ordered)
+        self.clusters_: Clusters = fitted.clusters
+        self.own_distances_: Float64 = proof.distances
+        self.report_: dict[str, Any] = _report(self.members_, spec, drawn, fitted, proof) | {
+            "component_zero": {
+                "asked": spec.component_zero,
+                "chosen": zero,
+                "held_out_accuracy": {option: tried[option][1].accuracy for option in asked},
+            }
+        }
+        return self
+
+    def select(
+        self,
+        vectors: npt.NDArray[np.floating[Any]],
+        *,
+        options: SelectOptions = SelectOptions(),
+        exclude: Mapping[str, str] = {},
+    ) -> Selection:
+        """Domains by their share of the sample's units; the units of excluded domains go to the next best cluster.
+
+        Raises InvalidSample where the vectors are not this selector's encoder's.
+        """
+        clusters = self.clusters_
+        points = clusters.projection(check_sample(vectors, clusters.projection.mean.shape[0]))
+        kept, out = split_excluded(self.members_, exclude)
+        warnings = list(self.report_["warnings"])
+        if options.threshold is not None:
+            warnings.append("'threshold' is an option of cosine selectors; gmm goes by 'min_share'.")
+        per_cluster = self._count(points, kept) if kept else np.zeros(len(clusters.table), dtype=np.int64)
+        strange = novelty(clusters.distances(points)[:, kept], self.own_distances_) if kept else None
+        if strange is not None and strange >= NOVEL:
+            warnings.append(
+                f"The sample is farther from its nearest domains than {strange:.0f} % of their own text is from them: "
+                "read its shares as the least unlike, not as like."
+            )
+        ranked = self._rank(per_cluster, kept, len(points), options)
+        least = f"{100 * options.min_share:g} %"
+        return choose(
+            ranked,
+            excluded=out,
+            options=options,
+            cap=options.max_ingredients,
+            none_passes=f"No domain has {least} of the sample's {len(points)} units.",
+            evidence=Evidence(
+                units=len(points),
+                counts={str(cluster): int(count) for cluster, count in enumerate(per_cluster) if count},
+                scores={candidate.member.domain: candidate.score for candidate in ranked},
+                thresholds={"min_share": options.min_share},
+                novelty=strange,
+                warnings=tuple(warnings),
+            ),
+        )
+
+    def _count(self, points: Float64, kept: Sequence[int]) -> Int64:
+        """Units per cluster, among the clusters that count for a domain that is `kept`."""
+        owners = self.clusters_.owners
+        usable = np.array([any(domain in kept for domain in owned) for owned in owners])
+        cluster, _ = self.clusters_.assign(points, usable=usable)
+        return np.bincount(cluster, minlength=len(owners)).astype(np.int64)
+
+    def _rank(self, per_cluster: Int64, kept: Sequence[int], units: int, options: SelectOptions) -> list[Candidate]:
+        """Candidates by count; ties to the domain that makes up more of its clusters, then by label."""
+        table, owners = self.clusters_.table, self.clusters_.owners
+        rows = []
+        for domain in kept:
+            own = [cluster for cluster, owned in enumerate(owners) if domain in owned]
+            count = int(per_cluster[own].sum())
+            weighted = float((per_cluster[own] * table[own, domain] / table[own].sum(axis=1)).sum())
+            rows.append((-count, -weighted, domain, count))
+        candidates = []
+        for _, _, domain, count in sorted(rows):
+            share = count / units
+            passes = count > 0 and share >= options.min_share
+            fails = "" if passes else _below(count, units, options.min_share)
+            candidates.append(Candidate(member=self.members_[domain], score=share, fails=fails))
+        return candidates
+
+    def to_state(self) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
+        """Arrays and a JSON value; a scikit-learn mixture can be rebuilt from them (weights, means, precisions)."""
+        clusters = self.clusters_
+        return {
+            "projection_mean": clusters.projection.mean,
+            "projection_components": clusters.projection.components,
+            "weights": clusters.mixture.weights,
+            "means": clusters.mixture.means,
+            "precisions_cholesky": clusters.mixture.precisions_cholesky,
+            "table": clusters.table,
+            "domain_means": clusters.means,
+            "whiten": clusters.whiten,
+            "own_distances": self.own_distances_,
+        }, pack_meta(self)
+
+    @classmethod
+    def from_state(cls, arrays: Mapping[str, npt.NDArray[Any]], meta: Mapping[str, Any]) -> Self:
+        """The selector `to_state` described, to the last bit; raises Internal if this is another thing."""
+        members, report = unpack_meta(meta, cls.kind)
+        selector = cls(GmmSpec.model_validate(meta["spec"]))
+        covariance = selector.spec.resolved().covariance
+        components = arrays.get("projection_components")
+        if components is None or components.ndim != 2 or covariance is None:
+            raise Internal("Stored selector has no projection: fit it again.")
+        (m, d), k = components.shape, len(members)
+
+        def floats(name: str, *shape: int) -> Float64:
+            return cast(Float64, stored_array(arrays, name, np.float64, shape))
+
+        selector.members_, selector.report_ = members, report
+        selector.own_distances_ = floats("own_distances", arrays.get("own_distances", np.empty(0)).size)
+        selector.clusters_ = Clusters(
+            projection=Projection(mean=floats("projection_mean", d), components=floats("projection_components", m, d)),
+            mixture=Mixture(
+                covariance=covariance,
+                weights=floats("weights", k),
+                means=floats("means", k, m),
+                precisions_cholesky=floats("precisions_cholesky", *precision_shape(covariance, k, m)),
+            ),
+            table=stored_array(arrays, "table", np.int64, (k, k)),
+            means=floats("domain_means", k, m),
+            whiten=floats("whiten", m, m),
+        )
+        return selector
+
+
+def _try(zero: Zero, drawn: Draw, spec: GmmSpec, steps: Steps) -> tuple[ClusterFit, Proof]:
+    fitted = fit_clusters(drawn.proof_fit, spec, drop_first=zero == "drop", steps=steps)
+    proof = prove(fitted.clusters, drawn.proof_test)
+    steps.step(f"held-out accuracy {proof.accuracy:.2f} with component 0 {'kept' if zero == 'keep' else 'dropped'}")
+    return fitted, proof
+
+
+def _below(count: int, units: int, min_share: float) -> str:
+    if count == 0:
+        return f"None of the sample's {units} units is in its cluster."
+    return f"{count} of the sample's {units} units, below {100 * min_share:g} %."
+
+
+def _report(members: Sequence[Member], spec: GmmSpec, drawn: Draw, fitted: ClusterFit, proof: Proof) -> dict[str, Any]:
+    clusters, k = fitted.clusters, len(members)
+    majority, owners = clusters.majority, clusters.owners
+    return {
+        "domains": k,
+        "covariance": spec.covariance,
+        "dimensions": len(clusters.projection.components),
+        "explained_variance": fitted.projected.explained,
+        "iterations": fitted.mixed.iterations,
+        "converged": fitted.mixed.converged,
+        "units_fitted": sum(map(len, drawn.fitted)),
+        "units_held_out": sum(map(len, drawn.proof_test)),
+        "held_out_by": drawn.proof,
+        "held_out_accuracy": proof.accuracy,
+        "held_out_posterior": proof.posterior,
+        "training_purity": clusters.purity,
+        "majority_nowhere": [members[d].domain for d in range(k) if d not in majority],
+        "clusters": [
+            {"cluster": c, "domains": [members[d].domain for d in owners[c]], "units": int(clusters.table[c].sum())}
+            for c in range(k)
+        ],
+        "warnings": _warnings(spec, fitted, proof),
+    }
+
+
+def _warnings(spec: GmmSpec, fitted: ClusterFit, proof: Proof) -> list[str]:
+    """What whoever reads a selection of this selector has to know."""
+    purity, found = fitted.clusters.purity, len(fitted.clusters.projection.components)
+    warnings = list(fitted.mixed.warnings)
+    if spec.dimensions is not None and found < spec.dimensions:
+        warnings.append(f"The embeddings carry {found} dimensions of the {spec.dimensions} asked for.")
+    if purity - proof.accuracy > GAP:
+        warnings.append(
+            f"Held-out accuracy is {proof.accuracy:.2f} where training purity is {purity:.2f}: the clusters do not "
+            f"carry over to other text ({spec.covariance} covariance, {found} dimensions); tied covariance or fewer "
+            "dimensions usually do."
+        )
+    if proof.posterior - proof.accuracy > GAP:
+        warnings.append(
+            f"Posteriors are saturated: {proof.posterior:.2f} on average on held-out text, of which "
+            f"{proof.accuracy:.2f} is assigned right."
+        )
+    return warnings

@@ -1,0 +1,46 @@
+"""How strange a sample is to a pool: a percentile among what the pool's own domains look like on other text.
+
+One unit's distance is to the nearest domain; a held-out unit's to its own. The sample's is the median of its units,
+so a sample from a domain of the pool is expected near 50 or below, and one like nothing in it near 100.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.linalg import solve_triangular
+from sklearn.covariance import ledoit_wolf
+
+from registry.selectors.contract import Float64
+
+
+def percentile(distance: float, own: Float64) -> float:
+    """Percent of the `own` distances (sorted, not empty) below `distance`, ties by half."""
+    below = int(np.searchsorted(own, distance, side="left"))
+    upto = int(np.searchsorted(own, distance, side="right"))
+    return 100.0 * (below + upto) / 2 / len(own)
+
+
+def novelty(distances: Float64, own: Float64) -> float:
+    """Percentile of the median of the least of `distances` (units, domains) of every unit among `own`."""
+    return percentile(float(np.median(distances.min(axis=1))), own)
+
+
+def whitening(residuals: Float64) -> Float64:
+    """W (d, d) such that ||x W|| is the Mahalanobis norm under the covariance of `residuals` (n, d).
+
+    The residuals are taken against the means of their own domains and pooled; the covariance is shrunk after
+    Ledoit and Wolf (2004), so that it can be inverted also where units are few.
+    """
+    covariance, _ = ledoit_wolf(residuals, assume_centered=True)
+    # All domains without spread leave nothing to scale by: any positive floor makes their distances huge, rightly.
+    floor = max(float(np.trace(covariance)) / len(covariance), 1e-12) * 1e-6
+    lower = np.linalg.cholesky(covariance + floor * np.eye(len(covariance)))
+    inverse = solve_triangular(lower, np.eye(len(lower)), lower=True)
+    return np.ascontiguousarray(inverse.T)
+
+
+def mahalanobis(points: Float64, means: Float64, whiten: Float64) -> Float64:
+    """Distances (n, k) of `points` (n, d) to `means` (k, d)."""
+    white, centres = points @ whiten, means @ whiten
+    squared = np.square(white).sum(axis=1)[:, None] - 2.0 * white @ centres.T + np.square(centres).sum(axis=1)[None, :]
+    return np.asarray(np.sqrt(np.maximum(squared, 0.0)))
