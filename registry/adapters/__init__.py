@@ -1,0 +1,132 @@
+"""Kinds of adapters: what tensors they have, how they start, and how they are built from tensors.
+
+`METHODS` is the only list of kinds; `weights`, the trainer and the engine go through the three functions here.
+Nothing here reads files: bytes become tensors in `weights`.
+
+Canonical tensor names, for layer i: `layers.<i>.<site>.down.weight` (m, d), `.down.bias` (m), `.up.weight` (d, m),
+`.up.bias` (d) with site `ffn` or `attention`; `layers.<i>.ffn.norm.weight|bias` (d) for Bapna-Firat;
+`layers.<i>.base_norm.<j>.weight|bias` (d) for Houlsby. Canonical order: by layer number, then name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from registry.adapters.attach import AdapterModule, attached
+from registry.adapters.bottleneck import BottleneckAdapter
+from registry.adapters.initial import Init, initial_tensors
+from registry.adapters.order import canonical_order
+from registry.errors import Incompatible, UnknownMethod
+from registry.spec import AdapterConfig, BaseShape, BottleneckConfig
+
+__all__ = [
+    "METHODS",
+    "AdapterModule",
+    "Init",
+    "Method",
+    "attached",
+    "create",
+    "expected_tensors",
+    "from_tensors",
+    "paper_config",
+    "tensor_problems",
+]
+
+
+@dataclass(frozen=True)
+class Method:
+    """One kind of adapter: `build` makes its module on the meta device, `initial` draws its first tensors."""
+
+    name: str
+    paper: str
+    build: Callable[[AdapterConfig, BaseShape], AdapterModule]
+    initial: Callable[..., dict[str, Tensor]]
+
+
+METHODS: dict[str, Method] = {
+    "bottleneck": Method(
+        name="bottleneck",
+        paper="Houlsby et al., ICML 2019; Bapna & Firat, EMNLP 2019; Pfeiffer et al., EACL 2021; He et al., ICLR 2022",
+        build=BottleneckAdapter,
+        initial=initial_tensors,
+    ),
+}
+
+_PAPER: dict[str, tuple[Literal["relu", "gelu"], float]] = {
+    "houlsby": ("gelu", 1.0),
+    "pfeiffer": ("relu", 1.0),
+    "bapna_firat": ("relu", 1.0),
+    "parallel": ("relu", 4.0),
+}
+
+
+def paper_config(
+    structure: Literal["houlsby", "pfeiffer", "bapna_firat", "parallel"], *, bottleneck: int = 64
+) -> BottleneckConfig:
+    """A structure with its paper's activation and scale (METHODS section 2)."""
+    activation, scale = _PAPER[structure]
+    return BottleneckConfig(structure=structure, bottleneck=bottleneck, activation=activation, scale=scale)
+
+
+def _method(config: AdapterConfig) -> Method:
+    method = METHODS.get(config.method)
+    if method is None:
+        raise UnknownMethod(f"Method {config.method!r} is not one of {', '.join(sorted(METHODS))}.", param="config")
+    return method
+
+
+def expected_tensors(config: AdapterConfig, shape: BaseShape) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of an adapter's tensors in canonical order.
+
+    Raises UnknownMethod, or Incompatible where the base's family cannot take it.
+    """
+    state = _method(config).build(config, shape).state_dict()
+    return {name: tuple(state[name].shape) for name in canonical_order(state)}
+
+
+def create(
+    config: AdapterConfig,
+    shape: BaseShape,
+    *,
+    seed: int,
+    init: Init = "near_identity",
+    base: nn.Module | None = None,
+) -> AdapterModule:
+    """A fresh adapter, fp32, on the CPU, ready to train; Houlsby's needs `base` to copy its LayerNorms.
+
+    Raises InvalidParameter (see `initial.initial_tensors`), UnknownMethod or Incompatible.
+    """
+    tensors = _method(config).initial(expected_tensors(config, shape), seed=seed, init=init, base=base)
+    return from_tensors(config, shape, tensors)
+
+
+def from_tensors(config: AdapterConfig, shape: BaseShape, tensors: Mapping[str, Tensor]) -> AdapterModule:
+    """An adapter with copies of `tensors` in fp32; raises Incompatible with every wrong name and shape."""
+    module = _method(config).build(config, shape)
+    expected = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+    problems = tensor_problems(expected, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
+    if problems:
+        raise Incompatible(
+            f"The tensors are not those of the adapter's configuration on this base: {problems[0]}",
+            param="tensors",
+            problems=problems,
+        )
+    copies = {name: tensor.detach().to(torch.float32, copy=True) for name, tensor in tensors.items()}
+    module.load_state_dict(copies, assign=True)
+    return module
+
+
+def tensor_problems(expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """One sentence for every tensor that is missing, of another shape, or not expected."""
+    problems = [f"Tensor {name} {list(expected[name])} is missing." for name in expected if name not in found]
+    problems += [
+        f"Tensor {name} has shape {list(found[name])}, and {list(shape)} is needed."
+        for name, shape in expected.items()
+        if name in found and tuple(found[name]) != tuple(shape)
+    ]
+    return problems + [f"Tensor {name[:80]!r} is not expected." for name in found if name not in expected]

@@ -1,0 +1,43 @@
+"""Embeddings as bytes: a safetensors file with one tensor `embeddings` (units, dimensions). No torch.
+
+Called by the verbs that store vectors and by `push` for vectors that a client computed, so reading is strict.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from registry.adapters.safetensors_header import parse, refuse, write
+from registry.errors import InvalidSample
+
+NAME = "embeddings"
+_DTYPES = {"F32": "<f4", "F16": "<f2"}
+
+
+def read_embeddings(data: bytes, *, max_bytes: int) -> np.ndarray:
+    """float32 (units, dimensions), writable, finite; raises InvalidSample or TooLarge."""
+    header = parse(data, max_bytes=max_bytes, what=NAME, error=InvalidSample)
+    if set(header.entries) != {NAME}:
+        found = ", ".join(sorted(name[:40] for name in header.entries)[:5]) or "none"
+        raise refuse(NAME, [f"one tensor named 'embeddings' is needed, found {found}"], error=InvalidSample)
+    entry = header.entries[NAME]
+    if entry.dtype not in _DTYPES:
+        raise refuse(NAME, [f"they are {entry.dtype}; F32 and F16 are read"], error=InvalidSample)
+    if len(entry.shape) != 2 or 0 in entry.shape:
+        raise refuse(
+            NAME, [f"their shape {list(entry.shape)} is not (units, dimensions), both above zero"], error=InvalidSample
+        )
+    stored = np.frombuffer(data[entry.begin : entry.end], dtype=_DTYPES[entry.dtype])
+    array: np.ndarray = stored.astype(np.float32).reshape(entry.shape)
+    bad = int((~np.isfinite(array)).sum())
+    if bad:
+        raise refuse(NAME, [f"{bad} of their values are NaN or infinite"], error=InvalidSample)
+    return array
+
+
+def save_embeddings(array: np.ndarray) -> bytes:
+    """The file of a (units, dimensions) array, as F32; the same values, the same bytes. Raises InvalidSample."""
+    if array.ndim != 2 or 0 in array.shape:
+        raise InvalidSample(f"Embeddings have shape (units, dimensions), not {array.shape}.", param=NAME)
+    values = np.ascontiguousarray(array, dtype="<f4")
+    return write([(NAME, "F32", tuple(int(n) for n in values.shape), values.tobytes())])

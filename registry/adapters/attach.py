@@ -1,0 +1,87 @@
+"""Putting an adapter on a frozen base model for one forward pass, and taking it off again.
+
+Forward hooks only: no parameter, buffer or attribute of the base changes, and the hooks leave with the context,
+whatever happens inside. Called by the engine's runner (once per forward pass, so it must be cheap) and by the
+trainer (the hooks are differentiable). A hook changes what everybody who runs that model gets, so the caller must
+be the only one who runs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from registry.adapters.sites import LayerSites, layer_sites
+from registry.errors import Incompatible, Internal
+from registry.spec import AdapterConfig
+
+Edit = Callable[[nn.Module, Tensor, Tensor], Tensor]
+"""(hooked module, its argument (batch, time, hidden), its output (batch, time, hidden)) -> the output to use."""
+
+
+class AdapterModule(nn.Module):
+    """An adapter's tensors: `state_dict()` has the canonical names, `edits` says what it does to which module.
+
+    It computes in the dtype of its own parameters (fp32 as built, also on bf16 and fp16 base models, where that
+    costs little and keeps near-identity updates from rounding away); what it returns is cast to the dtype of the
+    hidden state. `.to(torch.bfloat16)` makes it compute in the base's dtype instead.
+    """
+
+    config: AdapterConfig
+    num_layers: int
+    hidden_size: int
+
+    def edits(self, layers: Sequence[LayerSites]) -> Iterator[tuple[nn.Module, Edit]]:
+        """Pairs of a base module and the edit of its output."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class OutputHook:
+    """A forward hook that edits a module's output, or the first item of its output tuple."""
+
+    edit: Edit
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        """The edited output, in the form in which it came."""
+        source = args[0] if args else kwargs["hidden_states"]
+        if isinstance(output, tuple):
+            return (self.edit(module, source, output[0]), *output[1:])
+        return self.edit(module, source, output)
+
+
+@contextmanager
+def attached(model: nn.Module, adapter: AdapterModule) -> Iterator[None]:
+    """While open, `model`'s forward passes run with `adapter`.
+
+    Raises Incompatible where the two do not fit, and Internal where an adapter is attached already: two at once
+    would silently give a model nobody asked for.
+    """
+    layers = layer_sites(model)
+    _check_fit(model, layers, adapter)
+    handles = []
+    try:
+        for module, edit in adapter.edits(layers):
+            handles.append(module.register_forward_hook(OutputHook(edit), with_kwargs=True))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _check_fit(model: nn.Module, layers: Sequence[LayerSites], adapter: AdapterModule) -> None:
+    hidden = int(getattr(model.config, "hidden_size", 0))
+    if (len(layers), hidden) != (adapter.num_layers, adapter.hidden_size):
+        raise Incompatible(
+            f"The adapter is for {adapter.num_layers} layers of hidden size {adapter.hidden_size}; this base model "
+            f"has {len(layers)} of {hidden}.",
+            param="base_model",
+        )
+    first = layers[0]
+    for module in (first.block, first.attention, first.ffn, *first.norms):
+        if any(isinstance(hook, OutputHook) for hook in module._forward_hooks.values()):
+            raise Internal("An adapter is attached to this base model already.")

@@ -1,0 +1,87 @@
+"""Initial tensors of bottleneck adapters: only adapters that start from the same ones average well (AdapterSoup, A.1).
+
+Drawn with NumPy's PCG64 in canonical order, not with torch: the same seed gives the same bytes, and so the same
+`init_hash`, whatever the machine's vector instructions and torch's version.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from registry.adapters.sites import layer_sites
+from registry.errors import InvalidParameter
+
+Init = Literal["near_identity", "linear", "zero_up"]
+INITS: tuple[Init, ...] = ("near_identity", "linear", "zero_up")
+NEAR_IDENTITY_STD = 1e-2  # robust below, harmful above (Houlsby et al., section 3.6)
+TRUNCATION = 2.0
+
+
+def initial_tensors(
+    shapes: Mapping[str, tuple[int, ...]], *, seed: int, init: Init, base: nn.Module | None
+) -> dict[str, Tensor]:
+    """fp32 tensors for `shapes` (canonical names, in canonical order).
+
+    - `near_identity`: projections N(0, 1e-2) truncated at two standard deviations, biases zero (Houlsby et al.).
+    - `linear`: the default of `torch.nn.Linear`, a far larger shared anchor (AdapterSoup's released code).
+    - `zero_up`: D as `linear`, U and all biases zero: exactly the base at step 0, but SNIP scores are all zero.
+
+    LayerNorms start at 1 and 0; Houlsby's trained copies start as the base's. Raises InvalidParameter for an
+    unknown `init`, a negative seed, or copies without `base`.
+    """
+    if init not in INITS:
+        raise InvalidParameter(f"Initialisation {init!r} is not one of {', '.join(INITS)}.", param="init")
+    if seed < 0:
+        raise InvalidParameter(f"A seed is not negative, and {seed} is.", param="seed")
+    rng = np.random.Generator(np.random.PCG64(seed))
+    norms = _base_norms(shapes, base)
+    tensors = {}
+    for name, shape in shapes.items():
+        if name in norms:
+            tensors[name] = norms[name]
+        elif ".norm." in name:
+            tensors[name] = torch.ones(shape) if name.endswith("weight") else torch.zeros(shape)
+        else:
+            tensors[name] = torch.from_numpy(_projection(rng, name, shapes, init).astype(np.float32))
+    return tensors
+
+
+def _projection(rng: np.random.Generator, name: str, shapes: Mapping[str, tuple[int, ...]], init: Init) -> np.ndarray:
+    """float64 values of a projection's weight or bias."""
+    shape = shapes[name]
+    is_bias = name.endswith(".bias")
+    if init == "near_identity":
+        return np.zeros(shape) if is_bias else NEAR_IDENTITY_STD * _truncated_normal(rng, shape)
+    if init == "zero_up" and (is_bias or name.endswith(".up.weight")):
+        return np.zeros(shape)
+    fan_in = shapes[name.removesuffix("bias") + "weight" if is_bias else name][1]
+    bound = 1.0 / math.sqrt(fan_in)
+    return rng.uniform(-bound, bound, size=shape)
+
+
+def _truncated_normal(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Standard normal draws; those beyond two standard deviations are drawn again."""
+    values = rng.standard_normal(math.prod(shape))
+    while (beyond := np.flatnonzero(np.abs(values) > TRUNCATION)).size:
+        values[beyond] = rng.standard_normal(beyond.size)
+    return values.reshape(shape)
+
+
+def _base_norms(shapes: Mapping[str, tuple[int, ...]], base: nn.Module | None) -> dict[str, Tensor]:
+    """Copies of the base's LayerNorms under the canonical names of those that `shapes` asks for."""
+    if not any(".base_norm." in name for name in shapes):
+        return {}
+    if base is None:
+        raise InvalidParameter("Houlsby adapters start from the base's LayerNorms: pass the base model.", param="base")
+    return {
+        f"layers.{i}.base_norm.{j}.{part}": getattr(norm, part).detach().to("cpu", torch.float32, copy=True)
+        for i, sites in enumerate(layer_sites(base))
+        for j, norm in enumerate(sites.norms)
+        for part in ("weight", "bias")
+    }

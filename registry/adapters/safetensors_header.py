@@ -1,0 +1,223 @@
+"""The safetensors container, read strictly and written deterministically. No torch.
+
+`parse` runs before any library sees a byte that people sent: it refuses header bombs, duplicate keys, and offsets
+that overlap, leave gaps or leave the file, and it names pickles and archives for what they are. Called by `weights`,
+`arrays` and `base_model` (for the fingerprint).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from registry.errors import Invalid, InvalidWeights, TooLarge
+
+DTYPE_BYTES = {
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2,
+    "U8": 1, "BOOL": 1,
+}  # fmt: skip
+MAX_HEADER_BYTES = 8 * 2**20
+MAX_DIMENSIONS = 8
+MAX_SIZE = 2**48
+MAX_PROBLEMS = 100
+PREFIX_BYTES = 8
+
+_MAGIC = (
+    (b"PK\x03\x04", "a zip archive (what torch.save writes)"),
+    (b"PK\x05\x06", "an empty zip archive"),
+    (b"\x1f\x8b", "a gzip file"),
+    (b"BZh", "a bzip2 file"),
+    (b"\xfd7zXZ", "an xz file"),
+    (b"\x89HDF", "an HDF5 file"),
+    (b"GGUF", "a GGUF file"),
+    (b"\x93NUMPY", "a NumPy file"),
+    *((bytes((0x80, protocol)), "a Python pickle") for protocol in range(2, 6)),
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of a file: its bytes are `data[begin:end]`, counted from the start of the file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Header:
+    """A parsed header; `entries` in the order of the bytes."""
+
+    entries: dict[str, Entry]
+    metadata: dict[str, str]
+
+
+class DuplicateKeyError(ValueError):
+    """A JSON object names a key twice."""
+
+
+def refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An `object_pairs_hook` for json that raises DuplicateKeyError."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise DuplicateKeyError(f"key {twice[:80]!r} appears twice")
+    return found
+
+
+def refuse(what: str, problems: Sequence[str], *, error: type[Invalid] = InvalidWeights) -> Invalid:
+    """The error that says all `problems` of a file; the message has the first, the list at most MAX_PROBLEMS."""
+    more = f" ({len(problems) - 1} more problems)" if len(problems) > 1 else ""
+    shown = list(problems[:MAX_PROBLEMS])
+    if len(problems) > MAX_PROBLEMS:
+        shown.append(f"... and {len(problems) - MAX_PROBLEMS} more.")
+    return error(f"The {what} cannot be taken: {problems[0].rstrip('.')}{more}.", param=what, problems=shown)
+
+
+def parse(
+    data: bytes | memoryview,
+    *,
+    max_bytes: int,
+    what: str = "weights",
+    error: type[Invalid] = InvalidWeights,
+    size: int | None = None,
+) -> Header:
+    """The header of a safetensors file; `data` may be only its beginning where `size` gives the file's length.
+
+    Raises TooLarge beyond `max_bytes`, else `error` with every problem found.
+    """
+    total = len(data) if size is None else size
+    if total > max_bytes:
+        raise TooLarge(f"The {what} file has {total} bytes and the limit is {max_bytes}.", param=what)
+    try:
+        raw, start = _header_bytes(data, total)
+        table = _json_object(raw)
+    except ValueError as problem:
+        raise refuse(what, [str(problem)], error=error) from None
+    metadata = table.pop("__metadata__", {})
+    problems = _metadata_problems(metadata)
+    entries: dict[str, Entry] = {}
+    for name, value in table.items():
+        entry = _entry(name, value, start)
+        if isinstance(entry, Entry):
+            entries[name] = entry
+        else:
+            problems.append(entry)
+    if not problems:  # offsets of a partial table would look like gaps
+        entries = dict(sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)))
+        problems = _layout_problems(entries, start, total)
+    if problems:
+        raise refuse(what, problems, error=error)
+    return Header(entries=entries, metadata=metadata)
+
+
+def _header_bytes(data: bytes | memoryview, total: int) -> tuple[bytes, int]:
+    """The header's JSON bytes and where the tensors' bytes start; raises ValueError with one sentence."""
+    beginning = bytes(data[:PREFIX_BYTES])
+    for magic, name in _MAGIC:
+        if beginning.startswith(magic):
+            raise ValueError(f"it is {name}; only safetensors files are read")
+    if total < PREFIX_BYTES + 2:
+        raise ValueError(f"it has {total} bytes, too few for a safetensors file")
+    (length,) = struct.unpack("<Q", beginning)
+    if length > MAX_HEADER_BYTES:
+        raise ValueError(
+            f"its first 8 bytes announce a header of {length} bytes, beyond the limit of {MAX_HEADER_BYTES}; "
+            "is it a safetensors file?"
+        )
+    if PREFIX_BYTES + length > min(total, len(data)):
+        raise ValueError(f"its header of {length} bytes does not fit into the file of {total}: it is cut off")
+    return bytes(data[PREFIX_BYTES : PREFIX_BYTES + length]), PREFIX_BYTES + length
+
+
+def _json_object(raw: bytes) -> dict[str, Any]:
+    """The header's table; raises ValueError with one sentence."""
+    if not raw.startswith(b"{"):
+        raise ValueError("its header does not begin with '{'")
+    try:
+        table = json.loads(raw.decode("utf-8"), object_pairs_hook=refuse_duplicates, parse_constant=_no_constant)
+    except UnicodeDecodeError:
+        raise ValueError("its header is not UTF-8") from None
+    except DuplicateKeyError as problem:
+        raise ValueError(f"in its header, {problem}") from None
+    except RecursionError:
+        raise ValueError("its header is nested too deeply") from None
+    except ValueError as problem:
+        raise ValueError(f"its header is not JSON ({str(problem)[:120]})") from None
+    if not isinstance(table, dict):
+        raise ValueError("its header is not a JSON object")
+    return table
+
+
+def _no_constant(text: str) -> None:
+    raise ValueError(f"{text} is not a number")
+
+
+def _metadata_problems(metadata: object) -> list[str]:
+    if isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values()):
+        return []
+    return ["Its __metadata__ is not a table of texts."]
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_SIZE
+
+
+def _entry(name: str, value: object, start: int) -> Entry | str:
+    """One entry of the table, or the sentence that says what is wrong with it."""
+    shown = repr(name[:80])
+    if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
+        return f"Tensor {shown} needs exactly dtype, shape and data_offsets."
+    dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
+        return f"Tensor {shown} has unknown dtype {str(dtype)[:20]!r}."
+    if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS or not all(map(_is_size, shape)):
+        return f"Tensor {shown} has a shape that is not a short list of sizes."
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_size, offsets)):
+        return f"Tensor {shown} has data_offsets that are not two positions."
+    begin, end = offsets
+    needed = math.prod(shape) * DTYPE_BYTES[dtype]
+    if end - begin != needed:
+        return f"Tensor {shown} of {dtype} {shape} needs {needed} bytes and its data_offsets give {end - begin}."
+    return Entry(dtype=dtype, shape=tuple(shape), begin=start + begin, end=start + end)
+
+
+def _layout_problems(entries: Mapping[str, Entry], start: int, total: int) -> list[str]:
+    """What keeps the tensors, in the order of their bytes, from covering the file exactly once."""
+    problems = []
+    position = start
+    for name, entry in entries.items():
+        if entry.end > total:
+            problems.append(f"Tensor {name[:80]!r} ends at byte {entry.end} of {total}: the file is cut off.")
+        elif entry.begin < position:
+            problems.append(f"Tensor {name[:80]!r} overlaps the one before it.")
+        elif entry.begin > position:
+            problems.append(f"There is a gap of {entry.begin - position} bytes before tensor {name[:80]!r}.")
+        position = max(position, entry.end)
+    if position < total:
+        problems.append(f"{total - position} bytes after the last tensor belong to none.")
+    return problems
+
+
+def write(
+    tensors: Iterable[tuple[str, str, tuple[int, ...], bytes]], metadata: Mapping[str, str] | None = None
+) -> bytes:
+    """A safetensors file of (name, dtype, shape, bytes), in the given order: the same input, the same bytes."""
+    table: dict[str, Any] = {}
+    if metadata:
+        table["__metadata__"] = dict(sorted(metadata.items()))
+    chunks = []
+    position = 0
+    for name, dtype, shape, chunk in tensors:
+        table[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [position, position + len(chunk)]}
+        position += len(chunk)
+        chunks.append(chunk)
+    header = json.dumps(table, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    header += b" " * (-len(header) % 8)
+    return b"".join((struct.pack("<Q", len(header)), header, *chunks))

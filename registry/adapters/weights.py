@@ -1,0 +1,162 @@
+"""Adapter tensors as bytes: checked, read, written, hashed and scaled.
+
+Called by `push` (bytes that people sent), `cook` and the trainer (bytes of ours). Two digests differ on purpose: a
+blob's digest covers the file's bytes, an adapter's digest its meaning (base, configuration, tensors), whatever the
+file's layout and metadata.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from registry.adapters import expected_tensors, tensor_problems
+from registry.adapters.order import canonical_order
+from registry.adapters.safetensors_header import Header, parse, refuse, write
+from registry.errors import Incompatible, InvalidWeights
+from registry.names import canonical_json
+from registry.spec import AdapterConfig, BaseShape
+
+DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_OUTPUT = (".up.weight", ".up.bias")
+
+
+@dataclass(frozen=True)
+class WeightsReport:
+    """What a checked file holds: the one dtype of its tensors, its parameters, its length in bytes."""
+
+    dtype: str
+    parameters: int
+    bytes: int
+
+
+def check_weights(data: bytes, config: AdapterConfig, shape: BaseShape, *, max_bytes: int) -> WeightsReport:
+    """Everything about a weights file that can be wrong, against its configuration and base.
+
+    Raises TooLarge; InvalidWeights for a file that is not clean safetensors of one dtype among F32, F16, BF16 with
+    finite values; Incompatible where only names and shapes are not those of `config` on this base. `problems` has all
+    of them either way.
+    """
+    header = parse(data, max_bytes=max_bytes)
+    fit = tensor_problems(expected_tensors(config, shape), {n: entry.shape for n, entry in header.entries.items()})
+    broken = _dtype_problems(header)
+    if not broken:
+        broken = _value_problems(_read(data))
+    if broken:
+        raise refuse("weights", [*broken, *fit])
+    if fit:
+        refused = refuse("weights", fit)
+        raise Incompatible(
+            f"The weights are not those of a {config.method} adapter of this configuration on this base: "
+            f"{fit[0].rstrip('.')}" + (f" ({len(fit) - 1} more problems)." if len(fit) > 1 else "."),
+            param="weights",
+            problems=refused.problems,
+        )
+    dtype = next(iter(header.entries.values())).dtype
+    parameters = sum(math.prod(entry.shape) for entry in header.entries.values())
+    return WeightsReport(dtype=dtype, parameters=parameters, bytes=len(data))
+
+
+def _dtype_problems(header: Header) -> list[str]:
+    dtypes = {name: entry.dtype for name, entry in header.entries.items()}
+    problems = [f"Tensor {n[:80]!r} is {d}; F32, F16 and BF16 are read." for n, d in dtypes.items() if d not in DTYPES]
+    if len(set(dtypes.values())) > 1:
+        problems.append(
+            f"Its tensors are of several dtypes ({', '.join(sorted(set(dtypes.values())))}): store them in one."
+        )
+    return problems
+
+
+def _value_problems(tensors: Mapping[str, Tensor]) -> list[str]:
+    problems = []
+    for name in canonical_order(tensors):
+        bad = int((~torch.isfinite(tensors[name])).sum())
+        if bad:
+            problems.append(f"Tensor {name[:80]!r} holds {bad} values that are NaN or infinite.")
+    return problems
+
+
+def _read(data: bytes) -> dict[str, Tensor]:
+    try:
+        return dict(safetensors.torch.load(data))
+    except safetensors.SafetensorError as problem:  # stricter than our own reading somewhere
+        raise refuse("weights", [str(problem)[:200]]) from None
+
+
+def load_tensors(data: bytes) -> dict[str, Tensor]:
+    """The tensors of a weights file on the CPU in their stored dtype, in canonical order; raises InvalidWeights."""
+    header = parse(data, max_bytes=len(data))
+    problems = _dtype_problems(header)
+    if problems:
+        raise refuse("weights", problems)
+    tensors = _read(data)
+    return {name: tensors[name] for name in canonical_order(tensors)}
+
+
+def save_tensors(tensors: Mapping[str, Tensor], *, metadata: dict[str, str] | None = None) -> bytes:
+    """A safetensors file in canonical order, byte for byte the same for the same tensors and metadata.
+
+    Raises InvalidWeights for a dtype other than fp32, fp16 and bf16.
+    """
+    return write(
+        ((name, _dtype_name(tensors[name]), tuple(tensors[name].shape), _bytes(tensors[name]))
+         for name in canonical_order(tensors)),
+        metadata,
+    )  # fmt: skip
+
+
+def _dtype_name(tensor: Tensor) -> str:
+    name = _DTYPE_NAMES.get(tensor.dtype)
+    if name is None:
+        raise InvalidWeights(f"Adapters are stored as fp32, fp16 or bf16, not {tensor.dtype}.", param="weights")
+    return name
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    """Row-major little-endian bytes."""
+    flat = tensor.detach().to("cpu").contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes()
+
+
+def adapter_digest(base_fingerprint: str, config: AdapterConfig, tensors: Mapping[str, Tensor]) -> str:
+    """The digest that a `sha256:` ref names: base, configuration and tensors in their stored dtype.
+
+    Independent of the order in which tensors come, of the file's layout and of its metadata; any changed bit of
+    any tensor changes it.
+    """
+    about = {"kind": "adapter", "base_fingerprint": base_fingerprint, "config": config.model_dump(mode="json")}
+    return _hash(about, tensors)
+
+
+def init_hash(tensors: Mapping[str, Tensor]) -> str:
+    """Hash of all trainable tensors at step 0 as fp32, in canonical order, LayerNorms and biases included.
+
+    Adapters whose hashes are equal started from the same point and may be averaged (AdapterSoup, appendix A.1).
+    """
+    return _hash({"kind": "init"}, {name: tensor.to(torch.float32) for name, tensor in tensors.items()})
+
+
+def _hash(about: Mapping[str, object], tensors: Mapping[str, Tensor]) -> str:
+    """sha256 over a line of canonical JSON that fixes every length, then the bytes of the tensors."""
+    names = canonical_order(tensors)
+    table = [[name, _dtype_name(tensors[name]), list(tensors[name].shape)] for name in names]
+    digest = hashlib.sha256(canonical_json({**about, "tensors": table}) + b"\n")
+    for name in names:
+        digest.update(_bytes(tensors[name]))
+    return "sha256:" + digest.hexdigest()
+
+
+def scale_output(tensors: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
+    """The adapter whose output is `scale` times as large: U and b_U are multiplied, in fp32, and nothing else."""
+    factor = torch.tensor(scale, dtype=torch.float32)
+    return {
+        name: (tensor.to(torch.float32) * factor).to(tensor.dtype) if name.endswith(_OUTPUT) else tensor
+        for name, tensor in tensors.items()
+    }

@@ -1,0 +1,13 @@
+"""Base models: the operator's allowlist, loading, and the fingerprint that adapters are tied to.
+
+Called by the runtime (which loads each base once), the trainer and the demo. Nothing a client names is opened here:
+sources come from the operator's TOML file.
+"""
+
+from __future__ import annotations
+
+from registry.base_model.allowlist import read_allowlist
+from registry.base_model.fingerprint import fingerprint
+from registry.base_model.loading import LoadedBase, load_base, shape_of
+
+__all__ = ["LoadedBase", "fingerprint", "load_base", "read_allowlist", "shape_of"]

@@ -1,0 +1,55 @@
+"""The operator's allowlist of base models, a TOML file that `SOUP_BASES` names."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from registry.errors import InvalidParameter
+from registry.spec import BaseEntry
+
+
+def read_allowlist(path: Path) -> dict[str, BaseEntry]:
+    """The base models of a TOML file: tables `[bases.<id>]` with source, revision, dtype, device and bos.
+
+    A source is a folder, relative to the file unless absolute, or else a hub repository with a pinned `revision`.
+    Raises InvalidParameter with every problem.
+    """
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
+        raise InvalidParameter(
+            f"The allowlist of base models {path} cannot be read: {problem}.", param="bases"
+        ) from None
+    bases = table.get("bases")
+    if set(table) != {"bases"} or not isinstance(bases, dict) or not bases:
+        raise InvalidParameter(f"{path} needs tables [bases.<id>], at least one and nothing else.", param="bases")
+    entries: dict[str, BaseEntry] = {}
+    problems = []
+    for base_id, fields in bases.items():
+        try:
+            entries[base_id] = _entry(base_id, fields, path.parent)
+        except ValidationError as problem:
+            problems += [f"{base_id}: {'.'.join(map(str, e['loc']))}: {e['msg']}." for e in problem.errors()]
+        except ValueError as problem:
+            problems.append(f"{base_id}: {problem}")
+    if problems:
+        raise InvalidParameter(f"{path} is not a valid allowlist: {problems[0]}", param="bases", problems=problems)
+    return entries
+
+
+def _entry(base_id: str, fields: object, folder: Path) -> BaseEntry:
+    if not isinstance(fields, dict):
+        raise ValueError("it is not a table.")
+    entry = BaseEntry.model_validate({**fields, "id": base_id})
+    local = Path(entry.source).expanduser()
+    local = local if local.is_absolute() else folder / local
+    if local.is_dir():
+        return entry.model_copy(update={"source": str(local.resolve())})
+    if entry.source.startswith((".", "/", "~")) or entry.source.count("/") > 1:
+        raise ValueError(f"source {entry.source!r} is not a folder ({local}).")
+    if not entry.revision:
+        raise ValueError(f"source {entry.source!r} is not a folder here; a hub repository needs a pinned 'revision'.")
+    return entry

@@ -1,0 +1,100 @@
+"""The fingerprint of a base model's files, which ties adapters to it (DESIGN section 1, "Base").
+
+sha256 over the configuration without `transformers_version` and `_name_or_path`, tokenizer.json, and every tensor in
+the order of its name (name, shape, dtype, bytes). Computed from the files, so neither the dtype the model is loaded
+in nor the library's version matters, nor how the tensors are spread over files. Called by `loading`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from registry.errors import Unavailable
+from registry.names import canonical_json, digest_of, sha256_digest
+
+CONFIG = "config.json"
+TOKENIZER = "tokenizer.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+_NOT_IDENTITY = ("transformers_version", "_name_or_path")
+_FORMAT = 1
+"""Counts up with any change of what is hashed; part of the cache's key."""
+
+
+def fingerprint(folder: Path, *, cache_dir: Path | None = None) -> str:
+    """`sha256:...` of the base model in `folder`; kept in `cache_dir` while no file changes size or time.
+
+    Raises Unavailable where files are missing or the weights are not clean safetensors.
+    """
+    files = [folder / CONFIG, folder / TOKENIZER, *_weight_files(folder)]
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        raise Unavailable(f"The base model in {folder} lacks {', '.join(missing)}.")
+    state = [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+    key = digest_of({"format": _FORMAT, "files": state})
+    cached = None if cache_dir is None else cache_dir / f"fingerprint-{key.removeprefix('sha256:')[:32]}.json"
+    if cached is not None and (known := _read_cache(cached, key)) is not None:
+        return known
+    found = _compute(folder, files[2:])
+    if cached is not None:
+        _write_cache(cached, key, found)
+    return found
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    if not (folder / INDEX).is_file():
+        return [folder / WEIGHTS]
+    try:
+        names = sorted(set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise Unavailable(f"{folder / INDEX} is not an index of weight files.") from None
+    return [folder / Path(str(name)).name for name in names]
+
+
+def _compute(folder: Path, weights: list[Path]) -> str:
+    config: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    about = {
+        "kind": "base",
+        "config": {name: value for name, value in config.items() if name not in _NOT_IDENTITY},
+        "tokenizer": sha256_digest((folder / TOKENIZER).read_bytes()),
+    }
+    digest = hashlib.sha256(canonical_json(about) + b"\n")
+    try:
+        with ExitStack() as stack:
+            files = [stack.enter_context(safe_open(file, framework="pt")) for file in weights]
+            tensors = {name: file for file in files for name in file.keys()}  # noqa: SIM118 (not a dict)
+            for name in sorted(tensors):
+                tensor = tensors[name].get_tensor(name)  # mapped, one at a time
+                digest.update(canonical_json([name, list(tensor.shape), str(tensor.dtype)]) + b"\n")
+                digest.update(memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy()))
+    except SafetensorError as problem:
+        raise Unavailable(f"The weights in {folder} are not clean safetensors: {problem}") from problem
+    return "sha256:" + digest.hexdigest()
+
+
+def _read_cache(file: Path, key: str) -> str | None:
+    """The cached fingerprint; a missing or damaged file is no cache."""
+    try:
+        known = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return str(known["fingerprint"]) if isinstance(known, dict) and known.get("key") == key else None
+
+
+def _write_cache(file: Path, key: str, found: str) -> None:
+    """Write whole or not at all; a cache that cannot be written costs time only."""
+    temporary = file.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps({"key": key, "fingerprint": found}), encoding="utf-8")
+        temporary.replace(file)
+    except OSError:
+        temporary.unlink(missing_ok=True)

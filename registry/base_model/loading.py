@@ -1,0 +1,130 @@
+"""Loading a base model of the allowlist, and its shape without loading it.
+
+Model code from the hub is never run, and weights are safetensors only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from registry.base_model.fingerprint import CONFIG, TOKENIZER, fingerprint
+from registry.errors import InvalidParameter, Unavailable
+from registry.spec import BaseEntry, BaseShape
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
+
+
+@dataclass(frozen=True)
+class LoadedBase:
+    """A frozen base model in eval mode with its tokenizer; `bos_id` and `eos_id` are the tokenizer's, or None."""
+
+    entry: BaseEntry
+    model: Any
+    tokenizer: Any
+    shape: BaseShape
+    bos_id: int | None
+    eos_id: int | None
+
+    def tokenize(self, text: str, *, bos: bool | None = None) -> list[int]:
+        """Token ids of `text`, the BOS in front where `bos` says so (default: the allowlist entry's setting).
+
+        Nothing is truncated. Raises InvalidParameter for text that is not valid Unicode (lone surrogates).
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as problem:
+            raise InvalidParameter(
+                f"The text is not valid Unicode at character {problem.start}: a surrogate without its other half.",
+                param="text",
+            ) from None
+        ids = list(self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids)
+        front = self.entry.bos if bos is None else bos
+        return [self.bos_id, *ids] if front and self.bos_id is not None else ids
+
+
+def shape_of(entry: BaseEntry, cache_dir: Path | None = None) -> BaseShape:
+    """What adapters must fit, without loading the model; with a cached fingerprint the weights are not read either.
+
+    Raises Unavailable where the files are missing or not what a base model needs.
+    """
+    return _shape(_folder(entry), entry, cache_dir)
+
+
+def load_base(entry: BaseEntry, *, cache_dir: Path | None = None) -> LoadedBase:
+    """The base model in eval mode, without gradients, on its device; raises Unavailable.
+
+    `cache_dir` keeps fingerprints by the size and time of the files they were computed from.
+    """
+    folder = _folder(entry)
+    shape = _shape(folder, entry, cache_dir)
+    try:
+        with _quiet():
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=_DTYPES[entry.dtype], use_safetensors=True, local_files_only=True
+            )
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        model.to(torch.device(entry.device)).eval().requires_grad_(False)
+    except (OSError, ValueError, KeyError, RuntimeError) as problem:
+        raise Unavailable(f"Base model {entry.id!r} cannot be loaded from {entry.source}: {problem}") from problem
+    tokenizer.backend_tokenizer.no_truncation()
+    tokenizer.backend_tokenizer.no_padding()
+    return LoadedBase(entry, model, tokenizer, shape, bos_id=tokenizer.bos_token_id, eos_id=tokenizer.eos_token_id)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' progress bars while open."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def _folder(entry: BaseEntry) -> Path:
+    """The local folder of an entry: its own, or the hub's snapshot of the pinned revision (downloaded once)."""
+    local = Path(entry.source)
+    if local.is_absolute():
+        if not local.is_dir():
+            raise Unavailable(f"Base model {entry.id!r}: the folder {local} is gone.")
+        return local
+    if not entry.revision:
+        raise Unavailable(f"Base model {entry.id!r}: {entry.source} is no absolute folder and no revision is pinned.")
+    try:
+        return Path(snapshot_download(entry.source, revision=entry.revision, allow_patterns=_HUB_FILES))
+    except (LocalEntryNotFoundError, RepositoryNotFoundError, HfHubHTTPError, OSError) as problem:
+        raise Unavailable(
+            f"Base model {entry.id!r}: {entry.source} at revision {entry.revision} is not in the local cache and "
+            f"cannot be fetched ({type(problem).__name__})."
+        ) from problem
+
+
+def _shape(folder: Path, entry: BaseEntry, cache_dir: Path | None) -> BaseShape:
+    missing = [name for name in (CONFIG, TOKENIZER) if not (folder / name).is_file()]
+    if missing:
+        raise Unavailable(f"Base model {entry.id!r}: {folder} has no {' and no '.join(missing)}.")
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        return BaseShape(
+            fingerprint=fingerprint(folder, cache_dir=cache_dir),
+            model_type=config.model_type,
+            hidden_size=config.hidden_size,
+            num_layers=config.num_hidden_layers,
+            context=config.max_position_embeddings,
+            vocab_size=config.vocab_size,
+        )
+    except (OSError, ValueError, KeyError, AttributeError) as problem:
+        raise Unavailable(f"Base model {entry.id!r}: its configuration cannot be used: {problem}") from problem

@@ -1,0 +1,130 @@
+"""Token log-likelihoods of a causal language model, computed in one place: trainer, evaluation and engine import it.
+
+Log-probabilities are `logit - logsumexp(logits)` in fp32, and only positions that are scored reach the vocabulary
+projection, some thousand at a time: at 50,000 entries the logits of a whole batch would dwarf the model. Batches are
+padded on the right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from registry.errors import Cancelled, InvalidParameter
+
+_LOGIT_CELLS = 2**24  # logits at a time: 64 MiB of fp32
+
+
+def hidden_states(model: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    """Last hidden state after the final LayerNorm (batch, time, hidden), in the base's dtype."""
+    transformer = cast(nn.Module, model.base_model)
+    out = transformer(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
+    return cast(Tensor, out.last_hidden_state)
+
+
+def lm_logits(model: nn.Module, hidden: Tensor) -> Tensor:
+    """Logits (..., vocabulary) of hidden states (..., hidden) from `hidden_states`, in the base's dtype."""
+    head = cast(Callable[[], nn.Module], model.get_output_embeddings)()
+    return cast(Tensor, head(hidden))
+
+
+def log_probs_of_next(model: nn.Module, hidden: Tensor, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    """fp32 (batch, time - 1): log p(token t + 1 | tokens up to t) in nats; 0 where that token is padding."""
+    targets, scored = input_ids[:, 1:], attention_mask[:, 1:].bool()
+    states, wanted = hidden[:, :-1][scored], targets[scored]  # (scored, hidden), (scored,)
+    rows = max(1, _LOGIT_CELLS // _vocabulary(model))
+    parts = [
+        _gather(lm_logits(model, some).float(), ids)
+        for some, ids in zip(torch.split(states, rows), torch.split(wanted, rows), strict=True)
+    ]
+    found = torch.zeros(targets.shape, dtype=torch.float32, device=hidden.device)
+    return found.masked_scatter(scored, torch.cat(parts))
+
+
+def _gather(logits: Tensor, ids: Tensor) -> Tensor:
+    """Log-probabilities (rows,) of `ids` (rows,) under `logits` (rows, vocabulary)."""
+    return logits.gather(-1, ids[:, None]).squeeze(-1) - torch.logsumexp(logits, dim=-1)
+
+
+def _vocabulary(model: nn.Module) -> int:
+    return max(1, int(getattr(model.config, "vocab_size", 1)))
+
+
+def token_log_probs(model: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    """`log_probs_of_next` from ids and mask (batch, time), right-padded; differentiable."""
+    hidden = hidden_states(model, input_ids, attention_mask)
+    return log_probs_of_next(model, hidden, input_ids, attention_mask)
+
+
+def mean_pool(hidden: Tensor, mask: Tensor) -> Tensor:
+    """fp32 (batch, hidden): the mean over positions whose `mask` (batch, time) is not zero; zeros where none is."""
+    weight = mask.to(torch.float32).unsqueeze(-1)  # (batch, time, 1)
+    return (hidden.float() * weight).sum(dim=1) / weight.sum(dim=1).clamp(min=1.0)
+
+
+def windows(ids: Sequence[int], *, context: int, bos_id: int | None) -> list[list[int]]:
+    """A text's tokens (without BOS) cut into consecutive windows of at most `context`, each beginning with BOS.
+
+    Every text token is scored exactly once, as a token after the first of a window (METHODS section 6). Without a
+    BOS, each window begins with the last token of the one before, and only the text's first token stays unscored.
+    An empty text has no window. Raises InvalidParameter for a context below 2.
+    """
+    if context < 2:
+        raise InvalidParameter(f"A context of {context} tokens leaves nothing to predict.", param="context")
+    step = context - 1
+    if bos_id is not None:
+        return [[bos_id, *ids[start : start + step]] for start in range(0, len(ids), step)]
+    return [list(ids[start : start + context]) for start in range(0, max(len(ids) - 1, min(len(ids), 1)), step)]
+
+
+def batches(lengths: Sequence[int], *, max_tokens: int) -> list[list[int]]:
+    """Indices grouped by similar length so that rows times longest <= `max_tokens`; longest first.
+
+    A row longer than `max_tokens` is a batch of its own.
+    """
+    grouped: list[list[int]] = []
+    longest = 0
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        if not grouped or (len(grouped[-1]) + 1) * longest > max_tokens:
+            grouped.append([])
+            longest = lengths[index]
+        grouped[-1].append(index)
+    return grouped
+
+
+def padded(rows: Sequence[Sequence[int]], *, pad_id: int, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
+    """Ids and attention mask (rows, longest), int64, padded on the right."""
+    longest = max(len(row) for row in rows)
+    ids = torch.tensor([[*row, *[pad_id] * (longest - len(row))] for row in rows], device=device)
+    mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows], device=device)
+    return ids, mask
+
+
+@torch.inference_mode()
+def score_windows(
+    model: nn.Module,
+    windows: Sequence[Sequence[int]],
+    *,
+    max_tokens: int,
+    pad_id: int,
+    should_stop: Callable[[], bool] | None = None,
+) -> list[float]:
+    """NLL in nats of each window, summed over all its tokens but the first; batches of about `max_tokens`.
+
+    Raises Cancelled when `should_stop` says so, asked before each batch.
+    """
+    scores = [0.0] * len(windows)
+    device = next(model.parameters()).device
+    todo = [index for index, window in enumerate(windows) if len(window) > 1]
+    for batch in batches([len(windows[index]) for index in todo], max_tokens=max_tokens):
+        if should_stop is not None and should_stop():
+            raise Cancelled("Scoring was cancelled.")
+        rows = [todo[index] for index in batch]
+        ids, mask = padded([windows[index] for index in rows], pad_id=pad_id, device=device)
+        sums = token_log_probs(model, ids, mask).double().sum(dim=1)
+        for index, total in zip(rows, sums.tolist(), strict=True):
+            scores[index] = -total
+    return scores
