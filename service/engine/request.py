@@ -1,0 +1,201 @@
+"""What callers ask of the engine and what they get back: frozen values, and the one state enum.
+
+Routes, jobs and verbs build these; the scheduler orders them and the runner computes them. Nothing here holds a
+tensor or a lock. Token ids are what goes into the model, BOS included where there is one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Literal
+
+from registry.errors import InvalidParameter, InvalidPrompt
+from registry.spec import AdapterConfig, BaseShape
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+FinishReason = Literal["stop", "length"]
+TopTokens = tuple[tuple[int, float], ...]
+"""(token id, log-probability) of the most likely tokens, best first."""
+
+
+class State(Enum):
+    """Where a request stands; only the scheduler moves it, and the last three are final."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def final(self) -> bool:
+        """Whether nothing can follow."""
+        return self in (State.FINISHED, State.FAILED, State.CANCELLED)
+
+
+@dataclass(frozen=True)
+class AdapterHandle:
+    """An adapter by its digest, and how to read its tensors when the bank does not hold them yet."""
+
+    digest: str
+    config: AdapterConfig
+    load: Callable[[], Mapping[str, Tensor]] = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How to continue a prompt.
+
+    `max_tokens=None` is the rest of the context and 0 generates nothing. `temperature=0` is greedy. `seed` fixes
+    the random stream of each choice whatever else runs. `logprobs` is the number of alternatives per token (None:
+    no log-probabilities at all); `prompt_logprobs` also scores the prompt.
+    """
+
+    max_tokens: int | None = 16
+    temperature: float = 1.0
+    top_p: float = 1.0
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    logprobs: int | None = None
+    prompt_logprobs: bool = False
+
+    def __post_init__(self) -> None:
+        for name, wrong, rule in (
+            ("max_tokens", self.max_tokens is not None and self.max_tokens < 0, "at least 0"),
+            ("temperature", not (math.isfinite(self.temperature) and self.temperature >= 0), "a finite number >= 0"),
+            ("top_p", not 0 < self.top_p <= 1, "above 0 and at most 1"),
+            ("n", self.n < 1, "at least 1"),
+            ("stop", any(not text for text in self.stop), "one or more strings that are not empty"),
+            ("logprobs", self.logprobs is not None and self.logprobs < 0, "at least 0"),
+        ):
+            if wrong:
+                raise InvalidParameter(f"{name} is {getattr(self, name)!r} and must be {rule}.", param=name)
+
+
+@dataclass(frozen=True)
+class GenerateRequest:
+    """Continue one prompt `params.n` times; `on_token` is called in the engine thread and must only hand over."""
+
+    base_id: str
+    prompt: tuple[int, ...]
+    adapter: AdapterHandle | None = None
+    params: SamplingParams = SamplingParams()
+    on_token: Callable[[Delta], None] | None = None
+
+    def check(self, shape: BaseShape) -> None:
+        """Raises InvalidPrompt or InvalidParameter where the base model cannot take this."""
+        check_tokens(self.prompt, shape)
+        wanted, room = self.params.max_tokens or 0, shape.context - len(self.prompt)
+        if wanted > room:
+            raise InvalidParameter(
+                f"The prompt has {len(self.prompt)} tokens and max_tokens is {wanted}: together "
+                f"{len(self.prompt) + wanted}, and the context of the base model is {shape.context}; "
+                f"ask for at most {room}.",
+                param="max_tokens",
+            )
+
+    def length_limit(self, shape: BaseShape) -> int:
+        """The most tokens a choice may get."""
+        limit = self.params.max_tokens
+        return shape.context - len(self.prompt) if limit is None else limit
+
+
+@dataclass(frozen=True)
+class ScoreRequest:
+    """Log-likelihoods of windows of token ids; `pooled` are the windows whose mean hidden state is wanted too.
+
+    `bos` says that each window starts with a BOS, which is left out of the mean.
+    """
+
+    base_id: str
+    windows: tuple[tuple[int, ...], ...]
+    adapter: AdapterHandle | None = None
+    pooled: frozenset[int] = frozenset()
+    bos: bool = True
+
+    def check(self, shape: BaseShape) -> None:
+        """Raises InvalidPrompt where the base model cannot take a window."""
+        for window in self.windows:
+            check_tokens(window, shape)
+
+
+Request = GenerateRequest | ScoreRequest
+
+
+def check_tokens(ids: tuple[int, ...], shape: BaseShape) -> None:
+    """Raises InvalidPrompt for no tokens, too many, or ids beyond the vocabulary."""
+    if not ids:
+        raise InvalidPrompt("The prompt is empty: send at least one token.", param="prompt")
+    if len(ids) > shape.context:
+        raise InvalidPrompt(
+            f"The prompt has {len(ids)} tokens and the context of the base model is {shape.context}: shorten it.",
+            param="prompt",
+        )
+    wrong = next((i for i in ids if not 0 <= i < shape.vocab_size), None)
+    if wrong is not None:
+        raise InvalidPrompt(
+            f"Token id {wrong} is not in the vocabulary of the base model (0 to {shape.vocab_size - 1}).",
+            param="prompt",
+        )
+
+
+@dataclass(frozen=True)
+class Delta:
+    """One generated token of choice `index`, and the text it released ("" while a stop or a character may follow).
+
+    `offset` is where the token's text begins, in characters of the choice's text.
+    """
+
+    index: int
+    token_id: int
+    text: str
+    offset: int
+    logprob: float | None = None
+    top: TopTokens = ()
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One choice. `token_ids` holds every generated token, EOS and those of a stop string included; `text` does not.
+
+    The log-probability arrays are empty where none were asked for, else as long as `token_ids`.
+    """
+
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason
+    token_logprobs: tuple[float, ...] = ()
+    top_logprobs: tuple[TopTokens, ...] = ()
+    text_offsets: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class PromptScores:
+    """Log-probabilities of every prompt token given those before it; the first has none."""
+
+    token_logprobs: tuple[float | None, ...]
+    top_logprobs: tuple[TopTokens | None, ...]
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What a GenerateRequest gives: its choices by index, and the prompt's scores where asked for."""
+
+    choices: tuple[Completion, ...]
+    prompt: PromptScores | None = None
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What a ScoreRequest gives: NLL in nats of each window, and float32 (d,) vectors of the pooled ones."""
+
+    nll: tuple[float, ...]
+    vectors: Mapping[int, np.ndarray] = field(default_factory=dict)

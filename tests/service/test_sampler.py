@@ -1,0 +1,296 @@
+"""Drawing tokens, and turning them into text: seeds, nuclei, stop strings and characters across token borders."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from registry.errors import InvalidParameter, InvalidPrompt
+from registry.spec import BaseShape
+from service.engine.choice import Choice, Ending
+from service.engine.request import GenerateRequest, SamplingParams, ScoreRequest, State
+from service.engine.sampler import Stream, choose, chosen_log_probs, log_probs, nucleus, top_tokens
+from service.engine.text import REPLACEMENT, Detokenizer, StopCutter
+
+SHAPE = BaseShape(
+    fingerprint="sha256:" + "0" * 64, model_type="gpt2", hidden_size=8, num_layers=1, context=10, vocab_size=300
+)
+
+
+def lossy(ids: Sequence[int]) -> str:
+    """A byte-level tokenizer whose tokens are single bytes."""
+    return bytes(ids).decode("utf-8", errors="replace")
+
+
+class TestStream:
+    def test_a_number_depends_on_seed_choice_and_position_alone(self) -> None:
+        assert Stream(7, 0).at(3) == Stream(7, 0).at(3)
+        numbers = {
+            Stream(seed, index).at(position) for seed in (0, 7, -1, 2**63) for index in (0, 1) for position in (0, 1)
+        }
+        assert len(numbers) == 16
+        assert all(0 <= number < 1 for number in numbers)
+
+    def test_numbers_are_uniform_over_positions_and_over_seeds(self) -> None:
+        for numbers in ([Stream(1, 0).at(i) for i in range(4000)], [Stream(i, 1).at(0) for i in range(4000)]):
+            assert abs(sum(numbers) / 4000 - 0.5) < 0.02
+            assert min(Counter(int(number * 10) for number in numbers).values()) > 320
+
+
+class TestChoose:
+    def test_temperature_zero_is_the_most_likely_whatever_the_seed(self) -> None:
+        logits = torch.tensor([0.0, 3.0, 2.9])
+        assert {choose(logits, SamplingParams(temperature=0), Stream(s, 0), s) for s in range(20)} == {1}
+
+    def test_frequencies_follow_the_distribution(self) -> None:
+        wanted = torch.tensor([0.5, 0.0, 0.3, 0.2])
+        drawn = Counter(choose(wanted.log(), SamplingParams(), Stream(5, 0), i) for i in range(6000))
+        assert drawn[1] == 0
+        for token, probability in enumerate(wanted.tolist()):
+            assert abs(drawn[token] / 6000 - probability) < 0.025
+
+    def test_temperature_sharpens_and_flattens(self) -> None:
+        logits = torch.tensor([1.0, 0.0])
+
+        def share(temperature: float) -> float:
+            params = SamplingParams(temperature=temperature)
+            return sum(choose(logits, params, Stream(1, 0), i) == 0 for i in range(2000)) / 2000
+
+        assert share(0.25) > share(1.0) > share(10.0) > 0.5
+        assert share(1e-6) == 1.0, "next to zero does not overflow"
+
+    def test_top_p_never_leaves_the_nucleus(self) -> None:
+        logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
+        for top_p, kept in ((0.39, {0}), (0.5, {0, 1}), (0.71, {0, 1, 2}), (1.0, {0, 1, 2, 3})):
+            params = SamplingParams(top_p=top_p)
+            assert {choose(logits, params, Stream(3, 0), i) for i in range(300)} == kept
+
+    @given(st.lists(st.floats(-30, 30), min_size=1, max_size=40), st.floats(0.01, 1.0))
+    def test_the_nucleus_is_the_smallest_that_reaches_top_p(self, values: list[float], top_p: float) -> None:
+        probabilities = torch.softmax(torch.tensor(values, dtype=torch.float64), dim=-1)
+        kept = nucleus(probabilities, top_p)
+        assert set(kept.tolist()) <= {0.0, *probabilities.tolist()}
+        assert kept.sum() >= top_p - 1e-9
+        assert kept.sum() - kept[kept > 0].min() < top_p + 1e-9
+        assert kept.max() == probabilities.max()
+
+    @given(st.integers(0, 2**32), st.integers(0, 50))
+    def test_a_tiny_change_of_the_logits_leaves_the_draw_or_moves_it_next_door(self, seed: int, position: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        logits = torch.randn(50, generator=generator) * 3
+        noisy = logits + torch.randn(50, generator=generator) * 1e-6
+        params = SamplingParams(top_p=0.9)
+        one, two = (choose(x, params, Stream(seed, 0), position) for x in (logits, noisy))
+        probabilities = torch.softmax(logits.double(), -1)
+        between = probabilities[min(one, two) + 1 : max(one, two)]
+        kept = nucleus(probabilities, 0.9)[min(one, two) + 1 : max(one, two)]
+        assert one == two or float(torch.where(kept > 0, between, 0).sum()) < 1e-4
+
+    def test_the_end_of_the_range_never_draws_an_impossible_token(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Stream, "at", lambda self, position: 1.0)
+        assert choose(torch.tensor([1.0, 2.0, -math.inf]), SamplingParams(), Stream(0, 0), 0) == 1
+
+    def test_half_precision_logits_are_taken(self) -> None:
+        logits = torch.tensor([0.0, 9.0], dtype=torch.bfloat16)
+        assert choose(logits, SamplingParams(temperature=0.1), Stream(0, 0), 0) == 1
+
+
+class TestLogProbs:
+    def test_they_are_normalised_and_the_best_is_the_very_same_float(self) -> None:
+        scores = log_probs(torch.randn(5, 70, generator=torch.Generator().manual_seed(0)) * 5)
+        assert torch.allclose(scores.exp().sum(-1), torch.ones(5), atol=1e-5)
+        best = scores.argmax(-1).tolist()
+        tops = top_tokens(scores, 3)
+        assert chosen_log_probs(scores, best) == [top[0][1] for top in tops]
+        assert [top[0][0] for top in tops] == best
+        assert all(a[1] >= b[1] for top in tops for a, b in pairwise(top))
+
+    def test_more_alternatives_than_tokens_and_none(self) -> None:
+        scores = log_probs(torch.tensor([[0.0, 1.0]]))
+        assert len(top_tokens(scores, 9)[0]) == 2
+        assert top_tokens(scores, 0) == [()]
+
+
+class TestDetokenizer:
+    @given(st.text(max_size=30), st.binary(max_size=12), st.text(max_size=10))
+    def test_joined_pieces_are_the_text_without_half_a_character_at_its_end(
+        self, first: str, noise: bytes, last: str
+    ) -> None:
+        data = first.encode() + noise + last.encode()
+        detokenizer = Detokenizer(lossy)
+        pieces = [detokenizer.push(byte) for byte in data]
+        whole = lossy(data)
+        shown = "".join(pieces)
+        assert whole.startswith(shown)
+        assert set(whole[len(shown) :]) <= {REPLACEMENT}
+        assert len(whole) - len(shown) <= 3
+
+    @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters=REPLACEMENT), max_size=30))
+    def test_whole_text_never_shows_a_replacement(self, text: str) -> None:
+        detokenizer = Detokenizer(lossy)
+        pieces = [detokenizer.push(byte) for byte in text.encode()]
+        assert "".join(pieces) == text
+        assert all(REPLACEMENT not in piece for piece in pieces)
+
+    def test_a_tokenizer_that_drops_the_first_space_keeps_the_others(self) -> None:
+        words = [" a", " b", "c", " d"]
+        detokenizer = Detokenizer(lambda ids: "".join(words[i] for i in ids).lstrip())
+        assert [detokenizer.push(i) for i in range(4)] == ["a", " b", "c", " d"]
+
+    def test_noise_is_not_held_back_for_ever(self) -> None:
+        detokenizer = Detokenizer(lossy)
+        shown = "".join(detokenizer.push(0xFF) for _ in range(100))
+        assert shown == REPLACEMENT * 97
+
+    def test_work_per_token_stays_small(self) -> None:
+        longest = 0
+
+        def decode(ids: Sequence[int]) -> str:
+            nonlocal longest
+            longest = max(longest, len(ids))
+            return lossy(ids)
+
+        detokenizer = Detokenizer(decode)
+        for byte in ("naïve café 日本 " * 50).encode():
+            detokenizer.push(byte)
+        assert longest <= 8
+
+
+def first_stop(text: str, stops: Sequence[str]) -> str:
+    """The rule, one character at a time: cut where a stop is complete first, the longest of those."""
+    for end in range(1, len(text) + 1):
+        starts = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
+        if starts:
+            return text[: min(starts)]
+    return text
+
+
+pieces_and_stops = st.tuples(
+    st.lists(st.text("abc", max_size=4), max_size=12), st.lists(st.text("abc", min_size=1, max_size=4), max_size=3)
+)
+
+
+class TestStopCutter:
+    @given(pieces_and_stops)
+    def test_the_cut_does_not_depend_on_the_pieces(self, case: tuple[list[str], list[str]]) -> None:
+        pieces, stops = case
+        expected = first_stop("".join(pieces), stops)
+        cutter = StopCutter(stops)
+        shown = ""
+        for piece in pieces:
+            shown += cutter.push(piece)
+            assert expected.startswith(shown), "nothing of a stop string is shown, not even for a moment"
+        assert cutter.stopped == (expected != "".join(pieces))
+        assert shown + cutter.flush() == expected
+
+    def test_text_that_cannot_start_a_stop_is_shown_at_once(self) -> None:
+        cutter = StopCutter(["\n\n"])
+        assert [cutter.push(piece) for piece in ("a", "\n", "b", "\n")] == ["a", "", "\nb", ""]
+        assert cutter.push("\nc") == ""
+        assert cutter.stopped
+        assert cutter.push("more") == cutter.flush() == ""
+
+
+def grow(data: bytes, params: SamplingParams, *, limit: int = 99, eos: int | None = 0) -> Choice:
+    choice = Choice(0, params, Ending(eos, limit), lossy)
+    for byte in data:
+        choice.push(byte, None, ())
+        if choice.finish_reason is not None:
+            break
+    return choice
+
+
+class TestChoice:
+    def test_a_stop_string_ends_it_and_all_its_tokens_are_listed(self) -> None:
+        choice = grow(b"one END two", SamplingParams(stop=("END",)))
+        done = choice.completion()
+        assert (done.text, done.finish_reason) == ("one ", "stop")
+        assert bytes(done.token_ids) == b"one END"
+        assert done.text_offsets == (0, 1, 2, 3, 4, 4, 4)
+
+    def test_eos_ends_it_and_gives_no_text(self) -> None:
+        done = grow(b"ab\x00cd", SamplingParams()).completion()
+        assert (done.text, done.finish_reason, len(done.token_ids)) == ("ab", "stop", 3)
+
+    def test_eos_as_the_last_allowed_token_is_a_stop(self) -> None:
+        assert grow(b"ab\x00", SamplingParams(), limit=3).completion().finish_reason == "stop"
+
+    def test_length_ends_it_and_releases_what_was_no_stop(self) -> None:
+        done = grow(b"abEN", SamplingParams(stop=("END",)), limit=4).completion()
+        assert (done.text, done.finish_reason) == ("abEN", "length")
+
+    def test_half_a_character_at_the_end_is_not_shown(self) -> None:
+        done = grow("aé".encode()[:2], SamplingParams(), limit=2).completion()
+        assert (done.text, done.text_offsets) == ("a", (0, 1))
+
+    def test_half_a_stop_string_before_eos_is_text(self) -> None:
+        assert grow(b"abEN\x00", SamplingParams(stop=("END",))).completion().text == "abEN"
+
+    def test_no_tokens_at_all(self) -> None:
+        done = Choice(0, SamplingParams(max_tokens=0), Ending(0, 0), lossy).completion()
+        assert (done.text, done.token_ids, done.finish_reason) == ("", (), "length")
+
+    @given(st.text(max_size=20), st.lists(st.text(min_size=1, max_size=3), max_size=2), st.integers(1, 30))
+    def test_the_stream_joins_to_the_answer(self, text: str, stops: list[str], limit: int) -> None:
+        choice = Choice(0, SamplingParams(stop=tuple(stops)), Ending(None, limit), lossy)
+        deltas = []
+        for number, byte in enumerate(text.encode()):
+            deltas.append(choice.push(byte, -float(number), ((byte, -float(number)),)))
+            if choice.finish_reason is not None:
+                break
+        if choice.finish_reason is None:
+            return
+        done = choice.completion()
+        assert "".join(delta.text for delta in deltas) == done.text
+        assert tuple(delta.token_id for delta in deltas) == done.token_ids
+        assert tuple(delta.logprob for delta in deltas) == done.token_logprobs
+        assert len(done.top_logprobs) == len(done.text_offsets) == len(done.token_ids)
+        assert [delta.finish_reason for delta in deltas[:-1]] == [None] * (len(deltas) - 1)
+        assert deltas[-1].finish_reason == done.finish_reason
+
+
+class TestRequests:
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("max_tokens", -1), ("temperature", -0.1), ("temperature", math.nan), ("temperature", math.inf),
+            ("top_p", 0.0), ("top_p", 1.1), ("top_p", math.nan), ("n", 0), ("stop", ("a", "")), ("logprobs", -1),
+        ],
+    )  # fmt: skip
+    def test_parameters_out_of_range_are_named(self, name: str, value: object) -> None:
+        with pytest.raises(InvalidParameter, match=name) as caught:
+            SamplingParams(**{name: value})  # type: ignore[arg-type]
+        assert caught.value.param == name
+
+    def test_a_prompt_beyond_the_context_says_the_numbers(self) -> None:
+        with pytest.raises(InvalidPrompt, match=r"11 tokens .* context of the base model is 10"):
+            GenerateRequest("b", (1,) * 11).check(SHAPE)
+        with pytest.raises(InvalidPrompt, match="empty"):
+            GenerateRequest("b", ()).check(SHAPE)
+        with pytest.raises(InvalidPrompt, match=r"300 is not in the vocabulary .*299"):
+            GenerateRequest("b", (1, 300)).check(SHAPE)
+        with pytest.raises(InvalidPrompt, match="-1"):
+            ScoreRequest("b", ((1,), (1, -1))).check(SHAPE)
+        with pytest.raises(
+            InvalidParameter, match=r"8 tokens and max_tokens is 3: together 11, .* 10; ask for at most 2"
+        ):
+            GenerateRequest("b", (1,) * 8, params=SamplingParams(max_tokens=3)).check(SHAPE)
+
+    def test_the_context_may_be_filled_to_the_brim(self) -> None:
+        request = GenerateRequest("b", (1,) * 8, params=SamplingParams(max_tokens=2))
+        request.check(SHAPE)
+        assert request.length_limit(SHAPE) == 2
+        rest = GenerateRequest("b", (1,) * 3, params=SamplingParams(max_tokens=None))
+        rest.check(SHAPE)
+        assert rest.length_limit(SHAPE) == 7
+        GenerateRequest("b", (1,) * 10, params=SamplingParams(max_tokens=0)).check(SHAPE)
+
+    def test_final_states(self) -> None:
+        assert {state for state in State if state.final} == {State.FINISHED, State.FAILED, State.CANCELLED}
