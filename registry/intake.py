@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -20,10 +20,11 @@ from registry.catalogue.rows import EmbeddingRow
 from registry.encoders.contract import Encoder
 from registry.errors import InvalidManifest, InvalidSample, NotFound, TooLarge
 from registry.names import digest_of, sha256_digest
-from registry.samples import GOOD_SEQUENCES, MAX_SEQUENCES, MIN_SEQUENCES, decode_lines, prepare
+from registry.samples import SampleLimits, decode_lines, prepare
 from registry.spec import EmbeddingSource, FileSource, SampleReport, SampleSource
 
-MAX_VECTORS = 10 * MAX_SEQUENCES
+VECTORS_PER_SEQUENCE = 10
+"""A passage can have many sentences: this many vectors are taken for each sequence of the maximum."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ class Limits:
     inline_bytes: int = 8 * 2**20
     weights_bytes: int = 2**30
     sample_bytes: int = 64 * 2**20
-    passage_chars: int = 100_000
+    embeddings_bytes: int = 64 * 2**20
+    sample: SampleLimits = field(default_factory=SampleLimits)
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ def check_sample(source: SampleSource, reader: BlobReader, encoders: Mapping[str
         texts = decode_lines(reader.blob(source.blob, "sample", reader.limits.sample_bytes))
     else:
         texts = list(source.texts or ())
-    sample = prepare(texts, max_chars=reader.limits.passage_chars)
+    sample = prepare(texts, reader.limits.sample)
     return CheckedSample(report=sample.report, texts=sample.texts, data=sample.data)
 
 
@@ -124,7 +126,8 @@ def _check_embeddings(
     if not vectors or len({v.encoder for v in vectors}) < len(vectors):
         raise InvalidSample("'embeddings' needs one file for each encoder, at least one in all.", param="sample")
     count = max(len(v.array) for v in vectors)
-    notes = () if count >= GOOD_SEQUENCES else (f"{count} vectors: about {GOOD_SEQUENCES} are better.",)
+    good = reader.limits.sample.good
+    notes = () if count >= good else (f"{count} vectors: about {good} are better.",)
     digest = digest_of({v.encoder: sha256_digest(v.data) for v in vectors})
     report = SampleReport(digest=digest, received=count, kept=count, has_text=False, notes=notes)
     return CheckedSample(report=report, vectors=vectors)
@@ -139,8 +142,8 @@ def _check_vectors(source: EmbeddingSource, reader: BlobReader, encoders: Mappin
             "send texts.",
             param="sample",
         )
-    data = reader.file(source.file, "embeddings", reader.limits.sample_bytes)
-    array = read_embeddings(data, max_bytes=reader.limits.sample_bytes)
+    data = reader.file(source.file, "embeddings", reader.limits.embeddings_bytes)
+    array = read_embeddings(data, max_bytes=reader.limits.embeddings_bytes)
     count, dimensions = array.shape
     if (source.unit, dimensions) != (encoder.unit, encoder.dimensions):
         raise InvalidSample(
@@ -148,10 +151,12 @@ def _check_vectors(source: EmbeddingSource, reader: BlobReader, encoders: Mappin
             f"have {dimensions} for each {source.unit}.",
             param="sample",
         )
-    if not MIN_SEQUENCES <= count <= MAX_VECTORS:
+    limits = reader.limits.sample
+    most = limits.maximum * VECTORS_PER_SEQUENCE
+    if not limits.minimum <= count <= most:
         raise InvalidSample(
-            f"{count} vectors were sent: at least {MIN_SEQUENCES} are needed, about {GOOD_SEQUENCES} are good, "
-            f"{MAX_VECTORS} are the most.",
+            f"{count} vectors were sent: at least {limits.minimum} are needed, about {limits.good} are good, "
+            f"{most} are the most.",
             param="sample",
         )
     return Vectors(encoder=source.encoder, array=array, data=save_embeddings(array))

@@ -87,3 +87,24 @@ def gone_members(catalogue: Catalogue, selector: SelectorRow) -> dict[str, str]:
         for member in selector.members
         if member.adapter_id not in live
     }
+
+
+def enqueue_refits(catalogue: Catalogue, changed: AdapterRow, *, created_by: str, delay: float) -> list[str]:
+    """Queue a fit of every fitted pool this adapter came to or left; returns the job ids.
+
+    The old selectors keep serving. `delay` debounces: a fit that is queued already is not queued twice.
+    """
+    jobs = []
+    for pool, spec in catalogue.selectors.targets(changed.base_fingerprint):
+        if pool.namespaces is not None and changed.namespace not in pool.namespaces:
+            continue
+        job = catalogue.jobs.enqueue(
+            "fit",
+            {"base": changed.base_model, "pool": pool.model_dump(mode="json"), "spec": spec.model_dump(mode="json")},
+            namespace=changed.namespace,
+            created_by=created_by,
+            dedupe_key=f"fit:{pool_id(pool)}:{spec_digest(spec)}",
+            delay=delay,
+        )
+        jobs.append(job.id)
+    return jobs

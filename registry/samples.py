@@ -30,11 +30,22 @@ class Sample:
     report: SampleReport
 
 
-def prepare(texts: Sequence[str], *, max_chars: int = 100_000, minimum: int = MIN_SEQUENCES) -> Sample:
-    """Clean a sample: empty texts and exact duplicates go, over 500 a seeded draw is taken.
+@dataclass(frozen=True)
+class SampleLimits:
+    """Sequences under which a sample is refused or noted, and over which it is drawn; characters of one text."""
 
-    Raises InvalidSample under `minimum` usable sequences and TooLarge for a text over `max_chars` characters.
+    minimum: int = MIN_SEQUENCES
+    good: int = GOOD_SEQUENCES
+    maximum: int = MAX_SEQUENCES
+    max_chars: int = 1_000_000
+
+
+def prepare(texts: Sequence[str], limits: SampleLimits = SampleLimits()) -> Sample:
+    """Clean a sample: empty texts and exact duplicates go, over the maximum a seeded draw is taken.
+
+    Raises InvalidSample under the minimum of usable sequences and TooLarge for a text that is too long.
     """
+    max_chars = limits.max_chars
     longest = max(map(len, texts), default=0)
     if longest > max_chars:
         raise TooLarge(
@@ -43,15 +54,15 @@ def prepare(texts: Sequence[str], *, max_chars: int = 100_000, minimum: int = MI
         )
     filled = [text for text in texts if text.strip()]
     unique = list(dict.fromkeys(filled))
-    if len(unique) < minimum:
+    if len(unique) < limits.minimum:
         raise InvalidSample(
             f"The sample has {len(unique)} different sequences that are not empty ({len(texts)} were sent); "
-            f"at least {minimum} are needed, about {GOOD_SEQUENCES} are good.",
+            f"at least {limits.minimum} are needed, about {limits.good} are good.",
             param="sample",
         )
-    kept, seed = draw(unique)
+    kept, seed = draw(unique, limits.maximum)
     data = encode_lines(kept)
-    notes = () if len(kept) >= GOOD_SEQUENCES else (f"{len(kept)} sequences: about {GOOD_SEQUENCES} are better.",)
+    notes = () if len(kept) >= limits.good else (f"{len(kept)} sequences: about {limits.good} are better.",)
     report = SampleReport(
         digest=sha256_digest(data),
         received=len(texts),
@@ -64,11 +75,11 @@ def prepare(texts: Sequence[str], *, max_chars: int = 100_000, minimum: int = MI
     return Sample(texts=tuple(kept), data=data, report=report)
 
 
-def draw(texts: list[str]) -> tuple[list[str], int | None]:
-    """At most 500 texts, in their order, and the seed of the draw (None when nothing was left out)."""
-    if len(texts) <= MAX_SEQUENCES:
+def draw(texts: list[str], maximum: int) -> tuple[list[str], int | None]:
+    """At most `maximum` texts, in their order, and the seed of the draw (None when nothing was left out)."""
+    if len(texts) <= maximum:
         return texts, None
-    chosen = sorted(random.Random(DRAW_SEED).sample(range(len(texts)), MAX_SEQUENCES))  # noqa: S311 - a sample, no secret
+    chosen = sorted(random.Random(DRAW_SEED).sample(range(len(texts)), maximum))  # noqa: S311 - a sample, no secret
     return [texts[i] for i in chosen], DRAW_SEED
 
 

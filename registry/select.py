@@ -48,7 +48,7 @@ def select(
     fit: Fit,
 ) -> Chosen:
     """Choose adapters of a pool for a sample; raises InvalidSample where its vectors are of another encoder."""
-    encoder = _encoder(spec, encoders)
+    encoder = encoder_for(spec, encoders)
     encoder_digest = None if encoder is None else encoder.digest
     row = latest(pool, spec, encoder_digest, database) or fit(pool, spec, encoder_digest)
     selector = load(row, blobs)
@@ -64,7 +64,8 @@ def select(
     return Chosen(again({}), row, missing, vectors, again)
 
 
-def _encoder(spec: SelectorSpec, encoders: Mapping[str, Encoder]) -> Encoder | None:
+def encoder_for(spec: SelectorSpec, encoders: Mapping[str, Encoder]) -> Encoder | None:
+    """The encoder a selector needs, of those there are; None where it looks at no text. Raises Unavailable."""
     name = encoder_of(spec)
     if name is None:
         return None

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.errors import InvalidSample, TooLarge
-from registry.samples import decode_lines, encode_lines, prepare
+from registry.samples import SampleLimits, decode_lines, encode_lines, prepare
 
 WORDS = [f"passage number {i}" for i in range(700)]
 
@@ -36,7 +36,7 @@ def test_too_few_is_refused_with_the_numbers():
 
 def test_one_endless_text_is_refused():
     with pytest.raises(TooLarge, match=r"101 characters and the limit is 100"):
-        prepare([*WORDS[:30], "x" * 101], max_chars=100)
+        prepare([*WORDS[:30], "x" * 101], SampleLimits(max_chars=100))
 
 
 def test_a_lone_surrogate_is_refused_not_stored():

@@ -1,0 +1,140 @@
+"""What each kind of job does: embed a pushed sample, fit a pool, cook a soup. `service/jobs.py` runs them.
+
+Arguments are ids and small parameters; texts wait in a blob of their own that is deleted when the job ends, so that
+no sample of a novel domain outlives its request.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter
+from registry.catalogue.rows import JobRow, SelectorRow
+
+from registry.cook import Candidate, Kitchen, cook
+from registry.intake import Caller
+from registry.plan import by_hand
+from registry.pools import enqueue_refits, pool_base
+from registry.push import embed
+from registry.select import encoder_for
+from registry.spec import CookRequest, PassageScore, PoolSpec, SelectorSpec
+from service.engine import AdapterHandle
+from service.limits import intake_limits
+
+if TYPE_CHECKING:
+    from service.fitting import FitProcess
+    from service.runtime import Runtime
+
+Progress = Callable[[int, int, str], None]
+SPEC: TypeAdapter[SelectorSpec] = TypeAdapter(SelectorSpec)
+
+
+@dataclass(frozen=True)
+class JobContext:
+    """A job at work: where it runs, its row, and what it reports to (which raises when it is cancelled)."""
+
+    runtime: Runtime
+    fitting: FitProcess
+    row: JobRow
+    progress: Progress
+
+
+@dataclass(frozen=True)
+class JobKind:
+    """`run` does it; `failed` is told that it failed for good; `clean` removes what only the job needed."""
+
+    run: Callable[[JobContext], dict[str, Any]]
+    failed: Callable[[Runtime, Mapping[str, Any]], None]
+    clean: Callable[[Runtime, JobRow], None]
+
+
+def _nothing(runtime: Runtime, what: object) -> None:
+    """Nothing to do."""
+
+
+def _embed(context: JobContext) -> dict[str, Any]:
+    runtime = context.runtime
+    row = embed(
+        context.row.arguments["adapter_id"],
+        database=runtime.database,
+        blobs=runtime.blobs,
+        encoders=runtime.encoders,
+        progress=context.progress,
+    )
+    with runtime.database.write() as catalogue:
+        delay = runtime.settings.refit_delay_seconds
+        refits = enqueue_refits(catalogue, row, created_by=context.row.created_by, delay=delay)
+    return {"adapter": row.ref, "digest": row.digest, "refits": refits}
+
+
+def _embed_failed(runtime: Runtime, arguments: Mapping[str, Any]) -> None:
+    with runtime.database.write() as catalogue:
+        catalogue.adapters.set_sample_state(arguments["adapter_id"], "failed")
+
+
+def _fit(context: JobContext) -> dict[str, Any]:
+    arguments = context.row.arguments
+    pool = PoolSpec.model_validate(arguments["pool"])
+    spec = SPEC.validate_python(arguments["spec"])
+    encoder = encoder_for(spec, context.runtime.encoders(arguments["base"]))
+    digest = None if encoder is None else encoder.digest
+    row = context.fitting.fit(pool, spec, digest, progress=context.progress)
+    return {"selector": row.id}
+
+
+def _cook(context: JobContext) -> dict[str, Any]:
+    runtime, arguments = context.runtime, context.row.arguments
+    stored = json.loads(runtime.blobs.read(arguments["request"]))
+    request = CookRequest.model_validate(stored["request"])
+    scope = arguments["scope"]
+    caller = Caller(
+        key_id=context.row.created_by,
+        scope=None if scope is None else tuple(scope),
+        request_id=arguments["request_id"],
+    )
+    if request.recipe is not None:
+        base_id, _ = by_hand(request.recipe, scope=caller.scope, database=runtime.database)
+    else:
+        base_id = pool_base(request.pool, runtime.shapes())
+    kitchen = _kitchen(context, base_id)
+    cooked = cook(request, kitchen=kitchen, caller=caller, namespace=arguments["namespace"], progress=context.progress)
+    return cooked.model_dump(mode="json")
+
+
+def _kitchen(context: JobContext, base_id: str) -> Kitchen:
+    runtime = context.runtime
+
+    def advance(done: int, total: int) -> None:
+        context.progress(done, total, "scoring the sample")
+
+    def score(texts: Sequence[str], candidate: Candidate | None) -> list[PassageScore]:
+        handle = None if candidate is None else AdapterHandle(candidate.digest, candidate.config, candidate.load)
+        return runtime.engine.score(base_id, texts, handle, progress=advance, patient=True)
+
+    def fit(pool: PoolSpec, spec: SelectorSpec, encoder_digest: str | None) -> SelectorRow:
+        return context.fitting.fit(pool, spec, encoder_digest, progress=context.progress)
+
+    return Kitchen(
+        database=runtime.database,
+        blobs=runtime.blobs,
+        base_id=base_id,
+        shape=runtime.shapes()[base_id],
+        encoders=runtime.encoders(base_id),
+        score=score,
+        fit=fit,
+        limits=intake_limits(runtime.settings),
+    )
+
+
+def _clean_cook(runtime: Runtime, row: JobRow) -> None:
+    runtime.blobs.delete(row.arguments["request"])
+
+
+KINDS: dict[str, JobKind] = {
+    "embed": JobKind(run=_embed, failed=_embed_failed, clean=_nothing),
+    "fit": JobKind(run=_fit, failed=_nothing, clean=_nothing),
+    "cook": JobKind(run=_cook, failed=_nothing, clean=_clean_cook),
+}

@@ -1,0 +1,238 @@
+"""Runs what `catalogue.jobs` holds: claims, heartbeats, retries, cancellation. What each kind does is in `job_kinds`.
+
+Built by the runtime. Routes call `wake` after a commit that enqueued something, `watch` to be told of progress, and
+`cancel`. Jobs survive a restart: what ran when the process died is claimed again once its lease is over, or at once
+where this process is the only owner of the data.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import uuid
+from collections import defaultdict
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from registry.catalogue.rows import JobRow
+
+from registry.errors import Busy, Cancelled, Internal, SoupError, Unavailable, as_dict
+from service.fitting import FitProcess
+from service.job_kinds import KINDS, JobContext
+
+if TYPE_CHECKING:
+    from service.runtime import Runtime
+
+log = logging.getLogger("soup.jobs")
+IDLE_SECONDS = 1.0
+PROGRESS_SECONDS = 0.5
+FINAL = frozenset({"succeeded", "failed", "cancelled"})
+TRANSIENT = (Busy, Unavailable)
+
+
+class Interrupted(SoupError):
+    """The server is stopping: the job goes back to the queue."""
+
+    code = "interrupted"
+
+
+class JobRunner:
+    """Threads that run jobs one at a time each; `settings.job_workers` of them."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._settings = runtime.settings
+        self._database = runtime.database
+        self._name = f"worker-{uuid.uuid4().hex[:12]}"
+        self._wake = threading.Condition()
+        self._stopping = threading.Event()
+        self._cancelled: dict[str, threading.Event] = {}
+        self._watchers: dict[str, list[Callable[[], None]]] = defaultdict(list)
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self.fitting = FitProcess(self._database, self._settings.database, self._settings.blobs_dir)
+
+    def start(self) -> None:
+        """Put back what a dead process left running, then start the workers and the heartbeat."""
+        with self._database.write() as catalogue:
+            catalogue.jobs.requeue_expired(_now() + timedelta(days=3650) if self._runtime.sole_owner else _now())
+        loops = [self._work] * self._settings.job_workers + [self._beat]
+        self._threads = [
+            threading.Thread(target=loop, name=f"soup-jobs-{number}", daemon=True) for number, loop in enumerate(loops)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Send running jobs back to the queue and end the threads."""
+        self._stopping.set()
+        self.wake()
+        for thread in self._threads:
+            thread.join()
+        self._threads = []
+        self.fitting.stop()
+
+    def wake(self) -> None:
+        """Look at the queue now: something was enqueued."""
+        with self._wake:
+            self._wake.notify_all()
+
+    def watch(self, job_id: str, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call `callback`, from any thread, whenever this job changes; returns what ends it."""
+        with self._lock:
+            self._watchers[job_id].append(callback)
+
+        def unwatch() -> None:
+            with self._lock:
+                self._watchers[job_id].remove(callback)
+                if not self._watchers[job_id]:
+                    del self._watchers[job_id]
+
+        return unwatch
+
+    def cancel(self, scope: tuple[str, ...] | None, job_id: str) -> JobRow:
+        """Cancel a queued or running job; one that ended stays as it is. Raises NotFound."""
+        with self._database.write() as catalogue:
+            row = catalogue.jobs.get(scope, job_id)
+            if row.state not in FINAL:
+                row = catalogue.jobs.cancel(job_id)
+        with self._lock:
+            event = self._cancelled.get(job_id)
+        if event is not None:
+            event.set()
+        elif row.state == "cancelled":
+            KINDS[row.kind].clean(self._runtime, row)
+        self._tell(job_id)
+        return row
+
+    def _tell(self, job_id: str) -> None:
+        with self._lock:
+            callbacks = list(self._watchers.get(job_id, ()))
+        for callback in callbacks:
+            callback()
+
+    # --- the worker threads ---------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while not self._stopping.is_set():
+            row = self._claim()
+            if row is None:
+                with self._wake:
+                    self._wake.wait(timeout=IDLE_SECONDS)
+                continue
+            self._run(row)
+
+    def _claim(self) -> JobRow | None:
+        try:
+            with self._database.write() as catalogue:
+                return catalogue.jobs.claim(self._name, list(KINDS), self._settings.job_lease_seconds, _now())
+        except Exception:  # the database may be gone for a while; the queue is not lost with it
+            log.exception("claiming a job failed")
+            return None
+
+    def _run(self, row: JobRow) -> None:
+        cancelled = threading.Event()
+        with self._lock:
+            self._cancelled[row.id] = cancelled
+        context = JobContext(self._runtime, self.fitting, row, _Progress(self, row, cancelled))
+        try:
+            result = KINDS[row.kind].run(context)
+            ended = self._store(lambda jobs: jobs.succeed(row.id, result))
+        except Cancelled:
+            ended = True  # the row says so already
+        except Interrupted as error:
+            ended = self._fail(row, error, retry_in=0.0)
+        except SoupError as error:
+            retry = isinstance(error, TRANSIENT) and row.attempts < self._settings.job_attempts
+            ended = self._fail(row, error, retry_in=2.0**row.attempts if retry else None)
+        except Exception as error:
+            log.exception("job failed", extra={"job": row.id, "kind": row.kind})
+            retry = row.attempts < self._settings.job_attempts
+            internal = Internal(f"The job failed on our side ({type(error).__name__}); the server's log has the rest.")
+            ended = self._fail(row, internal, retry_in=2.0**row.attempts if retry else None)
+        finally:
+            with self._lock:
+                del self._cancelled[row.id]
+        if ended:
+            KINDS[row.kind].clean(self._runtime, row)
+        self._tell(row.id)
+        self.wake()
+
+    def _fail(self, row: JobRow, error: SoupError, *, retry_in: float | None) -> bool:
+        """Store the failure; True when it is final."""
+        if retry_in is None:
+            failed = {"adapter_id": row.arguments.get("adapter_id")}
+            log.warning("job failed", extra={"job": row.id, "kind": row.kind, "code": error.code})
+            KINDS[row.kind].failed(self._runtime, failed)
+        self._store(lambda jobs: jobs.fail(row.id, as_dict(error), retry_in))
+        return retry_in is None
+
+    def _store(self, change: Callable[[Any], object]) -> bool:
+        with self._database.write() as catalogue:
+            change(catalogue.jobs)
+        return True
+
+    def _beat(self) -> None:
+        """Prolong the leases of what runs here, and notice what another process cancelled."""
+        while not self._stopping.wait(self._settings.job_lease_seconds / 4):
+            with self._lock:
+                running = dict(self._cancelled)
+            try:
+                with self._database.write() as catalogue:
+                    for job_id, cancelled in running.items():
+                        if not catalogue.jobs.heartbeat(job_id, self._name, self._settings.job_lease_seconds, _now()):
+                            cancelled.set()
+                    catalogue.jobs.requeue_expired(_now())
+            except Exception:
+                log.exception("heartbeat failed")
+
+
+class _Progress:
+    """The callable a job reports to: stores at most twice a second, and raises when the job is to end."""
+
+    def __init__(self, runner: JobRunner, row: JobRow, cancelled: threading.Event) -> None:
+        self._runner = runner
+        self._row = row
+        self._cancelled = cancelled
+        self._stored_at = _now() - timedelta(days=1)
+        self._stored: tuple[int, int, str] | None = None
+
+    def __call__(self, done: int, total: int, message: str) -> None:
+        if self._cancelled.is_set():
+            raise Cancelled("The job was cancelled.")
+        if self._runner._stopping.is_set():
+            raise Interrupted("The server is stopping; the job goes on when it is back.")
+        now = _now()
+        if (done, total, message) == self._stored or now - self._stored_at < timedelta(seconds=PROGRESS_SECONDS):
+            return
+        self._stored, self._stored_at = (done, total, message), now
+        self._runner._store(lambda jobs: jobs.progress(self._row.id, done=done, total=total, message=message))
+        self._runner._tell(self._row.id)
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+def result_of(row: JobRow) -> dict[str, Any]:
+    """The result of a job that ended; raises the error it ended with."""
+    from registry.errors import rebuild
+
+    if row.state == "succeeded":
+        return row.result or {}
+    if row.state == "cancelled":
+        raise Cancelled(f"Job {row.id} was cancelled.")
+    error = row.error or {}
+    raise rebuild(
+        str(error.get("code", "internal")),
+        str(error.get("message", "The job failed.")),
+        param=error.get("param"),
+        problems=error.get("problems", ()),
+    )
+
+
+def request_bytes(request: dict[str, Any]) -> bytes:
+    """A request as a job stores it: a blob of its own even where two requests are alike."""
+    return json.dumps({"request": request, "nonce": uuid.uuid4().hex}, ensure_ascii=False).encode()
