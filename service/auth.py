@@ -139,7 +139,7 @@ def ensure_admin_key(database: Database, path: Path, bootstrap: str | None = Non
             catalogue.keys.add(
                 "admin", secret_sha256(wanted), namespaces=None, scopes=frozenset({"admin"}), prefix=wanted[:SHOWN]
             )
-            catalogue.audit.record("key.create", "admin", None, None, {"by": "first start"})
+            catalogue.audit.record("key.create", "admin", key_id=None, request_id=None, detail={"by": "first start"})
         elif row.revoked_at is not None:
             raise Conflict(f"The key in {path} was revoked; remove that file, and the next start writes a new one.")
     return path

@@ -64,11 +64,7 @@ class ErrorBody(BaseModel):
 
 def status_of(error: SoupError) -> int:
     """The HTTP status of one of our errors."""
-    return next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS) if _known(error) else 500
-
-
-def _known(error: SoupError) -> bool:
-    return any(kind in STATUS for kind in type(error).__mro__)
+    return next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), 500)
 
 
 def error_type(status: int) -> str:
@@ -82,14 +78,19 @@ def body_of(error: SoupError) -> dict[str, Any]:
     status = status_of(error)
     hidden = isinstance(error, errors.Internal)
     problem: dict[str, Any] = {
-        "message": INTERNAL_MESSAGE if hidden else error.message,
+        "message": INTERNAL_MESSAGE if hidden else _sendable(error.message),
         "type": error_type(status),
-        "param": error.param,
+        "param": None if error.param is None else _sendable(error.param),
         "code": error.code,
     }
     if error.problems and not hidden:
-        problem["problems"] = list(error.problems)
+        problem["problems"] = [_sendable(text) for text in error.problems]
     return {"error": problem}
+
+
+def _sendable(text: str) -> str:
+    """`text` without halves of surrogate pairs, which a message may quote and UTF-8 cannot carry."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def response_of(error: SoupError, headers: Mapping[str, str] | None = None) -> JSONResponse:

@@ -1,0 +1,33 @@
+"""`GET /v1/audit`: who did what, newest first (scope admin)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from service.auth import Admin
+from service.routes.state import State
+from service.schemas import AuditEntry, AuditList
+
+router = APIRouter(prefix="/v1/audit", tags=["keys"])
+
+
+@router.get("")
+def list_audit(runtime: State, who: Admin, cursor: Annotated[str | None, Query(max_length=200)] = None) -> AuditList:
+    """One page of what was done in the namespaces this key sees."""
+    with runtime.database.read() as catalogue:
+        page = catalogue.audit.list(who.namespaces, cursor)
+    entries = [
+        AuditEntry(
+            id=row.id,
+            at=row.at,
+            action=row.action,
+            subject=row.subject,
+            key_id=row.key_id,
+            request_id=row.request_id,
+            detail=dict(row.detail),
+        )
+        for row in page.rows
+    ]
+    return AuditList(data=entries, next_cursor=page.next_cursor)

@@ -1,0 +1,83 @@
+"""`POST /v1/embeddings`: the vectors that samples are embedded with, mean-pooled last hidden states of a base model."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from starlette.concurrency import run_in_threadpool
+
+from registry.errors import InvalidParameter, InvalidPrompt
+from service.auth import Caller, Principal
+from service.engine import ScoreRequest, Scores
+from service.openai_schemas import EmbeddingAnswer, EmbeddingRequest
+from service.routes.generation import finish
+from service.routes.perplexity import check_texts
+from service.routes.resolve import ResolvedModel, resolve_model
+from service.routes.state import State
+
+if TYPE_CHECKING:
+    from service.runtime import Runtime
+
+router = APIRouter(tags=["inference"])
+
+
+@router.post("/v1/embeddings", response_model=EmbeddingAnswer)
+async def embeddings(request: Request, body: EmbeddingRequest, runtime: State, who: Caller) -> Response:
+    """One vector per text. Padding and the BOS are left out of the mean; a text beyond the context is refused."""
+    texts = [body.input] if isinstance(body.input, str) else body.input
+    model, asked = await run_in_threadpool(_prepare, runtime, who, body, texts)
+    tickets = await run_in_threadpool(runtime.engine.submit_all, [asked])
+    (scores,) = await finish(request, tickets)
+    answer = await run_in_threadpool(_answer, body, asked, scores)
+    return JSONResponse(answer, headers={"x-soup-digest": model.fingerprint})
+
+
+def _prepare(
+    runtime: Runtime, who: Principal, body: EmbeddingRequest, texts: Sequence[str]
+) -> tuple[ResolvedModel, ScoreRequest]:
+    if not texts:
+        raise InvalidParameter("'input' holds no text.", param="input")
+    check_texts(texts, runtime, param="input")
+    model = resolve_model(runtime, who, body.model)
+    shape = model.base.shape
+    if model.row is not None:
+        raise InvalidParameter(
+            f"Embeddings are the base model's; ask for 'base/{model.base_id}' to embed as samples are.", param="model"
+        )
+    if body.dimensions not in {None, shape.hidden_size}:
+        raise InvalidParameter(f"Vectors of this model have {shape.hidden_size} dimensions.", param="dimensions")
+    rows = [tuple(model.base.tokenize(text)) for text in texts]
+    for number, row in enumerate(rows):
+        if len(row) > shape.context:
+            raise InvalidPrompt(
+                f"Text {number} has {len(row)} tokens; the context is {shape.context}.", param=f"input.{number}"
+            )
+    bos = model.base.entry.bos and model.base.bos_id is not None
+    return model, ScoreRequest(model.base_id, tuple(rows), pooled=frozenset(range(len(rows))), bos=bos)
+
+
+def _answer(body: EmbeddingRequest, asked: ScoreRequest, scores: Scores) -> dict[str, object]:
+    read = sum(len(row) for row in asked.windows)
+    data = [
+        {"object": "embedding", "index": index, "embedding": _vector(scores.vectors[index], body.encoding_format)}
+        for index in range(len(asked.windows))
+    ]
+    return {
+        "object": "list",
+        "model": body.model,
+        "data": data,
+        "usage": {"prompt_tokens": read, "total_tokens": read},
+    }
+
+
+def _vector(vector: np.ndarray, encoding: str) -> list[float] | str:
+    """Little-endian float32 as base64, or the same floats as numbers."""
+    exact = np.ascontiguousarray(vector, dtype="<f4")
+    if encoding == "base64":
+        return base64.b64encode(exact.tobytes()).decode()
+    return [float(value) for value in exact]

@@ -1,0 +1,103 @@
+"""`/healthz`, `/readyz` and `/metrics`: is the process alive, can it do its work, what has it done.
+
+Liveness asks nothing of the engine or the database, so that a busy server is not killed. Readiness computes one
+real token with every base model and repeats that answer for some seconds (`SOUP_READY_SECONDS`), so that probes
+cost next to nothing; it names no cause beyond a word, since it answers without a key.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+from fastapi import APIRouter, Depends, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from service.auth import NOBODY_IN_PARTICULAR, needs
+from service.routes.generation import one_token
+from service.routes.resolve import resolve_model
+from service.routes.state import State
+from service.schemas import Alive, Ready
+
+if TYPE_CHECKING:
+    from service.runtime import Runtime
+
+router = APIRouter(tags=["health"])
+_admin = needs("admin")
+TOKEN_SECONDS = 30.0
+"""How long one token may take before the engine counts as stuck."""
+
+
+async def _may_read_metrics(request: Request, runtime: State) -> None:
+    if not runtime.settings.metrics_public:
+        await _admin(request)
+
+
+@router.get("/healthz")
+async def healthz() -> Alive:
+    """The process answers. Needs no key."""
+    return Alive()
+
+
+@router.get("/readyz", responses={503: {"model": Ready}})
+def readyz(request: Request, response: Response, runtime: State) -> Ready:
+    """Whether the database answers and every base model computes a token. Needs no key."""
+    readiness: Readiness = request.app.state.readiness
+    ready = readiness.of(runtime)
+    if ready.status != "ready":
+        response.status_code = 503
+    return ready
+
+
+@router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+def metrics(request: Request, _: Annotated[None, Depends(_may_read_metrics)]) -> Response:
+    """Prometheus metrics; scope admin unless `SOUP_METRICS_PUBLIC` is set."""
+    return Response(request.app.state.metrics.render(), media_type=CONTENT_TYPE_LATEST)
+
+
+class Readiness:
+    """The last answer of /readyz and when it was found; one caller at a time looks."""
+
+    def __init__(self, *, clock: Any = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._found: tuple[float, Ready] | None = None
+
+    def of(self, runtime: Runtime) -> Ready:
+        """The last answer where it is fresh, else a new one. While one caller looks, others get the last."""
+        found = self._found
+        fresh = found is not None and self._clock() - found[0] < runtime.settings.ready_seconds
+        if found is not None and (fresh or self._lock.locked()):
+            return found[1]
+        with self._lock:
+            if self._found is not found and self._found is not None:
+                return self._found[1]  # somebody looked while this one waited
+            ready = _look(runtime)
+            self._found = (self._clock(), ready)
+            return ready
+
+
+def _look(runtime: Runtime) -> Ready:
+    checks = {"database": _database(runtime)}
+    for base_id in runtime.bases:
+        checks[f"base/{base_id}"] = _token(runtime, base_id)
+    healthy = all(state == "ok" for state in checks.values())
+    return Ready(status="ready" if healthy else "not_ready", checks=checks)
+
+
+def _database(runtime: Runtime) -> str:
+    try:
+        with runtime.database.read() as catalogue:
+            catalogue.keys.by_secret("")
+    except Exception:
+        return "does not answer"
+    return "ok"
+
+
+def _token(runtime: Runtime, base_id: str) -> str:
+    try:
+        one_token(runtime, resolve_model(runtime, NOBODY_IN_PARTICULAR, f"base/{base_id}"), timeout=TOKEN_SECONDS)
+    except Exception:
+        return "computes no token"
+    return "ok"

@@ -1,0 +1,88 @@
+"""Stored bytes as an HTTP answer: ETag, If-None-Match, and one Range with If-Range.
+
+Called by the routes that hand out blobs and an adapter's files. The content never changes under its digest, so the
+digest is the (strong) ETag and may be cached for ever by whoever was allowed to read it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import BinaryIO
+
+from fastapi import Request, Response
+from fastapi.responses import StreamingResponse
+
+CHUNK = 256 * 1024
+_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
+
+
+def ranged(
+    request: Request,
+    *,
+    digest: str,
+    size: int,
+    open: Callable[[], BinaryIO],
+    media_type: str = "application/octet-stream",
+    filename: str | None = None,
+) -> Response:
+    """The answer to GET or HEAD for `size` bytes: 200, 206 for one range, 304, or 416.
+
+    `open` is called only where bytes are sent. Several ranges, or a malformed one, are answered in full, as
+    RFC 9110 allows. `filename` must be plain ASCII without quotes (ours are fixed names).
+    """
+    etag = f'"{digest}"'
+    headers = {"etag": etag, "accept-ranges": "bytes", "cache-control": "private, max-age=31536000, immutable"}
+    if filename is not None:
+        headers["content-disposition"] = f'attachment; filename="{filename}"'
+    if _names(request.headers.get("if-none-match"), etag):
+        return Response(status_code=304, headers=headers)
+    wanted = request.headers.get("range") if request.method == "GET" else None
+    if wanted is not None and request.headers.get("if-range") not in {None, etag}:
+        wanted = None
+    span = None if wanted is None else span_of(wanted, size)
+    if span == "unsatisfiable":
+        return Response(status_code=416, headers={**headers, "content-range": f"bytes */{size}"})
+    start, stop = (0, size) if not isinstance(span, tuple) else span
+    headers["content-length"] = str(stop - start)
+    if isinstance(span, tuple):
+        headers["content-range"] = f"bytes {start}-{stop - 1}/{size}"
+    if request.method == "HEAD":
+        return Response(headers=headers, media_type=media_type)
+    status = 206 if isinstance(span, tuple) else 200
+    return StreamingResponse(_slice(open, start, stop), status_code=status, headers=headers, media_type=media_type)
+
+
+def span_of(header: str, size: int) -> tuple[int, int] | str | None:
+    """A Range header as (start, stop), 'unsatisfiable', or None where it is to be ignored."""
+    match = _RANGE.fullmatch(header.strip())
+    if match is None or match.group(1) == match.group(2) == "":
+        return None
+    first, last = match.groups()
+    if first == "":  # the last so many bytes
+        length = min(int(last), size)
+        return (size - length, size) if length else "unsatisfiable"
+    start = int(first)
+    if last and int(last) < start:
+        return None
+    if start >= size:
+        return "unsatisfiable"
+    return start, min(int(last) + 1, size) if last else size
+
+
+def _names(header: str | None, etag: str) -> bool:
+    if header is None:
+        return False
+    return any(part.strip().removeprefix("W/") in {etag, "*"} for part in header.split(","))
+
+
+def _slice(open: Callable[[], BinaryIO], start: int, stop: int) -> Iterator[bytes]:
+    with open() as file:
+        file.seek(start)
+        left = stop - start
+        while left > 0:
+            chunk = file.read(min(CHUNK, left))
+            if not chunk:
+                raise OSError("a blob is shorter than its recorded size")
+            left -= len(chunk)
+            yield chunk
