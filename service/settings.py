@@ -70,7 +70,7 @@ class Settings(BaseSettings):
     max_passages: int = Field(500, ge=1, description="A larger sample is drawn down to this with a recorded seed.")
 
     # --- engine -------------------------------------------------------------------------------------
-    engine_queue: int = Field(256, ge=1, description="Requests the engine holds at once; beyond it 429 with Retry-After.")
+    engine_queue: int = Field(256, ge=1, description="Requests the engine holds at once; beyond it 429.")
     engine_batch_tokens: int = Field(4096, ge=1, description="Padded tokens of one forward pass.")
     engine_rows: int = Field(16, ge=1, description="Sequences that generate together.")
     adapter_bank_bytes: int = Field(

@@ -7,6 +7,7 @@ is scored once (METHODS section 6).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request, Response
@@ -35,11 +36,39 @@ async def perplexity(
     request: Request, response: Response, body: PerplexityRequest, runtime: State, who: Caller
 ) -> PerplexityAnswer:
     """Perplexity = exp(sum NLL / sum tokens); `standard_error` is that of `mean_nll` over texts, a lower bound."""
-    models, requests = await run_in_threadpool(_prepare, runtime, who, body)
-    tickets = await run_in_threadpool(runtime.engine.submit_all, requests)
+    asked = await run_in_threadpool(_prepare, runtime, who, body)
+    tickets = await run_in_threadpool(runtime.engine.submit_all, [one.request() for one in asked])
     scores = await finish(request, tickets)
-    response.headers["x-soup-digest"] = models[0].fingerprint
-    return await run_in_threadpool(_answer, body, models, requests, scores)
+    response.headers["x-soup-digest"] = asked[0].model.fingerprint
+    return await run_in_threadpool(_answer, body, asked, scores)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The texts as one model's tokenizer cuts them: the windows of each text."""
+
+    model: ResolvedModel
+    windows: list[list[list[int]]]
+
+    def request(self) -> ScoreRequest:
+        """All windows of all texts as one request, text after text."""
+        base = self.model.base
+        flat = tuple(tuple(window) for own in self.windows for window in own)
+        bos = base.entry.bos and base.bos_id is not None
+        return ScoreRequest(self.model.base_id, flat, adapter=self.model.handle, bos=bos)
+
+    def passages(self, texts: Sequence[str], scores: Scores) -> list[PassageScore]:
+        """Window scores summed by text. The first token of a window is given, all others are scored."""
+        nll = iter(scores.nll)
+        return [
+            PassageScore(
+                nll=sum(next(nll) for _ in own),
+                tokens=sum(len(window) - 1 for window in own),
+                bytes=len(text.encode()),
+                windows=len(own),
+            )
+            for text, own in zip(texts, self.windows, strict=True)
+        ]
 
 
 def check_texts(texts: Sequence[str], runtime: Runtime, *, param: str) -> None:
@@ -53,54 +82,25 @@ def check_texts(texts: Sequence[str], runtime: Runtime, *, param: str) -> None:
         check_text(text, runtime, param=f"{param}.{number}")
 
 
-def _prepare(
-    runtime: Runtime, who: Principal, body: PerplexityRequest
-) -> tuple[list[ResolvedModel], list[ScoreRequest]]:
+def _prepare(runtime: Runtime, who: Principal, body: PerplexityRequest) -> list[Asked]:
     check_texts(body.texts, runtime, param="texts")
     names = [body.model] if body.baseline is None else [body.model, body.baseline]
     models = [resolve_model(runtime, who, name) for name in names]
-    return models, [_score_request(model, body.texts) for model in models]
-
-
-def _score_request(model: ResolvedModel, texts: Sequence[str]) -> ScoreRequest:
-    """All windows of all texts, text after text."""
-    cut = [window for text in texts for window in _windows(model, text)]
-    bos = model.base.entry.bos and model.base.bos_id is not None
-    return ScoreRequest(
-        model.base_id, tuple(tuple(window) for window in cut), adapter=model.handle, pooled=frozenset(), bos=bos
-    )
+    return [Asked(model, [_windows(model, text) for text in body.texts]) for model in models]
 
 
 def _windows(model: ResolvedModel, text: str) -> list[list[int]]:
     base = model.base
-    return windows(
-        base.tokenize(text, bos=False),
-        context=base.shape.context,
-        bos_id=base.bos_id if base.entry.bos else None,
-    )
+    bos_id = base.bos_id if base.entry.bos else None
+    return windows(base.tokenize(text, bos=False), context=base.shape.context, bos_id=bos_id)
 
 
-def _passages(model: ResolvedModel, texts: Sequence[str], scores: Scores) -> list[PassageScore]:
-    """Window scores gathered by text. The first token of a window is given, all others are scored."""
-    found: list[PassageScore] = []
-    at = 0
-    for text in texts:
-        own = _windows(model, text)
-        nll = sum(scores.nll[at : at + len(own)])
-        at += len(own)
-        tokens = sum(len(window) - 1 for window in own)
-        found.append(PassageScore(nll=nll, tokens=tokens, bytes=len(text.encode()), windows=len(own)))
-    return found
-
-
-def _answer(
-    body: PerplexityRequest, models: Sequence[ResolvedModel], requests: Sequence[ScoreRequest], scores: Sequence[Scores]
-) -> PerplexityAnswer:
-    passages = [_passages(model, body.texts, found) for model, found in zip(models, scores, strict=True)]
+def _answer(body: PerplexityRequest, asked: Sequence[Asked], scores: Sequence[Scores]) -> PerplexityAnswer:
+    passages = [one.passages(body.texts, found) for one, found in zip(asked, scores, strict=True)]
     report = evaluate.report(passages[0], passages[1] if len(passages) > 1 else None, seed=body.seed)
     compared = None
     if report.baseline is not None and body.baseline is not None:
-        compared = ComparedModel(model=body.baseline, digest=models[1].digest, **report.baseline.model_dump())
+        compared = ComparedModel(model=body.baseline, digest=asked[1].model.digest, **report.baseline.model_dump())
     return PerplexityAnswer(
-        **report.model_dump(exclude={"baseline"}), model=body.model, digest=models[0].digest, baseline=compared
+        **report.model_dump(exclude={"baseline"}), model=body.model, digest=asked[0].model.digest, baseline=compared
     )

@@ -1,0 +1,99 @@
+"""Settings come from the environment, are described, and never break on what an operator types."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from registry.errors import InvalidParameter
+from service.settings import ClientSettings, Settings
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    for name in list(os.environ):
+        if name.startswith("SOUP_"):
+            monkeypatch.delenv(name)
+
+
+def test_every_field_is_described_and_has_a_default() -> None:
+    for model in (Settings, ClientSettings):
+        for name, field in model.model_fields.items():
+            assert field.description, name
+            assert field.description.rstrip()[-1] in ".;", name
+            assert not field.is_required(), name
+
+
+def test_the_environment_is_read_with_the_prefix(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SOUP_DATA", str(tmp_path))
+    monkeypatch.setenv("SOUP_PORT", "9000")
+    monkeypatch.setenv("PORT", "1")
+    monkeypatch.setenv("SOUP_ALLOWED_HOSTS", "a.example, b.example,")
+    settings = Settings()
+    assert settings.port == 9000
+    assert settings.allowed_hosts == ("a.example", "b.example")
+    assert settings.admin_key_path == tmp_path / "admin.key"
+    assert settings.database == f"sqlite:///{tmp_path.as_posix()}/soup.db"
+
+
+def test_an_empty_variable_is_unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOUP_BASES", "")
+    monkeypatch.setenv("SOUP_BOOTSTRAP_KEY", "")
+    settings = Settings()
+    assert settings.bases is None
+    assert settings.bootstrap_key is None
+
+
+def test_arguments_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOUP_PORT", "9000")
+    assert Settings(port=1234).port == 1234
+
+
+@pytest.mark.parametrize(("name", "value"), [("SOUP_PORT", "99999"), ("SOUP_MAX_PROMPTS", "0"), ("SOUP_NO_AUTH", "?")])
+def test_nonsense_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ValidationError):
+        Settings()
+
+
+def test_settings_are_values() -> None:
+    settings = Settings()
+    with pytest.raises(ValidationError):
+        settings.port = 1  # type: ignore[misc]
+    assert "sk-soup" not in repr(Settings(bootstrap_key="sk-soup-secret"))  # type: ignore[arg-type]
+
+
+def test_keys_are_needed_unless_said_otherwise() -> None:
+    settings = Settings()
+    assert not settings.no_auth
+    assert not settings.metrics_public
+    assert settings.host == "127.0.0.1"
+
+
+def test_the_clients_key_comes_from_the_setting_then_from_the_file(tmp_path: Path) -> None:
+    (tmp_path / "admin.key").write_text("sk-soup-from-file\n")
+    assert ClientSettings(data=tmp_path, key="sk-soup-set").secret() == "sk-soup-set"  # type: ignore[arg-type]
+    assert ClientSettings(data=tmp_path).secret() == "sk-soup-from-file"
+    assert ClientSettings(data=tmp_path / "nowhere").secret() is None
+    (tmp_path / "admin.key").write_bytes(b"\xff\xfe")
+    assert ClientSettings(data=tmp_path).secret() is None
+
+
+def test_a_key_that_breaks_out_of_its_header_is_refused() -> None:
+    with pytest.raises(InvalidParameter, match="header"):
+        ClientSettings(key="sk-soup-a\r\nx-evil: 1").secret()  # type: ignore[arg-type]
+
+
+def test_settings_and_schemas_start_without_torch_or_the_database() -> None:
+    code = (
+        "import sys, service.settings, service.schemas, service.openai_schemas;"
+        "print([m for m in ('torch', 'transformers', 'sklearn', 'sqlalchemy', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
