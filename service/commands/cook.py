@@ -1,0 +1,148 @@
+"""`soup cook`: a soup for a sample, or by a recipe. Prints the model to use, which is the base where it abstains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pydantic import ValidationError
+
+from registry.spec import AverageMixing, CookRequest, HandRecipe, WeightedRef
+from service.commands.choosing import (
+    BaseOption,
+    EncoderOption,
+    KindOption,
+    MaxOption,
+    PaperOption,
+    PoolNamespaceOption,
+    PoolTagOption,
+    SetOption,
+    SingleOption,
+    TopOption,
+    options_of,
+    pool_of,
+    selector_of,
+    usage_error,
+)
+from service.commands.output import as_json, data, progress_bar, talk
+from service.commands.select import comment, selection_text
+from service.commands.session import Session, verb
+from service.samples import read_texts
+
+_NAMES = {"name": "--name", "mixing.scale": "--scale"}
+
+
+@verb
+def cook(
+    session: Session,
+    sample: Annotated[
+        Path | None,
+        typer.Option("--sample", help='.jsonl(.gz) of {"text"}, .txt (a passage a paragraph), or - for stdin.'),
+    ] = None,
+    recipe: Annotated[
+        str | None, typer.Option("--recipe", help="Ingredients by hand.", metavar="REF=WEIGHT,...")
+    ] = None,
+    selector: KindOption = None,
+    paper: PaperOption = False,
+    single: SingleOption = False,
+    encoder: EncoderOption = None,
+    parameters: SetOption = None,
+    max_ingredients: MaxOption = None,
+    top: TopOption = False,
+    verify: Annotated[
+        bool, typer.Option("--verify/--no-verify", help="Abstain unless the soup beats the base on the sample.")
+    ] = True,
+    name: Annotated[str | None, typer.Option("--name", help="namespace/name of the soup.")] = None,
+    scale: Annotated[str | None, typer.Option("--scale", help="Factor on the soup's output; by default 1.")] = None,
+    assume_same_init: Annotated[
+        bool, typer.Option("--assume-same-init", help="Vouch for one initialisation; the recipe says so.")
+    ] = False,
+    base: BaseOption = None,
+    pool_tag: PoolTagOption = None,
+    pool_namespace: PoolNamespaceOption = None,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is cooked.")] = True,
+) -> None:
+    """Cook a soup for a sample, or by a recipe.
+
+    Prints the model to use: the soup, one adapter where one is best, or the base where nothing helps.
+
+    \b
+    Examples:
+      soup cook --sample contracts.jsonl
+      soup cook --sample contracts.txt --selector cosine --single
+      soup cook --sample contracts.jsonl --paper --no-verify --name team/contracts
+      soup cook --recipe "team/law=0.5,team/finance=0.5"
+      soup generate "$(soup cook --sample contracts.jsonl)" "This agreement"
+    """
+    if sample is None and recipe is None:
+        raise typer.BadParameter("Give --sample FILE to choose from, or --recipe REF=WEIGHT,... by hand.")
+    if recipe is not None and (selector or paper or single or encoder or parameters or max_ingredients or top):
+        raise typer.BadParameter("--recipe leaves nothing to select: drop the options that choose.")
+    mixing: dict[str, Any] = {"assume_same_init": assume_same_init, **({} if scale is None else {"scale": scale})}
+    try:
+        request = CookRequest(
+            sample=None if sample is None else session.client.sample(read_texts(sample)),
+            selector=selector_of(selector, paper=paper, encoder=encoder, parameters=parameters),
+            options=options_of(single=single, max_ingredients=max_ingredients, top=top),
+            pool=pool_of(base=base, tag=pool_tag, namespaces=pool_namespace),
+            recipe=None if recipe is None else parse_recipe(recipe),
+            mixing=AverageMixing.model_validate(mixing),
+            name=name,
+            verify=verify,
+        )
+    except ValidationError as error:
+        raise usage_error(error, _NAMES) from None
+    with progress_bar("cooking") as report:
+        cooked = session.client.cook(request, wait=wait, progress=report)
+    if session.json:
+        as_json(cooked)
+    elif cooked.get("object") == "job":
+        data(cooked["id"])
+        talk(f"Cooking goes on as a job: `soup jobs watch {cooked['id']}`.")
+    else:
+        _tell(cooked)
+        data(cooked["model"])
+
+
+def parse_recipe(text: str) -> HandRecipe:
+    """`ref=0.5,ref=0.5` (a ref alone weighs 1) as a recipe; raises a usage error."""
+    found: list[WeightedRef] = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        ref, equals, weight = part.partition("=")
+        try:
+            found.append(WeightedRef(ref=ref.strip(), weight=float(weight) if equals else 1.0))
+        except (ValueError, ValidationError):
+            raise typer.BadParameter(
+                f"--recipe takes REF=WEIGHT with weights that are not negative, not {part!r}."
+            ) from None
+    if not found:
+        raise typer.BadParameter("--recipe names no ingredient: write it as REF=WEIGHT,REF=WEIGHT.")
+    return HandRecipe(ingredients=tuple(found))
+
+
+def _tell(cooked: dict[str, Any]) -> None:
+    """On stderr: why this model."""
+    if cooked.get("selection"):
+        talk(selection_text(cooked["selection"]))
+        comment(cooked)
+    if cooked.get("abstained"):
+        talk(f"The base model is the answer: {cooked.get('reason')}")
+    elif cooked.get("cached"):
+        talk("Cooked before: the same soup is used again.")
+    check = cooked.get("verification")
+    if check:
+        talk(
+            f"On the sample: {check['difference']:+.4f} (standard error {check['standard_error']:.4f}) mean NLL per "
+            f"token against the base, over {check['passages']} passages."
+        )
+    report = cooked.get("report") or {}
+    for note in report.get("notes") or ():
+        talk(f"Note: {note}")
+
+
+def ingredients_text(cooked: dict[str, Any]) -> str:
+    """The chosen adapters of an answer as `domain weight`, in order of rank."""
+    selected: Sequence[dict[str, Any]] = (cooked.get("selection") or {}).get("selected") or ()
+    return ", ".join(f"{row['domain']} {float(row['weight']):.2f}" for row in selected)

@@ -1,0 +1,37 @@
+"""What a failure is for people and for scripts: one sentence that says what to do next, and an exit code.
+
+Used by `service.cli` for the error that ends a command, and by verbs that go on after one of several failed.
+"""
+
+from __future__ import annotations
+
+from registry.errors import Busy, Forbidden, Incompatible, SoupError, Unauthenticated
+
+OK, FAILED, USAGE, INCOMPATIBLE = 0, 1, 2, 3
+
+_NEXT: dict[type[SoupError], str] = {
+    Unauthenticated: (
+        "Give a key with --key or SOUP_KEY: the first start of `soup serve` wrote an admin key to <data>/admin.key "
+        "(SOUP_DATA names that folder on the server's machine), and `soup keys create` makes more."
+    ),
+    Forbidden: "`soup keys create` with an admin key makes a key with other scopes and namespaces.",
+    Busy: "Try again in a moment.",
+}
+
+
+def explain(error: SoupError) -> str:
+    """The error's sentence, every further problem it carries, and what to do next where the sentence does not say."""
+    lines = [f"Error: {error.message}"]
+    lines += [f"  - {problem}" for problem in error.problems if problem not in error.message]
+    lines += [text for kind, text in _NEXT.items() if isinstance(error, kind)]
+    return "\n".join(lines)
+
+
+def exit_code(error: SoupError) -> int:
+    """3 for what cannot go together, else 1."""
+    return INCOMPATIBLE if isinstance(error, Incompatible) else FAILED
+
+
+def worst_code(errors: list[SoupError]) -> int:
+    """The exit code of several: 3 only where all of them are incompatibilities."""
+    return min((exit_code(error) for error in errors), key=lambda code: code == INCOMPATIBLE, default=OK)

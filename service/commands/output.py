@@ -1,0 +1,90 @@
+"""How verbs speak: data on stdout, talk and progress on stderr, JSON when asked."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+
+Report = Callable[[int, int, str], None]
+"""(done, total, message); total 0 where nobody knows."""
+
+
+def talk(text: str) -> None:
+    """A line for the person, on stderr."""
+    typer.echo(text, err=True)
+
+
+def data(text: str) -> None:
+    """A line for the person or the next program, on stdout."""
+    typer.echo(text)
+
+
+def write(text: str) -> None:
+    """Text on stdout as it comes, without a new line."""
+    typer.echo(text, nl=False)
+    sys.stdout.flush()
+
+
+def as_json(value: Any, *, lines: bool = False) -> None:
+    """One JSON document on stdout; with `lines` on one line, for streams."""
+    typer.echo(json.dumps(value, indent=None if lines else 2, ensure_ascii=False))
+
+
+def columns(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A table as aligned text; numbers stand to the right, control characters of foreign text are shown as `?`."""
+    cells = [[_cell(value) for value in row] for row in rows]
+    widths = [max(len(row[i]) for row in [list(header), *cells]) for i in range(len(header))]
+    right = [bool(rows) and all(isinstance(row[i], int | float) or row[i] is None for row in rows)
+             for i in range(len(header))]  # fmt: skip
+
+    def line(row: Sequence[str]) -> str:
+        return "  ".join(
+            cell.rjust(width) if to_right else cell.ljust(width)
+            for cell, width, to_right in zip(row, widths, right, strict=True)
+        ).rstrip()
+
+    return "\n".join(line(row) for row in [[name.upper() for name in header], *cells])
+
+
+def fields(pairs: Sequence[tuple[str, object]]) -> str:
+    """Names and values, one a line; values that are None or empty are left out."""
+    shown = [(name, _cell(value)) for name, value in pairs if value not in (None, "", [], {}, ())]
+    width = max((len(name) for name, _ in shown), default=0)
+    return "\n".join(f"{name.ljust(width)}  {value}" for name, value in shown)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 1 else f"{value:.2f}"
+    if isinstance(value, list | tuple):
+        return ", ".join(_cell(part) for part in value)
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={_cell(part)}" for key, part in value.items())
+    return "".join(c if c.isprintable() else "?" for c in str(value))
+
+
+@contextmanager
+def progress_bar(description: str) -> Iterator[Report]:
+    """A progress bar on stderr where that is a terminal, else nothing; give it (done, total, message)."""
+    if not sys.stderr.isatty():
+        yield lambda _done, _total, _message: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    shown = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*shown, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(description, total=None)
+
+        def report(done: int, total: int, message: str) -> None:
+            text = f"{description}: {message}" if message else description
+            bar.update(task, completed=done, total=total or None, description=text)
+
+        yield report
