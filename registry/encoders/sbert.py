@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 MAX_SENTENCES = 200
 """Sentences drawn where the caller names no number: 100 to fit on and 100 to prove it on."""
 CHUNK = 64
+"""Sentences embedded between two reports of progress."""
 
 
 class SentenceBertEncoder:
@@ -87,7 +88,8 @@ class SentenceBertEncoder:
         units = [(index, sentence) for index, text in enumerate(texts) for sentence in split_sentences(text)]
         if not units:
             raise InvalidSample("There is no sentence to embed.", param="texts")
-        drawn = [units[i] for i in draw(len(units), max_units or MAX_SENTENCES, seed=seed)]
+        limit = MAX_SENTENCES if max_units is None else max_units
+        drawn = [units[i] for i in draw(len(units), limit, seed=seed)]
         sentences = [sentence for _, sentence in drawn]
         with self._lock:  # one model, and torch modules of one process are not to be run from two threads at once
             vectors, truncated = self._vectors(sentences, progress)

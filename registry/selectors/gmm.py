@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, Self, cast
 import numpy as np
 import numpy.typing as npt
 
-from registry.errors import Internal
+from registry.errors import Internal, InvalidParameter
 from registry.selectors.choice import Candidate, Evidence, choose, split_excluded
 from registry.selectors.clusters import ClusterFit, Clusters, Int64, Proof, fit_clusters, prove
 from registry.selectors.contract import (
@@ -59,14 +59,10 @@ class GmmSelector:
         check_vectors(ordered, minimum=MIN_UNITS)
         spec = self.spec.resolved()
         drawn = draw_units(ordered, seed=spec.seed)
-        asked: tuple[Zero, ...] = (
-            ("keep", "drop") if spec.component_zero == "auto" else (cast(Zero, spec.component_zero),)
-        )
-        if drawn.proof_fit[0].shape[1] == 1 and len(asked) == 2:
-            asked = ("keep",)  # the only direction there is
+        asked = ("keep", "drop") if spec.component_zero == "auto" else (spec.component_zero,)
         steps = Steps(progress, len(asked) + drawn.cross_fit)
-        tried = {zero: _try(zero, drawn, spec, steps) for zero in asked}
-        zero = max(asked, key=lambda option: tried[option][1].accuracy)  # a tie keeps component 0
+        tried = _try_all(cast(tuple[Zero, ...], asked), drawn, spec, steps)
+        zero = max(tried, key=lambda option: tried[option][1].accuracy)  # a tie keeps component 0
         fitted, proof = tried[zero]
         if drawn.cross_fit:
             fitted = fit_clusters(drawn.fitted, spec, drop_first=zero == "drop", steps=steps)
@@ -78,7 +74,7 @@ class GmmSelector:
             "component_zero": {
                 "asked": spec.component_zero,
                 "chosen": zero,
-                "held_out_accuracy": {option: tried[option][1].accuracy for option in asked},
+                "held_out_accuracy": {option: tried[option][1].accuracy for option in tried},
             }
         }
         return self
@@ -195,11 +191,20 @@ class GmmSelector:
         return selector
 
 
-def _try(zero: Zero, drawn: Draw, spec: GmmSpec, steps: Steps) -> tuple[ClusterFit, Proof]:
-    fitted = fit_clusters(drawn.proof_fit, spec, drop_first=zero == "drop", steps=steps)
-    proof = prove(fitted.clusters, drawn.proof_test)
-    steps.step(f"held-out accuracy {proof.accuracy:.2f} with component 0 {'kept' if zero == 'keep' else 'dropped'}")
-    return fitted, proof
+def _try_all(asked: Sequence[Zero], drawn: Draw, spec: GmmSpec, steps: Steps) -> dict[Zero, tuple[ClusterFit, Proof]]:
+    """Fit and prove with component 0 kept or dropped; raises InvalidParameter if nothing `asked` can be done."""
+    tried: dict[Zero, tuple[ClusterFit, Proof]] = {}
+    for zero in asked:
+        try:
+            fitted = fit_clusters(drawn.proof_fit, spec, drop_first=zero == "drop", steps=steps)
+        except InvalidParameter:
+            if not tried:
+                raise
+            steps.step("component 0 is all there is")  # of two ways the first one works: nothing to choose
+            continue
+        tried[zero] = fitted, prove(fitted.clusters, drawn.proof_test)
+        steps.step(f"component 0 {zero}: held-out accuracy {tried[zero][1].accuracy:.2f}")
+    return tried
 
 
 def _below(count: int, units: int, min_share: float) -> str:

@@ -1,0 +1,221 @@
+"""Every encoder against the contract, and each one's own promises. Sentence-BERT is the real model, offline."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from threading import Thread
+
+import numpy as np
+import pytest
+
+from registry.encoders import ENCODERS, EmbeddedText, Encoder, MeanPoolEncoder, SentenceBertEncoder
+from registry.encoders.contract import draw
+from registry.errors import Cancelled, Internal, InvalidSample, Unavailable
+from registry.names import DIGEST_PATTERN
+
+FINGERPRINT = "sha256:" + "a" * 64
+TEXTS = [f"Passage number {i} is about soup. It has salt, and {i} onions." for i in range(12)]
+
+
+def fake_embed(texts: Sequence[str]) -> list[EmbeddedText]:
+    """A stand-in for the engine: vectors that depend on the text alone."""
+    return [
+        EmbeddedText(
+            vector=np.array([len(text), text.count("o"), text.count(" "), 1], dtype=np.float32),
+            nll=float(len(text)) / 3,
+            tokens=len(text.split()),
+            truncated=len(text) > 1000,
+        )
+        for text in texts
+    ]
+
+
+@pytest.fixture(scope="module")
+def encoders() -> dict[str, Encoder]:
+    return {"base": MeanPoolEncoder(FINGERPRINT, 4, fake_embed), "sbert": SentenceBertEncoder()}
+
+
+@pytest.mark.parametrize("name", list(ENCODERS))
+class TestEveryEncoder:
+    @pytest.fixture
+    def encoder(self, name: str, encoders: dict[str, Encoder]) -> Encoder:
+        assert isinstance(encoders[name], ENCODERS[name])
+        return encoders[name]
+
+    def test_it_says_what_it_is(self, name: str, encoder: Encoder) -> None:
+        import re
+
+        assert encoder.name == name
+        assert re.fullmatch(DIGEST_PATTERN, encoder.digest)
+        assert encoder.unit in ("passage", "sentence")
+
+    def test_shapes_and_dtypes(self, encoder: Encoder) -> None:
+        embedded = encoder.encode(TEXTS)
+        n = len(embedded.vectors)
+        assert embedded.vectors.shape == (n, encoder.dimensions)
+        assert embedded.vectors.dtype == np.float32
+        assert embedded.source.shape == (n,)
+        assert embedded.source.dtype == np.int64
+        assert set(embedded.source) == set(range(len(TEXTS)))
+        assert embedded.unit == encoder.unit
+        assert np.isfinite(embedded.vectors).all()
+
+    def test_a_seed_draws_the_same_units_in_their_order(self, encoder: Encoder) -> None:
+        first, again = encoder.encode(TEXTS, seed=3, max_units=5), encoder.encode(TEXTS, seed=3, max_units=5)
+        assert len(first.vectors) == 5
+        assert np.array_equal(first.source, again.source)
+        assert np.array_equal(first.vectors, again.vectors)
+        assert (np.diff(first.source) >= 0).all()
+        others = [tuple(encoder.encode(TEXTS, seed=seed, max_units=5).source) for seed in range(4)]
+        assert len(set(others)) > 1
+
+    def test_accepts_a_tuple_and_one_text(self, encoder: Encoder) -> None:
+        assert len(encoder.encode((TEXTS[0],)).vectors) >= 1
+
+    def test_nothing_to_embed_is_refused(self, encoder: Encoder) -> None:
+        with pytest.raises(InvalidSample):
+            encoder.encode([])
+
+    def test_progress_counts_up_to_all(self, encoder: Encoder) -> None:
+        seen: list[tuple[int, int]] = []
+        embedded = encoder.encode(TEXTS * 12, progress=lambda done, total, message: seen.append((done, total)))
+        assert seen == sorted(seen)
+        assert seen[0][0] == 0
+        assert seen[-1] == (len(embedded.vectors), len(embedded.vectors))
+
+    def test_raising_from_progress_cancels(self, encoder: Encoder) -> None:
+        def cancel(done: int, total: int, message: str) -> None:
+            if done:
+                raise Cancelled("enough")
+
+        with pytest.raises(Cancelled):
+            encoder.encode(TEXTS * 12, progress=cancel)
+        assert len(encoder.encode(TEXTS[:1]).vectors) >= 1  # no lock is left behind
+
+
+class TestMeanPool:
+    def test_losses_come_with_the_vectors(self) -> None:
+        embedded = MeanPoolEncoder(FINGERPRINT, 4, fake_embed).encode(["a b c", "x" * 1001])
+        assert embedded.tokens is not None
+        assert embedded.nll is not None
+        assert embedded.tokens.tolist() == [3, 1]
+        assert embedded.nll.tolist() == [5 / 3, 1001 / 3]
+        assert embedded.truncated == 1
+        assert embedded.vectors[0].tolist() == [5, 0, 2, 1]
+
+    def test_the_digest_is_the_bases(self) -> None:
+        other = "sha256:" + "b" * 64
+        one, two = (MeanPoolEncoder(fingerprint, 4, fake_embed) for fingerprint in (FINGERPRINT, other))
+        assert one.digest != two.digest
+        assert one.digest == MeanPoolEncoder(FINGERPRINT, 4, fake_embed).digest
+
+    def test_only_drawn_passages_are_run(self) -> None:
+        ran: list[str] = []
+
+        def embed(texts: Sequence[str]) -> list[EmbeddedText]:
+            ran.extend(texts)
+            return fake_embed(texts)
+
+        embedded = MeanPoolEncoder(FINGERPRINT, 4, embed).encode(TEXTS, max_units=3, seed=1)
+        assert ran == [TEXTS[i] for i in embedded.source]
+
+    @pytest.mark.parametrize(
+        "rows",
+        [
+            [],
+            [EmbeddedText(np.ones(3, np.float32), 1.0, 1, False)],
+            [EmbeddedText(np.array([1, 2, 3, np.nan], np.float32), 1.0, 1, False)],
+        ],
+    )
+    def test_a_model_that_answers_nonsense_is_our_fault(self, rows: list[EmbeddedText]) -> None:
+        with pytest.raises(Internal):
+            MeanPoolEncoder(FINGERPRINT, 4, lambda texts: rows).encode(["a"])
+
+
+class TestSentenceBert:
+    def test_unit_vectors_of_sentences(self, encoders: dict[str, Encoder]) -> None:
+        embedded = encoders["sbert"].encode(["One sentence here. Another one there.", "A third."])
+        assert embedded.source.tolist() == [0, 0, 1]
+        assert np.linalg.norm(embedded.vectors, axis=1) == pytest.approx(1.0, abs=1e-5)
+        assert encoders["sbert"].dimensions == 384
+        assert embedded.nll is None
+        assert embedded.tokens is None
+
+    def test_meaning_is_what_it_measures(self, encoders: dict[str, Encoder]) -> None:
+        soup, stew, law = (
+            encoders["sbert"]
+            .encode(["Heat the oil and fry the onions.", "Brown garlic in butter.", "The court dismissed the appeal."])
+            .vectors
+        )
+        assert soup @ stew > soup @ law + 0.1
+
+    def test_two_hundred_sentences_unless_told(self, encoders: dict[str, Encoder]) -> None:
+        texts = [" ".join(f"This is sentence {i} of text {j}." for i in range(15)) for j in range(15)]
+        embedded = encoders["sbert"].encode(texts)
+        assert len(embedded.vectors) == 200
+        assert len(set(embedded.source.tolist())) == 15
+
+    def test_truncation_is_counted_at_the_limit(self, encoders: dict[str, Encoder]) -> None:
+        fits, longer = "word " * 254, "word " * 255  # 256 pieces with [CLS] and [SEP], and one more
+        assert encoders["sbert"].encode([fits]).truncated == 0
+        assert encoders["sbert"].encode([longer, fits, "x " * 3000]).truncated == 2
+
+    def test_threads_share_one_model(self, encoders: dict[str, Encoder]) -> None:
+        encoder, found = encoders["sbert"], {}
+        expected = [encoder.encode([text]).vectors for text in TEXTS[:4]]
+
+        def work(i: int) -> None:
+            found[i] = encoder.encode([TEXTS[i]]).vectors
+
+        threads = [Thread(target=work, args=(i,)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert all(np.allclose(found[i], expected[i], atol=1e-6) for i in range(4))
+
+    def test_the_digest_is_that_of_the_files(self, tmp_path: Path) -> None:
+        source = SentenceBertEncoder().folder
+        for name in ("modules.json", "config.json", "1_Pooling/config.json", "README.md"):
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            shutil.copy(source / name, tmp_path / name)
+        before = SentenceBertEncoder(tmp_path).digest
+        (tmp_path / "README.md").write_text("other words")
+        assert SentenceBertEncoder(tmp_path).digest == before
+        config = json.loads((tmp_path / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps(config | {"layer_norm_eps": 0.5}))
+        assert SentenceBertEncoder(tmp_path).digest != before
+        assert SentenceBertEncoder(tmp_path).dimensions == 384
+
+    def test_no_model_is_said_in_one_sentence(self, tmp_path: Path) -> None:
+        with pytest.raises(Unavailable, match="no sentence-BERT model"):
+            SentenceBertEncoder(tmp_path).encode(["text"])
+        (tmp_path / "modules.json").write_text("[]")
+        with pytest.raises(Unavailable, match="pooling"):
+            _ = SentenceBertEncoder(tmp_path).dimensions
+
+    def test_white_space_has_no_sentence(self, encoders: dict[str, Encoder]) -> None:
+        with pytest.raises(InvalidSample):
+            encoders["sbert"].encode(["  ", "\n"])
+
+
+def test_draw_is_all_or_a_sorted_part() -> None:
+    assert draw(3, None, seed=0).tolist() == [0, 1, 2]
+    assert draw(3, 3, seed=0).tolist() == [0, 1, 2]
+    part = draw(100, 10, seed=0)
+    assert len(set(part.tolist())) == 10
+    assert part.tolist() == sorted(part.tolist())
+
+
+def test_importing_encoders_brings_no_torch() -> None:
+    code = (
+        "import sys, registry.encoders as e; s = e.SentenceBertEncoder(); s.digest; s.dimensions;"
+        "print([m for m in ('torch', 'transformers', 'sentence_transformers') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,375 @@
+"""gmm: parity with scikit-learn, the paper's mode on a hand-made example, ownership of clusters, warnings, edges."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from sklearn.covariance import LedoitWolf
+from sklearn.decomposition import PCA
+from sklearn.mixture import GaussianMixture
+
+from registry.errors import Cancelled, InvalidParameter
+from registry.selectors import GmmSelector
+from registry.selectors.clusters import Clusters
+from registry.selectors.contract import Member, Steps
+from registry.selectors.drawing import HELD_OUT, UNITS, draw_units
+from registry.selectors.mixture import Mixture, fit_mixture
+from registry.selectors.novelty import mahalanobis, novelty, percentile, whitening
+from registry.selectors.projection import Projection, fit_projection
+from registry.spec import GmmSpec, SelectOptions
+from tests.registry.synthetic_domains import around, centres, digest_for, domain, gaussian_domains
+
+Covariance = Literal["full", "tied", "diag", "spherical"]
+COVARIANCES: list[Covariance] = ["full", "tied", "diag", "spherical"]
+QUIET = Steps(None, 1)
+
+
+def nuisance(centre: tuple[float, float], n: int, seed: int) -> npt.NDArray[np.float32]:
+    """Domains that differ on axes 1 and 2, while axis 0, the first component, is large noise that all share."""
+    vectors = around(np.array([0.0, *centre, 0.0]), n, seed=seed, spread=0.3)
+    vectors[:, 0] *= 300
+    return vectors
+
+
+def paper_domains() -> list[Any]:
+    return [domain(f"d{i}", nuisance(c, 150, i)) for i, c in enumerate([(0, 9), (9, 0), (-9, -9)])]
+
+
+def handmade(table: list[list[int]], means: list[list[float]]) -> GmmSelector:
+    """A selector in the plane with unit covariance, without fitting: what it answers can be worked out by hand."""
+    k = len(table)
+    arrays = {
+        "projection_mean": np.zeros(2), "projection_components": np.eye(2), "weights": np.full(k, 1 / k),
+        "means": np.array(means, dtype=np.float64), "precisions_cholesky": np.eye(2),
+        "table": np.array(table, dtype=np.int64), "domain_means": np.array(means, dtype=np.float64),
+        "whiten": np.eye(2), "own_distances": np.arange(1.0, 101.0),
+    }  # fmt: skip
+    members = [{"ref": f"t/d{i}@1", "digest": digest_for(f"d{i}"), "domain": f"d{i}"} for i in range(k)]
+    meta = {"version": 1, "kind": "gmm", "spec": {}, "members": members, "report": {"warnings": []}}
+    return GmmSelector.from_state(arrays, meta)
+
+
+def points(*where: tuple[float, float, int]) -> npt.NDArray[np.float64]:
+    return np.array([[x, y] for x, y, n in where for _ in range(n)])
+
+
+class TestParity:
+    @pytest.mark.parametrize("covariance", COVARIANCES)
+    def test_the_fit_is_scikit_learns(self, covariance: Covariance) -> None:
+        data = np.random.default_rng(2).standard_t(4, size=(300, 3))  # no clusters in it: EM takes its time
+        ours = fit_mixture(data, k=3, covariance=covariance, max_iter=150, seed=4, steps=QUIET)
+        theirs = GaussianMixture(3, covariance_type=covariance, max_iter=150, random_state=4).fit(data)
+        assert ours.iterations == theirs.n_iter_ > 10  # more than one warm start, or this shows nothing
+        assert ours.converged
+        assert np.array_equal(ours.mixture.means, theirs.means_)
+        assert np.array_equal(ours.mixture.precisions_cholesky, theirs.precisions_cholesky_)
+        assert np.array_equal(ours.mixture.weights, theirs.weights_)
+
+    @pytest.mark.parametrize("covariance", COVARIANCES)
+    def test_a_stored_selector_predicts_as_a_rebuilt_mixture_does(self, covariance: Covariance) -> None:
+        selector = GmmSelector(GmmSpec(covariance=covariance, component_zero="keep")).fit(gaussian_domains(apart=1))
+        arrays, meta = selector.to_state()
+        theirs = GaussianMixture(4, covariance_type=covariance)
+        theirs.weights_, theirs.means_ = arrays["weights"], arrays["means"]
+        theirs.precisions_cholesky_ = arrays["precisions_cholesky"]
+        again = GmmSelector.from_state(arrays, json.loads(json.dumps(meta)))
+        sample = again.clusters_.projection(around(np.zeros(12), 80, seed=2, spread=2).astype(np.float64))
+        cluster, posterior = again.clusters_.assign(sample)
+        assert np.array_equal(cluster, theirs.predict(sample))
+        assert posterior == pytest.approx(theirs.predict_proba(sample).max(axis=1), abs=1e-9)
+        joint = again.clusters_.mixture.log_joint(sample)
+        assert np.logaddexp.reduce(joint, axis=1) == pytest.approx(theirs.score_samples(sample), rel=1e-9)
+
+    @pytest.mark.parametrize("drop", [False, True])
+    def test_the_projection_is_scikit_learns_pca(self, drop: bool) -> None:
+        data = np.concatenate([d.vectors for d in gaussian_domains()]).astype(np.float64)
+        fitted = fit_projection(data, dimensions=5, drop_first=drop)
+        theirs = PCA(5 + drop, svd_solver="full").fit(data)
+        assert fitted.projection(data) == pytest.approx(theirs.transform(data)[:, int(drop) :], abs=1e-9)
+        assert fitted.explained == pytest.approx(theirs.explained_variance_ratio_[int(drop) :].sum())
+        assert fitted.available == 12 - drop
+
+    def test_distances_are_mahalanobis_under_ledoit_wolf(self) -> None:
+        residuals = np.random.default_rng(0).normal(size=(40, 6)) @ np.diag([1, 2, 3, 4, 5, 6.0])
+        estimated = LedoitWolf(assume_centered=True).fit(residuals)
+        means = np.random.default_rng(1).normal(size=(2, 6))
+        ours = mahalanobis(residuals, means, whitening(residuals))
+        for k in range(2):
+            centred = residuals - means[k]
+            assert np.square(ours[:, k]) == pytest.approx(
+                np.einsum("ij,jk,ik->i", centred, estimated.precision_, centred), rel=1e-4
+            )
+
+
+@pytest.fixture(scope="module")
+def selector() -> GmmSelector:
+    return GmmSelector(GmmSpec(mode="paper")).fit(paper_domains())
+
+
+class TestPaperMode:
+    """100 passages a domain, PCA without component 0, full covariance, one cluster a domain, 10 % of the sample."""
+
+    def test_component_zero_is_gone(self, selector: GmmSelector) -> None:
+        components = selector.clusters_.projection.components
+        assert components.shape == (3, 4)
+        assert np.abs(components[:, 0]).max() < 0.01
+        assert selector.report_["component_zero"]["chosen"] == "drop"
+        assert selector.report_["covariance"] == "full"
+        assert selector.clusters_.mixture.precisions_cholesky.shape == (3, 3, 3)
+        assert "3 dimensions of the 50" in selector.report_["warnings"][0]
+        assert selector.report_["held_out_accuracy"] == 1.0
+
+    def test_a_tenth_of_the_sample_is_enough(self, selector: GmmSelector) -> None:
+        sample = np.concatenate([nuisance((0, 9), 10, 50), nuisance((9, 0), 8, 51), nuisance((-9, -9), 2, 52)])
+        selection = selector.select(sample)
+        assert [(s.domain, s.score, s.weight) for s in selection.selected] == [
+            ("d0", 0.5, "0.333333334"), ("d1", 0.4, "0.333333333"), ("d2", 0.1, "0.333333333"),
+        ]  # fmt: skip
+        assert sorted(selection.counts.values()) == [2, 8, 10]
+        assert selection.thresholds == {"min_share": 0.1}
+
+    def test_less_than_a_tenth_is_not(self, selector: GmmSelector) -> None:
+        sample = np.concatenate([nuisance((9, 0), 19, 50), nuisance((-9, -9), 2, 52)])
+        selection = selector.select(sample)
+        assert [s.domain for s in selection.selected] == ["d1"]
+        assert [(e.domain, e.reason) for e in selection.left_out] == [
+            ("d2", "2 of the sample's 21 units, below 10 %."),
+            ("d0", "None of the sample's 21 units is in its cluster."),
+        ]
+
+    def test_the_default_finds_out_that_component_zero_is_in_the_way(self) -> None:
+        report = GmmSelector(GmmSpec()).fit(paper_domains()).report_
+        assert report["covariance"] == "tied"
+        assert report["component_zero"]["chosen"] == "drop"
+        accuracy = report["component_zero"]["held_out_accuracy"]
+        assert accuracy["drop"] == 1.0 > accuracy["keep"]
+        assert report["held_out_accuracy"] == accuracy["drop"]
+
+    def test_the_default_keeps_component_zero_where_it_tells_domains_apart(self) -> None:
+        line = [domain(f"d{i}", around(np.array([20.0 * i, 0, 0]), 150, seed=i)) for i in range(3)]
+        report = GmmSelector(GmmSpec()).fit(line).report_
+        assert report["component_zero"]["chosen"] == "keep"
+        assert report["component_zero"]["held_out_accuracy"]["drop"] < 0.6
+        paper = GmmSelector(GmmSpec(mode="paper", component_zero="keep")).fit(line).report_
+        assert (paper["component_zero"]["asked"], paper["covariance"]) == ("keep", "full")
+
+    def test_pca_is_fitted_on_the_training_domains_alone(self, selector: GmmSelector) -> None:
+        before = selector.to_state()[0]["projection_components"].tobytes()
+        selector.select(around(np.array([0.0, 0, 0, 900.0]), 40, seed=3))
+        assert selector.to_state()[0]["projection_components"].tobytes() == before
+
+
+class TestOwnership:
+    def test_majority_and_the_domain_that_is_majority_nowhere(self) -> None:
+        clusters = handmade([[6, 0, 4], [0, 7, 3], [0, 0, 0]], [[0, 0], [10, 0], [0, 10]]).clusters_
+        assert clusters.majority == [0, 1, None]
+        assert clusters.owners == [[0, 2], [1], []]
+        assert clusters.purity == 13 / 20
+
+    def test_one_domain_may_own_two_clusters(self) -> None:
+        selector = handmade([[5, 0, 0], [5, 0, 2], [0, 9, 1]], [[0, 0], [10, 0], [0, 10]])
+        assert selector.clusters_.owners == [[0], [0, 2], [1]]
+        selection = selector.select(points((0, 0, 3), (10, 0, 3), (0, 10, 4)))
+        assert selection.scores == {"d0": 0.6, "d1": 0.4, "d2": 0.3}
+        assert selection.counts == {"0": 3, "1": 3, "2": 4}
+
+    def test_a_shared_cluster_counts_for_both_the_majority_first(self) -> None:
+        # d0 and d2 share cluster 0, and d0 makes up less of it
+        selector = handmade([[4, 0, 6], [1, 9, 0], [0, 0, 0]], [[0, 0], [10, 0], [0, 10]])
+        assert selector.clusters_.owners == [[2, 0], [1], []]
+        selection = selector.select(points((0, 0, 10)))
+        assert [s.domain for s in selection.selected] == ["d2", "d0"]
+        assert selection.scores["d0"] == selection.scores["d2"] == 1.0
+
+    def test_an_empty_cluster_stands_for_nobody_and_takes_nothing(self) -> None:
+        selector = handmade([[6, 0, 4], [0, 7, 3], [0, 0, 0]], [[0, 0], [10, 0], [0, 10]])
+        selection = selector.select(points((1, 10, 5)))
+        assert selection.counts == {"0": 5}
+
+    def test_units_of_an_excluded_domain_go_to_the_next_best_before_the_threshold(self) -> None:
+        selector = handmade([[9, 0, 0], [0, 9, 0], [0, 0, 9]], [[0, 0], [10, 0], [0, 10]])
+        sample = points((2, 0, 19), (0, 9, 1))
+        assert [s.domain for s in selector.select(sample).selected] == ["d0"]
+        selection = selector.select(sample, exclude={digest_for("d0"): "Retired."})
+        assert [(s.domain, s.score) for s in selection.selected] == [("d1", 0.95)]
+        assert [(e.domain, e.reason) for e in selection.left_out] == [
+            ("d2", "1 of the sample's 20 units, below 10 %."), ("d0", "Retired."),
+        ]  # fmt: skip
+
+    def test_a_shared_cluster_stays_while_one_of_its_domains_does(self) -> None:
+        selector = handmade([[6, 0, 4], [0, 7, 3], [0, 0, 0]], [[0, 0], [10, 0], [0, 10]])
+        selection = selector.select(points((0, 0, 10)), exclude={digest_for("d0"): "Retired."})
+        assert [(s.domain, s.score) for s in selection.selected] == [("d2", 1.0)]
+
+    def test_nobody_is_chosen_for_no_unit_even_without_a_minimum(self) -> None:
+        selector = handmade([[9, 0], [0, 9]], [[0, 0], [10, 0]])
+        selection = selector.select(points((0, 0, 4)), options=SelectOptions(min_share=0))
+        assert [s.domain for s in selection.selected] == ["d0"]
+
+    def test_order_is_by_count_then_label(self) -> None:
+        selector = handmade([[9, 0, 0], [0, 9, 0], [0, 0, 9]], [[0, 0], [10, 0], [0, 10]])
+        selection = selector.select(points((0, 10, 4), (10, 0, 4), (0, 0, 3)))
+        assert [s.domain for s in selection.selected] == ["d1", "d2", "d0"]
+
+
+class TestNovelty:
+    def test_percentile_counts_ties_by_half(self) -> None:
+        own = np.array([1.0, 2.0, 2.0, 3.0])
+        assert [percentile(x, own) for x in (0.5, 1, 2, 2.5, 9)] == [0, 12.5, 50, 75, 100]
+
+    def test_it_is_the_median_of_the_distance_to_the_nearest(self) -> None:
+        distances = np.array([[1.0, 9.0], [30.5, 40.0], [80.0, 70.0]])
+        assert novelty(distances, np.arange(1.0, 101.0)) == 30
+
+    def test_a_strange_sample_is_warned_about_and_excluded_domains_are_not_near(self) -> None:
+        selector = handmade([[9, 0], [0, 9]], [[0, 0], [200, 0]])
+        near = selector.select(points((0, 50.5, 9)))
+        assert (near.novelty, near.warnings) == (50, ())
+        far = selector.select(points((0, 50.5, 9)), exclude={digest_for("d0"): "Out."})
+        assert far.novelty == 100
+        assert "least unlike" in far.warnings[0]
+
+
+class TestProof:
+    def test_other_units_are_held_out_where_there_are_enough(self) -> None:
+        drawn = draw_units(gaussian_domains(2, n=250), seed=0)
+        assert not drawn.cross_fit
+        assert drawn.proof_fit is drawn.fitted
+        assert [len(part) for part in drawn.fitted] == [UNITS] * 2
+        assert [len(part) for part in drawn.proof_test] == [HELD_OUT] * 2
+
+    def test_otherwise_the_draw_is_split(self) -> None:
+        domains = gaussian_domains(2, n=250)
+        small = domain("small", domains[0].vectors[:105])
+        drawn = draw_units([small, domains[1]], seed=0)
+        assert drawn.cross_fit
+        assert [len(part) for part in drawn.fitted] == [100, 100]
+        assert [len(part) for part in drawn.proof_fit] == [80, 80]
+        assert [len(part) for part in drawn.proof_test] == [20, 20]
+        assert np.array_equal(np.concatenate([drawn.proof_fit[0], drawn.proof_test[0]]), drawn.fitted[0])
+
+    def test_a_domains_draw_does_not_depend_on_its_neighbours(self) -> None:
+        domains = gaussian_domains(3)
+        assert np.array_equal(draw_units(domains, seed=1).fitted[2], draw_units(domains[2:], seed=1).fitted[0])
+
+    def test_no_unit_is_on_both_sides(self) -> None:
+        vectors = np.arange(180.0).reshape(180, 1)
+        for drawn in (draw_units([domain("a", vectors[:n])], seed=3) for n in (180, 60)):
+            assert not set(drawn.proof_fit[0].ravel()) & set(drawn.proof_test[0].ravel())
+
+    def test_the_selector_that_is_kept_learns_from_everything_drawn(self) -> None:
+        selector = GmmSelector(GmmSpec()).fit(gaussian_domains(3, n=40))
+        assert selector.report_["held_out_by"] == "cross_fit_80_20"
+        assert selector.clusters_.table.sum() == selector.report_["units_fitted"] == 120
+        assert selector.report_["units_held_out"] == len(selector.own_distances_) == 24
+
+    def test_trap_a_full_covariance_looks_fine_until_it_sees_other_text(self) -> None:
+        """METHODS section 1, trap (a): singular covariances show in held-out accuracy, not in training purity."""
+        domains = gaussian_domains(8, n=200, dimensions=100, apart=1.6)
+        full = GmmSelector(GmmSpec(mode="paper", dimensions=98)).fit(domains).report_
+        tied = GmmSelector(GmmSpec(dimensions=32)).fit(domains).report_
+        assert tied["held_out_accuracy"] > 0.9
+        assert full["training_purity"] > 0.75
+        assert full["held_out_accuracy"] < 0.5
+        assert any("do not carry over" in warning for warning in full["warnings"])
+        assert any("saturated" in warning for warning in full["warnings"])
+        assert tied["warnings"] == []
+        selection = GmmSelector(GmmSpec(mode="paper", dimensions=98)).fit(domains).select(domains[0].vectors)
+        assert any("saturated" in warning for warning in selection.warnings)
+
+    def test_em_that_has_not_settled_is_a_warning_of_the_report(self) -> None:
+        report = GmmSelector(GmmSpec(max_iter=1)).fit(gaussian_domains(apart=1)).report_
+        assert report["iterations"] == 1
+        assert not report["converged"]
+        assert any("not settled after 1 iterations" in warning for warning in report["warnings"])
+
+    def test_duplicates_are_a_warning_of_the_report(self) -> None:
+        one, two = around(np.ones(6), 1, seed=0).repeat(30, axis=0), around(-np.ones(6), 1, seed=1).repeat(30, axis=0)
+        report = GmmSelector(GmmSpec()).fit([domain("a", one), domain("b", one), domain("c", two)]).report_
+        assert any("distinct clusters" in warning for warning in report["warnings"])
+        assert report["majority_nowhere"] == ["b"]
+
+
+class TestEdges:
+    def test_one_domain_of_twenty_passages_is_enough(self) -> None:
+        selector = GmmSelector(GmmSpec()).fit(gaussian_domains(1, n=20, dimensions=16))
+        assert selector.report_["dimensions"] <= 16
+        assert "16" in " ".join(selector.report_["warnings"])
+        assert [s.weight for s in selector.select(around(np.zeros(16), 20, seed=9)).selected] == ["1"]
+
+    @pytest.mark.parametrize("mode", ["default", "paper"])
+    def test_the_smallest_pool_there_can_be(self, mode: Any) -> None:
+        vectors = around(np.zeros(3), 5, seed=0)
+        assert GmmSelector(GmmSpec(mode=mode)).fit([domain("a", vectors)]).report_["dimensions"] >= 1
+
+    def test_one_direction_is_kept_by_default_and_cannot_be_dropped(self) -> None:
+        line = [domain(f"d{i}", np.linspace(i * 10, i * 10 + 1, 30)[:, None] * np.ones(4)) for i in range(2)]
+        report = GmmSelector(GmmSpec()).fit(line).report_
+        assert (report["component_zero"]["chosen"], report["dimensions"]) == ("keep", 1)
+        with pytest.raises(InvalidParameter, match="one direction"):
+            GmmSelector(GmmSpec(component_zero="drop")).fit(line)
+
+    def test_the_same_vector_everywhere_is_refused(self) -> None:
+        with pytest.raises(InvalidParameter, match="the same"):
+            GmmSelector(GmmSpec()).fit([domain(label, np.full((30, 4), 0.1)) for label in "ab"])
+
+    def test_scale_does_not_break_it(self) -> None:
+        for scale in (1e-2, 1e4):
+            domains = [domain(d.domain, d.vectors * scale) for d in gaussian_domains()]
+            assert GmmSelector(GmmSpec()).fit(domains).report_["held_out_accuracy"] > 0.7
+
+    def test_an_option_of_the_other_selector_is_noted(self) -> None:
+        selector = GmmSelector(GmmSpec()).fit(gaussian_domains())
+        selection = selector.select(around(centres(4, 12)[0], 20, seed=1), options=SelectOptions(threshold=0.5))
+        assert any("'threshold'" in warning for warning in selection.warnings)
+
+    def test_em_can_be_cancelled_between_iterations(self) -> None:
+        seen: list[str] = []
+
+        def cancel(done: int, total: int, message: str) -> None:
+            seen.append(message)
+            if "iteration 10 " in message:
+                raise Cancelled("enough")
+
+        with pytest.raises(Cancelled):
+            GmmSelector(GmmSpec(covariance="full")).fit(gaussian_domains(4, apart=1), progress=cancel)
+        assert not any("iteration 20" in message for message in seen)
+
+
+def test_log_joint_of_one_gaussian_by_hand() -> None:
+    mixture = Mixture(
+        covariance="diag", weights=np.array([1.0]), means=np.zeros((1, 2)), precisions_cholesky=np.array([[1.0, 0.5]])
+    )
+    expected = -np.log(2 * np.pi) + np.log(0.5) - 0.5 * (9 + 4)
+    assert mixture.log_joint(np.array([[3.0, 4.0]])) == pytest.approx(np.array([[expected]]))
+
+
+def test_members_are_kept_in_canonical_order() -> None:
+    selector = GmmSelector(GmmSpec()).fit(gaussian_domains()[::-1])
+    assert selector.members_[0] == Member(ref="team/d0@1", digest=digest_for("d0"), domain="d0")
+    assert isinstance(selector.clusters_, Clusters)
+    assert isinstance(selector.clusters_.projection, Projection)
+
+
+def test_points_that_carry_no_mixture_are_refused_in_one_sentence() -> None:
+    line = np.linspace(0, 1e12, 40)[:, None] * np.array([1.0, 1.0, 1.0])
+    with pytest.raises(InvalidParameter, match="2 clusters with 'full' covariance"):
+        fit_mixture(line, k=2, covariance="full", max_iter=150, seed=0, steps=QUIET)
+
+
+def test_other_warnings_go_on_to_whoever_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    fit = GaussianMixture.fit
+
+    def loud(self: GaussianMixture, data: Any) -> GaussianMixture:
+        warnings.warn("something else", UserWarning, stacklevel=1)
+        return fit(self, data)
+
+    monkeypatch.setattr(GaussianMixture, "fit", loud)
+    with pytest.warns(UserWarning, match="something else"):
+        found = fit_mixture(np.eye(4), k=1, covariance="tied", max_iter=150, seed=0, steps=QUIET)
+    assert found.warnings == ()
