@@ -121,7 +121,9 @@ class ScoreRequest:
     bos: bool = True
 
     def check(self, shape: BaseShape) -> None:
-        """Raises InvalidPrompt where the base model cannot take a window."""
+        """Raises InvalidPrompt where the base model cannot take a window, or there is none."""
+        if not self.windows:
+            raise InvalidPrompt("There is nothing to score: send at least one token.", param="prompt")
         for window in self.windows:
             check_tokens(window, shape)
 

@@ -139,9 +139,9 @@ class Scheduler:
         """Every request held, oldest first."""
         return list(self._live)
 
-    def groups(self) -> set[Key]:
-        """Keys under which rows generate."""
-        return set(self._groups)
+    def alive(self) -> dict[Key, list[int]]:
+        """Ids of the rows that generate, by group, in the order in which they joined."""
+        return {key: [row.id for row in rows] for key, rows in self._groups.items()}
 
     # --- what runs next -------------------------------------------------------------------------
 

@@ -115,7 +115,7 @@ def test_laws_hold_whatever_comes(
         assert scheduler.depth <= max_queue
     drain(simulation)
     assert scheduler.depth == scheduler.generating == 0
-    assert scheduler.groups() == set()
+    assert scheduler.alive() == {}
     assert sorted(map(id, simulation.ended)) == sorted(map(id, works)), "each request ends exactly once"
     for work in works:
         assert work.state.final

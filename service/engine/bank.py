@@ -1,0 +1,57 @@
+"""Adapters held ready on a base model's device, by digest; least recently used ones leave when memory is short.
+
+Used by the engine thread only, so it needs no lock. A load that fails is an error of the requests that wanted that
+adapter: nothing is kept of it, the next request tries again, and nobody ever gets the base model instead.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+from registry.adapters import AdapterModule, from_tensors
+from registry.base_model import LoadedBase
+from registry.errors import SoupError, Unavailable
+from service.engine.request import AdapterHandle
+
+
+class Bank:
+    """At most `capacity` bytes of adapters; one that is larger alone is held until the next comes."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.bytes = 0
+        self.loads = 0
+        self._held: OrderedDict[tuple[str, str], tuple[AdapterModule, int]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def get(self, base: LoadedBase, handle: AdapterHandle) -> AdapterModule:
+        """The adapter on the base's device, loaded if need be; raises what loading raises, as a SoupError."""
+        key = (base.entry.id, handle.digest)
+        if key not in self._held:
+            self._hold(key, _load(base, handle))
+        self._held.move_to_end(key)
+        return self._held[key][0]
+
+    def _hold(self, key: tuple[str, str], module: AdapterModule) -> None:
+        size = sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values())
+        while self._held and self.bytes + size > self.capacity:
+            _, (_, freed) = self._held.popitem(last=False)
+            self.bytes -= freed
+        self._held[key] = (module, size)
+        self.bytes += size
+        self.loads += 1
+
+
+def _load(base: LoadedBase, handle: AdapterHandle) -> AdapterModule:
+    try:
+        module: Any = from_tensors(handle.config, base.shape, handle.load())
+        module = module.to(base.model.device).eval().requires_grad_(False)
+    except SoupError:
+        raise
+    except Exception as error:
+        raise Unavailable(f"Adapter {handle.digest} cannot be loaded ({type(error).__name__}).") from error
+    loaded: AdapterModule = module
+    return loaded

@@ -1,0 +1,164 @@
+"""What verbs and routes call with texts: tokenised here, cut into windows, scored by the engine, put together again.
+
+These calls block, so they belong into worker threads, never into the engine's own. Scoring and embedding are one
+pass (METHODS section 6): a text is BOS + tokens in consecutive windows, the vector is the mean over the first
+window without the BOS, and every token is scored once.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, wait
+from typing import Any
+
+from registry.base_model import LoadedBase
+from registry.encoders.contract import EmbeddedText
+from registry.errors import Busy, Cancelled, InvalidPrompt
+from registry.likelihood import windows
+from registry.spec import PassageScore
+from service.engine.request import AdapterHandle, GenerateRequest, Generation, Request, ScoreRequest, Scores
+from service.engine.scheduler import Ticket
+
+POLL_SECONDS = 0.1
+"""How often a waiting caller is asked whether to go on."""
+
+ShouldStop = Callable[[], bool]
+Progress = Callable[[int, int], None]
+Windows = list[tuple[int, ...]]
+
+
+class TextCalls(ABC):
+    """The engine's blocking calls.
+
+    `should_stop` is asked while waiting, and Cancelled is raised when it says so; `progress(done, total)` counts
+    windows and may raise. `patient` waits for a place in the queue instead of raising Busy: for jobs.
+    """
+
+    @abstractmethod
+    def base(self, base_id: str) -> LoadedBase:
+        """The base model of that id."""
+
+    @abstractmethod
+    def submit(self, request: Request) -> Ticket:
+        """Queue one request."""
+
+    @abstractmethod
+    def wait_for_place(self, seconds: float) -> None:
+        """Return when the queue has a place, or after `seconds`."""
+
+    def tokenize(self, base_id: str, text: str) -> tuple[int, ...]:
+        """Token ids of a text prompt, with the base's BOS in front."""
+        return tuple(self.base(base_id).tokenize(text))
+
+    def score(
+        self,
+        base_id: str,
+        texts: Sequence[str],
+        adapter: AdapterHandle | None = None,
+        *,
+        should_stop: ShouldStop | None = None,
+        progress: Progress | None = None,
+        patient: bool = False,
+    ) -> list[PassageScore]:
+        """Log-likelihood of each text; an empty one has no tokens and an NLL of 0."""
+        base = self.base(base_id)
+        cut = [text_windows(base, text) for text in texts]
+        flat = tuple(window for part in cut for window in part)
+        nll: list[float] = []
+        if flat:
+            request = ScoreRequest(base_id, flat, adapter, bos=has_bos(base))
+            found: Scores = self._answer(request, should_stop, progress, patient)
+            nll = list(found.nll)
+        scores = []
+        for text, part in zip(texts, cut, strict=True):
+            own, nll = nll[: len(part)], nll[len(part) :]
+            scores.append(PassageScore(nll=sum(own), tokens=_scored(part), bytes=len(text.encode()), windows=len(part)))
+        return scores
+
+    def embed(
+        self,
+        base_id: str,
+        texts: Sequence[str],
+        adapter: AdapterHandle | None = None,
+        *,
+        should_stop: ShouldStop | None = None,
+        progress: Progress | None = None,
+        patient: bool = False,
+    ) -> list[EmbeddedText]:
+        """Vector of each text's first window and its NLL over all windows; raises InvalidPrompt for an empty text."""
+        base = self.base(base_id)
+        cut = [text_windows(base, text) for text in texts]
+        starts: list[int] = []
+        flat: Windows = []
+        for number, part in enumerate(cut):
+            if not part:
+                raise InvalidPrompt(f"Text {number} is empty: there is nothing to embed.", param="input")
+            starts.append(len(flat))
+            flat += part
+        if not flat:
+            return []
+        request = ScoreRequest(base_id, tuple(flat), adapter, pooled=frozenset(starts), bos=has_bos(base))
+        found: Scores = self._answer(request, should_stop, progress, patient)
+        return [
+            EmbeddedText(
+                vector=found.vectors[start],
+                nll=sum(found.nll[start : start + len(part)]),
+                tokens=_scored(part),
+                truncated=len(part) > 1,
+            )
+            for start, part in zip(starts, cut, strict=True)
+        ]
+
+    def generate(self, request: GenerateRequest, *, should_stop: ShouldStop | None = None) -> Generation:
+        """Submit and wait; raises what the request ends with."""
+        found: Generation = self._answer(request, should_stop, None, False)
+        return found
+
+    def _answer(
+        self, request: Request, should_stop: ShouldStop | None, progress: Progress | None, patient: bool
+    ) -> Any:
+        ticket = self._place(request, should_stop, patient)
+        try:
+            while not ticket.done():
+                wait([ticket], POLL_SECONDS)
+                if progress is not None:
+                    progress(ticket.rows_done, ticket.rows)
+                _check(should_stop)
+            return ticket.result()
+        except CancelledError:
+            raise Cancelled("The request was cancelled.") from None
+        finally:
+            ticket.cancel()
+
+    def _place(self, request: Request, should_stop: ShouldStop | None, patient: bool) -> Ticket:
+        while True:
+            try:
+                return self.submit(request)
+            except Busy:
+                if not patient:
+                    raise
+            self.wait_for_place(POLL_SECONDS)
+            _check(should_stop)
+
+
+def _check(should_stop: ShouldStop | None) -> None:
+    if should_stop is not None and should_stop():
+        raise Cancelled("The request was cancelled.")
+
+
+def has_bos(base: LoadedBase) -> bool:
+    """Whether this base's texts start with a BOS."""
+    return base.entry.bos and base.bos_id is not None
+
+
+def text_windows(base: LoadedBase, text: str) -> Windows:
+    """A text's windows of token ids; none for an empty text."""
+    ids = base.tokenize(text, bos=False)
+    bos_id = base.bos_id if has_bos(base) else None
+    return [tuple(window) for window in windows(ids, context=base.shape.context, bos_id=bos_id)]
+
+
+def _scored(part: Windows) -> int:
+    """Tokens that are scored: all of each window but its first."""
+    return sum(len(window) - 1 for window in part)

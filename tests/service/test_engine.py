@@ -1,0 +1,681 @@
+"""The engine against plain transformers: every row gets what it gets alone, and trouble stays where it arises."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from registry.adapters import attached, create, from_tensors, paper_config
+from registry.base_model import LoadedBase, load_base
+from registry.errors import (
+    Busy,
+    Cancelled,
+    Internal,
+    InvalidParameter,
+    InvalidPrompt,
+    InvalidWeights,
+    SoupError,
+    Unavailable,
+)
+from registry.likelihood import score_windows, token_log_probs
+from registry.spec import BaseEntry
+from service.engine import (
+    AdapterHandle,
+    Delta,
+    Engine,
+    GenerateRequest,
+    Generation,
+    SamplingParams,
+    ScoreRequest,
+    Ticket,
+)
+from service.engine.bank import Bank
+
+CONFIG = paper_config("bapna_firat", bottleneck=4)
+TEXTS = [
+    "The quick brown fox jumps over the lazy dog.",
+    "A soup",
+    "Heat the oil, add the onions and stir until they are golden. " * 4,  # several windows
+    "naïve café 日本",
+    "x",
+]
+
+
+@pytest.fixture(scope="module")
+def base(tiny_base_dir: Path) -> LoadedBase:
+    return load_base(BaseEntry(id="tiny", source=str(tiny_base_dir)))
+
+
+def tensors_of(base: LoadedBase, seed: int) -> dict[str, Tensor]:
+    """An adapter that visibly changes what the model says."""
+    generator = torch.Generator().manual_seed(seed)
+    state = create(CONFIG, base.shape, seed=seed).state_dict()
+    return {name: torch.randn(value.shape, generator=generator) * 0.5 for name, value in state.items()}
+
+
+def handle_of(base: LoadedBase, seed: int) -> AdapterHandle:
+    return AdapterHandle(f"sha256:{seed:064x}", CONFIG, lambda: tensors_of(base, seed))
+
+
+def engine_of(base: LoadedBase, **limits: int) -> Engine:
+    return Engine(lambda base_id: base, **limits)
+
+
+@pytest.fixture
+def engine(base: LoadedBase) -> Iterator[Engine]:
+    engine = engine_of(base)
+    engine.start()
+    yield engine
+    engine.stop(drain=0)
+
+
+def run(engine: Engine) -> None:
+    """Step an engine without its thread until nothing is left."""
+    while engine.step():
+        pass
+
+
+def greedy(tokens: int = 8, **more: object) -> SamplingParams:
+    return SamplingParams(max_tokens=tokens, temperature=0.0, **more)  # type: ignore[arg-type]
+
+
+def reference(base: LoadedBase, prompt: tuple[int, ...], tokens: int, handle: AdapterHandle | None) -> tuple[int, ...]:
+    """Plain `generate`, one prompt, greedy."""
+    ids = torch.tensor([prompt])
+
+    def generate() -> tuple[int, ...]:
+        out = base.model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False, pad_token_id=0
+        )
+        return tuple(out[0, len(prompt) :].tolist())
+
+    if handle is None:
+        return generate()
+    with attached(base.model, from_tensors(handle.config, base.shape, handle.load())):
+        return generate()
+
+
+def prompts_of(base: LoadedBase) -> list[tuple[int, ...]]:
+    return [tuple(base.tokenize(text)[:length]) for text, length in zip(TEXTS, (9, 2, 30, 17, 3), strict=True)]
+
+
+class TestGreedy:
+    def test_a_batch_gives_the_tokens_of_plain_generate(self, base: LoadedBase) -> None:
+        engine = engine_of(base)
+        handles = [None, handle_of(base, 1), handle_of(base, 2)]
+        wanted = [(prompt, handle) for prompt in prompts_of(base) for handle in handles]
+        tickets = engine.submit_all([GenerateRequest("tiny", p, h, greedy(20)) for p, h in wanted])
+        run(engine)
+        answers = [ticket.result(0).choices[0].token_ids for ticket in tickets]
+        assert answers == [reference(base, prompt, 20, handle) for prompt, handle in wanted]
+        assert len(set(answers)) > 8, "adapters and prompts matter"
+
+    @pytest.mark.parametrize("seed", range(4))
+    def test_rows_that_join_and_leave_at_any_time_do_not_matter(self, base: LoadedBase, seed: int) -> None:
+        engine = engine_of(base, max_rows=3)
+        draw = np.random.default_rng(seed)
+        wanted = []
+        for _ in range(10):
+            prompt = tuple(int(i) for i in draw.integers(1, 300, size=draw.integers(1, 30)))
+            request = GenerateRequest("tiny", prompt, handle_of(base, 1), greedy(int(draw.integers(1, 30))))
+            wanted.append((request, engine.submit(request)))
+            for _ in range(draw.integers(0, 6)):
+                engine.step()
+        run(engine)
+        for request, ticket in wanted:
+            found = ticket.result(0).choices[0].token_ids
+            assert found == reference(base, request.prompt, request.params.max_tokens or 0, request.adapter)
+
+    def test_the_context_can_be_filled_to_its_end(self, base: LoadedBase) -> None:
+        engine = engine_of(base)
+        prompt = tuple(range(5, 65))
+        for request in (
+            GenerateRequest("tiny", prompt, params=greedy(4)),
+            GenerateRequest("tiny", prompt, params=SamplingParams(max_tokens=None, temperature=0)),
+        ):
+            ticket = engine.submit(request)
+            run(engine)
+            assert ticket.result(0).choices[0].token_ids == reference(base, prompt, 4, None)
+
+    def test_eos_ends_a_choice(self, base: LoadedBase, monkeypatch: pytest.MonkeyPatch) -> None:
+        prompt = prompts_of(base)[0]
+        tokens = reference(base, prompt, 6, None)
+        monkeypatch.setitem(base.__dict__, "eos_id", tokens[3])
+        engine = engine_of(base)
+        ticket = engine.submit(GenerateRequest("tiny", prompt, params=greedy(6)))
+        run(engine)
+        choice = ticket.result(0).choices[0]
+        first = tokens.index(tokens[3])
+        assert (choice.token_ids, choice.finish_reason) == (tokens[: first + 1], "stop")
+
+    def test_a_stop_string_inside_of_the_text(self, base: LoadedBase) -> None:
+        prompt = prompts_of(base)[2]
+        engine = engine_of(base)
+        free = engine.submit(GenerateRequest("tiny", prompt, params=greedy(20)))
+        run(engine)
+        text = free.result(0).choices[0].text
+        stop = text[3:6]
+        deltas: list[Delta] = []
+        cut = engine.submit(GenerateRequest("tiny", prompt, params=greedy(20, stop=(stop,)), on_token=deltas.append))
+        run(engine)
+        choice = cut.result(0).choices[0]
+        assert choice.text == text[: text.index(stop)] == "".join(delta.text for delta in deltas)
+        assert choice.finish_reason == deltas[-1].finish_reason == "stop"
+
+
+class TestSampling:
+    def sample(self, engine: Engine, prompt: tuple[int, ...], **params: object) -> Ticket:
+        return engine.submit(GenerateRequest("tiny", prompt, params=SamplingParams(max_tokens=12, **params)))  # type: ignore[arg-type]
+
+    def test_a_seed_gives_the_same_tokens_whatever_else_runs(self, base: LoadedBase) -> None:
+        prompt = prompts_of(base)[0]
+        alone = engine_of(base)
+        first = self.sample(alone, prompt, seed=3, n=2, top_p=0.9)
+        run(alone)
+        crowd = engine_of(base, max_rows=5)
+        others = [self.sample(crowd, other, seed=i) for i, other in enumerate(prompts_of(base))]
+        crowd.step()
+        crowd.step()
+        second = self.sample(crowd, prompt, seed=3, n=2, top_p=0.9)
+        run(crowd)
+        assert [c.token_ids for c in first.result(0).choices] == [c.token_ids for c in second.result(0).choices]
+        assert all(other.done() for other in others)
+
+    def test_choices_differ_and_the_first_is_that_of_a_single_one(self, base: LoadedBase) -> None:
+        engine, prompt = engine_of(base), prompts_of(base)[0]
+        many = self.sample(engine, prompt, seed=3, n=4)
+        one = self.sample(engine, prompt, seed=3)
+        run(engine)
+        choices = [choice.token_ids for choice in many.result(0).choices]
+        assert len(set(choices)) == 4
+        assert one.result(0).choices[0].token_ids == choices[0]
+
+    def test_without_a_seed_two_requests_differ(self, base: LoadedBase) -> None:
+        engine, prompt = engine_of(base), prompts_of(base)[0]
+        tickets = [self.sample(engine, prompt) for _ in range(2)]
+        run(engine)
+        one, two = (ticket.result(0).choices[0].token_ids for ticket in tickets)
+        assert one != two
+
+
+class TestLogProbs:
+    def test_generated_tokens_have_the_likelihood_of_a_direct_pass(self, base: LoadedBase) -> None:
+        engine = engine_of(base)
+        requests = [GenerateRequest("tiny", prompt, params=greedy(9, logprobs=3)) for prompt in prompts_of(base)]
+        tickets = engine.submit_all(requests)
+        run(engine)
+        for request, ticket in zip(requests, tickets, strict=True):
+            choice = ticket.result(0).choices[0]
+            ids = torch.tensor([[*request.prompt, *choice.token_ids]])
+            direct = token_log_probs(base.model, ids, torch.ones_like(ids))[0, len(request.prompt) - 1 :]
+            assert choice.token_logprobs == pytest.approx(direct.tolist(), abs=1e-5)
+            for token, value, top in zip(choice.token_ids, choice.token_logprobs, choice.top_logprobs, strict=True):
+                assert top[0] == (token, value), "greedy: the chosen token is the best, with the very same float"
+                assert len(top) == 3
+                assert all(a[1] >= b[1] for a, b in pairwise(top))
+
+    def test_prompt_scores_are_those_of_a_direct_pass(self, base: LoadedBase) -> None:
+        engine = engine_of(base)
+        params = SamplingParams(max_tokens=0, logprobs=2, prompt_logprobs=True, n=2)
+        requests = [GenerateRequest("tiny", prompt, params=params) for prompt in prompts_of(base)]
+        tickets = engine.submit_all(requests)
+        run(engine)
+        for request, ticket in zip(requests, tickets, strict=True):
+            answer: Generation = ticket.result(0)
+            assert answer.prompt is not None
+            ids = torch.tensor([request.prompt])
+            direct = token_log_probs(base.model, ids, torch.ones_like(ids))[0].tolist()
+            assert answer.prompt.token_logprobs[0] is answer.prompt.top_logprobs[0] is None
+            assert list(answer.prompt.token_logprobs[1:]) == pytest.approx(direct, abs=1e-5)
+            for token, value, top in zip(
+                request.prompt[1:], answer.prompt.token_logprobs[1:], answer.prompt.top_logprobs[1:], strict=True
+            ):
+                assert top is not None
+                assert value is not None
+                assert value <= top[0][1]
+                assert dict(top).get(token, value) == value
+            assert [choice.token_ids for choice in answer.choices] == [(), ()]
+            assert answer.choices[0].finish_reason == "length"
+
+    def test_prompts_are_scored_the_same_in_small_pieces(
+        self, base: LoadedBase, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        answers = []
+        for cells in (2**24, 700):
+            monkeypatch.setattr("service.engine.runner.LOGIT_CELLS", cells)
+            engine = engine_of(base)
+            params = SamplingParams(max_tokens=1, logprobs=1, prompt_logprobs=True, temperature=0)
+            ticket = engine.submit(GenerateRequest("tiny", prompts_of(base)[2], params=params))
+            run(engine)
+            answers.append(ticket.result(0).prompt)
+        assert answers[0].token_logprobs[1:] == pytest.approx(answers[1].token_logprobs[1:], abs=1e-6)
+        assert [t[0][0] for t in answers[0].top_logprobs[1:]] == [t[0][0] for t in answers[1].top_logprobs[1:]]
+
+    def test_nothing_is_computed_that_was_not_asked_for(self, base: LoadedBase) -> None:
+        engine = engine_of(base)
+        ticket = engine.submit(GenerateRequest("tiny", prompts_of(base)[0], params=greedy(3)))
+        run(engine)
+        answer = ticket.result(0)
+        assert answer.prompt is None
+        assert answer.choices[0].token_logprobs == answer.choices[0].top_logprobs == ()
+
+
+class TestTexts:
+    def direct(self, base: LoadedBase, text: str) -> tuple[float, int]:
+        ids = base.tokenize(text, bos=False)
+        step = base.shape.context - 1
+        windows = [[0, *ids[start : start + step]] for start in range(0, len(ids), step)]
+        return sum(score_windows(base.model, windows, max_tokens=1, pad_id=0)), len(ids)
+
+    def test_scores_are_those_of_each_text_alone(self, base: LoadedBase, engine: Engine) -> None:
+        for text, score in zip(TEXTS, engine.score("tiny", TEXTS), strict=True):
+            nll, tokens = self.direct(base, text)
+            assert score.nll == pytest.approx(nll, rel=1e-5)
+            assert (score.tokens, score.bytes) == (tokens, len(text.encode()))
+        assert engine.score("tiny", TEXTS)[2].windows > 1
+
+    def test_an_adapter_changes_scores_and_comes_off_again(self, base: LoadedBase, engine: Engine) -> None:
+        handle = handle_of(base, 1)
+        before = engine.score("tiny", TEXTS)
+        with_adapter = engine.score("tiny", TEXTS, handle)
+        assert engine.score("tiny", TEXTS) == before
+        assert all(abs(a.nll - b.nll) > 1e-3 for a, b in zip(before, with_adapter, strict=True))
+        with attached(base.model, from_tensors(CONFIG, base.shape, handle.load())):
+            expected = [self.direct(base, text)[0] for text in TEXTS]
+        assert [score.nll for score in with_adapter] == pytest.approx(expected, rel=1e-5)
+
+    def test_empty_texts_score_nothing_and_cannot_be_embedded(self, engine: Engine) -> None:
+        assert [(s.nll, s.tokens, s.windows) for s in engine.score("tiny", ["", ""])] == [(0, 0, 0)] * 2
+        assert engine.score("tiny", ["", TEXTS[0]])[1] == engine.score("tiny", TEXTS[:1])[0]
+        assert engine.score("tiny", []) == engine.embed("tiny", []) == []
+        with pytest.raises(InvalidPrompt, match="Text 1 is empty"):
+            engine.embed("tiny", ["a", ""])
+
+    def test_an_embedding_is_the_mean_of_the_first_window_without_bos(self, base: LoadedBase, engine: Engine) -> None:
+        embedded = engine.embed("tiny", TEXTS)
+        scores = engine.score("tiny", TEXTS)
+        for text, found, score in zip(TEXTS, embedded, scores, strict=True):
+            ids = torch.tensor([base.tokenize(text)[:64]])
+            hidden = base.model.base_model(input_ids=ids).last_hidden_state[0, 1:].mean(dim=0)
+            np.testing.assert_allclose(found.vector, hidden.detach().numpy(), atol=1e-5)
+            assert found.vector.dtype == np.float32
+            assert (found.nll, found.tokens) == (pytest.approx(score.nll, rel=1e-6), score.tokens)
+            assert found.truncated == (score.windows > 1)
+
+    def test_a_base_without_bos_scores_all_but_the_first_token(self, tiny_base_dir: Path) -> None:
+        bare = load_base(BaseEntry(id="bare", source=str(tiny_base_dir), bos=False))
+        engine = engine_of(bare)
+        engine.start()
+        try:
+            [score] = engine.score("bare", TEXTS[:1])
+            [embedded] = engine.embed("bare", TEXTS[:1])
+        finally:
+            engine.stop()
+        ids = torch.tensor([bare.tokenize(TEXTS[0])])
+        assert score.nll == pytest.approx(
+            -float(token_log_probs(bare.model, ids, torch.ones_like(ids)).sum()), rel=1e-5
+        )
+        assert score.tokens == ids.shape[1] - 1
+        hidden = bare.model.base_model(input_ids=ids).last_hidden_state[0].mean(dim=0)
+        np.testing.assert_allclose(embedded.vector, hidden.detach().numpy(), atol=1e-5)
+
+    def test_tokenize_puts_bos_in_front(self, base: LoadedBase, engine: Engine) -> None:
+        assert engine.tokenize("tiny", "A soup") == (0, *base.tokenize("A soup", bos=False))
+
+    def test_progress_is_told_and_may_end_it(self, base: LoadedBase, engine: Engine) -> None:
+        seen: list[tuple[int, int]] = []
+        engine.score("tiny", TEXTS, progress=lambda done, total: seen.append((done, total)))
+        windows = sum(score.windows for score in engine.score("tiny", TEXTS))
+        assert seen[-1] == (windows, windows)
+
+        def refuse(done: int, total: int) -> None:
+            raise Cancelled("by the operator")
+
+        with pytest.raises(Cancelled, match="by the operator"):
+            engine.score("tiny", TEXTS, progress=refuse)
+        with pytest.raises(Cancelled):
+            engine.embed("tiny", TEXTS, should_stop=lambda: True)
+        assert engine.score("tiny", ["x"])
+
+
+class TestManyAtOnce:
+    def test_each_thread_gets_what_it_gets_alone(self, base: LoadedBase, engine: Engine) -> None:
+        handles = [None, *(handle_of(base, seed) for seed in range(1, 4))]
+        prompts = prompts_of(base)
+        expected_tokens = {
+            (p, h): reference(base, prompt, 10, handle)
+            for p, prompt in enumerate(prompts)
+            for h, handle in enumerate(handles)
+        }
+        expected_scores = {h: engine.score("tiny", TEXTS, handle) for h, handle in enumerate(handles)}
+
+        def caller(number: int) -> None:
+            p, h = number % len(prompts), number % len(handles)
+            answer = engine.generate(GenerateRequest("tiny", prompts[p], handles[h], greedy(10)))
+            assert answer.choices[0].token_ids == expected_tokens[p, h]
+            for found, wanted in zip(engine.score("tiny", TEXTS, handles[h]), expected_scores[h], strict=True):
+                assert found.nll == pytest.approx(wanted.nll, rel=1e-5)
+
+        with ThreadPoolExecutor(8) as pool:
+            for done in [pool.submit(caller, number) for number in range(40)]:
+                done.result(60)
+        counters = engine.counters()
+        assert counters["requests"] == counters["generating_rows"] == 0
+        assert counters["adapters_held"] == counters["adapter_loads_total"] == 3
+        assert counters["requests_finished_total"] == 84
+        assert counters["generated_tokens_total"] <= 400
+
+    def test_a_small_bank_serves_many_adapters_all_the_same(self, base: LoadedBase) -> None:
+        engine = engine_of(base, bank_bytes=1)
+        handles = [handle_of(base, seed) for seed in range(3)]
+        prompt = prompts_of(base)[0]
+        tickets = engine.submit_all([GenerateRequest("tiny", prompt, handle, greedy(5)) for handle in handles])
+        run(engine)
+        answers = [ticket.result(0).choices[0].token_ids for ticket in tickets]
+        assert answers == [reference(base, prompt, 5, handle) for handle in handles]
+        assert engine.counters()["adapters_held"] == 1
+
+
+class TestStreams:
+    def test_deltas_join_to_the_answer(self, base: LoadedBase) -> None:
+        engine = engine_of(base)
+        deltas: list[Delta] = []
+        params = SamplingParams(max_tokens=20, n=3, seed=1, logprobs=1)
+        ticket = engine.submit(GenerateRequest("tiny", prompts_of(base)[0], params=params, on_token=deltas.append))
+        run(engine)
+        for index, choice in enumerate(ticket.result(0).choices):
+            own = [delta for delta in deltas if delta.index == index]
+            assert "".join(delta.text for delta in own) == choice.text
+            assert tuple(delta.token_id for delta in own) == choice.token_ids
+            assert tuple(delta.logprob for delta in own) == choice.token_logprobs
+            assert tuple(delta.top for delta in own) == choice.top_logprobs
+            assert tuple(min(delta.offset, len(choice.text)) for delta in own) == choice.text_offsets
+            assert [delta.finish_reason for delta in own] == [None] * (len(own) - 1) + [choice.finish_reason]
+
+    def test_a_listener_that_raises_fails_its_request_alone(self, base: LoadedBase) -> None:
+        engine, prompt = engine_of(base), prompts_of(base)[0]
+
+        def broken(delta: Delta) -> None:
+            raise RuntimeError("event loop is closed")
+
+        bad = engine.submit(GenerateRequest("tiny", prompt, params=greedy(5), on_token=broken))
+        good = engine.submit(GenerateRequest("tiny", prompt, params=greedy(5)))
+        run(engine)
+        assert isinstance(bad.exception(0), Internal)
+        assert good.result(0).choices[0].token_ids == reference(base, prompt, 5, None)
+
+
+class TestRefusals:
+    def test_what_the_base_cannot_take_is_refused_at_submit(self, base: LoadedBase) -> None:
+        engine = engine_of(base)
+        with pytest.raises(InvalidPrompt, match=r"65 tokens .* 64"):
+            engine.submit(GenerateRequest("tiny", (1,) * 65))
+        with pytest.raises(InvalidParameter, match=r"60 tokens and max_tokens is 5: .* 65"):
+            engine.submit(GenerateRequest("tiny", (1,) * 60, params=greedy(5)))
+        with pytest.raises(InvalidPrompt, match="nothing to score"):
+            engine.submit(ScoreRequest("tiny", ()))
+        good = GenerateRequest("tiny", (1,), params=greedy(1))
+        with pytest.raises(InvalidPrompt):
+            engine.submit_all([good, GenerateRequest("tiny", ())])
+        assert engine.counters()["requests"] == 0, "all or none"
+
+    def test_a_full_queue_is_busy_and_recovers(self, base: LoadedBase) -> None:
+        engine = engine_of(base, max_queue=2)
+        request = GenerateRequest("tiny", (1, 2), params=greedy(2))
+        tickets = [engine.submit(request) for _ in range(2)]
+        with pytest.raises(Busy, match="holds 2 requests") as caught:
+            engine.submit(request)
+        assert 1 <= caught.value.retry_after <= 60
+        run(engine)
+        assert engine.submit(request) not in tickets
+
+    def test_a_patient_caller_waits_for_its_place(self, base: LoadedBase) -> None:
+        engine = engine_of(base, max_queue=1)
+        first = engine.submit(GenerateRequest("tiny", (1, 2), params=greedy(2)))
+        with pytest.raises(Busy):
+            engine.score("tiny", ["x"])
+        with pytest.raises(Cancelled):
+            engine.score("tiny", ["x"], patient=True, should_stop=lambda: True)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(engine.score, "tiny", ["x"], patient=True)
+            engine.start()
+            assert waiting.result(30)[0].tokens == 1
+        assert first.done()
+        engine.stop()
+
+
+class TestCancel:
+    def test_a_cancelled_request_stops_and_the_others_do_not_notice(self, base: LoadedBase) -> None:
+        engine, prompts = engine_of(base), prompts_of(base)
+        deltas: list[Delta] = []
+        long = engine.submit(GenerateRequest("tiny", prompts[2], params=greedy(30), on_token=deltas.append))
+        other = engine.submit(GenerateRequest("tiny", prompts[0], params=greedy(12)))
+        for _ in range(4):
+            engine.step()
+        told = len(deltas)
+        assert 0 < told < 30
+        engine.cancel(long)
+        run(engine)
+        assert len(deltas) == told
+        assert other.result(0).choices[0].token_ids == reference(base, prompts[0], 12, None)
+        with pytest.raises(CancelledError):
+            long.result(0)
+        assert engine.counters()["requests_cancelled_total"] == 1
+        assert engine._runner._groups == {} or engine.step() is False
+
+    def test_cancelling_before_it_starts_or_after_it_ended(self, base: LoadedBase) -> None:
+        engine = engine_of(base)
+        early = engine.submit(GenerateRequest("tiny", (1,), params=greedy(2)))
+        early.cancel()
+        late = engine.submit(GenerateRequest("tiny", (1,), params=greedy(2)))
+        run(engine)
+        engine.cancel(late)
+        assert late.result(0).choices[0].token_ids
+        assert engine.counters()["requests"] == 0
+
+
+class TestTrouble:
+    def failing(self, base: LoadedBase, load: Callable[[], Mapping[str, Tensor]]) -> AdapterHandle:
+        return AdapterHandle("sha256:" + "f" * 64, CONFIG, load)
+
+    def test_a_failing_load_fails_its_requests_and_never_serves_the_base(self, base: LoadedBase) -> None:
+        engine, prompt = engine_of(base), prompts_of(base)[0]
+        attempts = []
+
+        def load() -> Mapping[str, Tensor]:
+            attempts.append(1)
+            raise OSError("the disk is gone")
+
+        bad = [engine.submit(GenerateRequest("tiny", prompt, self.failing(base, load), greedy(3))) for _ in range(2)]
+        bad.append(engine.submit(ScoreRequest("tiny", (prompt,), self.failing(base, load))))
+        good = engine.submit(GenerateRequest("tiny", prompt, params=greedy(3)))
+        run(engine)
+        for ticket in bad:
+            error = ticket.exception(0)
+            assert isinstance(error, Unavailable)
+            assert "cannot be loaded (OSError)" in error.message
+            assert "disk" not in error.message
+        assert good.result(0).choices[0].token_ids == reference(base, prompt, 3, None)
+        again = engine.submit(GenerateRequest("tiny", prompt, self.failing(base, load), greedy(3)))
+        run(engine)
+        assert again.exception(0) is not None
+        assert len(attempts) == 3, "a failure is not remembered"
+
+    def test_tensors_of_another_shape_are_incompatible(self, base: LoadedBase) -> None:
+        engine = engine_of(base)
+        handle = self.failing(base, lambda: {"layers.0.ffn.down.weight": torch.zeros(1)})
+        ticket = engine.submit(ScoreRequest("tiny", ((1, 2),), handle))
+        run(engine)
+        error = ticket.exception(0)
+        assert isinstance(error, SoupError)
+        assert error.code == "incompatible"
+
+    def test_an_adapter_that_answers_nan_fails_clearly(self, base: LoadedBase) -> None:
+        engine = engine_of(base)
+        huge = {name: torch.full_like(value, 3e38) for name, value in tensors_of(base, 0).items()}
+        tickets = engine.submit_all(
+            [
+                GenerateRequest("tiny", (1, 2), self.failing(base, lambda: huge), SamplingParams(max_tokens=2)),
+                ScoreRequest("tiny", ((1, 2),), self.failing(base, lambda: huge)),
+            ]
+        )
+        run(engine)
+        for ticket in tickets:
+            assert isinstance(ticket.exception(0), InvalidWeights)
+            assert "not finite" in str(ticket.exception(0))
+
+    @pytest.mark.parametrize("step", ["prefill", "decode", "score"])
+    def test_an_exception_in_a_batch_is_the_end_of_that_batch_only(
+        self, base: LoadedBase, monkeypatch: pytest.MonkeyPatch, step: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        engine, prompt = engine_of(base), prompts_of(base)[0]
+        real = getattr(engine._runner, step)
+
+        def fail(*args: object, **kwargs: object) -> object:
+            monkeypatch.setattr(engine._runner, step, real)
+            raise RuntimeError("out of memory, with secret details")
+
+        monkeypatch.setattr(engine._runner, step, fail)
+        engine.start()
+        request = (
+            ScoreRequest("tiny", (prompt,)) if step == "score" else GenerateRequest("tiny", prompt, params=greedy(4))
+        )
+        error = engine.submit(request).exception(30)
+        assert isinstance(error, Internal)
+        assert "secret" not in error.message
+        assert "secret" in caplog.text
+        assert engine.submit(request).result(30)
+        assert engine.counters()["requests_failed_total"] == 1
+        engine.stop()
+
+    def test_a_decode_that_fails_half_way_leaves_nothing_behind(
+        self, base: LoadedBase, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        engine, prompts = engine_of(base), prompts_of(base)
+        bad = engine.submit(GenerateRequest("tiny", prompts[0], params=greedy(6)))
+        engine.step()
+        last = base.model.base_model.h[1]
+        handle = last.register_forward_pre_hook(lambda module, args: 1 / 0)
+        try:
+            engine.step()
+        finally:
+            handle.remove()
+        assert isinstance(bad.exception(0), Internal)
+        good = engine.submit(GenerateRequest("tiny", prompts[1], params=greedy(6)))
+        run(engine)
+        assert good.result(0).choices[0].token_ids == reference(base, prompts[1], 6, None)
+
+    def test_a_bug_in_scheduling_is_survived(self, base: LoadedBase, monkeypatch: pytest.MonkeyPatch) -> None:
+        engine = engine_of(base)
+        monkeypatch.setattr(engine._scheduler, "next", lambda: 1 / 0)
+        engine.start()
+        assert isinstance(engine.submit(GenerateRequest("tiny", (1,), params=greedy(1))).exception(30), Internal)
+        monkeypatch.undo()
+        assert engine.submit(GenerateRequest("tiny", (1,), params=greedy(1))).result(30)
+        engine.stop()
+
+    def test_the_base_model_is_called_from_the_engine_thread_alone(self, base: LoadedBase, engine: Engine) -> None:
+        threads = set()
+        hook = base.model.register_forward_pre_hook(lambda *_: threads.add(threading.current_thread().name))
+        inner = base.model.base_model.register_forward_pre_hook(lambda *_: threads.add(threading.current_thread().name))
+        try:
+            engine.score("tiny", TEXTS)
+            engine.embed("tiny", TEXTS)
+            engine.generate(GenerateRequest("tiny", (1, 2), params=greedy(3)))
+        finally:
+            hook.remove()
+            inner.remove()
+        assert threads == {"engine"}
+
+
+class TestStop:
+    def test_stop_lets_running_requests_finish(self, base: LoadedBase) -> None:
+        engine, prompt = engine_of(base), prompts_of(base)[0]
+        engine.start()
+        ticket = engine.submit(GenerateRequest("tiny", prompt, params=greedy(20)))
+        engine.stop(drain=60)
+        assert ticket.result(0).choices[0].token_ids == reference(base, prompt, 20, None)
+        with pytest.raises(Unavailable, match="shutting down"):
+            engine.submit(GenerateRequest("tiny", prompt))
+
+    def test_what_does_not_finish_in_time_is_told(self, base: LoadedBase) -> None:
+        engine = engine_of(base)
+        gate, entered = threading.Event(), threading.Event()
+
+        def hold(delta: Delta) -> None:
+            entered.set()
+            gate.wait(30)
+
+        slow = engine.submit(GenerateRequest("tiny", (1,), params=greedy(40), on_token=hold))
+        waiting = engine.submit(GenerateRequest("tiny", (1,), handle_of(base, 1), greedy(40)))
+        cancelled = engine.submit(GenerateRequest("tiny", (1,), handle_of(base, 2), greedy(40)))
+        engine.start()
+        assert entered.wait(30)
+        cancelled.cancel()
+        stopper = threading.Thread(target=engine.stop, kwargs={"drain": 0})
+        stopper.start()
+        while engine._stop_at is None:
+            entered.wait(0)
+        gate.set()
+        stopper.join(30)
+        assert isinstance(slow.exception(0), Unavailable)
+        assert isinstance(waiting.exception(0), Unavailable)
+        assert cancelled.cancelled()
+        engine.stop()
+
+    def test_an_engine_that_never_started_tells_its_requests(self, base: LoadedBase) -> None:
+        engine = engine_of(base)
+        ticket = engine.submit(GenerateRequest("tiny", (1,)))
+        engine.stop()
+        assert isinstance(ticket.exception(0), Unavailable)
+
+    def test_an_engine_starts_once(self, base: LoadedBase) -> None:
+        engine = engine_of(base)
+        engine.start()
+        with pytest.raises(Internal):
+            engine.start()
+        engine.stop()
+
+    def test_a_waiting_caller_hears_of_the_stop(self, base: LoadedBase) -> None:
+        engine = engine_of(base, max_queue=1)
+        engine.submit(GenerateRequest("tiny", (1,)))
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(engine.score, "tiny", ["x"], patient=True)
+            engine.stop(drain=0)
+            with pytest.raises(Unavailable):
+                waiting.result(30)
+
+
+class TestBank:
+    def test_least_recently_used_leaves_first(self, base: LoadedBase) -> None:
+        size = sum(t.numel() * 4 for t in tensors_of(base, 0).values())
+        bank = Bank(2 * size)
+        one, two, three = (handle_of(base, seed) for seed in range(3))
+        first = bank.get(base, one)
+        bank.get(base, two)
+        assert bank.get(base, one) is first
+        bank.get(base, three)
+        assert (len(bank), bank.bytes, bank.loads) == (2, 2 * size, 3)
+        assert bank.get(base, one) is first
+        bank.get(base, two)
+        assert bank.loads == 4
+
+    def test_held_adapters_are_frozen(self, base: LoadedBase) -> None:
+        module = Bank(0).get(base, handle_of(base, 0))
+        assert not module.training
+        assert not any(parameter.requires_grad for parameter in module.parameters())
+
+    def test_a_name_is_no_key(self, base: LoadedBase) -> None:
+        bank = Bank(2**20)
+        first = AdapterHandle("sha256:" + "1" * 64, CONFIG, lambda: tensors_of(base, 1))
+        again = AdapterHandle("sha256:" + "1" * 64, CONFIG, lambda: pytest.fail("held already"))
+        assert bank.get(base, first) is bank.get(base, again)
+        assert bank.get(base, first) is not bank.get(base, handle_of(base, 2))
