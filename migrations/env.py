@@ -1,0 +1,13 @@
+"""Alembic's entry: runs the migrations on the connection that `migrations/__init__.py` hands over."""
+
+from __future__ import annotations
+
+from alembic import context
+
+from registry.catalogue.tables import metadata
+
+connection = context.config.attributes["connection"]
+if connection is None:
+    raise RuntimeError("Migrations run through 'soup migrate', which hands over a connection.")
+context.configure(connection=connection, target_metadata=metadata, render_as_batch=True)
+context.run_migrations()

@@ -1,0 +1,105 @@
+"""What a blob store promises; one conformance test class runs over every entry of STORES."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from types import TracebackType
+from typing import BinaryIO, Protocol, Self
+
+from registry.errors import DigestMismatch, InvalidName, TooLarge
+from registry.names import DIGEST_PATTERN
+
+
+class BlobWriter(Protocol):
+    """A blob being written: `write` chunks, then `commit`; leaving without a commit leaves nothing behind."""
+
+    def write(self, chunk: bytes) -> None:
+        """Append; raises TooLarge beyond the limit."""
+        ...
+
+    def commit(self) -> None:
+        """Verify length and digest, then make the blob visible and durable; raises DigestMismatch."""
+        ...
+
+    def __enter__(self) -> Self:
+        """The writer itself."""
+        ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Drop what was not committed."""
+        ...
+
+
+class BlobStore(Protocol):
+    """Bytes by digest. Every method raises InvalidName for what is not a digest, before anything is touched."""
+
+    def put_bytes(self, data: bytes) -> str:
+        """Store bytes and return their digest; durable when this returns."""
+        ...
+
+    def writer(self, digest: str, *, max_bytes: int, length: int | None = None) -> BlobWriter:
+        """A writer of the blob with this digest, and of `length` bytes where that is known."""
+        ...
+
+    def has(self, digest: str) -> bool:
+        """Whether the blob is stored."""
+        ...
+
+    def size(self, digest: str) -> int:
+        """Its size in bytes; raises NotFound."""
+        ...
+
+    def read(self, digest: str) -> bytes:
+        """All its bytes; raises NotFound."""
+        ...
+
+    def open(self, digest: str) -> BinaryIO:
+        """Its bytes as a seekable file; raises NotFound."""
+        ...
+
+    def delete(self, digest: str) -> None:
+        """Forget it; nothing happens where it is not stored."""
+        ...
+
+    def digests(self) -> Iterator[str]:
+        """Every digest stored, in no order."""
+        ...
+
+
+def hex_of(digest: str) -> str:
+    """The 64 hex digits of a digest; raises InvalidName for anything else."""
+    if not re.fullmatch(DIGEST_PATTERN, digest) or len(digest) != 71:
+        raise InvalidName("A blob is named 'sha256:' and 64 lower-case hex digits.", param="digest")
+    return digest[7:]
+
+
+class Check:
+    """Counts and hashes what is written, and verifies it at the end."""
+
+    def __init__(self, digest: str, max_bytes: int, length: int | None) -> None:
+        self._expected = hex_of(digest)
+        self._max_bytes = max_bytes
+        self._length = length
+        self._sha = hashlib.sha256()
+        self._size = 0
+
+    def add(self, chunk: bytes) -> None:
+        """Take a chunk into account; raises TooLarge."""
+        self._size += len(chunk)
+        if self._size > self._max_bytes:
+            raise TooLarge(f"A blob may have at most {self._max_bytes} bytes here.", param="digest")
+        self._sha.update(chunk)
+
+    def verify(self) -> None:
+        """Raises DigestMismatch unless length and digest are as announced."""
+        if self._length is not None and self._size != self._length:
+            raise DigestMismatch(f"{self._length} bytes were announced and {self._size} came.", param="digest")
+        if self._sha.hexdigest() != self._expected:
+            raise DigestMismatch(
+                f"The {self._size} bytes have digest sha256:{self._sha.hexdigest()}, not the one they were sent under.",
+                param="digest",
+            )

@@ -1,0 +1,135 @@
+"""Blobs as files of one folder, `<first two hex>/<64 hex>`.
+
+A blob is written beside its place, synced, renamed, and its folder synced: a crash leaves either the whole blob or a
+temporary file, which the next start sweeps.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Self
+
+from registry.blobs.contract import Check, hex_of
+from registry.errors import NotFound
+from registry.names import sha256_digest
+
+TEMPORARY = "incoming"
+
+
+class LocalBlobs:
+    """A BlobStore over a folder, which one process owns; `sweep=False` for a second process that shares it."""
+
+    def __init__(self, folder: Path, *, sweep: bool = True) -> None:
+        self._folder = folder
+        self._incoming = folder / TEMPORARY
+        self._incoming.mkdir(parents=True, exist_ok=True)
+        if sweep:
+            for left_over in self._incoming.iterdir():
+                left_over.unlink()
+
+    def put_bytes(self, data: bytes) -> str:
+        """Store bytes and return their digest; durable when this returns."""
+        digest = sha256_digest(data)
+        if not self.has(digest):
+            with self.writer(digest, max_bytes=len(data), length=len(data)) as writer:
+                writer.write(data)
+                writer.commit()
+        return digest
+
+    def writer(self, digest: str, *, max_bytes: int, length: int | None = None) -> LocalWriter:
+        """A writer of the blob with this digest."""
+        check = Check(digest, max_bytes, length)
+        return LocalWriter(self._incoming / secrets.token_hex(16), self._path(digest), check)
+
+    def has(self, digest: str) -> bool:
+        """Whether the blob is stored."""
+        return self._path(digest).is_file()
+
+    def size(self, digest: str) -> int:
+        """Its size in bytes; raises NotFound."""
+        try:
+            return self._path(digest).stat().st_size
+        except FileNotFoundError:
+            raise _not_found(digest) from None
+
+    def read(self, digest: str) -> bytes:
+        """All its bytes; raises NotFound."""
+        with self.open(digest) as file:
+            return file.read()
+
+    def open(self, digest: str) -> BinaryIO:
+        """Its bytes as a seekable file; raises NotFound."""
+        try:
+            return self._path(digest).open("rb")
+        except FileNotFoundError:
+            raise _not_found(digest) from None
+
+    def delete(self, digest: str) -> None:
+        """Forget it."""
+        self._path(digest).unlink(missing_ok=True)
+
+    def digests(self) -> Iterator[str]:
+        """Every digest stored."""
+        for path in self._folder.glob("??/*"):
+            yield "sha256:" + path.name
+
+    def _path(self, digest: str) -> Path:
+        name = hex_of(digest)
+        return self._folder / name[:2] / name
+
+
+class LocalWriter:
+    """A BlobWriter into a temporary file that `commit` renames into place."""
+
+    def __init__(self, temporary: Path, target: Path, check: Check) -> None:
+        self._temporary = temporary
+        self._target = target
+        self._check = check
+        self._file: BinaryIO | None = None
+
+    def __enter__(self) -> Self:
+        """Open the temporary file."""
+        self._file = self._temporary.open("xb")
+        return self
+
+    def write(self, chunk: bytes) -> None:
+        """Append; raises TooLarge beyond the limit."""
+        self._check.add(chunk)
+        assert self._file is not None, "write inside 'with'"
+        self._file.write(chunk)
+
+    def commit(self) -> None:
+        """Verify, sync the file, rename it into place, sync the folder; raises DigestMismatch."""
+        self._check.verify()
+        assert self._file is not None, "commit inside 'with'"
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._target.parent.mkdir(exist_ok=True)
+        self._temporary.replace(self._target)
+        sync_folder(self._target.parent)
+        sync_folder(self._target.parent.parent)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close, and remove what was not committed."""
+        if self._file is not None:
+            self._file.close()
+        self._temporary.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _not_found(digest: str) -> NotFound:
+    return NotFound(f"Blob {digest} is not stored.", param="digest")

@@ -1,0 +1,87 @@
+"""Blobs in a dictionary: for tests and for trying things out; nothing outlives the process."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from types import TracebackType
+from typing import BinaryIO, Self
+
+from registry.blobs.contract import Check, hex_of
+from registry.errors import NotFound
+from registry.names import sha256_digest
+
+
+class MemoryBlobs:
+    """A BlobStore over a dictionary."""
+
+    def __init__(self) -> None:
+        self._stored: dict[str, bytes] = {}
+
+    def put_bytes(self, data: bytes) -> str:
+        """Store bytes and return their digest."""
+        digest = sha256_digest(data)
+        self._stored[digest] = bytes(data)
+        return digest
+
+    def writer(self, digest: str, *, max_bytes: int, length: int | None = None) -> MemoryWriter:
+        """A writer of the blob with this digest."""
+        return MemoryWriter(self._stored, digest, Check(digest, max_bytes, length))
+
+    def has(self, digest: str) -> bool:
+        """Whether the blob is stored."""
+        hex_of(digest)
+        return digest in self._stored
+
+    def size(self, digest: str) -> int:
+        """Its size in bytes; raises NotFound."""
+        return len(self.read(digest))
+
+    def read(self, digest: str) -> bytes:
+        """All its bytes; raises NotFound."""
+        if not self.has(digest):
+            raise NotFound(f"Blob {digest} is not stored.", param="digest")
+        return self._stored[digest]
+
+    def open(self, digest: str) -> BinaryIO:
+        """Its bytes as a seekable file; raises NotFound."""
+        return io.BytesIO(self.read(digest))
+
+    def delete(self, digest: str) -> None:
+        """Forget it."""
+        hex_of(digest)
+        self._stored.pop(digest, None)
+
+    def digests(self) -> Iterator[str]:
+        """Every digest stored."""
+        return iter(list(self._stored))
+
+
+class MemoryWriter:
+    """A BlobWriter into a dictionary."""
+
+    def __init__(self, stored: dict[str, bytes], digest: str, check: Check) -> None:
+        self._stored = stored
+        self._digest = digest
+        self._check = check
+        self._chunks: list[bytes] = []
+
+    def write(self, chunk: bytes) -> None:
+        """Append; raises TooLarge beyond the limit."""
+        self._check.add(chunk)
+        self._chunks.append(bytes(chunk))
+
+    def commit(self) -> None:
+        """Verify and make visible; raises DigestMismatch."""
+        self._check.verify()
+        self._stored[self._digest] = b"".join(self._chunks)
+
+    def __enter__(self) -> Self:
+        """The writer itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Drop what was not committed."""
+        self._chunks.clear()

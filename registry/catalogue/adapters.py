@@ -1,0 +1,255 @@
+"""Adapters and soups: versions of names, found by name, alias or digest, listed with filters, retired softly."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import TypeAdapter
+from sqlalchemy import ColumnElement, Connection, Select, and_, exists, func, insert, or_, select, update
+
+from registry.catalogue.aliases import Aliases
+from registry.catalogue.paging import now, page_of
+from registry.catalogue.rows import AdapterRow, NewAdapter, Page, SampleState, Scope
+from registry.catalogue.tables import adapter_tags, adapters
+from registry.errors import Incompatible, Internal, NotFound, PreconditionFailed, Retired
+from registry.names import DigestRef, NameRef, Ref
+from registry.spec import AdapterConfig, Card, PoolSpec, Provenance, SampleReport
+
+CONFIG: TypeAdapter[AdapterConfig] = TypeAdapter(AdapterConfig)
+
+
+class Adapters:
+    """Adapter rows. Lookups by people take the scope of namespaces they see; foreign and unknown are both NotFound."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    # --- writing --------------------------------------------------------------------------------
+
+    def add(self, new: NewAdapter) -> AdapterRow:
+        """Store an adapter as the next version of its name."""
+        latest = select(func.max(adapters.c.version)).where(_named(new.namespace, new.name))
+        version = (self._connection.execute(latest).scalar_one() or 0) + 1
+        result = self._connection.execute(insert(adapters).values(**_values(new), version=version))
+        key = result.inserted_primary_key
+        if key is None:
+            raise Internal("the database gave no id for a new adapter")
+        self._set_tags(key[0], new.card)
+        return self.get(key[0])
+
+    def attach_sample(self, id: int, sample: SampleReport) -> AdapterRow:
+        """Give an adapter that has no sample one, to be embedded."""
+        self._change(id, sample=sample.model_dump(mode="json"), sample_digest=sample.digest, sample_state="pending")
+        return self.get(id)
+
+    def set_sample_state(
+        self, id: int, state: SampleState, *, truncated: Mapping[str, int] | None = None
+    ) -> AdapterRow:
+        """Record how far the sample is, and what its encoders cut."""
+        row = self.get(id)
+        sample = row.sample
+        if sample is not None and truncated is not None:
+            sample = sample.model_copy(update={"truncated": dict(truncated)})
+        self._change(id, sample=None if sample is None else sample.model_dump(mode="json"), sample_state=state)
+        return self.get(id)
+
+    def update_card(
+        self, id: int, *, card: Card | None = None, domain: str | None = None, if_match: str | None = None
+    ) -> AdapterRow:
+        """Change what people say about an adapter; raises PreconditionFailed if `if_match` is not its etag."""
+        row = self.get(id)
+        if if_match is not None and if_match != row.etag:
+            raise PreconditionFailed(
+                f"{row.ref} changed since it was read (its etag is {row.etag}): read it again.", param="if-match"
+            )
+        card = card or row.card
+        self._change(
+            id,
+            card=card.model_dump(mode="json"),
+            description=card.description,
+            domain=domain or row.domain,
+            revision=adapters.c.revision + 1,
+        )
+        self._set_tags(id, card)
+        return self.get(id)
+
+    def retire(self, id: int) -> AdapterRow:
+        """Retire a version: names no longer lead to it. Once retired it stays as it was."""
+        self._connection.execute(
+            update(adapters)
+            .where(adapters.c.id == id, adapters.c.retired_at.is_(None))
+            .values(retired_at=now(), revision=adapters.c.revision + 1)
+        )
+        return self.get(id)
+
+    def _change(self, id: int, **values: Any) -> None:
+        self._connection.execute(update(adapters).where(adapters.c.id == id).values(**values))
+
+    def _set_tags(self, id: int, card: Card) -> None:
+        self._connection.execute(adapter_tags.delete().where(adapter_tags.c.adapter_id == id))
+        for tag in dict.fromkeys(card.tags):
+            self._connection.execute(insert(adapter_tags).values(adapter_id=id, tag=tag))
+
+    # --- finding one ----------------------------------------------------------------------------
+
+    def get(self, id: int) -> AdapterRow:
+        """The row with this id, retired or not, whoever owns it; raises Internal where there is none."""
+        row = self._one(select(adapters).where(adapters.c.id == id))
+        if row is None:
+            raise Internal(f"no adapter has id {id}")
+        return row
+
+    def find_same(self, namespace: str, name: str, digest: str) -> AdapterRow | None:
+        """The live version of a name that has these bytes already."""
+        query = select(adapters).where(_named(namespace, name), _live(), adapters.c.digest == digest)
+        return self._one(_newest(query))
+
+    def resolve(self, scope: Scope, ref: Ref) -> AdapterRow:
+        """The adapter a ref means now; raises NotFound, or Retired where every match is retired."""
+        if isinstance(ref, DigestRef):
+            query = select(adapters).where(adapters.c.digest == ref.digest)
+        elif isinstance(ref, NameRef):
+            query = self._by_name(scope, ref)
+        else:
+            raise NotFound(f"{ref} is a base model, not an adapter.", param="ref")
+        query = query.where(_visible(scope))
+        row = self._one(_newest(query.where(_live())))
+        if row is not None:
+            return row
+        if self._one(_newest(query)) is not None:
+            raise Retired(f"{ref} was retired.", param="ref")
+        raise NotFound(f"There is no adapter {ref}, or this key does not see it.", param="ref")
+
+    def _by_name(self, scope: Scope, ref: NameRef) -> Select[Any]:
+        version = ref.version
+        if ref.alias is not None:
+            alias = None
+            if scope is None or ref.namespace in scope:
+                alias = Aliases(self._connection).get(ref.namespace, ref.name, ref.alias)
+            if alias is None:
+                raise NotFound(f"There is no adapter {ref}, or this key does not see it.", param="ref")
+            version = alias.version
+        query = select(adapters).where(_named(ref.namespace, ref.name))
+        return query if version is None else query.where(adapters.c.version == version)
+
+    def live_versions(self, namespace: str, name: str) -> builtins.list[AdapterRow]:
+        """Every live version of a name, newest first."""
+        query = select(adapters).where(_named(namespace, name), _live()).order_by(adapters.c.version.desc())
+        return [adapter_row(row) for row in self._connection.execute(query).mappings()]
+
+    def _one(self, query: Select[Any]) -> AdapterRow | None:
+        row = self._connection.execute(query).mappings().first()
+        return None if row is None else adapter_row(row)
+
+    # --- finding many ---------------------------------------------------------------------------
+
+    def list(
+        self, scope: Scope, *, base_model: str | None = None, method: str | None = None, domain: str | None = None,
+        tag: str | None = None, kind: str | None = None, q: str | None = None, limit: int, cursor: str | None = None,
+    ) -> Page[AdapterRow]:  # fmt: skip
+        """Live adapters of the visible namespaces that match every filter, newest first."""
+        query = select(adapters).where(_visible(scope), _live())
+        equal = {"base_model": base_model, "method": method, "domain": domain, "kind": kind}
+        for column, value in equal.items():
+            if value is not None:
+                query = query.where(adapters.c[column] == value)
+        if tag is not None:
+            query = query.where(_tagged(tag))
+        if q:
+            query = query.where(_contains(q))
+        return page_of(self._connection, query, adapters.c.id, limit=limit, cursor=cursor, make=adapter_row)
+
+    def pool(self, pool: PoolSpec) -> builtins.list[AdapterRow]:
+        """The newest live version of each name of a pool, where its sample is ready."""
+        return self._pool(pool, "ready")
+
+    def waiting(self, pool: PoolSpec) -> builtins.list[AdapterRow]:
+        """The newest live versions whose sample is still to be embedded."""
+        return self._pool(pool, "pending")
+
+    def _pool(self, pool: PoolSpec, state: SampleState) -> builtins.list[AdapterRow]:
+        newer = adapters.alias("newer")
+        superseded = exists().where(
+            newer.c.namespace == adapters.c.namespace,
+            newer.c.name == adapters.c.name,
+            newer.c.version > adapters.c.version,
+            newer.c.retired_at.is_(None),
+        )
+        query = select(adapters).where(
+            _visible(pool.namespaces),
+            _live(),
+            adapters.c.base_fingerprint == pool.base_fingerprint,
+            adapters.c.sample_state == state,
+            ~superseded,
+        )
+        if pool.method is not None:
+            query = query.where(adapters.c.method == pool.method)
+        if pool.tag is not None:
+            query = query.where(_tagged(pool.tag))
+        if not pool.include_soups:
+            query = query.where(adapters.c.kind == "adapter")
+        return [adapter_row(row) for row in self._connection.execute(query.order_by(adapters.c.id)).mappings()]
+
+
+def _named(namespace: str, name: str) -> ColumnElement[bool]:
+    return and_(adapters.c.namespace == namespace, adapters.c.name == name)
+
+
+def _live() -> ColumnElement[bool]:
+    return adapters.c.retired_at.is_(None)
+
+
+def _visible(scope: Scope) -> ColumnElement[bool]:
+    return adapters.c.id.is_not(None) if scope is None else adapters.c.namespace.in_(scope)
+
+
+def _tagged(tag: str) -> ColumnElement[bool]:
+    return exists().where(adapter_tags.c.adapter_id == adapters.c.id, adapter_tags.c.tag == tag)
+
+
+def _contains(q: str) -> ColumnElement[bool]:
+    escaped = q.lower().replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+    columns = (adapters.c.name, adapters.c.domain, adapters.c.description)
+    return or_(*(func.lower(column).like(f"%{escaped}%", escape="\\") for column in columns))
+
+
+def _newest(query: Select[Any]) -> Select[Any]:
+    return query.order_by(adapters.c.version.desc(), adapters.c.id.desc()).limit(1)
+
+
+def _values(new: NewAdapter) -> dict[str, Any]:
+    same = ("namespace", "name", "kind", "digest", "base_model", "base_fingerprint", "domain", "weights_blob", "dtype",
+            "parameters", "size_bytes", "sample_state", "recipe_digest", "created_by")  # fmt: skip
+    return {
+        **{field: getattr(new, field) for field in same},
+        "method": new.config.method,
+        "config": new.config.model_dump(mode="json"),
+        "card": new.card.model_dump(mode="json"),
+        "description": new.card.description,
+        "provenance": new.provenance.model_dump(mode="json"),
+        "sample": None if new.sample is None else new.sample.model_dump(mode="json"),
+        "sample_digest": None if new.sample is None else new.sample.digest,
+        "created_at": now(),
+        "revision": 1,
+    }
+
+
+def adapter_row(row: Any) -> AdapterRow:
+    """A row of the table as the value it stands for."""
+    try:
+        config = CONFIG.validate_python(row["config"])
+    except ValueError as error:  # written by a newer server
+        raise Incompatible(f"{row['namespace']}/{row['name']} has a config this server cannot read.") from error
+    same = ("id", "namespace", "name", "version", "kind", "digest", "base_model", "base_fingerprint", "domain",
+            "weights_blob", "dtype", "parameters", "size_bytes", "sample_state", "recipe_digest", "created_by",
+            "created_at", "retired_at")  # fmt: skip
+    return AdapterRow(
+        **{field: row[field] for field in same},
+        config=config,
+        card=Card.model_validate(row["card"]),
+        provenance=Provenance.model_validate(row["provenance"]),
+        sample=None if row["sample"] is None else SampleReport.model_validate(row["sample"]),
+        etag=f"{row['id']}-{row['revision']}",
+    )

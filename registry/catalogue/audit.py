@@ -1,0 +1,45 @@
+"""The audit: who did what, written in the transaction of what was done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Connection, insert, select
+
+from registry.catalogue.paging import now, page_of
+from registry.catalogue.rows import AuditRow, Page, Scope
+from registry.catalogue.tables import audit
+
+
+class Audit:
+    """Audit entries."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def record(
+        self, action: str, subject: str, *, key_id: str | None, request_id: str | None, detail: Mapping[str, Any]
+    ) -> None:
+        """Write an entry; a subject `ns/name...` belongs to that namespace, any other to nobody but all-seeing keys."""
+        namespace, slash, _ = subject.partition("/")
+        self._connection.execute(
+            insert(audit).values(
+                at=now(),
+                action=action,
+                subject=subject,
+                namespace=namespace if slash else None,
+                key_id=key_id,
+                request_id=request_id,
+                detail=dict(detail),
+            )
+        )
+
+    def list(self, scope: Scope, *, limit: int, cursor: str | None = None) -> Page[AuditRow]:
+        """Entries of the visible namespaces, newest first."""
+        query = select(*(column for column in audit.c if column.name != "namespace"))
+        if scope is not None:
+            query = query.where(audit.c.namespace.in_(scope))
+        return page_of(
+            self._connection, query, audit.c.id, limit=limit, cursor=cursor, make=lambda row: AuditRow(**row)
+        )

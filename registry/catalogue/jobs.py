@@ -1,0 +1,154 @@
+"""Jobs: record and queue in one table, so that a job is enqueued in the transaction that writes its subject."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Connection, Select, insert, select, update
+
+from registry.catalogue.paging import now, page_of
+from registry.catalogue.rows import JobRow, Page, Scope
+from registry.catalogue.tables import jobs
+from registry.errors import NotFound
+
+HIDDEN = ("sequence", "dedupe_key", "worker")
+
+
+class Jobs:
+    """Job rows. Every change of state is one UPDATE that names the state it starts from."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def enqueue(
+        self, kind: str, arguments: Mapping[str, Any], *, namespace: str, created_by: str,
+        dedupe_key: str | None = None, delay: float = 0.0,
+    ) -> JobRow:  # fmt: skip
+        """Queue a job to run after `delay` seconds; one still queued under the same `dedupe_key` is that job."""
+        if dedupe_key is not None:
+            query = select(jobs).where(jobs.c.dedupe_key == dedupe_key, jobs.c.state == "queued")
+            same = self._one(query.order_by(jobs.c.sequence).limit(1))
+            if same is not None:
+                return same
+        moment = now()
+        id_ = "job-" + secrets.token_hex(8)
+        self._connection.execute(
+            insert(jobs).values(
+                id=id_,
+                kind=kind,
+                state="queued",
+                namespace=namespace,
+                created_by=created_by,
+                arguments=dict(arguments),
+                progress={},
+                attempts=0,
+                dedupe_key=dedupe_key,
+                run_after=moment + timedelta(seconds=delay),
+                created_at=moment,
+                updated_at=moment,
+            )
+        )
+        return self.get(None, id_)
+
+    def claim(self, worker: str, kinds: Sequence[str], lease_seconds: float, moment: datetime) -> JobRow | None:
+        """Take the oldest job that is due, by one UPDATE; None where there is none, or another was quicker."""
+        due = (
+            select(jobs.c.id)
+            .where(jobs.c.state == "queued", jobs.c.run_after <= moment, jobs.c.kind.in_(kinds))
+            .order_by(jobs.c.run_after, jobs.c.sequence)
+            .limit(1)
+            .scalar_subquery()
+        )
+        claimed = self._connection.execute(
+            update(jobs)
+            .where(jobs.c.id == due, jobs.c.state == "queued")
+            .values(
+                state="running",
+                worker=worker,
+                lease_until=moment + timedelta(seconds=lease_seconds),
+                attempts=jobs.c.attempts + 1,
+                updated_at=moment,
+            )
+            .returning(jobs.c.id)
+        ).scalar_one_or_none()
+        return None if claimed is None else self.get(None, claimed)
+
+    def heartbeat(self, id: str, worker: str, lease_seconds: float, moment: datetime) -> bool:
+        """Prolong the lease; False when the job is no longer this worker's to run."""
+        changed = self._connection.execute(
+            update(jobs)
+            .where(jobs.c.id == id, jobs.c.state == "running", jobs.c.worker == worker)
+            .values(lease_until=moment + timedelta(seconds=lease_seconds))
+        )
+        return changed.rowcount == 1
+
+    def progress(self, id: str, *, done: int, total: int, message: str) -> None:
+        """Record how far a running job is."""
+        self._running(id, progress={"done": done, "total": total, "message": message})
+
+    def succeed(self, id: str, result: Mapping[str, Any]) -> None:
+        """End a running job with its result."""
+        self._running(id, state="succeeded", result=dict(result), lease_until=None)
+
+    def fail(self, id: str, error: Mapping[str, Any], retry_in: float | None) -> None:
+        """End a running job with its error, or queue it again in `retry_in` seconds."""
+        if retry_in is None:
+            self._running(id, state="failed", error=dict(error), lease_until=None)
+        else:
+            again = now() + timedelta(seconds=retry_in)
+            self._running(id, state="queued", error=dict(error), lease_until=None, run_after=again)
+
+    def cancel(self, id: str) -> JobRow:
+        """Cancel a job that has not ended; one that has stays as it is."""
+        self._connection.execute(
+            update(jobs)
+            .where(jobs.c.id == id, jobs.c.state.in_(("queued", "running")))
+            .values(state="cancelled", lease_until=None, updated_at=now())
+        )
+        return self.get(None, id)
+
+    def requeue_expired(self, moment: datetime) -> int:
+        """Queue again what runs under a lease that ended before `moment`; returns how many."""
+        changed = self._connection.execute(
+            update(jobs)
+            .where(jobs.c.state == "running", jobs.c.lease_until < moment)
+            .values(state="queued", lease_until=None, worker=None, updated_at=now())
+        )
+        return changed.rowcount
+
+    def get(self, scope: Scope, id: str) -> JobRow:
+        """A job of a visible namespace; raises NotFound."""
+        query = select(jobs).where(jobs.c.id == id)
+        row = self._one(query if scope is None else query.where(jobs.c.namespace.in_(scope)))
+        if row is None:
+            raise NotFound(f"There is no job {id[:80]!r}, or this key does not see it.", param="id")
+        return row
+
+    def list(
+        self, scope: Scope, *, kind: str | None = None, state: str | None = None, limit: int, cursor: str | None = None
+    ) -> Page[JobRow]:
+        """Jobs of the visible namespaces, newest first."""
+        query = select(jobs)
+        if scope is not None:
+            query = query.where(jobs.c.namespace.in_(scope))
+        if kind is not None:
+            query = query.where(jobs.c.kind == kind)
+        if state is not None:
+            query = query.where(jobs.c.state == state)
+        return page_of(self._connection, query, jobs.c.sequence, limit=limit, cursor=cursor, make=_row)
+
+    def _running(self, id: str, **values: Any) -> None:
+        self._connection.execute(
+            update(jobs).where(jobs.c.id == id, jobs.c.state == "running").values(**values, updated_at=now())
+        )
+
+    def _one(self, query: Select[Any]) -> JobRow | None:
+        row = self._connection.execute(query).mappings().first()
+        return None if row is None else _row(row)
+
+
+def _row(row: Any) -> JobRow:
+    return JobRow(**{name: value for name, value in row.items() if name not in HIDDEN})

@@ -1,0 +1,182 @@
+"""Rows of the catalogue as frozen values. Repositories make them; nobody above sees SQL."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Generic, Literal, TypeVar
+
+from registry.spec import (
+    AdapterConfig,
+    Card,
+    MixReport,
+    PoolSpec,
+    Provenance,
+    Recipe,
+    SampleReport,
+    SelectorSpec,
+    Unit,
+)
+
+Scope = tuple[str, ...] | None
+"""Namespaces that are visible; None for all."""
+Kind = Literal["adapter", "soup"]
+SampleState = Literal["none", "pending", "ready", "failed"]
+JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True)
+class Page(Generic[Row]):
+    """One page of a list, and the cursor of the next one (None at the end)."""
+
+    rows: tuple[Row, ...]
+    next_cursor: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewAdapter:
+    """An adapter about to be stored; its version is given by the catalogue."""
+
+    namespace: str
+    name: str
+    kind: Kind
+    digest: str
+    base_model: str
+    base_fingerprint: str
+    config: AdapterConfig
+    domain: str
+    card: Card
+    provenance: Provenance
+    weights_blob: str
+    dtype: str
+    parameters: int
+    size_bytes: int
+    sample: SampleReport | None
+    sample_state: SampleState
+    recipe_digest: str | None
+    created_by: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterRow(NewAdapter):
+    """A stored adapter or soup."""
+
+    id: int
+    version: int
+    created_at: datetime
+    retired_at: datetime | None
+    etag: str
+
+    @property
+    def ref(self) -> str:
+        """`ns/name@version`."""
+        return f"{self.namespace}/{self.name}@{self.version}"
+
+
+@dataclass(frozen=True)
+class AliasRow:
+    """An alias of a name and the version it points at."""
+
+    namespace: str
+    name: str
+    alias: str
+    version: int
+    etag: str
+
+
+@dataclass(frozen=True)
+class EmbeddingRow:
+    """One sample in one encoder's space; the vectors are a blob."""
+
+    sample_digest: str
+    encoder_digest: str
+    encoder_name: str
+    unit: Unit
+    blob_digest: str
+    count: int
+    dimensions: int
+    truncated: int
+
+
+@dataclass(frozen=True)
+class MemberRow:
+    """An adapter a selector was fitted on."""
+
+    adapter_id: int
+    ref: str
+    digest: str
+    domain: str
+
+
+@dataclass(frozen=True)
+class SelectorRow:
+    """A fitted selector; immutable."""
+
+    id: str
+    pool_id: str
+    pool: PoolSpec
+    spec: SelectorSpec
+    spec_digest: str
+    encoder_digest: str | None
+    state_blob: str
+    members: tuple[MemberRow, ...]
+    report: Mapping[str, Any]
+    fitted_at: datetime
+
+
+@dataclass(frozen=True)
+class RecipeRow:
+    """A recipe that was cooked, and the bytes it gave."""
+
+    recipe: Recipe
+    adapter_digest: str
+    weights_blob: str
+    report: MixReport
+
+
+@dataclass(frozen=True)
+class JobRow:
+    """A job: record and queue entry. `arguments` are ids and small parameters."""
+
+    id: str
+    kind: str
+    state: JobState
+    namespace: str
+    created_by: str
+    arguments: Mapping[str, Any]
+    progress: Mapping[str, Any]
+    result: dict[str, Any] | None
+    error: dict[str, Any] | None
+    attempts: int
+    run_after: datetime
+    lease_until: datetime | None
+    created_at: datetime
+    updated_at: datetime
+
+
+@dataclass(frozen=True)
+class KeyRow:
+    """A key without its secret; `namespaces` None sees all, `prefix` is what people recognise it by."""
+
+    id: str
+    name: str
+    namespaces: tuple[str, ...] | None
+    scopes: frozenset[str]
+    prefix: str
+    created_at: datetime
+    revoked_at: datetime | None
+
+
+@dataclass(frozen=True)
+class AuditRow:
+    """Who did what, when, under which request."""
+
+    id: int
+    at: datetime
+    action: str
+    subject: str
+    key_id: str | None
+    request_id: str | None
+    detail: Mapping[str, Any]

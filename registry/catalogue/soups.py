@@ -1,0 +1,94 @@
+"""Recipes, what they gave, and the evidence they were cooked on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Connection, insert, select
+
+from registry.catalogue.adapters import Adapters, adapter_row
+from registry.catalogue.paging import now
+from registry.catalogue.rows import AdapterRow, RecipeRow, Scope
+from registry.catalogue.tables import adapters, evidence, recipe_ingredients, recipes
+from registry.errors import NotFound, Retired
+from registry.names import DigestRef
+from registry.spec import MixReport, Recipe
+
+
+class Soups:
+    """Recipe, lineage and evidence rows."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def recipe(self, digest: str) -> RecipeRow | None:
+        """A recipe that was cooked before."""
+        row = self._connection.execute(select(recipes).where(recipes.c.digest == digest)).mappings().one_or_none()
+        if row is None:
+            return None
+        return RecipeRow(
+            recipe=Recipe.model_validate(row["recipe"]),
+            adapter_digest=row["adapter_digest"],
+            weights_blob=row["weights_blob"],
+            report=MixReport.model_validate(row["report"]),
+        )
+
+    def add_recipe(self, recipe: Recipe, adapter_digest: str, weights_blob: str, report: MixReport) -> None:
+        """Remember what a recipe gave; the same recipe again changes nothing."""
+        if self.recipe(recipe.digest) is not None:
+            return
+        self._connection.execute(
+            insert(recipes).values(
+                digest=recipe.digest,
+                recipe=recipe.model_dump(mode="json"),
+                adapter_digest=adapter_digest,
+                weights_blob=weights_blob,
+                report=report.model_dump(mode="json"),
+                created_at=now(),
+            )
+        )
+        for one in recipe.ingredients:
+            values = {"recipe_digest": recipe.digest, "adapter_digest": one.digest, "weight": one.weight}
+            self._connection.execute(insert(recipe_ingredients).values(**values))
+
+    def add_evidence(self, adapter_id: int, recipe_digest: str, body: Mapping[str, Any]) -> None:
+        """Add why a soup was cooked; a soup gathers as many as it has been asked for."""
+        self._connection.execute(
+            insert(evidence).values(
+                adapter_id=adapter_id, recipe_digest=recipe_digest, evidence=dict(body), created_at=now()
+            )
+        )
+
+    def evidence(self, adapter_id: int) -> list[dict[str, Any]]:
+        """The evidence of a soup, oldest first, each with its time."""
+        query = select(evidence).where(evidence.c.adapter_id == adapter_id).order_by(evidence.c.id)
+        rows = self._connection.execute(query).mappings()
+        return [{**row["evidence"], "created_at": row["created_at"].isoformat()} for row in rows]
+
+    def parents(self, recipe_digest: str | None, scope: Scope) -> list[tuple[str, str, AdapterRow | None]]:
+        """(digest, weight, row) of a recipe's ingredients; the row is None where the scope does not see it."""
+        if recipe_digest is None:
+            return []
+        query = select(recipe_ingredients).where(recipe_ingredients.c.recipe_digest == recipe_digest)
+        rows = self._connection.execute(query.order_by(recipe_ingredients.c.adapter_digest)).mappings().all()
+        return [(row["adapter_digest"], row["weight"], self._seen(row["adapter_digest"], scope)) for row in rows]
+
+    def _seen(self, digest: str, scope: Scope) -> AdapterRow | None:
+        """An adapter with these bytes that the scope sees, live or else retired."""
+        try:
+            return Adapters(self._connection).resolve(scope, DigestRef(digest=digest))
+        except (NotFound, Retired):
+            query = select(adapters).where(adapters.c.digest == digest)
+            if scope is not None:
+                query = query.where(adapters.c.namespace.in_(scope))
+            row = self._connection.execute(query.order_by(adapters.c.id.desc())).mappings().first()
+            return None if row is None else adapter_row(row)
+
+    def children(self, digest: str, scope: Scope) -> list[AdapterRow]:
+        """Live soups the scope sees that were mixed from these bytes, newest first."""
+        using = select(recipe_ingredients.c.recipe_digest).where(recipe_ingredients.c.adapter_digest == digest)
+        query = select(adapters).where(adapters.c.recipe_digest.in_(using), adapters.c.retired_at.is_(None))
+        if scope is not None:
+            query = query.where(adapters.c.namespace.in_(scope))
+        return [adapter_row(row) for row in self._connection.execute(query.order_by(adapters.c.id.desc())).mappings()]

@@ -1,0 +1,236 @@
+"""The tables. Migrations import this module and nothing else of ours.
+
+Times are UTC microseconds since 1970 in integers, so that both databases order and compare them alike.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    CheckConstraint,
+    Column,
+    Dialect,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+from sqlalchemy.types import TypeDecorator
+
+NAMING = {
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "ck": "ck_%(table_name)s_%(constraint_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+    "pk": "pk_%(table_name)s",
+}
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Microseconds(TypeDecorator[datetime]):
+    """An aware datetime as integer microseconds since 1970, UTC."""
+
+    impl = BigInteger
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> int | None:  # noqa: ARG002
+        """To the database; naive datetimes are refused."""
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise ValueError("a datetime without a time zone reached the catalogue")
+        delta = value - EPOCH
+        return (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:  # noqa: ARG002
+        """From the database."""
+        if value is None:
+            return None
+        seconds, micros = divmod(int(value), 1_000_000)
+        return datetime.fromtimestamp(seconds, UTC).replace(microsecond=micros)
+
+
+metadata = MetaData(naming_convention=NAMING)
+Id = BigInteger().with_variant(Integer(), "sqlite")  # SQLite counts up only INTEGER PRIMARY KEY
+DIGEST = String(71)
+PART = String(64)
+
+
+def _digest(name: str, **options: Any) -> Column[str]:
+    return Column(name, DIGEST, **options)
+
+
+blobs = Table(
+    "blobs",
+    metadata,
+    Column("digest", DIGEST, primary_key=True),
+    Column("size", BigInteger, nullable=False),
+    Column("seen_at", Microseconds, nullable=False),
+)
+blob_grants = Table(
+    "blob_grants",
+    metadata,
+    Column("namespace", PART, primary_key=True),
+    Column("digest", DIGEST, ForeignKey("blobs.digest"), primary_key=True),
+)
+adapters = Table(
+    "adapters",
+    metadata,
+    Column("id", Id, primary_key=True, autoincrement=True),
+    Column("namespace", PART, nullable=False),
+    Column("name", PART, nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("kind", String(16), nullable=False),
+    _digest("digest", nullable=False, index=True),
+    Column("base_model", PART, nullable=False),
+    _digest("base_fingerprint", nullable=False, index=True),
+    Column("method", String(32), nullable=False),
+    Column("config", JSON, nullable=False),
+    Column("domain", String(200), nullable=False),
+    Column("card", JSON, nullable=False),
+    Column("description", Text, nullable=False),
+    Column("provenance", JSON, nullable=False),
+    Column("weights_blob", DIGEST, ForeignKey("blobs.digest"), nullable=False, index=True),
+    Column("dtype", String(8), nullable=False),
+    Column("parameters", BigInteger, nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),
+    Column("sample", JSON(none_as_null=True)),
+    _digest("sample_digest", index=True),
+    Column("sample_state", String(16), nullable=False),
+    _digest("recipe_digest", index=True),
+    Column("created_by", String(64), nullable=False),
+    Column("created_at", Microseconds, nullable=False),
+    Column("retired_at", Microseconds),
+    Column("revision", Integer, nullable=False),
+    UniqueConstraint("namespace", "name", "version"),
+    CheckConstraint("kind IN ('adapter', 'soup')", name="kind"),
+    CheckConstraint("sample_state IN ('none', 'pending', 'ready', 'failed')", name="sample_state"),
+)
+adapter_tags = Table(
+    "adapter_tags",
+    metadata,
+    Column("adapter_id", Id, ForeignKey("adapters.id"), primary_key=True),
+    Column("tag", PART, primary_key=True),
+    Index("ix_adapter_tags_tag", "tag"),
+)
+aliases = Table(
+    "aliases",
+    metadata,
+    Column("namespace", PART, primary_key=True),
+    Column("name", PART, primary_key=True),
+    Column("alias", PART, primary_key=True),
+    Column("version", Integer, nullable=False),
+    Column("revision", Integer, nullable=False),
+)
+embeddings = Table(
+    "embeddings",
+    metadata,
+    Column("sample_digest", DIGEST, primary_key=True),
+    Column("encoder_digest", DIGEST, primary_key=True),
+    Column("encoder_name", String(32), nullable=False),
+    Column("unit", String(16), nullable=False),
+    Column("blob_digest", DIGEST, ForeignKey("blobs.digest"), nullable=False),
+    Column("count", Integer, nullable=False),
+    Column("dimensions", Integer, nullable=False),
+    Column("truncated", Integer, nullable=False),
+)
+selectors = Table(
+    "selectors",
+    metadata,
+    Column("sequence", Id, primary_key=True, autoincrement=True),
+    Column("id", String(32), nullable=False, unique=True),
+    _digest("pool_id", nullable=False),
+    Column("pool", JSON, nullable=False),
+    Column("spec", JSON, nullable=False),
+    _digest("spec_digest", nullable=False),
+    _digest("encoder_digest"),
+    _digest("base_fingerprint", nullable=False, index=True),
+    Column("state_blob", DIGEST, ForeignKey("blobs.digest"), nullable=False),
+    Column("members", JSON, nullable=False),
+    Column("report", JSON, nullable=False),
+    Column("fitted_at", Microseconds, nullable=False),
+    Index("ix_selectors_pool_id_spec_digest", "pool_id", "spec_digest"),
+)
+recipes = Table(
+    "recipes",
+    metadata,
+    Column("digest", DIGEST, primary_key=True),
+    Column("recipe", JSON, nullable=False),
+    _digest("adapter_digest", nullable=False),
+    Column("weights_blob", DIGEST, ForeignKey("blobs.digest"), nullable=False),
+    Column("report", JSON, nullable=False),
+    Column("created_at", Microseconds, nullable=False),
+)
+recipe_ingredients = Table(
+    "recipe_ingredients",
+    metadata,
+    Column("recipe_digest", DIGEST, ForeignKey("recipes.digest"), primary_key=True),
+    Column("adapter_digest", DIGEST, primary_key=True),
+    Column("weight", String(16), nullable=False),
+    Index("ix_recipe_ingredients_adapter_digest", "adapter_digest"),
+)
+evidence = Table(
+    "evidence",
+    metadata,
+    Column("id", Id, primary_key=True, autoincrement=True),
+    Column("adapter_id", Id, ForeignKey("adapters.id"), nullable=False, index=True),
+    Column("recipe_digest", DIGEST, ForeignKey("recipes.digest"), nullable=False),
+    Column("evidence", JSON, nullable=False),
+    Column("created_at", Microseconds, nullable=False),
+)
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("sequence", Id, primary_key=True, autoincrement=True),
+    Column("id", String(32), nullable=False, unique=True),
+    Column("kind", String(32), nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("namespace", PART, nullable=False),
+    Column("created_by", String(64), nullable=False),
+    Column("arguments", JSON, nullable=False),
+    Column("progress", JSON, nullable=False),
+    Column("result", JSON(none_as_null=True)),
+    Column("error", JSON(none_as_null=True)),
+    Column("attempts", Integer, nullable=False),
+    Column("dedupe_key", String(300)),
+    Column("run_after", Microseconds, nullable=False),
+    Column("worker", String(64)),
+    Column("lease_until", Microseconds),
+    Column("created_at", Microseconds, nullable=False),
+    Column("updated_at", Microseconds, nullable=False),
+    CheckConstraint("state IN ('queued', 'running', 'succeeded', 'failed', 'cancelled')", name="state"),
+    Index("ix_jobs_state_run_after", "state", "run_after"),
+    Index("ix_jobs_dedupe_key", "dedupe_key"),
+)
+keys = Table(
+    "keys",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("name", String(100), nullable=False),
+    Column("secret_sha256", String(64), nullable=False, unique=True),
+    Column("namespaces", JSON(none_as_null=True)),
+    Column("scopes", JSON, nullable=False),
+    Column("prefix", String(32), nullable=False),
+    Column("created_at", Microseconds, nullable=False),
+    Column("revoked_at", Microseconds),
+)
+audit = Table(
+    "audit",
+    metadata,
+    Column("id", Id, primary_key=True, autoincrement=True),
+    Column("at", Microseconds, nullable=False),
+    Column("action", String(64), nullable=False),
+    Column("subject", String(300), nullable=False),
+    Column("namespace", PART),
+    Column("key_id", String(64)),
+    Column("request_id", String(128)),
+    Column("detail", JSON, nullable=False),
+)
