@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -97,4 +97,5 @@ def _write_cache(file: Path, key: str, found: str) -> None:
         temporary.write_text(json.dumps({"key": key, "fingerprint": found}), encoding="utf-8")
         temporary.replace(file)
     except OSError:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)

@@ -1,0 +1,203 @@
+"""Attaching: always removed, nothing of the base changed, other dtypes, other families, misfits refused."""
+
+from __future__ import annotations
+
+import copy
+import threading
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GPTNeoXConfig, GPTNeoXForCausalLM, OPTConfig, OPTForCausalLM
+
+from registry.adapters import attached, create, from_tensors, paper_config, sites
+from registry.errors import Incompatible, Internal
+from registry.spec import BaseShape
+
+SHAPE = BaseShape(
+    fingerprint="sha256:" + "0" * 64, model_type="gpt2", hidden_size=32, num_layers=2, context=64, vocab_size=300
+)
+IDS = torch.tensor([[0, 5, 17, 250, 3, 99]])
+STRUCTURES = ["houlsby", "pfeiffer", "bapna_firat", "parallel"]
+
+
+@pytest.fixture
+def model(tiny_base_dir):
+    return AutoModelForCausalLM.from_pretrained(tiny_base_dir, dtype=torch.float32).eval().requires_grad_(False)
+
+
+def adapter_for(structure, model, shape=SHAPE):
+    return create(paper_config(structure, bottleneck=4), shape, seed=5, init="linear", base=model)
+
+
+def hooks_of(model):
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_base_is_untouched_and_hooks_are_gone(model, structure):
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    attributes = {name: sorted(vars(module)) for name, module in model.named_modules()}
+    logits, hooks = model(IDS).logits, hooks_of(model)
+    adapter = adapter_for(structure, model)
+    with torch.no_grad(), attached(model, adapter):
+        assert not torch.equal(model(IDS).logits, logits)
+        assert hooks_of(model) > hooks
+    assert hooks_of(model) == hooks
+    assert torch.equal(model(IDS).logits, logits)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert attributes == {name: sorted(vars(module)) for name, module in model.named_modules()}
+
+
+def test_hooks_leave_when_the_forward_pass_raises(model):
+    with pytest.raises(IndexError), attached(model, adapter_for("houlsby", model)):
+        model(torch.tensor([[100_000]]))
+    assert hooks_of(model) == 0
+
+
+def test_hooks_leave_when_attaching_fails_half_way(model):
+    adapter = adapter_for("houlsby", model)
+    model.transformer.h[1].ln_2 = torch.nn.Identity()
+    with pytest.raises(Incompatible, match="LayerNorms"), attached(model, adapter):
+        model(IDS)
+    assert hooks_of(model) == 0
+
+    def edits(layers):
+        yield layers[0].ffn, lambda module, source, hidden: hidden
+        raise RuntimeError("half way")
+
+    adapter.edits = edits
+    with pytest.raises(RuntimeError, match="half way"), attached(model, adapter):
+        raise AssertionError("never attached")
+    assert hooks_of(model) == 0
+
+
+def test_a_second_adapter_is_refused_and_the_first_stays(model):
+    first, second = adapter_for("bapna_firat", model), adapter_for("parallel", model)
+    with torch.no_grad(), attached(model, first):
+        logits = model(IDS).logits
+        with pytest.raises(Internal, match="already"), attached(model, second):
+            raise AssertionError("never attached")
+        assert torch.equal(model(IDS).logits, logits)
+    assert hooks_of(model) == 0
+
+
+def test_one_after_the_other_and_again(model):
+    first, second = adapter_for("bapna_firat", model), adapter_for("pfeiffer", model)
+    seen = []
+    for adapter in (first, second, first, second):
+        with torch.no_grad(), attached(model, adapter):
+            seen.append(model(IDS).logits)
+    assert torch.equal(seen[0], seen[2])
+    assert torch.equal(seen[1], seen[3])
+    assert not torch.equal(seen[0], seen[1])
+
+
+def test_one_adapter_on_two_models_at_once(model, tiny_base_dir):
+    other = copy.deepcopy(model)
+    adapter = adapter_for("houlsby", model)
+    with torch.no_grad(), attached(model, adapter), attached(other, adapter):
+        assert torch.equal(model(IDS).logits, other(IDS).logits)
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_bases_keep_their_dtype(model, structure, dtype):
+    adapter = adapter_for(structure, model)
+    with torch.no_grad(), attached(model, adapter):
+        exact = model(IDS).logits
+    model.to(dtype)
+    for module in (adapter, copy.deepcopy(adapter).to(dtype)):
+        with torch.no_grad(), attached(model, module):
+            half = model(IDS).logits
+        assert half.dtype == dtype
+        assert (half.float() - exact).abs().max() < 0.06 * exact.abs().max()
+
+
+def test_small_updates_survive_in_bf16_because_the_adapter_computes_in_fp32(model):
+    model.to(torch.bfloat16)
+    adapter = adapter_for("bapna_firat", model)
+    hidden = torch.randn(4, 32, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    layer = adapter.layers[0].ffn
+    exact = layer.double()(hidden.double(), hidden.double())
+    layer.float()
+    assert torch.equal(layer(hidden, hidden), exact.to(torch.bfloat16))
+
+
+def test_other_thread_sees_the_adapter_so_only_one_may_run_the_model(model):
+    """Hooks are on the model, not on the thread: the reason why the engine's thread is the only caller."""
+    adapter, seen = adapter_for("bapna_firat", model), []
+    with torch.no_grad(), attached(model, adapter):
+        inside = model(IDS).logits
+        thread = threading.Thread(target=lambda: seen.append(model(IDS).logits.detach()))
+        thread.start()
+        thread.join()
+    assert torch.equal(seen[0], inside)
+
+
+@pytest.mark.parametrize(("layers", "hidden"), [(3, 32), (2, 16)])
+def test_misfit_is_refused_in_one_sentence(model, layers, hidden):
+    shape = SHAPE.model_copy(update={"num_layers": layers, "hidden_size": hidden})
+    adapter = create(paper_config("pfeiffer", bottleneck=4), shape, seed=0)
+    with pytest.raises(Incompatible, match=f"{layers} layers of hidden size {hidden}"), attached(model, adapter):
+        raise AssertionError("never attached")
+
+
+def test_unknown_family_names_the_known_ones():
+    config = OPTConfig(
+        vocab_size=50, hidden_size=32, ffn_dim=8, num_hidden_layers=2, num_attention_heads=2, word_embed_proj_dim=32
+    )
+    adapter = create(paper_config("pfeiffer", bottleneck=4), SHAPE, seed=0)
+    with pytest.raises(Incompatible, match=r"'opt'.*gpt2"), attached(OPTForCausalLM(config), adapter):
+        raise AssertionError("never attached")
+    with pytest.raises(Incompatible, match=r"'opt'.*gpt2"):
+        create(paper_config("pfeiffer"), SHAPE.model_copy(update={"model_type": "opt"}), seed=0)
+    with pytest.raises(Incompatible, match="known families"), attached(torch.nn.Linear(1, 1), adapter):
+        raise AssertionError("never attached")
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_another_family_needs_a_table_entry_only(structure, monkeypatch):
+    monkeypatch.setitem(
+        sites.FAMILIES,
+        "gpt_neox",
+        sites.Family(
+            layers="gpt_neox.layers",
+            attention="attention",
+            ffn="mlp",
+            norms=("input_layernorm", "post_attention_layernorm"),
+        ),
+    )
+    torch.manual_seed(0)
+    config = GPTNeoXConfig(
+        vocab_size=300, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        max_position_embeddings=64,
+    )  # fmt: skip
+    model = GPTNeoXForCausalLM(config).eval().requires_grad_(False)
+    shape = SHAPE.model_copy(update={"model_type": "gpt_neox"})
+    neutral = create(paper_config(structure, bottleneck=4), shape, seed=0, init="zero_up", base=model)
+    adapter = adapter_for(structure, model, shape)
+    base = model(IDS).logits
+    with torch.no_grad(), attached(model, neutral):
+        torch.testing.assert_close(model(IDS).logits, base, rtol=1e-6, atol=1e-6)
+    with torch.no_grad(), attached(model, adapter):
+        assert (model(IDS).logits - base).abs().max() > 1e-3
+    assert hooks_of(model) == 0
+
+
+def test_houlsby_needs_layer_norms_in_the_family(monkeypatch):
+    monkeypatch.setitem(sites.FAMILIES, "rms", sites.Family(layers="m", attention="a", ffn="f", norms=()))
+    shape = SHAPE.model_copy(update={"model_type": "rms"})
+    with pytest.raises(Incompatible, match="LayerNorms"):
+        create(paper_config("houlsby"), shape, seed=0)
+    assert create(paper_config("pfeiffer", bottleneck=2), shape, seed=0).num_layers == 2
+
+
+def test_from_tensors_copies(model):
+    tensors = dict(adapter_for("pfeiffer", model).state_dict())
+    adapter = from_tensors(paper_config("pfeiffer", bottleneck=4), SHAPE, tensors)
+    with torch.no_grad():
+        next(adapter.parameters()).add_(1.0)
+    assert all(p.requires_grad and p.dtype == torch.float32 for p in adapter.parameters())
+    assert torch.equal(
+        tensors["layers.0.ffn.down.weight"], adapter_for("pfeiffer", model).state_dict()["layers.0.ffn.down.weight"]
+    )

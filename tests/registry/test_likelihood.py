@@ -1,0 +1,169 @@
+"""Log-likelihoods against plain log-softmax of the model's own logits; windows and batches as laws."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM
+
+import registry.likelihood as likelihood
+from registry.adapters import attached, create, paper_config
+from registry.errors import Cancelled, InvalidParameter
+from registry.likelihood import (
+    batches,
+    hidden_states,
+    lm_logits,
+    log_probs_of_next,
+    mean_pool,
+    padded,
+    score_windows,
+    token_log_probs,
+    windows,
+)
+from registry.spec import BaseShape
+
+ROWS = [[0, 5, 17, 250, 3, 99], [0, 8], [0, 44, 45, 46], [0]]
+
+
+@pytest.fixture(scope="module")
+def model(tiny_base_dir):
+    return AutoModelForCausalLM.from_pretrained(tiny_base_dir, dtype=torch.float32).eval().requires_grad_(False)
+
+
+def plain(model, row):
+    """Log-probabilities of a row's tokens but the first, alone and without padding."""
+    ids = torch.tensor([row])
+    logits = model(ids).logits[0, :-1].double()
+    return torch.log_softmax(logits, dim=-1).gather(1, ids[0, 1:, None]).squeeze(1)
+
+
+def test_token_log_probs_equal_log_softmax_row_by_row(model):
+    ids, mask = padded(ROWS, pad_id=0)
+    found = token_log_probs(model, ids, mask)
+    assert found.dtype == torch.float32
+    assert found.shape == (4, 5)
+    for row, got in zip(ROWS, found, strict=True):
+        torch.testing.assert_close(got[: len(row) - 1].double(), plain(model, row), rtol=0, atol=2e-5)
+        assert not got[len(row) - 1 :].any()
+
+
+def test_padding_token_does_not_matter(model):
+    ids, mask = padded(ROWS, pad_id=0)
+    others, _ = padded(ROWS, pad_id=299)
+    torch.testing.assert_close(token_log_probs(model, ids, mask), token_log_probs(model, others, mask))
+
+
+@pytest.mark.parametrize("cells", [1, 300, 700, 10**9])
+def test_slices_of_the_vocabulary_projection_change_nothing(model, monkeypatch, cells):
+    ids, mask = padded(ROWS, pad_id=0)
+    want = token_log_probs(model, ids, mask)
+    monkeypatch.setattr(likelihood, "_LOGIT_CELLS", cells)
+    torch.testing.assert_close(token_log_probs(model, ids, mask), want, rtol=0, atol=1e-5)
+
+
+def test_hidden_states_and_logits_are_the_models_own(model):
+    ids, mask = padded(ROWS, pad_id=0)
+    hidden = hidden_states(model, ids, mask)
+    out = model(ids, attention_mask=mask, output_hidden_states=True)
+    assert torch.equal(hidden, out.hidden_states[-1])
+    assert torch.equal(lm_logits(model, hidden), out.logits)
+    assert torch.equal(log_probs_of_next(model, hidden, ids, mask), token_log_probs(model, ids, mask))
+
+
+def test_an_attached_adapter_is_in_every_path(model):
+    shape = BaseShape(
+        fingerprint="sha256:" + "0" * 64, model_type="gpt2", hidden_size=32, num_layers=2, context=64, vocab_size=300
+    )
+    adapter = create(paper_config("bapna_firat", bottleneck=4), shape, seed=0, init="linear")
+    base = score_windows(model, ROWS, max_tokens=100, pad_id=0)
+    with attached(model, adapter):
+        with torch.no_grad():
+            want = [-float(plain(model, row).sum()) for row in ROWS]
+        got = score_windows(model, ROWS, max_tokens=100, pad_id=0)
+    assert got == pytest.approx(want, abs=1e-3)
+    assert abs(got[0] - base[0]) > 1e-2
+
+
+def test_gradients_flow_to_the_adapter(model):
+    shape = BaseShape(
+        fingerprint="sha256:" + "0" * 64, model_type="gpt2", hidden_size=32, num_layers=2, context=64, vocab_size=300
+    )
+    adapter = create(paper_config("bapna_firat", bottleneck=4), shape, seed=0)
+    ids, mask = padded(ROWS, pad_id=0)
+    with attached(model, adapter):
+        (-token_log_probs(model, ids, mask).sum()).backward()
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() and p.grad.any() for p in adapter.parameters())
+
+
+def test_half_precision_gives_fp32_log_probs(model, tiny_base_dir):
+    half = AutoModelForCausalLM.from_pretrained(tiny_base_dir, dtype=torch.bfloat16).eval()
+    ids, mask = padded(ROWS[:1], pad_id=0)
+    found = token_log_probs(half, ids, mask)
+    assert found.dtype == torch.float32
+    assert mean_pool(hidden_states(half, ids, mask), mask).dtype == torch.float32
+
+
+def test_scores_do_not_depend_on_batches(model):
+    rows = [[0, *range(1, n)] for n in (9, 2, 30, 1, 17, 64)]
+    want = [-float(plain(model, row).sum()) if len(row) > 1 else 0.0 for row in rows]
+    for max_tokens in (1, 40, 10_000):
+        assert score_windows(model, rows, max_tokens=max_tokens, pad_id=0) == pytest.approx(want, abs=2e-3)
+    assert score_windows(model, [], max_tokens=10, pad_id=0) == []
+    assert score_windows(model, [[0]], max_tokens=10, pad_id=0) == [0.0]
+
+
+def test_should_stop_is_asked_before_each_batch(model):
+    asked = []
+
+    def stop():
+        asked.append(len(asked))
+        return len(asked) == 3
+
+    with pytest.raises(Cancelled):
+        score_windows(model, [[0, 1, 2]] * 5, max_tokens=3, pad_id=0, should_stop=stop)
+    assert asked == [0, 1, 2]
+
+
+def test_mean_pool_leaves_out_what_the_mask_leaves_out():
+    hidden = torch.arange(24, dtype=torch.float32).reshape(2, 3, 4)
+    hidden[0, 0] = 1e6  # BOS
+    pooled = mean_pool(hidden, torch.tensor([[0, 1, 1], [0, 1, 0]]))
+    assert torch.equal(pooled, torch.stack([hidden[0, 1:].mean(0), hidden[1, 1]]))
+    assert not mean_pool(hidden, torch.zeros(2, 3)).any()
+
+
+@given(st.lists(st.integers(1, 299), max_size=60), st.integers(2, 20))
+def test_windows_with_bos_score_every_token_once_in_order(ids, context):
+    cut = windows(ids, context=context, bos_id=0)
+    assert [token for window in cut for token in window[1:]] == ids
+    assert all(window[0] == 0 and 2 <= len(window) <= context for window in cut)
+    assert all(len(window) == context for window in cut[:-1])
+
+
+@given(st.lists(st.integers(1, 299), max_size=60), st.integers(2, 20))
+def test_windows_without_bos_leave_only_the_first_token_unscored(ids, context):
+    cut = windows(ids, context=context, bos_id=None)
+    assert [token for window in cut for token in window[1:]] == ids[1:]
+    assert all(b[0] == a[-1] for a, b in itertools.pairwise(cut))
+    assert all(len(window) <= context for window in cut)
+    assert bool(cut) == bool(ids)
+
+
+def test_a_context_without_room_is_refused():
+    with pytest.raises(InvalidParameter, match="context of 1"):
+        windows([1, 2], context=1, bos_id=0)
+
+
+@given(st.lists(st.integers(1, 50), max_size=40), st.integers(1, 120))
+def test_batches_hold_every_row_once_within_the_limit(lengths, max_tokens):
+    grouped = batches(lengths, max_tokens=max_tokens)
+    assert sorted(index for batch in grouped for index in batch) == list(range(len(lengths)))
+    for batch in grouped:
+        longest = max(lengths[index] for index in batch)
+        assert len(batch) == 1 or longest * len(batch) <= max_tokens
+    order = [lengths[index] for batch in grouped for index in batch]
+    assert order == sorted(order, reverse=True)

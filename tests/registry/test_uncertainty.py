@@ -1,0 +1,109 @@
+"""Bootstrap standard errors against theory and against a slow bootstrap written out."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import registry.uncertainty as uncertainty
+from registry.errors import InvalidParameter
+from registry.uncertainty import paired_difference, ratio_standard_error
+
+passages = st.lists(st.tuples(st.floats(0, 500), st.floats(0, 500), st.integers(1, 400)), min_size=1, max_size=30).map(
+    lambda rows: tuple(np.array(column) for column in zip(*rows, strict=True))
+)
+
+
+def test_difference_is_the_ratio_of_sums_not_the_mean_of_ratios():
+    found = paired_difference([10.0, 300.0], [12.0, 200.0], [1, 100])
+    assert found.difference == (98.0 / 101.0)
+
+
+def test_standard_error_is_that_of_the_ratio():
+    rng = np.random.default_rng(1)
+    tokens = rng.integers(50, 200, size=400)
+    nll = tokens * 3.5 + rng.normal(size=400) * 10
+    ratio = nll.sum() / tokens.sum()
+    linearised = math.sqrt(((nll - ratio * tokens) ** 2).sum()) / tokens.sum()  # the delta method
+    assert ratio_standard_error(nll, tokens) == pytest.approx(linearised, rel=0.06)
+
+
+def test_equal_to_a_bootstrap_written_out():
+    rng = np.random.default_rng(2)
+    d, n = rng.normal(size=12), rng.integers(1, 50, size=12).astype(float)
+    draws = [rng.integers(0, 12, size=12) for _ in range(20_000)]
+    slow = np.std([d[i].sum() / n[i].sum() for i in draws], ddof=1)
+    assert paired_difference(d, np.zeros(12), n, resamples=20_000).standard_error == pytest.approx(slow, rel=0.05)
+
+
+def test_pairing_removes_what_both_share():
+    rng = np.random.default_rng(3)
+    tokens = np.full(100, 100)
+    hard = rng.normal(size=100) * 80 + 400
+    a, b = hard + rng.normal(size=100), hard + 5
+    found = paired_difference(a, b, tokens)
+    assert found.difference == pytest.approx(-0.05, abs=0.005)
+    assert found.standard_error < 0.1 * ratio_standard_error(a, tokens)
+
+
+@given(passages)
+def test_laws(rows):
+    a, b, tokens = rows
+    forward, backward = paired_difference(a, b, tokens), paired_difference(b, a, tokens)
+    assert forward.difference == -backward.difference
+    assert forward.standard_error == pytest.approx(backward.standard_error, abs=1e-12)
+    assert forward.standard_error >= 0
+    assert paired_difference(a, b, tokens) == forward
+    same = paired_difference(a, a, tokens)
+    assert (same.difference, same.standard_error) == (0, 0)
+    shifted = paired_difference(a + 2.0 * tokens, b, tokens)
+    assert shifted.difference == pytest.approx(forward.difference + 2.0, abs=1e-9)
+    assert shifted.standard_error == pytest.approx(forward.standard_error, abs=1e-9)
+
+
+def test_seed_and_resamples_matter():
+    rng = np.random.default_rng(4)
+    a, b, n = rng.normal(size=20), rng.normal(size=20), np.full(20, 7)
+    assert paired_difference(a, b, n, seed=0) != paired_difference(a, b, n, seed=1)
+    assert paired_difference(a, b, n, resamples=50) != paired_difference(a, b, n, resamples=51)
+
+
+def test_slices_of_resamples_change_nothing(monkeypatch):
+    rng = np.random.default_rng(5)
+    a, n = rng.normal(size=10), rng.integers(1, 9, size=10)
+    whole = ratio_standard_error(a, n)
+    monkeypatch.setattr(uncertainty, "_CELLS", 35)
+    assert ratio_standard_error(a, n) == pytest.approx(whole, rel=1e-12)
+
+
+def test_one_passage_says_nothing():
+    assert paired_difference([3.0], [2.0], [4]).standard_error == 0
+
+
+def test_passages_without_tokens_are_left_out():
+    with_empty = paired_difference([3.0, 0.0, 5.0], [2.0, 0.0, 5.5], [4, 0, 6])
+    assert with_empty == paired_difference([3.0, 5.0], [2.0, 5.5], [4, 6])
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "tokens", "match"),
+    [
+        ([1.0], [1.0, 2.0], [1], "1 and 2 passages"),
+        ([1.0, 2.0], [1.0, 2.0], [1], "do not match"),
+        ([], [], [], "no token"),
+        ([1.0], [1.0], [0], "no token"),
+        ([float("nan")], [1.0], [1], "finite"),
+        ([float("inf")], [1.0], [1], "finite"),
+        ([1.0, 1.0], [1.0, 1.0], [3, -1], "not negative"),
+        ([[1.0]], [[1.0]], [[1]], "do not match"),
+    ],
+)
+def test_refused(a, b, tokens, match):
+    with pytest.raises(InvalidParameter, match=match):
+        paired_difference(a, b, tokens)
+    with pytest.raises(InvalidParameter, match="At least 2"):
+        ratio_standard_error([1.0], [1], resamples=1)

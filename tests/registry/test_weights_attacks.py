@@ -1,0 +1,315 @@
+"""Files made to harm: each is refused with one clear sentence before any library reads it; nothing else is raised."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import pickle
+import struct
+import zipfile
+
+import pytest
+import safetensors
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from registry.adapters import create, paper_config
+from registry.adapters.safetensors_header import MAX_HEADER_BYTES, MAX_PROBLEMS, parse, write
+from registry.adapters.weights import check_weights, load_tensors, save_tensors
+from registry.errors import Incompatible, InvalidWeights, TooLarge
+from registry.spec import BaseShape
+
+SHAPE = BaseShape(
+    fingerprint="sha256:" + "0" * 64, model_type="gpt2", hidden_size=8, num_layers=2, context=64, vocab_size=300
+)
+CONFIG = paper_config("bapna_firat", bottleneck=3)
+GOOD = save_tensors(create(CONFIG, SHAPE, seed=0).state_dict())
+LIMIT = 10**6
+
+
+def check(data, limit=LIMIT):
+    return check_weights(data, CONFIG, SHAPE, max_bytes=limit)
+
+
+def file(header, body=b""):
+    raw = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(raw)) + raw + body
+
+
+def table():
+    (length,) = struct.unpack("<Q", GOOD[:8])
+    return json.loads(GOOD[8 : 8 + length]), GOOD[8 + length :]
+
+
+def refused(data, match, error=InvalidWeights):
+    with pytest.raises(error, match=match) as caught:
+        check(data)
+    assert caught.value.param == "weights"
+    assert len(caught.value.message) < 400
+    return caught.value.problems
+
+
+def test_the_good_file_is_good():
+    report = check(GOOD)
+    assert (report.dtype, report.parameters, report.bytes) == ("F32", 2 * (2 * 8 * 3 + 3 + 8 + 2 * 8), len(GOOD))
+
+
+class Boom:
+    def __reduce__(self):
+        return (pytest.fail, ("the pickle was opened",))
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_pickle_is_named_and_never_opened(protocol):
+    refused(pickle.dumps(Boom(), protocol=protocol), "Python pickle; only safetensors")
+
+
+def test_what_torch_save_writes_is_named():
+    for new in (True, False):
+        buffer = io.BytesIO()
+        torch.save({"w": torch.zeros(2)}, buffer, _use_new_zipfile_serialization=new)
+        refused(buffer.getvalue(), "zip archive|Python pickle")
+
+
+def test_archives_and_other_formats_are_named():
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w"):
+        pass
+    refused(buffer.getvalue(), "empty zip")
+    refused(b"\x1f\x8b" + bytes(50), "gzip")
+    refused(b"GGUF" + bytes(50), "GGUF")
+    refused(b"\x89HDF\r\n\x1a\n" + bytes(50), "HDF5")
+
+
+def test_old_pickle_and_text_do_not_get_far():
+    refused(pickle.dumps(Boom(), protocol=0), "announce a header|too few")
+    refused(b"<html>not found</html>", "announce a header")
+
+
+@pytest.mark.parametrize("length", [MAX_HEADER_BYTES + 1, 2**31, 2**63, 2**64 - 1])
+def test_header_bomb(length):
+    refused(struct.pack("<Q", length) + b"{}" + bytes(100), "header of .* beyond the limit")
+
+
+@pytest.mark.parametrize("length", [3, 100, MAX_HEADER_BYTES])
+def test_header_longer_than_the_file(length):
+    refused(struct.pack("<Q", length) + b"{}", "cut off")
+
+
+@pytest.mark.parametrize("size", range(10))
+def test_tiny_files(size):
+    refused(bytes(size), "too few")
+
+
+@pytest.mark.parametrize("keep", [10, 40, 200, len(GOOD) // 2, len(GOOD) - 1])
+def test_truncated(keep):
+    refused(GOOD[:keep], "cut off")
+
+
+def test_trailing_bytes():
+    refused(GOOD + b"x", "1 bytes after the last tensor")
+    refused(file(b"{}", b"hidden"), "6 bytes after the last tensor")
+
+
+@pytest.mark.parametrize(
+    ("raw", "match"),
+    [
+        (b"[]", "begin with '{'"),
+        (b" {}", "begin with '{'"),
+        (b"{ ", "not JSON"),
+        (b"{}{}", "not JSON"),
+        (b'{"a":\xff}', "not UTF-8"),
+        (b'{"a":NaN}', "NaN is not a number"),
+        (b'{"a":' + b"[" * 100_000, "nested too deeply"),
+        (b'{"a":' + b"9" * 5000 + b"}", "not JSON"),
+        (b'{"a":1,"a":2}', "key 'a' appears twice"),
+        (b'{"a":{"dtype":"F32","dtype":"F16"}}', "key 'dtype' appears twice"),
+        (b'{"__metadata__":{"a":"1","a":"2"}}', "key 'a' appears twice"),
+        (b'{"__metadata__":{"a":1}}', "__metadata__"),
+        (b'{"__metadata__":[]}', "__metadata__"),
+    ],
+)
+def test_headers_that_are_not_clean_json(raw, match):
+    refused(file(raw), match)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"dtype": "F999"}, "unknown dtype"),
+        ({"dtype": None}, "unknown dtype"),
+        ({"dtype": ["F32"]}, "unknown dtype"),
+        ({"shape": "8"}, "list of sizes"),
+        ({"shape": [-8]}, "list of sizes"),
+        ({"shape": [8.0]}, "list of sizes"),
+        ({"shape": [True]}, "list of sizes"),
+        ({"shape": [2**60]}, "list of sizes"),
+        ({"shape": [1] * 9}, "list of sizes"),
+        ({"shape": [7]}, "needs 28 bytes"),
+        ({"data_offsets": [0]}, "two positions"),
+        ({"data_offsets": [0, 1, 2]}, "two positions"),
+        ({"data_offsets": [-32, 0]}, "two positions"),
+        ({"data_offsets": "ab"}, "two positions"),
+        ({"data_offsets": [32, 0]}, "data_offsets give -32"),
+        ({"data_offsets": [0, 2**48]}, "data_offsets give"),
+        ({"extra": 1}, "exactly dtype, shape and data_offsets"),
+    ],
+)
+def test_entries_that_lie(change, match):
+    header, body = table()
+    header["layers.0.ffn.up.bias"].update(change)
+    refused(file(header, body), match)
+
+
+def moved(**offsets):
+    header, body = table()
+    for number, shift in offsets.items():
+        name = sorted(header)[int(number[1:])]
+        header[name]["data_offsets"] = [position + shift for position in header[name]["data_offsets"]]
+    return file(header, body)
+
+
+def test_overlaps_gaps_and_out_of_range():
+    assert any("overlaps" in p for p in refused(moved(t3=-4), "overlaps|gap"))
+    assert any("gap" in p for p in refused(moved(t3=4), "overlaps|gap"))
+    refused(moved(t11=4), "gap|cut off")
+    header, body = table()
+    first, second = list(header)[:2]
+    header[second] = dict(header[first])
+    refused(file(header, body), "overlaps")
+    shifted = {n: {**e, "data_offsets": [p + 8 for p in e["data_offsets"]]} for n, e in table()[0].items()}
+    refused(file(shifted, bytes(8) + body), "gap of 8 bytes before")
+
+
+def test_too_large_is_said_before_anything_is_read():
+    with pytest.raises(TooLarge, match="limit is 10"):
+        check(b"\x80\x02" + bytes(100), limit=10)
+
+
+def edited(**changes):
+    tensors = dict(load_tensors(GOOD))
+    tensors.update(changes.pop("set", {}))
+    for name in changes.pop("drop", ()):
+        del tensors[name]
+    return save_tensors(tensors)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_nan_and_infinity(value, dtype):
+    tensors = {name: tensor.to(dtype) for name, tensor in load_tensors(GOOD).items()}
+    tensors["layers.1.ffn.up.weight"][2, 1] = value
+    refused(save_tensors(tensors), "'layers.1.ffn.up.weight' holds 1 values that are NaN or infinite")
+
+
+def test_all_problems_come_at_once():
+    bad = torch.zeros(8)
+    bad[:3] = float("nan")
+    data = edited(
+        set={"layers.0.ffn.up.bias": bad, "layers.0.ffn.down.weight": torch.zeros(8, 3), "head": torch.zeros(2)},
+        drop=["layers.1.ffn.norm.bias"],
+    )
+    problems = refused(data, r"holds 3 values .*\(3 more problems\)")
+    assert problems == (
+        "Tensor 'layers.0.ffn.up.bias' holds 3 values that are NaN or infinite.",
+        "Tensor layers.1.ffn.norm.bias [8] is missing.",
+        "Tensor layers.0.ffn.down.weight has shape [8, 3], and [3, 8] is needed.",
+        "Tensor 'head' is not expected.",
+    )
+
+
+def test_wrong_keys_and_shapes_alone_are_a_misfit():
+    data = edited(drop=["layers.1.ffn.norm.bias", "layers.1.ffn.norm.weight"])
+    assert len(refused(data, r"bottleneck adapter .* is missing \(1 more problems\)", Incompatible)) == 2
+    other = paper_config("houlsby", bottleneck=3)
+    with pytest.raises(Incompatible):
+        check_weights(GOOD, other, SHAPE, max_bytes=LIMIT)
+    with pytest.raises(Incompatible, match="'bert'"):
+        check_weights(GOOD, CONFIG, SHAPE.model_copy(update={"model_type": "bert"}), max_bytes=LIMIT)
+
+
+def test_an_empty_file_of_tensors():
+    assert len(refused(file(b"{}"), "is missing", Incompatible)) == 12
+
+
+def test_dtypes():
+    tensors = load_tensors(GOOD)
+    mixed = {**tensors, "layers.0.ffn.up.bias": tensors["layers.0.ffn.up.bias"].half()}
+    refused(save_tensors(mixed), r"several dtypes \(F16, F32\)")
+    wide = write((n, "F64", tuple(t.shape), t.double().numpy().tobytes()) for n, t in tensors.items())
+    assert len(refused(wide, "is F64; F32, F16 and BF16 are read")) == 12
+    with pytest.raises(InvalidWeights, match="is F64"):
+        load_tensors(wide)
+    for dtype, name in ((torch.float16, "F16"), (torch.bfloat16, "BF16"), (torch.float32, "F32")):
+        assert check(save_tensors({n: t.to(dtype) for n, t in tensors.items()})).dtype == name
+
+
+def test_a_flood_of_problems_is_cut():
+    header = {f"x{i}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for i in range(5000)}
+    problems = refused(file(header), "5011 more problems", Incompatible)
+    assert len(problems) == MAX_PROBLEMS + 1
+    assert problems[-1] == f"... and {5012 - MAX_PROBLEMS} more."
+
+
+def test_names_in_messages_are_cut():
+    header = {"n" * 100_000: {"dtype": "bad", "shape": [0], "data_offsets": [0, 0]}}
+    refused(file(header), "nnn' has unknown dtype")
+
+
+OURS = (InvalidWeights, Incompatible, TooLarge)
+
+
+def survives(data):
+    """True where the file is taken; anything but our own errors fails the test."""
+    try:
+        check(data)
+    except OURS as problem:
+        return not max(map(len, (problem.message, *problem.problems))) < 1000
+    return True
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes(data):
+    assert not survives(data)
+    assert not survives(struct.pack("<Q", len(data)) + data)
+    assert not survives(struct.pack("<Q", len(data) + 2) + b"{" + data + b"}")
+
+
+@given(st.integers(0, len(GOOD) - 1), st.integers(0, 255))
+def test_one_changed_byte(position, value):
+    data = bytearray(GOOD)
+    data[position] = value
+    taken = survives(bytes(data))
+    (length,) = struct.unpack("<Q", GOOD[:8])
+    assert taken or position < 8 + length or value in (0x7F, 0xFF)  # in the body only infinities and NaNs are wrong
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=10),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@given(st.data())
+def test_mutated_headers(data):
+    header, body = table()
+    for _ in range(data.draw(st.integers(1, 3))):
+        name = data.draw(st.sampled_from([*sorted(header), "new", "__metadata__"]))
+        field = data.draw(st.sampled_from(["dtype", "shape", "data_offsets", None]))
+        value = data.draw(json_values)
+        if field is None or not isinstance(header.get(name), dict):
+            header[name] = value
+        else:
+            header[name][field] = value
+    survives(file(header, body))
+
+
+@given(st.dictionaries(st.text(max_size=12), st.lists(st.integers(0, 3), max_size=3), max_size=5))
+def test_what_we_write_safetensors_reads_and_so_do_we(shapes):
+    shapes.pop("__metadata__", None)
+    data = write((name, "F32", tuple(dims), bytes(4 * math.prod(dims))) for name, dims in shapes.items())
+    assert {name: list(entry.shape) for name, entry in parse(data, max_bytes=LIMIT).entries.items()} == shapes
+    assert {name: value["shape"] for name, value in safetensors.deserialize(data)} == shapes
