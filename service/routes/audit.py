@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from fastapi import APIRouter, Query
+from fastapi import APIRouter
 
 from service.auth import Admin
+from service.routes.paging import Cursor, Limit, page_size
 from service.routes.state import State
 from service.schemas import AuditEntry, AuditList
 
@@ -14,10 +13,10 @@ router = APIRouter(prefix="/v1/audit", tags=["keys"])
 
 
 @router.get("")
-def list_audit(runtime: State, who: Admin, cursor: Annotated[str | None, Query(max_length=200)] = None) -> AuditList:
+def list_audit(runtime: State, who: Admin, limit: Limit = None, cursor: Cursor = None) -> AuditList:
     """One page of what was done in the namespaces this key sees."""
     with runtime.database.read() as catalogue:
-        page = catalogue.audit.list(who.namespaces, cursor)
+        page = catalogue.audit.list(who.namespaces, limit=page_size(limit, runtime), cursor=cursor)
     entries = [
         AuditEntry(
             id=row.id,

@@ -1,0 +1,116 @@
+"""Making, listing and revoking keys, and the audit that records it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.service.worlds import World
+
+
+def make(world: World, secret: str | None = None, **body: Any) -> Any:
+    headers = {} if secret is None else world.headers(secret)
+    return world.client.post(
+        "/v1/keys", json={"name": "k", "namespaces": None, "scopes": ["read"], **body}, headers=headers
+    )
+
+
+def test_the_secret_is_shown_once(world: World) -> None:
+    answer = make(world, namespaces=["team", "team", "other"], scopes=["infer", "read"])
+    assert answer.status_code == 201
+    made = answer.json()
+    assert made["secret"].startswith(made["prefix"])
+    assert len(made["prefix"]) < 20
+    assert made["namespaces"] == ["team", "other"]
+    assert made["scopes"] == ["infer", "read"]
+    listed = world.client.get("/v1/keys")
+    assert made["secret"] not in listed.text
+    assert made["id"] in [key["id"] for key in listed.json()["data"]]
+
+
+def test_a_revoked_key_is_refused_from_the_next_request_on(world: World) -> None:
+    made = make(world).json()
+    headers = world.headers(made["secret"])
+    assert world.client.get("/v1/adapters", headers=headers).status_code == 200
+    revoked = world.client.delete(f"/v1/keys/{made['id']}")
+    assert revoked.status_code == 200
+    assert revoked.json()["revoked_at"] is not None
+    assert world.client.get("/v1/adapters", headers=headers).status_code == 401
+    again = world.client.delete(f"/v1/keys/{made['id']}")
+    assert again.json()["revoked_at"] == revoked.json()["revoked_at"]
+
+
+def test_an_unknown_key_is_404(world: World) -> None:
+    assert world.client.delete("/v1/keys/key-nothing").status_code == 404
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"scopes": []},
+        {"scopes": ["root"]},
+        {"name": ""},
+        {"namespaces": []},
+        {"namespaces": ["base"]},
+        {"namespaces": ["../up"]},
+        {"namespaces": ["UPPER"]},
+        {"secret": "sk-soup-mine"},
+    ],
+)
+def test_a_bad_key_is_refused(world: World, body: dict[str, Any]) -> None:
+    assert make(world, **body).status_code == 400
+
+
+def test_namespaces_must_be_said(world: World) -> None:
+    answer = world.client.post("/v1/keys", json={"name": "k", "scopes": ["read"]})
+    assert answer.json()["error"]["message"] == "Field 'namespaces' is missing."
+
+
+def test_an_admin_of_some_namespaces_cannot_reach_beyond_them(world: World) -> None:
+    admin = world.key(["admin"], ["team"])
+    everything = make(world).json()
+    assert make(world, admin, namespaces=None).status_code == 403
+    assert make(world, admin, namespaces=["other"]).status_code == 403
+    assert make(world, admin, namespaces=["team", "other"]).status_code == 403
+    own = make(world, admin, namespaces=["team"])
+    assert own.status_code == 201
+    headers = world.headers(admin)
+    seen = world.client.get("/v1/keys", headers=headers).json()["data"]
+    assert all(key["namespaces"] == ["team"] for key in seen)
+    assert world.client.delete(f"/v1/keys/{everything['id']}", headers=headers).status_code == 404
+    assert world.client.delete(f"/v1/keys/{own.json()['id']}", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("scopes", [["read"], ["write"], ["infer"], ["read", "write", "infer"]])
+def test_keys_are_for_admins(world: World, scopes: list[str]) -> None:
+    headers = world.headers(world.key(scopes))
+    assert world.client.get("/v1/keys", headers=headers).status_code == 403
+    assert world.client.get("/v1/audit", headers=headers).status_code == 403
+    assert make(world, world.key(scopes)).status_code == 403
+
+
+def test_what_was_done_is_in_the_audit(world: World) -> None:
+    made = make(world, name="audited").json()
+    answer = world.client.delete(f"/v1/keys/{made['id']}", headers={"x-request-id": "r-77"})
+    assert answer.status_code == 200
+    entries = world.client.get("/v1/audit", params={"limit": 2}).json()
+    revoke, create = entries["data"]
+    assert (revoke["action"], revoke["subject"], revoke["request_id"]) == ("key.revoke", made["id"], "r-77")
+    assert (create["action"], create["detail"]["name"]) == ("key.create", "audited")
+    assert made["secret"] not in str(entries)
+    older = world.client.get("/v1/audit", params={"limit": 2, "cursor": entries["next_cursor"]}).json()
+    assert {entry["id"] for entry in older["data"]}.isdisjoint({revoke["id"], create["id"]})
+
+
+def test_an_admin_of_some_namespaces_sees_their_audit_only(world: World) -> None:
+    world.push("seen/adapter")
+    world.push("unseen/adapter", seed=1)
+    headers = world.headers(world.key(["admin"], ["seen"]))
+    subjects = [entry["subject"] for entry in world.client.get("/v1/audit", headers=headers).json()["data"]]
+    assert subjects
+    assert all(subject.startswith("seen/") for subject in subjects)
+
+
+def test_a_cursor_that_is_none_is_refused(world: World) -> None:
+    assert world.client.get("/v1/audit", params={"cursor": "nonsense"}).status_code == 400

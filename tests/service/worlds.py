@@ -1,0 +1,142 @@
+"""A whole server around the tiny base model, in process and on a real port; `conftest.py` makes fixtures of it."""
+
+from __future__ import annotations
+
+import base64
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import uvicorn
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from openai import OpenAI
+
+from registry.adapters import create
+from registry.adapters.weights import save_tensors
+from registry.base_model import shape_of
+from registry.spec import BottleneckConfig
+from service.settings import Settings
+
+if TYPE_CHECKING:
+    from service.runtime import Runtime
+
+BASE_ID = "tiny"
+CONFIG = BottleneckConfig(structure="pfeiffer", bottleneck=4, activation="relu")
+
+
+def write_bases(path: Path, sources: dict[str, Path]) -> Path:
+    """An allowlist naming `sources`."""
+    path.write_text("".join(f'[bases.{name}]\nsource = "{source}"\n' for name, source in sources.items()))
+    return path
+
+
+def adapter_weights(runtime: Runtime, *, seed: int, base_id: str = BASE_ID) -> bytes:
+    """Weights of an adapter that visibly changes what the tiny base says."""
+    entry = runtime.bases[base_id]
+    module = create(CONFIG, shape_of(entry, runtime.settings.cache), seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {
+        name: tensor + 0.5 * torch.randn(tensor.shape, generator=generator)
+        for name, tensor in module.state_dict().items()
+    }
+    return save_tensors(tensors)
+
+
+@dataclass
+class World:
+    """A running server; `client` sends the admin key."""
+
+    runtime: Runtime
+    app: FastAPI
+    client: TestClient
+    admin: str
+    base_id: str = BASE_ID
+
+    def key(self, scopes: Sequence[str], namespaces: Sequence[str] | None = None) -> str:
+        """The secret of a new key."""
+        body = {
+            "name": "test",
+            "scopes": list(scopes),
+            "namespaces": namespaces if namespaces is None else list(namespaces),
+        }
+        answer = self.client.post("/v1/keys", json=body)
+        assert answer.status_code == 201, answer.text
+        return str(answer.json()["secret"])
+
+    def headers(self, secret: str) -> dict[str, str]:
+        """The header that carries a key."""
+        return {"authorization": f"Bearer {secret}"}
+
+    def push(self, name: str, *, seed: int = 0, domain: str = "tests", **manifest: Any) -> dict[str, Any]:
+        """Push an adapter with the weights of `seed`; returns the answer."""
+        body = {
+            "name": name,
+            "domain": domain,
+            "base_model": self.base_id,
+            "config": CONFIG.model_dump(),
+            "files": {
+                "adapter_model.safetensors": {
+                    "base64": base64.b64encode(adapter_weights(self.runtime, seed=seed)).decode()
+                }
+            },
+            **manifest,
+        }
+        answer = self.client.post("/v1/adapters", json=body)
+        assert answer.status_code in {200, 201}, answer.text
+        return dict(answer.json())
+
+
+def open_world(data: Path, bases: Path, **settings: Any) -> Iterator[World]:
+    """A world over `data`, closed afterwards."""
+    from service.app import create_app
+    from service.runtime import Runtime
+
+    runtime = Runtime(Settings(data=data, bases=bases, threads=1, **settings))
+    runtime.start()
+    try:
+        app = create_app(runtime)
+        admin = "" if settings.get("no_auth") else runtime.settings.admin_key_path.read_text().strip()
+        with TestClient(app, headers={"authorization": f"Bearer {admin}"} if admin else {}) as client:
+            yield World(runtime=runtime, app=app, client=client, admin=admin)
+    finally:
+        runtime.stop()
+
+
+class _Server(uvicorn.Server):
+    """A server that tells when it listens."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = threading.Event()
+
+    async def startup(self, sockets: Any = None) -> None:
+        await super().startup(sockets)
+        self.listening.set()
+
+
+@dataclass
+class Live:
+    """The same server on a real port."""
+
+    world: World
+    url: str
+
+    def openai(self, secret: str | None = None) -> OpenAI:
+        """The real client, pointed at this server; it does not retry."""
+        return OpenAI(base_url=f"{self.url}/v1", api_key=secret or self.world.admin, max_retries=0, timeout=60.0)
+
+
+def open_live(world: World) -> Iterator[Live]:
+    """`world` behind uvicorn on loopback, stopped afterwards."""
+    server = _Server(uvicorn.Config(world.app, port=0, log_config=None, access_log=False, lifespan="off"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    assert server.listening.wait(30)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    yield Live(world, f"http://127.0.0.1:{port}")
+    server.should_exit = True
+    thread.join(30)
