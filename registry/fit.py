@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from registry.adapters.arrays import read_embeddings
 from registry.blobs import BlobStore
 from registry.catalogue.database import Catalogue, Database
@@ -15,7 +17,7 @@ from registry.catalogue.rows import AdapterRow, SelectorRow
 from registry.errors import Internal, InvalidParameter
 from registry.names import digest_of
 from registry.pools import as_members, current_members, pool_id, spec_digest
-from registry.selectors import SELECTORS
+from registry.selectors import new_selector
 from registry.selectors.contract import Domain
 from registry.selectors.state import dump_state
 from registry.spec import PoolSpec, SelectorSpec
@@ -39,7 +41,7 @@ def fit(
     if known is not None and known.members == as_members(rows) and known.encoder_digest == encoder_digest:
         return known
     domains = [_domain(row, blob_digests[row.id], blobs) for row in rows]
-    selector = SELECTORS[spec.kind](spec.resolved()).fit(domains, progress=progress)
+    selector = new_selector(spec.resolved()).fit(domains, progress=progress)
     data = dump_state(*selector.to_state())
     return _store(data, dict(selector.report_), pool, spec, encoder_digest, rows, database, blobs)
 
@@ -65,7 +67,8 @@ def _embedding_blob(catalogue: Catalogue, row: AdapterRow, encoder_digest: str |
 
 
 def _domain(row: AdapterRow, blob: str | None, blobs: BlobStore) -> Domain:
-    vectors = None if blob is None else read_embeddings(blobs.read(blob), max_bytes=2**40)
+    empty = np.empty((0, 0), np.float32)  # a selector that looks at no text
+    vectors = empty if blob is None else read_embeddings(blobs.read(blob), max_bytes=2**40)
     return Domain(ref=row.ref, digest=row.digest, domain=row.domain, vectors=vectors)
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from registry.blobs import BlobStore
 from registry.catalogue.database import Database
 from registry.catalogue.rows import SelectorRow
@@ -58,7 +60,7 @@ def select(
         missing = missing_members(catalogue, row)
 
     def again(exclude: Mapping[str, str]) -> Selection:
-        array = None if vectors is None else vectors.array
+        array = np.empty((0, 0), np.float32) if vectors is None else vectors.array
         return selector.select(array, options=options, exclude={**gone, **exclude})
 
     return Chosen(again({}), row, missing, vectors, again)

@@ -10,6 +10,7 @@ from registry.selectors.contract import Domain, Member, Progress, Selector
 from registry.selectors.cosine import CosineSelector
 from registry.selectors.gmm import GmmSelector
 from registry.selectors.uniform import UniformSelector
+from registry.spec import CosineSpec, GmmSpec, UniformSpec
 
 SELECTORS: dict[
     Literal["gmm", "cosine", "uniform"], type[GmmSelector] | type[CosineSelector] | type[UniformSelector]
@@ -18,6 +19,14 @@ SELECTORS: dict[
     "cosine": CosineSelector,
     "uniform": UniformSelector,
 }
+
+
+def new_selector(spec: GmmSpec | CosineSpec | UniformSpec) -> Selector:
+    """The selector of a spec, not fitted yet."""
+    if isinstance(spec, GmmSpec):
+        return GmmSelector(spec)
+    return CosineSelector(spec) if isinstance(spec, CosineSpec) else UniformSelector(spec)
+
 
 __all__ = [
     "SELECTORS",
@@ -28,4 +37,5 @@ __all__ = [
     "Progress",
     "Selector",
     "UniformSelector",
+    "new_selector",
 ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from registry.spec import AdapterConfig, Provenance
 
@@ -41,9 +42,7 @@ def structure_reasons(parts: Sequence[Part]) -> list[str]:
     """Reasons of base and structure: what no mixing of tensors can overcome."""
     reasons = differing(parts, "The base models", lambda part: part.base_fingerprint[:19])
     for field in type(parts[0].config).model_fields:
-        reasons += differing(
-            parts, f"The values of '{field}'", lambda part, field=field: getattr(part.config, field, None)
-        )
+        reasons += differing(parts, f"The values of '{field}'", attrgetter(f"config.{field}"))
     return reasons
 
 

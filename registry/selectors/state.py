@@ -1,0 +1,41 @@
+"""A selector's state as bytes: its arrays as safetensors, its JSON in the metadata. Never pickle.
+
+Called by the verbs `fit` and `select`; the same state gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import load, save
+
+from registry.errors import Internal
+from registry.names import canonical_json
+
+KEY = "selector"
+_NOTHING = "nothing"
+
+
+def dump_state(arrays: Mapping[str, npt.NDArray[Any]], meta: Mapping[str, Any]) -> bytes:
+    """The bytes of what `to_state` gave."""
+    stored = {name: np.ascontiguousarray(array) for name, array in sorted(arrays.items())}
+    data: bytes = save(stored or {_NOTHING: np.zeros(1, np.uint8)}, metadata={KEY: canonical_json(meta).decode()})
+    return data
+
+
+def load_state(data: bytes) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
+    """What `from_state` takes; raises Internal where the bytes are not a selector's state."""
+    (length,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + length])
+    try:
+        meta: dict[str, Any] = json.loads(header["__metadata__"][KEY])
+    except KeyError:
+        raise Internal("A stored selector has no description: fit it again.") from None
+    arrays = load(data)
+    arrays.pop(_NOTHING, None)
+    return arrays, meta
