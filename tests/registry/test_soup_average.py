@@ -1,0 +1,193 @@
+"""Averaging: its laws, its reasons to refuse, and that it is the same bytes under every CPU capability."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from registry.adapters import create
+from registry.adapters.weights import save_tensors
+from registry.errors import InvalidRecipe
+from registry.soup import MIXINGS, average
+from registry.soup.compat import Part
+from registry.spec import AverageMixing, BaseShape, BottleneckConfig, Provenance, canonical_weights
+
+BASE = "sha256:" + "b" * 64
+INIT = "sha256:" + "1" * 64
+SHAPE = BaseShape(fingerprint=BASE, model_type="gpt2", hidden_size=16, num_layers=2, context=32, vocab_size=50)
+CONFIG = BottleneckConfig(structure="bapna_firat", bottleneck=4, activation="relu")
+
+
+def part(number: int, weight: str = "1", **changes) -> Part:
+    fields = {
+        "adapter_id": number,
+        "ref": f"acme/a{number}@1",
+        "digest": "sha256:" + hashlib.sha256(str(number).encode()).hexdigest(),
+        "weight": weight,
+        "base_fingerprint": BASE,
+        "config": CONFIG,
+        "provenance": Provenance(init_hash=INIT, init_source="declared"),
+        "dtype": "F32",
+    }
+    return Part(**{**fields, **changes})
+
+
+def tensors(seed: int) -> dict[str, torch.Tensor]:
+    state = create(CONFIG, SHAPE, seed=seed).state_dict()
+    generator = np.random.default_rng(seed)  # torch's normal numbers depend on the CPU's capability
+    noise = {name: generator.normal(0, 0.1, tuple(t.shape)).astype(np.float32) for name, t in state.items()}
+    return {name: t.detach() + torch.from_numpy(noise[name]) for name, t in state.items()}
+
+
+def mixed(parts, ingredients, mixing=AverageMixing()):
+    return average.mix([(p, lambda t=t: t) for p, t in zip(parts, ingredients, strict=True)], mixing)
+
+
+def weighted(numbers, weights):
+    return [part(n, w) for n, w in zip(numbers, canonical_weights(weights), strict=True)]
+
+
+def same_bits(one, other) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@given(st.permutations(range(4)), st.lists(st.floats(0.01, 10), min_size=4, max_size=4))
+def test_the_order_of_ingredients_changes_no_bit(order, weights):
+    parts, ingredients = weighted(range(4), weights), [tensors(n) for n in range(4)]
+    straight = mixed(parts, ingredients)
+    assert same_bits(straight, mixed([parts[i] for i in order], [ingredients[i] for i in order]))
+
+
+@given(st.integers(2, 6))
+def test_copies_average_to_themselves(count):
+    one = tensors(0)
+    result = mixed(weighted(range(count), [1.0] * count), [one] * count)
+    assert all(torch.allclose(result[name], one[name], atol=1e-6, rtol=0) for name in one)
+
+
+def test_one_ingredient_at_weight_one_is_itself_bit_for_bit():
+    assert same_bits(mixed([part(0)], [tensors(0)]), tensors(0))
+
+
+@given(st.floats(0.05, 0.95))
+def test_the_average_is_linear(share):
+    a, b = tensors(0), tensors(1)
+    result = mixed(weighted([0, 1], [share, 1 - share]), [a, b])
+    for name in a:
+        exact = share * a[name].double() + (1 - share) * b[name].double()
+        assert torch.allclose(result[name].double(), exact, atol=1e-6, rtol=0)
+
+
+def test_scale_multiplies_the_up_projection_only():
+    plain = mixed([part(0)], [tensors(0)])
+    halved = mixed([part(0)], [tensors(0)], AverageMixing(scale="0.5"))
+    for name, tensor in plain.items():
+        factor = 0.5 if ".up." in name else 1.0
+        assert torch.equal(halved[name], tensor * factor), name
+
+
+def test_half_precision_ingredients_are_summed_in_fp32_and_cast_once():
+    halves = [{name: t.to(torch.bfloat16) for name, t in tensors(n).items()} for n in range(3)]
+    parts = [part(n, w, dtype="BF16") for n, w in enumerate(canonical_weights([1, 1, 1]))]
+    result = mixed(parts, halves)
+    exact = mixed(
+        [part(n, p.weight) for n, p in enumerate(parts)], [{k: v.float() for k, v in h.items()} for h in halves]
+    )
+    assert all(result[name].dtype == torch.bfloat16 for name in result)
+    assert all(torch.equal(result[name], exact[name].to(torch.bfloat16)) for name in result)
+    assert average.result_dtype([part(0, dtype="BF16"), part(1)]) == "F32"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_finite_is_refused(value):
+    broken = tensors(1)
+    broken["layers.0.ffn.down.bias"][0] = value
+    with pytest.raises(InvalidRecipe, match=r"not finite in 1 tensors \(layers\.0\.ffn\.down\.bias first\)"):
+        mixed(weighted([0, 1], [1, 1]), [tensors(0), broken])
+
+
+def test_an_overflow_of_the_result_is_refused():
+    large = {name: torch.full_like(t, 6e4).half() for name, t in tensors(0).items()}
+    with pytest.raises(InvalidRecipe, match="leave the range"):
+        mixed([part(0, dtype="F16")], [large], AverageMixing(scale="2"))
+
+
+# --- reasons --------------------------------------------------------------------------------------
+
+
+def reasons(*parts, mixing=AverageMixing()) -> str:
+    return " ".join(MIXINGS["average"].check(parts, mixing))
+
+
+def test_what_agrees_has_no_reason_against_it():
+    assert reasons(part(0), part(1), part(2)) == ""
+
+
+def test_every_reason_is_given_at_once():
+    other = part(
+        1,
+        base_fingerprint="sha256:" + "c" * 64,
+        config=BottleneckConfig(structure="parallel", bottleneck=8, activation="gelu", scale=4.0),
+        provenance=Provenance(),
+    )
+    text = reasons(part(0), other)
+    for expected in (
+        "base models",
+        "'structure'",
+        "'bottleneck'",
+        "'activation'",
+        "'scale'",
+        "initialisation of acme/a1@1 is unknown",
+    ):
+        assert expected in text
+
+
+def test_unknown_matches_nothing_not_even_unknown():
+    unknown = [part(n, provenance=Provenance()) for n in range(2)]
+    assert "unknown" in reasons(*unknown)
+    assert reasons(*unknown, mixing=AverageMixing(assume_same_init=True)) == ""
+    assert reasons(unknown[0]) == ""
+
+
+def test_different_initialisations_are_refused_but_may_be_vouched_for():
+    other = part(1, provenance=Provenance(init_hash="sha256:" + "2" * 64, init_source="trained_here"))
+    assert "initialisations differ" in reasons(part(0), other)
+    assert reasons(part(0), other, mixing=AverageMixing(assume_same_init=True)) == ""
+
+
+def test_declared_matches_trained_here():
+    assert reasons(part(0), part(1, provenance=Provenance(init_hash=INIT, init_source="trained_here"))) == ""
+
+
+# --- the same bytes everywhere --------------------------------------------------------------------
+
+DIGEST_SCRIPT = """
+import hashlib, sys
+sys.path[:0] = sys.argv[1:]
+import test_soup_average as t
+parts = t.weighted(range(5), [0.1, 0.7, 1.3, 2.9, 0.05])
+print(hashlib.sha256(t.save_tensors(t.mixed(parts, [t.tensors(n) for n in range(5)]))).hexdigest())
+"""
+
+
+@pytest.mark.parametrize("capability", ["default", "avx2", "avx512"])
+def test_the_bytes_do_not_depend_on_the_cpu(capability):
+    """`ATEN_CPU_CAPABILITY=default` runs torch's plain kernels; a higher one than the CPU has falls back to it."""
+    here = Path(__file__).resolve().parent
+    environment = {**os.environ, "ATEN_CPU_CAPABILITY": capability}
+    run = subprocess.run(
+        [sys.executable, "-c", DIGEST_SCRIPT, str(here), str(here.parents[1])],
+        env=environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    parts = weighted(range(5), [0.1, 0.7, 1.3, 2.9, 0.05])
+    native = hashlib.sha256(save_tensors(mixed(parts, [tensors(n) for n in range(5)]))).hexdigest()
+    assert run.stdout.strip() == native
