@@ -1,0 +1,166 @@
+"""Everything a server is made of, built once and handed down: no other module holds state.
+
+`soup serve` and tests build a Runtime from settings, `start` it, give it to `create_app`, and `stop` it. Two can
+live in one process, over two data folders. Base models are loaded here, once each, and run by the engine only.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from contextlib import ExitStack
+
+import torch
+from torch import Tensor
+
+from registry.adapters.weights import adapter_digest, load_tensors
+from registry.base_model import LoadedBase, load_base, read_allowlist, shape_of
+from registry.blobs import BlobStore, LocalBlobs
+from registry.catalogue.database import Database
+from registry.catalogue.rows import AdapterRow
+from registry.encoders import Encoder, MeanPoolEncoder, SentenceBertEncoder
+from registry.errors import Internal, NotFound, Unavailable
+from registry.spec import BaseEntry, BaseShape
+from service.auth import ensure_admin_key
+from service.engine import AdapterHandle, Engine
+from service.jobs import JobRunner
+from service.settings import Settings
+from service.storage import check_schema, is_sqlite, migrate, owned
+
+log = logging.getLogger("soup.runtime")
+
+DRAIN_SECONDS = 10.0
+"""How long requests in the engine may take to finish when the server stops."""
+
+
+class Runtime:
+    """The parts of one server. `blobs` and `jobs` are there from `start` on, the rest from the beginning.
+
+    Building one reads the allowlist and nothing else; raises InvalidParameter where that is wrong.
+    """
+
+    blobs: BlobStore
+    jobs: JobRunner
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.bases: Mapping[str, BaseEntry] = {} if settings.bases is None else read_allowlist(settings.bases)
+        self.database = Database(settings.database, pool_size=settings.database_pool)
+        self.engine = Engine(
+            self.base,
+            max_queue=settings.engine_queue,
+            max_batch_tokens=settings.engine_batch_tokens,
+            max_rows=settings.engine_rows,
+            bank_bytes=settings.adapter_bank_bytes,
+        )
+        self.sentence_bert = SentenceBertEncoder()
+        self._locks = {base_id: threading.Lock() for base_id in self.bases}
+        self._loaded: dict[str, LoadedBase] = {}
+        self._shapes: dict[str, BaseShape] = {}
+        self._open = ExitStack()
+        self._started = False
+
+    @property
+    def sole_owner(self) -> bool:
+        """Whether nobody else uses the database: it is the data folder's own, and that folder has one owner."""
+        return self.settings.database_url is None
+
+    def start(self) -> None:
+        """Own the data folder, migrate, write the admin key, load base models, start the engine and the jobs.
+
+        Raises Unavailable where the folder has another owner, the schema is behind, or a base cannot be loaded;
+        then nothing is left running.
+        """
+        if self._started:
+            raise Internal("the runtime was started already")
+        self._started = True
+        with ExitStack() as stack:
+            stack.enter_context(owned(self.settings.data))
+            stack.callback(self.database.close)
+            self._prepare_data()
+            if self.settings.threads is not None:
+                torch.set_num_threads(self.settings.threads)
+            for base_id in self.bases:
+                self.shape(base_id)
+                if self.settings.preload:
+                    self.base(base_id)
+            self.engine.start()
+            stack.callback(self.engine.stop, drain=DRAIN_SECONDS)
+            self.jobs = JobRunner(self)
+            stack.callback(self.jobs.stop)
+            self.jobs.start()
+            self._open = stack.pop_all()
+
+    def stop(self) -> None:
+        """Stop the jobs, then the engine, close the database, give the data folder back. Again is nothing."""
+        self._open.close()
+
+    def _prepare_data(self) -> None:
+        settings = self.settings
+        if is_sqlite(self.database):
+            done = migrate(self.database, backups=settings.data / "backups")
+            if done.backup is not None:
+                log.info("migrated from %s to %s after a copy to %s", done.before, done.after, done.backup)
+        else:
+            check_schema(self.database)
+        self.blobs = LocalBlobs(settings.blobs_dir)
+        bootstrap = settings.bootstrap_key
+        ensure_admin_key(
+            self.database, settings.admin_key_path, None if bootstrap is None else bootstrap.get_secret_value()
+        )
+
+    # --- base models ----------------------------------------------------------------------------
+
+    def base(self, base_id: str) -> LoadedBase:
+        """A base model of the allowlist, loaded at its first use; raises NotFound or Unavailable."""
+        loaded = self._loaded.get(base_id)
+        if loaded is not None:
+            return loaded
+        entry = self._entry(base_id)
+        with self._locks[base_id]:
+            if base_id not in self._loaded:
+                self._loaded[base_id] = load_base(entry, cache_dir=self.settings.cache)
+            return self._loaded[base_id]
+
+    def shape(self, base_id: str) -> BaseShape:
+        """What adapters of a base model must fit, without loading it; raises NotFound or Unavailable."""
+        if base_id not in self._shapes:
+            self._shapes[base_id] = shape_of(self._entry(base_id), self.settings.cache)
+        return self._shapes[base_id]
+
+    def shapes(self) -> Mapping[str, BaseShape]:
+        """The shape of every base model of the allowlist, by id."""
+        return {base_id: self.shape(base_id) for base_id in self.bases}
+
+    def _entry(self, base_id: str) -> BaseEntry:
+        entry = self.bases.get(base_id)
+        if entry is None:
+            raise NotFound(f"There is no base model {base_id!r} here.", param="base_model")
+        return entry
+
+    # --- what runs on them ----------------------------------------------------------------------
+
+    def encoders(self, base_id: str) -> Mapping[str, Encoder]:
+        """The encoders of a base model by digest: its own hidden states, and sentence-BERT where it is installed."""
+        shape = self.shape(base_id)
+        own = MeanPoolEncoder(
+            shape.fingerprint, shape.hidden_size, lambda texts: self.engine.embed(base_id, texts, patient=True)
+        )
+        found: dict[str, Encoder] = {own.digest: own}
+        try:
+            found[self.sentence_bert.digest] = self.sentence_bert
+        except Unavailable as error:
+            log.warning("sentence-BERT is left out: %s", error.message)
+        return found
+
+    def handle(self, row: AdapterRow) -> AdapterHandle:
+        """How the engine gets this adapter: its blob, checked against the adapter's digest when it is read."""
+
+        def load() -> Mapping[str, Tensor]:
+            tensors = load_tensors(self.blobs.read(row.weights_blob))
+            if adapter_digest(row.base_fingerprint, row.config, tensors) != row.digest:
+                raise Internal(f"The stored weights of {row.ref} are not those of its digest.")
+            return tensors
+
+        return AdapterHandle(row.digest, row.config, load)

@@ -1,0 +1,108 @@
+"""The data folder: who owns it, and the schema of the database in it.
+
+Called by the runtime and by `soup migrate`. One process owns a data folder at a time; a schema that is behind is
+brought up for SQLite after a backup copy, and refused for any other database, where others may be at work.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from alembic.util import CommandError
+
+import migrations
+from registry.catalogue.database import Database
+from registry.errors import Unavailable
+
+LOCK = "lock"
+
+
+@contextmanager
+def owned(folder: Path) -> Iterator[None]:
+    """Own the data folder while open (it is made if need be); raises Unavailable where another server does.
+
+    The lock is the operating system's: it is gone with the process, however that ends.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise Unavailable(f"The data folder {folder} cannot be used: {error.strerror}.", param="data") from error
+    with os.fdopen(descriptor, "r+", encoding="ascii") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise Unavailable(
+                f"The data folder {folder} is in use by another server (process {file.read().strip() or 'unknown'}): "
+                "stop it, or set SOUP_DATA to another folder.",
+                param="data",
+            ) from None
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
+
+
+@dataclass(frozen=True)
+class Migrated:
+    """A database's revision before and after, and the copy that was made before; `before` is None for a new one."""
+
+    before: str | None
+    after: str
+    backup: Path | None = None
+
+
+def migrate(database: Database, *, backups: Path) -> Migrated:
+    """Bring the schema to this version's; a SQLite file that holds anything is copied to `backups` first.
+
+    Raises Unavailable for a database written by a later version.
+    """
+    before, after = migrations.current(database.engine), migrations.head()
+    if before == after:
+        return Migrated(before, after)
+    backup = None if before is None else _back_up(database, backups, before)
+    try:
+        migrations.upgrade(database.engine)
+    except CommandError as error:
+        raise Unavailable(
+            f"The database is at revision {before!r}, which this version (revision {after!r}) does not know: "
+            "start the version that wrote it.",
+            param="database_url",
+        ) from error
+    return Migrated(before, after, backup)
+
+
+def check_schema(database: Database) -> None:
+    """Raises Unavailable, naming the command, unless the schema is this version's."""
+    found, needed = migrations.current(database.engine), migrations.head()
+    if found != needed:
+        raise Unavailable(
+            f"The database is at revision {found!r} and this version needs {needed!r}: run 'soup migrate'.",
+            param="database_url",
+        )
+
+
+def is_sqlite(database: Database) -> bool:
+    """Whether the database is a file that this process may migrate by itself."""
+    return database.engine.dialect.name == "sqlite"
+
+
+def _back_up(database: Database, folder: Path, revision: str) -> Path | None:
+    """A consistent copy of a SQLite file, synced; None for other databases, which have backups of their own."""
+    source = database.engine.url.database
+    if not is_sqlite(database) or not source:
+        return None
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    target = folder / f"{Path(source).stem}-{revision}-{datetime.now(UTC):%Y%m%dT%H%M%S%f}.db"
+    with closing(sqlite3.connect(source)) as original, closing(sqlite3.connect(target)) as copy:
+        original.backup(copy)
+    with target.open("rb") as file:
+        os.fsync(file.fileno())
+    return target
