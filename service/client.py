@@ -45,6 +45,7 @@ from service.connection import Connection, Json, read_chunks
 from service.samples import as_blob
 
 INLINE_BYTES = 1024 * 1024
+MAX_FITS = 5
 DONE = frozenset({"succeeded", "failed", "cancelled"})
 Progress = Callable[[int, int, str], object]
 """(done, total, message); total 0 where nobody knows."""
@@ -128,9 +129,9 @@ class SoupClient:
             "PATCH", _adapter_path(ref), json=_given(body), headers={"if-match": if_match} if if_match else None
         )
 
-    def delete_adapter(self, ref: str) -> Json:
-        """Retire an adapter: all live versions of a name, or the one that `@version` names."""
-        return self._http.json("DELETE", _adapter_path(ref))
+    def delete_adapter(self, ref: str) -> list[Json]:
+        """Retire an adapter: all live versions of a name, or the one that `@version` names; what was retired."""
+        return list(self._http.json("DELETE", self._named_path(ref))["data"])
 
     def lineage(self, ref: str) -> Json:
         """The recipe, parents, children and evidence of an adapter."""
@@ -168,9 +169,16 @@ class SoupClient:
         self, selector: SelectorSpec, *, pool: PoolRequest | None = None, wait: bool = True,
         progress: Progress | None = None,
     ) -> Json:  # fmt: skip
-        """Fit a selector over a pool: a Selector, or a Job where `wait` is False and it takes longer."""
-        body = {"selector": _dump(selector), "pool": _dump(pool)}
-        return self._finished(self._http.json("POST", "/v1/selectors", json=_given(body)), wait, progress)
+        """Fit a selector over a pool: a Selector; a Job where `wait` is False and it is not done."""
+        body = _given({"selector": _dump(selector), "pool": _dump(pool), "wait": 0})
+        answer = self._http.json("POST", "/v1/selectors", json=body)
+        if answer["object"] != "job" or not wait:
+            return answer
+        return self.selector(str(self._result(answer, progress)["selector"]))
+
+    def selector(self, selector_id: str) -> Json:
+        """One fitted selector."""
+        return self._http.json("GET", f"/v1/selectors/{quote(selector_id, safe='')}")
 
     def selectors(self, *, limit: int | None = None) -> Iterator[Json]:
         """Fitted selectors, newest first."""
@@ -180,24 +188,35 @@ class SoupClient:
         self, sample: SampleSource, *, selector: SelectorSpec | None = None, options: SelectOptions | None = None,
         pool: PoolRequest | None = None, progress: Progress | None = None,
     ) -> Json:  # fmt: skip
-        """Which adapters a selector would take for a sample, and why; nothing is cooked."""
-        body = {"sample": _dump(sample), "selector": _dump(selector), "options": _dump(options), "pool": _dump(pool)}
-        return self._finished(self._http.json("POST", "/v1/select", json=_given(body)), True, progress)
+        """Which adapters a selector would take for a sample, and why; a pool never fitted is fitted first."""
+        body = _given({
+            "sample": _dump(sample), "selector": _dump(selector), "options": _dump(options), "pool": _dump(pool),
+            "wait": 0,
+        })  # fmt: skip
+        for _ in range(MAX_FITS):
+            answer = self._http.json("POST", "/v1/select", json=body)
+            if answer["object"] != "job":
+                return answer
+            self._result(answer, progress)
+        raise Unavailable("The pool changes faster than its selector can be fitted; try again when pushing is over.")
 
     def cook(self, request: CookRequest, *, wait: bool = True, progress: Progress | None = None) -> Json:
-        """Cook a soup (or abstain): a Cooked object, or a Job where `wait` is False and it takes longer."""
-        body = request.model_dump(mode="json", exclude_none=True)
-        return self._finished(self._http.json("POST", "/v1/soups", json=body), wait, progress)
-
-    def _finished(self, answer: Json, wait: bool, progress: Progress | None) -> Json:
-        """The answer itself, or the result of the job that it is."""
-        if answer.get("object") != "job" or not wait:
+        """Cook a soup, or abstain: a Soup; a Job where `wait` is False and it is not done."""
+        body = {**request.model_dump(mode="json", exclude_none=True), "wait": 0}
+        answer = self._http.json("POST", "/v1/soups", json=body)
+        if answer["object"] != "job" or not wait:
             return answer
-        job = self.wait_job(str(answer["id"]), progress=progress)
-        result = job.get("result")
+        cooked = self._result(answer, progress)
+        made = None if cooked["abstained"] else self.adapter(str(cooked["model"]))
+        evidence = cooked.pop("evidence", {})  # flat in a Soup, nested in a job's result
+        return {"object": "soup", **cooked, **evidence, "soup": made}
+
+    def _result(self, job: Json, progress: Progress | None) -> Json:
+        """What a job came to, once it has succeeded."""
+        result = self.wait_job(str(job["id"]), progress=progress).get("result")
         if not isinstance(result, dict):
-            raise Unavailable(f"Job {job['id']} succeeded without a result; `soup jobs show {job['id']}` has it all.")
-        return result
+            raise Unavailable(f"Job {job['id']} left no result; `soup jobs show {job['id']}` shows it.")
+        return dict(result)
 
     # --- inference ----------------------------------------------------------------------------------
 

@@ -128,12 +128,12 @@ def rm(
     gone, failed = [], []
     for ref in refs:
         try:
-            gone.append(session.client.delete_adapter(ref))
+            gone += session.client.delete_adapter(ref)
         except SoupError as error:
             talk(f"{ref}: {explain(error)}")
             failed.append(error)
     if session.json:
-        as_json(gone[0] if len(refs) == 1 and gone else {"object": "list", "data": gone})
+        as_json({"object": "list", "data": gone})
     else:
         for row in gone:
             data(row["ref"])

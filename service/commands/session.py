@@ -11,8 +11,8 @@ from typing import Annotated, Any, Concatenate
 import typer
 from pydantic import ValidationError
 
-from registry.errors import InvalidParameter
 from service.client import SoupClient
+from service.commands.failures import bad_setting
 
 Connect = Callable[[str | None, str | None], SoupClient]
 
@@ -41,8 +41,7 @@ def connect(url: str | None, key: str | None) -> SoupClient:
     try:
         settings = ClientSettings(**{k: v for k, v in (("url", url), ("key", key)) if v is not None})  # type: ignore[arg-type]
     except ValidationError as error:
-        found = error.errors()[0]
-        raise InvalidParameter(f"SOUP_{'.'.join(map(str, found['loc'])).upper()}: {found['msg']}.") from None
+        raise bad_setting(error) from None
     return SoupClient(settings.url, settings.secret(), timeout=settings.timeout)
 
 

@@ -1,0 +1,64 @@
+"""A server of a few lines for tests of the client and the command line: a table of answers, and what was asked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx2
+
+from service.client import SoupClient
+
+Answer = httpx2.Response | Callable[[httpx2.Request], httpx2.Response]
+
+
+class Server:
+    """Answers requests from a table of `METHOD path` to a response, or a list of them in turn; keeps what came."""
+
+    def __init__(self, **answers: Answer | list[Answer]) -> None:
+        self.answers: dict[str, Answer | list[Answer]] = dict(answers)
+        self.requests: list[httpx2.Request] = []
+        self.pauses: list[float] = []
+
+    def on(self, what: str, *answers: Answer) -> Server:
+        self.answers[what] = list(answers) if len(answers) > 1 else answers[0]
+        return self
+
+    def __call__(self, request: httpx2.Request) -> httpx2.Response:
+        self.requests.append(request)
+        found = self.answers.get(f"{request.method} {request.url.path}")
+        if found is None:
+            return refusal(404, "not_found", "There is nothing at this path.")
+        if isinstance(found, list):
+            found = found.pop(0)
+        return found(request) if callable(found) else found
+
+    def client(self, **options: Any) -> SoupClient:
+        transport = httpx2.MockTransport(self)
+        return SoupClient("http://soup.test", "sk-soup-x", transport=transport, pause=self.pauses.append, **options)
+
+    def said(self) -> list[str]:
+        return [f"{request.method} {request.url.path}" for request in self.requests]
+
+    def body(self, index: int = -1) -> Any:
+        return json.loads(self.requests[index].content)
+
+
+def ok(value: Any, status: int = 200, **headers: str) -> httpx2.Response:
+    return httpx2.Response(status, json=value, headers=headers)
+
+
+def refusal(status: int, code: str, message: str, **more: Any) -> httpx2.Response:
+    headers = more.pop("headers", {})
+    error = {"message": message, "type": "invalid_request_error", "param": None, "code": code, **more}
+    return httpx2.Response(status, json={"error": error}, headers=headers)
+
+
+def events(*said: tuple[str, Any], tail: str = "") -> httpx2.Response:
+    text = "".join(f"event: {name}\ndata: {json.dumps(value)}\n\n" for name, value in said) + tail
+    return httpx2.Response(200, text=text, headers={"content-type": "text/event-stream"})
+
+
+def job(state: str = "succeeded", **more: Any) -> dict[str, Any]:
+    return {"object": "job", "id": "j1", "kind": "cook", "state": state, "result": None, "error": None, **more}
