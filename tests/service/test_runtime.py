@@ -1,0 +1,308 @@
+"""The runtime: one owner of a data folder, migrations after a copy, bases loaded once, weights checked when read."""
+
+from __future__ import annotations
+
+import sqlite3
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import migrations
+from registry.adapters import create, paper_config
+from registry.adapters.weights import adapter_digest, save_tensors
+from registry.base_model import LoadedBase
+from registry.blobs import LocalBlobs
+from registry.catalogue.database import Database
+from registry.catalogue.rows import AdapterRow
+from registry.errors import Internal, InvalidParameter, NotFound, SoupError, Unavailable
+from registry.spec import Card, Provenance
+from service import runtime as runtime_module
+from service.engine import AdapterHandle, GenerateRequest, SamplingParams
+from service.runtime import Runtime
+from service.settings import Settings
+from service.storage import check_schema, migrate, owned
+from tests.service.worlds import write_bases
+
+CONFIG = paper_config("pfeiffer", bottleneck=4)
+DIGEST = "sha256:" + "0" * 64
+
+
+def settings_of(folder: Path, base: Path, **more: object) -> Settings:
+    folder.mkdir(exist_ok=True)
+    bases = write_bases(folder / "bases.toml", {"tiny": base})
+    return Settings(data=folder / "data", bases=bases, job_workers=0, threads=1, **more)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def runtime(tmp_path: Path, tiny_base_dir: Path) -> Iterator[Runtime]:
+    runtime = Runtime(settings_of(tmp_path, tiny_base_dir))
+    runtime.start()
+    yield runtime
+    runtime.stop()
+
+
+def row_of(runtime: Runtime, data: bytes, digest: str) -> AdapterRow:
+    shape = runtime.shape("tiny")
+    return AdapterRow(
+        id=1, namespace="ns", name="a", version=1, kind="adapter", digest=digest, base_model="tiny",
+        base_fingerprint=shape.fingerprint, config=CONFIG, domain="d", card=Card(), provenance=Provenance(),
+        weights_blob=runtime.blobs.put_bytes(data), dtype="F32", parameters=1, size_bytes=len(data), sample=None,
+        sample_state="none", recipe_digest=None, created_at=datetime.now(UTC), created_by="k", retired_at=None,
+        etag="e",
+    )  # fmt: skip
+
+
+class TestStart:
+    def test_a_first_start_makes_everything_and_a_second_finds_it(self, tmp_path: Path, tiny_base_dir: Path) -> None:
+        settings = settings_of(tmp_path, tiny_base_dir)
+        keys = []
+        for _ in range(2):
+            runtime = Runtime(settings)
+            runtime.start()
+            keys.append(settings.admin_key_path.read_text())
+            assert stat.S_IMODE(settings.admin_key_path.stat().st_mode) == 0o600
+            assert migrations.current(runtime.database.engine) == migrations.head()
+            assert runtime.engine.score("tiny", ["a soup"])[0].tokens > 0
+            runtime.stop()
+        assert keys[0] == keys[1]
+        assert not (settings.data / "backups").exists(), "nothing was migrated, nothing is copied"
+        assert stat.S_IMODE(settings.data.stat().st_mode) == 0o700
+
+    def test_a_second_server_on_the_folder_is_refused_in_one_sentence(
+        self, runtime: Runtime, tmp_path: Path, tiny_base_dir: Path
+    ) -> None:
+        second = Runtime(settings_of(tmp_path, tiny_base_dir))
+        with pytest.raises(Unavailable, match=r"in use by another server \(process \d+\): stop it") as caught:
+            second.start()
+        assert "\n" not in caught.value.message
+        runtime.stop()
+        third = Runtime(settings_of(tmp_path, tiny_base_dir))
+        third.start()
+        third.stop()
+
+    def test_the_lock_ends_with_its_process_however_it_ends(self, tmp_path: Path) -> None:
+        imports = "import os, pathlib; from service.storage import owned"
+        code = f"{imports}\nwith owned(pathlib.Path({str(tmp_path)!r})): os._exit(9)"
+        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
+        with owned(tmp_path), pytest.raises(Unavailable), owned(tmp_path):
+            pass
+        with owned(tmp_path):
+            pass
+
+    def test_a_data_folder_that_cannot_be_one_is_named(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("x")
+        with pytest.raises(Unavailable, match="cannot be used"), owned(tmp_path / "file"):
+            pass
+
+    def test_two_runtimes_live_in_one_process(self, tmp_path: Path, tiny_base_dir: Path, runtime: Runtime) -> None:
+        other = Runtime(settings_of(tmp_path / "other", tiny_base_dir))
+        other.start()
+        try:
+            request = GenerateRequest("tiny", (1, 2), params=SamplingParams(max_tokens=3, temperature=0))
+            assert other.engine.generate(request) == runtime.engine.generate(request)
+            assert other.base("tiny").model is not runtime.base("tiny").model
+        finally:
+            other.stop()
+        assert runtime.engine.score("tiny", ["still here"])
+
+    def test_a_start_that_fails_leaves_nothing_running(
+        self, tmp_path: Path, tiny_base_dir: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        settings = settings_of(tmp_path, tiny_base_dir)
+        broken = Runtime(settings)
+        monkeypatch.setattr(runtime_module, "load_base", lambda *_, **__: (_ for _ in ()).throw(Unavailable("no")))
+        with pytest.raises(Unavailable, match="no"):
+            broken.start()
+        broken.stop()
+        monkeypatch.undo()
+        again = Runtime(settings)
+        again.start()
+        with pytest.raises(Internal, match="started already"):
+            again.start()
+        again.stop()
+        again.stop()
+        with pytest.raises(Unavailable):
+            again.engine.submit(GenerateRequest("tiny", (1,)))
+
+    def test_a_wrong_allowlist_is_refused_before_anything_is_made(self, tmp_path: Path) -> None:
+        (tmp_path / "bases.toml").write_text("[bases.a]\nsource = './nowhere'\n")
+        with pytest.raises(InvalidParameter, match="nowhere"):
+            Runtime(Settings(data=tmp_path / "data", bases=tmp_path / "bases.toml"))
+        assert not (tmp_path / "data").exists()
+
+    def test_without_an_allowlist_it_serves_no_model(self, tmp_path: Path) -> None:
+        runtime = Runtime(Settings(data=tmp_path / "data", job_workers=0))
+        runtime.start()
+        try:
+            assert runtime.shapes() == {}
+            with pytest.raises(NotFound, match="tiny"):
+                runtime.engine.score("tiny", ["x"])
+        finally:
+            runtime.stop()
+
+    def test_who_else_may_use_the_database(self, tmp_path: Path) -> None:
+        assert Runtime(Settings(data=tmp_path)).sole_owner
+        assert not Runtime(Settings(data=tmp_path, database_url=f"sqlite:///{tmp_path / 'x.db'}")).sole_owner
+
+
+class TestMigrations:
+    def test_an_older_database_is_copied_then_migrated(
+        self, tmp_path: Path, tiny_base_dir: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        settings = settings_of(tmp_path, tiny_base_dir)
+        runtime = Runtime(settings)
+        runtime.start()
+        with runtime.database.read() as catalogue:
+            keys = catalogue.keys.list()
+        runtime.stop()
+        head = migrations.head()
+        ran = []
+        monkeypatch.setattr(migrations, "head", lambda: "9999")  # a later version of the code
+        monkeypatch.setattr(migrations, "upgrade", lambda engine: ran.append(engine))
+        database = Database(settings.database)
+        done = migrate(database, backups=tmp_path / "backups")
+        database.close()
+        assert (done.before, done.after, len(ran)) == (head, "9999", 1)
+        assert done.backup is not None
+        copy = Database(f"sqlite:///{done.backup}")
+        with copy.read() as catalogue:
+            assert catalogue.keys.list() == keys
+        copy.close()
+
+    def test_a_database_of_a_later_version_is_refused(self, tmp_path: Path, tiny_base_dir: Path) -> None:
+        settings = settings_of(tmp_path, tiny_base_dir)
+        first = Runtime(settings)
+        first.start()
+        first.stop()
+        connection = sqlite3.connect(settings.data / "soup.db")
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+        connection.commit()
+        connection.close()
+        with pytest.raises(Unavailable, match=r"'9999', which this version .* does not know"):
+            Runtime(settings).start()
+
+    def test_other_databases_are_never_migrated_by_serving(self, tmp_path: Path) -> None:
+        database = Database(f"sqlite:///{tmp_path / 'x.db'}")
+        with pytest.raises(Unavailable, match="run 'soup migrate'"):
+            check_schema(database)
+        migrate(database, backups=tmp_path)
+        check_schema(database)
+        assert migrate(database, backups=tmp_path).backup is None
+        database.close()
+
+    def test_serving_another_database_checks_and_does_not_migrate(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(runtime_module, "is_sqlite", lambda database: False)
+        with pytest.raises(Unavailable, match="soup migrate"):
+            Runtime(Settings(data=tmp_path)).start()
+
+
+class TestBases:
+    def test_a_base_is_loaded_once_however_many_ask(
+        self, tmp_path: Path, tiny_base_dir: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        calls = []
+        real = runtime_module.load_base
+
+        def counting(*args: object, **kwargs: object) -> LoadedBase:
+            calls.append(args)
+            return real(*args, **kwargs)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(runtime_module, "load_base", counting)
+        runtime = Runtime(settings_of(tmp_path, tiny_base_dir, preload=False))
+        runtime.start()
+        try:
+            assert calls == []
+            assert runtime.shapes()["tiny"].hidden_size == 32
+            assert calls == [], "a shape needs no weights in memory"
+            with ThreadPoolExecutor(8) as pool:
+                loaded = list(pool.map(runtime.base, ["tiny"] * 16))
+            assert len(calls) == 1
+            assert all(base is loaded[0] for base in loaded)
+            assert loaded[0].shape == runtime.shape("tiny")
+        finally:
+            runtime.stop()
+
+    def test_an_unknown_base_is_not_found(self, runtime: Runtime) -> None:
+        for ask in (runtime.base, runtime.shape, runtime.encoders):
+            with pytest.raises(NotFound, match="other"):
+                ask("other")
+
+
+class TestAdapters:
+    def weights(self, runtime: Runtime) -> tuple[bytes, str]:
+        shape = runtime.shape("tiny")
+        tensors = {
+            name: torch.full(value.shape, 0.1) for name, value in create(CONFIG, shape, seed=0).state_dict().items()
+        }
+        return save_tensors(tensors), adapter_digest(shape.fingerprint, CONFIG, tensors)
+
+    def test_a_stored_adapter_is_served_by_its_digest(self, runtime: Runtime) -> None:
+        handle = runtime.handle(row_of(runtime, *self.weights(runtime)))
+        plain, adapted = (runtime.engine.score("tiny", ["a soup"], h)[0].nll for h in (None, handle))
+        assert plain != adapted
+
+    def test_bytes_that_are_not_the_digests_are_never_served(self, runtime: Runtime) -> None:
+        data, _ = self.weights(runtime)
+        handle = runtime.handle(row_of(runtime, data, DIGEST))
+        with pytest.raises(Internal, match="not those of its digest"):
+            runtime.engine.score("tiny", ["a soup"], handle)
+
+    def test_a_blob_that_is_gone_fails_the_request(self, runtime: Runtime) -> None:
+        row = row_of(runtime, *self.weights(runtime))
+        runtime.blobs.delete(row.weights_blob)
+        with pytest.raises(SoupError):
+            runtime.engine.score("tiny", ["a soup"], runtime.handle(row))
+        assert runtime.engine.score("tiny", ["a soup"])
+
+    def test_an_adapter_of_another_base_state_never_matches(self, runtime: Runtime) -> None:
+        data, digest = self.weights(runtime)
+        row = replace(row_of(runtime, data, digest), base_fingerprint=DIGEST)
+        with pytest.raises(Internal):
+            runtime.handle(row).load()
+
+    def test_blobs_are_in_the_data_folder(self, runtime: Runtime) -> None:
+        digest = runtime.blobs.put_bytes(b"hello")
+        assert LocalBlobs(runtime.settings.blobs_dir, sweep=False).read(digest) == b"hello"
+
+
+class TestEncoders:
+    def test_the_base_encoder_runs_through_the_engine(self, runtime: Runtime) -> None:
+        encoders = runtime.encoders("tiny")
+        [own] = [encoder for encoder in encoders.values() if encoder.name == "base"]
+        assert encoders[own.digest] is own
+        before = runtime.engine.counters()["requests_finished_total"]
+        embedded = own.encode(["a soup", "heat the oil"])
+        assert embedded.vectors.shape == (2, 32)
+        assert embedded.nll is not None
+        assert runtime.engine.counters()["requests_finished_total"] == before + 1
+        found = runtime.engine.embed("tiny", ["a soup"])
+        np.testing.assert_allclose(found[0].vector, embedded.vectors[0], atol=1e-5)
+
+    def test_both_encoders_are_there_and_keep_their_digests(self, runtime: Runtime) -> None:
+        first, second = runtime.encoders("tiny"), runtime.encoders("tiny")
+        assert sorted(encoder.name for encoder in first.values()) == ["base", "sbert"]
+        assert list(first) == list(second)
+
+    def test_without_sentence_bert_the_base_encoder_is_left(
+        self, runtime: Runtime, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        from registry.encoders import SentenceBertEncoder
+
+        runtime.sentence_bert = SentenceBertEncoder(tmp_path / "nothing")
+        assert [encoder.name for encoder in runtime.encoders("tiny").values()] == ["base"]
+        assert "left out" in caplog.text
+
+
+def test_a_handle_is_equal_by_digest_whatever_reads_it() -> None:
+    assert AdapterHandle(DIGEST, CONFIG, dict) == AdapterHandle(DIGEST, CONFIG, dict)
