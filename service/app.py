@@ -77,6 +77,7 @@ def create_app(runtime: Runtime) -> FastAPI:
     )
     app.state.runtime = runtime
     app.state.metrics = metrics = Metrics()
+    app.state.readiness = health.Readiness()
     metrics.watch_engine(runtime.engine)
     for router in ROUTERS:
         app.include_router(router)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fastapi import APIRouter, Depends, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from registry.errors import Busy
 from service.auth import NOBODY_IN_PARTICULAR, needs
 from service.routes.generation import one_token
 from service.routes.resolve import resolve_model
@@ -98,6 +99,8 @@ def _database(runtime: Runtime) -> str:
 def _token(runtime: Runtime, base_id: str) -> str:
     try:
         one_token(runtime, resolve_model(runtime, NOBODY_IN_PARTICULAR, f"base/{base_id}"), timeout=TOKEN_SECONDS)
+    except Busy:
+        return "has a full queue"
     except Exception:
         return "computes no token"
     return "ok"

@@ -55,7 +55,7 @@ def test_an_unknown_key_is_404(world: World) -> None:
         {"namespaces": ["base"]},
         {"namespaces": ["../up"]},
         {"namespaces": ["UPPER"]},
-        {"secret": "sk-soup-mine"},
+        {"prefix": "sk-soup-mine"},
     ],
 )
 def test_a_bad_key_is_refused(world: World, body: dict[str, Any]) -> None:

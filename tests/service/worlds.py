@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,10 +124,14 @@ class Live:
 
     world: World
     url: str
+    clients: dict[str, OpenAI] = field(default_factory=dict)
 
     def openai(self, secret: str | None = None) -> OpenAI:
         """The real client, pointed at this server; it does not retry."""
-        return OpenAI(base_url=f"{self.url}/v1", api_key=secret or self.world.admin, max_retries=0, timeout=60.0)
+        key = secret or self.world.admin
+        if key not in self.clients:
+            self.clients[key] = OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60.0)
+        return self.clients[key]
 
 
 def open_live(world: World) -> Iterator[Live]:
@@ -137,6 +141,9 @@ def open_live(world: World) -> Iterator[Live]:
     thread.start()
     assert server.listening.wait(30)
     port = server.servers[0].sockets[0].getsockname()[1]
-    yield Live(world, f"http://127.0.0.1:{port}")
+    live = Live(world, f"http://127.0.0.1:{port}")
+    yield live
+    for client in live.clients.values():
+        client.close()
     server.should_exit = True
     thread.join(30)

@@ -1,0 +1,171 @@
+"""Chat with a base that has a template, and the refusal where there is none."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tests.service.worlds import Live, World, open_live, open_world, write_bases
+
+TEMPLATE = (
+    "{% for m in messages %}"
+    "{% if m['role'] not in ['system', 'user', 'assistant'] %}{{ raise_exception('no such role') }}{% endif %}"
+    "<|endoftext|>{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|endoftext|>assistant: {% endif %}"
+)
+HELLO: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "The fox?"}]
+
+
+@pytest.fixture(scope="module")
+def world(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    folder = tmp_path_factory.mktemp("chat")
+    chatty = folder / "chatty"
+    shutil.copytree(tiny_base_dir, chatty)
+    config = json.loads((chatty / "tokenizer_config.json").read_text())
+    (chatty / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": TEMPLATE}))
+    bases = write_bases(folder / "bases.toml", {"tiny": tiny_base_dir, "chatty": chatty})
+    yield from open_world(folder / "data", bases)
+
+
+@pytest.fixture(scope="module")
+def live(world: World) -> Iterator[Live]:
+    yield from open_live(world)
+
+
+def test_the_template_makes_the_prompt(live: Live) -> None:
+    client = live.openai()
+    chat = client.chat.completions.create(model="chatty", messages=HELLO, temperature=0, max_tokens=6)
+    assert chat.object == "chat.completion"
+    assert chat.choices[0].message.role == "assistant"
+    assert chat.system_fingerprint is not None
+    headers = live.world.headers(live.world.admin)
+    text = "<|endoftext|>system: Be brief.\n<|endoftext|>user: The fox?\n<|endoftext|>assistant: "
+    ids = live.world.client.post(
+        "/tokenize", json={"model": "chatty", "prompt": text, "add_special_tokens": False}, headers=headers
+    ).json()["tokens"]
+    plain = client.completions.create(model="chatty", prompt=ids, temperature=0, max_tokens=6)
+    assert chat.choices[0].message.content == plain.choices[0].text
+    assert chat.usage == plain.usage
+    assert chat.usage is not None
+    assert chat.usage.prompt_tokens == len(ids)
+
+
+def test_a_stream_says_what_the_whole_says(live: Live) -> None:
+    client = live.openai()
+    ask: dict[str, Any] = {"model": "chatty", "messages": HELLO, "seed": 5, "max_tokens": 8, "n": 2}
+    whole = client.chat.completions.create(**ask)
+    text = ["", ""]
+    reasons: list[str | None] = [None, None]
+    chunks = list(client.chat.completions.create(**ask, stream=True, stream_options={"include_usage": True}))
+    for chunk in chunks[:-1]:
+        (choice,) = chunk.choices
+        text[choice.index] += choice.delta.content or ""
+        reasons[choice.index] = choice.finish_reason or reasons[choice.index]
+    assert text == [choice.message.content for choice in whole.choices]
+    assert reasons == [choice.finish_reason for choice in whole.choices]
+    assert [chunk.choices[0].delta.role for chunk in chunks[:2]] == ["assistant", "assistant"]
+    assert chunks[-1].usage == whole.usage
+    assert chunks[-1].choices == []
+    assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
+
+
+def test_without_a_limit_the_answer_may_fill_the_context(live: Live) -> None:
+    answer = live.openai().chat.completions.create(model="chatty", messages=HELLO[1:], seed=1)
+    assert answer.usage is not None
+    if answer.choices[0].finish_reason == "length":
+        assert answer.usage.total_tokens == 64
+
+
+def test_logprobs(live: Live) -> None:
+    client = live.openai()
+    ask: dict[str, Any] = {
+        "model": "chatty", "messages": HELLO, "temperature": 0, "max_completion_tokens": 5, "logprobs": True,
+    }  # fmt: skip
+    whole = client.chat.completions.create(**ask, top_logprobs=2).choices[0]
+    assert whole.logprobs is not None
+    assert whole.logprobs.content is not None
+    assert len(whole.logprobs.content) == 5
+    for token in whole.logprobs.content:
+        assert token.top_logprobs[0].logprob == token.logprob
+        assert len(token.top_logprobs) == 2
+        assert token.bytes is not None
+    joined = b"".join(bytes(token.bytes or ()) for token in whole.logprobs.content)
+    assert joined.decode("utf-8", "replace").startswith(
+        (whole.message.content or "").rstrip("\N{REPLACEMENT CHARACTER}")
+    )
+    streamed = []
+    for chunk in client.chat.completions.create(**ask, top_logprobs=2, stream=True):
+        if chunk.choices[0].logprobs is not None:
+            streamed += chunk.choices[0].logprobs.content or []
+    assert [token.model_dump() for token in streamed] == [token.model_dump() for token in whole.logprobs.content]
+    none = client.chat.completions.create(**ask).choices[0].logprobs
+    assert none is not None
+    assert none.content is not None
+    assert none.content[0].top_logprobs == []
+
+
+def test_parts_of_text_are_one_text(live: Live) -> None:
+    client = live.openai()
+    parts: list[Any] = [
+        {"role": "user", "content": [{"type": "text", "text": "The "}, {"type": "text", "text": "fox"}]}
+    ]
+    plain: list[Any] = [{"role": "user", "content": "The fox"}]
+    one, other = (
+        client.chat.completions.create(model="chatty", messages=messages, temperature=0, max_tokens=4)
+        for messages in (parts, plain)
+    )
+    assert one.choices[0].message.content == other.choices[0].message.content
+    assert one.usage == other.usage
+
+
+def test_a_base_without_a_template_is_refused(live: Live) -> None:
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError, match="no chat template") as caught:
+            live.openai().chat.completions.create(model="tiny", messages=HELLO, stream=stream)
+        assert caught.value.param == "model"
+
+
+@pytest.mark.parametrize(
+    ("ask", "words"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "role"),
+        ({"messages": [{"role": "developer", "content": "x"}]}, "chat template does not take"),
+        ({"messages": [{"role": "user"}]}, "content"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]},
+            "text",
+        ),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "'tools': is not supported"),
+        ({"response_format": {"type": "json_object"}}, "'response_format': is not supported"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 100}, "top_logprobs"),
+        ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
+        ({"max_tokens": 1000}, "context"),
+        ({"messages": [{"role": "user", "content": "word " * 300}]}, "context"),
+        ({"extra_body": {"guided_json": {}}}, "'guided_json' is not known"),
+    ],
+)
+def test_what_is_wrong_is_refused_in_one_sentence(live: Live, ask: dict[str, Any], words: str) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        live.openai().chat.completions.create(**{"model": "chatty", "messages": HELLO, **ask})
+    assert words in caught.value.message
+
+
+def test_fields_that_ask_for_nothing_are_taken(live: Live) -> None:
+    live.openai().chat.completions.create(
+        model="chatty", messages=HELLO, max_tokens=1, tools=[], tool_choice="none", response_format={"type": "text"},
+        parallel_tool_calls=True, user="me", modalities=["text"], presence_penalty=0, store=False,
+    )  # fmt: skip
+
+
+def test_an_adapter_of_another_base_of_the_same_files_is_served_with_its_own(live: Live) -> None:
+    live.world.push("team/adapter")
+    with pytest.raises(openai.BadRequestError, match="no chat template"):
+        live.openai().chat.completions.create(model="team/adapter", messages=HELLO)

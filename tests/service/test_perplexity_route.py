@@ -1,0 +1,132 @@
+"""Perplexity over HTTP equals what the base model says when it is asked by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from registry.adapters import from_tensors
+from registry.adapters.attach import attached
+from registry.adapters.weights import load_tensors
+from tests.service.worlds import CONFIG, World, adapter_weights
+
+TEXTS = [
+    "The quick brown fox jumps over the lazy dog.",
+    "Heat the oil, add the onions and stir until they are golden. " * 8,  # several windows
+    "é \N{GRINNING FACE}",
+]
+
+
+def by_hand(world: World, texts: list[str], *, seed: int | None = None) -> list[tuple[float, int]]:
+    """(NLL, tokens) of each text, window by window, with plain log-softmax."""
+    base = world.runtime.base("tiny")
+    found = []
+    adapter = None
+    if seed is not None:
+        adapter = from_tensors(CONFIG, base.shape, load_tensors(adapter_weights(world.runtime, seed=seed)))
+    for text in texts:
+        ids = base.tokenizer(text, add_special_tokens=False)["input_ids"]
+        nll, tokens = 0.0, 0
+        for start in range(0, len(ids), base.shape.context - 1):
+            window = torch.tensor([[base.bos_id, *ids[start : start + base.shape.context - 1]]])
+            with torch.no_grad():
+                if adapter is None:
+                    logits = base.model(window).logits
+                else:
+                    with attached(base.model, adapter):
+                        logits = base.model(window).logits
+            scores = torch.log_softmax(logits.double(), -1)[0, :-1]
+            nll -= float(scores.gather(1, window[0, 1:, None]).sum())
+            tokens += window.shape[1] - 1
+        found.append((nll, tokens))
+    return found
+
+
+def ask(world: World, **body: Any) -> Any:
+    return world.client.post("/v1/perplexity", json={"model": "tiny", "texts": TEXTS, **body})
+
+
+@pytest.mark.parametrize(("model", "seed"), [("tiny", None), ("base/tiny", None), ("team/ppl", 21)])
+def test_it_is_what_the_model_says(world: World, model: str, seed: int | None) -> None:
+    world.push("team/ppl", seed=21)
+    answer = ask(world, model=model).json()
+    expected = by_hand(world, TEXTS, seed=seed)
+    for text, (nll, tokens), raw in zip(answer["texts"], expected, TEXTS, strict=True):
+        assert text["nll"] == pytest.approx(nll, rel=1e-5)
+        assert text["tokens"] == tokens
+        assert text["bytes"] == len(raw.encode())
+    assert answer["texts"][1]["windows"] > 1
+    total, count = sum(nll for nll, _ in expected), sum(tokens for _, tokens in expected)
+    assert answer["perplexity"] == pytest.approx(math.exp(total / count), rel=1e-5)
+    assert answer["mean_nll"] == pytest.approx(total / count, rel=1e-5)
+    assert answer["bits_per_byte"] == pytest.approx(total / math.log(2) / len("".join(TEXTS).encode()), rel=1e-5)
+    assert answer["tokens"] == count
+    assert answer["standard_error"] > 0
+    assert answer["model"] == model
+    assert answer["baseline"] is None
+
+
+def test_a_baseline_is_paired(world: World) -> None:
+    pushed = world.push("team/paired", seed=22)
+    found = ask(world, model="team/paired", baseline="base/tiny")
+    answer = found.json()
+    assert found.headers["x-soup-digest"] == answer["digest"] == pushed["digest"]
+    base = ask(world).json()
+    assert answer["baseline"]["perplexity"] == base["perplexity"]
+    assert answer["baseline"]["model"] == "base/tiny"
+    assert answer["baseline"]["digest"] is None
+    assert answer["baseline"]["difference"] == pytest.approx(answer["mean_nll"] - base["mean_nll"], rel=1e-6)
+    assert answer["baseline"]["standard_error"] > 0
+    itself = ask(world, model="team/paired", baseline="team/paired").json()["baseline"]
+    assert itself["difference"] == itself["standard_error"] == 0
+    assert itself["digest"] == pushed["digest"]
+
+
+def test_the_seed_fixes_the_standard_error(world: World) -> None:
+    assert ask(world, seed=1).json() == ask(world, seed=1).json()
+    assert ask(world, seed=1).json()["standard_error"] != ask(world, seed=2).json()["standard_error"]
+
+
+def test_one_text_and_the_order_of_texts(world: World) -> None:
+    alone = ask(world, texts=TEXTS[:1]).json()
+    both = ask(world, texts=TEXTS[::-1]).json()
+    assert alone["texts"][0]["nll"] == pytest.approx(both["texts"][2]["nll"], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        ({"texts": []}, 400, "texts"),
+        ({"texts": "one"}, 400, "texts"),
+        ({"texts": ["a", ""]}, 400, "Text 1 of 'texts' is empty."),
+        ({"texts": ["a"] * 2001}, 413, "2001"),
+        ({"texts": ["a" * 1_000_001]}, 413, "characters"),
+        ({"model": ""}, 400, "model"),
+        ({"model": "nothing"}, 404, "base model"),
+        ({"model": "team/nothing"}, 404, ""),
+        ({"baseline": "team/nothing"}, 404, ""),
+        ({"baseline": "nothing"}, 404, ""),
+        ({"seed": -1}, 400, "seed"),
+        ({"stride": 5}, 400, "'stride' is not known"),
+    ],
+)
+def test_what_is_wrong_is_refused(world: World, body: dict[str, Any], status: int, words: str) -> None:
+    answer = ask(world, **body)
+    assert answer.status_code == status
+    assert words in answer.json()["error"]["message"]
+
+
+def test_a_retired_model_is_410(world: World) -> None:
+    world.push("team/late", seed=23)
+    world.client.delete("/v1/adapters/team/late")
+    assert ask(world, model="team/late").status_code == 410
+    assert ask(world, baseline="team/late").status_code == 410
+
+
+def test_it_needs_scope_infer(world: World) -> None:
+    headers = world.headers(world.key(["read", "write"]))
+    body = {"model": "tiny", "texts": TEXTS}
+    assert world.client.post("/v1/perplexity", json=body, headers=headers).status_code == 403
