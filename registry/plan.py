@@ -19,7 +19,7 @@ from registry.names import parse_ref
 from registry.pools import pool_spec
 from registry.select import Chosen, Fit, select
 from registry.soup.compat import Part, init_reasons, structure_reasons
-from registry.spec import BaseShape, CookRequest, GmmSpec, HandRecipe, canonical_weights
+from registry.spec import BaseShape, CookRequest, GmmSpec, HandRecipe, weights_by_digest
 
 
 def by_selection(
@@ -89,8 +89,9 @@ def by_hand(recipe: HandRecipe, *, scope: tuple[str, ...] | None, database: Data
             f"{foreign[0].base_model!r}: a soup has ingredients of one base model.",
             param="recipe",
         )
-    canonical = zip(used, canonical_weights([weights[digest] for digest in used]), strict=True)
-    return first.base_model, tuple(_part(rows[digest], weight) for digest, weight in canonical if weight != "0")
+    canonical = weights_by_digest({digest: weights[digest] for digest in used})
+    kept = [digest for digest in used if canonical[digest] != "0"]
+    return first.base_model, tuple(_part(rows[digest], canonical[digest]) for digest in kept)
 
 
 def _part(row: AdapterRow, weight: str) -> Part:

@@ -299,8 +299,8 @@ class Job(Wire):
     updated_at: datetime
 
 
-def job_body(row: JobRow) -> Job:
-    """A row as its body."""
+def job_body(row: JobRow, result: Mapping[str, Any] | None = None) -> Job:
+    """A row as its body; `result` stands for the stored one where a kind shows it otherwise."""
     progress: Mapping[str, Any] = row.progress or {}
     return Job(
         id=row.id,
@@ -309,7 +309,7 @@ def job_body(row: JobRow) -> Job:
         progress=Progress(
             done=progress.get("done", 0), total=progress.get("total", 0), message=progress.get("message", "")
         ),
-        result=row.result,
+        result=row.result if result is None else dict(result),
         error=row.error,
         attempts=row.attempts,
         created_at=row.created_at,

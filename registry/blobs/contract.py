@@ -13,7 +13,10 @@ from registry.names import DIGEST_PATTERN
 
 
 class BlobWriter(Protocol):
-    """A blob being written: `write` chunks, then `commit`; leaving without a commit leaves nothing behind."""
+    """A blob being written: `write` chunks, then `commit`; leaving without a commit leaves nothing behind.
+
+    Outside of `with`, and after the commit, both raise Internal: what has its name never changes.
+    """
 
     def write(self, chunk: bytes) -> None:
         """Append; raises TooLarge beyond the limit."""

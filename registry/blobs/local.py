@@ -7,6 +7,7 @@ temporary file, which the next start sweeps.
 from __future__ import annotations
 
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from types import TracebackType
 from typing import BinaryIO, Self
 
 from registry.blobs.contract import Check, hex_of
-from registry.errors import NotFound
+from registry.errors import Internal, NotFound
 from registry.names import sha256_digest
 
 TEMPORARY = "incoming"
@@ -27,6 +28,8 @@ class LocalBlobs:
         self._folder = folder
         self._incoming = folder / TEMPORARY
         self._incoming.mkdir(parents=True, exist_ok=True)
+        sync_folder(folder)
+        sync_folder(folder.parent)
         if sweep:
             for left_over in self._incoming.iterdir():
                 left_over.unlink()
@@ -34,10 +37,12 @@ class LocalBlobs:
     def put_bytes(self, data: bytes) -> str:
         """Store bytes and return their digest; durable when this returns."""
         digest = sha256_digest(data)
-        if not self.has(digest):
-            with self.writer(digest, max_bytes=len(data), length=len(data)) as writer:
-                writer.write(data)
-                writer.commit()
+        if self.has(digest):  # another thread may have renamed it a moment ago, its folder not yet synced
+            sync_place(self._path(digest))
+            return digest
+        with self.writer(digest, max_bytes=len(data), length=len(data)) as writer:
+            writer.write(data)
+            writer.commit()
         return digest
 
     def writer(self, digest: str, *, max_bytes: int, length: int | None = None) -> LocalWriter:
@@ -75,7 +80,8 @@ class LocalBlobs:
     def digests(self) -> Iterator[str]:
         """Every digest stored."""
         for path in self._folder.glob("??/*"):
-            yield "sha256:" + path.name
+            if re.fullmatch("[0-9a-f]{64}", path.name):  # a file of somebody else's is no blob
+                yield "sha256:" + path.name
 
     def _path(self, digest: str) -> Path:
         name = hex_of(digest)
@@ -98,28 +104,41 @@ class LocalWriter:
 
     def write(self, chunk: bytes) -> None:
         """Append; raises TooLarge beyond the limit."""
+        file = self._open_file()
         self._check.add(chunk)
-        assert self._file is not None, "write inside 'with'"
-        self._file.write(chunk)
+        file.write(chunk)
 
     def commit(self) -> None:
         """Verify, sync the file, rename it into place, sync the folder; raises DigestMismatch."""
+        file = self._open_file()
         self._check.verify()
-        assert self._file is not None, "commit inside 'with'"
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        file.flush()
+        os.fsync(file.fileno())
+        file.close()  # before the rename: nothing may write to a file that has its final name
         self._target.parent.mkdir(exist_ok=True)
         self._temporary.replace(self._target)
-        sync_folder(self._target.parent)
-        sync_folder(self._target.parent.parent)
+        sync_place(self._target)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close, and remove what was not committed."""
-        if self._file is not None:
-            self._file.close()
-        self._temporary.unlink(missing_ok=True)
+        try:
+            if self._file is not None:
+                self._file.close()  # flushes, which fails on a full disk
+        finally:
+            self._temporary.unlink(missing_ok=True)
+
+    def _open_file(self) -> BinaryIO:
+        if self._file is None or self._file.closed:
+            raise Internal("a blob is written inside 'with' and before its commit")
+        return self._file
+
+
+def sync_place(path: Path) -> None:
+    """Make the name of a blob durable: its folder, and that folder's own name."""
+    sync_folder(path.parent)
+    sync_folder(path.parent.parent)
 
 
 def sync_folder(folder: Path) -> None:

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import BinaryIO, Self
 
 from registry.blobs.contract import Check, hex_of
-from registry.errors import NotFound
+from registry.errors import Internal, NotFound
 from registry.names import sha256_digest
 
 
@@ -65,23 +65,33 @@ class MemoryWriter:
         self._digest = digest
         self._check = check
         self._chunks: list[bytes] = []
+        self._is_open = False
 
     def write(self, chunk: bytes) -> None:
         """Append; raises TooLarge beyond the limit."""
+        self._check_open()
         self._check.add(chunk)
         self._chunks.append(bytes(chunk))
 
     def commit(self) -> None:
         """Verify and make visible; raises DigestMismatch."""
+        self._check_open()
         self._check.verify()
+        self._is_open = False
         self._stored[self._digest] = b"".join(self._chunks)
 
     def __enter__(self) -> Self:
         """The writer itself."""
+        self._is_open = True
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Drop what was not committed."""
+        self._is_open = False
         self._chunks.clear()
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise Internal("a blob is written inside 'with' and before its commit")

@@ -1,4 +1,7 @@
-"""Jobs: record and queue in one table, so that a job is enqueued in the transaction that writes its subject."""
+"""Jobs: record and queue in one table, so that a job is enqueued in the transaction that writes its subject.
+
+A worker that names itself in `progress`, `succeed` and `fail` cannot touch a job that was given to another since.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Select, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Select, insert, select, update
 
 from registry.catalogue.paging import now, page_of
 from registry.catalogue.rows import JobRow, Page, Scope
 from registry.catalogue.tables import jobs
-from registry.errors import NotFound
+from registry.errors import Internal, NotFound, as_dict
 
 HIDDEN = ("sequence", "dedupe_key", "worker")
 
@@ -27,13 +30,17 @@ class Jobs:
         self, kind: str, arguments: Mapping[str, Any], *, namespace: str, created_by: str,
         dedupe_key: str | None = None, delay: float = 0.0,
     ) -> JobRow:  # fmt: skip
-        """Queue a job to run after `delay` seconds; one still queued under the same `dedupe_key` is that job."""
-        if dedupe_key is not None:
-            query = select(jobs).where(jobs.c.dedupe_key == dedupe_key, jobs.c.state == "queued")
-            same = self._one(query.order_by(jobs.c.sequence).limit(1))
-            if same is not None:
-                return same
+        """Queue a job to run after `delay` seconds.
+
+        One still queued under the same `dedupe_key` is that job; it is brought forward if it would run later.
+        """
         moment = now()
+        due = moment + timedelta(seconds=delay)
+        same = None if dedupe_key is None else self._queued(dedupe_key)
+        if same is not None:
+            if due < same.run_after:
+                self._change(same.id, "queued", run_after=due)
+            return self.get(None, same.id)
         id_ = "job-" + secrets.token_hex(8)
         self._connection.execute(
             insert(jobs).values(
@@ -46,7 +53,7 @@ class Jobs:
                 progress={},
                 attempts=0,
                 dedupe_key=dedupe_key,
-                run_after=moment + timedelta(seconds=delay),
+                run_after=due,
                 created_at=moment,
                 updated_at=moment,
             )
@@ -85,21 +92,22 @@ class Jobs:
         )
         return changed.rowcount == 1
 
-    def progress(self, id: str, *, done: int, total: int, message: str) -> None:
-        """Record how far a running job is."""
-        self._running(id, progress={"done": done, "total": total, "message": message})
+    def progress(self, id: str, *, done: int, total: int, message: str, worker: str | None = None) -> bool:
+        """Record how far a running job is; False when it is not (or no longer this worker's) to run."""
+        return self._running(id, worker, progress={"done": done, "total": total, "message": message})
 
-    def succeed(self, id: str, result: Mapping[str, Any]) -> None:
-        """End a running job with its result."""
-        self._running(id, state="succeeded", result=dict(result), lease_until=None)
+    def succeed(self, id: str, result: Mapping[str, Any], *, worker: str | None = None) -> bool:
+        """End a running job with its result, and forget what earlier attempts failed with; False as above."""
+        return self._running(id, worker, state="succeeded", result=dict(result), error=None, lease_until=None)
 
-    def fail(self, id: str, error: Mapping[str, Any], retry_in: float | None) -> None:
-        """End a running job with its error, or queue it again in `retry_in` seconds."""
+    def fail(self, id: str, error: Mapping[str, Any], retry_in: float | None, *, worker: str | None = None) -> bool:
+        """End a running job with its error, or queue it again in `retry_in` seconds; False as above."""
         if retry_in is None:
-            self._running(id, state="failed", error=dict(error), lease_until=None)
-        else:
-            again = now() + timedelta(seconds=retry_in)
-            self._running(id, state="queued", error=dict(error), lease_until=None, run_after=again)
+            return self._running(id, worker, state="failed", error=dict(error), lease_until=None)
+        again = now() + timedelta(seconds=retry_in)
+        return self._running(
+            id, worker, state="queued", error=dict(error), lease_until=None, run_after=again
+        )
 
     def cancel(self, id: str) -> JobRow:
         """Cancel a job that has not ended; one that has stays as it is."""
@@ -110,12 +118,21 @@ class Jobs:
         )
         return self.get(None, id)
 
-    def requeue_expired(self, moment: datetime) -> int:
-        """Queue again what runs under a lease that ended before `moment`; returns how many."""
+    def requeue_expired(self, moment: datetime, *, max_attempts: int | None = None) -> int:
+        """Queue again what runs under a lease that ended before `moment`; returns how many.
+
+        A job that was lost `max_attempts` times fails instead: it may be what ends the process.
+        """
+        lost = (jobs.c.state == "running", jobs.c.lease_until < moment)
+        if max_attempts is not None:
+            error = Internal(f"The process that ran it ended without a word, {max_attempts} times.")
+            self._connection.execute(
+                update(jobs)
+                .where(*lost, jobs.c.attempts >= max_attempts)
+                .values(state="failed", error=as_dict(error), lease_until=None, updated_at=now())
+            )
         changed = self._connection.execute(
-            update(jobs)
-            .where(jobs.c.state == "running", jobs.c.lease_until < moment)
-            .values(state="queued", lease_until=None, worker=None, updated_at=now())
+            update(jobs).where(*lost).values(state="queued", lease_until=None, worker=None, updated_at=now())
         )
         return changed.rowcount
 
@@ -140,10 +157,19 @@ class Jobs:
             query = query.where(jobs.c.state == state)
         return page_of(self._connection, query, jobs.c.sequence, limit=limit, cursor=cursor, make=_row)
 
-    def _running(self, id: str, **values: Any) -> None:
-        self._connection.execute(
-            update(jobs).where(jobs.c.id == id, jobs.c.state == "running").values(**values, updated_at=now())
+    def _running(self, id: str, worker: str | None, **values: Any) -> bool:
+        mine = () if worker is None else (jobs.c.worker == worker,)
+        return self._change(id, "running", *mine, **values)
+
+    def _change(self, id: str, state: str, *conditions: ColumnElement[bool], **values: Any) -> bool:
+        changed = self._connection.execute(
+            update(jobs).where(jobs.c.id == id, jobs.c.state == state, *conditions).values(**values, updated_at=now())
         )
+        return changed.rowcount == 1
+
+    def _queued(self, dedupe_key: str) -> JobRow | None:
+        query = select(jobs).where(jobs.c.dedupe_key == dedupe_key, jobs.c.state == "queued")
+        return self._one(query.order_by(jobs.c.sequence).limit(1))
 
     def _one(self, query: Select[Any]) -> JobRow | None:
         row = self._connection.execute(query).mappings().first()

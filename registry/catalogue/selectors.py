@@ -1,4 +1,8 @@
-"""Fitted selectors: immutable rows; the newest of a pool and spec is the one that serves."""
+"""Fitted selectors: immutable rows, and which of them serves a pool and spec.
+
+A pool that returns to members it had before is fitted to a selector that is stored already: that row then serves
+again, although others were stored after it.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,11 @@ from dataclasses import asdict
 from typing import Any
 
 from pydantic import TypeAdapter
-from sqlalchemy import Connection, Select, insert, select
+from sqlalchemy import ColumnElement, Connection, Select, exists, insert, select, true, update
 
 from registry.catalogue.paging import now, page_of
 from registry.catalogue.rows import MemberRow, Page, Scope, SelectorRow
-from registry.catalogue.tables import selectors
+from registry.catalogue.tables import EVERY, selector_namespaces, selector_targets, selectors
 from registry.errors import NotFound
 from registry.spec import PoolSpec, SelectorSpec
 
@@ -29,12 +33,9 @@ class Selectors:
         self, *, id: str, pool_id: str, pool: PoolSpec, spec: SelectorSpec, spec_digest: str,
         encoder_digest: str | None, state_blob: str, members: tuple[MemberRow, ...], report: Mapping[str, Any],
     ) -> SelectorRow:  # fmt: skip
-        """Store a fitted selector; an id that is known gives the stored row."""
-        known = self._one(select(selectors).where(selectors.c.id == id))
-        if known is not None:
-            return known
-        self._connection.execute(
-            insert(selectors).values(
+        """Store a fitted selector, which serves its pool and spec from now on; a known id gives the stored row."""
+        if self._one(select(selectors).where(selectors.c.id == id)) is None:
+            inserted = insert(selectors).values(
                 id=id,
                 pool_id=pool_id,
                 pool=pool.model_dump(mode="json"),
@@ -47,53 +48,64 @@ class Selectors:
                 report=dict(report),
                 fitted_at=now(),
             )
-        )
+            sequence = self._connection.execute(inserted.returning(selectors.c.sequence)).scalar_one()
+            for namespace in (EVERY,) if pool.namespaces is None else sorted(set(pool.namespaces)):
+                self._connection.execute(
+                    insert(selector_namespaces).values(selector=sequence, namespace=namespace)
+                )
+        self._serve(id, pool_id, spec_digest)
         return self.get(None, id)
+
+    def _serve(self, id: str, pool_id: str, spec_digest: str) -> None:
+        chosen = select(selectors.c.sequence).where(selectors.c.id == id).scalar_subquery()
+        same = (selector_targets.c.pool_id == pool_id, selector_targets.c.spec_digest == spec_digest)
+        changed = self._connection.execute(update(selector_targets).where(*same).values(selector=chosen))
+        if changed.rowcount == 0:
+            values = {"pool_id": pool_id, "spec_digest": spec_digest, "selector": chosen}
+            self._connection.execute(insert(selector_targets).values(**values))
 
     def get(self, scope: Scope, id: str) -> SelectorRow:
         """A selector whose whole pool is visible; raises NotFound."""
-        row = self._one(select(selectors).where(selectors.c.id == id))
-        if row is None or not _visible(row, scope):
+        row = self._one(select(selectors).where(selectors.c.id == id, _visible(scope)))
+        if row is None:
             raise NotFound(f"There is no selector {id[:80]!r}, or this key does not see its pool.", param="id")
         return row
 
     def latest(self, pool_id: str, spec_digest: str) -> SelectorRow | None:
-        """The newest selector of a pool and spec."""
-        query = select(selectors).where(selectors.c.pool_id == pool_id, selectors.c.spec_digest == spec_digest)
-        return self._one(query.order_by(selectors.c.sequence.desc()).limit(1))
+        """The selector that serves a pool and spec: fitted last, or fitted again to the same."""
+        query = select(selectors).join(selector_targets, selector_targets.c.selector == selectors.c.sequence)
+        return self._one(
+            query.where(selector_targets.c.pool_id == pool_id, selector_targets.c.spec_digest == spec_digest)
+        )
 
     def list(self, scope: Scope, *, limit: int, cursor: str | None = None) -> Page[SelectorRow]:
         """Selectors whose whole pool is visible, newest first."""
-        visible: builtins.list[SelectorRow] = []
-        while True:  # pools are JSON: what the scope sees is filtered here, page by page
-            page = page_of(
-                self._connection, select(selectors), selectors.c.sequence,
-                limit=limit - len(visible), cursor=cursor, make=_row,
-            )  # fmt: skip
-            visible += [row for row in page.rows if _visible(row, scope)]
-            cursor = page.next_cursor
-            if cursor is None or len(visible) == limit:
-                return Page(rows=tuple(visible), next_cursor=cursor)
+        query = select(selectors).where(_visible(scope))
+        return page_of(self._connection, query, selectors.c.sequence, limit=limit, cursor=cursor, make=_row)
 
     def targets(self, base_fingerprint: str) -> builtins.list[tuple[PoolSpec, SelectorSpec]]:
-        """Every pool and spec that was ever fitted over adapters of a base."""
+        """Every pool and spec that was ever fitted over adapters of a base, in the order of what serves them."""
         query = (
-            select(selectors.c.pool_id, selectors.c.spec_digest)
+            select(selectors)
+            .join(selector_targets, selector_targets.c.selector == selectors.c.sequence)
             .where(selectors.c.base_fingerprint == base_fingerprint)
-            .distinct()
+            .order_by(selectors.c.sequence)
         )
-        found = [self.latest(pool_id, spec_digest) for pool_id, spec_digest in self._connection.execute(query).all()]
-        return [(row.pool, row.spec) for row in found if row is not None]
+        rows = [_row(row) for row in self._connection.execute(query).mappings()]
+        return [(row.pool, row.spec) for row in rows]
 
     def _one(self, query: Select[Any]) -> SelectorRow | None:
         row = self._connection.execute(query).mappings().first()
         return None if row is None else _row(row)
 
 
-def _visible(row: SelectorRow, scope: Scope) -> bool:
+def _visible(scope: Scope) -> ColumnElement[bool]:
+    """No namespace of the pool is outside of the scope."""
     if scope is None:
-        return True
-    return row.pool.namespaces is not None and set(row.pool.namespaces) <= set(scope)
+        return true()
+    return ~exists().where(
+        selector_namespaces.c.selector == selectors.c.sequence, selector_namespaces.c.namespace.not_in(scope)
+    )
 
 
 def _row(row: Any) -> SelectorRow:

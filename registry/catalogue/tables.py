@@ -62,6 +62,7 @@ metadata = MetaData(naming_convention=NAMING)
 Id = BigInteger().with_variant(Integer(), "sqlite")  # SQLite counts up only INTEGER PRIMARY KEY
 DIGEST = String(71)
 PART = String(64)
+EVERY = "*"  # no namespace can be called this
 
 
 def _digest(name: str, **options: Any) -> Column[str]:
@@ -96,7 +97,7 @@ adapters = Table(
     Column("config", JSON, nullable=False),
     Column("domain", String(200), nullable=False),
     Column("card", JSON, nullable=False),
-    Column("description", Text, nullable=False),
+    Column("search", Text, nullable=False),  # name, domain and description, case-folded here: SQLite folds ASCII only
     Column("provenance", JSON, nullable=False),
     Column("weights_blob", DIGEST, ForeignKey("blobs.digest"), nullable=False, index=True),
     Column("dtype", String(8), nullable=False),
@@ -152,12 +153,25 @@ selectors = Table(
     Column("spec", JSON, nullable=False),
     _digest("spec_digest", nullable=False),
     _digest("encoder_digest"),
-    _digest("base_fingerprint", nullable=False, index=True),
+    _digest("base_fingerprint", nullable=False),
     Column("state_blob", DIGEST, ForeignKey("blobs.digest"), nullable=False),
     Column("members", JSON, nullable=False),
     Column("report", JSON, nullable=False),
     Column("fitted_at", Microseconds, nullable=False),
-    Index("ix_selectors_pool_id_spec_digest", "pool_id", "spec_digest"),
+    Index("ix_selectors_base_fingerprint", "base_fingerprint"),
+)
+selector_namespaces = Table(  # the namespaces of a selector's pool; EVERY for an admin's pool
+    "selector_namespaces",
+    metadata,
+    Column("selector", Id, ForeignKey("selectors.sequence"), primary_key=True),
+    Column("namespace", PART, primary_key=True),
+)
+selector_targets = Table(  # which selector serves a pool and spec: the one fitted or confirmed last
+    "selector_targets",
+    metadata,
+    Column("pool_id", DIGEST, primary_key=True),
+    Column("spec_digest", DIGEST, primary_key=True),
+    Column("selector", Id, ForeignKey("selectors.sequence"), nullable=False),
 )
 recipes = Table(
     "recipes",

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from registry.selectors.contract import Member
-from registry.spec import Ingredient, LeftOut, Selection, SelectOptions, canonical_weights
+from registry.spec import Ingredient, LeftOut, Selection, SelectOptions, weights_by_digest
 
 
 @dataclass(frozen=True)
@@ -87,10 +87,16 @@ def choose(
 def _ingredients(taken: Sequence[Candidate]) -> tuple[Ingredient, ...]:
     if not taken:
         return ()
-    weights = canonical_weights([1.0] * len(taken))
+    weights = weights_by_digest({c.member.digest: 1.0 for c in taken})
     return tuple(
-        Ingredient(ref=c.member.ref, digest=c.member.digest, domain=c.member.domain, weight=weight, score=c.score)
-        for c, weight in zip(taken, weights, strict=True)
+        Ingredient(
+            ref=c.member.ref,
+            digest=c.member.digest,
+            domain=c.member.domain,
+            weight=weights[c.member.digest],
+            score=c.score,
+        )
+        for c in taken
     )
 
 

@@ -32,6 +32,7 @@ from registry.spec.recipe import (
     RecipeIngredient,
     WeightedRef,
     canonical_weights,
+    weights_by_digest,
 )
 from registry.spec.score import BaselineReport, PassageScore, PerplexityReport, Verification
 from registry.spec.selection import (
@@ -92,4 +93,5 @@ __all__ = [
     "WeightedRef",
     "canonical_weights",
     "encoder_of",
+    "weights_by_digest",
 ]

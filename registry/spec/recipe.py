@@ -5,7 +5,7 @@ Weights are canonical decimals (nine places, summing to exactly 1), so a recipe 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal, InvalidOperation
 from typing import Annotated, Literal, Self
@@ -173,3 +173,9 @@ def canonical_weights(weights: Sequence[float | Decimal]) -> list[str]:
     for i in by_remainder[: 10**9 - sum(floors)]:
         floors[i] += 1
     return [format((Decimal(n) * WEIGHT_PLACES).normalize(), "f") for n in floors]
+
+
+def weights_by_digest(weights: Mapping[str, float]) -> dict[str, str]:
+    """Canonical weights of ingredients by digest: the same set and weights give the same recipe in any order."""
+    ordered = sorted(weights)
+    return dict(zip(ordered, canonical_weights([weights[digest] for digest in ordered]), strict=True))

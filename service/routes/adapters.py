@@ -9,8 +9,9 @@ import io
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Header, Request, Response
-from registry.catalogue.rows import AdapterRow
 
+from registry.catalogue import Catalogue
+from registry.catalogue.rows import AdapterRow, AliasRow
 from registry.errors import InvalidName, NotFound
 from registry.folder import FolderConfig, config_json, format_card
 from registry.intake import Caller as PushCaller
@@ -132,11 +133,11 @@ def retire_adapter(request: Request, ns: str, name: str, runtime: State, who: Wr
 
 
 def _after_change(
-    request: Request, runtime: State, who: Principal, action: str, rows: list[AdapterRow], catalogue: object
+    request: Request, runtime: State, who: Principal, action: str, rows: list[AdapterRow], catalogue: Catalogue
 ) -> None:
     for row in rows:
-        enqueue_refits(catalogue, row, created_by=who.key_id, delay=runtime.settings.refit_delay_seconds)  # type: ignore[arg-type]
-        catalogue.audit.record(  # type: ignore[attr-defined]
+        enqueue_refits(catalogue, row, created_by=who.key_id, delay=runtime.settings.refit_delay_seconds)
+        catalogue.audit.record(
             action, row.ref, key_id=who.key_id, request_id=request.state.request_id, detail={"digest": row.digest}
         )
 
@@ -199,7 +200,8 @@ def list_files(ns: str, name: str, runtime: State, who: Reader) -> FileList:
     return FileList(data=[*made, *kept])
 
 
-@router.api_route("/{ns}/{name}/files/{file}", methods=["GET", "HEAD"], response_class=Response)
+@router.head("/{ns}/{name}/files/{file}", response_class=Response, include_in_schema=False)
+@router.get("/{ns}/{name}/files/{file}", response_class=Response)
 def get_file(request: Request, ns: str, name: str, file: str, runtime: State, who: Reader) -> Response:
     """One file of an adapter directory, with ETag and one Range."""
     row = resolved(runtime, who, ns, name)
@@ -254,14 +256,14 @@ def delete_alias(
     return Response(status_code=204)
 
 
-def _record_alias(request: Request, who: Principal, action: str, alias: str, target: str, catalogue: object) -> None:
-    catalogue.audit.record(  # type: ignore[attr-defined]
+def _record_alias(request: Request, who: Principal, action: str, alias: str, target: str, catalogue: Catalogue) -> None:
+    catalogue.audit.record(
         action, alias, key_id=who.key_id, request_id=request.state.request_id, detail={"target": target}
     )
 
 
-def _alias(row: object) -> Alias:
-    return Alias(alias=row.alias, version=row.version, ref=f"{row.namespace}/{row.name}@{row.version}", etag=row.etag)  # type: ignore[attr-defined]
+def _alias(row: AliasRow) -> Alias:
+    return Alias(alias=row.alias, version=row.version, ref=f"{row.namespace}/{row.name}@{row.version}", etag=row.etag)
 
 
 # --- names of a path ------------------------------------------------------------------------------

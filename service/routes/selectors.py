@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
-from registry.catalogue.rows import JobRow, SelectorRow
+from fastapi import APIRouter, Response
 from starlette.concurrency import run_in_threadpool
 
+from registry.catalogue.rows import JobRow, SelectorRow
 from registry.errors import Unavailable
 from registry.intake import BlobReader, check_sample
 from registry.pools import missing_members, pool_base, pool_id, pool_spec, spec_digest
@@ -34,9 +34,7 @@ router = APIRouter(prefix="/v1", tags=["selectors"])
 
 
 @router.post("/selectors", status_code=201, response_model=Selector | Job, responses={202: {"model": Job}})
-async def fit_selector(
-    request: Request, response: Response, body: FitRequest, runtime: State, who: Writer
-) -> Selector | Job:
+async def fit_selector(response: Response, body: FitRequest, runtime: State, who: Writer) -> Selector | Job:
     """Fit a selector over a pool: 201, or 202 and the job where it takes longer than `wait`."""
     seconds = wait_of(body.wait, runtime)
     job = await run_in_threadpool(_enqueue_fit, runtime, who, body.selector, body.pool)
@@ -50,7 +48,7 @@ async def fit_selector(
 def _enqueue_fit(runtime: State, who: Principal, spec: SelectorSpec, request: PoolRequest) -> JobRow:
     base, pool = pool_of(runtime, who, request)
     with runtime.database.write() as catalogue:
-        return catalogue.jobs.enqueue(  # type: ignore[no-any-return]
+        return catalogue.jobs.enqueue(
             "fit",
             {"base": base, "pool": pool.model_dump(mode="json"), "spec": spec.model_dump(mode="json")},
             namespace=home_of(who),

@@ -6,16 +6,17 @@ Cooking is always a job, so that it survives a restart; the request waits for it
 from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
-from registry.catalogue.rows import JobRow
 from starlette.concurrency import run_in_threadpool
 
+from registry.catalogue.rows import JobRow
 from registry.errors import InvalidRecipe
 from registry.names import split_name
 from registry.spec import Cooked, CookRequest
 from service.auth import Principal, Reader, Writer
 from service.jobs import FINAL, request_bytes, result_of
-from service.registry_schemas import Adapter, AdapterList, Job, Lineage, Soup, SoupRequest, job_body, soup_body
+from service.registry_schemas import Adapter, AdapterList, Job, Lineage, Soup, SoupRequest, job_body
 from service.routes import adapters
+from service.routes.cooked import soup_of
 from service.routes.paging import Cursor, Limit
 from service.routes.selectors import home_of, pool_of
 from service.routes.state import State
@@ -40,7 +41,7 @@ async def cook_soup(request: Request, response: Response, body: SoupRequest, run
         return job_body(row)
     cooked = Cooked.model_validate(result_of(row))
     response.status_code = 201 if cooked.created else 200
-    return await run_in_threadpool(_body, runtime, cooked)
+    return await run_in_threadpool(soup_of, runtime, cooked)
 
 
 def _enqueue(runtime: State, who: Principal, body: SoupRequest, request_id: str) -> JobRow:
@@ -58,7 +59,7 @@ def _enqueue(runtime: State, who: Principal, body: SoupRequest, request_id: str)
     stored = {name: value for name, value in body.model_dump(mode="json").items() if name in CookRequest.model_fields}
     blob = runtime.blobs.put_bytes(request_bytes(stored))
     with runtime.database.write() as catalogue:
-        return catalogue.jobs.enqueue(  # type: ignore[no-any-return]
+        return catalogue.jobs.enqueue(
             "cook",
             {
                 "request": blob,
@@ -69,13 +70,6 @@ def _enqueue(runtime: State, who: Principal, body: SoupRequest, request_id: str)
             namespace=namespace,
             created_by=who.key_id,
         )
-
-
-def _body(runtime: State, cooked: Cooked) -> Soup:
-    if cooked.soup_id is None:
-        return soup_body(cooked, None)
-    with runtime.database.read() as catalogue:
-        return soup_body(cooked, catalogue.adapters.get(cooked.soup_id))
 
 
 @router.get("")

@@ -16,7 +16,6 @@ from service.jobs import FINAL
 
 if TYPE_CHECKING:
     from registry.catalogue.rows import JobRow
-
     from service.runtime import Runtime
 
 
@@ -49,7 +48,11 @@ class JobWatch:
     async def __aenter__(self) -> JobWatch:
         """Start listening."""
         loop = asyncio.get_running_loop()
-        self._unwatch = self._runtime.jobs.watch(self._job_id, lambda: loop.call_soon_threadsafe(self._changed.set))
+
+        def tell() -> None:
+            loop.call_soon_threadsafe(self._changed.set)
+
+        self._unwatch = self._runtime.jobs.watch(self._job_id, tell)
         return self
 
     async def __aexit__(self, *_: Any) -> None:
