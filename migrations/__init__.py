@@ -5,6 +5,8 @@ Migrations run on a connection that is handed in; there is no alembic.ini and no
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from alembic import command
@@ -13,13 +15,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine
 
-
-def _config(connection: Connection | None = None) -> Config:
-    config = Config()
-    config.set_main_option("script_location", Path(__file__).parent.as_posix())
-    config.set_main_option("path_separator", "os")
-    config.attributes["connection"] = connection
-    return config
+SCRIPTS = Path(__file__).parent
 
 
 def head() -> str:
@@ -36,12 +32,49 @@ def current(engine: Engine) -> str | None:
 
 
 def upgrade(engine: Engine, revision: str = "head") -> None:
-    """Bring a database up to a revision, in one transaction."""
-    with engine.connect().execution_options(soup_write=True) as connection, connection.begin():
+    """Bring a database up to a revision, in one transaction: all of it or nothing."""
+    with _migrating(engine) as connection:
         command.upgrade(_config(connection), revision)
 
 
 def downgrade(engine: Engine, revision: str) -> None:
     """Bring a database down to a revision (`base` is empty), in one transaction."""
-    with engine.connect().execution_options(soup_write=True) as connection, connection.begin():
+    with _migrating(engine) as connection:
         command.downgrade(_config(connection), revision)
+
+
+def _config(connection: Connection | None = None) -> Config:
+    config = Config()
+    config.set_main_option("script_location", SCRIPTS.as_posix())
+    config.set_main_option("path_separator", "os")
+    config.attributes["connection"] = connection
+    return config
+
+
+@contextmanager
+def _migrating(engine: Engine) -> Iterator[Connection]:
+    """A write transaction. On SQLite foreign keys are off in it and checked at its end.
+
+    SQLite alters most of a table by making another, copying, and dropping the first, which a foreign key to it refuses.
+    """
+    with engine.connect().execution_options(soup_mode="write") as connection:
+        if engine.dialect.name != "sqlite":
+            with connection.begin():
+                yield connection
+            return
+        _pragma(connection, "foreign_keys=OFF")  # nothing happens inside of a transaction
+        try:
+            with connection.begin():
+                yield connection
+                broken = connection.exec_driver_sql("PRAGMA foreign_key_check").all()
+                if broken:
+                    raise RuntimeError(
+                        f"the migration leaves {len(broken)} rows of {broken[0][0]} without their parent"
+                    )
+        finally:
+            _pragma(connection, "foreign_keys=ON")
+
+
+def _pragma(connection: Connection, pragma: str) -> None:
+    """Run a pragma on the driver's connection, where it begins no transaction."""
+    connection.connection.cursor().execute(f"PRAGMA {pragma}")

@@ -95,7 +95,7 @@ def upgrade() -> None:
         sa.Column("config", sa.JSON(), nullable=False),
         sa.Column("domain", sa.String(length=200), nullable=False),
         sa.Column("card", sa.JSON(), nullable=False),
-        sa.Column("description", sa.Text(), nullable=False),
+        sa.Column("search", sa.Text(), nullable=False),
         sa.Column("provenance", sa.JSON(), nullable=False),
         sa.Column("weights_blob", sa.String(length=71), nullable=False),
         sa.Column("dtype", sa.String(length=8), nullable=False),
@@ -171,8 +171,22 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("sequence", name=op.f("pk_selectors")),
         sa.UniqueConstraint("id", name=op.f("uq_selectors_id")),
     )
-    op.create_index(op.f("ix_selectors_base_fingerprint"), "selectors", ["base_fingerprint"], unique=False)
-    op.create_index("ix_selectors_pool_id_spec_digest", "selectors", ["pool_id", "spec_digest"], unique=False)
+    op.create_index("ix_selectors_base_fingerprint", "selectors", ["base_fingerprint"], unique=False)
+    op.create_table(
+        "selector_namespaces",
+        sa.Column("selector", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.Column("namespace", sa.String(length=64), nullable=False),
+        sa.ForeignKeyConstraint(["selector"], ["selectors.sequence"], name=op.f("fk_selector_namespaces_selector")),
+        sa.PrimaryKeyConstraint("selector", "namespace", name=op.f("pk_selector_namespaces")),
+    )
+    op.create_table(
+        "selector_targets",
+        sa.Column("pool_id", sa.String(length=71), nullable=False),
+        sa.Column("spec_digest", sa.String(length=71), nullable=False),
+        sa.Column("selector", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.ForeignKeyConstraint(["selector"], ["selectors.sequence"], name=op.f("fk_selector_targets_selector")),
+        sa.PrimaryKeyConstraint("pool_id", "spec_digest", name=op.f("pk_selector_targets")),
+    )
     op.create_table(
         "adapter_tags",
         sa.Column("adapter_id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
@@ -215,8 +229,9 @@ def downgrade() -> None:
     op.drop_table("evidence")
     op.drop_index("ix_adapter_tags_tag", table_name="adapter_tags")
     op.drop_table("adapter_tags")
-    op.drop_index("ix_selectors_pool_id_spec_digest", table_name="selectors")
-    op.drop_index(op.f("ix_selectors_base_fingerprint"), table_name="selectors")
+    op.drop_table("selector_targets")
+    op.drop_table("selector_namespaces")
+    op.drop_index("ix_selectors_base_fingerprint", table_name="selectors")
     op.drop_table("selectors")
     op.drop_table("recipes")
     op.drop_table("embeddings")

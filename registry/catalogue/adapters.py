@@ -6,18 +6,19 @@ import builtins
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import TypeAdapter
-from sqlalchemy import ColumnElement, Connection, Select, and_, exists, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Select, and_, exists, false, func, insert, select, true, update
 
+from registry.catalogue.adapter_values import adapter_row, adapter_values, searchable
 from registry.catalogue.aliases import Aliases
 from registry.catalogue.paging import now, page_of
 from registry.catalogue.rows import AdapterRow, NewAdapter, Page, SampleState, Scope
 from registry.catalogue.tables import adapter_tags, adapters
-from registry.errors import Incompatible, Internal, NotFound, PreconditionFailed, Retired
+from registry.errors import Internal, InvalidParameter, NotFound, PreconditionFailed, Retired
 from registry.names import DigestRef, NameRef, Ref
-from registry.spec import AdapterConfig, Card, PoolSpec, Provenance, SampleReport
+from registry.spec import Card, PoolSpec, SampleReport
 
-CONFIG: TypeAdapter[AdapterConfig] = TypeAdapter(AdapterConfig)
+LONGEST_Q = 200
+"""Characters of a search text; beyond some thousands databases refuse the pattern."""
 
 
 class Adapters:
@@ -32,7 +33,7 @@ class Adapters:
         """Store an adapter as the next version of its name."""
         latest = select(func.max(adapters.c.version)).where(_named(new.namespace, new.name))
         version = (self._connection.execute(latest).scalar_one() or 0) + 1
-        result = self._connection.execute(insert(adapters).values(**_values(new), version=version))
+        result = self._connection.execute(insert(adapters).values(**adapter_values(new), version=version))
         key = result.inserted_primary_key
         if key is None:
             raise Internal("the database gave no id for a new adapter")
@@ -58,20 +59,27 @@ class Adapters:
     def update_card(
         self, id: int, *, card: Card | None = None, domain: str | None = None, if_match: str | None = None
     ) -> AdapterRow:
-        """Change what people say about an adapter; raises PreconditionFailed if `if_match` is not its etag."""
+        """Change what people say about an adapter; raises PreconditionFailed if `if_match` is not its etag.
+
+        One UPDATE of the revision that was read, so that of two changes at the same time none is lost.
+        """
         row = self.get(id)
-        if if_match is not None and if_match != row.etag:
-            raise PreconditionFailed(
-                f"{row.ref} changed since it was read (its etag is {row.etag}): read it again.", param="if-match"
+        card, domain = card or row.card, domain or row.domain
+        changed = self._connection.execute(
+            update(adapters)
+            .where(adapters.c.id == id, _at(row, if_match))
+            .values(
+                card=card.model_dump(mode="json"),
+                domain=domain,
+                search=searchable(row.name, domain, card),
+                revision=adapters.c.revision + 1,
             )
-        card = card or row.card
-        self._change(
-            id,
-            card=card.model_dump(mode="json"),
-            description=card.description,
-            domain=domain or row.domain,
-            revision=adapters.c.revision + 1,
         )
+        if changed.rowcount == 0:
+            raise PreconditionFailed(
+                f"{row.ref} changed since it was read (its etag is {self.get(id).etag}): read it again.",
+                param="if-match",
+            )
         self._set_tags(id, card)
         return self.get(id)
 
@@ -104,21 +112,22 @@ class Adapters:
     def find_same(self, namespace: str, name: str, digest: str) -> AdapterRow | None:
         """The live version of a name that has these bytes already."""
         query = select(adapters).where(_named(namespace, name), _live(), adapters.c.digest == digest)
-        return self._one(_newest(query))
+        return self._one(_newest_first(query).limit(1))
 
     def resolve(self, scope: Scope, ref: Ref) -> AdapterRow:
         """The adapter a ref means now; raises NotFound, or Retired where every match is retired."""
         if isinstance(ref, DigestRef):
             query = select(adapters).where(adapters.c.digest == ref.digest)
+            query = query.order_by(adapters.c.id.desc())
         elif isinstance(ref, NameRef):
             query = self._by_name(scope, ref)
         else:
             raise NotFound(f"{ref} is a base model, not an adapter.", param="ref")
         query = query.where(_visible(scope))
-        row = self._one(_newest(query.where(_live())))
+        row = self._one(query.where(_live()).limit(1))
         if row is not None:
             return row
-        if self._one(_newest(query)) is not None:
+        if self._one(query.limit(1)) is not None:
             raise Retired(f"{ref} was retired.", param="ref")
         raise NotFound(f"There is no adapter {ref}, or this key does not see it.", param="ref")
 
@@ -131,12 +140,12 @@ class Adapters:
             if alias is None:
                 raise NotFound(f"There is no adapter {ref}, or this key does not see it.", param="ref")
             version = alias.version
-        query = select(adapters).where(_named(ref.namespace, ref.name))
+        query = _newest_first(select(adapters).where(_named(ref.namespace, ref.name)))
         return query if version is None else query.where(adapters.c.version == version)
 
     def live_versions(self, namespace: str, name: str) -> builtins.list[AdapterRow]:
         """Every live version of a name, newest first."""
-        query = select(adapters).where(_named(namespace, name), _live()).order_by(adapters.c.version.desc())
+        query = _newest_first(select(adapters).where(_named(namespace, name), _live()))
         return [adapter_row(row) for row in self._connection.execute(query).mappings()]
 
     def _one(self, query: Select[Any]) -> AdapterRow | None:
@@ -202,7 +211,7 @@ def _live() -> ColumnElement[bool]:
 
 
 def _visible(scope: Scope) -> ColumnElement[bool]:
-    return adapters.c.id.is_not(None) if scope is None else adapters.c.namespace.in_(scope)
+    return true() if scope is None else adapters.c.namespace.in_(scope)
 
 
 def _tagged(tag: str) -> ColumnElement[bool]:
@@ -210,46 +219,17 @@ def _tagged(tag: str) -> ColumnElement[bool]:
 
 
 def _contains(q: str) -> ColumnElement[bool]:
-    escaped = q.lower().replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
-    columns = (adapters.c.name, adapters.c.domain, adapters.c.description)
-    return or_(*(func.lower(column).like(f"%{escaped}%", escape="\\") for column in columns))
+    if len(q) > LONGEST_Q:
+        raise InvalidParameter(f"A search text has at most {LONGEST_Q} characters.", param="q")
+    escaped = q.casefold().replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+    return adapters.c.search.like(f"%{escaped}%", escape="\\")
 
 
-def _newest(query: Select[Any]) -> Select[Any]:
-    return query.order_by(adapters.c.version.desc(), adapters.c.id.desc()).limit(1)
+def _newest_first(query: Select[Any]) -> Select[Any]:
+    return query.order_by(adapters.c.version.desc())
 
 
-def _values(new: NewAdapter) -> dict[str, Any]:
-    same = ("namespace", "name", "kind", "digest", "base_model", "base_fingerprint", "domain", "weights_blob", "dtype",
-            "parameters", "size_bytes", "sample_state", "recipe_digest", "created_by")  # fmt: skip
-    return {
-        **{field: getattr(new, field) for field in same},
-        "method": new.config.method,
-        "config": new.config.model_dump(mode="json"),
-        "card": new.card.model_dump(mode="json"),
-        "description": new.card.description,
-        "provenance": new.provenance.model_dump(mode="json"),
-        "sample": None if new.sample is None else new.sample.model_dump(mode="json"),
-        "sample_digest": None if new.sample is None else new.sample.digest,
-        "created_at": now(),
-        "revision": 1,
-    }
-
-
-def adapter_row(row: Any) -> AdapterRow:
-    """A row of the table as the value it stands for."""
-    try:
-        config = CONFIG.validate_python(row["config"])
-    except ValueError as error:  # written by a newer server
-        raise Incompatible(f"{row['namespace']}/{row['name']} has a config this server cannot read.") from error
-    same = ("id", "namespace", "name", "version", "kind", "digest", "base_model", "base_fingerprint", "domain",
-            "weights_blob", "dtype", "parameters", "size_bytes", "sample_state", "recipe_digest", "created_by",
-            "created_at", "retired_at")  # fmt: skip
-    return AdapterRow(
-        **{field: row[field] for field in same},
-        config=config,
-        card=Card.model_validate(row["card"]),
-        provenance=Provenance.model_validate(row["provenance"]),
-        sample=None if row["sample"] is None else SampleReport.model_validate(row["sample"]),
-        etag=f"{row['id']}-{row['revision']}",
-    )
+def _at(row: AdapterRow, if_match: str | None) -> ColumnElement[bool]:
+    """Whether the row is still as it was read, and as the caller says it was."""
+    same = adapters.c.revision == int(row.etag.rpartition("-")[2])
+    return same if if_match is None or if_match == row.etag else false()

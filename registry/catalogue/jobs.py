@@ -105,9 +105,7 @@ class Jobs:
         if retry_in is None:
             return self._running(id, worker, state="failed", error=dict(error), lease_until=None)
         again = now() + timedelta(seconds=retry_in)
-        return self._running(
-            id, worker, state="queued", error=dict(error), lease_until=None, run_after=again
-        )
+        return self._running(id, worker, state="queued", error=dict(error), lease_until=None, run_after=again)
 
     def cancel(self, id: str) -> JobRow:
         """Cancel a job that has not ended; one that has stays as it is."""

@@ -50,9 +50,7 @@ class Selectors:
             )
             sequence = self._connection.execute(inserted.returning(selectors.c.sequence)).scalar_one()
             for namespace in (EVERY,) if pool.namespaces is None else sorted(set(pool.namespaces)):
-                self._connection.execute(
-                    insert(selector_namespaces).values(selector=sequence, namespace=namespace)
-                )
+                self._connection.execute(insert(selector_namespaces).values(selector=sequence, namespace=namespace))
         self._serve(id, pool_id, spec_digest)
         return self.get(None, id)
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, select
 
-from registry.catalogue.adapters import Adapters, adapter_row
+from registry.catalogue.adapter_values import adapter_row
+from registry.catalogue.adapters import Adapters
 from registry.catalogue.paging import now
 from registry.catalogue.rows import AdapterRow, RecipeRow, Scope
 from registry.catalogue.tables import adapters, evidence, recipe_ingredients, recipes

@@ -153,12 +153,11 @@ selectors = Table(
     Column("spec", JSON, nullable=False),
     _digest("spec_digest", nullable=False),
     _digest("encoder_digest"),
-    _digest("base_fingerprint", nullable=False),
+    _digest("base_fingerprint", nullable=False, index=True),
     Column("state_blob", DIGEST, ForeignKey("blobs.digest"), nullable=False),
     Column("members", JSON, nullable=False),
     Column("report", JSON, nullable=False),
     Column("fitted_at", Microseconds, nullable=False),
-    Index("ix_selectors_base_fingerprint", "base_fingerprint"),
 )
 selector_namespaces = Table(  # the namespaces of a selector's pool; EVERY for an admin's pool
     "selector_namespaces",

@@ -27,6 +27,6 @@ def test_the_migrations_make_exactly_the_tables(tmp_path):
     database = Database(f"sqlite:///{tmp_path / 'soup.db'}")
     migrations.upgrade(database.engine)
     with database.engine.connect() as connection:
-        context = MigrationContext.configure(connection, opts={"compare_type": False})
+        context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
         assert compare_metadata(context, metadata) == []
     database.close()
