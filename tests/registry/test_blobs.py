@@ -1,0 +1,292 @@
+"""Every blob store keeps what the contract says; one class, run over every entry of STORES."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from registry.blobs import STORES, BlobStore, LocalBlobs
+from registry.errors import DigestMismatch, Internal, InvalidName, NotFound, TooLarge
+from registry.names import sha256_digest
+
+HELLO = sha256_digest(b"hello")
+NO_DIGESTS = [
+    "",
+    "hello",
+    "sha256:",
+    HELLO[7:],
+    HELLO.upper(),
+    HELLO.replace("sha256", "sha512"),
+    HELLO + "\n",
+    " " + HELLO,
+    HELLO[:-1],
+    HELLO + "0",
+    HELLO[:-1] + "g",
+    HELLO[:-1] + "١",
+    "sha256:../../../../etc/passwd",
+    "sha256:" + "../" * 21 + "a",
+    "sha256:" + "/" * 64,
+    "sha256:" + "\0" * 64,
+]
+
+
+def make(name: str, folder: Path) -> BlobStore:
+    return LocalBlobs(folder / "blobs") if STORES[name] is LocalBlobs else STORES[name]()  # type: ignore[call-arg]
+
+
+@pytest.fixture(params=sorted(STORES))
+def store(request, tmp_path) -> BlobStore:
+    return make(request.param, tmp_path)
+
+
+def write(store: BlobStore, data: bytes, *, digest: str | None = None, max_bytes: int = 1000, **options: int) -> None:
+    with store.writer(digest or sha256_digest(data), max_bytes=max_bytes, **options) as writer:
+        for start in range(0, len(data), 2):
+            writer.write(data[start : start + 2])
+        writer.commit()
+
+
+def holds_nothing(store: BlobStore) -> bool:
+    return list(store.digests()) == [] and not store.has(HELLO)
+
+
+class TestEveryStore:
+    def test_bytes_come_back(self, store):
+        assert store.put_bytes(b"hello") == HELLO
+        assert store.has(HELLO)
+        assert (store.size(HELLO), store.read(HELLO)) == (5, b"hello")
+        assert list(store.digests()) == [HELLO]
+
+    def test_the_empty_blob_is_a_blob(self, store):
+        digest = store.put_bytes(b"")
+        assert (store.has(digest), store.size(digest), store.read(digest)) == (True, 0, b"")
+
+    def test_what_is_opened_can_be_sought(self, store):
+        store.put_bytes(b"hello")
+        with store.open(HELLO) as file:
+            file.seek(1)
+            assert file.read(3) == b"ell"
+            assert file.seek(0, 2) == 5
+
+    def test_storing_twice_is_storing_once(self, store):
+        assert store.put_bytes(b"hello") == store.put_bytes(b"hello")
+        write(store, b"hello")
+        assert list(store.digests()) == [HELLO]
+
+    def test_what_was_given_may_change_afterwards(self, store):
+        data = bytearray(b"hello")
+        with store.writer(HELLO, max_bytes=10) as writer:
+            writer.write(data)
+            data[:] = b"XXXXX"
+            writer.commit()
+        data[:] = b"hello"
+        store.delete(HELLO)
+        store.put_bytes(data)
+        data[:] = b"XXXXX"
+        assert store.read(HELLO) == b"hello"
+
+    def test_a_writer_takes_chunks(self, store):
+        write(store, b"hello", length=5, max_bytes=5)
+        assert store.read(HELLO) == b"hello"
+
+    def test_nothing_is_visible_before_the_commit(self, store):
+        with store.writer(HELLO, max_bytes=5) as writer:
+            writer.write(b"hello")
+            assert holds_nothing(store)
+            writer.commit()
+            assert store.has(HELLO)
+
+    def test_without_a_commit_nothing_is_left(self, store, tmp_path):
+        with store.writer(HELLO, max_bytes=5) as writer:
+            writer.write(b"hello")
+        assert holds_nothing(store)
+        assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+    def test_an_error_inside_leaves_nothing(self, store, tmp_path):
+        with pytest.raises(ZeroDivisionError), store.writer(HELLO, max_bytes=5) as writer:
+            writer.write(b"hello")
+            raise ZeroDivisionError
+        assert holds_nothing(store)
+        assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+    @pytest.mark.parametrize("data", [b"hellO", b"hell", b"hello\n", b""])
+    def test_other_bytes_than_the_digest_says(self, store, data):
+        with pytest.raises(DigestMismatch, match="digest"):
+            write(store, data, digest=HELLO)
+        assert holds_nothing(store)
+
+    @pytest.mark.parametrize("length", [0, 4, 6])
+    def test_another_length_than_announced(self, store, length):
+        with pytest.raises(DigestMismatch, match=f"{length} bytes were announced and 5 came"):
+            write(store, b"hello", length=length)
+        assert holds_nothing(store)
+
+    def test_a_failed_commit_does_not_touch_what_is_stored(self, store):
+        store.put_bytes(b"hello")
+        with pytest.raises(DigestMismatch):
+            write(store, b"other", digest=HELLO)
+        assert store.read(HELLO) == b"hello"
+
+    def test_beyond_the_limit(self, store):
+        with pytest.raises(TooLarge, match="at most 4 bytes"):
+            write(store, b"hello", max_bytes=4)
+        assert holds_nothing(store)
+
+    def test_what_has_its_name_never_changes(self, store):
+        with store.writer(HELLO, max_bytes=100) as writer:
+            writer.write(b"hello")
+            writer.commit()
+            with pytest.raises(Internal):
+                writer.write(b" and more")
+            with pytest.raises(Internal):
+                writer.commit()
+        assert store.read(HELLO) == b"hello"
+
+    def test_a_writer_is_used_inside_with(self, store):
+        writer = store.writer(HELLO, max_bytes=100)
+        with pytest.raises(Internal):
+            writer.write(b"hello")
+        with pytest.raises(Internal):
+            writer.commit()
+        assert holds_nothing(store)
+
+    def test_what_is_open_can_be_read_on_after_a_delete_or_a_second_upload(self, store):
+        store.put_bytes(b"hello")
+        with store.open(HELLO) as first:
+            write(store, b"hello")
+            store.delete(HELLO)
+            assert first.read() == b"hello"
+
+    def test_deleting(self, store):
+        store.put_bytes(b"hello")
+        store.delete(HELLO)
+        store.delete(HELLO)
+        assert holds_nothing(store)
+        store.put_bytes(b"hello")
+        assert store.read(HELLO) == b"hello"
+
+    @pytest.mark.parametrize("method", ["size", "read", "open"])
+    def test_missing(self, store, method):
+        with pytest.raises(NotFound, match=HELLO):
+            getattr(store, method)(HELLO)
+
+    @pytest.mark.parametrize("text", NO_DIGESTS)
+    @pytest.mark.parametrize("method", ["has", "size", "read", "open", "delete", "writer"])
+    def test_only_digests_are_names(self, store, method, text, tmp_path):
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(InvalidName):
+            store.writer(text, max_bytes=9) if method == "writer" else getattr(store, method)(text)
+        assert sorted(tmp_path.rglob("*")) == before
+
+    def test_a_digest_list_survives_changes_while_it_is_read(self, store):
+        kept = {store.put_bytes(bytes([number])) for number in range(20)}
+        seen = set()
+        for digest in store.digests():
+            seen.add(digest)
+            store.put_bytes(b"more" + digest.encode())
+        assert kept <= seen
+
+    def test_many_writers_of_one_blob(self, store):
+        data = bytes(range(256)) * 64
+        digest, failures = sha256_digest(data), []
+
+        def upload() -> None:
+            try:
+                with store.writer(digest, max_bytes=len(data)) as writer:
+                    for start in range(0, len(data), 1000):
+                        writer.write(data[start : start + 1000])
+                    writer.commit()
+                assert store.read(digest) == data
+            except BaseException as error:
+                failures.append(error)
+
+        together(upload, 8)
+        assert failures == []
+        assert list(store.digests()) == [digest]
+
+
+def together(work: Callable[[], None], number: int) -> None:
+    """Run `work` in many threads that start at one moment."""
+    start = threading.Barrier(number)
+
+    def run() -> None:
+        start.wait()
+        work()
+
+    threads = [threading.Thread(target=run) for _ in range(number)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+@pytest.mark.parametrize("name", sorted(STORES))
+@given(chunks=st.lists(st.binary(max_size=40), max_size=8), cut=st.integers(0, 8))
+def test_any_chunks_are_their_sum_and_half_of_them_are_nothing(name, tmp_path_factory, chunks, cut):
+    store = make(name, tmp_path_factory.mktemp("law"))
+    data = b"".join(chunks)
+    digest = sha256_digest(data)
+    with store.writer(digest, max_bytes=len(data)) as writer:
+        for chunk in chunks[:cut]:
+            writer.write(chunk)
+        if b"".join(chunks[:cut]) != data:
+            with pytest.raises(DigestMismatch):
+                writer.commit()
+    assert not store.has(digest)
+    with store.writer(digest, max_bytes=len(data), length=len(data)) as writer:
+        for chunk in chunks:
+            writer.write(chunk)
+        writer.commit()
+    assert (store.read(digest), store.size(digest), list(store.digests())) == (data, len(data), [digest])
+
+
+class StoresAreSets(RuleBasedStateMachine):
+    """Whatever is done to it, a store is the set of what was put and not deleted."""
+
+    name = ""
+    folder: Path
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.store = make(self.name, self.folder / str(id(self)))
+        for digest in list(self.store.digests()):
+            self.store.delete(digest)
+        self.model: dict[str, bytes] = {}
+
+    blobs = st.sampled_from([b"", b"a", b"b", b"ab", b"hello"])
+
+    @rule(data=blobs)
+    def put(self, data: bytes) -> None:
+        self.model[self.store.put_bytes(data)] = data
+
+    @rule(data=blobs, committed=st.booleans())
+    def upload(self, data: bytes, committed: bool) -> None:
+        digest = sha256_digest(data)
+        with self.store.writer(digest, max_bytes=10) as writer:
+            writer.write(data)
+            if committed:
+                writer.commit()
+                self.model[digest] = data
+
+    @rule(data=blobs)
+    def delete(self, data: bytes) -> None:
+        self.store.delete(sha256_digest(data))
+        self.model.pop(sha256_digest(data), None)
+
+    @invariant()
+    def is_the_model(self) -> None:
+        assert sorted(self.store.digests()) == sorted(self.model)
+        assert {digest: self.store.read(digest) for digest in self.model} == self.model
+
+
+@pytest.mark.parametrize("store_name", sorted(STORES))
+def test_stores_are_sets(store_name, tmp_path):
+    machine = type(f"Stores{store_name}", (StoresAreSets,), {"name": store_name, "folder": tmp_path})
+    machine.TestCase.settings = settings(max_examples=12, stateful_step_count=12)
+    machine.TestCase().runTest()
