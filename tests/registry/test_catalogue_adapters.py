@@ -1,0 +1,298 @@
+"""Adapters of the catalogue: versions, refs, retiring, cards, aliases, samples and pools."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy.exc import IntegrityError
+
+from registry.errors import Incompatible, Internal, InvalidParameter, NotFound, PreconditionFailed, Retired
+from registry.names import BaseRef, DigestRef, parse_ref, sha256_digest
+from registry.spec import BottleneckConfig, Card, Provenance
+from tests.registry.catalogue_world import add, add_ready, new_adapter, pool_of, sample_of
+
+EVERYTHING = {"limit": 100}
+
+
+def resolve(catalogue, text: str, scope=None):
+    return catalogue.adapters.resolve(scope, parse_ref(text))
+
+
+def names(page) -> list[str]:
+    return [row.ref for row in page.rows]
+
+
+class TestVersions:
+    def test_what_is_added_comes_back(self, catalogue):
+        new = new_adapter(
+            config=BottleneckConfig(
+                structure="bapna_firat", bottleneck=3, activation="gelu", scale=0.1, input="residual"
+            ),
+            card=Card(description="Ünïcode", license="MIT", tags=("b", "a"), metadata={"x": 0.1, "y": None}),
+            provenance=Provenance(init_hash=sha256_digest(b"0"), init_source="declared", training={"steps": 3}),
+            sample=sample_of("law", seed=4, notes=("few",)),
+            sample_state="pending",
+            parameters=2**40,
+        )
+        catalogue.blobs.seen(new.weights_blob, 40)
+        before = datetime.now(UTC)
+        row = catalogue.adapters.add(new)
+        assert {field: getattr(row, field) for field in vars(new)} == vars(new)
+        assert (row.version, row.retired_at, row.ref) == (1, None, "acme/law@1")
+        assert before <= row.created_at <= datetime.now(UTC)
+        assert row.created_at.utcoffset() == timedelta(0)
+        assert catalogue.adapters.get(row.id) == row
+
+    def test_versions_count_up_within_a_name(self, catalogue):
+        refs = [add(catalogue, name).ref for name in ("acme/law", "acme/law", "acme/lay", "other/law", "acme/law")]
+        assert refs == ["acme/law@1", "acme/law@2", "acme/lay@1", "other/law@1", "acme/law@3"]
+
+    def test_a_retired_version_is_never_given_again(self, catalogue):
+        catalogue.adapters.retire(add(catalogue).id)
+        assert add(catalogue).version == 2
+
+    def test_an_adapter_without_a_known_blob_is_refused(self, catalogue):
+        with pytest.raises(IntegrityError):
+            catalogue.adapters.add(new_adapter())
+
+    def test_an_unknown_id_is_our_fault(self, catalogue):
+        with pytest.raises(Internal):
+            catalogue.adapters.get(12345)
+
+    def test_the_same_bytes_are_found_under_their_name_only(self, catalogue):
+        first = add(catalogue, digest="d")
+        add(catalogue, digest="e")
+        assert catalogue.adapters.find_same("acme", "law", first.digest) == first
+        assert catalogue.adapters.find_same("acme", "lay", first.digest) is None
+        assert catalogue.adapters.find_same("other", "law", first.digest) is None
+        catalogue.adapters.retire(first.id)
+        assert catalogue.adapters.find_same("acme", "law", first.digest) is None
+
+    def test_live_versions(self, catalogue):
+        rows = [add(catalogue) for _ in range(3)]
+        catalogue.adapters.retire(rows[1].id)
+        assert [row.version for row in catalogue.adapters.live_versions("acme", "law")] == [3, 1]
+
+    def test_a_config_of_a_newer_server_is_refused_in_words(self, catalogue):
+        from sqlalchemy import text
+
+        row = add(catalogue)
+        catalogue.adapters._connection.execute(text('UPDATE adapters SET config = \'{"method": "of 2031"}\''))
+        with pytest.raises(Incompatible, match="acme/law"):
+            catalogue.adapters.get(row.id)
+
+
+class TestResolve:
+    def test_a_bare_name_is_the_newest_live_version(self, catalogue):
+        first, second = add(catalogue), add(catalogue)
+        assert resolve(catalogue, "acme/law") == second
+        catalogue.adapters.retire(second.id)
+        assert resolve(catalogue, "acme/law") == first
+        assert resolve(catalogue, "acme/law@1") == first
+
+    def test_retired_is_not_unknown(self, catalogue):
+        row = add(catalogue)
+        catalogue.adapters.retire(row.id)
+        for text in ("acme/law", "acme/law@1", row.digest):
+            with pytest.raises(Retired):
+                resolve(catalogue, text)
+        for text in ("acme/law@2", "acme/lay", sha256_digest(b"?")):
+            with pytest.raises(NotFound):
+                resolve(catalogue, text)
+
+    def test_foreign_is_unknown_word_for_word(self, catalogue):
+        row = add(catalogue)
+        retired = add(catalogue, "acme/old")
+        catalogue.adapters.retire(retired.id)
+        catalogue.aliases.put("acme", "law", "stable", 1)
+        for text in ("acme/law", "acme/law@1", "acme/law@stable", "acme/old", row.digest, retired.digest):
+            for scope in ((), ("other",)):
+                with pytest.raises(NotFound) as foreign:
+                    resolve(catalogue, text, scope)
+                assert foreign.value.message == f"There is no adapter {text}, or this key does not see it."
+        assert resolve(catalogue, "acme/law@stable", ("acme",)) == row
+
+    def test_a_digest_is_any_live_row_of_it_that_is_visible(self, catalogue):
+        mine, theirs = add(catalogue, "acme/law", digest="d"), add(catalogue, "other/law", digest="d")
+        ref = DigestRef(mine.digest)
+        assert catalogue.adapters.resolve(None, ref) == theirs
+        assert catalogue.adapters.resolve(("acme",), ref) == mine
+        catalogue.adapters.retire(theirs.id)
+        assert catalogue.adapters.resolve(None, ref) == mine
+
+    def test_a_base_model_is_no_adapter(self, catalogue):
+        with pytest.raises(NotFound, match="base model"):
+            catalogue.adapters.resolve(None, BaseRef("tiny"))
+
+    def test_names_are_compared_exactly(self, catalogue):
+        add(catalogue, "acme/a.b")
+        for text in ("acme/a-b", "acme/a_b", "acme/a.", "acme/axb"):
+            with pytest.raises(NotFound):
+                resolve(catalogue, text)
+
+
+class TestAliases:
+    def test_an_alias_is_the_version_it_points_at(self, catalogue):
+        first, second = add(catalogue), add(catalogue)
+        catalogue.aliases.put("acme", "law", "stable", first.version)
+        assert resolve(catalogue, "acme/law@stable") == first
+        catalogue.aliases.put("acme", "law", "stable", second.version)
+        assert resolve(catalogue, "acme/law@stable") == second
+        catalogue.adapters.retire(second.id)
+        with pytest.raises(Retired):
+            resolve(catalogue, "acme/law@stable")
+        with pytest.raises(NotFound):
+            resolve(catalogue, "acme/law@other")
+
+    def test_they_are_listed_and_deleted(self, catalogue):
+        for alias in ("stable", "beta"):
+            catalogue.aliases.put("acme", "law", alias, 1)
+        catalogue.aliases.put("acme", "lay", "stable", 1)
+        assert [row.alias for row in catalogue.aliases.list("acme", "law")] == ["beta", "stable"]
+        catalogue.aliases.delete("acme", "law", "beta")
+        assert [row.alias for row in catalogue.aliases.list("acme", "law")] == ["stable"]
+        with pytest.raises(NotFound):
+            catalogue.aliases.delete("acme", "law", "beta")
+
+    def test_compare_and_set(self, catalogue):
+        row = catalogue.aliases.put("acme", "law", "stable", 1)
+        with pytest.raises(PreconditionFailed, match="does not exist"):
+            catalogue.aliases.put("acme", "law", "beta", 1, if_match=row.etag)
+        again = catalogue.aliases.put("acme", "law", "stable", 1, if_match=row.etag)
+        assert again.etag != row.etag, "a change to the same version is a change"
+        for change in (
+            lambda: catalogue.aliases.put("acme", "law", "stable", 2, if_match=row.etag),
+            lambda: catalogue.aliases.delete("acme", "law", "stable", if_match=row.etag),
+        ):
+            with pytest.raises(PreconditionFailed, match=again.etag):
+                change()
+        catalogue.aliases.delete("acme", "law", "stable", if_match=again.etag)
+
+
+class TestCards:
+    def test_card_and_domain_change_and_nothing_else(self, catalogue):
+        row = add(catalogue, tags=("old", "both"))
+        card = Card(description="new", tags=("both", "new", "new"))
+        changed = catalogue.adapters.update_card(row.id, card=card)
+        assert (changed.card, changed.domain, changed.digest) == (card, row.domain, row.digest)
+        assert changed.etag != row.etag
+        again = catalogue.adapters.update_card(row.id, domain="courts")
+        assert (again.card, again.domain) == (card, "courts")
+        for tag, found in (("old", 0), ("both", 1), ("new", 1)):
+            assert len(catalogue.adapters.list(None, tag=tag, **EVERYTHING).rows) == found
+        assert names(catalogue.adapters.list(None, q="COURT", **EVERYTHING)) == [row.ref]
+
+    def test_if_match(self, catalogue):
+        row, other = add(catalogue), add(catalogue)
+        changed = catalogue.adapters.update_card(row.id, domain="a", if_match=row.etag)
+        for wrong in (row.etag, other.etag, "", "*", "x-1", changed.etag + "0"):
+            with pytest.raises(PreconditionFailed, match=changed.etag):
+                catalogue.adapters.update_card(row.id, domain="b", if_match=wrong)
+        assert catalogue.adapters.get(row.id) == changed
+
+    def test_retiring_is_once_and_changes_the_etag(self, catalogue):
+        row = add(catalogue)
+        retired = catalogue.adapters.retire(row.id)
+        assert retired.retired_at is not None
+        assert retired.etag != row.etag
+        assert catalogue.adapters.retire(row.id) == retired
+
+    def test_the_progress_of_a_sample_leaves_the_etag(self, catalogue):
+        """Who read a card before its sample was embedded can still change it."""
+        row = add(catalogue)
+        attached = catalogue.adapters.attach_sample(row.id, sample_of("law"))
+        ready = catalogue.adapters.set_sample_state(row.id, "ready", truncated={"sbert": 3})
+        assert (attached.sample_state, ready.sample_state) == ("pending", "ready")
+        assert ready.sample == sample_of("law", truncated={"sbert": 3})
+        assert ready.etag == row.etag
+        failed = catalogue.adapters.set_sample_state(row.id, "failed")
+        assert failed.sample == ready.sample
+
+    def test_a_state_without_a_sample_keeps_none(self, catalogue):
+        assert catalogue.adapters.set_sample_state(add(catalogue).id, "failed").sample is None
+
+
+class TestList:
+    def test_newest_first_without_the_retired(self, catalogue):
+        rows = [add(catalogue, f"acme/{name}") for name in "abc"]
+        catalogue.adapters.retire(rows[1].id)
+        assert names(catalogue.adapters.list(None, **EVERYTHING)) == ["acme/c@1", "acme/a@1"]
+        assert names(catalogue.adapters.list(("other",), **EVERYTHING)) == []
+        assert names(catalogue.adapters.list((), **EVERYTHING)) == []
+
+    def test_every_filter_filters(self, catalogue):
+        add(catalogue, "acme/a", tags=("x",), domain="law")
+        add(catalogue, "acme/b", kind="soup", domain="law")
+        add(catalogue, "other/c", base_model="big", tags=("x", "y"))
+        for filters, found in (
+            ({"kind": "soup"}, "b"),
+            ({"kind": "adapter"}, "ca"),
+            ({"domain": "law"}, "ba"),
+            ({"domain": "LAW"}, ""),
+            ({"base_model": "big"}, "c"),
+            ({"method": "bottleneck"}, "cba"),
+            ({"method": "lora"}, ""),
+            ({"tag": "x"}, "ca"),
+            ({"tag": "x", "kind": "adapter", "domain": "law"}, "a"),
+            ({"tag": "x", "base_model": "tiny", "domain": "c"}, ""),
+        ):
+            rows = catalogue.adapters.list(None, **filters, **EVERYTHING).rows
+            assert "".join(row.name for row in rows) == found, filters
+
+    @pytest.mark.parametrize(
+        ("q", "found"),
+        [
+            ("law", True), ("LAW", True), ("a", True), ("ärzte", True), ("ÄRZTE", True), ("STRASSE", True),
+            ("straße", True), ("100%", True), ("%", True), ("_", True), ("under_score", True), ("back\\slash", True),
+            ("\\", True), ("'; DROP TABLE adapters; --", True), ("", True), ("underxscore", False), ("100x", False),
+            ("l%w", False), ("backslash", False), ("\\%", False), ("laws", False), ("ИВАН", True),
+        ],
+    )  # fmt: skip
+    def test_q_is_a_substring_whatever_its_case(self, catalogue, q, found):
+        add(
+            catalogue, "acme/law", domain="Ärzte in der Straße",
+            description="100% under_score back\\slash '; DROP TABLE adapters; -- иван",
+        )  # fmt: skip
+        assert bool(catalogue.adapters.list(None, q=q, **EVERYTHING).rows) is found
+
+    def test_an_endless_q_is_refused(self, catalogue):
+        with pytest.raises(InvalidParameter, match="200 characters"):
+            catalogue.adapters.list(None, q="%" * 60_000, **EVERYTHING)
+
+
+class TestPools:
+    def pooled(self, catalogue, *namespaces: str, **fields) -> list[str]:
+        return [row.ref for row in catalogue.adapters.pool(pool_of(*namespaces, **fields))]
+
+    def test_the_newest_live_version_of_each_name_with_a_ready_sample(self, catalogue):
+        first = add_ready(catalogue, "acme/law")
+        second = add_ready(catalogue, "acme/law")
+        add_ready(catalogue, "other/law")
+        add(catalogue, "acme/none")
+        add(catalogue, "acme/waits", sample=sample_of("w"), sample_state="pending")
+        add(catalogue, "acme/failed", sample=sample_of("f"), sample_state="failed")
+        add_ready(catalogue, "acme/foreign", base_fingerprint=sha256_digest(b"other base"))
+        assert self.pooled(catalogue) == ["acme/law@2", "other/law@1"]
+        assert self.pooled(catalogue, "acme") == ["acme/law@2"]
+        assert self.pooled(catalogue, "nobody") == []
+        assert [row.ref for row in catalogue.adapters.waiting(pool_of())] == ["acme/waits@1"]
+        catalogue.adapters.retire(second.id)
+        assert self.pooled(catalogue, "acme") == [first.ref]
+        catalogue.adapters.retire(first.id)
+        assert self.pooled(catalogue, "acme") == []
+
+    def test_a_version_that_is_not_ready_hides_the_one_before(self, catalogue):
+        add_ready(catalogue, "acme/law")
+        add(catalogue, "acme/law", sample=sample_of("w"), sample_state="pending")
+        assert self.pooled(catalogue) == []
+
+    def test_narrowed_by_tag_and_method_with_soups_on_request(self, catalogue):
+        add_ready(catalogue, "acme/a", tags=("x",))
+        add_ready(catalogue, "acme/b")
+        add_ready(catalogue, "acme/s", kind="soup", tags=("x",))
+        assert self.pooled(catalogue) == ["acme/a@1", "acme/b@1"]
+        assert self.pooled(catalogue, tag="x") == ["acme/a@1"]
+        assert self.pooled(catalogue, tag="x", include_soups=True) == ["acme/a@1", "acme/s@1"]
+        assert self.pooled(catalogue, method="bottleneck") == ["acme/a@1", "acme/b@1"]
+        assert self.pooled(catalogue, method="lora") == []

@@ -1,0 +1,187 @@
+"""Laws of lists: whatever the filters and the page size, paging visits each row once; cursors are ours alone."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from registry.catalogue.rows import AdapterRow, Page
+from registry.errors import InvalidParameter
+from registry.names import sha256_digest
+from registry.spec import UniformSpec
+from tests.registry.catalogue_world import add, member_of, pool_of, undone
+
+NAMESPACES = ("acme", "other")
+scopes = st.sampled_from([None, (), ("acme",), ("other",), NAMESPACES])
+page_sizes = st.integers(1, 7)
+adapters = st.lists(
+    st.fixed_dictionaries(
+        {
+            "name": st.sampled_from(["acme/a", "acme/b", "other/a"]),
+            "kind": st.sampled_from(["adapter", "soup"]),
+            "domain": st.sampled_from(["law", "Law", "food"]),
+            "tags": st.sampled_from([(), ("x",), ("x", "y")]),
+            "description": st.sampled_from(["", "50%", "lawyer", "a_b"]),
+            "retired": st.booleans(),
+        }
+    ),
+    max_size=14,
+)
+filters = st.fixed_dictionaries(
+    {},
+    optional={
+        "kind": st.sampled_from(["adapter", "soup"]),
+        "domain": st.sampled_from(["law", "food", "none"]),
+        "tag": st.sampled_from(["x", "y", "z"]),
+        "q": st.sampled_from(["", "LAW", "%", "_", "b", "50%"]),
+        "method": st.sampled_from(["bottleneck", "lora"]),
+        "base_model": st.sampled_from(["tiny", "big"]),
+    },
+)
+
+
+def pages(read: Callable[..., Page[Any]], size: int) -> Iterator[Page[Any]]:
+    cursor = None
+    while True:
+        page = read(limit=size, cursor=cursor)
+        yield page
+        cursor = page.next_cursor
+        if cursor is None:
+            return
+
+
+def all_rows(read: Callable[..., Page[Any]], size: int) -> list[Any]:
+    """Every row, page by page; only the last page may be short, and none is empty unless there is nothing."""
+    found = list(pages(read, size))
+    assert all(len(page.rows) == size for page in found[:-1])
+    assert len(found) == 1 or found[-1].rows
+    return [row for page in found for row in page.rows]
+
+
+def matches(row: AdapterRow, scope: tuple[str, ...] | None, wanted: dict[str, str]) -> bool:
+    """The filters once more, in plain Python."""
+    text = f"{row.name}\n{row.domain}\n{row.card.description}".lower()
+    return (
+        row.retired_at is None
+        and (scope is None or row.namespace in scope)
+        and wanted.get("kind", row.kind) == row.kind
+        and wanted.get("domain", row.domain) == row.domain
+        and wanted.get("base_model", "tiny") == "tiny"
+        and wanted.get("method", "bottleneck") == "bottleneck"
+        and ("tag" not in wanted or wanted["tag"] in row.card.tags)
+        and wanted.get("q", "").lower() in text
+    )
+
+
+@given(made=adapters, scope=scopes, wanted=filters, size=page_sizes)
+def test_adapters_are_visited_once_newest_first(empty_database, made, scope, wanted, size):
+    with undone(empty_database) as catalogue:
+        rows = []
+        for fields in made:
+            retired = fields.pop("retired")
+            row = add(catalogue, digest=str(len(rows)), **fields)
+            rows.append(catalogue.adapters.retire(row.id) if retired else row)
+        expected = [row for row in reversed(rows) if matches(row, scope, wanted)]
+        assert all_rows(lambda **page: catalogue.adapters.list(scope, **wanted, **page), size) == expected
+
+
+@given(before=st.integers(1, 12), size=page_sizes, data=st.data())
+def test_rows_that_come_and_go_between_pages_shift_nothing(empty_database, before, size, data):
+    """What was there all the time is seen exactly once; what came later is not seen; nothing is seen twice."""
+    with undone(empty_database) as catalogue:
+        there = {add(catalogue, digest=str(number)).id for number in range(before)}
+        gone: set[int] = set()
+        seen: list[int] = []
+        for page in pages(lambda **where: catalogue.adapters.list(None, **where), size):
+            seen += [row.id for row in page.rows]
+            if data.draw(st.booleans()):
+                add(catalogue)
+            if data.draw(st.booleans()):
+                gone.add(data.draw(st.sampled_from(sorted(there))))
+                catalogue.adapters.retire(max(gone))
+        assert len(seen) == len(set(seen))
+        assert there - gone <= set(seen) <= there
+
+
+@given(made=st.lists(st.sampled_from(["acme", "other", "third"]), max_size=12), scope=scopes, size=page_sizes)
+def test_jobs_and_audit_entries_are_visited_once(empty_database, made, scope, size):
+    with undone(empty_database) as catalogue:
+        for number, namespace in enumerate(made):
+            catalogue.jobs.enqueue("embed", {"number": number}, namespace=namespace, created_by="key-1")
+            subject = f"{namespace}/name" if number % 3 else "key-1"
+            catalogue.audit.record("push", subject, key_id=None, request_id=None, detail={"number": number})
+        visible = [n for n, namespace in enumerate(made) if scope is None or namespace in scope][::-1]
+        jobs = all_rows(lambda **page: catalogue.jobs.list(scope, **page), size)
+        assert [row.arguments["number"] for row in jobs] == visible
+        entries = all_rows(lambda **page: catalogue.audit.list(scope, **page), size)
+        assert [row.detail["number"] for row in entries] == [n for n in visible if scope is None or n % 3]
+
+
+@given(made=st.lists(scopes, max_size=12), scope=scopes, size=page_sizes)
+def test_selectors_are_visited_once_and_only_with_their_whole_pool(empty_database, made, scope, size):
+    with undone(empty_database) as catalogue:
+        member = member_of(add(catalogue))
+        blob = sha256_digest(b"weights of acme/law")
+        for number, namespaces in enumerate(made):
+            pool = pool_of().model_copy(update={"namespaces": namespaces})
+            catalogue.selectors.add(
+                id=f"sel-{number}", pool_id=sha256_digest(str(namespaces).encode()), pool=pool, spec=UniformSpec(),
+                spec_digest=sha256_digest(b"u"), encoder_digest=None, state_blob=blob, members=(member,), report={},
+            )  # fmt: skip
+        visible = [
+            f"sel-{number}"
+            for number, pool in enumerate(made)
+            if scope is None or (pool is not None and set(pool) <= set(scope))
+        ]
+        found = all_rows(lambda **page: catalogue.selectors.list(scope, **page), size)
+        assert [row.id for row in found] == visible[::-1]
+
+
+def lists(catalogue) -> list[Callable[..., Page[Any]]]:
+    return [
+        lambda **page: catalogue.adapters.list(None, **page),
+        lambda **page: catalogue.jobs.list(None, **page),
+        lambda **page: catalogue.audit.list(None, **page),
+        lambda **page: catalogue.selectors.list(None, **page),
+    ]
+
+
+def cursor_of(text: str) -> str:
+    return base64.urlsafe_b64encode(text.encode()).decode()
+
+
+@pytest.mark.parametrize(
+    "cursor",
+    ["", "1", "no cursor", "ä", "=", "A", "after:1", "\0", cursor_of(""), cursor_of("after:"), cursor_of("after:-1"),
+     cursor_of("after:1.5"), cursor_of("after:١"), cursor_of("after:1 OR 1=1"), cursor_of("before:1"),
+     cursor_of("after:" + "9" * 19), cursor_of("after:" + "9" * 5000), "A" * 100_000],
+)  # fmt: skip
+def test_a_cursor_that_is_not_ours_is_refused(catalogue, cursor):
+    for read in lists(catalogue):
+        with pytest.raises(InvalidParameter, match="cursor"):
+            read(limit=1, cursor=cursor)
+
+
+def test_a_cursor_beyond_everything_is_an_empty_or_a_full_page(catalogue):
+    add(catalogue)
+    for cursor, found in ((cursor_of("after:0"), 0), (cursor_of("after:" + "9" * 18), 1)):
+        page = catalogue.adapters.list(None, limit=10, cursor=cursor)
+        assert (len(page.rows), page.next_cursor) == (found, None)
+
+
+@pytest.mark.parametrize("limit", [0, -1])
+def test_a_page_has_rows(catalogue, limit):
+    for read in lists(catalogue):
+        with pytest.raises(InvalidParameter, match="at least one row"):
+            read(limit=limit)
+
+
+def test_the_last_full_page_has_no_cursor(catalogue):
+    for number in range(4):
+        add(catalogue, digest=str(number))
+    assert [len(page.rows) for page in pages(lambda **page: catalogue.adapters.list(None, **page), 2)] == [2, 2]
