@@ -49,6 +49,8 @@ window.ui = SwaggerUIBundle({
   layout: "BaseLayout",
 });
 """
+NULL = {"type": "string", "nullable": True, "enum": [None]}
+"""What OpenAPI 3.0 has for `{"type": "null"}`."""
 
 
 def install(app: FastAPI) -> None:
@@ -91,10 +93,12 @@ def _older(value: Any) -> Any:
 
 def _older_schema(schema: dict[str, Any]) -> dict[str, Any]:
     options = schema.get("anyOf")
-    if isinstance(options, list) and {"type": "null"} in options:
-        rest = [option for option in options if option != {"type": "null"}]
+    if isinstance(options, list) and NULL in options:
+        rest = [option for option in options if option != NULL]
         del schema["anyOf"]
         schema |= {"nullable": True} | (rest[0] if len(rest) == 1 and "$ref" not in rest[0] else {"anyOf": rest})
+    if schema.get("type") == "null":
+        return dict(NULL)
     if "const" in schema and not isinstance(schema["const"], dict):
         schema["enum"] = [schema.pop("const")]
     if isinstance(schema.get("prefixItems"), list):

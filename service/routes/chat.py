@@ -18,7 +18,8 @@ from starlette.concurrency import run_in_threadpool
 from registry.errors import InvalidParameter, InvalidPrompt
 from service.auth import Caller, Principal
 from service.engine import Completion, Delta, GenerateRequest, Generation, SamplingParams
-from service.openai_schemas import ChatAnswer, ChatRequest
+from service.openai_answers import ChatAnswer
+from service.openai_schemas import ChatRequest
 from service.routes.completions import STREAM, check_sampling
 from service.routes.generation import DONE, EventStream, TokenStream, event, finish
 from service.routes.resolve import ResolvedModel, resolve_model
@@ -174,7 +175,7 @@ class ChatAnswers:
         }
 
     def _alternative(self, token: int, logprob: float) -> dict[str, Any]:
-        return {"token": self._words.text(token), "logprob": logprob, "bytes": self._words.bytes(token)}
+        return {"token": self._words.text(token), "logprob": logprob, "bytes": self._words.data(token)}
 
     def _usage(self, generation: Generation) -> dict[str, int]:
         written = sum(len(choice.token_ids) for choice in generation.choices)

@@ -19,7 +19,8 @@ from starlette.concurrency import run_in_threadpool
 from registry.errors import InvalidParameter, InvalidPrompt, TooLarge
 from service.auth import Caller, Principal
 from service.engine import Completion, Delta, GenerateRequest, Generation, PromptScores, SamplingParams
-from service.openai_schemas import CompletionAnswer, CompletionRequest
+from service.openai_answers import CompletionAnswer
+from service.openai_schemas import CompletionRequest
 from service.routes.generation import DONE, EventStream, TokenStream, event, finish
 from service.routes.resolve import ResolvedModel, resolve_model
 from service.routes.state import State

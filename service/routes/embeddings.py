@@ -14,7 +14,8 @@ from starlette.concurrency import run_in_threadpool
 from registry.errors import InvalidParameter, InvalidPrompt
 from service.auth import Caller, Principal
 from service.engine import ScoreRequest, Scores
-from service.openai_schemas import EmbeddingAnswer, EmbeddingRequest
+from service.openai_answers import EmbeddingAnswer
+from service.openai_schemas import EmbeddingRequest
 from service.routes.generation import finish
 from service.routes.perplexity import check_texts
 from service.routes.resolve import ResolvedModel, resolve_model

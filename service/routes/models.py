@@ -8,13 +8,12 @@ from fastapi import APIRouter, Depends
 
 from registry.names import BaseRef, parse_ref
 from service.auth import Principal, needs
-from service.openai_schemas import ModelCard, ModelList
+from service.openai_answers import ModelCard, ModelList
 from service.routes.resolve import base_entry
 from service.routes.state import State
 
 if TYPE_CHECKING:
     from registry.catalogue import AdapterRow
-
     from service.runtime import Runtime
 
 router = APIRouter(prefix="/v1/models", tags=["inference"])

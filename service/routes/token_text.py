@@ -27,7 +27,7 @@ class TokenText:
         """The token as text."""
         return self._look(token)[0]
 
-    def bytes(self, token: int) -> list[int] | None:
+    def data(self, token: int) -> list[int] | None:
         """The UTF-8 bytes the token stands for, None where the vocabulary does not say."""
         found = self._look(token)[1]
         return None if found is None else list(found)

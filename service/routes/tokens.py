@@ -8,7 +8,8 @@ from fastapi import APIRouter, Query
 
 from registry.errors import InvalidParameter, TooLarge
 from service.auth import Caller
-from service.openai_schemas import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest, TokenizerInfo
+from service.openai_answers import DetokenizeAnswer, TokenizeAnswer, TokenizerInfo
+from service.openai_schemas import DetokenizeRequest, TokenizeRequest
 from service.routes.resolve import ResolvedModel, resolve_model
 from service.routes.state import State
 

@@ -16,7 +16,7 @@ VALUES = {
     "digest": DIGEST,
     "id": "sel-0000000000000000",
     "ns": "foreign",
-    "name": "adapter",
+    "name": "secret-one",
     "alias": "best",
     "file": "README.md",
 }
@@ -105,17 +105,22 @@ def test_a_key_without_any_needed_scope_is_403(world: World) -> None:
 
 def test_another_namespaces_objects_are_as_good_as_unknown(world: World) -> None:
     """Every route with a name in it answers the same for a foreign object and for one that is not there."""
-    pushed = world.push("foreign/adapter")
+    pushed = world.push("foreign/secret-one")
     outsider = world.headers(world.key(["read", "write", "infer"], ["ours"]))
     named = [(method, path) for method, path in operations(world) if "{ns}" in path]
     assert len(named) > 5
     for method, path in named:
         body = {"card": {}} if method == "PATCH" else {"version": 1} if method == "PUT" else None
         here = world.client.request(method, filled(path), headers=outsider, json=body)
-        nowhere = world.client.request(method, filled(path).replace("adapter", "nothing"), headers=outsider, json=body)
+        nowhere = world.client.request(
+            method, filled(path).replace("secret-one", "unknown-1"), headers=outsider, json=body
+        )
         assert here.status_code in {403, 404}, (method, path, here.status_code)
         assert here.status_code == nowhere.status_code, (method, path)
-        assert here.text.replace("adapter", "nothing") == nowhere.text.replace("adapter", "nothing"), (method, path)
+        assert here.text.replace("secret-one", "unknown-1") == nowhere.text.replace("secret-one", "unknown-1"), (
+            method,
+            path,
+        )
     for path in (f"/v1/adapters/{pushed['digest']}", f"/v1/models/{pushed['digest']}"):
         assert world.client.get(path, headers=outsider).status_code == 404
     assert world.client.get(f"/v1/blobs/{pushed['weights_blob']}", headers=outsider).status_code == 404

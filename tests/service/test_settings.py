@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
+from pydantic_settings import BaseSettings
 
 from registry.errors import InvalidParameter
 from service.settings import ClientSettings, Settings
@@ -97,3 +98,24 @@ def test_settings_and_schemas_start_without_torch_or_the_database() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+# --- the reference page ---------------------------------------------------------------------------
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "settings.md"
+
+
+def rows(model: type[BaseSettings]) -> list[str]:
+    found = []
+    for name, field in model.model_fields.items():
+        default = field.default
+        shown = "" if default is None else ",".join(default) if isinstance(default, tuple) else str(default)
+        found.append(f"| `SOUP_{name.upper()}` | {f'`{shown}`' if shown else ''} | {field.description} |")
+    return found
+
+
+def test_the_reference_page_lists_every_setting_as_it_is() -> None:
+    lines = PAGE.read_text().splitlines()
+    for row in [*rows(Settings), *rows(ClientSettings)]:
+        assert row in lines, f"docs/reference/settings.md lacks this line:\n{row}"
+    assert sum(line.startswith("| `SOUP_") for line in lines) == len([*rows(Settings), *rows(ClientSettings)])
