@@ -437,6 +437,18 @@ class TestRefusals:
         run(engine)
         assert engine.submit(request) not in tickets
 
+    def test_idle_hours_are_no_reason_to_send_callers_away_for_long(self, base: LoadedBase) -> None:
+        engine = engine_of(base, max_queue=1)
+        engine._settled_at -= 36_000
+        engine.start()
+        request = GenerateRequest("tiny", (1, 2), params=greedy(2))
+        engine.submit(request).result(30)
+        engine.stop()
+        assert engine._retry_after() == 1
+        engine._pace = 1e9
+        engine._scheduler.add([request])
+        assert engine._retry_after() == 60
+
     def test_a_patient_caller_waits_for_its_place(self, base: LoadedBase) -> None:
         engine = engine_of(base, max_queue=1)
         first = engine.submit(GenerateRequest("tiny", (1, 2), params=greedy(2)))
@@ -470,6 +482,14 @@ class TestCancel:
             long.result(0)
         assert engine.counters()["requests_cancelled_total"] == 1
         assert engine._runner._groups == {} or engine.step() is False
+
+    def test_a_caller_that_gives_up_takes_its_request_along(self, base: LoadedBase) -> None:
+        engine = engine_of(base)
+        with pytest.raises(Cancelled):
+            engine.score("tiny", TEXTS, should_stop=lambda: True)
+        run(engine)
+        counters = engine.counters()
+        assert (counters["requests_cancelled_total"], counters["batches_total"]) == (1, 0)
 
     def test_cancelling_before_it_starts_or_after_it_ended(self, base: LoadedBase) -> None:
         engine = engine_of(base)
