@@ -159,9 +159,9 @@ class Jobs:
         mine = () if worker is None else (jobs.c.worker == worker,)
         return self._change(id, "running", *mine, **values)
 
-    def _change(self, id: str, state: str, *conditions: ColumnElement[bool], **values: Any) -> bool:
+    def _change(self, id: str, present: str, /, *conditions: ColumnElement[bool], **values: Any) -> bool:
         changed = self._connection.execute(
-            update(jobs).where(jobs.c.id == id, jobs.c.state == state, *conditions).values(**values, updated_at=now())
+            update(jobs).where(jobs.c.id == id, jobs.c.state == present, *conditions).values(**values, updated_at=now())
         )
         return changed.rowcount == 1
 

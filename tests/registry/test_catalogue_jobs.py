@@ -1,0 +1,276 @@
+"""The queue: one claim a job, leases, retries, cancellation, and workers that come back from the dead."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from sqlalchemy.exc import IntegrityError
+
+from registry.errors import NotFound
+from tests.registry.catalogue_world import new_database, undone
+
+KINDS = ["embed", "fit"]
+LEASE = 60.0
+
+
+def soon(seconds: float = 1.0) -> datetime:
+    """A moment after everything that is due now has become due."""
+    return datetime.now(UTC) + timedelta(seconds=seconds)
+
+
+def enqueue(catalogue, kind: str = "embed", **options):
+    return catalogue.jobs.enqueue(kind, {"adapter_id": 1}, namespace="acme", created_by="key-1", **options)
+
+
+def claim(catalogue, worker: str = "w1", kinds=KINDS, at: datetime | None = None):
+    return catalogue.jobs.claim(worker, kinds, LEASE, at or soon())
+
+
+class TestTheQueue:
+    def test_a_new_job(self, catalogue):
+        row = enqueue(catalogue)
+        assert (row.state, row.attempts, row.result, row.error, row.lease_until) == ("queued", 0, None, None, None)
+        assert row.arguments == {"adapter_id": 1}
+        assert catalogue.jobs.get(None, row.id) == row
+
+    def test_first_come_first_served_by_the_time_they_are_due(self, catalogue):
+        late = enqueue(catalogue, delay=0.5)
+        first, second = enqueue(catalogue), enqueue(catalogue)
+        assert [claim(catalogue).id for _ in range(3)] == [first.id, second.id, late.id]
+        assert claim(catalogue) is None
+
+    def test_what_is_not_due_waits(self, catalogue):
+        row = enqueue(catalogue, delay=100)
+        assert claim(catalogue) is None
+        assert claim(catalogue, at=soon(101)).id == row.id
+
+    def test_workers_take_the_kinds_they_know(self, catalogue):
+        row = enqueue(catalogue, "fit")
+        assert claim(catalogue, kinds=["embed"]) is None
+        assert claim(catalogue, kinds=[]) is None
+        assert claim(catalogue, kinds=["fit"]).id == row.id
+
+    def test_a_claimed_job_is_leased(self, catalogue):
+        moment = soon()
+        row = enqueue(catalogue)
+        claimed = claim(catalogue, at=moment)
+        assert (claimed.id, claimed.state, claimed.attempts) == (row.id, "running", 1)
+        assert claimed.lease_until == moment + timedelta(seconds=LEASE)
+
+    def test_the_same_dedupe_key_is_one_queued_job(self, catalogue):
+        row = enqueue(catalogue, dedupe_key="k")
+        assert enqueue(catalogue, dedupe_key="k").id == row.id
+        assert enqueue(catalogue, dedupe_key="other").id != row.id
+        assert enqueue(catalogue).id != enqueue(catalogue).id
+
+    def test_a_running_job_does_not_swallow_what_happened_since(self, catalogue):
+        row = enqueue(catalogue, dedupe_key="k")
+        claim(catalogue)
+        assert enqueue(catalogue, dedupe_key="k").id != row.id
+
+    def test_who_waits_brings_a_debounced_job_forward_and_nobody_puts_it_off(self, catalogue):
+        row = enqueue(catalogue, dedupe_key="k", delay=100)
+        sooner = enqueue(catalogue, dedupe_key="k", delay=10)
+        assert (sooner.id, sooner.run_after < row.run_after) == (row.id, True)
+        assert enqueue(catalogue, dedupe_key="k", delay=200).run_after == sooner.run_after
+        enqueue(catalogue, dedupe_key="k")
+        assert claim(catalogue).id == row.id
+
+    def test_an_unknown_state_cannot_be_stored(self, catalogue):
+        row = enqueue(catalogue)
+        with pytest.raises(IntegrityError):
+            catalogue.jobs._change(row.id, "queued", state="lost")
+
+
+class TestTheEnd:
+    def test_success(self, catalogue):
+        row = enqueue(catalogue)
+        claim(catalogue)
+        assert catalogue.jobs.progress(row.id, done=1, total=3, message="on the way")
+        assert catalogue.jobs.get(None, row.id).progress == {"done": 1, "total": 3, "message": "on the way"}
+        assert catalogue.jobs.succeed(row.id, {"x": 1})
+        done = catalogue.jobs.get(None, row.id)
+        assert (done.state, done.result, done.lease_until) == ("succeeded", {"x": 1}, None)
+
+    def test_failure(self, catalogue):
+        row = enqueue(catalogue)
+        claim(catalogue)
+        assert catalogue.jobs.fail(row.id, {"code": "internal"}, None)
+        assert (catalogue.jobs.get(None, row.id).state, claim(catalogue)) == ("failed", None)
+
+    def test_a_retry_waits_and_its_success_forgets_the_failure(self, catalogue):
+        row = enqueue(catalogue)
+        claim(catalogue)
+        catalogue.jobs.fail(row.id, {"code": "busy"}, 100.0)
+        again = catalogue.jobs.get(None, row.id)
+        assert (again.state, again.error, claim(catalogue)) == ("queued", {"code": "busy"}, None)
+        assert claim(catalogue, at=soon(101)).attempts == 2
+        catalogue.jobs.succeed(row.id, {})
+        assert catalogue.jobs.get(None, row.id).error is None
+
+    @pytest.mark.parametrize("running", [False, True])
+    def test_cancelling(self, catalogue, running):
+        row = enqueue(catalogue)
+        if running:
+            claim(catalogue)
+        cancelled = catalogue.jobs.cancel(row.id)
+        assert (cancelled.state, cancelled.lease_until) == ("cancelled", None)
+        assert claim(catalogue) is None
+        assert not catalogue.jobs.heartbeat(row.id, "w1", LEASE, soon())
+        assert not catalogue.jobs.succeed(row.id, {})
+        assert catalogue.jobs.cancel(row.id) == cancelled
+
+    @pytest.mark.parametrize("end", ["succeed", "fail", "cancel"])
+    def test_what_has_ended_stays_as_it_is(self, catalogue, end):
+        row = enqueue(catalogue)
+        claim(catalogue)
+        ends = {
+            "succeed": lambda: catalogue.jobs.succeed(row.id, {}),
+            "fail": lambda: catalogue.jobs.fail(row.id, {"code": "x"}, None),
+            "cancel": lambda: catalogue.jobs.cancel(row.id),
+        }
+        ends[end]()
+        ended = catalogue.jobs.get(None, row.id)
+        for other in ends.values():
+            other()
+        catalogue.jobs.progress(row.id, done=1, total=1, message="late")
+        assert catalogue.jobs.requeue_expired(soon(10**6)) == 0
+        assert catalogue.jobs.get(None, row.id) == ended
+
+    def test_a_queued_job_cannot_end(self, catalogue):
+        row = enqueue(catalogue)
+        assert not catalogue.jobs.succeed(row.id, {})
+        assert not catalogue.jobs.fail(row.id, {}, None)
+        assert catalogue.jobs.get(None, row.id) == row
+
+
+class TestLeases:
+    def test_a_heartbeat_prolongs(self, catalogue):
+        row = enqueue(catalogue)
+        claim(catalogue)
+        assert catalogue.jobs.heartbeat(row.id, "w1", LEASE, soon(1000))
+        assert catalogue.jobs.requeue_expired(soon(1000)) == 0
+        assert not catalogue.jobs.heartbeat(row.id, "w2", LEASE, soon())
+        assert not catalogue.jobs.heartbeat("job-unknown", "w1", LEASE, soon())
+
+    def test_what_a_dead_worker_ran_is_queued_again(self, catalogue):
+        row = enqueue(catalogue)
+        claim(catalogue)
+        assert catalogue.jobs.requeue_expired(soon()) == 0
+        assert catalogue.jobs.requeue_expired(soon(2 * LEASE)) == 1
+        again = claim(catalogue, "w2")
+        assert (again.id, again.attempts) == (row.id, 2)
+
+    def test_a_worker_back_from_the_dead_touches_nothing(self, catalogue):
+        row = enqueue(catalogue)
+        claim(catalogue, "w1")
+        catalogue.jobs.requeue_expired(soon(2 * LEASE))
+        theirs = claim(catalogue, "w2")
+        jobs = catalogue.jobs
+        assert not jobs.heartbeat(row.id, "w1", LEASE, soon())
+        assert not jobs.progress(row.id, done=1, total=1, message="", worker="w1")
+        assert not jobs.fail(row.id, {"code": "x"}, None, worker="w1")
+        assert not jobs.fail(row.id, {"code": "x"}, 0.0, worker="w1")
+        assert not jobs.succeed(row.id, {}, worker="w1")
+        assert jobs.get(None, row.id) == theirs
+        assert jobs.succeed(row.id, {}, worker="w2")
+
+    def test_a_job_that_ends_every_process_fails_in_the_end(self, catalogue):
+        row = enqueue(catalogue)
+        for attempt in (1, 2, 3):
+            assert claim(catalogue).attempts == attempt
+            catalogue.jobs.requeue_expired(soon(2 * LEASE), max_attempts=3)
+        failed = catalogue.jobs.get(None, row.id)
+        assert (failed.state, failed.lease_until) == ("failed", None)
+        assert failed.error["code"] == "internal"
+        assert "3 times" in failed.error["message"]
+
+
+class TestWhoSees:
+    def test_foreign_is_unknown(self, catalogue):
+        row = enqueue(catalogue)
+        assert catalogue.jobs.get(("acme", "x"), row.id) == row
+        for scope, id in ((("other",), row.id), ((), row.id), (None, "job-unknown"), (None, "x" * 5000)):
+            with pytest.raises(NotFound, match="no job"):
+                catalogue.jobs.get(scope, id)
+
+    def test_lists_filter(self, catalogue):
+        embed, fit = enqueue(catalogue), enqueue(catalogue, "fit")
+        claim(catalogue, kinds=["fit"])
+        ids = lambda **by: [row.id for row in catalogue.jobs.list(None, limit=9, **by).rows]  # noqa: E731
+        assert ids() == [fit.id, embed.id]
+        assert (ids(kind="embed"), ids(state="running"), ids(state="lost")) == ([embed.id], [fit.id], [])
+        assert catalogue.jobs.list(("other",), limit=9).rows == ()
+
+
+class QueueIsSound(RuleBasedStateMachine):
+    """Against a plain model: no job is lost, run by two, or run again after its end, whatever workers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.context = undone(self.database)
+        self.jobs = self.context.__enter__().jobs
+        self.state: dict[str, str] = {}
+        self.holder: dict[str, str] = {}
+        self.moment = soon()
+
+    def teardown(self) -> None:
+        self.context.__exit__(None, None, None)
+
+    workers = st.sampled_from(["w1", "w2"])
+
+    @rule()
+    def enqueue(self) -> None:
+        row = self.jobs.enqueue("embed", {}, namespace="acme", created_by="k")
+        self.state[row.id] = "queued"
+
+    @rule(worker=workers)
+    def claim(self, worker: str) -> None:
+        row = self.jobs.claim(worker, KINDS, LEASE, self.moment)
+        queued = [id for id, state in self.state.items() if state == "queued"]
+        assert (row is None) == (not queued)
+        if row is not None:
+            assert row.id in queued
+            self.state[row.id], self.holder[row.id] = "running", worker
+
+    @precondition(lambda self: self.state)
+    @rule(data=st.data(), worker=workers, how=st.sampled_from(["succeed", "fail", "retry", "cancel", "beat"]))
+    def end(self, data, worker: str, how: str) -> None:
+        id = data.draw(st.sampled_from(sorted(self.state)))
+        mine = self.state[id] == "running" and self.holder[id] == worker
+        if how == "cancel":
+            self.jobs.cancel(id)
+            if self.state[id] in ("queued", "running"):
+                self.state[id] = "cancelled"
+            return
+        done = {
+            "succeed": lambda: self.jobs.succeed(id, {}, worker=worker),
+            "fail": lambda: self.jobs.fail(id, {}, None, worker=worker),
+            "retry": lambda: self.jobs.fail(id, {}, 0.0, worker=worker),
+            "beat": lambda: self.jobs.heartbeat(id, worker, LEASE, self.moment),
+        }[how]()
+        assert done is mine
+        if mine and how != "beat":
+            self.state[id] = {"succeed": "succeeded", "fail": "failed", "retry": "queued"}[how]
+
+    @rule()
+    def everybody_dies(self) -> None:
+        self.moment += timedelta(seconds=2 * LEASE)
+        running = [id for id, state in self.state.items() if state == "running"]
+        assert self.jobs.requeue_expired(self.moment) == len(running)
+        self.state.update(dict.fromkeys(running, "queued"))
+
+    @invariant()
+    def is_the_model(self) -> None:
+        assert {row.id: row.state for row in self.jobs.list(None, limit=100).rows} == self.state
+
+
+def test_the_queue_is_sound(tmp_path):
+    QueueIsSound.database = new_database(tmp_path)
+    QueueIsSound.TestCase.settings = settings(max_examples=20, stateful_step_count=20)
+    QueueIsSound.TestCase().runTest()
+    QueueIsSound.database.close()
