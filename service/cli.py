@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any, NamedTuple, cast
+from typing import Annotated, Any, NamedTuple, cast
 
 import typer
 from typer.core import TyperGroup
@@ -85,8 +85,23 @@ def command_of(name: str) -> Any:
 app = typer.Typer(cls=LazyGroup, no_args_is_help=True, **SETTINGS)  # type: ignore[arg-type]
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            typer.echo(version("adaptersoup"))
+        except PackageNotFoundError:
+            typer.echo("not installed")
+        raise typer.Exit
+
+
 @app.callback()
-def _soup() -> None:
+def _soup(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
     """Adapter registry and model soups: push adapters, cook a soup for a new domain, use it.
 
     \b
@@ -110,6 +125,9 @@ def run(args: Sequence[str], *, connect: object = None) -> int:
     except SoupError as error:
         typer.echo(explain(error), err=True)
         return exit_code(error)
+    except OSError as error:
+        typer.echo(f"Error: {error.filename or 'a file'}: {error.strerror or error}.", err=True)
+        return FAILED
     return OK
 
 

@@ -44,22 +44,20 @@ def as_blob(texts: Sequence[str]) -> bytes:
 
 
 def _read(path: Path) -> bytes:
-    if str(path) == "-":
-        return sys.stdin.buffer.read(MAX_BYTES)
-    try:
-        if path.suffix.lower() == ".gz":
-            with gzip.open(path) as file:
-                data = file.read(MAX_BYTES + 1)
-        else:
-            with path.open("rb") as plain:
-                data = plain.read(MAX_BYTES + 1)
-    except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
-        raise NotFound(f"{path} cannot be read: {error.strerror}.", param="sample") from None
-    except (gzip.BadGzipFile, EOFError, zlib.error):
-        raise InvalidSample(f"{path} is not a whole gzip file.", param="sample") from None
+    data = sys.stdin.buffer.read(MAX_BYTES + 1) if str(path) == "-" else _read_file(path)
     if len(data) > MAX_BYTES:
         raise InvalidSample(f"{path} holds over {MAX_BYTES} bytes: about 100 passages are a sample.", param="sample")
     return data
+
+
+def _read_file(path: Path) -> bytes:
+    try:
+        with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
+            return file.read(MAX_BYTES + 1)
+    except (gzip.BadGzipFile, EOFError, zlib.error):
+        raise InvalidSample(f"{path} is not a whole gzip file.", param="sample") from None
+    except OSError as error:
+        raise NotFound(f"{path} cannot be read: {error.strerror}.", param="sample") from None
 
 
 def _lines(text: str, path: Path) -> list[str]:

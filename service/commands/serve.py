@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from pydantic import ValidationError
 
-from registry.errors import Unavailable
+from registry.errors import NotFound, Unavailable
 from service.commands.failures import bad_setting
 from service.commands.output import as_json, data, talk
 
@@ -58,6 +58,8 @@ def serve(
     settings = settings_of(
         bases=bases, data=data_folder, host=host, port=port, no_auth=no_auth or None, log_level=log_level
     )
+    if settings.bases is not None and not settings.bases.is_file():  # said at once, not after torch is loaded
+        raise NotFound(f"There is no allowlist of base models at {settings.bases} (--bases or SOUP_BASES).")
     with listening_socket(settings.host, settings.port) as listener:
         run(settings, listener, json=json)
 

@@ -1,4 +1,4 @@
-"""The command line against a scripted server: what is printed where, exit codes, usage, and what leaves this machine."""
+"""The command line against a scripted server: what is printed where, exit codes, usage, what leaves this machine."""
 
 from __future__ import annotations
 
@@ -96,6 +96,11 @@ class TestHelp:
             assert name in out
             assert verb.summary in out
 
+    def test_the_version(self, soup: Soup) -> None:
+        code, out, _ = soup("--version")
+        assert code == 0
+        assert out.strip()
+
     def test_a_verb_that_is_none(self, soup: Soup) -> None:
         code, out, err = soup("psh")
         assert (code, out) == (2, "")
@@ -145,6 +150,16 @@ class TestFailures:
         monkeypatch.setenv("SOUP_TIMEOUT", "soon")
         assert cli.run(["ls"]) == 1
         assert "SOUP_TIMEOUT" in capsys.readouterr().err
+
+    def test_a_disk_that_refuses_is_one_sentence(self, soup: Soup, server: Server, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        server.on("GET /v1/adapters/team/law", ok(ADAPTER))
+        listed = [{"name": name, "digest": DIGEST} for name in ("adapter_config.json", "adapter_model.safetensors")]
+        server.on("GET /v1/adapters/team/law@1/files", ok({"data": listed}))
+        code, _, err = soup("pull", "team/law", tmp_path / "file" / "under")
+        assert code == 1
+        assert "Traceback" not in err
+        assert str(tmp_path / "file") in err
 
 
 class TestConnecting:

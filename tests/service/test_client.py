@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
+import io
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from registry.errors import (
 from registry.folder import CONFIG_FILE, SAMPLES_FILE, WEIGHTS_FILE, EmbeddingsNote, read_folder, write_folder
 from registry.names import sha256_digest
 from registry.spec import BottleneckConfig, CookRequest, GmmSpec, SampleSource
+from service import samples
 from service.client import SoupClient
 from service.samples import read_texts
 from service.transfer import pull_folder, push_folder
@@ -478,8 +481,6 @@ class TestSampleFiles:
         assert read_texts(at(name, data)) == texts
 
     def test_gzip(self, at: Callable[[str, bytes], Path]) -> None:
-        import gzip
-
         data = gzip.compress(b'{"text": "x"}\n')
         assert read_texts(at("a.jsonl.gz", data)) == ["x"]
         assert read_texts(at("a.txt.gz", gzip.compress(b"x\n\ny"))) == ["x", "y"]
@@ -500,6 +501,17 @@ class TestSampleFiles:
     def test_refused(self, at: Callable[[str, bytes], Path], name: str, data: bytes, says: str) -> None:
         with pytest.raises(InvalidSample, match=says):
             read_texts(at(name, data))
+
+    def test_stdin_and_absurd_sizes(self, at: Callable[[str, bytes], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(samples, "MAX_BYTES", 8)
+        for data, fits in ((b"12345678", True), (b"123456789", False)):
+            monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+            for path in (Path("-"), at("a.txt", data), at("b.txt.gz", gzip.compress(data))):
+                if fits:
+                    assert read_texts(path) == [data.decode()]
+                else:
+                    with pytest.raises(InvalidSample, match="over 8 bytes"):
+                        read_texts(path)
 
     def test_a_missing_file_and_a_directory(self, tmp_path: Path) -> None:
         for path in (tmp_path / "none.jsonl", tmp_path):
