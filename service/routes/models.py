@@ -65,7 +65,7 @@ def _card(runtime: Runtime, who: Principal, text: str) -> ModelCard:
 
 
 def _base_card(runtime: Runtime, base_id: str) -> ModelCard:
-    shape = runtime.base(base_id).shape
+    shape = runtime.shape(base_id)
     return ModelCard(
         id=base_id,
         created=0,
