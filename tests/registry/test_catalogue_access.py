@@ -1,0 +1,125 @@
+"""Who may do and see what: keys, the audit, and the visibility of blobs."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import IntegrityError
+
+from registry.errors import NotFound
+from registry.names import sha256_digest
+from tests.registry.catalogue_world import add, sample_of
+
+BLOB = sha256_digest(b"bytes")
+
+
+def new_key(catalogue, secret: str = "s", **fields):
+    values = {"namespaces": ("acme",), "scopes": {"read", "write"}, "prefix": "sk-soup-abcd"}
+    return catalogue.keys.add("ci", hashlib.sha256(secret.encode()).hexdigest(), **{**values, **fields})
+
+
+class TestKeys:
+    @pytest.mark.parametrize("namespaces", [None, (), ("acme",), ("b", "a")])
+    def test_what_is_added_comes_back(self, catalogue, namespaces):
+        row = new_key(catalogue, namespaces=namespaces)
+        assert (row.namespaces, row.scopes, row.revoked_at) == (namespaces, frozenset({"read", "write"}), None)
+        assert catalogue.keys.by_secret(hashlib.sha256(b"s").hexdigest()) == row
+        assert catalogue.keys.list() == [row]
+
+    def test_all_namespaces_are_not_none(self, catalogue):
+        """A JSON null read as SQL NULL, or the other way round, would open or close everything."""
+        new_key(catalogue, "all", namespaces=None)
+        new_key(catalogue, "nothing", namespaces=())
+        stored = catalogue.keys._connection.execute(text("SELECT namespaces FROM keys ORDER BY created_at")).all()
+        assert [row[0] for row in stored] == [None, "[]"]
+
+    def test_a_secret_is_of_one_key(self, catalogue):
+        new_key(catalogue)
+        with pytest.raises(IntegrityError):
+            new_key(catalogue)
+
+    def test_an_unknown_secret_is_nobody(self, catalogue):
+        new_key(catalogue)
+        for wrong in (
+            "",
+            "s",
+            hashlib.sha256(b"t").hexdigest(),
+            hashlib.sha256(b"s").hexdigest().upper(),
+            "%",
+            "' OR 1=1",
+        ):
+            assert catalogue.keys.by_secret(wrong) is None
+
+    def test_revoking_is_once_and_for_one(self, catalogue):
+        row, other = new_key(catalogue), new_key(catalogue, "t")
+        revoked = catalogue.keys.revoke(row.id)
+        assert revoked.revoked_at is not None
+        assert catalogue.keys.revoke(row.id) == revoked
+        assert catalogue.keys.list() == [revoked, other]
+        with pytest.raises(NotFound):
+            catalogue.keys.revoke("key-unknown")
+
+
+class TestAudit:
+    def record(self, catalogue, subject: str) -> None:
+        catalogue.audit.record("push", subject, key_id="key-1", request_id="r-1", detail={"digest": BLOB})
+
+    def test_what_is_recorded_comes_back_newest_first(self, catalogue):
+        for subject in ("acme/law@1", "key-1"):
+            self.record(catalogue, subject)
+        newest, oldest = catalogue.audit.list(None, limit=9).rows
+        assert (newest.subject, oldest.subject) == ("key-1", "acme/law@1")
+        assert (oldest.action, oldest.key_id, oldest.request_id) == ("push", "key-1", "r-1")
+        assert oldest.detail == {"digest": BLOB}
+        assert oldest.at <= newest.at
+
+    def test_a_scope_sees_its_namespaces_and_nothing_that_is_nobodys(self, catalogue):
+        for subject in ("acme/law@1", "acmeother/law", "other/law", "key-1", "acme"):
+            self.record(catalogue, subject)
+        seen = [row.subject for row in catalogue.audit.list(("acme",), limit=9).rows]
+        assert seen == ["acme/law@1"]
+        assert catalogue.audit.list((), limit=9).rows == ()
+
+
+class TestBlobs:
+    def test_who_uploaded_it_sees_it(self, catalogue):
+        catalogue.blobs.seen(BLOB, 5)
+        assert not catalogue.blobs.visible(("acme",), BLOB)
+        catalogue.blobs.grant("acme", BLOB)
+        catalogue.blobs.grant("acme", BLOB)
+        assert catalogue.blobs.visible(("acme",), BLOB)
+        assert catalogue.blobs.visible(("other", "acme"), BLOB)
+        assert not catalogue.blobs.visible(("other",), BLOB)
+        assert not catalogue.blobs.visible((), BLOB)
+
+    def test_who_sees_everything_sees_what_is_recorded(self, catalogue):
+        assert not catalogue.blobs.visible(None, BLOB)
+        catalogue.blobs.seen(BLOB, 5)
+        assert catalogue.blobs.visible(None, BLOB)
+
+    def test_the_owner_of_an_adapter_sees_its_weights_and_its_sample(self, catalogue):
+        row = add(catalogue, sample=sample_of("law"), sample_state="ready")
+        for digest in (row.weights_blob, row.sample.digest):
+            assert catalogue.blobs.visible(("acme",), digest)
+            assert not catalogue.blobs.visible(("other",), digest)
+            assert not catalogue.blobs.visible((), digest)
+
+    def test_the_same_bytes_in_another_namespace_open_nothing_else(self, catalogue):
+        theirs = add(catalogue, "other/law", digest="d", sample=sample_of("theirs"), sample_state="ready")
+        mine = add(catalogue, "acme/law", digest="d", sample=sample_of("mine"), sample_state="ready")
+        assert catalogue.blobs.visible(("acme",), mine.weights_blob)
+        assert not catalogue.blobs.visible(("acme",), theirs.sample.digest)
+
+    def test_a_grant_needs_a_blob(self, catalogue):
+        with pytest.raises(IntegrityError):
+            catalogue.blobs.grant("acme", BLOB)
+
+    def test_seen_again_is_seen_later(self, catalogue):
+        stored = lambda: catalogue.blobs._connection.execute(text("SELECT size, seen_at FROM blobs")).all()  # noqa: E731
+        catalogue.blobs.seen(BLOB, 5)
+        ((size, first),) = stored()
+        catalogue.blobs.seen(BLOB, 5)
+        assert stored() == [(size, stored()[0][1])]
+        assert stored()[0][1] >= first

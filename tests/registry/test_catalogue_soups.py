@@ -1,0 +1,134 @@
+"""Recipes, lineage both ways, evidence, and the embeddings of samples."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from sqlalchemy.exc import IntegrityError
+
+from registry.catalogue.rows import EmbeddingRow
+from registry.names import sha256_digest
+from registry.spec import AverageMixing, MixReport, Recipe, RecipeIngredient
+from tests.registry.catalogue_world import BASE, add
+
+REPORT = MixReport(
+    method="average", members=2, weights=("0.25", "0.75"), parameters=10, size_bytes=40, relative_cost=1.0
+)
+
+
+def recipe_of(*digests: str, **fields) -> Recipe:
+    parts = tuple(RecipeIngredient(digest=digest, weight="0.5") for digest in sorted(digests))
+    return Recipe(base_fingerprint=BASE, ingredients=parts, **fields)
+
+
+def cook(catalogue, name: str, recipe: Recipe):
+    """A soup of this recipe, stored as the verb does it."""
+    row = add(catalogue, name, kind="soup", recipe_digest=recipe.digest)
+    catalogue.soups.add_recipe(recipe, row.digest, row.weights_blob, REPORT)
+    return row
+
+
+class TestRecipes:
+    def test_a_recipe_is_known_once_it_was_cooked(self, catalogue):
+        recipe = recipe_of(add(catalogue, "acme/a").digest, add(catalogue, "acme/b").digest, seed=2)
+        assert catalogue.soups.recipe(recipe.digest) is None
+        soup = cook(catalogue, "acme/s", recipe)
+        known = catalogue.soups.recipe(recipe.digest)
+        assert (known.recipe, known.adapter_digest, known.report) == (recipe, soup.digest, REPORT)
+        assert known.recipe.digest == recipe.digest
+        assert catalogue.soups.recipe(recipe_of(sha256_digest(b"a")).digest) is None
+
+    def test_what_it_gave_first_stays(self, catalogue):
+        recipe = recipe_of(add(catalogue, "acme/a").digest)
+        first, second = cook(catalogue, "acme/s", recipe), cook(catalogue, "acme/t", recipe)
+        assert catalogue.soups.recipe(recipe.digest).adapter_digest == first.digest != second.digest
+
+    def test_mixing_is_part_of_it(self, catalogue):
+        digest = add(catalogue, "acme/a").digest
+        cook(catalogue, "acme/s", recipe_of(digest))
+        assert catalogue.soups.recipe(recipe_of(digest, mixing=AverageMixing(scale=0.5)).digest) is None
+
+    def test_its_bytes_are_stored_first(self, catalogue):
+        with pytest.raises(IntegrityError):
+            catalogue.soups.add_recipe(recipe_of(sha256_digest(b"a")), sha256_digest(b"s"), sha256_digest(b"w"), REPORT)
+
+
+class TestLineage:
+    def test_both_ways(self, catalogue):
+        a, b, c = (add(catalogue, f"acme/{name}") for name in "abc")
+        recipe = recipe_of(a.digest, b.digest)
+        soup = cook(catalogue, "acme/s", recipe)
+        parents = catalogue.soups.parents(recipe.digest, None)
+        assert parents == sorted([(a.digest, "0.5", a), (b.digest, "0.5", b)], key=lambda parent: parent[0])
+        assert catalogue.soups.children(a.digest, None) == [soup]
+        assert catalogue.soups.children(c.digest, None) == []
+        assert catalogue.soups.parents(None, None) == []
+        assert catalogue.soups.parents(sha256_digest(b"?"), None) == []
+
+    def test_what_a_key_does_not_see_has_a_digest_and_no_name(self, catalogue):
+        mine, theirs = add(catalogue, "acme/a"), add(catalogue, "other/b")
+        recipe = recipe_of(mine.digest, theirs.digest)
+        soup = cook(catalogue, "acme/s", recipe)
+        seen = {digest: row for digest, _, row in catalogue.soups.parents(recipe.digest, ("acme",))}
+        assert seen == {mine.digest: mine, theirs.digest: None}
+        assert catalogue.soups.children(theirs.digest, ("other",)) == []
+        assert catalogue.soups.children(theirs.digest, ("acme",)) == [soup]
+
+    def test_retired_parents_are_shown_retired_and_live_twins_are_preferred(self, catalogue):
+        a, twin = add(catalogue, "acme/a", digest="d"), add(catalogue, "acme/twin", digest="d")
+        recipe = recipe_of(a.digest)
+        cook(catalogue, "acme/s", recipe)
+        catalogue.adapters.retire(twin.id)
+        assert catalogue.soups.parents(recipe.digest, None)[0][2] == a
+        catalogue.adapters.retire(a.id)
+        assert catalogue.soups.parents(recipe.digest, None)[0][2].retired_at is not None
+
+    def test_retired_soups_are_no_children(self, catalogue):
+        a = add(catalogue, "acme/a")
+        rows = [cook(catalogue, f"acme/{name}", recipe_of(a.digest)) for name in "st"]
+        catalogue.adapters.retire(rows[0].id)
+        assert catalogue.soups.children(a.digest, None) == rows[1:]
+
+    def test_evidence_gathers_in_order(self, catalogue):
+        recipe = recipe_of(add(catalogue, "acme/a").digest)
+        soup, other = cook(catalogue, "acme/s", recipe), cook(catalogue, "acme/t", recipe)
+        for number in range(3):
+            catalogue.soups.add_evidence(soup.id, recipe.digest, {"selector": f"sel-{number}"})
+        catalogue.soups.add_evidence(other.id, recipe.digest, {"selector": "sel-x"})
+        found = catalogue.soups.evidence(soup.id)
+        assert [one["selector"] for one in found] == ["sel-0", "sel-1", "sel-2"]
+        assert all(one["created_at"].endswith("+00:00") for one in found)
+        with pytest.raises(IntegrityError):
+            catalogue.soups.add_evidence(soup.id, sha256_digest(b"?"), {})
+
+
+class TestEmbeddings:
+    def row(self, **fields) -> EmbeddingRow:
+        row = EmbeddingRow(
+            sample_digest=sha256_digest(b"sample"), encoder_digest=sha256_digest(b"e1"), encoder_name="sbert",
+            unit="sentence", blob_digest=sha256_digest(b"vectors"), count=200, dimensions=384, truncated=3,
+        )  # fmt: skip
+        return replace(row, **fields)
+
+    def test_one_for_each_sample_and_encoder(self, catalogue):
+        row = self.row()
+        other = self.row(encoder_digest=sha256_digest(b"e2"), encoder_name="base", unit="passage")
+        catalogue.blobs.seen(row.blob_digest, 9)
+        for one in (row, other, row):
+            catalogue.samples.add_embedding(one)
+        assert catalogue.samples.embedding(row.sample_digest, row.encoder_digest) == row
+        assert catalogue.samples.embedding(row.sample_digest, sha256_digest(b"e3")) is None
+        assert {one.encoder_name for one in catalogue.samples.embeddings(row.sample_digest)} == {"sbert", "base"}
+        assert catalogue.samples.embeddings(sha256_digest(b"?")) == []
+
+    def test_the_first_stays(self, catalogue):
+        row = self.row()
+        catalogue.blobs.seen(row.blob_digest, 9)
+        catalogue.samples.add_embedding(row)
+        catalogue.samples.add_embedding(self.row(count=1))
+        assert catalogue.samples.embeddings(row.sample_digest) == [row]
+
+    def test_the_vectors_are_stored_first(self, catalogue):
+        with pytest.raises(IntegrityError):
+            catalogue.samples.add_embedding(self.row())
