@@ -8,6 +8,7 @@ be the only one who runs it.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ Edit = Callable[[nn.Module, Tensor, Tensor], Tensor]
 """(hooked module, its argument (batch, time, hidden), its output (batch, time, hidden)) -> the output to use."""
 
 
-class AdapterModule(nn.Module):
+class AdapterModule(nn.Module, ABC):
     """An adapter's tensors: `state_dict()` has the canonical names, `edits` says what it does to which module.
 
     It computes in the dtype of its own parameters (fp32 as built, also on bf16 and fp16 base models, where that
@@ -35,9 +36,9 @@ class AdapterModule(nn.Module):
     num_layers: int
     hidden_size: int
 
+    @abstractmethod
     def edits(self, layers: Sequence[LayerSites]) -> Iterator[tuple[nn.Module, Edit]]:
         """Pairs of a base module and the edit of its output."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
