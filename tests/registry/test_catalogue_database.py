@@ -1,0 +1,241 @@
+"""Transactions: what a write does, what a read cannot do, and what is said when the database is busy."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sqlalchemy import text
+from sqlalchemy.exc import IntegrityError, OperationalError, StatementError
+
+from registry.catalogue import Database
+from registry.catalogue.tables import EPOCH, Microseconds
+from registry.errors import Busy, Internal, InvalidParameter
+from registry.spec import Card
+from tests.registry.catalogue_world import add, new_adapter, new_database, undone
+
+
+@pytest.fixture
+def database(tmp_path):
+    database = new_database(tmp_path)
+    yield database
+    database.close()
+
+
+def count(database: Database) -> int:
+    with database.read() as catalogue:
+        return len(catalogue.adapters.list(None, limit=1000).rows)
+
+
+class TestTransactions:
+    def test_a_write_is_there_when_it_ends(self, database):
+        with database.write() as catalogue:
+            row = add(catalogue)
+            assert count(database) == 0, "nobody else sees it before"
+        with database.read() as catalogue:
+            assert catalogue.adapters.get(row.id) == row
+
+    def test_an_error_undoes_all_of_it(self, database):
+        with pytest.raises(ZeroDivisionError), database.write() as catalogue:
+            add(catalogue)
+            catalogue.jobs.enqueue("embed", {}, namespace="acme", created_by="k")
+            raise ZeroDivisionError
+        with database.read() as catalogue:
+            assert catalogue.adapters.list(None, limit=9).rows == catalogue.jobs.list(None, limit=9).rows == ()
+
+    def test_a_refused_statement_undoes_all_of_it(self, database):
+        with pytest.raises(IntegrityError), database.write() as catalogue:
+            add(catalogue)
+            catalogue.adapters.add(new_adapter("acme/blobless"))
+        assert count(database) == 0
+
+    def test_the_next_write_after_an_error_works(self, database):
+        for _ in range(3):
+            with pytest.raises(ZeroDivisionError), database.write() as catalogue:
+                add(catalogue)
+                raise ZeroDivisionError
+        with database.write() as catalogue:
+            add(catalogue)
+        assert count(database) == 1
+
+    def test_a_read_cannot_write(self, database):
+        with pytest.raises(OperationalError, match="readonly"), database.read() as catalogue:
+            add(catalogue)
+        with database.write() as catalogue:  # on the same connection
+            add(catalogue)
+        assert count(database) == 1
+
+    def test_a_read_sees_one_state(self, database):
+        with database.read() as catalogue:
+            assert catalogue.adapters.list(None, limit=9).rows == ()
+            with database.write() as other:
+                add(other)
+            assert catalogue.adapters.list(None, limit=9).rows == ()
+        assert count(database) == 1
+
+    def test_a_write_sees_what_it_wrote(self, database):
+        with database.write() as catalogue:
+            row = add(catalogue)
+            assert catalogue.adapters.list(None, limit=9).rows == (row,)
+
+    def test_a_write_inside_a_write_is_our_fault_and_not_a_deadlock(self, database):
+        with database.write() as catalogue:
+            with pytest.raises(Internal, match="inside another"), database.write():
+                pass
+            add(catalogue)
+        assert count(database) == 1
+
+    def test_many_transactions_use_no_more_connections_than_there_are(self, tmp_path):
+        database = new_database(tmp_path, pool_size=1, busy_seconds=0.01)
+        for _ in range(20):
+            with database.write() as catalogue:
+                add(catalogue)
+            with pytest.raises(ZeroDivisionError), database.read():
+                raise ZeroDivisionError
+            with pytest.raises(ZeroDivisionError), database.write():
+                raise ZeroDivisionError
+        assert count(database) == 20
+        database.close()
+
+
+class TestBusy:
+    def test_another_process_that_writes(self, tmp_path):
+        database = new_database(tmp_path, busy_seconds=0.01)
+        other = sqlite3.connect(tmp_path / "soup.db", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(Busy, match="try again") as busy, database.write():
+            pass
+        assert busy.value.retry_after >= 1
+        assert count(database) == 0, "readers are not kept waiting"
+        other.execute("ROLLBACK")
+        other.close()
+        with database.write() as catalogue:
+            add(catalogue)
+        database.close()
+
+    def test_another_thread_that_writes(self, tmp_path):
+        database = new_database(tmp_path, busy_seconds=0.01)
+        errors: list[BaseException] = []
+
+        def second() -> None:
+            try:
+                with database.write():
+                    pass
+            except Busy as error:
+                errors.append(error)
+
+        with database.write():
+            thread = threading.Thread(target=second)
+            thread.start()
+            thread.join()
+        assert len(errors) == 1
+        second()
+        assert len(errors) == 1, "the turn was given back"
+        database.close()
+
+    def test_no_connection_left(self, tmp_path):
+        database = new_database(tmp_path, pool_size=2, busy_seconds=0.01)
+        with database.read(), database.read(), pytest.raises(Busy, match="connection"), database.read():
+            pass
+        assert count(database) == 0
+        database.close()
+
+    def test_other_errors_are_not_busy(self, tmp_path):
+        (tmp_path / "file").write_bytes(b"this is no database, and long enough to be sure of it")
+        for path in (tmp_path / "file", tmp_path / "no" / "folder"):
+            database = Database(f"sqlite:///{path}", busy_seconds=0.01)
+            with pytest.raises(Exception, match=r"not a database|unable to open") as raised, database.write():
+                pass
+            assert not isinstance(raised.value, Busy)
+            database.close()
+
+
+class TestSettings:
+    @pytest.mark.parametrize(
+        ("pragma", "value"), [("journal_mode", "wal"), ("synchronous", 2), ("foreign_keys", 1), ("busy_timeout", 30000)]
+    )
+    def test_every_connection_is_durable_and_checked(self, database, pragma, value):
+        with database.read(), database.read(), database.engine.connect() as third:
+            assert third.exec_driver_sql(f"PRAGMA {pragma}").scalar() == value
+
+    def test_a_migration_leaves_the_connections_checked(self, database):
+        import migrations
+
+        migrations.downgrade(database.engine, "base")
+        migrations.upgrade(database.engine)
+        for _ in range(2):
+            with database.engine.connect() as connection:
+                assert connection.exec_driver_sql("PRAGMA foreign_keys").scalar() == 1
+
+    @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "sqlite+pysqlite://"])
+    def test_a_database_in_memory_is_refused(self, url):
+        with pytest.raises(InvalidParameter, match="must be a file"):
+            Database(url)
+
+    def test_ping(self, database, tmp_path):
+        database.ping()
+        nowhere = Database(f"sqlite:///{tmp_path / 'no' / 'folder'}")
+        with pytest.raises(OperationalError):
+            nowhere.ping()
+        nowhere.close()
+
+    def test_two_databases_in_one_process(self, database, tmp_path):
+        (tmp_path / "2").mkdir()
+        other = new_database(tmp_path / "2")
+        with database.write() as first, other.write() as second:
+            add(first)
+            add(second)
+            add(second)
+        assert (count(database), count(other)) == (1, 2)
+        other.close()
+
+
+class TestValues:
+    @pytest.mark.parametrize("value", [float("nan"), float("inf")])
+    def test_what_is_no_json_is_refused_when_written(self, database, value):
+        with pytest.raises(StatementError, match="not JSON compliant"), database.write() as catalogue:
+            catalogue.audit.record("a", "b", key_id=None, request_id=None, detail={"x": value})
+
+    @given(
+        description=st.text(st.characters(exclude_categories=["Cs"]), max_size=50),
+        metadata=st.dictionaries(
+            st.text(st.characters(exclude_categories=["Cs"]), max_size=5),
+            st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False),
+            max_size=3,
+        ),
+    )
+    def test_cards_come_back_to_the_bit(self, empty_database, description, metadata):
+        card = Card(description=description, metadata=metadata)
+        with undone(empty_database) as catalogue:
+            row = add(catalogue, card=card)
+        assert json.dumps(row.card.model_dump()) == json.dumps(card.model_dump())
+
+    @given(
+        moment=st.datetimes(min_value=datetime(1900, 1, 1), max_value=datetime(3000, 1, 1)), hours=st.integers(-12, 12)
+    )
+    def test_times_come_back_to_the_microsecond_in_utc(self, moment, hours):
+        kind = Microseconds()
+        aware = moment.replace(tzinfo=timezone(timedelta(hours=hours)))
+        stored = kind.process_bind_param(aware, None)
+        back = kind.process_result_value(stored, None)
+        assert back == aware
+        assert back.tzinfo is UTC
+        assert stored == (aware - EPOCH) // timedelta(microseconds=1)
+
+    def test_naive_times_are_refused(self):
+        with pytest.raises(ValueError, match="time zone"):
+            Microseconds().process_bind_param(datetime(2026, 1, 1), None)
+        assert Microseconds().process_bind_param(None, None) is None
+        assert Microseconds().process_result_value(None, None) is None
+
+    def test_time_is_ordered_in_the_database(self, database):
+        with database.write() as catalogue:
+            rows = [add(catalogue) for _ in range(5)]
+        with database.engine.connect() as connection:
+            stored = connection.execute(text("SELECT id FROM adapters ORDER BY created_at, id")).scalars().all()
+        assert stored == [row.id for row in rows]
