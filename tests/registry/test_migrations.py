@@ -1,32 +1,194 @@
-"""Migrations: up, down and up again, and the tables are what the migrations make."""
+"""Migrations: up, down and up again; they make exactly the tables; all of one or nothing; data survives them."""
 
 from __future__ import annotations
 
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from alembic.util import CommandError
 from sqlalchemy import inspect
 
 import migrations
 from registry.catalogue import Database
 from registry.catalogue.tables import metadata
+from registry.spec import Card
+from tests.registry.catalogue_world import add_ready, new_database
+
+NEXT = '''
+"""A later migration."""
+import sqlalchemy as sa
+from alembic import op
+revision = "0002"
+down_revision = "0001"
+def upgrade():
+    {upgrade}
+def downgrade():
+    with op.batch_alter_table("adapters") as table:
+        table.drop_column("stars")
+'''
+ADD_STARS = """with op.batch_alter_table("adapters", recreate="always") as table:
+        table.add_column(sa.Column("stars", sa.Integer(), nullable=False, server_default="3"))"""
 
 
-def test_up_down_and_up_again(tmp_path):
+@pytest.fixture
+def database(tmp_path):
     database = Database(f"sqlite:///{tmp_path / 'soup.db'}")
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def next_migration(tmp_path, monkeypatch):
+    """Add a second migration to a copy of ours, by the body of its upgrade."""
+
+    def make(upgrade: str) -> None:
+        scripts = tmp_path / "scripts"
+        shutil.copytree(migrations.SCRIPTS, scripts, ignore=shutil.ignore_patterns("__pycache__"))
+        (scripts / "versions" / "0002_next.py").write_text(NEXT.format(upgrade=upgrade))
+        monkeypatch.setattr(migrations, "SCRIPTS", scripts)
+
+    return make
+
+
+def schema(database: Database) -> dict[str, set[str]]:
+    """The lines that make each table and index, without their order."""
+    query = "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL AND name != 'alembic_version'"
+    with database.engine.connect() as connection:
+        made = connection.exec_driver_sql(query).all()
+    return {name: {line.strip().rstrip(",") for line in sql.splitlines()} for name, sql in made}
+
+
+def fill(database: Database) -> list[str]:
+    with database.write() as catalogue:
+        rows = [add_ready(catalogue, f"acme/{name}", card=Card(tags=("x", name))) for name in "abc"]
+    return [row.ref for row in rows]
+
+
+def refs(database: Database) -> list[str]:
+    with database.read() as catalogue:
+        return sorted(row.ref for row in catalogue.adapters.list(None, tag="x", limit=9).rows)
+
+
+def test_up_down_and_up_again(database):
     assert migrations.current(database.engine) is None
+    first = None
     for _ in range(2):
         migrations.upgrade(database.engine)
         assert migrations.current(database.engine) == migrations.head()
         assert set(metadata.tables) < set(inspect(database.engine).get_table_names())
+        first = first or schema(database)
+        assert schema(database) == first
+        fill(database)
         migrations.downgrade(database.engine, "base")
         assert inspect(database.engine).get_table_names() == ["alembic_version"]
-    database.close()
+        assert migrations.current(database.engine) is None
 
 
-def test_the_migrations_make_exactly_the_tables(tmp_path):
-    database = Database(f"sqlite:///{tmp_path / 'soup.db'}")
+def test_the_migrations_make_exactly_the_tables(database, tmp_path):
+    """Autogenerate sees no difference, nor do the statements themselves (it looks at no CHECK)."""
     migrations.upgrade(database.engine)
     with database.engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
         assert compare_metadata(context, metadata) == []
+    declared = Database(f"sqlite:///{tmp_path / 'declared.db'}")
+    metadata.create_all(declared.engine)
+    assert schema(database) == schema(declared)
+    declared.close()
+
+
+def test_upgrading_again_changes_nothing(database):
+    migrations.upgrade(database.engine)
+    fill(database)
+    migrations.upgrade(database.engine)
+    assert len(refs(database)) == 3
+
+
+def test_the_history_is_one_line():
+    scripts = ScriptDirectory.from_config(migrations._config())
+    assert len(scripts.get_heads()) == len(scripts.get_bases()) == 1
+    assert migrations.head() == scripts.get_heads()[0]
+
+
+def test_nothing_is_migrated_without_a_connection():
+    from alembic import command
+
+    with pytest.raises(RuntimeError, match="soup migrate"):
+        command.upgrade(migrations._config(), "head")
+
+
+def test_a_database_of_a_later_version_is_refused_and_left_alone(database):
+    migrations.upgrade(database.engine)
+    with database.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+    with pytest.raises(CommandError, match="9999"):
+        migrations.upgrade(database.engine)
+    assert migrations.current(database.engine) == "9999"
+
+
+def test_a_table_that_others_refer_to_is_rebuilt_with_its_data(tmp_path, next_migration):
+    """SQLite alters by copying; with foreign keys on, dropping the old table would be refused or delete its tags."""
+    database = new_database(tmp_path)
+    before = fill(database)
+    next_migration(ADD_STARS)
+    migrations.upgrade(database.engine)
+    assert migrations.current(database.engine) == "0002"
+    assert refs(database) == before
+    with database.engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT stars FROM adapters").scalars().all() == [3, 3, 3]
+    migrations.downgrade(database.engine, "0001")
+    assert refs(database) == before
+    with database.write() as catalogue:
+        assert add_ready(catalogue, "acme/a").version == 2
     database.close()
+
+
+@pytest.mark.parametrize(
+    ("upgrade", "error"),
+    [
+        (ADD_STARS + '\n    op.drop_table("audit")\n    raise ZeroDivisionError', ZeroDivisionError),
+        ('op.drop_table("audit")\n    op.execute("DELETE FROM adapters")', RuntimeError),
+    ],
+    ids=["an error", "orphans"],
+)
+def test_a_migration_that_fails_leaves_everything_as_it_was(tmp_path, next_migration, upgrade, error):
+    database = new_database(tmp_path)
+    refs_before, schema_before = fill(database), schema(database)
+    next_migration(upgrade)
+    with pytest.raises(error):
+        migrations.upgrade(database.engine)
+    assert (refs(database), schema(database)) == (refs_before, schema_before)
+    assert migrations.current(database.engine) == "0001"
+    with database.engine.connect() as connection:
+        assert connection.exec_driver_sql("PRAGMA foreign_keys").scalar() == 1
+    database.close()
+
+
+def test_what_reads_meanwhile_is_not_disturbed(tmp_path, next_migration):
+    database = new_database(tmp_path)
+    before = fill(database)
+    next_migration(ADD_STARS)
+    with database.read() as catalogue:
+        first = len(catalogue.adapters.list(None, limit=9).rows)
+        thread = threading.Thread(target=migrations.upgrade, args=(database.engine,))
+        thread.start()
+        thread.join()
+        assert len(catalogue.adapters.list(None, limit=9).rows) == first == len(before)
+    assert migrations.current(database.engine) == "0002"
+    database.close()
+
+
+def test_migrations_need_nothing_but_the_tables():
+    """`soup migrate` must run where models cannot be loaded."""
+    import subprocess
+    import sys
+
+    heavy = "{'torch', 'transformers', 'sklearn'} & set(sys.modules)"
+    script = f"import sys, migrations; migrations.head(); print(sorted({heavy}))"
+    root = Path(migrations.__file__).parents[1]
+    done = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
