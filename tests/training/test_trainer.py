@@ -1,0 +1,216 @@
+"""Training adapters on a tiny frozen base: what changes, what does not, and what is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from registry.adapters import attached, create, from_tensors, paper_config
+from registry.adapters.weights import init_hash, save_tensors
+from registry.base_model import load_base
+from registry.errors import Cancelled, InvalidParameter
+from registry.folder import read_folder
+from registry.spec import BaseEntry
+from service.cli import run as soup
+from training.loop import Recipe
+from training.texts import pack
+from training.trainer import mean_nll_of, train_adapter
+
+TEXTS = [f"The judge of court {i} held that contract {i * 7} was void." for i in range(40)]
+VALID = [f"The judge of court {i} held that contract {i * 3} was void." for i in range(100, 125)]
+RECIPE = Recipe(steps=12, batch=4, block=32, learning_rate=1e-2, evaluations=3)
+STRUCTURES = ("bapna_firat", "houlsby", "pfeiffer", "parallel")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def base(tiny_base_dir):
+    return load_base(BaseEntry(id="tiny", source=str(tiny_base_dir)))
+
+
+def state_hash(model) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode() + tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def train(base, structure="bapna_firat", **changes):
+    values = {"recipe": RECIPE, "init": "zero_up" if structure == "parallel" else "near_identity", **changes}
+    return train_adapter(base, paper_config(structure, bottleneck=8), TEXTS, VALID, **values)
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_training_helps_and_frozen_means_frozen(base, structure):
+    before = state_hash(base.model)
+    trained = train(base, structure)
+    assert state_hash(base.model) == before
+    assert not any(p.requires_grad or p.grad is not None for p in base.model.parameters())
+    assert trained.record["valid_perplexity"] < trained.record["valid_perplexity_before"]
+    adapter = from_tensors(trained.config, base.shape, trained.tensors)
+    blocks = torch.from_numpy(pack(VALID, base.tokenize, block=32))
+    with attached(base.model, adapter), torch.no_grad():
+        again = math.exp(mean_nll_of(base)(blocks))
+    assert again == pytest.approx(trained.record["valid_perplexity"], rel=1e-5)
+
+
+def test_one_init_seed_gives_one_init_hash_whatever_is_trained(base):
+    first, second = train(base), train(base, recipe=RECIPE.model_copy(update={"data_seed": 9}))
+    other = train(base, init_seed=1)
+    fresh = create(first.config, base.shape, seed=0)
+    assert first.init_hash == second.init_hash == init_hash(fresh.state_dict())
+    assert other.init_hash != first.init_hash
+    assert first.provenance.init_source == "trained_here"
+    assert save_tensors(first.tensors) != save_tensors(second.tensors)
+
+
+def test_the_same_seeds_give_the_same_bytes(base):
+    assert save_tensors(train(base).tensors) == save_tensors(train(base).tensors)
+
+
+def test_the_record_is_json_and_says_how_it_was_made(base):
+    record = json.loads(json.dumps(train(base).record, allow_nan=False))
+    assert record["steps"] == 12
+    assert record["texts"] == len(TEXTS)
+    assert record["tokens_trained"] == 12 * 4 * 31
+    assert [step for step, _ in record["valid_history"]] == [0, 4, 8, 12]
+
+
+def test_backward_stops_at_the_first_adapter(base):
+    """What reaches the first adapter asks for no gradient, so nothing below it is kept for a backward pass."""
+    adapter = create(paper_config("bapna_firat", bottleneck=4), base.shape, seed=0)
+    needs = {}
+    layers = base.model.transformer.h
+    handles = [
+        layer.mlp.register_forward_hook(lambda _m, _a, out, i=i: needs.update({i: out.requires_grad}))
+        for i, layer in enumerate(layers)
+    ]
+    with attached(base.model, adapter):
+        mean_nll_of(base)(torch.randint(0, 300, (2, 16)))
+    for handle in handles:
+        handle.remove()
+    assert needs == {0: False, 1: True}
+
+
+def test_the_hooks_are_gone_after_success_and_after_failure(base):
+    ids = torch.arange(20)[None]
+    with torch.no_grad():
+        plain = base.model(ids).logits
+    train(base)
+    with pytest.raises(Cancelled):
+        train(base, should_stop=lambda: True)
+    with torch.no_grad():
+        assert torch.equal(base.model(ids).logits, plain)
+
+
+def test_divergence_is_refused_with_step_and_rate(base):
+    wild = RECIPE.model_copy(update={"learning_rate": 1e30, "steps": 50})
+    with pytest.raises(InvalidParameter, match=r"diverged at step \d+ of 50.*learning rate"):
+        train(base, recipe=wild)
+
+
+def test_a_block_beyond_the_context_is_refused(base):
+    with pytest.raises(InvalidParameter, match="65 tokens does not fit the base model's context of 64"):
+        train(base, recipe=RECIPE.model_copy(update={"block": 65}))
+
+
+@pytest.mark.parametrize(("texts", "valid", "said"), [([], VALID, "training data"), (TEXTS, VALID[:3], "validation")])
+def test_too_little_text_is_refused(base, texts, valid, said):
+    with pytest.raises(InvalidParameter, match=said):
+        train_adapter(base, paper_config("pfeiffer", bottleneck=4), texts, valid, recipe=RECIPE)
+
+
+# --- soup train ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def files(tmp_path):
+    for name, texts in (("train", TEXTS), ("valid", VALID)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return ["--texts", str(tmp_path / "train.jsonl"), "--valid", str(tmp_path / "valid.jsonl")]
+
+
+def command(files, tiny_base_dir, out, *more):
+    return ["train", *files, "--base-folder", str(tiny_base_dir), "--out", str(out), "--steps", "4", "--batch", "2",
+            "--block", "32", "--bottleneck", "4", *more]  # fmt: skip
+
+
+def test_soup_train_writes_a_directory_that_can_be_pushed(files, tiny_base_dir, tmp_path, base, capsys):
+    out = tmp_path / "adapters" / "law"
+    assert soup(command(files, tiny_base_dir, out, "--sample", "30", "--lr", "0.01")) == 0
+    said = capsys.readouterr()
+    assert said.out == f"{out}\n"
+    assert "before" in said.err
+    folder = read_folder(out)
+    assert folder.domain == "law"
+    assert folder.base_fingerprint == base.shape.fingerprint
+    assert folder.provenance.init_source == "trained_here"
+    sample = [json.loads(line)["text"] for line in folder.sample.read_text().splitlines()]
+    assert len(sample) == 30
+    assert set(sample) <= set(TEXTS)
+
+
+def test_soup_train_keeps_what_is_there_unless_told(files, tiny_base_dir, tmp_path, capsys):
+    out = tmp_path / "law"
+    assert soup(command(files, tiny_base_dir, out, "--sample", "0")) == 0
+    assert read_folder(out).sample is None
+    before = (out / "adapter_model.safetensors").read_bytes()
+    assert soup(command(files, tiny_base_dir, out, "--init-seed", "3")) == 1
+    assert "--replace" in capsys.readouterr().err
+    assert (out / "adapter_model.safetensors").read_bytes() == before
+    assert soup(command(files, tiny_base_dir, out, "--init-seed", "3", "--replace")) == 0
+    assert (out / "adapter_model.safetensors").read_bytes() != before
+
+
+def test_soup_train_on_an_allowlist_names_the_base(files, tiny_base_dir, tmp_path):
+    bases = tmp_path / "bases.toml"
+    bases.write_text(f'[bases.tiny]\nsource = "{tiny_base_dir}"\n[bases.other]\nsource = "{tiny_base_dir}"\n')
+    arguments = command(files, tiny_base_dir, tmp_path / "a")
+    at = arguments.index("--base-folder")
+    arguments[at : at + 2] = ["--bases", str(bases), "--base", "tiny"]
+    assert soup(arguments) == 0
+    assert read_folder(tmp_path / "a").base_model == "tiny"
+    arguments[at + 3] = "none"
+    assert soup([*arguments, "--replace"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "said"),
+    [
+        (["--lr", "0"], 1, "learning_rate"),
+        (["--block", "999"], 1, "context of 64"),
+        (["--base", "x"], 2, "--base-folder"),
+        (["--structure", "lora"], 2, "structure"),
+        (["--lr", "1e30", "--steps", "60"], 1, "diverged"),
+    ],
+)
+def test_soup_train_refuses_in_one_sentence_and_writes_nothing(
+    files, tiny_base_dir, tmp_path, capsys, more, code, said
+):
+    out = tmp_path / "out"
+    assert soup(command(files, tiny_base_dir, out, *more)) == code
+    assert said in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_the_help_needs_no_torch():
+    check = (
+        "import sys\nfrom service.cli import run\n"
+        "code = run(['train', '--help'])\nassert code == 0\nassert 'torch' not in sys.modules, 'torch'"
+    )
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "soup push" in done.stdout

@@ -1,0 +1,83 @@
+"""Training text: read from JSON lines, tokenised, and packed into blocks of equal length.
+
+Called by the trainer and by the demo, which trains its base model in the same way.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from registry.errors import InvalidParameter, NotFound
+
+MIN_TEXTS = 20
+"""Fewer texts than this are no domain to train on (a sample needs as many)."""
+
+
+def read_texts(path: Path) -> list[str]:
+    """The texts of a .jsonl or .jsonl.gz file of {"text"} in their order, empty ones left out.
+
+    Raises NotFound, or InvalidParameter with the line that is wrong.
+    """
+    try:
+        data = path.read_bytes()
+        lines = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8-sig").split("\n")
+    except OSError as problem:
+        raise NotFound(f"{path} cannot be read: {problem.strerror or problem}.", param="texts") from None
+    except UnicodeDecodeError as problem:
+        raise InvalidParameter(f"{path} is not UTF-8 text (byte {problem.start}).", param="texts") from None
+    except (EOFError, zlib.error):
+        raise InvalidParameter(f"{path} is not a whole gzip file.", param="texts") from None
+    texts = [_text_of(line, path, number) for number, line in enumerate(lines, start=1) if line.strip()]
+    return [text for text in texts if text.strip()]
+
+
+def _text_of(line: str, path: Path, number: int) -> str:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict) or not isinstance(value.get("text"), str):
+        raise InvalidParameter(
+            f'{path}, line {number}, is not JSON with a string "text": texts are JSON lines of {{"text": ...}}.',
+            param="texts",
+        )
+    return str(value["text"])
+
+
+def draw(texts: Sequence[str], most: int, *, seed: int) -> list[str]:
+    """At most `most` of the texts, drawn with `seed`, in the order they had."""
+    if len(texts) <= most:
+        return list(texts)
+    chosen = np.random.default_rng(seed).choice(len(texts), size=most, replace=False)
+    return [texts[i] for i in sorted(chosen.tolist())]
+
+
+def pack(
+    texts: Sequence[str], tokenize: Callable[[str], Iterable[int]], *, block: int, what: str = "training"
+) -> np.ndarray:
+    """int64 (blocks, block): the texts' tokens end to end, cut into blocks; what is left at the end is dropped.
+
+    `tokenize` puts the BOS in front of each text, so that boundaries are seen. Raises InvalidParameter for fewer
+    than MIN_TEXTS texts, or for less than one block.
+    """
+    if block < 2:
+        raise InvalidParameter(f"A block of {block} tokens leaves nothing to predict.", param="block")
+    if len(texts) < MIN_TEXTS:
+        raise InvalidParameter(
+            f"The {what} data holds {len(texts)} texts, and at least {MIN_TEXTS} are needed.", param="texts"
+        )
+    stream = np.fromiter((token for text in texts for token in tokenize(text)), dtype=np.int64)
+    if len(stream) < block:
+        raise InvalidParameter(
+            f"The {what} data holds {len(stream)} tokens, less than one block of {block}: bring more text, or a "
+            "shorter block.",
+            param="texts",
+        )
+    whole = len(stream) // block
+    return stream[: whole * block].reshape(whole, block)
