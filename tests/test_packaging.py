@@ -1,16 +1,23 @@
-"""The wheel: it holds the four packages and nothing else, and what it installs can migrate a database elsewhere."""
+"""The wheel holds the four packages and nothing else, and what it installs can migrate a database elsewhere.
+
+Beside it: what is imported is declared, and what is declared is pinned.
+"""
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import re
 import shutil
 import sqlite3
 import subprocess
 import sys
 import tomllib
 import zipfile
+from collections.abc import Iterable
 from contextlib import closing
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
@@ -134,3 +141,55 @@ def test_everything_knows_the_one_version(installed: Path, tmp_path: Path) -> No
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert run(installed, installed / "bin" / "soup", "--version", cwd=tmp_path).strip() == version
     assert f'\nVERSION = "{version}"\n' in (installed / "service" / "app.py").read_text()
+
+
+# --- dependencies ---------------------------------------------------------------------------------
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+BROUGHT_ALONG = {"tokenizers"}  # transformers is not without it, and only the demo and tests import it
+
+
+def normal(requirement: str) -> str:
+    """The normalised name of a requirement (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", re.split(r"[\s<>=!~;\[]", requirement)[0]).lower()
+
+
+def declared(*extras: str) -> set[str]:
+    """Names of the distributions that pyproject.toml asks for."""
+    optional = PROJECT["optional-dependencies"]
+    return {
+        normal(name) for name in (*PROJECT["dependencies"], *(name for extra in extras for name in optional[extra]))
+    }
+
+
+def imported(folders: Iterable[str]) -> set[str]:
+    """Names of the installed distributions that the modules in these folders import, wherever they do."""
+    providers = packages_distributions()
+    found = set()
+    for path in (path for folder in folders for path in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            for top in {name.split(".")[0] for name in names} - {*SHIPPED, *NOT_SHIPPED}:
+                if top not in sys.stdlib_module_names:
+                    found.update(normal(name) for name in providers.get(top, [top]))
+    return found
+
+
+def test_what_is_shipped_imports_only_what_it_declares() -> None:
+    assert imported(SHIPPED) - declared() == set()
+
+
+def test_the_demo_and_benchmarks_need_nothing_more() -> None:
+    assert imported(["demo", "benchmarks"]) - declared() - BROUGHT_ALONG == set()
+
+
+def test_tests_import_only_what_is_declared() -> None:
+    assert imported(["tests", "docs"]) - declared("dev") - BROUGHT_ALONG == set()
+
+
+def test_everything_declared_is_pinned() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][0-9A-Za-z.]*", line) for line in lines)
+    assert declared("dev") - {normal(line) for line in lines} == set()
+    assert len({normal(line) for line in lines}) == len(lines)
