@@ -32,6 +32,11 @@ class Strategy:
     single: bool = False
     verify: bool = False
 
+    def request(self, sample: SampleSource, pool: PoolRequest) -> CookRequest:
+        """What this strategy asks the service for."""
+        options = SelectOptions(single=self.single)
+        return CookRequest(sample=sample, selector=self.selector, options=options, pool=pool, verify=self.verify)
+
 
 STRATEGIES = (
     Strategy("single, cosine", CosineSpec(), single=True),
@@ -116,12 +121,8 @@ def run(
 def _cook(
     client: SoupClient, strategy: Strategy, sample: SampleSource, pool: PoolRequest
 ) -> dict[str, Any] | SoupError:
-    request = CookRequest(
-        sample=sample, selector=strategy.selector, options=SelectOptions(single=strategy.single), pool=pool,
-        verify=strategy.verify,
-    )  # fmt: skip
     try:
-        return client.cook(request)
+        return client.cook(strategy.request(sample, pool))
     except SoupError as error:
         return error
 

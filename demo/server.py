@@ -1,0 +1,119 @@
+"""The server of the demo: `soup serve` as a process of its own, on loopback, stopped whatever happens.
+
+The demo talks to it as anybody would: with the command line, and with the Python client.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import IO
+
+from service.client import SoupClient
+
+START_SECONDS = 300.0
+STOP_SECONDS = 30.0
+
+
+class DemoFailed(Exception):
+    """The demo cannot go on; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running server: its address, its data folder, and the environment in which `soup` finds both."""
+
+    url: str
+    data: Path
+    environment: Mapping[str, str]
+
+    def client(self) -> SoupClient:
+        """The Python client, with the admin key of the data folder."""
+        key = (self.data / "admin.key").read_text(encoding="ascii").strip()
+        return SoupClient(self.url, key, timeout=1800.0)
+
+    def soup(self, *arguments: str) -> str:
+        """Run `soup` with these arguments and give its stdout; raises DemoFailed with what it said."""
+        talks = sys.stderr.isatty()
+        done = subprocess.run(
+            [*SOUP, *arguments], env=dict(self.environment), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=None if talks else subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            said = f":\n{done.stderr.strip()}" if done.stderr else "."
+            raise DemoFailed(f"`soup {' '.join(arguments)}` failed with exit code {done.returncode}{said}")
+        return done.stdout
+
+
+SOUP = (sys.executable, "-m", "service.cli")
+
+
+def environment(data: Path, **more: str) -> dict[str, str]:
+    """This process's environment without settings of another server, and offline."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("SOUP_")}
+    return {**kept, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "SOUP_DATA": str(data), **more}
+
+
+@contextmanager
+def running(bases: Path, data: Path, *, arguments: Sequence[str] = ()) -> Iterator[Server]:
+    """A server over `data` while open. Its log is `<data>.log`. SIGTERM and SIGHUP end the demo, and so the server."""
+    data.parent.mkdir(parents=True, exist_ok=True)
+    log = data.with_suffix(".log")
+    command = [*SOUP, "serve", "--bases", str(bases), "--data", str(data), "--port", "0", "--json", *arguments]
+    before = {number: signal.signal(number, _leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    with log.open("ab") as errors:
+        process = subprocess.Popen(
+            command, env=environment(data), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors
+        )
+    try:
+        url = _address(process, log)
+        yield Server(url, data, environment(data, SOUP_URL=url))
+    finally:
+        _stop(process)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+def _address(process: subprocess.Popen[bytes], log: Path) -> str:
+    """What the server prints once it answers."""
+    stdout = process.stdout
+    assert stdout is not None
+    line = _first_line(stdout, time.monotonic() + START_SECONDS)
+    if line:
+        return str(json.loads(line)["url"])
+    code = process.poll()
+    last = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
+    what = f"did not answer within {START_SECONDS:.0f} s" if code is None else f"ended with exit code {code}"
+    raise DemoFailed(f"The server {what}. The end of {log}:\n{last}")
+
+
+def _first_line(stdout: IO[bytes], deadline: float) -> bytes:
+    with selectors.DefaultSelector() as selector:
+        selector.register(stdout, selectors.EVENT_READ)
+        return stdout.readline() if selector.select(timeout=max(0.0, deadline - time.monotonic())) else b""
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    finally:
+        if process.stdout is not None:
+            process.stdout.close()
