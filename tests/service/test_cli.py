@@ -77,7 +77,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 class TestHelp:
-    @pytest.mark.parametrize("name", [name for name in cli.VERBS if name not in {"train"}])
+    @pytest.mark.parametrize("name", cli.VERBS)
     def test_every_verb_has_examples_json_and_its_summary(self, soup: Soup, name: str) -> None:
         code, out, _ = soup(name, "--help")
         assert code == 0
@@ -86,7 +86,7 @@ class TestHelp:
         for page in pages:
             assert "Examples:" in page
             assert f"soup {name}" in page
-            assert "--json" in page
+            assert "--json" in page or name == "train"
         assert cli.VERBS[name].summary.rstrip(".") in " ".join(out.split())
 
     def test_the_overview_lists_every_verb(self, soup: Soup) -> None:

@@ -24,7 +24,9 @@ def test_modules(module: str) -> None:
     assert loaded(f"import {module}") == set()
 
 
-@pytest.mark.parametrize("args", [["--help"], ["push", "--help"], ["serve", "--help"], ["cook", "--help"]])
+@pytest.mark.parametrize(
+    "args", [["--help"], ["push", "--help"], ["serve", "--help"], ["cook", "--help"], ["train", "--help"]]
+)
 def test_help(args: list[str]) -> None:
     assert loaded(HELP.format(args=args)) == set()
 
