@@ -103,6 +103,9 @@ def address_of(listener: socket.socket) -> str:
 
 def run(settings: Settings, listener: socket.socket, *, json: bool = False) -> None:
     """Serve until SIGINT or SIGTERM. Torch is imported here."""
+    from service.settings import calm_threads
+
+    calm_threads()
     from service.app import create_app
     from service.observe import configure_logging
     from service.runtime import Runtime
