@@ -16,7 +16,7 @@ from registry.adapters.weights import adapter_digest, load_tensors, save_tensors
 from registry.blobs import BlobStore
 from registry.catalogue.database import Database
 from registry.encoders.contract import Encoder
-from registry.errors import Incompatible, InvalidSample
+from registry.errors import Incompatible, Internal, InvalidSample
 from registry.intake import BlobReader, Caller, CheckedSample, Limits, Vectors, check_sample
 from registry.plan import by_hand, by_selection
 from registry.publish import Mixed, publish
@@ -63,6 +63,7 @@ class Kitchen:
     score: Callable[[Sequence[str], Candidate | None], Sequence[PassageScore]]
     fit: Fit
     limits: Limits
+    refit_delay: float = 0.0
 
 
 def cook(request: CookRequest, *, kitchen: Kitchen, caller: Caller, namespace: str, progress: Progress) -> Cooked:
@@ -120,6 +121,12 @@ def _mix(parts: tuple[Part, ...], request: CookRequest, kitchen: Kitchen) -> Mix
     reasons = method.check(parts, request.mixing)
     if reasons:
         raise Incompatible(_what_else(reasons), param="recipe", problems=reasons)
+    if parts[0].base_fingerprint != kitchen.shape.fingerprint:
+        raise Incompatible(
+            f"{parts[0].ref} was made for another state of base model {kitchen.base_id!r} "
+            f"({parts[0].base_fingerprint[:19]} and not {kitchen.shape.fingerprint[:19]}).",
+            param="recipe",
+        )
     ordered = tuple(sorted(parts, key=lambda part: part.digest))
     recipe = Recipe(
         base_fingerprint=kitchen.shape.fingerprint,
@@ -128,22 +135,25 @@ def _mix(parts: tuple[Part, ...], request: CookRequest, kitchen: Kitchen) -> Mix
     )
     with kitchen.database.read() as catalogue:
         known = catalogue.soups.recipe(recipe.digest)
-    if known is not None and kitchen.blobs.has(known.weights_blob):
+    cached = known is not None and kitchen.blobs.has(known.weights_blob)
+    if known is not None and cached:
         data = kitchen.blobs.read(known.weights_blob)
-        tensors = load_tensors(data)
+        tensors: Mapping[str, Tensor] = load_tensors(data)
     else:
-        known = None
         tensors = method.mix([(part, _loader(part, kitchen)) for part in ordered], request.mixing)
         data = save_tensors(tensors)
+    digest = adapter_digest(kitchen.shape.fingerprint, ordered[0].config, tensors)
+    if known is not None and digest != known.adapter_digest:
+        raise Internal(f"recipe {recipe.digest} gave {known.adapter_digest} before and {digest} now")
     return Mixed(
         parts=ordered,
         recipe=recipe,
         tensors=tensors,
         data=data,
-        digest=adapter_digest(kitchen.shape.fingerprint, ordered[0].config, tensors),
+        digest=digest,
         report=_report(ordered, recipe, tensors),
         dtype=result_dtype(ordered),
-        cached=known is not None,
+        cached=cached,
     )
 
 
@@ -151,7 +161,10 @@ def _loader(part: Part, kitchen: Kitchen) -> Callable[[], Mapping[str, Tensor]]:
     def load() -> Mapping[str, Tensor]:
         with kitchen.database.read() as catalogue:
             row = catalogue.adapters.get(part.adapter_id)
-        return load_tensors(kitchen.blobs.read(row.weights_blob))
+        tensors = load_tensors(kitchen.blobs.read(row.weights_blob))
+        if adapter_digest(row.base_fingerprint, row.config, tensors) != row.digest:
+            raise Internal(f"the stored weights of {row.ref} are not those of its digest")
+        return tensors
 
     return load
 
@@ -177,6 +190,8 @@ def _verify(mixed: Mixed, sample: CheckedSample, vectors: Vectors | None, kitche
         base = vectors.base_nll
     else:
         base = np.array([score.nll for score in kitchen.score(sample.texts, None)])
+    if tokens.sum() == 0:
+        raise InvalidSample("The sample holds no token that the base model can score.", param="sample")
     paired = paired_difference(soup, base, tokens)
     return Verification(
         base_nll=float(base.sum() / tokens.sum()),
@@ -242,7 +257,8 @@ def _serve(
         part = mixed.parts[0]
         with kitchen.database.read() as catalogue:
             row = catalogue.adapters.get(part.adapter_id)
-        reason, created = f"{part.ref} alone: one ingredient at weight 1 is that adapter.", False
+        unused = f" The name {request.name} was not needed." if request.name else ""
+        reason, created = f"{part.ref} alone: one ingredient at weight 1 is that adapter.{unused}", False
         model = part.ref
     else:
         row, created = publish(
@@ -256,6 +272,7 @@ def _serve(
             database=kitchen.database,
             blobs=kitchen.blobs,
             caller=caller,
+            refit_delay=kitchen.refit_delay,
         )
         reason, model = f"{len(mixed.parts)} adapters by {mixed.recipe.mixing.method}.", row.ref
     return Cooked(

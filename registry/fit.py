@@ -7,6 +7,7 @@ connection and reads vectors from the blob store. Fitting the same members again
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 
 import numpy as np
 
@@ -85,7 +86,7 @@ def _store(
     """Bytes first, then the row; the id follows from what was fitted on what, so a repeat is the same row."""
     state_blob = blobs.put_bytes(data)
     members = as_members(rows)
-    identity = digest_of([pool_id(pool), spec_digest(spec), encoder_digest, [m.digest for m in members], state_blob])
+    identity = digest_of([pool_id(pool), spec_digest(spec), encoder_digest, [asdict(m) for m in members], state_blob])
     with database.write() as catalogue:
         catalogue.blobs.seen(state_blob, len(data))
         return catalogue.selectors.add(

@@ -17,7 +17,7 @@ from registry.adapters.arrays import read_embeddings, save_embeddings
 from registry.blobs import BlobStore
 from registry.catalogue.database import Catalogue, Database
 from registry.catalogue.rows import EmbeddingRow
-from registry.encoders.contract import Encoder
+from registry.encoders.contract import Encoder, Progress
 from registry.errors import InvalidManifest, InvalidSample, NotFound, TooLarge
 from registry.names import digest_of, sha256_digest
 from registry.samples import SampleLimits, decode_lines, prepare
@@ -162,9 +162,9 @@ def _check_vectors(source: EmbeddingSource, reader: BlobReader, encoders: Mappin
     return Vectors(encoder=source.encoder, array=array, data=save_embeddings(array))
 
 
-def embed_texts(texts: tuple[str, ...], encoder: Encoder) -> Vectors:
-    """One encoder's vectors for a sample's texts."""
-    embedded = encoder.encode(texts)
+def embed_texts(texts: tuple[str, ...], encoder: Encoder, progress: Progress | None = None) -> Vectors:
+    """One encoder's vectors for a sample's texts; `progress` may raise to end it."""
+    embedded = encoder.encode(texts, progress=progress)
     return Vectors(
         encoder=encoder.digest,
         array=embedded.vectors,

@@ -6,6 +6,7 @@ its reason (DESIGN, "Mixed pools").
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -48,21 +49,31 @@ def by_selection(
         return chosen, ()
     with database.read() as catalogue:
         rows = {m.digest: catalogue.adapters.get(m.adapter_id) for m in chosen.selector.members}
-    chosen = _leave_out_unmixable(chosen, rows, request)
+    chosen = _leave_out_unmixable(chosen, {digest: _part(row, "1") for digest, row in rows.items()}, request)
     return chosen, tuple(_part(rows[one.digest], one.weight) for one in chosen.selection.selected)
 
 
-def _leave_out_unmixable(chosen: Chosen, rows: Mapping[str, AdapterRow], request: CookRequest) -> Chosen:
-    best = _part(rows[chosen.selection.selected[0].digest], "1")
+def _leave_out_unmixable(chosen: Chosen, parts: Mapping[str, Part], request: CookRequest) -> Chosen:
+    best = _best(chosen, parts)
     exclude = {}
-    for digest, row in rows.items():
-        pair = [best, _part(row, "1")]
+    for digest, part in parts.items():
+        pair = [best, part]
         reasons = structure_reasons(pair)
         if not request.mixing.assume_same_init:
             reasons += init_reasons(pair)
-        if reasons and digest != best.digest:
+        if reasons and digest != best.digest and digest not in chosen.gone:
             exclude[digest] = f"cannot be mixed with {best.ref}: " + " ".join(reasons)
     return replace(chosen, selection=chosen.again(exclude)) if exclude else chosen
+
+
+def _best(chosen: Chosen, parts: Mapping[str, Part]) -> Part:
+    """What the others must go with: the best-ranked; where nothing is ranked, one of the largest group that mixes."""
+    selected = [parts[one.digest] for one in chosen.selection.selected]
+    if chosen.selector.spec.kind != "uniform":
+        return selected[0]
+    groups = Counter((part.config, part.provenance.init_hash) for part in selected)
+    known = [part for part in selected if part.provenance.init_hash is not None]
+    return max(known or selected, key=lambda part: groups[(part.config, part.provenance.init_hash)])
 
 
 def by_hand(recipe: HandRecipe, *, scope: tuple[str, ...] | None, database: Database) -> tuple[str, tuple[Part, ...]]:
@@ -89,7 +100,10 @@ def by_hand(recipe: HandRecipe, *, scope: tuple[str, ...] | None, database: Data
             f"{foreign[0].base_model!r}: a soup has ingredients of one base model.",
             param="recipe",
         )
-    canonical = weights_by_digest({digest: weights[digest] for digest in used})
+    try:
+        canonical = weights_by_digest({digest: weights[digest] for digest in used})
+    except ValueError as error:
+        raise InvalidRecipe(f"The recipe's {error}.", param="recipe") from None
     kept = [digest for digest in used if canonical[digest] != "0"]
     return first.base_model, tuple(_part(rows[digest], canonical[digest]) for digest in kept)
 

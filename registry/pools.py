@@ -52,14 +52,19 @@ def spec_digest(spec: SelectorSpec) -> str:
 
 
 def current_members(catalogue: Catalogue, pool: PoolSpec, encoder_digest: str | None) -> list[AdapterRow]:
-    """The adapters a fit of this pool would use now, in the order of their domains."""
+    """The adapters a fit of this pool would use now, in the order of their domains.
+
+    The newest of each domain label; bytes that were pushed under several names count once, as the newest of them.
+    """
     newest: dict[str, AdapterRow] = {}
-    for row in catalogue.adapters.pool(pool):
+    digests: set[str] = set()
+    for row in sorted(catalogue.adapters.pool(pool), key=lambda row: row.id, reverse=True):
+        if row.domain in newest or row.digest in digests:
+            continue
         if encoder_digest is not None and not _embedded(catalogue, row, encoder_digest):
             continue
-        best = newest.get(row.domain)
-        if best is None or row.id > best.id:
-            newest[row.domain] = row
+        newest[row.domain] = row
+        digests.add(row.digest)
     return [newest[domain] for domain in sorted(newest)]
 
 
@@ -89,6 +94,15 @@ def gone_members(catalogue: Catalogue, selector: SelectorRow) -> dict[str, str]:
     }
 
 
+def _may_hold(pool: PoolSpec, row: AdapterRow) -> bool:
+    """Whether the adapter can be, or can have been, in the pool; tags come and go, so they are not looked at."""
+    return (
+        (pool.namespaces is None or row.namespace in pool.namespaces)
+        and pool.method in (None, row.config.method)
+        and (pool.include_soups or row.kind == "adapter")
+    )
+
+
 def enqueue_refits(catalogue: Catalogue, changed: AdapterRow, *, created_by: str, delay: float) -> list[str]:
     """Queue a fit of every fitted pool this adapter came to or left; returns the job ids.
 
@@ -96,7 +110,7 @@ def enqueue_refits(catalogue: Catalogue, changed: AdapterRow, *, created_by: str
     """
     jobs = []
     for pool, spec in catalogue.selectors.targets(changed.base_fingerprint):
-        if pool.namespaces is not None and changed.namespace not in pool.namespaces:
+        if not _may_hold(pool, changed):
             continue
         job = catalogue.jobs.enqueue(
             "fit",

@@ -17,6 +17,7 @@ from registry.catalogue.rows import AdapterRow, NewAdapter
 from registry.encoders.contract import Encoder
 from registry.intake import Caller, Vectors, record_vectors
 from registry.names import split_name
+from registry.pools import enqueue_refits
 from registry.soup.compat import Part
 from registry.spec import Card, Evidence, MixReport, Provenance, Recipe
 
@@ -52,8 +53,12 @@ def publish(
     database: Database,
     blobs: BlobStore,
     caller: Caller,
+    refit_delay: float,
 ) -> tuple[AdapterRow, bool]:
-    """The soup's row and whether it is new. Unnamed soups are called `soup-<first 12 of the digest>`."""
+    """The soup's row and whether it is new. Unnamed soups are called `soup-<first 12 of the digest>`.
+
+    Pools that take soups are refitted after `refit_delay` seconds.
+    """
     target = split_name(name) if name else (namespace, "soup-" + mixed.digest.removeprefix("sha256:")[:12])
     weights_blob = blobs.put_bytes(mixed.data)
     if vectors is not None:
@@ -66,6 +71,8 @@ def publish(
         row = known or catalogue.adapters.add(new)
         if known is None and vectors is not None and evidence.sample is not None:
             record_vectors(catalogue, evidence.sample.digest, vectors, encoders[vectors.encoder])
+        if known is None:
+            enqueue_refits(catalogue, row, created_by=caller.key_id, delay=refit_delay)
         catalogue.soups.add_evidence(row.id, mixed.recipe.digest, evidence.model_dump(mode="json"))
         _audit(catalogue, row, mixed, caller)
     return row, known is None
@@ -101,7 +108,7 @@ def _new_row(
         base_fingerprint=mixed.recipe.base_fingerprint,
         config=mixed.parts[0].config,
         domain=name,
-        card=_card(mixed),
+        card=_card(mixed, namespace),
         provenance=inherited(mixed.parts, mixed.recipe),
         weights_blob=weights_blob,
         dtype=mixed.dtype,
@@ -115,8 +122,10 @@ def _new_row(
     )
 
 
-def _card(mixed: Mixed) -> Card:
-    members = ", ".join(f"{part.ref} at {part.weight}" for part in mixed.parts)
+def _card(mixed: Mixed, namespace: str) -> Card:
+    """Who sees the soup need not see its ingredients: those of other namespaces are called by their digest."""
+    names = {p.digest: p.ref if p.ref.startswith(f"{namespace}/") else p.digest[:19] for p in mixed.parts}
+    members = ", ".join(f"{names[part.digest]} at {part.weight}" for part in mixed.parts)
     metadata: dict[str, str | int | float | bool | None] = {"mixing": mixed.recipe.mixing.method}
     if mixed.recipe.mixing.assume_same_init:
         metadata["assume_same_init"] = True

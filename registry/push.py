@@ -17,6 +17,7 @@ from registry.encoders.contract import Encoder
 from registry.errors import Incompatible, Internal, InvalidManifest
 from registry.intake import BlobReader, Caller, CheckedSample, Limits, check_sample, embed_texts, record_vectors
 from registry.names import sha256_digest, split_name
+from registry.pools import enqueue_refits
 from registry.samples import decode_lines
 from registry.spec import BaseShape, Manifest
 
@@ -42,11 +43,14 @@ def push(
     encoders: Callable[[str], Mapping[str, Encoder]],
     caller: Caller,
     limits: Limits,
+    refit_delay: float = 0.0,
 ) -> Pushed:
-    """Check everything, store the bytes, then the row, its job and its audit entry in one transaction.
+    """Check everything, store the bytes, then the row, its jobs and its audit entry in one transaction.
 
-    `encoders` gives a base id's encoders by digest. Raises InvalidManifest, InvalidWeights, InvalidSample,
-    Incompatible, NotFound (a blob) or TooLarge; then nothing is visible.
+    `encoders` gives a base id's encoders by digest. A known adapter without a sample, or whose sample could not be
+    embedded, takes the one of this push. Pools that gain or lose a member at once are refitted after `refit_delay`
+    seconds; where text is to be embedded, its job does that. Raises InvalidManifest, InvalidWeights,
+    InvalidSample, Incompatible, NotFound (a blob) or TooLarge; then nothing is visible.
     """
     namespace, name = split_name(manifest.name)
     base_id, shape = find_base(manifest, bases)
@@ -64,17 +68,22 @@ def push(
         catalogue.blobs.seen(new.weights_blob, len(data))
         catalogue.blobs.grant(namespace, new.weights_blob)
         same = catalogue.adapters.find_same(namespace, name, digest)
-        if same is not None and (same.sample is not None or sample is None):
-            return Pushed(same, created=False, warnings=_ignored(same, new))
+        brings = sample is not None and (same is None or same.sample_state in ("none", "failed"))
+        warnings = () if same is None else _ignored(same, new, manifest, brings)
+        if same is not None and not brings:
+            return Pushed(same, created=False, warnings=warnings)
         row = same or catalogue.adapters.add(new)
-        if same is not None and sample is not None:  # known without a sample: this push brings it
+        if same is not None and sample is not None:
             row = catalogue.adapters.attach_sample(same.id, sample.report)
         job = _record_sample(catalogue, row, sample, known, caller)
+        if job is None:
+            enqueue_refits(catalogue, row, created_by=caller.key_id, delay=refit_delay)
         catalogue.audit.record(
             "adapter.push", row.ref, key_id=caller.key_id, request_id=caller.request_id, detail={"digest": digest}
         )
         row = catalogue.adapters.get(row.id)
-    return Pushed(row, created=same is None, job=job, warnings=() if sample is None else sample.report.notes)
+    notes = () if sample is None else sample.report.notes
+    return Pushed(row, created=same is None, job=job, warnings=(*notes, *warnings))
 
 
 def find_base(manifest: Manifest, bases: Mapping[str, BaseShape]) -> tuple[str, BaseShape]:
@@ -151,10 +160,11 @@ def _new_row(
     )
 
 
-def _ignored(row: AdapterRow, new: NewAdapter) -> tuple[str, ...]:
+def _ignored(row: AdapterRow, new: NewAdapter, manifest: Manifest, brings: bool) -> tuple[str, ...]:
     """What a push of known bytes said otherwise than what is stored, which stays as it is."""
-    changed = [field for field in ("domain", "card", "provenance") if getattr(row, field) != getattr(new, field)]
-    if new.sample is not None and row.sample is not None and new.sample.digest != row.sample.digest:
+    said = manifest.model_fields_set & {"domain", "card", "provenance"}
+    changed = [field for field in sorted(said) if getattr(row, field) != getattr(new, field)]
+    if not brings and new.sample is not None and row.sample is not None and new.sample.digest != row.sample.digest:
         changed.append("sample")
     if not changed:
         return ()
@@ -196,13 +206,13 @@ def embed(
         row = catalogue.adapters.get(adapter_id)
         if row.sample is None:
             raise Internal(f"{row.ref} has no sample to embed")
-        done = {known.encoder_digest for known in catalogue.samples.embeddings(row.sample.digest)}
+        done = {known.encoder_digest: known for known in catalogue.samples.embeddings(row.sample.digest)}
+    known = encoders(row.base_model)
+    progress(0, len(known), f"embedding {row.ref}")
     texts = tuple(decode_lines(blobs.read(row.sample.digest)))
-    todo = [encoder for digest, encoder in encoders(row.base_model).items() if digest not in done]
-    truncated = dict(row.sample.truncated)
-    for number, encoder in enumerate(todo):
-        progress(number, len(todo), f"embedding {len(texts)} passages of {row.ref} with {encoder.name}")
-        vectors = embed_texts(texts, encoder)
+    truncated: dict[str, int] = {known[digest].name: one.truncated for digest, one in done.items() if digest in known}
+    for encoder in (encoder for digest, encoder in known.items() if digest not in done):
+        vectors = embed_texts(texts, encoder, progress)
         truncated[encoder.name] = vectors.truncated
         blobs.put_bytes(vectors.data)
         with database.write() as catalogue:

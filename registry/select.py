@@ -34,6 +34,8 @@ class Chosen:
     selector: SelectorRow
     not_yet_included: tuple[str, ...]
     vectors: Vectors | None
+    gone: Mapping[str, str]
+    """Members that could not be chosen, by digest with the reason."""
     again: Callable[[Mapping[str, str]], Selection]
     """The same selection with further adapters left out, by digest with the reason."""
 
@@ -63,7 +65,7 @@ def select(
         array = np.empty((0, 0), np.float32) if vectors is None else vectors.array
         return selector.select(array, options=options, exclude={**gone, **exclude})
 
-    return Chosen(again({}), row, missing, vectors, again)
+    return Chosen(again({}), row, missing, vectors, gone, again)
 
 
 def encoder_for(spec: SelectorSpec, encoders: Mapping[str, Encoder]) -> Encoder | None:

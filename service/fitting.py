@@ -2,27 +2,31 @@
 
 `FitProcess` is the parent's side, used by `service/jobs.py`; `main` is the child's. They speak JSON lines over the
 child's standard input and output. The child opens its own database connection and blob store, and is told where by
-the parent: it reads no environment. It stays alive between fits, because starting one costs seconds of imports.
+the parent's first line (a command line would show a database's password to every user of the machine). It stays
+alive between fits, because starting one costs seconds of imports, and ends when its standard input does.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import select
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from registry.catalogue.database import Database
 from registry.catalogue.rows import SelectorRow
-
-from registry.errors import Internal, SoupError, as_dict, rebuild
+from registry.errors import Internal, SoupError, Unavailable, as_dict, rebuild
 from registry.names import canonical_json
 from registry.spec import PoolSpec, SelectorSpec
+
+log = logging.getLogger("soup.fitting")
 
 NICENESS = 10
 TICK_SECONDS = 0.25
@@ -39,19 +43,21 @@ class FitProcess:
         self._child: subprocess.Popen[bytes] | None = None
 
     def fit(self, pool: PoolSpec, spec: SelectorSpec, encoder_digest: str | None, *, progress: Progress) -> SelectorRow:
-        """Fit and return the stored selector; raises what the fit raised, Cancelled, or Internal for a crash."""
+        """Fit and return the stored selector; raises what the fit or `progress` raised, or Unavailable for a crash."""
         request = {
             "pool": pool.model_dump(mode="json"),
             "spec": spec.model_dump(mode="json"),
             "encoder_digest": encoder_digest,
         }
-        with self._lock:
-            progress(0, 1, "waiting for the fit to start")
-            try:
-                answer = self._ask(request, progress)
-            except BaseException:
-                self._kill()  # it may be half-way through: what it would answer next is not for the next caller
-                raise
+        while not self._lock.acquire(timeout=TICK_SECONDS):
+            progress(0, 1, "waiting for another fit to end")
+        try:
+            answer = self._ask(request, progress)
+        except BaseException:
+            self._kill()  # it may be half-way through: what it would answer next is not for the next caller
+            raise
+        finally:
+            self._lock.release()
         if "error" in answer:
             error = answer["error"]
             raise rebuild(error["code"], error["message"], param=error["param"], problems=error["problems"])
@@ -63,17 +69,15 @@ class FitProcess:
         self._kill()
 
     def _ask(self, request: dict[str, Any], progress: Progress) -> dict[str, Any]:
-        child = self._running()
-        assert child.stdin is not None
+        child = self._running(request)
         assert child.stdout is not None
-        child.stdin.write(canonical_json(request) + b"\n")
-        said: tuple[int, int, str] = (0, 1, "fitting")
+        said: tuple[int, int, str] = (0, 1, "waiting for the fit to start")
         pending = b""
         while True:
             ready, _, _ = select.select([child.stdout], [], [], TICK_SECONDS)
             chunk = os.read(child.stdout.fileno(), 65536) if ready else None
             if chunk == b"":
-                raise Internal(f"The process that fits selectors ended with status {child.wait()}.")
+                raise Unavailable(f"The process that fits selectors ended with status {child.wait()}; try again.")
             *lines, pending = (pending + (chunk or b"")).split(b"\n")
             for line in lines:
                 answer: dict[str, Any] = json.loads(line)
@@ -82,12 +86,29 @@ class FitProcess:
                 said = tuple(answer["progress"])
             progress(*said)  # also when the child is silent: this is where a cancellation is raised
 
-    def _running(self) -> subprocess.Popen[bytes]:
-        if self._child is None or self._child.poll() is not None:
+    def _running(self, request: dict[str, Any]) -> subprocess.Popen[bytes]:
+        """A child that has been given the request: the one there is, or a new one where that has ended."""
+        if self._child is not None:
+            with suppress(OSError):
+                return self._tell(self._child, request)
             self._kill()
-            command = [sys.executable, "-m", "service.fitting", json.dumps(self._where)]
-            self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)  # noqa: S603 - ours
-        return self._child
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", "service.fitting"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,  # Ctrl-C is for the server, which then ends this one
+        )
+        try:
+            self._tell(self._child, self._where)
+            return self._tell(self._child, request)
+        except OSError as error:
+            raise Unavailable("The process that fits selectors could not be started; try again.") from error
+
+    def _tell(self, child: subprocess.Popen[bytes], value: dict[str, Any]) -> subprocess.Popen[bytes]:
+        assert child.stdin is not None
+        child.stdin.write(canonical_json(value) + b"\n")
+        return child
 
     def _kill(self) -> None:
         child, self._child = self._child, None
@@ -101,13 +122,17 @@ class FitProcess:
 
 
 def main() -> None:
-    """The child: one JSON request a line on standard input, progress and one answer a line on standard output."""
+    """The child: where, then one request a line on standard input; progress and one answer a line on its output."""
     os.nice(NICENESS)
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a stray print of a library must not look like an answer
     from registry.blobs import LocalBlobs
+    from service.observe import configure_logging
 
-    where = json.loads(sys.argv[1])
+    configure_logging("info")
+    where = json.loads(sys.stdin.buffer.readline() or b"{}")
+    if not where:
+        return
     database, blobs = Database(where["database"]), LocalBlobs(Path(where["blobs"]), sweep=False)
     for line in sys.stdin.buffer:
         answers.write(canonical_json(_answer(json.loads(line), database, blobs, answers.write)) + b"\n")
@@ -132,8 +157,11 @@ def _answer(request: dict[str, Any], database: Database, blobs: Any, write: Call
         )
     except SoupError as error:
         return {"error": as_dict(error)}
+    except BrokenPipeError:  # nobody is left to hear of it
+        raise
     except Exception as error:  # the parent must hear of it, whatever it is
-        return {"error": as_dict(Internal(f"The fit failed: {type(error).__name__}: {error}"))}
+        log.exception("a fit failed")
+        return {"error": as_dict(Internal(f"The fit failed ({type(error).__name__}); the server's log has the rest."))}
     return {"selector": row.id}
 
 

@@ -7,14 +7,16 @@ no sample of a novel domain outlives its request.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
-from registry.catalogue.rows import JobRow, SelectorRow
 
+from registry.catalogue import Catalogue
+from registry.catalogue.rows import JobRow, Scope, SelectorRow
 from registry.cook import Candidate, Kitchen, cook
+from registry.errors import Unavailable
 from registry.intake import Caller
 from registry.plan import by_hand
 from registry.pools import enqueue_refits, pool_base
@@ -44,14 +46,19 @@ class JobContext:
 
 @dataclass(frozen=True)
 class JobKind:
-    """`run` does it; `failed` is told that it failed for good; `clean` removes what only the job needed."""
+    """What the runner and the routes need to know of a kind of job.
+
+    `run` does it; `ended_without` is told, in the transaction that ends it, that there will be no result; `clean`
+    removes what only the job needed, and may be called again; `reach` is the namespaces it works on (None: all).
+    """
 
     run: Callable[[JobContext], dict[str, Any]]
-    failed: Callable[[Runtime, Mapping[str, Any]], None]
+    ended_without: Callable[[Catalogue, JobRow], None]
     clean: Callable[[Runtime, JobRow], None]
+    reach: Callable[[JobRow], Scope]
 
 
-def _nothing(runtime: Runtime, what: object) -> None:
+def _nothing(where: object, row: JobRow) -> None:
     """Nothing to do."""
 
 
@@ -70,9 +77,8 @@ def _embed(context: JobContext) -> dict[str, Any]:
     return {"adapter": row.ref, "digest": row.digest, "refits": refits}
 
 
-def _embed_failed(runtime: Runtime, arguments: Mapping[str, Any]) -> None:
-    with runtime.database.write() as catalogue:
-        catalogue.adapters.set_sample_state(arguments["adapter_id"], "failed")
+def _not_embedded(catalogue: Catalogue, row: JobRow) -> None:
+    catalogue.adapters.set_sample_state(row.arguments["adapter_id"], "failed")
 
 
 def _fit(context: JobContext) -> dict[str, Any]:
@@ -89,12 +95,8 @@ def _cook(context: JobContext) -> dict[str, Any]:
     runtime, arguments = context.runtime, context.row.arguments
     stored = json.loads(runtime.blobs.read(arguments["request"]))
     request = CookRequest.model_validate(stored["request"])
-    scope = arguments["scope"]
-    caller = Caller(
-        key_id=context.row.created_by,
-        scope=None if scope is None else tuple(scope),
-        request_id=arguments["request_id"],
-    )
+    scope = _namespaces(arguments["scope"])
+    caller = Caller(key_id=context.row.created_by, scope=scope, request_id=arguments["request_id"])
     if request.recipe is not None:
         base_id, _ = by_hand(request.recipe, scope=caller.scope, database=runtime.database)
     else:
@@ -106,6 +108,8 @@ def _cook(context: JobContext) -> dict[str, Any]:
 
 def _kitchen(context: JobContext, base_id: str) -> Kitchen:
     runtime = context.runtime
+    if base_id not in runtime.bases:
+        raise Unavailable(f"The adapters need base model {base_id!r}, which this server no longer serves.")
 
     def advance(done: int, total: int) -> None:
         context.progress(done, total, "scoring the sample")
@@ -121,11 +125,12 @@ def _kitchen(context: JobContext, base_id: str) -> Kitchen:
         database=runtime.database,
         blobs=runtime.blobs,
         base_id=base_id,
-        shape=runtime.shapes()[base_id],
+        shape=runtime.shape(base_id),
         encoders=runtime.encoders(base_id),
         score=score,
         fit=fit,
         limits=intake_limits(runtime.settings),
+        refit_delay=runtime.settings.refit_delay_seconds,
     )
 
 
@@ -133,8 +138,12 @@ def _clean_cook(runtime: Runtime, row: JobRow) -> None:
     runtime.blobs.delete(row.arguments["request"])
 
 
+def _namespaces(found: Sequence[str] | None) -> Scope:
+    return None if found is None else tuple(found)
+
+
 KINDS: dict[str, JobKind] = {
-    "embed": JobKind(run=_embed, failed=_embed_failed, clean=_nothing),
-    "fit": JobKind(run=_fit, failed=_nothing, clean=_nothing),
-    "cook": JobKind(run=_cook, failed=_nothing, clean=_clean_cook),
+    "embed": JobKind(_embed, _not_embedded, _nothing, lambda row: (row.namespace,)),
+    "fit": JobKind(_fit, _nothing, _nothing, lambda row: _namespaces(row.arguments["pool"]["namespaces"])),
+    "cook": JobKind(_cook, _nothing, _clean_cook, lambda row: _namespaces(row.arguments["scope"])),
 }

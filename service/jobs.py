@@ -10,15 +10,16 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import time
 import uuid
 from collections import defaultdict
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from registry.catalogue.jobs import Jobs
 from registry.catalogue.rows import JobRow
-
-from registry.errors import Busy, Cancelled, Internal, SoupError, Unavailable, as_dict
+from registry.errors import Busy, Cancelled, Internal, SoupError, Unavailable, as_dict, rebuild
 from service.fitting import FitProcess
 from service.job_kinds import KINDS, JobContext
 
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("soup.jobs")
 IDLE_SECONDS = 1.0
 PROGRESS_SECONDS = 0.5
+RETRY_SECONDS = 2.0
+"""Before the first retry; doubled for each further one."""
+LATELY_ENDED = 200
+"""Jobs looked through at the start for what a process that died had no time to remove."""
 FINAL = frozenset({"succeeded", "failed", "cancelled"})
 TRANSIENT = (Busy, Unavailable)
 
@@ -47,6 +52,7 @@ class JobRunner:
         self._database = runtime.database
         self._name = f"worker-{uuid.uuid4().hex[:12]}"
         self._wake = threading.Condition()
+        self._rung = 0
         self._stopping = threading.Event()
         self._cancelled: dict[str, threading.Event] = {}
         self._watchers: dict[str, list[Callable[[], None]]] = defaultdict(list)
@@ -58,6 +64,10 @@ class JobRunner:
         """Put back what a dead process left running, then start the workers and the heartbeat."""
         with self._database.write() as catalogue:
             catalogue.jobs.requeue_expired(_now() + timedelta(days=3650) if self._runtime.sole_owner else _now())
+            lately = catalogue.jobs.list(None, limit=LATELY_ENDED).rows
+        for row in lately:
+            if row.state in FINAL and row.kind in KINDS:
+                KINDS[row.kind].clean(self._runtime, row)
         loops = [self._work] * self._settings.job_workers + [self._beat]
         self._threads = [
             threading.Thread(target=loop, name=f"soup-jobs-{number}", daemon=True) for number, loop in enumerate(loops)
@@ -77,7 +87,13 @@ class JobRunner:
     def wake(self) -> None:
         """Look at the queue now: something was enqueued."""
         with self._wake:
+            self._rung += 1
             self._wake.notify_all()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether running jobs are to go back to the queue."""
+        return self._stopping.is_set()
 
     def watch(self, job_id: str, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback`, from any thread, whenever this job changes; returns what ends it."""
@@ -98,10 +114,11 @@ class JobRunner:
             row = catalogue.jobs.get(scope, job_id)
             if row.state not in FINAL:
                 row = catalogue.jobs.cancel(job_id)
+                KINDS[row.kind].ended_without(catalogue, row)
         with self._lock:
             event = self._cancelled.get(job_id)
         if event is not None:
-            event.set()
+            event.set()  # whoever runs it cleans up
         elif row.state == "cancelled":
             KINDS[row.kind].clean(self._runtime, row)
         self._tell(job_id)
@@ -117,12 +134,17 @@ class JobRunner:
 
     def _work(self) -> None:
         while not self._stopping.is_set():
+            rung = self._rung
             row = self._claim()
             if row is None:
                 with self._wake:
-                    self._wake.wait(timeout=IDLE_SECONDS)
+                    if self._rung == rung:
+                        self._wake.wait(timeout=IDLE_SECONDS)
                 continue
-            self._run(row)
+            try:
+                self._run(row)
+            except Exception:  # its end could not be stored: the lease runs out, and it is run again
+                log.exception("ending a job failed", extra={"fields": {"job": row.id, "kind": row.kind}})
 
     def _claim(self) -> JobRow | None:
         try:
@@ -133,46 +155,67 @@ class JobRunner:
             return None
 
     def _run(self, row: JobRow) -> None:
+        """Run a claimed job to its end, and remove what only it needed; not where it goes on elsewhere."""
         cancelled = threading.Event()
         with self._lock:
             self._cancelled[row.id] = cancelled
-        context = JobContext(self._runtime, self.fitting, row, _Progress(self, row, cancelled))
         try:
-            result = KINDS[row.kind].run(context)
-            ended = self._store(lambda jobs: jobs.succeed(row.id, result))
-        except Cancelled:
-            ended = True  # the row says so already
-        except Interrupted as error:
-            ended = self._fail(row, error, retry_in=0.0)
-        except SoupError as error:
-            retry = isinstance(error, TRANSIENT) and row.attempts < self._settings.job_attempts
-            ended = self._fail(row, error, retry_in=2.0**row.attempts if retry else None)
-        except Exception as error:
-            log.exception("job failed", extra={"job": row.id, "kind": row.kind})
-            retry = row.attempts < self._settings.job_attempts
-            internal = Internal(f"The job failed on our side ({type(error).__name__}); the server's log has the rest.")
-            ended = self._fail(row, internal, retry_in=2.0**row.attempts if retry else None)
+            ended = self._attempt(row, _Progress(self, row, cancelled))
         finally:
             with self._lock:
                 del self._cancelled[row.id]
         if ended:
             KINDS[row.kind].clean(self._runtime, row)
         self._tell(row.id)
-        self.wake()
+
+    def _attempt(self, row: JobRow, progress: _Progress) -> bool:
+        """Try the job once; True when it ended for good, by us or by whoever cancelled it."""
+        again = RETRY_SECONDS * 2.0 ** (row.attempts - 1) if row.attempts < self._settings.job_attempts else None
+        try:
+            if row.attempts > self._settings.job_attempts:
+                raise Internal(f"The process that ran it ended without a word, {row.attempts - 1} times.")
+            result = KINDS[row.kind].run(JobContext(self._runtime, self.fitting, row, progress))
+            return self.store(lambda jobs: jobs.succeed(row.id, result, worker=self._name)) or self._is_cancelled(row)
+        except Interrupted:
+            self.store(lambda jobs: jobs.release(row.id, self._name))
+            return False
+        except Cancelled as error:
+            return self._is_cancelled(row) or self._fail(row, error, retry_in=None)
+        except SoupError as error:
+            return self._fail(row, error, retry_in=again if isinstance(error, TRANSIENT) else None)
+        except Exception as error:
+            log.exception("job failed", extra={"fields": {"job": row.id, "kind": row.kind}})
+            internal = Internal(f"The job failed on our side ({type(error).__name__}); the server's log has the rest.")
+            return self._fail(row, internal, retry_in=again)
 
     def _fail(self, row: JobRow, error: SoupError, *, retry_in: float | None) -> bool:
-        """Store the failure; True when it is final."""
-        if retry_in is None:
-            failed = {"adapter_id": row.arguments.get("adapter_id")}
-            log.warning("job failed", extra={"job": row.id, "kind": row.kind, "code": error.code})
-            KINDS[row.kind].failed(self._runtime, failed)
-        self._store(lambda jobs: jobs.fail(row.id, as_dict(error), retry_in))
-        return retry_in is None
-
-    def _store(self, change: Callable[[Any], object]) -> bool:
+        """Store the failure; True when the job ended with it, or was cancelled before."""
+        log.warning("job failed", extra={"fields": {"job": row.id, "kind": row.kind, "code": error.code}})
         with self._database.write() as catalogue:
-            change(catalogue.jobs)
-        return True
+            ours = catalogue.jobs.fail(row.id, as_dict(error), retry_in, worker=self._name)
+            if ours and retry_in is None:
+                KINDS[row.kind].ended_without(catalogue, row)
+        return retry_in is None if ours else self._is_cancelled(row)
+
+    def _is_cancelled(self, row: JobRow) -> bool:
+        with self._database.read() as catalogue:
+            return catalogue.jobs.get(None, row.id).state == "cancelled"
+
+    def store(self, change: Callable[[Jobs], bool]) -> bool:
+        """One change of a job's row in a transaction of its own; False when it is no longer ours to change."""
+        with self._database.write() as catalogue:
+            return change(catalogue.jobs)
+
+    def report(self, row: JobRow, done: int, total: int, message: str) -> None:
+        """Store how far a job is and tell who watches. Raises Cancelled where it is no longer ours, or Interrupted."""
+        if self._stopping.is_set():
+            raise Interrupted("The server is stopping; the job goes on when it is back.")
+        ours = self.store(
+            lambda jobs: jobs.progress(row.id, done=done, total=total, message=message, worker=self._name)
+        )
+        if not ours:
+            raise Cancelled("The job was cancelled.")
+        self._tell(row.id)
 
     def _beat(self) -> None:
         """Prolong the leases of what runs here, and notice what another process cancelled."""
@@ -196,20 +239,15 @@ class _Progress:
         self._runner = runner
         self._row = row
         self._cancelled = cancelled
-        self._stored_at = _now() - timedelta(days=1)
-        self._stored: tuple[int, int, str] | None = None
+        self._stored_at: float | None = None
 
     def __call__(self, done: int, total: int, message: str) -> None:
         if self._cancelled.is_set():
             raise Cancelled("The job was cancelled.")
-        if self._runner._stopping.is_set():
-            raise Interrupted("The server is stopping; the job goes on when it is back.")
-        now = _now()
-        if (done, total, message) == self._stored or now - self._stored_at < timedelta(seconds=PROGRESS_SECONDS):
-            return
-        self._stored, self._stored_at = (done, total, message), now
-        self._runner._store(lambda jobs: jobs.progress(self._row.id, done=done, total=total, message=message))
-        self._runner._tell(self._row.id)
+        now = time.monotonic()
+        if self._stored_at is None or now - self._stored_at >= PROGRESS_SECONDS or self._runner.stopping:
+            self._stored_at = now
+            self._runner.report(self._row, done, total, message)
 
 
 def _now() -> datetime:
@@ -218,8 +256,6 @@ def _now() -> datetime:
 
 def result_of(row: JobRow) -> dict[str, Any]:
     """The result of a job that ended; raises the error it ended with."""
-    from registry.errors import rebuild
-
     if row.state == "succeeded":
         return row.result or {}
     if row.state == "cancelled":

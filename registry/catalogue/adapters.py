@@ -171,7 +171,10 @@ class Adapters:
         return page_of(self._connection, query, adapters.c.id, limit=limit, cursor=cursor, make=adapter_row)
 
     def pool(self, pool: PoolSpec) -> builtins.list[AdapterRow]:
-        """The newest live version of each name of a pool, where its sample is ready."""
+        """The newest live version of each name of a pool, where its sample is ready.
+
+        A newer version whose sample is still to be embedded does not take the place of the one there is.
+        """
         return self._pool(pool, "ready")
 
     def waiting(self, pool: PoolSpec) -> builtins.list[AdapterRow]:
@@ -185,6 +188,7 @@ class Adapters:
             newer.c.name == adapters.c.name,
             newer.c.version > adapters.c.version,
             newer.c.retired_at.is_(None),
+            true() if state == "pending" else newer.c.sample_state != "pending",
         )
         query = select(adapters).where(
             _visible(pool.namespaces),

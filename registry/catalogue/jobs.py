@@ -107,6 +107,10 @@ class Jobs:
         again = now() + timedelta(seconds=retry_in)
         return self._running(id, worker, state="queued", error=dict(error), lease_until=None, run_after=again)
 
+    def release(self, id: str, worker: str) -> bool:
+        """Queue a running job again as if it had never been claimed; False when it is not this worker's."""
+        return self._running(id, worker, state="queued", attempts=jobs.c.attempts - 1, lease_until=None, worker=None)
+
     def cancel(self, id: str) -> JobRow:
         """Cancel a job that has not ended; one that has stays as it is."""
         self._connection.execute(
@@ -155,8 +159,8 @@ class Jobs:
             query = query.where(jobs.c.state == state)
         return page_of(self._connection, query, jobs.c.sequence, limit=limit, cursor=cursor, make=_row)
 
-    def _running(self, id: str, worker: str | None, **values: Any) -> bool:
-        mine = () if worker is None else (jobs.c.worker == worker,)
+    def _running(self, id: str, by: str | None, **values: Any) -> bool:
+        mine = () if by is None else (jobs.c.worker == by,)
         return self._change(id, "running", *mine, **values)
 
     def _change(self, id: str, present: str, /, *conditions: ColumnElement[bool], **values: Any) -> bool:

@@ -36,7 +36,8 @@ from service.registry_schemas import (
     adapter_body,
 )
 from service.routes.paging import Cursor, Limit, page_size
-from service.routes.ranges import ranged
+from service.routes.ranges import REVALIDATE, ranged
+from service.routes.seen import evidence_shown
 from service.routes.state import State
 
 router = APIRouter(prefix="/v1/adapters", tags=["adapters"])
@@ -56,9 +57,9 @@ def push_adapter(request: Request, response: Response, body: Manifest, runtime: 
         encoders=runtime.encoders,
         caller=PushCaller(who.key_id, who.namespaces, request.state.request_id),
         limits=intake_limits(runtime.settings),
+        refit_delay=runtime.settings.refit_delay_seconds,
     )
-    if pushed.job is not None:
-        runtime.jobs.wake()
+    runtime.jobs.wake()
     response.status_code = 201 if pushed.created else 200
     response.headers["location"] = f"/v1/adapters/{pushed.row.ref}"
     return adapter_body(pushed.row, job=pushed.job, warnings=pushed.warnings)
@@ -120,10 +121,10 @@ def change_adapter(
 @router.delete("/{ns}/{name}")
 def retire_adapter(request: Request, ns: str, name: str, runtime: State, who: Writer) -> AdapterList:
     """Retire one version, or without `@` every live version of the name. Soups made of it keep working."""
-    who.check_write(ns)
     ref = _name_ref(ns, name)
     with runtime.database.write() as catalogue:
         found = catalogue.adapters.resolve(who.namespaces, ref)
+        who.check_write(ns)
         one = ref.version is not None or ref.alias is not None
         live = [found] if one else catalogue.adapters.live_versions(ns, ref.name)
         rows = [catalogue.adapters.retire(row.id) for row in live]
@@ -162,7 +163,7 @@ def get_lineage(ns: str, name: str, runtime: State, who: Reader) -> Lineage:
         recipe=None if recipe is None else recipe.recipe,
         parents=parents,
         children=children,
-        evidence=[dict(one) for one in evidence],
+        evidence=[evidence_shown(one, who.namespaces) for one in evidence],
     )
 
 
@@ -208,13 +209,17 @@ def get_file(request: Request, ns: str, name: str, file: str, runtime: State, wh
     made, kept = _texts(row), _blobs(row)
     if file in made:
         data = made[file]
-        return ranged(request, digest=sha256_digest(data), size=len(data), open=lambda: io.BytesIO(data), filename=file)
+        return ranged(
+            request, digest=sha256_digest(data), size=len(data), open=lambda: io.BytesIO(data), filename=file,
+            cache=REVALIDATE,
+        )  # fmt: skip
     if file not in kept:
         raise NotFound(f"{row.ref} has no such file; it has {', '.join([*made, *kept])}.", param="file")
     digest = kept[file]
     return ranged(
-        request, digest=digest, size=runtime.blobs.size(digest), open=lambda: runtime.blobs.open(digest), filename=file
-    )
+        request, digest=digest, size=runtime.blobs.size(digest), open=lambda: runtime.blobs.open(digest),
+        filename=file, cache=REVALIDATE,
+    )  # fmt: skip
 
 
 # --- aliases --------------------------------------------------------------------------------------
@@ -235,10 +240,10 @@ def put_alias(
     if_match: IfMatch = None,
 ) -> Alias:  # fmt: skip
     """Point an alias at a version; with If-Match only if it is still what the caller saw."""
-    who.check_write(ns)
     check_alias(alias)
     with runtime.database.write() as catalogue:
         target = catalogue.adapters.resolve(who.namespaces, NameRef(namespace=ns, name=name, version=body.version))
+        who.check_write(ns)
         row = catalogue.aliases.put(ns, name, alias, target.version, if_match=etag_of(if_match))
         _record_alias(request, who, "alias.put", f"{ns}/{name}@{alias}", target.ref, catalogue)
     return _alias(row)
@@ -249,6 +254,7 @@ def delete_alias(
     request: Request, ns: str, name: str, alias: str, runtime: State, who: Writer, if_match: IfMatch = None
 ) -> Response:
     """Remove an alias."""
+    who.check_visible(ns)
     who.check_write(ns)
     with runtime.database.write() as catalogue:
         catalogue.aliases.delete(ns, name, alias, if_match=etag_of(if_match))

@@ -8,13 +8,11 @@ from fastapi import APIRouter, Request
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
-from registry.catalogue.rows import JobRow
-from registry.spec import Cooked
 from service.auth import Reader, Writer
 from service.jobs import FINAL
-from service.registry_schemas import Job, JobList, job_body
-from service.routes.cooked import soup_of
+from service.registry_schemas import Job, JobList
 from service.routes.paging import Cursor, Limit, page_size
+from service.routes.seen import check_reach, job_shown
 from service.routes.state import State
 from service.routes.waiting import JobWatch, job_row
 
@@ -35,13 +33,13 @@ def list_jobs(
     size = page_size(limit, runtime)
     with runtime.database.read() as catalogue:
         page = catalogue.jobs.list(who.namespaces, kind=kind, state=state, limit=size, cursor=cursor)
-    return JobList(data=[shown(runtime, row) for row in page.rows], next_cursor=page.next_cursor)
+    return JobList(data=[job_shown(runtime, row, who.namespaces) for row in page.rows], next_cursor=page.next_cursor)
 
 
 @router.get("/{id}")
 def get_job(id: str, runtime: State, who: Reader) -> Job:
     """One job, with its progress, result or error."""
-    return shown(runtime, job_row(runtime, who.namespaces, id))
+    return job_shown(runtime, job_row(runtime, who.namespaces, id), who.namespaces)
 
 
 @router.get("/{id}/events", response_class=StreamingResponse)
@@ -54,7 +52,7 @@ async def follow_job(id: str, request: Request, runtime: State, who: Reader) -> 
         async with JobWatch(runtime, id) as watch:
             while not await request.is_disconnected():
                 row = await run_in_threadpool(job_row, runtime, who.namespaces, id)
-                body = await run_in_threadpool(shown, runtime, row)
+                body = await run_in_threadpool(job_shown, runtime, row, who.namespaces)
                 if row.state in FINAL:
                     yield f"event: done\ndata: {body.model_dump_json()}\n\n"
                     return
@@ -69,12 +67,5 @@ async def follow_job(id: str, request: Request, runtime: State, who: Reader) -> 
 @router.post("/{id}/cancel")
 def cancel_job(id: str, runtime: State, who: Writer) -> Job:
     """Cancel a job that is queued or running; one that ended stays as it is."""
-    return shown(runtime, runtime.jobs.cancel(who.namespaces, id))
-
-
-def shown(runtime: State, row: JobRow) -> Job:
-    """A job as people see it: what a cook job gave has the shape `POST /v1/soups` answers with."""
-    if row.kind != "cook" or row.result is None:
-        return job_body(row)
-    cooked = Cooked.model_validate(row.result)
-    return job_body(row, soup_of(runtime, cooked).model_dump(mode="json"))
+    check_reach(job_row(runtime, who.namespaces, id), who.namespaces)
+    return job_shown(runtime, runtime.jobs.cancel(who.namespaces, id), who.namespaces)

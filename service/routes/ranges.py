@@ -1,7 +1,8 @@
 """Stored bytes as an HTTP answer: ETag, If-None-Match, and one Range with If-Range.
 
 Called by the routes that hand out blobs and an adapter's files. The content never changes under its digest, so the
-digest is the (strong) ETag and may be cached for ever by whoever was allowed to read it.
+digest is the (strong) ETag and may be cached for ever by whoever was allowed to read it. Behind a name (an adapter's
+files) other content may stand tomorrow: there a cache asks again with the ETag.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 
 CHUNK = 256 * 1024
+FOR_EVER = "private, max-age=31536000, immutable"
+REVALIDATE = "private, no-cache"
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
 
 
@@ -25,6 +28,7 @@ def ranged(
     open: Callable[[], BinaryIO],
     media_type: str = "application/octet-stream",
     filename: str | None = None,
+    cache: str = FOR_EVER,
 ) -> Response:
     """The answer to GET or HEAD for `size` bytes: 200, 206 for one range, 304, or 416.
 
@@ -32,7 +36,7 @@ def ranged(
     RFC 9110 allows. `filename` must be plain ASCII without quotes (ours are fixed names).
     """
     etag = f'"{digest}"'
-    headers = {"etag": etag, "accept-ranges": "bytes", "cache-control": "private, max-age=31536000, immutable"}
+    headers = {"etag": etag, "accept-ranges": "bytes", "cache-control": cache}
     if filename is not None:
         headers["content-disposition"] = f'attachment; filename="{filename}"'
     if _names(request.headers.get("if-none-match"), etag):

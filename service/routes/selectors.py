@@ -9,7 +9,7 @@ from starlette.concurrency import run_in_threadpool
 
 from registry.catalogue.rows import JobRow, SelectorRow
 from registry.errors import Unavailable
-from registry.intake import BlobReader, check_sample
+from registry.intake import BlobReader, CheckedSample, check_sample
 from registry.pools import missing_members, pool_base, pool_id, pool_spec, spec_digest
 from registry.select import Chosen, encoder_for, latest, select
 from registry.spec import GmmSpec, PoolRequest, PoolSpec, SelectorSpec
@@ -98,6 +98,7 @@ async def select_adapters(response: Response, body: SelectRequest, runtime: Stat
     """Which adapters of a pool a sample belongs to. A pool never fitted is fitted first (202 beyond `wait`)."""
     seconds = wait_of(body.wait, runtime)
     spec = body.selector or GmmSpec()
+    sample = await run_in_threadpool(_checked, runtime, who, body)
     if not await run_in_threadpool(_is_fitted, runtime, who, spec, body.pool):
         job = await run_in_threadpool(_enqueue_fit, runtime, who, spec, body.pool)
         row = await finished(runtime, job.id, seconds)
@@ -105,7 +106,7 @@ async def select_adapters(response: Response, body: SelectRequest, runtime: Stat
             response.status_code = 202
             return job_body(row)
         result_of(row)
-    return await run_in_threadpool(_select, runtime, who, spec, body)
+    return await run_in_threadpool(_select, runtime, who, spec, sample, body)
 
 
 def _is_fitted(runtime: State, who: Principal, spec: SelectorSpec, request: PoolRequest) -> bool:
@@ -114,17 +115,21 @@ def _is_fitted(runtime: State, who: Principal, spec: SelectorSpec, request: Pool
     return latest(pool, spec, None if encoder is None else encoder.digest, runtime.database) is not None
 
 
-def _select(runtime: State, who: Principal, spec: SelectorSpec, body: SelectRequest) -> Selected:
-    base, pool = pool_of(runtime, who, body.pool)
+def _checked(runtime: State, who: Principal, body: SelectRequest) -> CheckedSample:
+    """The sample, refused before anything is fitted for it."""
+    base, _ = pool_of(runtime, who, body.pool)
     reader = BlobReader(runtime.database, runtime.blobs, who.namespaces, intake_limits(runtime.settings))
-    encoders = runtime.encoders(base)
-    sample = check_sample(body.sample, reader, encoders)
+    return check_sample(body.sample, reader, runtime.encoders(base))
+
+
+def _select(runtime: State, who: Principal, spec: SelectorSpec, sample: CheckedSample, body: SelectRequest) -> Selected:
+    base, pool = pool_of(runtime, who, body.pool)
     chosen: Chosen = select(
         sample,
         pool=pool,
         spec=spec,
         options=body.options,
-        encoders=encoders,
+        encoders=runtime.encoders(base),
         database=runtime.database,
         blobs=runtime.blobs,
         fit=_not_here,

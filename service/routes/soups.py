@@ -58,18 +58,18 @@ def _enqueue(runtime: State, who: Principal, body: SoupRequest, request_id: str)
         )
     stored = {name: value for name, value in body.model_dump(mode="json").items() if name in CookRequest.model_fields}
     blob = runtime.blobs.put_bytes(request_bytes(stored))
-    with runtime.database.write() as catalogue:
-        return catalogue.jobs.enqueue(
-            "cook",
-            {
-                "request": blob,
-                "namespace": namespace,
-                "scope": None if who.namespaces is None else list(who.namespaces),
-                "request_id": request_id,
-            },
-            namespace=namespace,
-            created_by=who.key_id,
-        )
+    arguments = {
+        "request": blob,
+        "namespace": namespace,
+        "scope": None if who.namespaces is None else list(who.namespaces),
+        "request_id": request_id,
+    }
+    try:
+        with runtime.database.write() as catalogue:
+            return catalogue.jobs.enqueue("cook", arguments, namespace=namespace, created_by=who.key_id)
+    except BaseException:
+        runtime.blobs.delete(blob)  # no job will: a sample does not outlive its request
+        raise
 
 
 @router.get("")

@@ -50,7 +50,8 @@ class JobWatch:
         loop = asyncio.get_running_loop()
 
         def tell() -> None:
-            loop.call_soon_threadsafe(self._changed.set)
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(self._changed.set)
 
         self._unwatch = self._runtime.jobs.watch(self._job_id, tell)
         return self

@@ -282,9 +282,14 @@ class TestPools:
         catalogue.adapters.retire(first.id)
         assert self.pooled(catalogue, "acme") == []
 
-    def test_a_version_that_is_not_ready_hides_the_one_before(self, catalogue):
+    def test_a_version_whose_sample_waits_takes_no_place_yet_and_one_without_a_sample_does(self, catalogue):
         add_ready(catalogue, "acme/law")
-        add(catalogue, "acme/law", sample=sample_of("w"), sample_state="pending")
+        waiting = add(catalogue, "acme/law", sample=sample_of("w"), sample_state="pending")
+        assert self.pooled(catalogue) == ["acme/law@1"]
+        assert [row.ref for row in catalogue.adapters.waiting(pool_of())] == ["acme/law@2"]
+        catalogue.adapters.set_sample_state(waiting.id, "ready")
+        assert self.pooled(catalogue) == ["acme/law@2"]
+        add(catalogue, "acme/law")
         assert self.pooled(catalogue) == []
 
     def test_narrowed_by_tag_and_method_with_soups_on_request(self, catalogue):

@@ -102,6 +102,16 @@ class TestTheEnd:
         assert catalogue.jobs.fail(row.id, {"code": "internal"}, None)
         assert (catalogue.jobs.get(None, row.id).state, claim(catalogue)) == ("failed", None)
 
+    def test_a_released_job_is_as_if_never_claimed_and_only_its_worker_releases_it(self, catalogue):
+        row = enqueue(catalogue)
+        claim(catalogue)
+        assert not catalogue.jobs.release(row.id, "w2")
+        assert catalogue.jobs.release(row.id, "w1")
+        assert not catalogue.jobs.release(row.id, "w1")
+        back = catalogue.jobs.get(None, row.id)
+        assert (back.state, back.attempts, back.error, back.lease_until) == ("queued", 0, None, None)
+        assert claim(catalogue, "w2").attempts == 1
+
     def test_a_retry_waits_and_its_success_forgets_the_failure(self, catalogue):
         row = enqueue(catalogue)
         claim(catalogue)
