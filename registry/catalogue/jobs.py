@@ -15,7 +15,7 @@ from sqlalchemy import ColumnElement, Connection, Select, insert, select, update
 from registry.catalogue.paging import now, page_of
 from registry.catalogue.rows import JobRow, Page, Scope
 from registry.catalogue.tables import jobs
-from registry.errors import Internal, NotFound, as_dict
+from registry.errors import NotFound
 
 HIDDEN = ("sequence", "dedupe_key", "worker")
 
@@ -120,21 +120,12 @@ class Jobs:
         )
         return self.get(None, id)
 
-    def requeue_expired(self, moment: datetime, *, max_attempts: int | None = None) -> int:
-        """Queue again what runs under a lease that ended before `moment`; returns how many.
-
-        A job that was lost `max_attempts` times fails instead: it may be what ends the process.
-        """
-        lost = (jobs.c.state == "running", jobs.c.lease_until < moment)
-        if max_attempts is not None:
-            error = Internal(f"The process that ran it ended without a word, {max_attempts} times.")
-            self._connection.execute(
-                update(jobs)
-                .where(*lost, jobs.c.attempts >= max_attempts)
-                .values(state="failed", error=as_dict(error), lease_until=None, updated_at=now())
-            )
+    def requeue_expired(self, moment: datetime) -> int:
+        """Queue again what runs under a lease that ended before `moment`; returns how many."""
         changed = self._connection.execute(
-            update(jobs).where(*lost).values(state="queued", lease_until=None, worker=None, updated_at=now())
+            update(jobs)
+            .where(jobs.c.state == "running", jobs.c.lease_until < moment)
+            .values(state="queued", lease_until=None, worker=None, updated_at=now())
         )
         return changed.rowcount
 
