@@ -1,0 +1,219 @@
+"""`reference/api.md` and `reference/openapi.json`: the HTTP API as its own schema describes it.
+
+Called by `docs.generate`. The application is built over settings of its own and never started: no folder is made, no
+model is loaded.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute
+
+from service.gate import PUBLIC
+
+Json = Mapping[str, Any]
+METHODS = ("get", "head", "put", "post", "patch", "delete")
+TITLES = {
+    "blobs": "Blobs",
+    "adapters": "Adapters",
+    "selectors": "Selectors",
+    "soups": "Soups",
+    "inference": "Inference",
+    "jobs": "Jobs",
+    "keys": "Keys and audit",
+    "health": "Health",
+}
+INTRO = """# HTTP API
+
+Generated from the application's schema by `make openapi`; the same document is
+[openapi.json](openapi.json), and a running server shows it under `/docs`.
+
+Every call but the health checks sends `Authorization: Bearer sk-soup-...`. Bodies are JSON (`content-type:
+application/json`) except for blobs. `model` and refs are written
+
+    base/<id> | <namespace>/<name>[@<version>|@<alias>] | sha256:<64 hex>
+
+and a bare name is its newest live version. Every answer carries `x-request-id`; inference answers carry
+`x-soup-digest`, the digest of what was really used. Errors have one shape, see [errors.md](errors.md). Lists are read
+page by page: send `next_cursor` back as `cursor` until it is null.
+"""
+
+
+def application() -> FastAPI:
+    """The application over a data folder that is never made."""
+    from service.app import create_app
+    from service.runtime import Runtime
+    from service.settings import Settings
+
+    return create_app(Runtime(Settings(data=Path("never-started"), bases=None, database_url=None)))
+
+
+def openapi_json(app: FastAPI) -> str:
+    """The schema as it is kept under version control."""
+    return json.dumps(app.openapi(), indent=1, ensure_ascii=False) + "\n"
+
+
+def page(app: FastAPI) -> str:
+    """The API as Markdown: calls by noun, then every value."""
+    document = app.openapi()
+    parts = [INTRO, *_calls(document, scopes_of(app)), "## Values\n", *_values(document)]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+# --- who may call what ----------------------------------------------------------------------------
+
+
+def scopes_of(app: FastAPI) -> dict[tuple[str, str], tuple[str, ...]]:
+    """(method, path) -> the scopes of which a key needs one; nothing for calls without a key."""
+    found = {}
+    for route in _routes(app):
+        for method in route.methods or ():
+            found[method.lower(), route.path] = tuple(dict.fromkeys(_needed(route.dependant)))
+    return found
+
+
+def _routes(app: FastAPI) -> Iterator[APIRoute]:
+    """Every route of the application, those of included routers too, whatever way the framework keeps them."""
+    pending: list[Any] = list(app.routes)
+    while pending:
+        route = pending.pop(0)
+        if isinstance(route, APIRoute):
+            yield route
+        else:
+            router = getattr(route, "original_router", route)
+            pending.extend(getattr(router, "routes", None) or ())
+
+
+def _needed(dependant: Dependant) -> Iterator[str]:
+    """The scopes in the signature of a route (`service.auth.needs`)."""
+    for inner in dependant.dependencies:
+        if inner.call is not None and getattr(inner.call, "__module__", "") == "service.auth":
+            yield from inspect.getclosurevars(inner.call).nonlocals.get("scopes", ())
+        yield from _needed(inner)
+
+
+def _who(method: str, path: str, scopes: Mapping[tuple[str, str], Sequence[str]]) -> str:
+    if path in PUBLIC:
+        return "Needs no key."
+    needed = scopes.get((method, path), ())
+    return f"Needs scope {' or '.join(f'`{scope}`' for scope in needed)}." if needed else ""
+
+
+# --- calls ----------------------------------------------------------------------------------------
+
+
+def _calls(document: Json, scopes: Mapping[tuple[str, str], Sequence[str]]) -> Iterator[str]:
+    for tag, title in TITLES.items():
+        yield f"## {title}\n"
+        for path, operations in document["paths"].items():
+            for method in METHODS:
+                if method in operations and tag in operations[method].get("tags", ()):
+                    yield _call(method, path, operations[method], _who(method, path, scopes))
+
+
+def _call(method: str, path: str, operation: Json, who: str) -> str:
+    lines = [f"### `{method.upper()} {path}`\n", _paragraph(operation.get("description", "")), ""]
+    if who:
+        lines += [who, ""]
+    rows = [
+        (f"`{p['name']}`", p["in"], _type(p["schema"]), "yes" if p.get("required") else "", p.get("description", ""))
+        for p in operation.get("parameters", ())
+    ]
+    lines += _table(("parameter", "in", "type", "required", "meaning"), rows)
+    body = operation.get("requestBody", {}).get("content", {})
+    if body:
+        lines += ["Body: " + "; ".join(f"{_content(kind, media)}" for kind, media in body.items()) + ".", ""]
+    answers = [f"{code} {_answer(found)}" for code, found in operation["responses"].items() if code != "default"]
+    lines += ["Answers: " + "; ".join(answers) + ".", ""]
+    return "\n".join(lines)
+
+
+def _content(kind: str, media: Json) -> str:
+    shown = _type(media.get("schema", {}))
+    return shown if kind == "application/json" else f"`{kind}` {shown}"
+
+
+def _answer(response: Json) -> str:
+    kinds = [_content(kind, media) for kind, media in response.get("content", {}).items()]
+    return ", ".join(kinds) if kinds else "(bytes or nothing)"
+
+
+# --- values ---------------------------------------------------------------------------------------
+
+
+def _values(document: Json) -> Iterator[str]:
+    for name, schema in sorted(document["components"]["schemas"].items()):
+        yield f"### {name}\n"
+        yield _paragraph(schema.get("description", "")) + "\n"
+        required = set(schema.get("required", ()))
+        rows = [
+            (f"`{field}`", _type(value), _default(value, field in required), value.get("description", ""))
+            for field, value in schema.get("properties", {}).items()
+        ]
+        yield "\n".join(_table(("field", "type", "default", "meaning"), rows))
+
+
+def _default(schema: Json, required: bool) -> str:
+    if required:
+        return "required"
+    value = schema.get("default")
+    return "" if value is None else f"`{json.dumps(value, ensure_ascii=False)}`"
+
+
+def _type(schema: Json) -> str:
+    """A schema in a few words, with links to the values it names."""
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
+    options = schema.get("anyOf") or schema.get("oneOf")
+    if options:
+        return " or ".join(dict.fromkeys(_type(option) for option in options))
+    if "const" in schema:
+        return f"`{json.dumps(schema['const'])}`"
+    if "enum" in schema:
+        return " or ".join(f"`{json.dumps(value)}`" for value in schema["enum"])
+    return _plain_type(schema)
+
+
+def _plain_type(schema: Json) -> str:
+    kind = str(schema.get("type", "any value"))
+    if kind == "array":
+        return f"list of {_type(schema['items'])}" if "items" in schema else "list"
+    if kind == "object" and isinstance(schema.get("additionalProperties"), dict):
+        return f"object of {_type(schema['additionalProperties'])}"
+    return f"{kind}{_limits(schema)}"
+
+
+def _limits(schema: Json) -> str:
+    """Bounds, as people write them."""
+    signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+    found = [f"{sign} {schema[name]:g}" for name, sign in signs.items() if name in schema]
+    return f" ({', '.join(found)})" if found else ""
+
+
+# --- Markdown -------------------------------------------------------------------------------------
+
+
+def _paragraph(text: str) -> str:
+    return "\n".join(line.rstrip() for line in text.strip().splitlines())
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A Markdown table, and a blank line; nothing without rows. Columns that are empty throughout are left out."""
+    kept = [i for i in range(len(header)) if any(row[i] for row in rows)]
+    if not rows or not kept:
+        return []
+    lines = ["| " + " | ".join(header[i] for i in kept) + " |", "|" + "---|" * len(kept)]
+    lines += ["| " + " | ".join(_cell(row[i]) for i in kept) + " |" for row in rows]
+    return [*lines, ""]
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")

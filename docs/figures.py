@@ -1,0 +1,141 @@
+"""Numbers of the documentation: each comes from a file of benchmarks/results, none is typed by hand.
+
+A page holds `<!-- figures:NAME -->` and `<!-- /figures -->`; `docs.generate` fills what is between from
+benchmarks/results/NAME.json (DESIGN section 9). `NAME:domains` is the same run domain by domain.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+MARK = re.compile(r"(<!-- figures:(?P<name>[a-z0-9_]+)(?::(?P<view>[a-z]+))? -->\n).*?(<!-- /figures -->)", re.DOTALL)
+Result = Mapping[str, Any]
+
+
+def fill(text: str, folder: Path) -> str:
+    """`text` with every block filled from the results in `folder`."""
+    return MARK.sub(lambda found: found[1] + block(folder, found["name"], found["view"]) + "\n" + found[4], text)
+
+
+def block(folder: Path, name: str, view: str | None = None) -> str:
+    """What stands between two marks."""
+    path = folder / f"{name}.json"
+    if not path.is_file():
+        return f"\nNot measured yet: there is no `benchmarks/results/{name}.json`.\n"
+    result: Result = json.loads(path.read_text(encoding="utf-8"))
+    if view == "domains":
+        lines = _by_domain(result)
+    elif _compares(result):
+        lines = _comparison(result)
+    else:
+        lines = _plain(result)
+    return "\n" + "\n".join([*lines, "", *_source(result, name)]) + "\n"
+
+
+def _compares(result: Result) -> bool:
+    """Whether its rows are methods on domains."""
+    return any({"method", "domain", "perplexity"} <= set(row) for row in result.get("rows", ()))
+
+
+# --- a comparison of methods ------------------------------------------------------------------------
+
+
+def _methods(result: Result) -> dict[str, dict[str, Result]]:
+    """Method -> domain -> row, in the order of the file; single adapters are not methods."""
+    found: dict[str, dict[str, Result]] = {}
+    for row in result["rows"]:
+        if row.get("method") not in {None, "adapter"}:
+            found.setdefault(row["method"], {})[row["domain"]] = row
+    return found
+
+
+def _comparison(result: Result) -> list[str]:
+    header = ("method", "perplexity, geometric mean", "arithmetic mean", "better than the base", "worse", "is the base")
+    lines = [f"| {' | '.join(header)} |", "|---|---|---|---|---|---|"]
+    for rows in _methods(result).values():
+        cells = list(rows.values())
+        geometric = math.exp(math.fsum(math.log(row["perplexity"]) for row in cells) / len(cells))
+        arithmetic = math.fsum(row["perplexity"] for row in cells) / len(cells)
+        same = sum(bool(row.get("abstained")) or row["difference"] == 0 for row in cells)
+        better, worse = (
+            sum(sign * row["difference"] > 2 * row["standard_error"] and row["difference"] != 0 for row in cells)
+            for sign in (-1, 1)
+        )
+        lines.append(f"| {_label(cells[0])} | {geometric:.2f} | {arithmetic:.2f} | {better} | {worse} | {same} |")
+    return [*lines, "", *_comparison_notes(result)]
+
+
+def _comparison_notes(result: Result) -> Iterator[str]:
+    cells = next(iter(_methods(result).values()))
+    passages = sorted({int(row["passages"]) for row in cells.values()})
+    counted = f"{passages[0]}" if len(passages) == 1 else f"{passages[0]} to {passages[-1]}"
+    yield (
+        f"{len(cells)} novel domains ({', '.join(cells)}), {counted} test passages each. Better and worse count "
+        "domains whose difference of mean NLL to the base is beyond two paired standard errors (a lower bound: "
+        "passages of one document are not independent)."
+    )
+    figures = result.get("figures", {})
+    names = ("adapters_beating_base", "adapters_beating_base_by_two_se", "adapters_times_domains")
+    if all(name in figures for name in names):
+        won, surely, pairs = (int(figures[name]["value"]) for name in names)
+        yield f"Of {pairs} pairs of an adapter and a domain, {won} beat the base, {surely} by two standard errors."
+
+
+def _by_domain(result: Result) -> list[str]:
+    methods = _methods(result)
+    domains = list(next(iter(methods.values())))
+    lines = ["| method | " + " | ".join(domains) + " |", "|---|" + "---|" * len(domains)]
+    for rows in methods.values():
+        shown = [_shown(rows[domain]) for domain in domains]
+        lines.append(f"| {_label(next(iter(rows.values())))} | " + " | ".join(shown) + " |")
+    note = "Perplexity, and the difference of mean NLL per token to the base ± its paired standard error."
+    return [*lines, "", note]
+
+
+def _shown(row: Result) -> str:
+    if row.get("abstained"):
+        return f"{row['perplexity']:.2f} (the base)"
+    if row["difference"] == 0 and row["standard_error"] == 0:
+        return f"{row['perplexity']:.2f}"
+    return f"{row['perplexity']:.2f} ({row['difference']:+.4f} ± {row['standard_error']:.4f})"
+
+
+def _label(row: Result) -> str:
+    return str(row.get("label") or row["method"]).replace("|", "\\|")
+
+
+# --- any other result -------------------------------------------------------------------------------
+
+
+def _plain(result: Result) -> list[str]:
+    lines = ["| figure | value | unit | goal |", "|---|---|---|---|"]
+    for name, figure in result["figures"].items():
+        goal = figure.get("goal")
+        lines.append(
+            f"| {name.replace('_', ' ')} | {_number(figure['value'])} | {figure.get('unit') or ''} | "
+            f"{'' if goal is None else _number(goal)} |"
+        )
+    return lines
+
+
+def _number(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def _source(result: Result, name: str) -> Sequence[str]:
+    machine = result.get("machine") or {}
+    hardware = [str(machine["processor"])] if machine.get("processor") else []
+    hardware += [f"{machine['cores']} cores"] if machine.get("cores") else []
+    commit = f", commit {result['commit'][:12]}" if result.get("commit") else ""
+    partial = " The run is partial." if result.get("partial") else ""
+    return [
+        f"Source: `benchmarks/results/{name}.json`, {str(result['date'])[:10]}{commit}"
+        f"{', ' + ', '.join(hardware) if hardware else ''}.{partial}"
+    ]

@@ -1,0 +1,63 @@
+"""Regenerates what the documentation takes from the code and from benchmark results (`make openapi`).
+
+`python -m docs.generate` writes the pages of docs/reference and fills the marked blocks of README.md and docs/**/*.md.
+`expected()` is the same without writing: tests/test_docs.py compares it with what is there.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from docs import api_page, figures, tables
+
+ROOT = Path(__file__).parents[1]
+RESULTS = Path("benchmarks") / "results"
+
+
+def expected(root: Path = ROOT) -> dict[Path, str]:
+    """Every file that is generated, or holds generated blocks, and the text it should have; paths from `root`."""
+    reference = Path("docs") / "reference"
+    app = api_page.application()
+    found = {
+        reference / "openapi.json": api_page.openapi_json(app),
+        reference / "api.md": api_page.page(app),
+        reference / "settings.md": tables.settings_page(),
+        reference / "errors.md": tables.errors_page(),
+        reference / "cli.md": tables.cli_page(),
+    }
+    for path in pages(root):
+        text = (root / path).read_text(encoding="utf-8")
+        if path not in found and figures.MARK.search(text):
+            found[path] = figures.fill(text, root / RESULTS)
+    return found
+
+
+def pages(root: Path = ROOT) -> list[Path]:
+    """Every Markdown page of the documentation, paths from `root`."""
+    listed = [root / "README.md", root / "CHANGELOG.md", *sorted((root / "docs").rglob("*.md"))]
+    return [path.relative_to(root) for path in listed if path.is_file()]
+
+
+def stale(root: Path = ROOT) -> list[Path]:
+    """Files that are not what they should be."""
+    return [
+        path
+        for path, text in expected(root).items()
+        if not (root / path).is_file() or (root / path).read_text(encoding="utf-8") != text
+    ]
+
+
+def main() -> None:
+    """Write what is stale, and name it."""
+    for path, text in expected().items():
+        target = ROOT / path
+        if target.is_file() and target.read_text(encoding="utf-8") == text:
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+        sys.stdout.write(f"{path}\n")
+
+
+if __name__ == "__main__":
+    main()
