@@ -28,6 +28,7 @@ from registry.spec import (
     SelectOptions,
     SelectorSpec,
     Verification,
+    Words,
 )
 from registry.spec.frozen import Frozen
 from service.schemas import Wire
@@ -86,7 +87,7 @@ class AdapterPatch(Frozen):
     """What may change of an adapter: what people say about it. A given card replaces the whole card."""
 
     card: Card | None = None
-    domain: str | None = Field(default=None, min_length=1, max_length=200)
+    domain: Words | None = Field(default=None, min_length=1, max_length=200)
 
 
 class AliasBody(Frozen):

@@ -17,6 +17,7 @@ from registry.spec.adapter import (
     SampleReport,
     SampleSource,
     Unit,
+    Words,
 )
 from registry.spec.frozen import Frozen
 from registry.spec.recipe import (
@@ -91,6 +92,7 @@ __all__ = [
     "Unit",
     "Verification",
     "WeightedRef",
+    "Words",
     "canonical_weights",
     "encoder_of",
     "weights_by_digest",

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from registry.names import Digest, Part
 from registry.spec.frozen import Frozen
 
+
+def _without_nul(text: str) -> str:
+    if "\x00" in text:
+        raise ValueError("must not hold the character NUL")  # PostgreSQL stores none
+    return text
+
+
+Words = Annotated[str, AfterValidator(_without_nul)]
 Unit = Literal["passage", "sentence"]
 InitSource = Literal["trained_here", "declared", "unknown"]
 
@@ -63,10 +71,10 @@ AdapterConfig = BottleneckConfig  # the union by `method` grows here
 class Card(Frozen):
     """What people say about an adapter; never part of its digest."""
 
-    description: str = Field(default="", max_length=20_000)
-    license: str | None = Field(default=None, max_length=200)
+    description: Words = Field(default="", max_length=20_000)
+    license: Words | None = Field(default=None, max_length=200)
     tags: tuple[Part, ...] = Field(default=(), max_length=64)
-    metadata: dict[str, str | int | float | bool | None] = Field(default_factory=dict, max_length=64)
+    metadata: dict[Words, Words | int | float | bool | None] = Field(default_factory=dict, max_length=64)
 
 
 class FileSource(Frozen):
@@ -139,7 +147,7 @@ class Manifest(Frozen):
     """`POST /v1/adapters`: what is pushed under which name. `files` holds `adapter_model.safetensors`."""
 
     name: str = Field(max_length=129)
-    domain: str = Field(min_length=1, max_length=200)
+    domain: Words = Field(min_length=1, max_length=200)
     base_model: str | None = Field(default=None, max_length=64)
     base_fingerprint: Digest | None = None
     config: AdapterConfig
