@@ -169,5 +169,7 @@ def test_who_has_no_key_is_answered_before_the_body_is_sent(live: Live) -> None:
     connection.putheader("authorization", "Bearer sk-soup-" + "x" * 43)
     connection.putheader("content-length", "1000000")
     connection.endheaders()
-    assert connection.getresponse().status == 401
+    answer = connection.getresponse()
+    assert answer.status == 401
+    answer.close()
     connection.close()
