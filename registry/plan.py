@@ -7,7 +7,7 @@ its reason (DESIGN, "Mixed pools").
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from registry.blobs import BlobStore
@@ -20,7 +20,10 @@ from registry.names import parse_ref
 from registry.pools import pool_spec
 from registry.select import Chosen, Fit, select
 from registry.soup.compat import Part, init_reasons, structure_reasons
-from registry.spec import BaseShape, CookRequest, GmmSpec, HandRecipe, weights_by_digest
+from registry.spec import BaseShape, CookRequest, GmmSpec, HandRecipe, LeftOut, Mixing, Selection, weights_by_digest
+
+MOST = 64
+"""Adapters that are looked at for one soup: the largest `max_ingredients` there is."""
 
 
 def by_selection(
@@ -49,31 +52,56 @@ def by_selection(
         return chosen, ()
     with database.read() as catalogue:
         rows = {m.digest: catalogue.adapters.get(m.adapter_id) for m in chosen.selector.members}
-    chosen = _leave_out_unmixable(chosen, {digest: _part(row, "1") for digest, row in rows.items()}, request)
+    parts = {digest: _part(row, "1") for digest, row in rows.items()}
+    chosen = replace(chosen, selection=_mixable(chosen, parts, request))
     return chosen, tuple(_part(rows[one.digest], one.weight) for one in chosen.selection.selected)
 
 
-def _leave_out_unmixable(chosen: Chosen, parts: Mapping[str, Part], request: CookRequest) -> Chosen:
-    best = _best(chosen, parts)
-    exclude = {}
-    for digest, part in parts.items():
-        pair = [best, part]
-        reasons = structure_reasons(pair)
-        if not request.mixing.assume_same_init:
-            reasons += init_reasons(pair)
-        if reasons and digest != best.digest and digest not in chosen.gone:
-            exclude[digest] = f"cannot be mixed with {best.ref}: " + " ".join(reasons)
-    return replace(chosen, selection=chosen.again(exclude)) if exclude else chosen
+def _mixable(chosen: Chosen, parts: Mapping[str, Part], request: CookRequest) -> Selection:
+    """The selection without what cannot be mixed with its best: out before the cap, so that others move up.
+
+    What is left out here keeps its share of the sample: were it excluded before, its text would count for domains
+    it does not belong to.
+    """
+    every = chosen.again(request.options.model_copy(update={"max_ingredients": MOST})).selected
+    best = _best(chosen, [parts[one.digest] for one in every])
+    apart = {one.digest: _apart(best, parts[one.digest], request.mixing) for one in every}
+    if not any(apart.values()):
+        return chosen.selection
+    fitting = [one for one in every if not apart[one.digest]]
+    taken = fitting if chosen.selector.spec.kind == "uniform" else fitting[: request.options.max_ingredients]
+    weights = weights_by_digest({one.digest: 1.0 for one in taken})
+    out = []
+    for one in every:
+        reason = f"Passes, but {len(taken)} better ones are taken already."
+        if apart[one.digest]:
+            reason = f"Cannot be mixed with {best.ref}: {apart[one.digest]}"
+        if one not in taken:
+            out.append(LeftOut(**one.model_dump(exclude={"weight"}), reason=reason))
+    return chosen.selection.model_copy(
+        update={
+            "selected": tuple(one.model_copy(update={"weight": weights[one.digest]}) for one in taken),
+            "left_out": (*out, *(one for one in chosen.selection.left_out if one.digest not in apart)),
+            "reason": f"{len(every)} domains pass, {len(fitting)} can be mixed with {best.ref}, {len(taken)} taken.",
+        }
+    )
 
 
-def _best(chosen: Chosen, parts: Mapping[str, Part]) -> Part:
+def _best(chosen: Chosen, selected: Sequence[Part]) -> Part:
     """What the others must go with: the best-ranked; where nothing is ranked, one of the largest group that mixes."""
-    selected = [parts[one.digest] for one in chosen.selection.selected]
     if chosen.selector.spec.kind != "uniform":
         return selected[0]
     groups = Counter((part.config, part.provenance.init_hash) for part in selected)
     known = [part for part in selected if part.provenance.init_hash is not None]
     return max(known or selected, key=lambda part: groups[(part.config, part.provenance.init_hash)])
+
+
+def _apart(best: Part, part: Part, mixing: Mixing) -> str:
+    """Why two adapters cannot be in one soup; empty where they can."""
+    if part.digest == best.digest:
+        return ""
+    reasons = structure_reasons([best, part])
+    return " ".join(reasons if mixing.assume_same_init else reasons + init_reasons([best, part]))
 
 
 def by_hand(recipe: HandRecipe, *, scope: tuple[str, ...] | None, database: Database) -> tuple[str, tuple[Part, ...]]:

@@ -34,10 +34,8 @@ class Chosen:
     selector: SelectorRow
     not_yet_included: tuple[str, ...]
     vectors: Vectors | None
-    gone: Mapping[str, str]
-    """Members that could not be chosen, by digest with the reason."""
-    again: Callable[[Mapping[str, str]], Selection]
-    """The same selection with further adapters left out, by digest with the reason."""
+    again: Callable[[SelectOptions], Selection]
+    """The same sample and selector with other options."""
 
 
 def select(
@@ -61,11 +59,11 @@ def select(
         gone = gone_members(catalogue, row)
         missing = missing_members(catalogue, row)
 
-    def again(exclude: Mapping[str, str]) -> Selection:
+    def again(options: SelectOptions) -> Selection:
         array = np.empty((0, 0), np.float32) if vectors is None else vectors.array
-        return selector.select(array, options=options, exclude={**gone, **exclude})
+        return selector.select(array, options=options, exclude=gone)
 
-    return Chosen(again({}), row, missing, vectors, gone, again)
+    return Chosen(again(options), row, missing, vectors, again)
 
 
 def encoder_for(spec: SelectorSpec, encoders: Mapping[str, Encoder]) -> Encoder | None:

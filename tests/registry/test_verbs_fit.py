@@ -1,0 +1,167 @@
+"""Pools and fits: who is a member, what a repeat is, what came and went since, and who is refitted."""
+
+from __future__ import annotations
+
+import pytest
+
+from registry.errors import Forbidden, InvalidParameter
+from registry.pools import current_members, enqueue_refits, gone_members, missing_members, pool_base, pool_spec
+from registry.select import latest, load
+from registry.spec import BottleneckConfig, CosineSpec, GmmSpec, PoolRequest, PoolSpec, UniformSpec
+from tests.registry.verb_world import OTHER_CONFIG, SHAPE, VerbWorld, passages, vectors_of
+
+POOL = PoolSpec(base_fingerprint=SHAPE.fingerprint)
+SBERT = CosineSpec()
+
+
+def members(verbs: VerbWorld, pool: PoolSpec = POOL, encoder: str | None = None) -> list[str]:
+    with verbs.database.read() as catalogue:
+        return [row.ref for row in current_members(catalogue, pool, encoder)]
+
+
+def retire(verbs: VerbWorld, id: int) -> None:
+    with verbs.database.write() as catalogue:
+        catalogue.adapters.retire(id)
+
+
+class TestMembers:
+    def test_the_newest_of_each_domain_in_the_order_of_domains(self, verbs):
+        verbs.ready("acme/b", domain="zoo")
+        verbs.ready("acme/a", domain="law", seed=1)
+        verbs.ready("acme/c", domain="law", seed=2)
+        assert members(verbs) == ["acme/c@1", "acme/b@1"]
+
+    def test_bytes_pushed_under_two_names_count_once(self, verbs):
+        """A selector needs digests that are unique: one push too many must not break everybody's fit."""
+        verbs.ready("acme/law")
+        verbs.ready("acme/twin")
+        verbs.ready("acme/code", seed=1)
+        assert members(verbs) == ["acme/code@1", "acme/twin@1"]
+        assert len(verbs.fit(POOL, GmmSpec(), verbs.base.digest).members) == 2
+
+    def test_only_those_with_vectors_of_the_encoder(self, verbs):
+        verbs.ready("acme/law")
+        verbs.push("acme/private", sample=vectors_of(verbs.base, passages("private")), seed=1)
+        assert members(verbs, encoder=verbs.base.digest) == ["acme/law@1", "acme/private@1"]
+        assert members(verbs, encoder=verbs.sentences.digest) == ["acme/law@1"]
+
+    def test_narrowed(self, verbs):
+        verbs.ready("acme/law", card={"tags": ["eu"]})
+        verbs.ready("other/code", seed=1)
+        narrowed = {
+            "namespaces": ("other",),
+            "tag": "eu",
+            "method": "lora",
+        }
+        found = {field: members(verbs, POOL.model_copy(update={field: value})) for field, value in narrowed.items()}
+        assert found == {"namespaces": ["other/code@1"], "tag": ["acme/law@1"], "method": []}
+
+
+class TestPoolSpec:
+    def test_open_namespaces_are_what_the_key_reads(self):
+        assert pool_spec(PoolRequest(), SHAPE, None).namespaces is None
+        assert pool_spec(PoolRequest(), SHAPE, ("b", "a", "a")).namespaces == ("a", "b")
+        assert pool_spec(PoolRequest(namespaces=("a",)), SHAPE, ("b", "a")).namespaces == ("a",)
+        assert pool_spec(PoolRequest(namespaces=("a",)), SHAPE, None).namespaces == ("a",)
+
+    def test_a_foreign_namespace_is_forbidden(self):
+        with pytest.raises(Forbidden, match="'theirs'"):
+            pool_spec(PoolRequest(namespaces=("a", "theirs")), SHAPE, ("a",))
+
+    def test_the_base(self):
+        assert pool_base(PoolRequest(), {"tiny": SHAPE}) == "tiny"
+        assert pool_base(PoolRequest(base_model="b"), {"a": SHAPE, "b": SHAPE}) == "b"
+        with pytest.raises(InvalidParameter, match="is not given; this server has: a, b"):
+            pool_base(PoolRequest(), {"a": SHAPE, "b": SHAPE})
+        with pytest.raises(InvalidParameter, match="'c' is not on the allowlist"):
+            pool_base(PoolRequest(base_model="c"), {"a": SHAPE})
+        with pytest.raises(InvalidParameter, match="this server has: none"):
+            pool_base(PoolRequest(), {})
+
+
+class TestFit:
+    def test_a_fitted_selector_is_stored_and_answers_the_same_when_loaded(self, verbs):
+        for seed, name in enumerate(("law", "code", "zoo")):
+            verbs.ready(f"acme/{name}", seed=seed)
+        row = verbs.fit(POOL, GmmSpec(), verbs.base.digest)
+        assert row.id.startswith("sel-")
+        assert [member.domain for member in row.members] == ["code", "law", "zoo"]
+        assert row.report["held_out_accuracy"] == 1.0
+        vectors = verbs.base.encode(passages("law", seed=5)).vectors
+        (one,) = load(row, verbs.blobs).select(vectors).selected
+        assert one.domain == "law"
+
+    @pytest.mark.parametrize("spec", [GmmSpec(), CosineSpec(encoder="base"), UniformSpec()])
+    def test_the_same_members_give_the_selector_there_is(self, verbs, spec):
+        verbs.ready("acme/law")
+        verbs.ready("acme/code", seed=1)
+        encoder = None if spec.kind == "uniform" else verbs.base.digest
+        first = verbs.fit(POOL, spec, encoder)
+        verbs.said.clear()
+        assert verbs.fit(POOL, spec, encoder) == first
+        assert verbs.said == []
+
+    def test_retired_and_pushed_again_is_another_selector(self, verbs):
+        """The same bytes under a new row: the old selector would leave it out for ever."""
+        first = verbs.ready("acme/law")
+        verbs.ready("acme/code", seed=1)
+        before = verbs.fit(POOL, GmmSpec(), verbs.base.digest)
+        retire(verbs, first.id)
+        verbs.ready("acme/law")
+        after = verbs.fit(POOL, GmmSpec(), verbs.base.digest)
+        assert after.id != before.id
+        with verbs.database.read() as catalogue:
+            assert gone_members(catalogue, after) == {}
+            assert list(gone_members(catalogue, before)) == [first.digest]
+
+    def test_an_empty_pool_says_what_is_missing(self, verbs):
+        with pytest.raises(InvalidParameter, match="push adapters with a sample first"):
+            verbs.fit(POOL, GmmSpec(), verbs.base.digest)
+        verbs.push("acme/law", sample={"texts": passages("law")})
+        with pytest.raises(InvalidParameter, match="1 wait for their sample"):
+            verbs.fit(POOL, GmmSpec(), verbs.base.digest)
+
+    def test_another_encoder_is_not_the_one_fitted(self, verbs):
+        verbs.ready("acme/law")
+        verbs.ready("acme/code", seed=1)
+        row = verbs.fit(POOL, SBERT, verbs.sentences.digest)
+        assert latest(POOL, SBERT, verbs.sentences.digest, verbs.database) == row
+        assert latest(POOL, SBERT, "sha256:" + "0" * 64, verbs.database) is None
+
+
+class TestComingAndGoing:
+    def test_what_came_and_what_went(self, verbs):
+        law, code = verbs.ready("acme/law"), verbs.ready("acme/code", seed=1)
+        row = verbs.fit(POOL, GmmSpec(), verbs.base.digest)
+        verbs.ready("acme/zoo", seed=2)
+        retire(verbs, law.id)
+        with verbs.database.read() as catalogue:
+            assert missing_members(catalogue, row) == ("acme/zoo@1",)
+            assert list(gone_members(catalogue, row)) == [law.digest]
+        verbs.push("acme/code", seed=3, sample={"texts": passages("code")})
+        with verbs.database.read() as catalogue:  # its successor is not embedded yet
+            assert code.digest not in gone_members(catalogue, row)
+
+    def test_pools_it_may_belong_to_are_refitted_once(self, verbs):
+        one, other = verbs.ready("acme/law"), verbs.ready("other/code", seed=1)
+        pools = [
+            POOL,
+            POOL.model_copy(update={"namespaces": ("acme",)}),
+            POOL.model_copy(update={"namespaces": ("other",)}),
+            POOL.model_copy(update={"include_soups": True}),
+        ]
+        for pool in pools:
+            verbs.fit(pool, UniformSpec(), None)
+        with verbs.database.write() as catalogue:
+            jobs = enqueue_refits(catalogue, one, created_by="key-1", delay=5)
+            assert enqueue_refits(catalogue, one, created_by="key-1", delay=5) == jobs
+            refitted = [PoolSpec.model_validate(catalogue.jobs.get(None, job).arguments["pool"]) for job in jobs]
+            assert refitted == [pools[0], pools[1], pools[3]]
+            assert len(enqueue_refits(catalogue, other, created_by="key-1", delay=5)) == 3
+
+    def test_other_methods_and_bases_are_left_alone(self, verbs):
+        row = verbs.ready("acme/law")
+        verbs.fit(POOL.model_copy(update={"method": "bottleneck"}), UniformSpec(), None)
+        with verbs.database.write() as catalogue:
+            assert len(enqueue_refits(catalogue, row, created_by="k", delay=0)) == 1
+        assert isinstance(OTHER_CONFIG, BottleneckConfig)

@@ -1,0 +1,215 @@
+"""A registry without a server: real database, blobs in memory, encoders and likelihoods made up from the text.
+
+A passage's first word is its domain: each domain has its own direction, so that selectors tell them apart. The base
+model's NLL is 3 nats a token; `gains` says by how much an adapter (by digest) betters or worsens a passage.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from registry.adapters import create
+from registry.adapters.arrays import save_embeddings
+from registry.adapters.weights import save_tensors
+from registry.blobs import BlobStore, MemoryBlobs
+from registry.catalogue import Database
+from registry.catalogue.rows import AdapterRow, SelectorRow
+from registry.cook import Candidate, Kitchen, cook
+from registry.encoders import EmbeddedText, Encoder, MeanPoolEncoder
+from registry.encoders.contract import Embedded
+from registry.fit import fit
+from registry.intake import Caller, Limits
+from registry.names import sha256_digest
+from registry.push import Pushed, embed, push
+from registry.spec import (
+    BaseShape,
+    BottleneckConfig,
+    Cooked,
+    CookRequest,
+    Manifest,
+    PassageScore,
+    PoolSpec,
+    Provenance,
+    SelectorSpec,
+)
+
+SHAPE = BaseShape(
+    fingerprint=sha256_digest(b"the base"), model_type="gpt2", hidden_size=8, num_layers=2, context=64, vocab_size=300
+)
+CONFIG = BottleneckConfig(structure="pfeiffer", bottleneck=2, activation="relu")
+OTHER_CONFIG = BottleneckConfig(structure="bapna_firat", bottleneck=2, activation="relu")
+INIT = Provenance(init_hash=sha256_digest(b"one init"), init_source="declared")
+OTHER_INIT = Provenance(init_hash=sha256_digest(b"another init"), init_source="declared")
+WEIGHTS = "adapter_model.safetensors"
+BASE_NLL = 3.0
+
+
+def passages(domain: str, count: int = 30, *, seed: int = 0) -> list[str]:
+    """`count` different passages whose first word is the domain."""
+    return [f"{domain} passage {seed} {number}" for number in range(count)]
+
+
+def direction(word: str, size: int) -> np.ndarray:
+    return np.random.default_rng(int.from_bytes(hashlib.sha256(word.encode()).digest()[:4], "big")).normal(size=size)
+
+
+def vector(text: str, size: int = SHAPE.hidden_size) -> np.ndarray:
+    """Near the direction of the text's first word."""
+    found = 10 * direction(text.split()[0], size) + direction(text, size)
+    return (found / np.linalg.norm(found)).astype(np.float32)
+
+
+def embed_texts(texts: Sequence[str]) -> list[EmbeddedText]:
+    return [EmbeddedText(vector(text), BASE_NLL * len(text.split()), len(text.split()), False) for text in texts]
+
+
+class FakeSentences:
+    """An encoder that stands for sentence-BERT: one sentence a passage, 6 dimensions, one passage in ten cut."""
+
+    name = "sbert"
+    unit = "sentence"
+    dimensions = 6
+    digest = sha256_digest(b"fake sentences")
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def encode(self, texts, *, seed=0, max_units=None, progress=None) -> Embedded:
+        self.calls += 1
+        if progress is not None:
+            progress(0, 1, "embedding sentences")
+        vectors = np.stack([vector(text, self.dimensions) for text in texts])
+        return Embedded(vectors, np.arange(len(texts)), "sentence", truncated=len(texts) // 10)
+
+
+def weights(seed: int, config: BottleneckConfig = CONFIG, dtype: torch.dtype = torch.float32) -> bytes:
+    generator = torch.Generator().manual_seed(seed)
+    tensors = create(config, SHAPE, seed=0).state_dict()
+    return save_tensors(
+        {name: (one + torch.randn(one.shape, generator=generator)).to(dtype) for name, one in tensors.items()}
+    )
+
+
+def inline(data: bytes) -> dict[str, str]:
+    return {"base64": base64.b64encode(data).decode()}
+
+
+def vectors_of(encoder: Encoder, texts: Sequence[str]) -> dict[str, Any]:
+    """A sample as a team sends it that keeps its text."""
+    data = save_embeddings(encoder.encode(texts).vectors)
+    return {"embeddings": [{"encoder": encoder.digest, "unit": encoder.unit, "file": inline(data)}]}
+
+
+class VerbWorld:
+    """The verbs over one database and one blob store."""
+
+    def __init__(self, database: Database, blobs: BlobStore | None = None) -> None:
+        self.database = database
+        self.blobs = blobs or MemoryBlobs()
+        self.base = MeanPoolEncoder(SHAPE.fingerprint, SHAPE.hidden_size, embed_texts)
+        self.sentences = FakeSentences()
+        self.known: Mapping[str, Encoder] = {self.base.digest: self.base, self.sentences.digest: self.sentences}
+        self.gains: dict[str, Callable[[str], float]] = {}
+        self.fits = 0
+        self.scored: list[str | None] = []
+        self.said: list[str] = []
+
+    def caller(self, scope: tuple[str, ...] | None = None) -> Caller:
+        return Caller("key-1", scope, "req-1")
+
+    def manifest(self, name: str = "acme/law", *, seed: int = 0, **fields: Any) -> Manifest:
+        config = fields.pop("config", CONFIG)
+        values: dict[str, Any] = {
+            "name": name,
+            "domain": name.rpartition("/")[2],
+            "base_model": "tiny",
+            "config": config,
+            "files": {WEIGHTS: inline(weights(seed, config))},
+            "provenance": INIT,
+        }
+        return Manifest.model_validate({**values, **fields})
+
+    def push(self, name: str = "acme/law", *, scope: tuple[str, ...] | None = None, **fields: Any) -> Pushed:
+        limits = fields.pop("limits", Limits())
+        return push(
+            self.manifest(name, **fields),
+            database=self.database,
+            blobs=self.blobs,
+            bases={"tiny": SHAPE},
+            encoders=lambda _: self.known,
+            caller=self.caller(scope),
+            limits=limits,
+        )
+
+    def embed(self, row: AdapterRow) -> AdapterRow:
+        return embed(
+            row.id, database=self.database, blobs=self.blobs, encoders=lambda _: self.known, progress=self.progress
+        )
+
+    def ready(self, name: str, *, seed: int = 0, text: str = "", **fields: Any) -> AdapterRow:
+        """Push an adapter with a sample, and embed it."""
+        sample = {"texts": passages(text or name.rpartition("/")[2])}
+        return self.embed(self.push(name, seed=seed, sample=sample, **fields).row)
+
+    def progress(self, done: int, total: int, message: str) -> None:
+        self.said.append(message)
+
+    def fit(self, pool: PoolSpec, spec: SelectorSpec, encoder_digest: str | None) -> SelectorRow:
+        self.fits += 1
+        return fit(
+            pool, spec, encoder_digest=encoder_digest, database=self.database, blobs=self.blobs, progress=self.progress
+        )
+
+    def score(self, texts: Sequence[str], candidate: Candidate | None) -> list[PassageScore]:
+        self.scored.append(None if candidate is None else candidate.digest)
+        if candidate is not None:
+            assert candidate.load()
+        gain = self.gains.get(candidate.digest, lambda _: 0.0) if candidate is not None else (lambda _: 0.0)
+        return [
+            PassageScore(nll=(BASE_NLL - gain(text)) * len(text.split()), tokens=len(text.split()), bytes=len(text))
+            for text in texts
+        ]
+
+    def kitchen(self, **fields: Any) -> Kitchen:
+        values: dict[str, Any] = {
+            "database": self.database,
+            "blobs": self.blobs,
+            "base_id": "tiny",
+            "shape": SHAPE,
+            "encoders": self.known,
+            "score": self.score,
+            "fit": self.fit,
+            "limits": Limits(),
+        }
+        return Kitchen(**{**values, **fields})
+
+    def cook(
+        self, *, scope: tuple[str, ...] | None = None, namespace: str = "acme", kitchen: Kitchen | None = None,
+        **request: Any,
+    ) -> Cooked:  # fmt: skip
+        return cook(
+            CookRequest.model_validate({"verify": False, **request}),
+            kitchen=kitchen or self.kitchen(),
+            caller=self.caller(scope),
+            namespace=namespace,
+            progress=self.progress,
+        )
+
+    def row(self, id: int | None) -> AdapterRow:
+        assert id is not None
+        with self.database.read() as catalogue:
+            return catalogue.adapters.get(id)
+
+
+def database_like(template: Path, folder: Path) -> Database:
+    """A database of its own with every table, without the cost of a migration."""
+    shutil.copy(template, folder / "soup.db")
+    return Database(f"sqlite:///{folder / 'soup.db'}", pool_size=4)
