@@ -84,7 +84,7 @@ def running(bases: Path, data: Path, *, arguments: Sequence[str] = ()) -> Iterat
             signal.signal(number, handler)
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
+def _leave(number: int, _frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 
@@ -95,10 +95,18 @@ def _address(process: subprocess.Popen[bytes], log: Path) -> str:
     line = _first_line(stdout, time.monotonic() + START_SECONDS)
     if line:
         return str(json.loads(line)["url"])
-    code = process.poll()
+    code = _code(process)
     last = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
     what = f"did not answer within {START_SECONDS:.0f} s" if code is None else f"ended with exit code {code}"
     raise DemoFailed(f"The server {what}. The end of {log}:\n{last}")
+
+
+def _code(process: subprocess.Popen[bytes]) -> int | None:
+    """The exit code of a process that has just closed its stdout, None where it goes on."""
+    try:
+        return process.wait(timeout=2.0)
+    except subprocess.TimeoutExpired:
+        return None
 
 
 def _first_line(stdout: IO[bytes], deadline: float) -> bytes:

@@ -1,146 +1,204 @@
-"""From scores to the table and to the result file. Averages over domains say whether they are arithmetic or geometric.
+"""From cells to the table: perplexities, differences, averages that say which kind they are. Pure functions.
 
-The difference of a cell is mean NLL per token against the base, with its paired standard error over passages
-(2,000 bootstrap resamples; a lower bound, because several passages can come from one document).
+The base model stands in every comparison; the oracle, the best single adapter on the test text itself, is no method
+but the mark that choosing one adapter could reach at best.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from demo.measure import DomainResult
-from registry.uncertainty import paired_difference
-from service.commands.output import columns
+from demo.cells import Cell
+from registry.uncertainty import Difference
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One model on one novel domain."""
+class Entry:
+    """One method on one domain; `said` is what its answer was made of."""
 
-    perplexity: float
-    difference: float
-    standard_error: float
+    cell: Cell
+    model: str
+    said: str = ""
     abstained: bool = False
-    note: str = ""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One way to choose, over every novel domain."""
+    """One method over all domains."""
 
     name: str
-    cells: dict[str, Cell]
+    entries: Mapping[str, Entry]
 
     @property
+    def key(self) -> str:
+        """The name as part of a figure's name."""
+        return re.sub("[^a-z0-9]+", "_", self.name.lower()).strip("_")
+
     def arithmetic(self) -> float:
-        """Arithmetic mean of the perplexities."""
-        return sum(cell.perplexity for cell in self.cells.values()) / len(self.cells)
+        """The arithmetic mean of the domains' perplexities."""
+        return math.fsum(entry.cell.perplexity for entry in self.entries.values()) / len(self.entries)
+
+    def geometric(self) -> float:
+        """The geometric mean of the domains' perplexities."""
+        return math.exp(math.fsum(entry.cell.mean_nll for entry in self.entries.values()) / len(self.entries))
+
+
+@dataclass(frozen=True)
+class Table:
+    """Every row, the base's first; `singles` has every adapter's cell by domain and adapter."""
+
+    rows: Sequence[Row]
+    singles: Mapping[str, Mapping[str, Cell]]
 
     @property
-    def geometric(self) -> float:
-        """Geometric mean of the perplexities."""
-        return math.exp(sum(math.log(cell.perplexity) for cell in self.cells.values()) / len(self.cells))
+    def base(self) -> Row:
+        """The base model's row."""
+        return self.rows[0]
+
+    @property
+    def domains(self) -> list[str]:
+        """The novel domains."""
+        return list(self.base.entries)
+
+    def difference(self, row: Row, domain: str) -> Difference:
+        """A row's mean NLL against the base on a domain."""
+        return row.entries[domain].cell.against(self.base.entries[domain].cell)
+
+    def winners(self, domain: str) -> tuple[int, int]:
+        """How many single adapters have a lower NLL than the base, and how many by two standard errors."""
+        base = self.base.entries[domain].cell
+        found = [cell.against(base) for cell in self.singles[domain].values()]
+        return sum(d.difference < 0 for d in found), sum(d.difference < -2 * d.standard_error for d in found)
 
 
-def rows_of(results: Sequence[DomainResult]) -> list[Row]:
-    """Base, control, every strategy, and the best single adapter chosen on test text."""
-    base = Row("base", {one.name: _cell(one.base, one.base) for one in results})
-    control = Row("control adapter", {one.name: _cell(one.control, one.base) for one in results})
-    names = [answer.strategy for answer, _ in results[0].answers]
-    strategies = [
-        Row(
-            name,
-            {
-                one.name: _cell(score, one.base, abstained=answer.abstained, note=", ".join(answer.ingredients))
-                for one in results
-                for answer, score in one.answers
-                if answer.strategy == name
-            },
-        )
-        for name in names
-    ]
-    oracle = Row("oracle: best single on test", {one.name: _oracle(one) for one in results})
-    return [base, control, *strategies[:-1], oracle, strategies[-1]]
+def oracle(singles: Mapping[str, Mapping[str, Cell]], refs: Mapping[str, str]) -> Row:
+    """The best single adapter of each domain, chosen on the test text."""
+    entries = {}
+    for domain, cells in singles.items():
+        name = min(cells, key=lambda name: cells[name].mean_nll)
+        entries[domain] = Entry(cells[name], refs[name], said=name)
+    return Row("oracle: best single adapter", entries)
 
 
-def _cell(
-    score: dict[str, list[float]], base: dict[str, list[float]], *, abstained: bool = False, note: str = ""
-) -> Cell:
-    nll, tokens = np.array(score["nll"]), np.array(score["tokens"])
-    paired = paired_difference(nll, np.array(base["nll"]), tokens)
-    perplexity = math.exp(nll.sum() / tokens.sum())
-    return Cell(perplexity, paired.difference, paired.standard_error, abstained, note)
+# --- as text ---------------------------------------------------------------------------------------------
 
 
-def _oracle(result: DomainResult) -> Cell:
-    best = min(result.adapters, key=lambda domain: sum(result.adapters[domain]["nll"]))
-    return _cell(result.adapters[best], result.base, note=best)
+def text(table: Table, *, width: int = 110) -> str:
+    """The table for people: blocks of domains as wide as the terminal, then averages, then who beat the base."""
+    label = max(len(row.name) for row in table.rows)
+    across = max(1, (width - label) // (CELL + 2))
+    blocks = [table.domains[i : i + across] for i in range(0, len(table.domains), across)]
+    parts = [_block(table, domains, label) for domains in blocks]
+    return "\n\n".join([*parts, _averages(table, label), _beating(table), _answers(table)])
 
 
-def beating(results: Sequence[DomainResult]) -> dict[str, tuple[int, int]]:
-    """By novel domain: adapters with a lower NLL than the base, and those lower by two standard errors."""
+CELL = 22
+
+
+def _block(table: Table, domains: Sequence[str], label: int) -> str:
+    lines = ["".ljust(label) + "".join(f"  {domain[:CELL]:>{CELL}}" for domain in domains)]
+    lines += [row.name.ljust(label) + "".join(f"  {_shown(table, row, d):>{CELL}}" for d in domains)
+              for row in table.rows]  # fmt: skip
+    return "\n".join(lines)
+
+
+def _shown(table: Table, row: Row, domain: str) -> str:
+    """Perplexity, and the difference of mean NLL to the base with its standard error."""
+    entry = row.entries[domain]
+    if row is table.base:
+        return f"{entry.cell.perplexity:.2f}{'':15}"
+    if entry.abstained:
+        return f"{entry.cell.perplexity:.2f}     = the base"
+    found = table.difference(row, domain)
+    return f"{entry.cell.perplexity:.2f} {found.difference:+.4f}±{found.standard_error:.4f}"
+
+
+def _averages(table: Table, label: int) -> str:
+    lines = ["average perplexity".ljust(label) + "  arithmetic   geometric"]
+    lines += [f"{row.name.ljust(label)}  {row.arithmetic():10.2f}  {row.geometric():10.2f}" for row in table.rows]
+    return "\n".join(lines)
+
+
+def _beating(table: Table) -> str:
+    lines = ["adapters that beat the base (by two standard errors) on the test passages"]
+    for domain in table.domains:
+        count, surely = table.winners(domain)
+        lines.append(f"  {domain}: {count} of {len(table.singles[domain])} ({surely})")
+    return "\n".join(lines)
+
+
+def _answers(table: Table) -> str:
+    """What the oracle and the service took."""
+    lines = ["what was taken"]
+    for domain in table.domains:
+        shown = [f"{row.name}: {_taken(row.entries[domain])}" for row in table.rows if row.key in _EXPLAINED]
+        lines += [f"  {domain}", *(f"    {text}" for text in shown)]
+    return "\n".join(lines)
+
+
+_EXPLAINED = (
+    "soup_similarity",
+    "soup_clustering_paper",
+    "soup_clustering_default",
+    "oracle_best_single_adapter",
+    "the_service_verified",
+)
+
+
+def _taken(entry: Entry) -> str:
+    return f"the base model ({entry.said})" if entry.abstained else entry.said
+
+
+# --- as JSON ---------------------------------------------------------------------------------------------
+
+
+def figures(table: Table) -> dict[str, dict[str, Any]]:
+    """The averages of every row, and how many adapters beat the base, as figures of a results file.
+
+    No goal is set on any of them: the demo promises the table, not an order in it.
+    """
     found = {}
-    for one in results:
-        cells = [_cell(score, one.base) for score in one.adapters.values()]
-        lower = [cell for cell in cells if cell.difference < 0]
-        found[one.name] = (len(lower), sum(cell.difference < -2 * cell.standard_error for cell in lower))
+    for row in table.rows:
+        found[f"perplexity_geometric_{row.key}"] = _figure(row.geometric(), "perplexity")
+        found[f"perplexity_arithmetic_{row.key}"] = _figure(row.arithmetic(), "perplexity")
+    pairs = [table.winners(domain) for domain in table.domains]
+    found["adapters_beating_base"] = _figure(sum(w for w, _ in pairs), "adapter x domain pairs")
+    found["adapters_beating_base_by_two_se"] = _figure(sum(s for _, s in pairs), "adapter x domain pairs")
+    found["adapters_times_domains"] = _figure(sum(len(c) for c in table.singles.values()), "adapter x domain pairs")
     return found
 
 
-def printed(results: Sequence[DomainResult]) -> str:
-    """The table for people: perplexities with averages, then differences, then how many adapters help."""
-    rows, names = rows_of(results), [one.name for one in results]
-    short = [name[:12] for name in names]
-    perplexities = [
-        (row.name, *(_shown(row.cells[name]) for name in names), f"{row.arithmetic:.2f}", f"{row.geometric:.2f}")
-        for row in rows
-    ]
-    differences = [
-        (row.name, *(f"{row.cells[n].difference:+.3f}±{row.cells[n].standard_error:.3f}" for n in names))
-        for row in rows[1:]
-    ]
-    count = len(results[0].adapters)
-    helped = [
-        (name, f"{lower} of {count}", f"{clearly} of {count}") for name, (lower, clearly) in beating(results).items()
-    ]
-    return "\n\n".join(
-        (
-            "Perplexity on test text (* = abstained: the base answers)\n"
-            + columns(("", *short, "arith. mean", "geom. mean"), perplexities),
-            "Mean NLL per token against the base, ± paired standard error (negative is better)\n"
-            + columns(("", *short), differences),
-            "Single adapters that beat the base on test text\n"
-            + columns(("", "lower NLL", "by two standard errors"), helped),
-        )
-    )
+def _figure(value: float, unit: str) -> dict[str, Any]:
+    return {"value": value, "goal": None, "unit": unit, "repeats": [value]}
 
 
-def _shown(cell: Cell) -> str:
-    return f"{cell.perplexity:.2f}" + ("*" if cell.abstained else "")
+def rows(table: Table) -> list[dict[str, Any]]:
+    """One JSON row for each method and domain, then one for each adapter and domain."""
+    found = []
+    for row in table.rows:
+        for domain, entry in row.entries.items():
+            values = {"method": row.key, "domain": domain, "model": entry.model}
+            found.append(
+                {**values, "abstained": entry.abstained, "taken": entry.said, **_numbers(table, entry.cell, domain)}
+            )
+    for domain, cells in table.singles.items():
+        for name, cell in cells.items():
+            found.append({"method": "adapter", "adapter": name, "domain": domain, **_numbers(table, cell, domain)})
+    return found
 
 
-def figures_of(results: Sequence[DomainResult]) -> dict[str, dict[str, Any]]:
-    """The averages of every row as figures of a result file; none of them has a goal."""
-    figures = {}
-    for row in rows_of(results):
-        key = "".join(c if c.isalnum() else "_" for c in row.name.lower()).replace("__", "_").strip("_")
-        for kind, value in (("arithmetic", row.arithmetic), ("geometric", row.geometric)):
-            figures[f"{key}_{kind}"] = {"value": value, "goal": None, "unit": "perplexity", "repeats": [value]}
-    return figures
-
-
-def body_of(results: Sequence[DomainResult]) -> list[dict[str, Any]]:
-    """One entry a row and novel domain, and one a domain for the adapters that beat the base."""
-    entries: list[dict[str, Any]] = [
-        {"row": row.name, "domain": name, **asdict(cell)}
-        for row in rows_of(results)
-        for name, cell in row.cells.items()
-    ]
-    for name, (lower, clearly) in beating(results).items():
-        entries.append({"row": "adapters that beat the base", "domain": name, "lower": lower, "by_two_errors": clearly})
-    return entries
+def _numbers(table: Table, cell: Cell, domain: str) -> dict[str, Any]:
+    against = cell.against(table.base.entries[domain].cell)
+    return {
+        "perplexity": cell.perplexity,
+        "mean_nll": cell.mean_nll,
+        "bits_per_byte": cell.bits_per_byte,
+        "difference": against.difference,
+        "standard_error": against.standard_error,
+        "tokens": sum(cell.tokens),
+        "passages": len(cell.tokens),
+    }

@@ -13,6 +13,7 @@ import typer
 from pydantic import ValidationError
 
 from registry.errors import Conflict, InvalidParameter, NotFound
+from service.commands.output import as_json as print_json
 from service.commands.output import data, progress_bar, talk
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def train(
     sample: Annotated[
         int, typer.Option("--sample", min=0, help="Training passages to put beside the weights; 0 for none.")
     ] = SAMPLE,
+    as_json: Annotated[bool, typer.Option("--json", help="Print directory and record as JSON.")] = False,
     replace: Annotated[bool, typer.Option("--replace", help="Overwrite the directory if it is there.")] = False,
 ) -> None:
     """Train an adapter on texts of a domain.
@@ -92,7 +94,10 @@ def train(
         f"Perplexity on validation text: {trained.record['valid_perplexity_before']:.2f} before, "
         f"{trained.record['valid_perplexity']:.2f} after (step {trained.record['best_step']})."
     )
-    data(str(out))
+    if as_json:
+        print_json({"object": "folder", "path": str(out), **trained.provenance.model_dump(mode="json")})
+    else:
+        data(str(out))
 
 
 def _entry(base_folder: Path | None, bases: Path | None, base: str | None) -> BaseEntry:

@@ -1,0 +1,55 @@
+"""The ways to choose adapters that the table sets side by side, and what the server answers to each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from registry.spec import CosineSpec, GmmSpec, PoolRequest, UniformSpec
+from service.client import SoupClient
+from service.commands.compare import Strategy
+
+_PAPER = GmmSpec(mode="paper")
+STRATEGIES = (
+    Strategy("single, similarity", CosineSpec(), single=True),
+    Strategy("soup, similarity", CosineSpec()),
+    Strategy("single, clustering (paper)", _PAPER, single=True),
+    Strategy("soup, clustering (paper)", _PAPER),
+    Strategy("single, clustering (default)", GmmSpec(), single=True),
+    Strategy("soup, clustering (default)", GmmSpec()),
+    Strategy("soup, uniform", UniformSpec()),
+    Strategy("the service, verified", None, verify=True),
+)
+"""In the order of the table; the last is what people get who ask for nothing in particular."""
+SERVICE, CLUSTERING, UNIFORM = STRATEGIES[7].name, STRATEGIES[5].name, STRATEGIES[6].name
+FITS = (("--selector", "cosine"), ("--paper",), ("--selector", "gmm"), ("--selector", "uniform"))
+"""What `soup fit` is told, once each, before anything is cooked."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a strategy came to for one domain; `digest` is None where the answer is the base model."""
+
+    model: str
+    digest: str | None
+    abstained: bool
+    reason: str
+    ingredients: tuple[str, ...]
+    verification: dict[str, Any] | None
+
+
+def cook(client: SoupClient, strategy: Strategy, sample: Sequence[str], digests: dict[str, str]) -> Answer:
+    """The server's answer for a sample; `digests` has those of the pushed adapters by ref."""
+    cooked = client.cook(strategy.request(client.sample(sample), PoolRequest()))
+    model = str(cooked["model"])
+    soup = cooked.get("soup") or {}
+    chosen = (cooked.get("selection") or {}).get("selected") or ()
+    return Answer(
+        model=model,
+        digest=None if cooked["abstained"] else str(soup.get("digest") or digests[model]),
+        abstained=bool(cooked["abstained"]),
+        reason=str(cooked.get("reason") or ""),
+        ingredients=tuple(str(row["domain"]) for row in chosen),
+        verification=cooked.get("verification"),
+    )

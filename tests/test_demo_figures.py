@@ -1,0 +1,149 @@
+"""The demo's figures: cells that survive an interruption, and a table whose averages are what they say."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from demo import report, table
+from demo.cells import Cell, Cells
+from demo.table import Entry, Row, Table
+
+
+def answer(*nll: float, tokens: int = 10) -> dict:
+    return {"texts": [{"nll": value, "tokens": tokens, "bytes": 40, "windows": 1} for value in nll]}
+
+
+def cell(*nll: float) -> Cell:
+    return Cell(nll=nll, tokens=(10,) * len(nll), bytes=40 * len(nll))
+
+
+# --- cells -----------------------------------------------------------------------------------------------
+
+
+def test_a_cell_is_asked_for_once_even_by_the_next_run(tmp_path):
+    asked = []
+
+    def score():
+        asked.append(1)
+        return answer(20.0, 30.0)
+
+    for _ in range(2):
+        cells = Cells(tmp_path / "cells.jsonl")
+        for _ in range(2):
+            assert cells.get("sha256:a", ["x", "y"], score) == cell(20.0, 30.0)
+    assert len(asked) == 1
+
+
+def test_another_model_or_other_texts_are_another_cell(tmp_path):
+    cells = Cells(tmp_path / "cells.jsonl")
+    first = cells.get("sha256:a", ["x"], lambda: answer(1.0))
+    assert cells.get("sha256:b", ["x"], lambda: answer(2.0)) != first
+    assert cells.get("sha256:a", ["y"], lambda: answer(3.0)) != first
+    assert cells.get("sha256:a", ["x"], lambda: pytest.fail("asked again")) == first
+
+
+@pytest.mark.parametrize("torn", ['{"key": "sha256:zz", "nll": [1.', "null\n", '{"key": "k"}\n', "\n"])
+def test_a_line_cut_off_by_a_kill_is_forgotten(tmp_path, torn):
+    path = tmp_path / "cells.jsonl"
+    Cells(path).get("sha256:a", ["x"], lambda: answer(1.0))
+    with path.open("a") as file:
+        file.write(torn)
+    cells = Cells(path)
+    cells.get("sha256:b", ["x"], lambda: answer(2.0))
+    again = Cells(path)
+    assert again.get("sha256:a", ["x"], lambda: pytest.fail("lost")) == cell(1.0)
+    assert again.get("sha256:b", ["x"], lambda: pytest.fail("lost")) == cell(2.0)
+
+
+def test_nothing_is_kept_of_a_score_that_failed(tmp_path):
+    cells = Cells(tmp_path / "cells.jsonl")
+
+    def fails():
+        raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        cells.get("sha256:a", ["x"], fails)
+    assert cells.get("sha256:a", ["x"], lambda: answer(1.0)) == cell(1.0)
+
+
+def test_a_cell_knows_its_figures():
+    one = Cell(nll=(20.0, 40.0), tokens=(10, 20), bytes=120)
+    assert one.mean_nll == pytest.approx(2.0)
+    assert one.perplexity == pytest.approx(math.e**2)
+    assert one.bits_per_byte == pytest.approx(0.5 / math.log(2))
+    against = one.against(Cell(nll=(21.0, 42.0), tokens=(10, 20), bytes=120))
+    assert against.difference == pytest.approx(-0.1)
+    assert against.standard_error == pytest.approx(0.0, abs=1e-12)
+
+
+# --- table -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small() -> Table:
+    base = Row("base model", {"a": Entry(cell(20, 20, 20), "base/x"), "b": Entry(cell(30, 30, 30), "base/x")})
+    singles = {
+        "a": {"one": cell(19, 19, 19), "two": cell(18, 22, 21)},
+        "b": {"one": cell(31, 31, 31), "two": cell(28, 29, 32)},
+    }
+    service = Row(
+        "the service, verified",
+        {
+            "a": Entry(cell(19, 19, 19), "demo/one@1", said="one"),
+            "b": Entry(cell(30, 30, 30), "base/x", said="it does not help", abstained=True),
+        },
+    )
+    return Table([base, table.oracle(singles, {"one": "demo/one@1", "two": "demo/two@1"}), service], singles)
+
+
+def test_averages_are_what_they_are_called(small):
+    a, b = math.exp(2.0), math.exp(3.0)
+    assert small.base.arithmetic() == pytest.approx((a + b) / 2)
+    assert small.base.geometric() == pytest.approx(math.sqrt(a * b))
+
+
+def test_the_oracle_takes_the_best_adapter_of_each_domain(small):
+    row = small.rows[1]
+    assert {domain: entry.said for domain, entry in row.entries.items()} == {"a": "one", "b": "two"}
+    assert row.entries["b"].model == "demo/two@1"
+
+
+def test_who_beats_the_base_and_who_beats_it_surely(small):
+    assert small.winners("a") == (1, 1)  # `one` always by the same amount, `two` is worse
+    assert small.winners("b") == (1, 0)  # `two`, but with a large spread
+
+
+def test_the_text_holds_every_row_and_says_what_abstained(small):
+    for width in (60, 200):
+        text = table.text(small, width=width)
+        assert all(len(line) <= width for line in text.splitlines()[:6])
+        assert "-0.1000±0.0000" in text
+        assert "= the base" in text
+        assert "arithmetic   geometric" in text
+        assert "a: 1 of 2 (1)" in text
+        assert "the base model (it does not help)" in text
+
+
+def test_figures_and_rows_are_json_and_agree(small):
+    figures = json.loads(json.dumps(table.figures(small), allow_nan=False))
+    assert figures["perplexity_geometric_base_model"]["value"] == pytest.approx(small.base.geometric())
+    assert figures["adapters_beating_base"]["value"] == 2
+    assert all(set(figure) >= {"value", "goal", "unit", "repeats"} for figure in figures.values())
+    rows = json.loads(json.dumps(table.rows(small), allow_nan=False))
+    assert len(rows) == 3 * 2 + 2 * 2
+    oracle = next(row for row in rows if row["method"] == "oracle_best_single_adapter" and row["domain"] == "a")
+    assert oracle["perplexity"] == pytest.approx(math.exp(1.9))
+    assert oracle["difference"] == pytest.approx(-0.1)
+
+
+def test_a_results_file_says_where_it_comes_from(tmp_path, small):
+    path = tmp_path / "results" / "demo.json"
+    report.write(path, name="demo", command="python -m demo", figures=table.figures(small), rows=table.rows(small))
+    value = json.loads(path.read_text())
+    assert {"name", "command", "date", "commit", "machine", "figures", "rows"} <= set(value)
+    assert value["machine"]["cores"] >= 1
+    assert set(value["machine"]["flags"]) <= set(report.FLAGS)
+    assert [p.name for p in path.parent.iterdir()] == ["demo.json"]
