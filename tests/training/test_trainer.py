@@ -175,6 +175,15 @@ def test_soup_train_keeps_what_is_there_unless_told(files, tiny_base_dir, tmp_pa
     assert (out / "adapter_model.safetensors").read_bytes() != before
 
 
+def test_soup_train_answers_in_json(files, tiny_base_dir, tmp_path, capsys):
+    out = tmp_path / "law"
+    assert soup(command(files, tiny_base_dir, out, "--json")) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["object"], said["path"]) == ("folder", str(out))
+    assert said["init_hash"] == read_folder(out).provenance.init_hash
+    assert said["training"]["steps"] == 4
+
+
 def test_soup_train_on_an_allowlist_names_the_base(files, tiny_base_dir, tmp_path):
     bases = tmp_path / "bases.toml"
     bases.write_text(f'[bases.tiny]\nsource = "{tiny_base_dir}"\n[bases.other]\nsource = "{tiny_base_dir}"\n')
