@@ -91,7 +91,7 @@ def check_part(text: str, what: str) -> str:
 def check_alias(text: str) -> str:
     """`text` if it can be an alias: a name part that is not all digits; raises InvalidName."""
     if text.isdigit():
-        raise InvalidName(f"Alias {text!r} is all digits; digits name versions.", param="alias")
+        raise InvalidName(f"Alias {text[:80]!r} is all digits; digits name versions.", param="alias")
     return check_part(text, "alias")
 
 

@@ -93,7 +93,7 @@ class AdapterPatch(Frozen):
 class AliasBody(Frozen):
     """Which version an alias points at."""
 
-    version: int = Field(ge=1)
+    version: int = Field(ge=1, le=999_999_999)
 
 
 class Alias(Wire):

@@ -34,9 +34,10 @@ BUFFER = 1024 * 1024
 _BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 _BODY: dict[str, Any] = {"requestBody": {"required": True, "content": _BINARY}}
 _BYTES: dict[int | str, dict[str, Any]] = {200: {"content": _BINARY}, 206: {"content": _BINARY}}
+_KNOWN: dict[int | str, dict[str, Any]] = {200: {"model": BlobStored, "description": "Known already"}}
 
 
-@router.put("/{digest}", response_model=BlobStored, status_code=201, openapi_extra=_BODY)
+@router.put("/{digest}", response_model=BlobStored, status_code=201, responses=_KNOWN, openapi_extra=_BODY)
 async def put_blob(request: Request, digest: str, runtime: State, who: Writer) -> Response:
     """Upload a blob in one request; its length and digest are verified before anything is visible.
 

@@ -1,0 +1,255 @@
+"""Answers are what /openapi.json says they are: for every operation, on objects that exist, by example and by fuzzing.
+
+`test_schema_fuzz.py` sends anything at all to a server without objects; here requests reach the inside, so that
+successes are held against the schema too. Each operation has an example that succeeds: a route without one fails.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import Case, GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.core.failures import FailureGroup
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from registry.spec import Provenance
+from tests.service.domains import WORDS, passages
+from tests.service.worlds import BASE_ID, CONFIG, World, adapter_weights, open_world, write_bases
+
+FUZZED = int(os.environ.get("FUZZ_EXAMPLES", "20"))
+CHECKS: list[Any] = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+]
+TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+INIT = Provenance(init_hash="sha256:" + "1" * 64, init_source="declared").model_dump()
+BLOB = b"a blob of these tests"
+KEY = {"name": "made here", "namespaces": ["acme"], "scopes": ["read"]}
+SAMPLE = {"texts": passages("kitchen", 25, seed=3)}
+UNIFORM = {"kind": "uniform"}
+
+
+@dataclass
+class Stocked:
+    """A server with one of everything, its schema, and a request of each operation that succeeds on it."""
+
+    world: World
+    schema: Any
+    requests: dict[str, dict[str, Any]]
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The admin key's."""
+        return self.world.headers(self.world.admin)
+
+    def operations(self) -> dict[str, Any]:
+        """`METHOD path` -> operation."""
+        return {operation.label: operation for operation in (one.ok() for one in self.schema.get_all_operations())}
+
+
+def digest_of(data: bytes) -> str:
+    return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+def stock(world: World) -> dict[str, str]:
+    """Put one of everything in; returns what identifies it."""
+    client = world.client
+    for seed, domain in enumerate(WORDS):
+        pushed = world.push(
+            f"acme/{domain}", seed=seed, domain=domain, sample={"texts": passages(domain, 25)}, provenance=INIT
+        )
+        events = client.get(f"/v1/jobs/{pushed['job']}/events")  # ends with its job
+        assert '"succeeded"' in events.text, events.text
+    world.push("acme/going", seed=7)
+    assert client.put(f"/v1/blobs/{digest_of(BLOB)}", content=BLOB).status_code == 201
+    soup = client.post("/v1/soups", json={"sample": SAMPLE, "selector": UNIFORM, "verify": False, "wait": 60}).json()
+    return {
+        "job": pushed["job"],
+        "digest": pushed["digest"],
+        "soup": soup["model"],
+        "selector": soup["selector"],
+        "key": client.post("/v1/keys", json=KEY).json()["id"],
+    }
+
+
+def examples(world: World, known: dict[str, str]) -> dict[str, dict[str, Any]]:
+    """A request for every operation, in an order in which each succeeds."""
+    blob = {"path_parameters": {"digest": digest_of(BLOB)}}
+    adapter = {"path_parameters": {"ns": "acme", "name": "code"}}
+    alias = {"path_parameters": {"ns": "acme", "name": "code", "alias": "best"}}
+    soup_ns, soup_name = known["soup"].split("/")
+    soup = {"path_parameters": {"ns": soup_ns, "name": soup_name}}
+    job, selector = {"path_parameters": {"id": known["job"]}}, {"path_parameters": {"id": known["selector"]}}
+    weights = base64.b64encode(adapter_weights(world.runtime, seed=11)).decode()
+    manifest = {
+        "name": "acme/new", "domain": "new", "base_model": BASE_ID, "config": CONFIG.model_dump(),
+        "files": {"adapter_model.safetensors": {"base64": weights}},
+    }  # fmt: skip
+    model = {"model": "acme/code"}
+    return {
+        "GET /healthz": {},
+        "GET /readyz": {},
+        "GET /metrics": {},
+        "PUT /v1/blobs/{digest}": {**blob, "body": BLOB},
+        "HEAD /v1/blobs/{digest}": blob,
+        "GET /v1/blobs/{digest}": blob,
+        "POST /v1/adapters": {"body": manifest},
+        "GET /v1/adapters": {"query": {"limit": 2, "kind": "adapter"}},
+        "GET /v1/adapters/{digest}": {"path_parameters": {"digest": known["digest"]}},
+        "GET /v1/adapters/{ns}/{name}": adapter,
+        "PATCH /v1/adapters/{ns}/{name}": {**adapter, "body": {"card": {"description": "Changed."}}},
+        "GET /v1/adapters/{ns}/{name}/lineage": adapter,
+        "GET /v1/adapters/{ns}/{name}/files": adapter,
+        "GET /v1/adapters/{ns}/{name}/files/{file}": {
+            "path_parameters": {**adapter["path_parameters"], "file": "README.md"}
+        },
+        "PUT /v1/adapters/{ns}/{name}/aliases/{alias}": {**alias, "body": {"version": 1}},
+        "GET /v1/adapters/{ns}/{name}/aliases": adapter,
+        "DELETE /v1/adapters/{ns}/{name}/aliases/{alias}": alias,
+        "POST /v1/selectors": {"body": {"selector": UNIFORM, "wait": 60}},
+        "GET /v1/selectors": {},
+        "GET /v1/selectors/{id}": selector,
+        "POST /v1/select": {"body": {"sample": SAMPLE, "selector": UNIFORM, "wait": 60}},
+        "POST /v1/soups": {
+            "body": {"recipe": {"ingredients": [{"ref": "acme/code"}, {"ref": "acme/court"}]}, "wait": 60}
+        },
+        "GET /v1/soups": {},
+        "GET /v1/soups/{ns}/{name}": soup,
+        "GET /v1/soups/{ns}/{name}/lineage": soup,
+        "POST /v1/perplexity": {"body": {**model, "texts": ["heat the oil"], "baseline": BASE_ID}},
+        "POST /v1/completions": {"body": {**model, "prompt": "heat", "max_tokens": 2, "logprobs": 2, "seed": 1}},
+        "POST /v1/chat/completions": {
+            "body": {**model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, "logprobs": True}
+        },
+        "POST /v1/embeddings": {"body": {"model": BASE_ID, "input": ["heat", "the oil"]}},
+        "GET /v1/models": {},
+        "GET /v1/models/{id}": {"path_parameters": {"id": BASE_ID}},
+        "GET /v1/models/{ns}/{name}": soup,
+        "POST /tokenize": {"body": {**model, "prompt": "heat the oil"}},
+        "POST /detokenize": {"body": {**model, "tokens": [5, 6]}},
+        "GET /tokenizer_info": {"query": model},
+        "GET /v1/jobs": {"query": {"limit": 2}},
+        "GET /v1/jobs/{id}": job,
+        "GET /v1/jobs/{id}/events": job,
+        "POST /v1/jobs/{id}/cancel": job,
+        "GET /v1/keys": {},
+        "POST /v1/keys": {"body": KEY},
+        "GET /v1/audit": {"query": {"limit": 5}},
+        "DELETE /v1/keys/{id}": {"path_parameters": {"id": known["key"]}},
+        "DELETE /v1/adapters/{ns}/{name}": {"path_parameters": {"ns": "acme", "name": "going"}},
+    }
+
+
+@pytest.fixture(scope="module")
+def stocked(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stocked]:
+    folder = tmp_path_factory.mktemp("conformance")
+    base = shutil.copytree(tiny_base_dir, folder / "base")
+    config = json.loads((base / "tokenizer_config.json").read_text())
+    (base / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": TEMPLATE}))
+    for world in open_world(folder / "data", write_bases(folder / "bases.toml", {BASE_ID: base})):
+        schema = schemathesis.openapi.from_asgi("/openapi.json", world.app)
+        yield Stocked(world, schema, examples(world, stock(world)))
+
+
+def call(stocked: Stocked, case: Case) -> Any:
+    """Send a case and hold its answer against the schema.
+
+    The content of event streams is not: OpenAPI 3.1 has no words for single events, and schemathesis takes the
+    schema of the whole text for that of each.
+    """
+    answer = case.call(headers=stocked.headers)
+    streams = answer.headers.get("content-type", [""])[0].startswith("text/event-stream")
+    checks = [check for check in CHECKS if not (streams and check is response_schema_conformance)]
+    case.validate_response(answer, checks=checks, headers=stocked.headers)
+    return answer
+
+
+def case_of(operation: Any, request: dict[str, Any]) -> Case:
+    kinds = [body.media_type for body in operation.body]
+    return operation.Case(**request, **({"media_type": kinds[0]} if "body" in request else {}))
+
+
+def test_every_operation_has_an_example(stocked: Stocked) -> None:
+    assert set(stocked.operations()) == set(stocked.requests)
+
+
+def test_examples_succeed_and_answer_as_the_schema_says(stocked: Stocked) -> None:
+    operations, wrong = stocked.operations(), []
+    for label, request in stocked.requests.items():
+        try:
+            answer = call(stocked, case_of(operations[label], request))
+        except FailureGroup as failures:
+            wrong.append(f"{label}: {[failure.message for failure in failures.exceptions]}")
+        else:
+            if answer.status_code not in {200, 201, 204}:
+                wrong.append(f"{label}: {answer.status_code} {answer.text}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_streams_are_declared(stocked: Stocked) -> None:
+    for label in ("POST /v1/completions", "POST /v1/chat/completions"):
+        request = stocked.requests[label]
+        answer = call(stocked, case_of(stocked.operations()[label], {"body": {**request["body"], "stream": True}}))
+        assert answer.headers["content-type"][0].startswith("text/event-stream")
+        assert answer.text.endswith("data: [DONE]\n\n")
+
+
+def attacked(stocked: Stocked, operation: Any, request: dict[str, Any], mode: GenerationMode) -> int:
+    """Send drawn requests with the example's path and model; the number sent."""
+    sent = 0
+
+    @settings(max_examples=FUZZED, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def attack(case: Case) -> None:
+        nonlocal sent
+        if "path_parameters" in request:
+            case.path_parameters = dict(request["path_parameters"])
+        if isinstance(case.body, dict) and isinstance(request.get("body"), dict):
+            kept = {name: request["body"][name] for name in ("model", "wait") if name in request["body"]}
+            case.body = {**case.body, **kept}
+        call(stocked, case)
+        sent += 1
+
+    attack()
+    return sent
+
+
+@pytest.mark.parametrize("mode", list(GenerationMode))
+def test_whatever_comes_on_objects_that_exist(stocked: Stocked, mode: GenerationMode) -> None:
+    drawable = {
+        label: operation
+        for label, operation in stocked.operations().items()
+        if (operation.body or operation.query) and not label.startswith("DELETE")
+    }
+    sent = [attacked(stocked, operation, stocked.requests[label], mode) for label, operation in drawable.items()]
+    assert len(sent) > 15
+    assert sum(sent) >= len(sent) * FUZZED // 2
+
+
+def test_an_answer_of_another_shape_would_be_noticed(stocked: Stocked) -> None:
+    case = case_of(stocked.operations()["POST /v1/perplexity"], stocked.requests["POST /v1/perplexity"])
+    answer = case.call(headers=stocked.headers)
+    for spoiled in (b"{}", answer.content.replace(b'"tokens":', b'"token":'), b"[]"):
+        answer.content = spoiled
+        with pytest.raises(FailureGroup):
+            case.validate_response(answer, checks=CHECKS, headers=stocked.headers)
