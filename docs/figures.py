@@ -13,8 +13,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from demo.strategies import STRATEGIES
+
 MARK = re.compile(r"(<!-- figures:(?P<name>[a-z0-9_]+)(?::(?P<view>[a-z]+))? -->\n).*?(<!-- /figures -->)", re.DOTALL)
 Result = Mapping[str, Any]
+LABELS = {
+    "base": "base model",
+    "control": "control (mixed text)",
+    "oracle_single": "oracle: best single adapter",
+    **{strategy.key: strategy.label for strategy in STRATEGIES},
+}
+"""Methods of the demo's tables, as people read them."""
 
 
 def fill(text: str, folder: Path) -> str:
@@ -106,20 +115,25 @@ def _shown(row: Result) -> str:
 
 
 def _label(row: Result) -> str:
-    return str(row.get("label") or row["method"]).replace("|", "\\|")
+    method = str(row["method"])
+    return str(row.get("label") or LABELS.get(method) or method.replace("_", " ")).replace("|", "\\|")
 
 
 # --- any other result -------------------------------------------------------------------------------
 
 
 def _plain(result: Result) -> list[str]:
-    lines = ["| figure | value | unit | goal |", "|---|---|---|---|"]
+    lines = ["| figure | value | unit | goal | note |", "|---|---|---|---|---|"]
     for name, figure in result["figures"].items():
         goal = figure.get("goal")
-        lines.append(
-            f"| {name.replace('_', ' ')} | {_number(figure['value'])} | {figure.get('unit') or ''} | "
-            f"{'' if goal is None else _number(goal)} |"
-        )
+        cells = [
+            name.replace("_", " "),
+            _number(figure["value"]),
+            str(figure.get("unit") or ""),
+            "" if goal is None else _number(goal),
+            str(figure.get("note") or "").replace("|", "\\|"),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 

@@ -235,10 +235,22 @@ RESULT = {
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
     (tmp_path / "demo.json").write_text(json.dumps(RESULT))
-    plain = {**RESULT, "rows": [], "figures": {"start_s": {"value": 0.4321, "goal": "<= 0.5", "unit": "s"},
-                                               "files": {"value": 12345, "goal": None, "unit": None}}}  # fmt: skip
+    plain_figures = {
+        "start_s": {"value": 0.4321, "goal": "<= 0.5", "unit": "s"},
+        "files": {"value": 12345, "goal": None, "unit": None, "note": "all | some"},
+    }
+    plain = {**RESULT, "rows": [], "figures": plain_figures}
     (tmp_path / "start.json").write_text(json.dumps({**plain, "partial": True}))
     return tmp_path
+
+
+def test_methods_are_called_as_in_the_demo(results: Path) -> None:
+    rows = [{**row, "method": {"soup": "paper_soup"}.get(row["method"], row["method"])} for row in ROWS]
+    bare = [{name: value for name, value in row.items() if name != "label"} for row in rows]
+    (results / "bare.json").write_text(json.dumps({**RESULT, "rows": bare}))
+    block = figures.block(results, "bare")
+    assert "| base model | " in block
+    assert "| soup, clustering (paper) | " in block
 
 
 def test_without_results_a_block_says_so(tmp_path: Path) -> None:
@@ -271,8 +283,8 @@ def test_domains_have_a_column_each(results: Path) -> None:
 
 def test_other_results_are_listed_figure_by_figure(results: Path) -> None:
     block = figures.block(results, "start")
-    assert "| start s | 0.4321 | s | <= 0.5 |" in block
-    assert "| files | 12,345 |  |  |" in block
+    assert "| start s | 0.4321 | s | <= 0.5 |  |" in block
+    assert "| files | 12,345 |  |  | all \\| some |" in block
     assert "partial" in block
 
 
