@@ -121,8 +121,9 @@ class Connection:
                 if event.data == "[DONE]":
                     return
                 value = _parsed(event.data)
-                if isinstance(value, dict) and isinstance(value.get("error"), dict) and "message" in value["error"]:
-                    raise _rebuilt(value["error"], status=500, retry_after=None)
+                error = value.get("error") if isinstance(value, dict) and len(value) == 1 else None
+                if isinstance(error, dict) and "message" in error:  # alone: a job that failed has more to it
+                    raise _rebuilt(error, status=500, retry_after=None)
                 yield event.event, value
 
     @contextmanager

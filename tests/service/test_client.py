@@ -353,6 +353,14 @@ class TestJobs:
             server.client().wait_job("j1")
         assert caught.value.problems == ("a: init", "b: scale")
 
+    def test_a_job_that_failed_as_unavailable_is_no_server_to_wait_for(self) -> None:
+        failed = job("failed", error={"code": "unavailable", "message": "No encoder.", "param": None, "problems": []})
+        server = Server().on("GET /v1/jobs/j1/events", events(("done", failed)))
+        server.on("GET /v1/jobs/j1", ok(failed))
+        with pytest.raises(Unavailable, match="No encoder"):
+            server.client().wait_job("j1")
+        assert server.pauses == []
+
     @pytest.mark.parametrize("error", [None, {}, {"code": "newer", "message": "A sentence."}, {"code": None}])
     def test_a_failed_job_with_little_to_say(self, error: Any) -> None:
         server = Server().on("GET /v1/jobs/j1/events", events(("done", {})))
