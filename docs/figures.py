@@ -13,17 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from demo.strategies import STRATEGIES
-
 MARK = re.compile(r"(<!-- figures:(?P<name>[a-z0-9_]+)(?::(?P<view>[a-z]+))? -->\n).*?(<!-- /figures -->)", re.DOTALL)
 Result = Mapping[str, Any]
-LABELS = {
-    "base": "base model",
-    "control": "control (mixed text)",
-    "oracle_single": "oracle: best single adapter",
-    **{strategy.key: strategy.label for strategy in STRATEGIES},
-}
-"""Methods of the demo's tables, as people read them."""
 
 
 def fill(text: str, folder: Path) -> str:
@@ -115,8 +106,7 @@ def _shown(row: Result) -> str:
 
 
 def _label(row: Result) -> str:
-    method = str(row["method"])
-    return str(row.get("label") or LABELS.get(method) or method.replace("_", " ")).replace("|", "\\|")
+    return str(row.get("label") or str(row["method"]).replace("_", " ")).replace("|", "\\|")
 
 
 # --- any other result -------------------------------------------------------------------------------
