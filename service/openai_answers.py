@@ -95,8 +95,17 @@ class ChatAnswer(Wire):
     usage: Usage
 
 
+class EncoderCard(Wire):
+    """An encoder samples are embedded with: what a client needs to send vectors instead of text."""
+
+    name: str
+    digest: str
+    unit: Literal["passage", "sentence"]
+    dimensions: int
+
+
 class ModelCard(Wire):
-    """A model that can be named in `model`; `digest` is null for base models."""
+    """A model that can be named in `model`; `digest` is null for base models, which have a fingerprint and encoders."""
 
     id: str
     object: Literal["model"] = "model"
@@ -106,6 +115,8 @@ class ModelCard(Wire):
     base_model: str
     digest: str | None
     max_model_len: int | None = None
+    fingerprint: str | None = None
+    encoders: list[EncoderCard] | None = None
 
 
 class ModelList(Wire):

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from registry.names import Digest, Part
-from registry.spec import PerplexityReport
+from registry.spec import PerplexityReport, Words
 
 Scope = Literal["read", "write", "infer", "admin"]
 ModelName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
@@ -20,7 +20,7 @@ ModelName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 class Wire(BaseModel):
     """A body: unknown fields, NaN and values of another type ("16" for 16) are refused."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True, use_attribute_docstrings=True)
 
 
 # --- perplexity -----------------------------------------------------------------------------------
@@ -30,7 +30,7 @@ class PerplexityRequest(Wire):
     """Texts to score under a model, and optionally under a second one to compare with."""
 
     model: ModelName
-    texts: list[str] = Field(min_length=1)
+    texts: Annotated[list[str], Field(fail_fast=True)] = Field(min_length=1)
     baseline: ModelName | None = None
     seed: int = Field(default=0, ge=0, lt=2**32, description="Seed of the bootstrap behind the standard errors.")
 
@@ -73,7 +73,7 @@ class BlobStored(Wire):
 class NewKey(Wire):
     """A key to make. `namespaces` null sees every namespace."""
 
-    name: str = Field(min_length=1, max_length=100)
+    name: Words = Field(min_length=1, max_length=100)
     namespaces: list[Part] | None = Field(max_length=1000)
     scopes: list[Scope] = Field(min_length=1, max_length=8)
 
@@ -135,7 +135,7 @@ class Alive(Wire):
 
 
 class Ready(Wire):
-    """Every base model computed a token, the database answers, and the blob folder is there."""
+    """Whether the database answers and every base model computed a token."""
 
     status: Literal["ready", "not_ready"]
     checks: dict[str, str]

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends
 
 from registry.names import BaseRef, parse_ref
 from service.auth import Principal, needs
-from service.openai_answers import ModelCard, ModelList
+from service.openai_answers import EncoderCard, ModelCard, ModelList
 from service.routes.resolve import base_entry
 from service.routes.state import State
 
@@ -74,6 +74,11 @@ def _base_card(runtime: Runtime, base_id: str) -> ModelCard:
         base_model=base_id,
         digest=None,
         max_model_len=shape.context,
+        fingerprint=shape.fingerprint,
+        encoders=[
+            EncoderCard(name=one.name, digest=one.digest, unit=one.unit, dimensions=one.dimensions)
+            for one in runtime.encoders(base_id).values()
+        ],
     )
 
 

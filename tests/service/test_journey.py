@@ -218,3 +218,13 @@ def test_the_old_selector_serves_while_a_new_adapter_waits_for_its_refit(stocked
     ).json()
     assert after["selector"] != before["id"]
     assert after["not_yet_included"] == []
+
+
+def test_a_client_learns_what_to_embed_with_from_the_base_model(stocked):
+    card = stocked.world.client.get("/v1/models/tiny").json()
+    known = stocked.world.runtime.encoders("tiny")
+    assert card["fingerprint"] == stocked.world.runtime.shape("tiny").fingerprint
+    assert {one["digest"]: (one["name"], one["unit"], one["dimensions"]) for one in card["encoders"]} == {
+        digest: (one.name, one.unit, one.dimensions) for digest, one in known.items()
+    }
+    assert stocked.world.client.get("/v1/models/acme/kitchen").json()["encoders"] is None
