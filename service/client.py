@@ -204,12 +204,7 @@ class SoupClient:
         """Cook a soup, or abstain: a Soup; a Job where `wait` is False and it is not done."""
         body = {**request.model_dump(mode="json", exclude_none=True), "wait": 0}
         answer = self._http.json("POST", "/v1/soups", json=body)
-        if answer["object"] != "job" or not wait:
-            return answer
-        cooked = self._result(answer, progress)
-        made = None if cooked["abstained"] else self.adapter(str(cooked["model"]))
-        evidence = cooked.pop("evidence", {})  # flat in a Soup, nested in a job's result
-        return {"object": "soup", **cooked, **evidence, "soup": made}
+        return answer if answer["object"] != "job" or not wait else self._result(answer, progress)
 
     def _result(self, job: Json, progress: Progress | None) -> Json:
         """What a job came to, once it has succeeded."""

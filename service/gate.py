@@ -1,7 +1,7 @@
 """The ASGI layers a request passes before it reaches a route: who is asking, and is the body fit to be parsed.
 
-Gate denies by default: a path that is not in PUBLIC needs a key that exists, before a byte of its body is read, and
-whatever the route declares. Bodies reads every body but a blob's up to a limit, and refuses JSON that two parsers
+Gate denies by default: all but reading a path of PUBLIC needs a key that exists, before a byte of its body is read,
+and whatever the route declares. Bodies reads every body but a blob's up to a limit, and refuses JSON that two parsers
 could read differently (duplicate keys, NaN, lone surrogates).
 """
 
@@ -31,6 +31,10 @@ BLOBS = "/v1/blobs/"
 FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "via")
 LARGE_JSON = 64 * 1024
 """Bodies beyond this are checked in a thread, so that the event loop stays free."""
+MAX_KEYS = 1000
+"""Keys of one object: more than any body has, and few enough that naming every unknown one stays cheap."""
+BODILESS = frozenset({"GET", "HEAD"})
+"""Methods whose body no route reads, so that nobody without a key can have one gathered."""
 
 
 # --- who is asking --------------------------------------------------------------------------------
@@ -63,7 +67,7 @@ class Gate:
         if self._settings.no_auth:
             check_local(headers, allowed=self._settings.allowed_hosts)
             return NOBODY_IN_PARTICULAR
-        if self._public(scope["path"]):
+        if scope["method"] in BODILESS and self._public(scope["path"]):
             return None
         return await run_in_threadpool(authenticate, self._database, headers.get("authorization"))
 
@@ -103,8 +107,8 @@ def _hostname(url: str) -> str | None:
 class Bodies:
     """ASGI layer: reads a body up to `limit` bytes, checks JSON, and hands it on in one piece.
 
-    Blobs pass untouched: their route writes them to disk as they come. What is received after the body (a
-    disconnect) goes through.
+    Blobs pass untouched: their route writes them to disk as they come; so do GET and HEAD, whose bodies no route
+    reads. What is received after the body (a disconnect) goes through.
     """
 
     def __init__(self, app: ASGIApp, *, limit: int) -> None:
@@ -113,7 +117,7 @@ class Bodies:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on with its body checked, or answer 400 / 413."""
-        if scope["type"] != "http" or (scope["method"] == "PUT" and scope["path"].startswith(BLOBS)):
+        if scope["type"] != "http" or scope["method"] in BODILESS or _is_upload(scope):
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
@@ -147,6 +151,10 @@ class Bodies:
 
     def _too_large(self) -> TooLarge:
         return TooLarge(f"The body is larger than {self._limit} bytes (SOUP_MAX_JSON_BYTES); upload files as blobs.")
+
+
+def _is_upload(scope: Scope) -> bool:
+    return bool(scope["method"] == "PUT" and scope["path"].startswith(BLOBS))
 
 
 async def _at_once(body: bytes) -> None:
@@ -190,11 +198,13 @@ def check_json(body: bytes) -> None:
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise InvalidParameter(f"The body holds the key {twice[:80]!r} twice in one object.", param=twice[:80])
+    if len(pairs) > MAX_KEYS:
+        raise InvalidParameter(f"The body holds an object with {len(pairs)} keys; at most {MAX_KEYS} are taken.")
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise InvalidParameter(f"The body holds the key {name[:80]!r} twice in one object.", param=name[:80])
+        found[name] = value
     return found
 
 

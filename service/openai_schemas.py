@@ -23,7 +23,9 @@ from pydantic import (
 
 from service.schemas import ModelName, Wire
 
-TokenIds = list[Annotated[int, Field(ge=0)]]
+TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
+Texts = Annotated[list[str], Field(fail_fast=True)]
+"""Lists end at their first bad entry: an error for each of millions would cost gigabytes."""
 StopText = Annotated[str, StringConstraints(min_length=1, max_length=500)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 MaxTokens = Annotated[int, Field(ge=0, le=1_000_000)]
@@ -57,7 +59,7 @@ def _one_of(sentence: str) -> WrapValidator:
 
 
 Prompt = Annotated[
-    str | list[str] | TokenIds | list[TokenIds],
+    str | Texts | TokenIds | Annotated[list[TokenIds], Field(fail_fast=True)],
     _one_of("must be a text, a list of texts, a list of token ids, or a list of such lists"),
 ]
 Stop = Annotated[
@@ -156,7 +158,9 @@ class ChatMessage(Wire):
     """A message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str | list[TextPart], _one_of("must be a text or a list of text parts")]
+    content: Annotated[
+        str | Annotated[list[TextPart], Field(fail_fast=True)], _one_of("must be a text or a list of text parts")
+    ]
     name: str | None = None
 
     @property
@@ -168,7 +172,7 @@ class ChatMessage(Wire):
 class ChatRequest(_Sampling):
     """`POST /v1/chat/completions`. Without a limit the answer may fill the context."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True)] = Field(min_length=1)
     max_tokens: MaxTokens | None = None
     max_completion_tokens: MaxTokens | None = None
     logprobs: bool = False
@@ -199,7 +203,7 @@ class EmbeddingRequest(Wire):
     """`POST /v1/embeddings`: mean-pooled last hidden states of the base model."""
 
     model: ModelName
-    input: Annotated[str | list[str], _one_of("must be a text or a list of texts")]
+    input: Annotated[str | Texts, _one_of("must be a text or a list of texts")]
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(default=None, ge=1)
     user: Annotated[str, StringConstraints(max_length=1000)] | None = None

@@ -38,6 +38,9 @@ STATUS: dict[type[SoupError], int] = {
 }
 """By class; a class that is not here takes its nearest ancestor's."""
 
+MOST_LISTED = 50
+"""Problems of one request that are named; how many there are in all is said."""
+
 INTERNAL_MESSAGE = "Something went wrong on the server; its log has the details under this request id."
 
 
@@ -105,14 +108,14 @@ def response_of(error: SoupError, headers: Mapping[str, str] | None = None) -> J
 
 def from_validation(found: Sequence[Mapping[str, Any]]) -> SoupError:
     """Validation errors of a request as one of ours: a sentence that names the field, and the list when several."""
-    sentences = [_sentence(error) for error in found]
+    sentences = [_sentence(error) for error in found[:MOST_LISTED]]
     first = found[0] if found else {"loc": (), "type": ""}
     kind: type[SoupError] = errors.InvalidParameter
     where = tuple(part for part in first["loc"] if isinstance(part, str))
     if where[-2:] in {("config", "method"), ("config", "structure")} and first["type"] != "missing":
         kind = errors.UnknownMethod
-    rest = f" ({len(sentences) - 1} more problems.)" if len(sentences) > 2 else ""
-    rest = " (1 more problem.)" if len(sentences) == 2 else rest
+    rest = f" ({len(found) - 1} more problems.)" if len(found) > 2 else ""
+    rest = " (1 more problem.)" if len(found) == 2 else rest
     return kind(
         (sentences[0] if sentences else "The request is not valid.") + rest,
         param=_field(first["loc"]) or None,

@@ -52,7 +52,7 @@ def show(session: Session, job: JobArgument) -> None:
 
     \b
     Examples:
-      soup jobs show 17
+      soup jobs show job-4f1d0c9a2b7e6835
     """
     _print(session, session.client.job(job))
 
@@ -64,7 +64,7 @@ def watch(session: Session, job: JobArgument) -> None:
 
     \b
     Examples:
-      soup jobs watch 17
+      soup jobs watch job-4f1d0c9a2b7e6835
     """
     with progress_bar(f"job {job}") as report:
         done = session.client.wait_job(job, progress=report)
@@ -78,7 +78,7 @@ def cancel(session: Session, job: JobArgument) -> None:
 
     \b
     Examples:
-      soup jobs cancel 17
+      soup jobs cancel job-4f1d0c9a2b7e6835
     """
     _print(session, session.client.cancel_job(job))
 

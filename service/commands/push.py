@@ -70,7 +70,8 @@ def push(
     )
     pushed, failed = _push_all(session.client, plan)
     if wait:
-        pushed = _wait_all(session.client, pushed)
+        pushed, unfinished = _wait_all(session.client, pushed)
+        failed += unfinished
     if session.json:
         as_json(pushed[0] if len(folders) == 1 and pushed else {"object": "list", "data": pushed})
     else:
@@ -106,13 +107,23 @@ def _comment(adapter: dict[str, Any]) -> None:
         talk(f"{adapter['ref']}: no sample, so it can be used but not selected; push it again with --sample.")
 
 
-def _wait_all(client: SoupClient, pushed: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The adapters once their samples are embedded."""
+def _wait_all(client: SoupClient, pushed: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[SoupError]]:
+    """The adapters once their samples are embedded; one whose sample could not be stays as it was pushed."""
+    found, failed = [], []
     for adapter in pushed:
-        if adapter.get("job"):
-            with progress_bar(f"embedding {adapter['ref']}") as report:
-                client.wait_job(adapter["job"], progress=report)
-    return [{**adapter, **client.adapter(adapter["ref"])} if adapter.get("job") else adapter for adapter in pushed]
+        try:
+            found.append(_wait_one(client, adapter) if adapter.get("job") else adapter)
+        except SoupError as error:
+            talk(f"{adapter['ref']}: {explain(error)}")
+            found.append(adapter)
+            failed.append(error)
+    return found, failed
+
+
+def _wait_one(client: SoupClient, adapter: dict[str, Any]) -> dict[str, Any]:
+    with progress_bar(f"embedding {adapter['ref']}") as report:
+        client.wait_job(adapter["job"], progress=report)
+    return {**adapter, **client.adapter(adapter["ref"])}
 
 
 def _checked(name: str) -> str:

@@ -6,6 +6,7 @@ back into the queue and the data folder is free for the next server.
 
 from __future__ import annotations
 
+import ipaddress
 import signal
 import socket
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from pydantic import ValidationError
 
-from registry.errors import NotFound, Unavailable
+from registry.errors import InvalidParameter, NotFound, Unavailable
 from service.commands.failures import bad_setting
 from service.commands.output import as_json, data, talk
 
@@ -60,6 +61,12 @@ def serve(
     )
     if settings.bases is not None and not settings.bases.is_file():  # said at once, not after torch is loaded
         raise NotFound(f"There is no allowlist of base models at {settings.bases} (--bases or SOUP_BASES).")
+    if settings.no_auth and not is_loopback(settings.host):  # a Host header is easily made up by who gets this far
+        raise InvalidParameter(
+            f"Without keys the server answers this machine only, not {settings.host}: drop --host (SOUP_HOST), or drop "
+            "--no-auth (SOUP_NO_AUTH) and use keys.",
+            param="host",
+        )
     with listening_socket(settings.host, settings.port) as listener:
         run(settings, listener, json=json)
 
@@ -72,6 +79,14 @@ def settings_of(**flags: Any) -> Settings:
         return Settings(**{name: value for name, value in flags.items() if value is not None})
     except ValidationError as error:
         raise bad_setting(error) from None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name
+        return host == "localhost"
 
 
 def listening_socket(host: str, port: int) -> socket.socket:

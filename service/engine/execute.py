@@ -90,7 +90,7 @@ class Executor:
         """Draw one token for a row from its logits (vocabulary,) and tell its listener; True when it is finished."""
         draft, index = self._generation(row), row.index
         choice, params = draft.choices[index], draft.request.params
-        if bool(logits.isnan().any()):
+        if not bool(logits.max().isfinite()):  # NaN anywhere, or an infinity that no softmax survives
             raise not_numbers(row)
         if choice.finish_reason is not None:  # no tokens were asked for
             return True

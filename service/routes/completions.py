@@ -19,6 +19,7 @@ from starlette.concurrency import run_in_threadpool
 from registry.errors import InvalidParameter, InvalidPrompt, TooLarge
 from service.auth import Caller, Principal
 from service.engine import Completion, Delta, GenerateRequest, Generation, PromptScores, SamplingParams
+from service.engine.texts import has_bos
 from service.openai_answers import CompletionAnswer
 from service.openai_schemas import CompletionRequest
 from service.routes.generation import DONE, EventStream, TokenStream, event, finish
@@ -82,9 +83,8 @@ def _prepare(runtime: Runtime, who: Principal, body: CompletionRequest) -> tuple
         raise TooLarge(f"The request has {len(body.prompts)} prompts; at most {limit} are taken.", param="prompt")
     if not body.prompts or not all(body.prompts):
         raise InvalidPrompt("The prompt is empty: send some text, or at least one token id.", param="prompt")
-    for text in body.prompts:
-        if isinstance(text, str):
-            check_text(text, runtime, param="prompt")
+    for given in body.prompts:
+        check_text(given, runtime, param="prompt")
     model = resolve_model(runtime, who, body.model)
     return model, [_prompt(model, given) for given in body.prompts]
 
@@ -93,7 +93,7 @@ def _prompt(model: ResolvedModel, given: str | list[int]) -> Prompt:
     base = model.base
     if isinstance(given, str):
         ids = tuple(base.tokenize(given))
-        return Prompt(ids=ids, text=given, skip=int(base.entry.bos and base.bos_id is not None))
+        return Prompt(ids=ids, text=given, skip=int(has_bos(base)))
     check_ids(given, model, param="prompt")
     return Prompt(ids=tuple(given), text=TokenText(base).decode(given), skip=0)
 

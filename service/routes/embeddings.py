@@ -14,6 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from registry.errors import InvalidParameter, InvalidPrompt
 from service.auth import Caller, Principal
 from service.engine import ScoreRequest, Scores
+from service.engine.texts import has_bos
 from service.openai_answers import EmbeddingAnswer
 from service.openai_schemas import EmbeddingRequest
 from service.routes.generation import finish
@@ -58,8 +59,8 @@ def _prepare(
             raise InvalidPrompt(
                 f"Text {number} has {len(row)} tokens; the context is {shape.context}.", param=f"input.{number}"
             )
-    bos = model.base.entry.bos and model.base.bos_id is not None
-    return model, ScoreRequest(model.base_id, tuple(rows), pooled=frozenset(range(len(rows))), bos=bos)
+    pooled = frozenset(range(len(rows)))
+    return model, ScoreRequest(model.base_id, tuple(rows), pooled=pooled, bos=has_bos(model.base))
 
 
 def _answer(body: EmbeddingRequest, asked: ScoreRequest, scores: Scores) -> dict[str, object]:

@@ -15,10 +15,10 @@ from starlette.concurrency import run_in_threadpool
 
 from registry import evaluate
 from registry.errors import InvalidParameter, TooLarge
-from registry.likelihood import windows
 from registry.spec import PassageScore
 from service.auth import Caller, Principal
 from service.engine import ScoreRequest, Scores
+from service.engine.texts import Windows, has_bos, text_windows
 from service.routes.generation import finish
 from service.routes.resolve import ResolvedModel, resolve_model
 from service.routes.state import State
@@ -48,14 +48,12 @@ class Asked:
     """The texts as one model's tokenizer cuts them: the windows of each text."""
 
     model: ResolvedModel
-    windows: list[list[list[int]]]
+    windows: list[Windows]
 
     def request(self) -> ScoreRequest:
         """All windows of all texts as one request, text after text."""
-        base = self.model.base
-        flat = tuple(tuple(window) for own in self.windows for window in own)
-        bos = base.entry.bos and base.bos_id is not None
-        return ScoreRequest(self.model.base_id, flat, adapter=self.model.handle, bos=bos)
+        flat = tuple(window for own in self.windows for window in own)
+        return ScoreRequest(self.model.base_id, flat, adapter=self.model.handle, bos=has_bos(self.model.base))
 
     def passages(self, texts: Sequence[str], scores: Scores) -> list[PassageScore]:
         """Window scores summed by text. The first token of a window is given, all others are scored."""
@@ -86,13 +84,7 @@ def _prepare(runtime: Runtime, who: Principal, body: PerplexityRequest) -> list[
     check_texts(body.texts, runtime, param="texts")
     names = [body.model] if body.baseline is None else [body.model, body.baseline]
     models = [resolve_model(runtime, who, name) for name in names]
-    return [Asked(model, [_windows(model, text) for text in body.texts]) for model in models]
-
-
-def _windows(model: ResolvedModel, text: str) -> list[list[int]]:
-    base = model.base
-    bos_id = base.bos_id if base.entry.bos else None
-    return windows(base.tokenize(text, bos=False), context=base.shape.context, bos_id=bos_id)
+    return [Asked(model, [text_windows(model.base, text) for text in body.texts]) for model in models]
 
 
 def _answer(body: PerplexityRequest, asked: Sequence[Asked], scores: Sequence[Scores]) -> PerplexityAnswer:

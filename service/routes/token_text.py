@@ -33,8 +33,8 @@ class TokenText:
         return None if found is None else list(found)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Several tokens as one text, special tokens left out."""
-        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        """Several tokens as one text, special tokens included: the text that `offsets` counts in."""
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def offsets(self, tokens: Sequence[int], *, start: int = 0) -> list[int]:
         """The character at which each token begins, counted from `start`."""

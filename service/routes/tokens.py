@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from fastapi import APIRouter, Query
 
 from registry.errors import InvalidParameter, TooLarge
 from service.auth import Caller
+from service.engine.texts import has_bos
 from service.openai_answers import DetokenizeAnswer, TokenizeAnswer, TokenizerInfo
 from service.openai_schemas import DetokenizeRequest, TokenizeRequest
 from service.routes.resolve import ResolvedModel, resolve_model
@@ -37,6 +39,7 @@ def tokenize(body: TokenizeRequest, runtime: State, who: Caller) -> TokenizeAnsw
 @router.post("/detokenize")
 def detokenize(body: DetokenizeRequest, runtime: State, who: Caller) -> DetokenizeAnswer:
     """The text of token ids, special tokens included."""
+    check_text(body.tokens, runtime, param="tokens")
     model = resolve_model(runtime, who, body.model)
     check_ids(body.tokens, model, param="tokens")
     text = model.base.tokenizer.decode(body.tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
@@ -58,16 +61,17 @@ def tokenizer_info(
         max_model_len=base.shape.context,
         bos_token_id=base.bos_id,
         eos_token_id=base.eos_id,
-        bos_is_added=base.entry.bos and base.bos_id is not None,
+        bos_is_added=has_bos(base),
         chat_template=bool(getattr(base.tokenizer, "chat_template", None)),
     )
 
 
-def check_text(text: str, runtime: Runtime, *, param: str) -> None:
-    """Raises TooLarge for a text beyond `SOUP_MAX_TEXT_CHARS`."""
+def check_text(text: str | Sequence[int], runtime: Runtime, *, param: str) -> None:
+    """Raises TooLarge for a text, or a list of token ids, longer than `SOUP_MAX_TEXT_CHARS`."""
     limit = runtime.settings.max_text_chars
     if len(text) > limit:
-        raise TooLarge(f"'{param}' has {len(text)} characters; at most {limit} are taken.", param=param)
+        what = "characters" if isinstance(text, str) else "token ids"
+        raise TooLarge(f"'{param}' has {len(text)} {what}; at most {limit} are taken.", param=param)
 
 
 def check_ids(tokens: list[int], model: ResolvedModel, *, param: str) -> None:

@@ -19,6 +19,7 @@ from service.commands import compare
 from service.commands.choosing import key_values, selector_of
 from service.commands.cook import parse_recipe
 from service.commands.output import columns
+from service.commands.serve import is_loopback
 from service.commands.session import connect
 from tests.service.scripted import Server, events, job, ok, refusal
 
@@ -162,6 +163,23 @@ class TestFailures:
         assert str(tmp_path / "file") in err
 
 
+class TestServing:
+    @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org"])
+    def test_without_keys_only_this_machine_is_served(
+        self, soup: Soup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str
+    ) -> None:
+        monkeypatch.setenv("SOUP_NO_AUTH", "true")
+        code, out, err = soup("serve", "--data", tmp_path / "data", "--host", host)
+        assert (code, out) == (1, "")
+        assert host in err
+        assert "--no-auth" in err
+        assert not (tmp_path / "data").exists()
+
+    def test_addresses_of_this_machine(self) -> None:
+        assert all(is_loopback(host) for host in ("localhost", "127.0.0.1", "127.8.0.1", "::1"))
+        assert not any(is_loopback(host) for host in ("0.0.0.0", "::", "", "localhost.example.org"))
+
+
 class TestConnecting:
     def header(self, client: Any) -> str | None:
         found: str | None = client._http._http.headers.get("authorization")
@@ -242,6 +260,21 @@ class TestPush:
         code, out, _ = soup("push", folder, "--name", "team/law", "--wait", "--json")
         assert code == 0
         assert json.loads(out)["sample_state"] == "ready"
+
+    def test_a_sample_that_fails_hides_nothing_that_was_pushed(self, soup: Soup, server: Server, folder: Path) -> None:
+        pending = {**ADAPTER, "sample_state": "pending"}
+        server.on(
+            "POST /v1/adapters",
+            ok({**pending, "job": "j1"}, 201),
+            ok({**pending, "ref": "team/tax@1", "job": "j2"}, 201),
+        )
+        server.on("GET /v1/jobs/j1/events", events(("done", {}))).on("GET /v1/jobs/j2/events", events(("done", {})))
+        error = {"code": "invalid_sample", "message": "A passage has no token."}
+        server.on("GET /v1/jobs/j1", ok(job("failed", error=error))).on("GET /v1/jobs/j2", ok(job()))
+        server.on("GET /v1/adapters/team/tax@1", ok({**ADAPTER, "ref": "team/tax@1"}))
+        code, out, err = soup("push", folder, folder, "--namespace", "team", "--wait")
+        assert (code, out) == (1, "team/law@1\nteam/tax@1\n")
+        assert "team/law@1: Error: A passage has no token." in err
 
     def test_without_a_sample_it_says_so(self, soup: Soup, server: Server, folder: Path) -> None:
         server.on("POST /v1/adapters", ok({**ADAPTER, "sample_state": "none"}, 201))

@@ -552,6 +552,23 @@ class TestTrouble:
             assert isinstance(ticket.exception(0), InvalidWeights)
             assert "not finite" in str(ticket.exception(0))
 
+    @pytest.mark.parametrize("value", [float("inf"), float("nan")])
+    @pytest.mark.parametrize("temperature", [0.0, 1.0])
+    def test_one_score_that_is_not_finite_fails_the_request(
+        self, base: LoadedBase, monkeypatch: pytest.MonkeyPatch, value: float, temperature: float
+    ) -> None:
+        engine = engine_of(base)
+        real = engine._runner.prefill
+
+        def prefill(*args: object, **kwargs: object) -> object:
+            logits, scores = real(*args, **kwargs)
+            return logits.clone().index_fill(1, torch.tensor([7]), value), scores
+
+        monkeypatch.setattr(engine._runner, "prefill", prefill)
+        ticket = engine.submit(GenerateRequest("tiny", (1, 2), params=SamplingParams(temperature=temperature)))
+        run(engine)
+        assert "not finite" in str(ticket.exception(0))
+
     @pytest.mark.parametrize("step", ["prefill", "decode", "score"])
     def test_an_exception_in_a_batch_is_the_end_of_that_batch_only(
         self, base: LoadedBase, monkeypatch: pytest.MonkeyPatch, step: str, caplog: pytest.LogCaptureFixture

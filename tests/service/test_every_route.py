@@ -68,6 +68,13 @@ def test_with_a_revoked_key_everything_is_401(world: World) -> None:
             assert answer.status_code == 401, (method, path)
 
 
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/docs", "/openapi.json", "/static/docs.js"])
+def test_public_paths_are_public_to_read_only(world: World, path: str) -> None:
+    """A body sent there without a key is refused before it is gathered."""
+    assert world.client.post(path, headers={"authorization": ""}, content=b"x").status_code == 401
+    assert world.client.post(path, content=b"x").status_code == 405
+
+
 def test_paths_that_do_not_exist_are_401_too(world: World) -> None:
     for path in ("/v1/nothing", "/admin", "/v1/adapters/", "//healthz", "/healthz/", "/static/../v1/keys", "/docs/x"):
         answer = world.client.get(path, headers={"authorization": ""}, follow_redirects=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -12,9 +13,10 @@ from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.datastructures import Headers
+from starlette.types import Message, Receive, Scope, Send
 
 from registry.errors import Forbidden, InvalidParameter
-from service.gate import LARGE_JSON, Bodies, check_json, check_local, is_json
+from service.gate import LARGE_JSON, MAX_KEYS, Bodies, check_json, check_local, is_json
 
 LIMIT = 200_000
 
@@ -66,6 +68,33 @@ def test_bad_json_is_refused_in_one_sentence(client: TestClient, body: bytes, se
 def test_every_spelling_of_json_is_checked(client: TestClient, kind: str) -> None:
     assert is_json(kind)
     assert post(client, b'{"a": 1, "a": 2}', kind).status_code == 400
+
+
+def test_an_object_of_absurdly_many_keys_is_refused_before_they_are_compared(client: TestClient) -> None:
+    def body(keys: int) -> bytes:
+        return json.dumps({"x": [{str(number): 0 for number in range(keys)}]}).encode()
+
+    assert post(client, body(MAX_KEYS)).status_code == 200
+    answer = post(client, body(MAX_KEYS + 1))
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == "The body holds an object with 1001 keys; at most 1000 are taken."
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_bodies_that_no_route_reads_are_not_gathered(method: str) -> None:
+    """Else whoever has no key could fill the memory through a health check."""
+    reached = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        reached.append(scope["method"])
+
+    async def never(*_: object) -> Message:
+        raise AssertionError("a body was read, or an answer sent")
+
+    asyncio.run(
+        Bodies(app, limit=1)({"type": "http", "method": method, "path": "/healthz", "headers": []}, never, never)
+    )
+    assert reached == [method]
 
 
 def test_large_bodies_are_checked_too(client: TestClient) -> None:

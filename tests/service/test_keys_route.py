@@ -51,6 +51,7 @@ def test_an_unknown_key_is_404(world: World) -> None:
         {"scopes": []},
         {"scopes": ["root"]},
         {"name": ""},
+        {"name": "a\0b"},
         {"namespaces": []},
         {"namespaces": ["base"]},
         {"namespaces": ["../up"]},

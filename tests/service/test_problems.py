@@ -134,6 +134,12 @@ def test_several_problems_are_counted_and_listed(client: TestClient) -> None:
     assert error["message"].endswith("(1 more problem.)")
 
 
+def test_of_very_many_problems_some_are_listed_and_all_are_counted(client: TestClient) -> None:
+    error = client.post("/body", json={f"extra{number}": 1 for number in range(100)}).json()["error"]
+    assert len(error["problems"]) == problems.MOST_LISTED
+    assert error["message"].endswith("(100 more problems.)")
+
+
 def test_an_unknown_method_has_its_own_code(client: TestClient) -> None:
     error = client.post("/body", json={"name": "a", "config": {"method": "magic"}}).json()["error"]
     assert error["code"] == "unknown_method"

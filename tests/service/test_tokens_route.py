@@ -90,6 +90,41 @@ def test_different_tokens_never_look_the_same(world: World) -> None:
     assert len({words.text(token) for token in range(300)}) == 300
 
 
+def test_echoed_ids_and_their_offsets_speak_of_the_same_text(world: World) -> None:
+    """Special tokens among them included: harnesses cut the text by these offsets."""
+    words = TokenText(world.runtime.base("tiny"))
+    tokens = [0, *world.runtime.base("tiny").tokenize("a b", bos=False)]
+    text = words.decode(tokens)
+    assert text == "<|endoftext|>a b"
+    assert text[words.offsets(tokens)[1] :] == "a b"
+    answer = post(world, "/v1/completions", prompt=tokens, echo=True, logprobs=0, max_tokens=0).json()["choices"][0]
+    assert answer["text"] == text
+    assert answer["logprobs"]["text_offset"] == words.offsets(tokens)
+
+
+@pytest.mark.parametrize("path", ["/detokenize", "/v1/completions"])
+def test_absurdly_many_ids_are_too_large(world: World, path: str) -> None:
+    field = "tokens" if path == "/detokenize" else "prompt"
+    answer = post(world, path, **{field: [1] * 1_000_001})
+    assert answer.status_code == 413
+    assert "1000001 token ids" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/perplexity", {"texts": [0] * 100}),
+        ("/v1/chat/completions", {"messages": [0] * 100}),
+        ("/detokenize", {"tokens": ["a"] * 100}),
+    ],
+)
+def test_a_list_ends_at_its_first_bad_entry(world: World, path: str, body: dict[str, Any]) -> None:
+    """An error for each of millions of entries would cost the server its memory."""
+    error = post(world, path, **body).json()["error"]
+    assert error["code"] == "invalid_parameter"
+    assert "problems" not in error
+
+
 @given(st.text(max_size=30))
 def test_offsets_point_at_characters(world: World, text: str) -> None:
     base = world.runtime.base("tiny")
