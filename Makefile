@@ -48,8 +48,9 @@ demo: $(VENV)/.runtime  ## the main job, offline; DATA= BASE= ADAPTERS= for your
 	$(RUN) -m demo $(if $(DATA),--data $(DATA)) $(if $(BASE),--base $(BASE)) $(if $(ADAPTERS),--adapters $(ADAPTERS)) $(if $(OUT),--out $(OUT))
 
 bench: $(VENV)/.runtime  ## the quick forms of the benchmarks
-	$(RUN) -m benchmarks.averaging --out benchmarks/results/averaging.json
 	$(RUN) -m benchmarks.cold_start --out benchmarks/results/cold_start.json
+	$(RUN) -m benchmarks.averaging --out benchmarks/results/averaging.json
+	$(RUN) -m benchmarks.serving --out benchmarks/results/serving.json
 
 openapi: $(VENV)/.runtime  ## regenerate docs/reference/openapi.json and the API reference from the schema
 	$(RUN) -m docs.generate

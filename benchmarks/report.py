@@ -26,6 +26,9 @@ ROOT = Path(__file__).parents[1]
 FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_tile")
 """Flags of a CPU that change what is fast, and which dtype is."""
 
+CODE = ("*.py", "pyproject.toml", "constraints.txt", ":!tests", ":!docs")
+"""What a measurement depends on."""
+
 Row = dict[str, Any]
 
 
@@ -104,9 +107,14 @@ def seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def interleaved(calls: Mapping[str, Callable[[], object]], *, repeats: int) -> dict[str, list[float]]:
-    """Seconds of each call, `repeats` times, in turn, so that what slows the machine slows all of them; one warm-up."""
-    for call in calls.values():
+def interleaved(
+    calls: Mapping[str, Callable[[], object]], *, repeats: int, warm: bool = False
+) -> dict[str, list[float]]:
+    """Seconds of each call, `repeats` times, in turn, so that what slows the machine slows all of them.
+
+    Each runs once before, unless they are `warm`.
+    """
+    for call in () if warm else calls.values():
         call()
     found: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(repeats):
@@ -163,10 +171,10 @@ def write(
 
 
 def commit() -> str | None:
-    """The commit of this checkout, `-dirty` where more than results has changed since; None outside of one."""
+    """The commit of this checkout, `-dirty` where code has changed since; None outside of one."""
     try:
         head = _git("rev-parse", "HEAD").strip()
-        changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results")
+        changed = _git("status", "--porcelain", "--untracked-files=no", "--", *CODE)
     except (OSError, subprocess.CalledProcessError):
         return None
     return head + ("-dirty" if changed else "")

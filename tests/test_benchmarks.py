@@ -1,0 +1,134 @@
+"""The benchmarks measure what they say: small runs of each, and the form of every result that is committed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from benchmarks import averaging, cold_start, report, serving
+from registry.errors import Internal
+
+RESULTS = Path(report.__file__).parent / "results"
+TINY = averaging.Size("tiny", layers=1, hidden=64, bottleneck=4)
+
+
+def test_a_repeated_figure_is_its_median():
+    figure = report.repeated([3.0, 1.0, 2.0], "s", goal=0.5)
+    assert figure.as_json() == {"value": 2.0, "goal": 0.5, "unit": "s", "repeats": [3.0, 1.0, 2.0]}
+
+
+def test_a_note_is_kept_and_counts_stay_whole():
+    figure = report.Figure(7, "adapters", note="all of them").as_json()
+    assert figure == {"value": 7, "goal": None, "unit": "adapters", "repeats": [], "note": "all of them"}
+    assert isinstance(figure["value"], int)
+
+
+def test_calls_take_turns_after_a_warm_up():
+    calls: list[str] = []
+    found = report.interleaved({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, repeats=2)
+    assert "".join(calls) == "ababab"
+    assert {name: len(times) for name, times in found.items()} == {"a": 2, "b": 2}
+    assert min(found["a"]) >= 0
+
+
+def test_ratios_are_taken_repeat_by_repeat():
+    assert report.ratios([2.0, 9.0], [1.0, 3.0]) == [2.0, 3.0]
+    with pytest.raises(ValueError, match="longer"):
+        report.ratios([1.0], [1.0, 2.0])
+
+
+def test_a_table_has_a_column_for_each_key():
+    assert report.table([{"a": 1, "bb": 0.123456}, {"a": None, "bb": 2}]) == "a  bb    \n1  0.1235\n-  2     "
+    assert report.table([]) == ""
+
+
+def test_a_result_is_written_whole_or_not_at_all(tmp_path):
+    out = tmp_path / "deep" / "x.json"
+    report.Result("x", {"y_s": report.Figure(1.5, "s")}, [{"a": 1}]).finish(out)
+    first = out.read_text()
+    check_form(json.loads(first), "x")
+    with pytest.raises(ValueError, match="JSON compliant"):
+        report.Result("x", {"y_s": report.Figure(float("nan"), "s")}).finish(out)
+    assert out.read_text() == first
+    assert [file.name for file in out.parent.iterdir()] == ["x.json"]
+
+
+def test_the_commit_says_when_the_tree_has_changed(tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "ROOT", tmp_path)
+    assert report.commit() is None
+
+    def git(*arguments: str) -> None:
+        identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+        subprocess.run(["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+    git("init")
+    for name in ("code.py", "benchmarks/results/x.json"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("1")
+    git("add", ".")
+    git("commit", "-m", "one")
+    (tmp_path / "benchmarks/results/x.json").write_text("2")
+    clean = report.commit()
+    assert clean is not None
+    assert len(clean) == 40
+    (tmp_path / "code.py").write_text("2")
+    assert report.commit() == f"{clean}-dirty"
+
+
+def test_averaging_measures_ours_against_the_mean(monkeypatch):
+    monkeypatch.setattr(averaging, "SIZES", (TINY,))
+    monkeypatch.setattr(averaging, "COUNTS", (2, 3))
+    result = averaging.run(repeats=1)
+    assert [row["adapters"] for row in result.rows] == [2, 3]
+    assert all(row["parameters"] > 0 and row["largest_difference"] < 1e-5 for row in result.rows)
+    assert result.figures["publish_tiny_3_ms"].value > 0
+    assert "mix_over_stack_mean_tiny_2" in result.figures
+
+
+def test_serving_computes_the_same_by_every_way(monkeypatch):
+    monkeypatch.setitem(serving.VOCABULARY, "tiny", 64)
+    result = serving.run(TINY, rows=6, repeats=1)
+    assert {row["variant"] for row in result.rows} >= {"base", "adapter", "soup", "ensemble_by_hand"}
+    assert len({row["tokens"] for row in result.rows}) == 1
+    assert result.figures["soup_over_adapter"].goal == 1.0
+
+
+def test_serving_refuses_to_compare_what_differs():
+    same = [5.0, 6.0]
+    other = {"adapter": [1.0, 1.0], "soup": [2.0, 2.0], "ensemble_by_hand": [3.0, 3.0]}
+    nll = {"base": same, "bare_same_batches": same, "bare_in_order": same, **other}
+    serving._agree({name: lambda values=values: values for name, values in nll.items()})
+    for wrong in ({"bare_in_order": [5.0, 7.0]}, {"adapter": same}):
+        with pytest.raises(Internal):
+            serving._agree({name: lambda values=values: values for name, values in (nll | wrong).items()})
+
+
+def test_cold_start_runs_whole_processes():
+    with pytest.raises(subprocess.CalledProcessError):
+        cold_start.process(("-c", "raise SystemExit(3)"))()
+    cold_start.process(("-c", "import service.client"))()
+
+
+def check_form(result: dict, name: str) -> None:
+    """DESIGN section 9."""
+    assert set(result) - {"partial"} == {"name", "command", "date", "commit", "machine", "figures", "rows"}
+    assert result["name"] == name
+    assert datetime.fromisoformat(result["date"]).utcoffset() is not None
+    assert {"processor", "flags", "cores", "torch"} <= set(result["machine"])
+    for key, figure in result["figures"].items():
+        assert {"value", "unit"} <= set(figure) <= {"value", "goal", "unit", "repeats", "note"}, key
+        for ending, unit in (("_ms", "ms"), ("_s", "s")):
+            if key.endswith(ending) and not key.endswith("_per_s"):
+                assert figure["unit"] == unit, key
+    assert all(isinstance(row, dict) for row in result["rows"])
+
+
+@pytest.mark.parametrize("file", sorted(RESULTS.glob("*.json")), ids=lambda file: file.stem)
+def test_committed_results_have_the_form(file):
+    result = json.loads(file.read_text())
+    check_form(result, file.stem)
+    assert not str(result["commit"]).endswith("-dirty"), "measure on a committed tree"
