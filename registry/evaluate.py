@@ -30,7 +30,7 @@ def report(
         raise InvalidParameter("The texts hold no token to score.", param="texts")
     mean = float(nll.sum() / total)
     return PerplexityReport(
-        perplexity=math.exp(mean),
+        perplexity=_exp(mean),
         mean_nll=mean,
         standard_error=ratio_standard_error(nll, tokens, seed=seed),
         bits_per_byte=float(nll.sum()) / math.log(2) / sum(score.bytes for score in scores),
@@ -38,6 +38,16 @@ def report(
         texts=tuple(scores),
         baseline=None if baseline is None else _against(scores, baseline, seed=seed),
     )
+
+
+def _exp(mean: float) -> float:
+    try:
+        return math.exp(mean)
+    except OverflowError:
+        raise InvalidParameter(
+            f"The mean NLL is {mean:.0f} nats a token: its perplexity is no number. The adapter destroys the model.",
+            param="model",
+        ) from None
 
 
 def _columns(scores: Sequence[PassageScore]) -> tuple[np.ndarray, np.ndarray]:
@@ -56,7 +66,7 @@ def _against(scores: Sequence[PassageScore], baseline: Sequence[PassageScore], *
     paired = paired_difference(ours, theirs, tokens, seed=seed)
     mean = float(theirs.sum() / tokens.sum())
     return BaselineReport(
-        perplexity=math.exp(mean),
+        perplexity=_exp(mean),
         mean_nll=mean,
         difference=paired.difference,
         standard_error=paired.standard_error,

@@ -31,7 +31,6 @@ IDLE_SECONDS = 1.0
 PROGRESS_SECONDS = 0.5
 RETRY_SECONDS = 2.0
 """Before the first retry; doubled for each further one."""
-LATELY_ENDED = 200
 """Jobs looked through at the start for what a process that died had no time to remove."""
 FINAL = frozenset({"succeeded", "failed", "cancelled"})
 TRANSIENT = (Busy, Unavailable)
@@ -64,10 +63,6 @@ class JobRunner:
         """Put back what a dead process left running, then start the workers and the heartbeat."""
         with self._database.write() as catalogue:
             catalogue.jobs.requeue_expired(_now() + timedelta(days=3650) if self._runtime.sole_owner else _now())
-            lately = catalogue.jobs.list(None, limit=LATELY_ENDED).rows
-        for row in lately:
-            if row.state in FINAL and row.kind in KINDS:
-                KINDS[row.kind].clean(self._runtime, row)
         loops = [self._work] * self._settings.job_workers + [self._beat]
         self._threads = [
             threading.Thread(target=loop, name=f"soup-jobs-{number}", daemon=True) for number, loop in enumerate(loops)

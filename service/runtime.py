@@ -26,7 +26,7 @@ from service.auth import ensure_admin_key
 from service.engine import AdapterHandle, Engine
 from service.jobs import JobRunner
 from service.settings import Settings
-from service.storage import check_schema, is_sqlite, migrate, owned
+from service.storage import check_schema, is_sqlite, migrate, owned, sweep
 
 log = logging.getLogger("soup.runtime")
 
@@ -58,6 +58,8 @@ class Runtime:
         self._locks = {base_id: threading.Lock() for base_id in self.bases}
         self._loaded: dict[str, LoadedBase] = {}
         self._shapes: dict[str, BaseShape] = {}
+        self.selections = threading.BoundedSemaphore(max(1, settings.database_pool // 4))
+        """Selections that may embed at once: each holds a thread, and threads are what every request needs."""
         self._open = ExitStack()
         self._started = False
 
@@ -85,6 +87,8 @@ class Runtime:
                 self.shape(base_id)
                 if self.settings.preload:
                     self.base(base_id)
+            if self.sole_owner:
+                sweep(self.database, self.blobs)
             self.engine.start()
             stack.callback(self.engine.stop, drain=DRAIN_SECONDS)
             self.jobs = JobRunner(self)

@@ -18,6 +18,7 @@ from pathlib import Path
 from alembic.util import CommandError
 
 import migrations
+from registry.blobs import BlobStore
 from registry.catalogue.database import Database
 from registry.errors import Unavailable
 
@@ -77,6 +78,21 @@ def migrate(database: Database, *, backups: Path) -> Migrated:
             param="database_url",
         ) from error
     return Migrated(before, after, backup)
+
+
+def sweep(database: Database, blobs: BlobStore) -> int:
+    """Delete bytes that no transaction named; returns how many blobs went. For the only owner of both, before it works.
+
+    They are what a crash left between storing bytes and committing the row that names them, and requests of cook jobs
+    that have ended: texts of a novel domain, which are not kept.
+    """
+    with database.read() as catalogue:
+        named = catalogue.blobs.digests()
+        named |= {job.arguments["request"] for job in catalogue.jobs.unended("cook")}
+    unnamed = [digest for digest in blobs.digests() if digest not in named]
+    for digest in unnamed:
+        blobs.delete(digest)
+    return len(unnamed)
 
 
 def check_schema(database: Database) -> None:

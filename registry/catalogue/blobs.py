@@ -21,6 +21,10 @@ class Blobs:
         if changed.rowcount == 0:
             self._connection.execute(insert(blobs).values(digest=digest, size=size, seen_at=now()))
 
+    def digests(self) -> set[str]:
+        """Every blob that a transaction named."""
+        return set(self._connection.execute(select(blobs.c.digest)).scalars())
+
     def grant(self, namespace: str, digest: str) -> None:
         """Let a namespace see a blob: it uploaded it."""
         known = select(blob_grants).where(blob_grants.c.namespace == namespace, blob_grants.c.digest == digest)

@@ -5,6 +5,7 @@ A worker that names itself in `progress`, `succeed` and `fail` cannot touch a jo
 
 from __future__ import annotations
 
+import builtins
 import secrets
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -128,6 +129,11 @@ class Jobs:
             .values(state="queued", lease_until=None, worker=None, updated_at=now())
         )
         return changed.rowcount
+
+    def unended(self, kind: str) -> builtins.list[JobRow]:
+        """Every job of a kind that is queued or running, oldest first."""
+        query = select(jobs).where(jobs.c.kind == kind, jobs.c.state.in_(("queued", "running")))
+        return [_row(row) for row in self._connection.execute(query.order_by(jobs.c.sequence)).mappings()]
 
     def get(self, scope: Scope, id: str) -> JobRow:
         """A job of a visible namespace; raises NotFound."""

@@ -73,7 +73,7 @@ class Card(Frozen):
 
     description: Words = Field(default="", max_length=20_000)
     license: Words | None = Field(default=None, max_length=200)
-    tags: tuple[Part, ...] = Field(default=(), max_length=64)
+    tags: tuple[Part, ...] = Field(default=(), max_length=64, fail_fast=True)
     metadata: dict[Words, Words | int | float | bool | None] = Field(default_factory=dict, max_length=64)
 
 
@@ -101,9 +101,9 @@ class EmbeddingSource(Frozen):
 class SampleSource(Frozen):
     """A sample as sent: texts, an uploaded JSON-lines blob of {"text"}, or embeddings."""
 
-    texts: tuple[str, ...] | None = None
+    texts: tuple[str, ...] | None = Field(default=None, fail_fast=True)
     blob: Digest | None = None
-    embeddings: tuple[EmbeddingSource, ...] | None = None
+    embeddings: tuple[EmbeddingSource, ...] | None = Field(default=None, max_length=16, fail_fast=True)
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:

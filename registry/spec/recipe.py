@@ -98,7 +98,7 @@ class WeightedRef(Frozen):
 class HandRecipe(Frozen):
     """A recipe written by hand."""
 
-    ingredients: tuple[WeightedRef, ...] = Field(min_length=1, max_length=1000)
+    ingredients: tuple[WeightedRef, ...] = Field(min_length=1, max_length=1000, fail_fast=True)
 
 
 class CookRequest(Frozen):

@@ -138,7 +138,7 @@ class PoolRequest(Frozen):
     """A pool as asked for: open fields are the only base model, the namespaces the key may read, every method."""
 
     base_model: Part | None = None
-    namespaces: tuple[Part, ...] | None = Field(default=None, max_length=64)
+    namespaces: tuple[Part, ...] | None = Field(default=None, max_length=64, fail_fast=True)
     method: str | None = Field(default=None, max_length=64)
     tag: Part | None = None
     include_soups: bool = False

@@ -15,9 +15,8 @@ from registry.spec import BaseEntry
 from service.auth import Principal
 
 if TYPE_CHECKING:
-    from registry.catalogue import AdapterRow
-
     from registry.base_model import LoadedBase
+    from registry.catalogue import AdapterRow
     from service.engine import AdapterHandle
     from service.runtime import Runtime
 

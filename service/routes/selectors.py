@@ -8,7 +8,7 @@ from fastapi import APIRouter, Response
 from starlette.concurrency import run_in_threadpool
 
 from registry.catalogue.rows import JobRow, SelectorRow
-from registry.errors import Unavailable
+from registry.errors import Busy, Unavailable
 from registry.intake import BlobReader, CheckedSample, check_sample
 from registry.pools import missing_members, pool_base, pool_id, pool_spec, spec_digest
 from registry.select import Chosen, encoder_for, latest, select
@@ -124,16 +124,21 @@ def _checked(runtime: State, who: Principal, body: SelectRequest) -> CheckedSamp
 
 def _select(runtime: State, who: Principal, spec: SelectorSpec, sample: CheckedSample, body: SelectRequest) -> Selected:
     base, pool = pool_of(runtime, who, body.pool)
-    chosen: Chosen = select(
-        sample,
-        pool=pool,
-        spec=spec,
-        options=body.options,
-        encoders=runtime.encoders(base),
-        database=runtime.database,
-        blobs=runtime.blobs,
-        fit=_not_here,
-    )
+    if not runtime.selections.acquire(blocking=False):
+        raise Busy("As many samples as this server embeds at once are being embedded; try again.", retry_after=2)
+    try:
+        chosen: Chosen = select(
+            sample,
+            pool=pool,
+            spec=spec,
+            options=body.options,
+            encoders=runtime.encoders(base),
+            database=runtime.database,
+            blobs=runtime.blobs,
+            fit=_not_here,
+        )
+    finally:
+        runtime.selections.release()
     return Selected(
         selection=chosen.selection,
         sample=sample.report,

@@ -228,3 +228,18 @@ def test_a_client_learns_what_to_embed_with_from_the_base_model(stocked):
         digest: (one.name, one.unit, one.dimensions) for digest, one in known.items()
     }
     assert stocked.world.client.get("/v1/models/acme/kitchen").json()["encoders"] is None
+
+
+def test_selections_beyond_what_is_embedded_at_once_are_429(stocked):
+    runtime = stocked.world.runtime
+    body = {"sample": sample_of("kitchen"), "selector": {"kind": "cosine", "encoder": "base"}, "wait": 120}
+    held = 0
+    while runtime.selections.acquire(blocking=False):
+        held += 1
+    try:
+        refused = stocked.world.client.post("/v1/select", json=body)
+    finally:
+        runtime.selections.release(held)
+    assert refused.status_code == 429
+    assert refused.headers["retry-after"] == "2"
+    assert stocked.world.client.post("/v1/select", json=body).status_code == 200
