@@ -33,7 +33,7 @@ from registry.spec import Provenance
 from tests.service.domains import WORDS, passages
 from tests.service.worlds import BASE_ID, CONFIG, World, adapter_weights, open_world, write_bases
 
-FUZZED = int(os.environ.get("FUZZ_EXAMPLES", "20"))
+FUZZED = int(os.environ.get("FUZZ_EXAMPLES", "12"))
 CHECKS: list[Any] = [
     not_a_server_error,
     status_code_conformance,
