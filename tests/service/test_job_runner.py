@@ -328,13 +328,6 @@ class TestProcesses:
         assert (row.state, row.result, row.error, stage.cleaned, stage.without) == ("running", None, None, [], [])
         assert stage.change(lambda jobs: jobs.succeed(job, {"fresh": True}, worker="other"))
 
-    def test_what_a_crash_left_uncleaned_is_cleaned_at_the_next_start(self, stage: Stage) -> None:
-        job, waiting = stage.enqueue(), stage.enqueue(delay=1000)
-        stage.change(lambda jobs: jobs.cancel(job))
-        stage.runner()
-        assert stage.cleaned == [job]
-        assert stage.row(waiting).state == "queued"
-
     def test_two_workers_share_the_queue(self, stage: Stage) -> None:
         stage.run = stage.hold
         runner = stage.runner(job_workers=2)
