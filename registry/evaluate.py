@@ -1,7 +1,6 @@
 """The perplexity verb: per-text log-likelihoods to figures with uncertainty, and against a baseline.
 
-Called by the perplexity route, by `cook` (through its verification callable) and by the demo. It never runs a
-model: scores come in as values.
+Called by the perplexity route. It never runs a model: scores come in as values.
 """
 
 from __future__ import annotations

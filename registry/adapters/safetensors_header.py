@@ -1,8 +1,8 @@
 """The safetensors container, read strictly and written deterministically. No torch.
 
 `parse` runs before any library sees a byte that people sent: it refuses header bombs, duplicate keys, and offsets
-that overlap, leave gaps or leave the file, and it names pickles and archives for what they are. Called by `weights`,
-`arrays` and `base_model` (for the fingerprint).
+that overlap, leave gaps or leave the file, and it names pickles and archives for what they are. Called by `weights`
+and `arrays`.
 """
 
 from __future__ import annotations
@@ -86,17 +86,13 @@ def parse(
     max_bytes: int,
     what: str = "weights",
     error: type[Invalid] = InvalidWeights,
-    size: int | None = None,
 ) -> Header:
-    """The header of a safetensors file; `data` may be only its beginning where `size` gives the file's length.
-
-    Raises TooLarge beyond `max_bytes`, else `error` with every problem found.
-    """
-    total = len(data) if size is None else size
+    """The header of a safetensors file; raises TooLarge beyond `max_bytes`, else `error` with every problem found."""
+    total = len(data)
     if total > max_bytes:
         raise TooLarge(f"The {what} file has {total} bytes and the limit is {max_bytes}.", param=what)
     try:
-        raw, start = _header_bytes(data, total)
+        raw, start = _header_bytes(data)
         table = _json_object(raw)
     except ValueError as problem:
         raise refuse(what, [str(problem)], error=error) from None
@@ -117,8 +113,9 @@ def parse(
     return Header(entries=entries, metadata=metadata)
 
 
-def _header_bytes(data: bytes | memoryview, total: int) -> tuple[bytes, int]:
+def _header_bytes(data: bytes | memoryview) -> tuple[bytes, int]:
     """The header's JSON bytes and where the tensors' bytes start; raises ValueError with one sentence."""
+    total = len(data)
     beginning = bytes(data[:PREFIX_BYTES])
     for magic, name in _MAGIC:
         if beginning.startswith(magic):
@@ -131,7 +128,7 @@ def _header_bytes(data: bytes | memoryview, total: int) -> tuple[bytes, int]:
             f"its first 8 bytes announce a header of {length} bytes, beyond the limit of {MAX_HEADER_BYTES}; "
             "is it a safetensors file?"
         )
-    if PREFIX_BYTES + length > min(total, len(data)):
+    if PREFIX_BYTES + length > total:
         raise ValueError(f"its header of {length} bytes does not fit into the file of {total}: it is cut off")
     return bytes(data[PREFIX_BYTES : PREFIX_BYTES + length]), PREFIX_BYTES + length
 

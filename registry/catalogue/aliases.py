@@ -30,18 +30,20 @@ class Aliases:
         return [_row(row) for row in self._connection.execute(query.order_by(aliases.c.alias)).mappings()]
 
     def put(self, namespace: str, name: str, alias: str, version: int, *, if_match: str | None = None) -> AliasRow:
-        """Point an alias at a version; raises PreconditionFailed if `if_match` is not its present etag."""
+        """Point an alias at a version; raises PreconditionFailed if `if_match` is not its present etag.
+
+        One UPDATE of the revision that was read, so that of two changes at the same time none is lost.
+        """
         present = self.get(namespace, name, alias)
         _check(present, if_match)
         if present is None:
             values = {"namespace": namespace, "name": name, "alias": alias, "version": version, "revision": 1}
             self._connection.execute(insert(aliases).values(**values))
         else:
-            self._connection.execute(
-                update(aliases)
-                .where(_is(namespace, name, alias))
-                .values(version=version, revision=aliases.c.revision + 1)
+            changed = self._connection.execute(
+                update(aliases).where(_at(present)).values(version=version, revision=aliases.c.revision + 1)
             )
+            self._check_changed(present, changed.rowcount)
         row = self.get(namespace, name, alias)
         assert row is not None
         return row
@@ -52,11 +54,21 @@ class Aliases:
         if present is None:
             raise NotFound(f"{namespace}/{name} has no alias {alias!r}.", param="alias")
         _check(present, if_match)
-        self._connection.execute(delete(aliases).where(_is(namespace, name, alias)))
+        self._check_changed(present, self._connection.execute(delete(aliases).where(_at(present))).rowcount)
+
+    def _check_changed(self, read: AliasRow, rows: int) -> None:
+        if rows == 0:
+            _check(self.get(read.namespace, read.name, read.alias), read.etag)
 
 
 def _is(namespace: str, name: str, alias: str) -> ColumnElement[bool]:
     return and_(aliases.c.namespace == namespace, aliases.c.name == name, aliases.c.alias == alias)
+
+
+def _at(row: AliasRow) -> ColumnElement[bool]:
+    """The alias, still as it was read."""
+    revision = int(row.etag.rpartition("-")[2])
+    return and_(_is(row.namespace, row.name, row.alias), aliases.c.revision == revision)
 
 
 def _check(present: AliasRow | None, if_match: str | None) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from registry.errors import Internal
@@ -30,12 +31,15 @@ def dump_state(arrays: Mapping[str, npt.NDArray[Any]], meta: Mapping[str, Any]) 
 
 def load_state(data: bytes) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
     """What `from_state` takes; raises Internal where the bytes are not a selector's state."""
-    (length,) = struct.unpack("<Q", data[:8])
-    header = json.loads(data[8 : 8 + length])
+    try:
+        (length,) = struct.unpack("<Q", data[:8])
+        header = json.loads(data[8 : 8 + length])
+        arrays = load(data)
+    except (struct.error, ValueError, RecursionError, SafetensorError) as problem:
+        raise Internal(f"A stored selector cannot be read ({type(problem).__name__}): fit it again.") from problem
     try:
         meta: dict[str, Any] = json.loads(header["__metadata__"][KEY])
-    except KeyError:
+    except (KeyError, ValueError):
         raise Internal("A stored selector has no description: fit it again.") from None
-    arrays = load(data)
     arrays.pop(_NOTHING, None)
     return arrays, meta

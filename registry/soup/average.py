@@ -11,12 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from registry.adapters.weights import scale_output
+from registry.adapters.weights import DTYPES, scale_output
 from registry.errors import InvalidRecipe
 from registry.soup.compat import Part, init_reasons, structure_reasons
 from registry.spec import AverageMixing
-
-DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def check(parts: Sequence[Part], mixing: AverageMixing) -> list[str]:

@@ -10,7 +10,7 @@ from datetime import datetime
 from decimal import Decimal, InvalidOperation
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
 from registry.names import Digest, digest_of
 from registry.spec.adapter import SampleReport, SampleSource
@@ -43,7 +43,18 @@ def canonical_decimal(value: object) -> str:
     return "0" if plain == "-0" else plain
 
 
-Scale = Annotated[str, BeforeValidator(canonical_decimal), WithJsonSchema({"type": ["number", "string"]})]
+def _not_nothing(scale: str) -> str:
+    if scale == "0":
+        raise ValueError("must not be 0: nothing of any adapter would be left, which is the base model")
+    return scale
+
+
+Scale = Annotated[
+    str,
+    BeforeValidator(canonical_decimal),
+    AfterValidator(_not_nothing),
+    WithJsonSchema({"type": ["number", "string"]}),
+]
 
 
 class AverageMixing(Frozen):

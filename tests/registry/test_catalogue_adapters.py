@@ -169,6 +169,22 @@ class TestAliases:
                 change()
         catalogue.aliases.delete("acme", "law", "stable", if_match=again.etag)
 
+    def test_a_change_between_reading_and_writing_is_not_lost(self, catalogue, monkeypatch):
+        catalogue.aliases.put("acme", "law", "stable", 1)
+        read = catalogue.aliases.get("acme", "law", "stable")
+        other = catalogue.aliases.put("acme", "law", "stable", 2)
+        aliases, real = type(catalogue.aliases), type(catalogue.aliases).get
+        answers = []
+        monkeypatch.setattr(aliases, "get", lambda self, *key: answers.pop() if answers else real(self, *key))
+        for change in (
+            lambda: catalogue.aliases.put("acme", "law", "stable", 3),
+            lambda: catalogue.aliases.delete("acme", "law", "stable"),
+        ):
+            answers.append(read)  # what this one read before the other wrote
+            with pytest.raises(PreconditionFailed, match=other.etag):
+                change()
+        assert catalogue.aliases.get("acme", "law", "stable") == other
+
 
 class TestCards:
     def test_card_and_domain_change_and_nothing_else(self, catalogue):

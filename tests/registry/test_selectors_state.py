@@ -32,6 +32,14 @@ def test_a_transposed_array_keeps_its_meaning():
     assert np.array_equal(load_state(dump_state({"a": array}, META))[0]["a"], array)
 
 
+@pytest.mark.parametrize(
+    "data", [b"", b"short", b"\xff" * 40, dump_state(ARRAYS, META)[:-1], b"\x02" + b"\0" * 7 + b"[]"]
+)
+def test_damaged_bytes_are_refused_in_words(data):
+    with pytest.raises(Internal, match="fit it again"):
+        load_state(data)
+
+
 def test_other_tensors_are_refused():
     with pytest.raises(Internal, match="no description"):
         load_state(save({"x": np.zeros(2)}))

@@ -95,6 +95,12 @@ def test_scale_multiplies_the_up_projection_only():
         assert torch.equal(halved[name], tensor * factor), name
 
 
+@pytest.mark.parametrize("scale", [0, "0.0", -0.0, 1e-12])
+def test_a_scale_that_leaves_nothing_is_refused(scale):
+    with pytest.raises(ValueError, match="must not be 0"):
+        AverageMixing(scale=scale)
+
+
 def test_half_precision_ingredients_are_summed_in_fp32_and_cast_once():
     halves = [{name: t.to(torch.bfloat16) for name, t in tensors(n).items()} for n in range(3)]
     parts = [part(n, w, dtype="BF16") for n, w in enumerate(canonical_weights([1, 1, 1]))]
