@@ -93,7 +93,8 @@ def text(table: Table, *, width: int = 110) -> str:
     across = max(1, (width - label) // (CELL + 2))
     blocks = [table.domains[i : i + across] for i in range(0, len(table.domains), across)]
     parts = [_block(table, domains, label) for domains in blocks]
-    return "\n\n".join([*parts, _averages(table, label), _beating(table), _answers(table)])
+    whole = "\n\n".join([*parts, _averages(table, label), _beating(table), _answers(table)])
+    return "\n".join(line.rstrip() for line in whole.split("\n"))
 
 
 CELL = 22

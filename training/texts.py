@@ -17,6 +17,8 @@ from registry.errors import InvalidParameter, NotFound
 
 MIN_TEXTS = 20
 """Fewer texts than this are no domain to train on (a sample needs as many)."""
+MIN_VALID_TEXTS = 5
+"""Fewer texts than this say nothing about which state is best."""
 
 
 def read_texts(path: Path) -> list[str]:
@@ -59,18 +61,19 @@ def draw(texts: Sequence[str], most: int, *, seed: int) -> list[str]:
 
 
 def pack(
-    texts: Sequence[str], tokenize: Callable[[str], Iterable[int]], *, block: int, what: str = "training"
-) -> np.ndarray:
+    texts: Sequence[str], tokenize: Callable[[str], Iterable[int]], *, block: int, what: str = "training",
+    at_least: int = MIN_TEXTS,
+) -> np.ndarray:  # fmt: skip
     """int64 (blocks, block): the texts' tokens end to end, cut into blocks; what is left at the end is dropped.
 
     `tokenize` puts the BOS in front of each text, so that boundaries are seen. Raises InvalidParameter for fewer
-    than MIN_TEXTS texts, or for less than one block.
+    than `at_least` texts, or for less than one block.
     """
     if block < 2:
         raise InvalidParameter(f"A block of {block} tokens leaves nothing to predict.", param="block")
-    if len(texts) < MIN_TEXTS:
+    if len(texts) < at_least:
         raise InvalidParameter(
-            f"The {what} data holds {len(texts)} texts, and at least {MIN_TEXTS} are needed.", param="texts"
+            f"The {what} data holds {len(texts)} texts, and at least {at_least} are needed.", param="texts"
         )
     stream = np.fromiter((token for text in texts for token in tokenize(text)), dtype=np.int64)
     if len(stream) < block:

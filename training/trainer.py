@@ -22,7 +22,7 @@ from registry.errors import InvalidParameter
 from registry.likelihood import token_log_probs
 from registry.spec import AdapterConfig, Provenance
 from training.loop import MeanNll, Outcome, Progress, Recipe, optimise
-from training.texts import pack
+from training.texts import MIN_VALID_TEXTS, pack
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def train_adapter(
     """
     _check_block(recipe, base)
     train = pack(texts, base.tokenize, block=recipe.block)
-    valid = pack(valid_texts, base.tokenize, block=recipe.block, what="validation")
+    valid = pack(valid_texts, base.tokenize, block=recipe.block, what="validation", at_least=MIN_VALID_TEXTS)
     adapter = create(config, base.shape, seed=init_seed, init=init, base=base.model)
     started = init_hash(adapter.state_dict())
     with attached(base.model, adapter.to(base.model.device)):
