@@ -152,9 +152,9 @@ CONTROL_PASSAGES = 560
 def write(folder: Path, told: Told = lambda *_: None) -> None:
     """The domains as a data folder: `train/<domain>`, `novel/<domain>` and `mixed/<CONTROL>`, JSON lines a part.
 
-    What is there is kept if the installed packages are the same.
+    What is there is kept if it came from the same versions of the same packages, divided in the same way.
     """
-    stamp = {name: version(name) for name in sorted(TRAINING + NOVEL + MIXED)}
+    stamp = _stamp()
     done = folder / "packages.json"
     if done.is_file() and json.loads(done.read_text()) == stamp:
         return
@@ -169,6 +169,17 @@ def write(folder: Path, told: Told = lambda *_: None) -> None:
     parts = {"train": [t for i, t in enumerate(mixed) if i % 8], "valid": mixed[::8]}
     _write_parts(folder / "mixed" / CONTROL, parts)
     done.write_text(json.dumps(stamp, indent=1) + "\n")
+
+
+def _stamp() -> dict[str, object]:
+    """Everything the text depends on but this program, as JSON."""
+    groups = {"train": TRAINING, "novel": NOVEL, "mixed": MIXED}
+    shares = {"train": training_shares(0), "novel": NOVEL_SHARES}
+    return {
+        **{kind: {name: version(name) for name in names} for kind, names in groups.items()},
+        "shares": {kind: {part: list(value) for part, value in s.parts.items()} for kind, s in shares.items()},
+        "control": CONTROL_PASSAGES,
+    }
 
 
 def _write_parts(folder: Path, parts: Mapping[str, list[str]]) -> None:

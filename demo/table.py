@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.report import Figure
 from demo.cells import Cell
 from registry.uncertainty import Difference
 
@@ -174,7 +175,7 @@ def figures(table: Table) -> dict[str, dict[str, Any]]:
 
 
 def _figure(value: float, unit: str) -> dict[str, Any]:
-    return {"value": value, "goal": None, "unit": unit, "repeats": [value]}
+    return Figure(value, unit, repeats=[value]).as_json()
 
 
 def rows(table: Table) -> list[dict[str, Any]]:
