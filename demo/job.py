@@ -18,10 +18,10 @@ from training.texts import draw, read_texts
 
 HOME = Path(".demo")
 NAMESPACE = "demo"
-TRAINING_SAMPLE = 150
+TRAINING_SAMPLE = 120
 """Passages pushed with an adapter: 100 are drawn for a fit, the others tell how well domains are told apart."""
 NOVEL_SAMPLE = 100
-TEST_PASSAGES = 80
+TEST_PASSAGES = 60
 SEED = 0
 
 

@@ -34,6 +34,7 @@ from registry.spec import (
     PassageScore,
     Recipe,
     RecipeIngredient,
+    SampleReport,
     Verification,
 )
 from registry.uncertainty import paired_difference
@@ -227,9 +228,15 @@ def _evidence(sample: CheckedSample | None, chosen: Chosen | None) -> Evidence:
         selector=None if chosen is None else chosen.selector.id,
         fitted_at=None if chosen is None else chosen.selector.fitted_at,
         not_yet_included=() if chosen is None else chosen.not_yet_included,
-        sample=None if sample is None else sample.report,
+        sample=_report_of(sample, chosen),
         selection=None if chosen is None else chosen.selection,
     )
+
+
+def _report_of(sample: CheckedSample | None, chosen: Chosen | None) -> SampleReport | None:
+    if sample is None or chosen is None:
+        return None if sample is None else sample.report
+    return chosen.report_of(sample)
 
 
 def _abstain(reason: str, kitchen: Kitchen, evidence: Evidence) -> Cooked:

@@ -14,7 +14,7 @@ from registry.blobs import BlobStore
 from registry.catalogue.database import Database
 from registry.catalogue.rows import AdapterRow
 from registry.encoders.contract import Encoder
-from registry.errors import Incompatible, InvalidRecipe
+from registry.errors import InvalidRecipe
 from registry.intake import CheckedSample
 from registry.names import parse_ref
 from registry.pools import pool_spec
@@ -107,8 +107,8 @@ def _apart(best: Part, part: Part, mixing: Mixing) -> str:
 def by_hand(recipe: HandRecipe, *, scope: tuple[str, ...] | None, database: Database) -> tuple[str, tuple[Part, ...]]:
     """The base id and the parts of a recipe by hand.
 
-    An adapter named twice counts with the sum of its weights; weight 0 is left out. Raises NotFound, Retired,
-    InvalidName, InvalidRecipe, or Incompatible for two base models.
+    An adapter named twice counts with the sum of its weights; weight 0 is left out. What cannot be mixed is found
+    by the mixing method, with all reasons. Raises NotFound, Retired, InvalidName or InvalidRecipe.
     """
     weights: dict[str, float] = {}
     rows: dict[str, AdapterRow] = {}
@@ -120,20 +120,12 @@ def by_hand(recipe: HandRecipe, *, scope: tuple[str, ...] | None, database: Data
     used = [digest for digest in rows if weights[digest] > 0]
     if not used:
         raise InvalidRecipe("Every weight of the recipe is 0: give at least one ingredient a weight.", param="recipe")
-    first = rows[used[0]]
-    foreign = [rows[digest] for digest in used if rows[digest].base_fingerprint != first.base_fingerprint]
-    if foreign:
-        raise Incompatible(
-            f"{first.ref} is for base model {first.base_model!r} and {foreign[0].ref} for "
-            f"{foreign[0].base_model!r}: a soup has ingredients of one base model.",
-            param="recipe",
-        )
     try:
         canonical = weights_by_digest({digest: weights[digest] for digest in used})
     except ValueError as error:
         raise InvalidRecipe(f"The recipe's {error}.", param="recipe") from None
     kept = [digest for digest in used if canonical[digest] != "0"]
-    return first.base_model, tuple(_part(rows[digest], canonical[digest]) for digest in kept)
+    return rows[used[0]].base_model, tuple(_part(rows[digest], canonical[digest]) for digest in kept)
 
 
 def _part(row: AdapterRow, weight: str) -> Part:

@@ -85,13 +85,18 @@ def missing_members(catalogue: Catalogue, selector: SelectorRow) -> tuple[str, .
 
 
 def gone_members(catalogue: Catalogue, selector: SelectorRow) -> dict[str, str]:
-    """Digests of members that may no longer be chosen, with the reason."""
-    live = {row.id for row in catalogue.adapters.pool(selector.pool)}
-    return {
-        member.digest: "no longer in the pool (retired, replaced or changed since the fit)"
-        for member in selector.members
-        if member.adapter_id not in live
-    }
+    """Digests of members that may no longer be chosen, with the reason.
+
+    One that a newer version has replaced stays until the refit: the old selector goes on serving its domain.
+    """
+    gone = {}
+    for member in selector.members:
+        row = catalogue.adapters.get(member.adapter_id)
+        if row.retired_at is not None:
+            gone[member.digest] = "retired since the fit"
+        elif selector.pool.tag is not None and selector.pool.tag not in row.card.tags:
+            gone[member.digest] = f"no longer tagged {selector.pool.tag!r}"
+    return gone
 
 
 def _may_hold(pool: PoolSpec, row: AdapterRow) -> bool:

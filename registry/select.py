@@ -21,7 +21,7 @@ from registry.pools import gone_members, missing_members, pool_id, spec_digest
 from registry.selectors import SELECTORS
 from registry.selectors.contract import Selector
 from registry.selectors.state import load_state
-from registry.spec import PoolSpec, Selection, SelectOptions, SelectorSpec, encoder_of
+from registry.spec import PoolSpec, SampleReport, Selection, SelectOptions, SelectorSpec, encoder_of
 
 Fit = Callable[[PoolSpec, SelectorSpec, str | None], SelectorRow]
 
@@ -36,6 +36,13 @@ class Chosen:
     vectors: Vectors | None
     again: Callable[[SelectOptions], Selection]
     """The same sample and selector with other options."""
+
+    def report_of(self, sample: CheckedSample) -> SampleReport:
+        """The sample's report, with what the encoder cut at its length limit."""
+        name = encoder_of(self.selector.spec)
+        if name is None or self.vectors is None or not sample.texts:
+            return sample.report
+        return sample.report.model_copy(update={"truncated": {name: self.vectors.truncated}})
 
 
 def select(

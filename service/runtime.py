@@ -19,7 +19,7 @@ from registry.base_model import LoadedBase, load_base, read_allowlist, shape_of
 from registry.blobs import BlobStore, LocalBlobs
 from registry.catalogue.database import Database
 from registry.catalogue.rows import AdapterRow
-from registry.encoders import Encoder, MeanPoolEncoder, SentenceBertEncoder
+from registry.encoders import Encoder, MeanPoolEncoder, Memory, RememberedEncoder, SentenceBertEncoder
 from registry.errors import Internal, NotFound, Unavailable
 from registry.spec import BaseEntry, BaseShape
 from service.auth import ensure_admin_key
@@ -55,6 +55,7 @@ class Runtime:
             bank_bytes=settings.adapter_bank_bytes,
         )
         self.sentence_bert = SentenceBertEncoder()
+        self._vectors = Memory()
         self._locks = {base_id: threading.Lock() for base_id in self.bases}
         self._loaded: dict[str, LoadedBase] = {}
         self._shapes: dict[str, BaseShape] = {}
@@ -151,9 +152,9 @@ class Runtime:
         own = MeanPoolEncoder(
             shape.fingerprint, shape.hidden_size, lambda texts: self.engine.embed(base_id, texts, patient=True)
         )
-        found: dict[str, Encoder] = {own.digest: own}
+        found: dict[str, Encoder] = {own.digest: RememberedEncoder(own, self._vectors)}
         try:
-            found[self.sentence_bert.digest] = self.sentence_bert
+            found[self.sentence_bert.digest] = RememberedEncoder(self.sentence_bert, self._vectors)
         except Unavailable as error:
             log.warning("sentence-BERT is left out: %s", error.message)
         return found

@@ -5,6 +5,7 @@ Importing this package is cheap: sentence-BERT loads its model, and torch with i
 
 from registry.encoders.contract import Embedded, EmbeddedText, Encoder, Progress
 from registry.encoders.mean_pool import MeanPoolEncoder
+from registry.encoders.remembered import Memory, RememberedEncoder
 from registry.encoders.sbert import SentenceBertEncoder
 from registry.encoders.sentences import split_sentences
 from registry.spec import EncoderName
@@ -20,7 +21,9 @@ __all__ = [
     "EmbeddedText",
     "Encoder",
     "MeanPoolEncoder",
+    "Memory",
     "Progress",
+    "RememberedEncoder",
     "SentenceBertEncoder",
     "split_sentences",
 ]

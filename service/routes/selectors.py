@@ -141,7 +141,7 @@ def _select(runtime: State, who: Principal, spec: SelectorSpec, sample: CheckedS
         runtime.selections.release()
     return Selected(
         selection=chosen.selection,
-        sample=sample.report,
+        sample=chosen.report_of(sample),
         selector=chosen.selector.id,
         fitted_at=chosen.selector.fitted_at,
         not_yet_included=list(chosen.not_yet_included),

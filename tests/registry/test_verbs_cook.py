@@ -109,7 +109,7 @@ class TestSelect:
         assert set(chosen.selection.scores) == {"code", "zoo"}
         assert len(chosen.selection.selected) == 1
         left = {one.ref: one.reason for one in chosen.selection.left_out}
-        assert "no longer in the pool" in left["acme/law@1"]
+        assert "retired since the fit" in left["acme/law@1"]
 
     def test_a_pool_whose_members_are_all_gone_abstains(self, stocked):
         self.chosen(stocked, sample("law"))
@@ -302,7 +302,7 @@ class TestMixedPools:
         with stocked.database.write() as catalogue:
             catalogue.adapters.retire(stranger.id)
         stocked.ready("acme/new", seed=11, provenance={})
-        assert "no longer in the pool" in reasons(stocked.cook(sample=sample("law")))["stranger"]
+        assert "retired since the fit" in reasons(stocked.cook(sample=sample("law")))["stranger"]
 
 
 class TestAbstaining:
@@ -409,7 +409,7 @@ class TestRefusals:
             catalogue.adapters._connection.execute(
                 update(adapters).where(adapters.c.id == foreign.id).values(base_fingerprint=sha256_digest(b"older"))
             )
-        with pytest.raises(Incompatible, match="ingredients of one base model"):
+        with pytest.raises(Incompatible, match="base models differ"):
             stocked.cook(recipe={"ingredients": [{"ref": "acme/law"}, {"ref": "acme/foreign"}]})
         with pytest.raises(Incompatible, match="another state of base model 'tiny'"):
             stocked.cook(recipe={"ingredients": [{"ref": "acme/foreign"}]})

@@ -138,9 +138,13 @@ class TestComingAndGoing:
         with verbs.database.read() as catalogue:
             assert missing_members(catalogue, row) == ("acme/zoo@1",)
             assert list(gone_members(catalogue, row)) == [law.digest]
-        verbs.push("acme/code", seed=3, sample={"texts": passages("code")})
+        newer = verbs.push("acme/code", seed=3, sample={"texts": passages("code")})
         with verbs.database.read() as catalogue:  # its successor is not embedded yet
             assert code.digest not in gone_members(catalogue, row)
+        verbs.embed(newer.row)
+        with verbs.database.read() as catalogue:  # embedded, but the selector that knows it is still to be fitted
+            assert code.digest not in gone_members(catalogue, row)
+            assert "acme/code@2" in missing_members(catalogue, row)
 
     def test_pools_it_may_belong_to_are_refitted_once(self, verbs):
         one, other = verbs.ready("acme/law"), verbs.ready("other/code", seed=1)
