@@ -8,7 +8,7 @@ from fastapi import APIRouter, Response
 from starlette.concurrency import run_in_threadpool
 
 from registry.catalogue.rows import JobRow, SelectorRow
-from registry.errors import Busy, Unavailable
+from registry.errors import Busy, Forbidden, Unavailable
 from registry.intake import BlobReader, CheckedSample, check_sample
 from registry.pools import missing_members, pool_base, pool_id, pool_spec, spec_digest
 from registry.select import Chosen, encoder_for, latest, select
@@ -95,11 +95,16 @@ def get_selector(id: str, runtime: State, who: Reader) -> Selector:
 
 @router.post("/select", response_model=Selected | Job, responses={202: {"model": Job}})
 async def select_adapters(response: Response, body: SelectRequest, runtime: State, who: Reader) -> Selected | Job:
-    """Which adapters of a pool a sample belongs to. A pool never fitted is fitted first (202 beyond `wait`)."""
+    """Which adapters of a pool a sample belongs to.
+
+    A pool never fitted is fitted first (202 beyond `wait`). That takes scope write: from then on it is refitted.
+    """
     seconds = wait_of(body.wait, runtime)
     spec = body.selector or GmmSpec()
     sample = await run_in_threadpool(_checked, runtime, who, body)
     if not await run_in_threadpool(_is_fitted, runtime, who, spec, body.pool):
+        if not who.has("write"):
+            raise Forbidden("This pool was never fitted with this selector; that takes a key with the scope 'write'.")
         job = await run_in_threadpool(_enqueue_fit, runtime, who, spec, body.pool)
         row = await finished(runtime, job.id, seconds)
         if row.state not in FINAL:

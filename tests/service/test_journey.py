@@ -243,3 +243,16 @@ def test_selections_beyond_what_is_embedded_at_once_are_429(stocked):
     assert refused.status_code == 429
     assert refused.headers["retry-after"] == "2"
     assert stocked.world.client.post("/v1/select", json=body).status_code == 200
+
+
+def test_a_key_that_only_reads_selects_but_never_starts_a_fit(stocked):
+    reader = stocked.world.headers(stocked.world.key(["read"]))
+    fitted = {"sample": sample_of("kitchen"), "selector": {"kind": "cosine", "encoder": "base"}, "wait": 120}
+    assert stocked.world.client.post("/v1/select", json=fitted).status_code == 200
+    assert stocked.world.client.post("/v1/select", json=fitted, headers=reader).status_code == 200
+    jobs = stocked.world.client.get("/v1/jobs?kind=fit").json()["data"]
+    never = {**fitted, "selector": {"kind": "gmm", "seed": 12345}}
+    refused = stocked.world.client.post("/v1/select", json=never, headers=reader)
+    assert refused.status_code == 403
+    assert "never fitted" in refused.json()["error"]["message"]
+    assert stocked.world.client.get("/v1/jobs?kind=fit").json()["data"] == jobs
