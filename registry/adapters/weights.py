@@ -131,7 +131,7 @@ def adapter_digest(base_fingerprint: str, config: AdapterConfig, tensors: Mappin
     Independent of the order in which tensors come, of the file's layout and of its metadata; any changed bit of
     any tensor changes it.
     """
-    about = {"kind": "adapter", "base_fingerprint": base_fingerprint, "config": config.model_dump(mode="json")}
+    about = {"kind": "adapter", "base_fingerprint": base_fingerprint, "config": config.identity()}
     return _hash(about, tensors)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+import math
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, field_validator, model_validator
 
 from registry.names import Digest, Part
 from registry.spec.frozen import Frozen
@@ -41,13 +43,17 @@ class BaseShape(Frozen):
     num_layers: int
     context: int
     vocab_size: int
+    linears: dict[str, tuple[int, int]] = Field(default_factory=dict)
+    """(inputs, outputs) of every linear module by its path (`transformer.h.0.attn.c_attn`): what LoRA can sit on."""
 
 
 class BottleneckConfig(Frozen):
     """Structure of a bottleneck adapter (METHODS section 2).
 
-    `scale` multiplies the up-projection's output. `input="residual"` puts a Bapna-Firat adapter after the
-    block's residual add instead of before it.
+    `scale` multiplies the up-projection's output. With `input="residual"` the adapter reads the residual stream:
+    Bapna-Firat and Pfeiffer after the block's residual add (which makes them act on the block's output), parallel
+    before the norm of the feed-forward module. `trained_norms=False` is a Houlsby adapter that leaves the base's
+    norms alone, as AdapterHub's do.
     """
 
     method: Literal["bottleneck"] = "bottleneck"
@@ -57,15 +63,129 @@ class BottleneckConfig(Frozen):
     scale: float = 1.0
     input: Literal["module", "residual"] = "module"
     layer_norm_eps: float = Field(default=1e-5, gt=0, lt=1)
+    trained_norms: bool = True
 
     @model_validator(mode="after")
-    def _residual_is_bapna_firat(self) -> Self:
-        if self.input == "residual" and self.structure != "bapna_firat":
-            raise ValueError("input='residual' is an option of structure 'bapna_firat' only")
+    def _options_fit_the_structure(self) -> Self:
+        if self.input == "residual" and self.structure == "houlsby":
+            raise ValueError("input='residual' is no option of structure 'houlsby', which acts before both adds")
+        if not self.trained_norms and self.structure != "houlsby":
+            raise ValueError("trained_norms is an option of structure 'houlsby' only: no other trains norms")
         return self
 
+    def identity(self) -> dict[str, Any]:
+        """What of the configuration is in the adapter's digest.
 
-AdapterConfig = BottleneckConfig  # the union by `method` grows here
+        A field that came later is in it only where it is not its default, so that digests stay what they were.
+        """
+        values = self.model_dump(mode="json")
+        if self.trained_norms:
+            del values["trained_norms"]
+        return values
+
+
+LAYER = "*"
+"""Stands for the layer's number in the path of a LoRA target."""
+ModulePath = Annotated[
+    str, StringConstraints(pattern=r"^(?:[A-Za-z0-9_]+|\*)(?:\.(?:[A-Za-z0-9_]+|\*))*$", max_length=200)
+]
+
+
+class LoraModule(NamedTuple):
+    """Rank and alpha of the LoRA on one module."""
+
+    rank: int
+    alpha: float
+
+
+class LoraGroup(Frozen):
+    """Modules with the same rank and alpha: each of `targets` in each of `layers`.
+
+    A target is a module's path with `*` for the layer's number (`transformer.h.*.attn.c_attn`); targets without one
+    are outside of the layers, and `layers` is then empty.
+    """
+
+    targets: tuple[ModulePath, ...] = Field(min_length=1, max_length=256)
+    layers: tuple[Annotated[int, Field(ge=0, le=9999)], ...] = Field(default=(), max_length=2048)
+    rank: int = Field(ge=1, le=65536)
+    alpha: float = Field(gt=0, le=1e9)
+
+    @model_validator(mode="after")
+    def _layers_where_there_is_a_star(self) -> Self:
+        for target in self.targets:
+            if target.split(".").count(LAYER) != (1 if self.layers else 0):
+                raise ValueError(f"target {target!r} needs one '*' for the numbers in 'layers', and none without them")
+        return self
+
+    def paths(self) -> Iterator[str]:
+        """The paths of the group's modules."""
+        for target in self.targets:
+            if self.layers:
+                yield from (target.replace(LAYER, str(layer)) for layer in self.layers)
+            else:
+                yield target
+
+
+class LoraConfig(Frozen):
+    """Structure of a LoRA (Hu et al., ICLR 2022), as PEFT means it: W x + s B A x, s = alpha / rank.
+
+    With `rslora` s = alpha / sqrt(rank) (Kalajdzievski, 2023). The groups are kept in canonical form, so that equal
+    structures are equal values however they were written.
+    """
+
+    method: Literal["lora"] = "lora"
+    rslora: bool = False
+    groups: tuple[LoraGroup, ...] = Field(min_length=1, max_length=4096)
+
+    @field_validator("groups")
+    @classmethod
+    def _canonical(cls, groups: tuple[LoraGroup, ...]) -> tuple[LoraGroup, ...]:
+        modules: dict[str, LoraModule] = {}
+        for group in groups:
+            for path in group.paths():
+                if path in modules:
+                    raise ValueError(f"module {path!r} is in two groups")
+                modules[path] = LoraModule(group.rank, group.alpha)
+        return _grouped(modules)
+
+    @classmethod
+    def of(cls, modules: Mapping[str, LoraModule], *, rslora: bool = False) -> LoraConfig:
+        """The configuration of these modules by path."""
+        return cls(rslora=rslora, groups=_grouped(modules))
+
+    def modules(self) -> dict[str, LoraModule]:
+        """Rank and alpha of every module by its path, in the order of the paths."""
+        found = {path: LoraModule(group.rank, group.alpha) for group in self.groups for path in group.paths()}
+        return {path: found[path] for path in sorted(found)}
+
+    def scaling(self, module: LoraModule) -> float:
+        """What the product B A of a module is multiplied with."""
+        return module.alpha / (math.sqrt(module.rank) if self.rslora else module.rank)
+
+    def identity(self) -> dict[str, Any]:
+        """What of the configuration is in the adapter's digest."""
+        return self.model_dump(mode="json")
+
+
+def _grouped(modules: Mapping[str, LoraModule]) -> tuple[LoraGroup, ...]:
+    """The fewest groups of modules with the same rank, alpha and layers, in a fixed order."""
+    layers: dict[tuple[str, LoraModule], list[int]] = {}
+    for path, module in modules.items():
+        parts = path.split(".")
+        number = next((i for i, part in enumerate(parts) if part.isascii() and part.isdigit()), None)
+        target = path if number is None else ".".join([*parts[:number], LAYER, *parts[number + 1 :]])
+        layers.setdefault((target, module), []).extend(() if number is None else [int(parts[number])])
+    targets: dict[tuple[LoraModule, tuple[int, ...]], list[str]] = {}
+    for (target, module), numbers in layers.items():
+        targets.setdefault((module, tuple(sorted(numbers))), []).append(target)
+    groups = [
+        LoraGroup(targets=tuple(sorted(names)), layers=numbers, rank=module.rank, alpha=module.alpha)
+        for (module, numbers), names in targets.items()
+    ]
+    return tuple(sorted(groups, key=lambda group: (group.targets, group.layers)))
+
+
+AdapterConfig = Annotated[BottleneckConfig | LoraConfig, Field(discriminator="method")]
 
 
 class Card(Frozen):

@@ -68,20 +68,49 @@ class AverageMixing(Frozen):
     assume_same_init: bool = False
 
 
-Mixing = AverageMixing  # the union by `method` grows here
+class ConcatMixing(Frozen):
+    """The exact mixture: an adapter whose output is the weighted mean of its ingredients' (METHODS section 5).
+
+    Bottlenecks or ranks add up. Needs one structure and no common initialisation; `scale` as for `average`.
+    """
+
+    method: Literal["concat"] = "concat"
+    scale: Scale = "1"
+
+
+class AutoMixing(Frozen):
+    """`average` where that is what the paper does, else `concat`: a choice, made before a recipe is written.
+
+    Bottlenecks are averaged where structure, scale and initialisation agree (or `assume_same_init` vouches for it)
+    and concatenated where only the structure does; LoRAs are concatenated.
+    """
+
+    method: Literal["auto"] = "auto"
+    scale: Scale = "1"
+    assume_same_init: bool = False
+
+
+Mixing = Annotated[AverageMixing | ConcatMixing, Field(discriminator="method")]
+MixingRequest = Annotated[AutoMixing | AverageMixing | ConcatMixing, Field(discriminator="method")]
 
 
 class MixReport(Frozen):
-    """What mixing did: parameters in and out, the cost against one ingredient, the residual to the exact mixture."""
+    """What mixing did: sizes in and out, what the soup costs to run, and how far it is from the exact mixture."""
 
     method: str
     members: int
     weights: tuple[str, ...]
     parameters: int
     size_bytes: int
+    width_in: tuple[int, ...] = ()
+    """Bottleneck width or largest LoRA rank of each ingredient, in the order of the recipe."""
+    width_out: int = 0
+    """That of the soup; 0 in reports written before it was recorded."""
     relative_cost: float
+    """Multiplications a token of the base with the soup, over those of the base with a mean ingredient."""
     residual: float | None = None
-    """Relative error against the exact mixture; null where the method does not define one."""
+    """Relative error of the soup's layer outputs against the weighted mean of its ingredients' (the exact mixture):
+    for LoRA in the Frobenius norm of the weight updates, for bottlenecks on fixed normal probes."""
     notes: tuple[str, ...] = ()
 
 
@@ -124,7 +153,9 @@ class CookRequest(Frozen):
     options: SelectOptions = SelectOptions()
     pool: PoolRequest = PoolRequest()
     recipe: HandRecipe | None = None
-    mixing: Mixing = AverageMixing()
+    mixing: MixingRequest = AutoMixing()
+    max_width: int = Field(default=512, ge=1, le=65536)
+    """The widest bottleneck (or largest rank of a LoRA) that `concat` may make."""
     name: str | None = Field(default=None, max_length=129)
     verify: bool = True
 
