@@ -44,8 +44,9 @@ format: $(VENV)/.dev  ## format the code
 serve: $(VENV)/.runtime  ## start the server on loopback (SOUP_BASES names the allowlist of base models)
 	$(VENV)/bin/soup serve
 
-demo: $(VENV)/.runtime  ## the main job, offline; DATA= BASE= ADAPTERS= for your own corpora
-	$(RUN) -m demo $(if $(DATA),--data $(DATA)) $(if $(BASE),--base $(BASE)) $(if $(ADAPTERS),--adapters $(ADAPTERS)) $(if $(OUT),--out $(OUT))
+demo: $(VENV)/.runtime  ## the main job, offline; DATA= BASE= ADAPTERS= for your own corpora, DATABASE= for PostgreSQL
+	$(RUN) -m demo $(if $(DATA),--data $(DATA)) $(if $(BASE),--base $(BASE)) $(if $(ADAPTERS),--adapters $(ADAPTERS)) \
+	  $(if $(DATABASE),--database-url '$(DATABASE)') $(if $(OUT),--out $(OUT))
 
 bench: $(VENV)/.runtime  ## the quick forms of the benchmarks
 	$(RUN) -m benchmarks.cold_start --out benchmarks/results/cold_start.json

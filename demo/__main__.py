@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -26,9 +27,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from demo.server import DemoFailed
     from registry.errors import SoupError
 
-    command = shlex.join(["python", "-m", "demo", *given])
+    command = shlex.join(["python", "-m", "demo", *_without_password(given)])
     try:
-        run(Options(options.data, options.base, options.adapters, options.out, command))
+        run(Options(options.data, options.base, options.adapters, options.out, command, options.database_url))
     except (DemoFailed, SoupError) as problem:
         print(f"error: {problem}", file=sys.stderr)
         return 1
@@ -36,6 +37,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("stopped; what is done is kept, the next run goes on from there.", file=sys.stderr)
         return 130
     return 0
+
+
+def _without_password(arguments: Sequence[str]) -> list[str]:
+    """The arguments as they may be written into a results file: of a database's URL only its kind."""
+    return [re.sub(r"://.*", "://...", argument) for argument in arguments]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -47,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--data", type=Path, help="folder with train/<domain>/ and novel/<domain>/ (.jsonl.gz)")
     parser.add_argument("--base", type=Path, help="folder of the base model")
     parser.add_argument("--adapters", type=Path, help="folder of neutral adapters, one a domain")
+    parser.add_argument("--database-url", help="URL of a PostgreSQL for the server, instead of SQLite")
     parser.add_argument("--out", type=Path, help="write figures and rows as JSON")
     return parser
 

@@ -43,6 +43,7 @@ class Options:
     adapters: Path | None = None
     out: Path | None = None
     command: str = "python -m demo"
+    database_url: str | None = None
 
 
 @dataclass
@@ -75,7 +76,10 @@ def run(options: Options) -> None:
     job = _prepare(options, talk)
     job.write_bases()
     talk.stage("the server, on loopback")
-    with running(job.bases, job.home / "server") as server, server.client() as client:
+    with (
+        running(job.bases, job.home / "server", database_url=options.database_url) as server,
+        server.client() as client,
+    ):
         talk.line(f"{server.url}  (data {server.data}, log {server.data.with_suffix('.log')})")
         fingerprint = shape_of(job.base, job.home / "cache").fingerprint
         kitchen = Kitchen(job, client, Cells(job.home / "cells.jsonl"), fingerprint)

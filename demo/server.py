@@ -65,15 +65,23 @@ def environment(data: Path, **more: str) -> dict[str, str]:
 
 
 @contextmanager
-def running(bases: Path, data: Path, *, arguments: Sequence[str] = ()) -> Iterator[Server]:
-    """A server over `data` while open. Its log is `<data>.log`. SIGTERM and SIGHUP end the demo, and so the server."""
+def running(
+    bases: Path, data: Path, *, arguments: Sequence[str] = (), database_url: str | None = None
+) -> Iterator[Server]:
+    """A server over `data` while open. Its log is `<data>.log`. SIGTERM and SIGHUP end the demo, and so the server.
+
+    With `database_url` its rows are in that database, which is migrated first; else in SQLite in `data`.
+    """
     data.parent.mkdir(parents=True, exist_ok=True)
+    more = {} if database_url is None else {"SOUP_DATABASE_URL": database_url}
+    if database_url is not None:
+        Server("", data, environment(data, **more)).soup("migrate")
     log = data.with_suffix(".log")
     command = [*SOUP, "serve", "--bases", str(bases), "--data", str(data), "--port", "0", "--json", *arguments]
     before = {number: signal.signal(number, _leave) for number in (signal.SIGTERM, signal.SIGHUP)}
     with log.open("ab") as errors:
         process = subprocess.Popen(
-            command, env=environment(data), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors
+            command, env=environment(data, **more), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors
         )
     try:
         url = _address(process, log)
