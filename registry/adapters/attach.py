@@ -9,15 +9,14 @@ be the only one who runs it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
-from registry.adapters.sites import LayerSites, layer_sites
-from registry.errors import Incompatible, Internal
+from registry.errors import Internal
 from registry.spec import AdapterConfig
 
 Edit = Callable[[nn.Module, Tensor, Tensor], Tensor]
@@ -33,12 +32,18 @@ class AdapterModule(nn.Module, ABC):
     """
 
     config: AdapterConfig
-    num_layers: int
-    hidden_size: int
 
     @abstractmethod
-    def edits(self, layers: Sequence[LayerSites]) -> Iterator[tuple[nn.Module, Edit]]:
-        """Pairs of a base module and the edit of its output."""
+    def check_fit(self, model: nn.Module) -> None:
+        """Raises Incompatible, with every reason, where the adapter cannot be put on `model`."""
+
+    @abstractmethod
+    def edits(self, model: nn.Module) -> Iterator[tuple[nn.Module, Edit]]:
+        """Pairs of a module of `model` and the edit of its output.
+
+        Called once for each forward pass, after `check_fit`. Edits of one module follow each other in this order;
+        an edit may also only look at what passes, and give the output back as it came.
+        """
 
 
 @dataclass(frozen=True)
@@ -49,10 +54,17 @@ class OutputHook:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """The edited output, in the form in which it came."""
-        source = args[0] if args else kwargs["hidden_states"]
+        source = args[0] if args else next(iter(kwargs.values()))
         if isinstance(output, tuple):
             return (self.edit(module, source, output[0]), *output[1:])
         return self.edit(module, source, output)
+
+
+class InUse:
+    """A forward pre-hook that does nothing: on a model, it says that an adapter is attached."""
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """Leave the arguments as they are."""
 
 
 @contextmanager
@@ -62,27 +74,14 @@ def attached(model: nn.Module, adapter: AdapterModule) -> Iterator[None]:
     Raises Incompatible where the two do not fit, and Internal where an adapter is attached already: two at once
     would silently give a model nobody asked for.
     """
-    layers = layer_sites(model)
-    _check_fit(model, layers, adapter)
-    handles = []
+    adapter.check_fit(model)
+    if any(isinstance(hook, InUse) for hook in model._forward_pre_hooks.values()):
+        raise Internal("An adapter is attached to this base model already.")
+    handles = [model.register_forward_pre_hook(InUse())]
     try:
-        for module, edit in adapter.edits(layers):
+        for module, edit in adapter.edits(model):
             handles.append(module.register_forward_hook(OutputHook(edit), with_kwargs=True))
         yield
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _check_fit(model: nn.Module, layers: Sequence[LayerSites], adapter: AdapterModule) -> None:
-    hidden = int(getattr(model.config, "hidden_size", 0))
-    if (len(layers), hidden) != (adapter.num_layers, adapter.hidden_size):
-        raise Incompatible(
-            f"The adapter is for {adapter.num_layers} layers of hidden size {adapter.hidden_size}; this base model "
-            f"has {len(layers)} of {hidden}.",
-            param="base_model",
-        )
-    first = layers[0]
-    for module in (first.block, first.attention, first.ffn, *first.norms):
-        if any(isinstance(hook, OutputHook) for hook in module._forward_hooks.values()):
-            raise Internal("An adapter is attached to this base model already.")

@@ -12,14 +12,14 @@ s is `config.scale`, g `config.activation`, D (m, d), U (d, m) for hidden size d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from registry.adapters.attach import AdapterModule, Edit
-from registry.adapters.sites import LayerSites, family_of
+from registry.adapters.sites import LayerSites, family_of, layer_sites
 from registry.errors import Incompatible
 from registry.spec import BaseShape, BottleneckConfig
 
@@ -119,8 +119,18 @@ class BottleneckAdapter(AdapterModule):
             BottleneckLayer(config, shape.hidden_size, norms=norms, device=device) for _ in range(shape.num_layers)
         )
 
-    def edits(self, layers: Sequence[LayerSites]) -> Iterator[tuple[nn.Module, Edit]]:
+    def check_fit(self, model: nn.Module) -> None:
+        """Raises Incompatible for an unknown family, another number of layers or another hidden size."""
+        found = len(layer_sites(model)), int(getattr(model.config, "hidden_size", 0))
+        if found != (self.num_layers, self.hidden_size):
+            raise Incompatible(
+                f"The adapter is for {self.num_layers} layers of hidden size {self.hidden_size}; this base model "
+                f"has {found[0]} of {found[1]}.",
+                param="base_model",
+            )
+
+    def edits(self, model: nn.Module) -> Iterator[tuple[nn.Module, Edit]]:
         """Pairs of a base module and the edit of its output, over all layers."""
-        for layer, sites in zip(self.layers, layers, strict=True):
+        for layer, sites in zip(self.layers, layer_sites(model), strict=True):
             assert isinstance(layer, BottleneckLayer)
             yield from layer.edits(sites)

@@ -61,8 +61,8 @@ def test_hooks_leave_when_attaching_fails_half_way(model):
         model(IDS)
     assert hooks_of(model) == 0
 
-    def edits(layers):
-        yield layers[0].ffn, lambda module, source, hidden: hidden
+    def edits(model):
+        yield model.transformer.h[0].mlp, lambda module, source, hidden: hidden
         raise RuntimeError("half way")
 
     adapter.edits = edits
