@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -30,13 +31,54 @@ TINY_SENTENCES = [
 ]
 
 
-def build_tiny_base(folder: Path, *, seed: int = 0, model_type: str = "gpt2", vocab_size: int = 300) -> Path:
-    """Write a tiny causal model and a byte-level BPE tokenizer into `folder`; the same seed, the same bytes."""
-    import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import GPT2Config, GPT2LMHeadModel
+TINY_CONTEXT = 64
+_SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+_ROTARY = {**_SIZES, "num_key_value_heads": 2, "intermediate_size": 48, "max_position_embeddings": TINY_CONTEXT}
+TINY_CONFIGS: dict[str, dict[str, Any]] = {
+    "gpt2": {
+        "n_positions": TINY_CONTEXT, "n_embd": 32, "n_layer": 2, "n_head": 2,
+        "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
+    },
+    "llama": {**_ROTARY, "tie_word_embeddings": False},
+    "qwen2": {**_ROTARY, "tie_word_embeddings": True},
+    "qwen3": {**_ROTARY, "head_dim": 12},
+    "mistral": {**_ROTARY, "head_dim": 8, "intermediate_size": 40, "sliding_window": 16},
+    "gpt_neox": {**_SIZES, "intermediate_size": 48, "max_position_embeddings": TINY_CONTEXT},
+    "opt": {
+        **_SIZES, "ffn_dim": 48, "max_position_embeddings": TINY_CONTEXT, "word_embed_proj_dim": 32, "dropout": 0.0,
+        "attention_dropout": 0.0, "pad_token_id": None,
+    },
+}  # fmt: skip
 
-    assert model_type == "gpt2"
+
+def build_tiny_base(
+    folder: Path, *, seed: int = 0, model_type: str = "gpt2", vocab_size: int = 300, **settings: Any
+) -> Path:
+    """Write a tiny causal model and a byte-level BPE tokenizer into `folder`; the same seed, the same bytes.
+
+    `model_type` is a key of TINY_CONFIGS; `settings` are added to its configuration, or replace what is there.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_tiny_tokenizer(folder, vocab_size)
+    torch.manual_seed(seed)
+    fields = {"vocab_size": vocab_size, "bos_token_id": 0, "eos_token_id": 0, **TINY_CONFIGS[model_type], **settings}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **fields), dtype=torch.float32)
+    with torch.no_grad():  # large enough that adapters and prompts visibly change the output
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(4.0)
+            elif model_type != "gpt2":  # norms and biases that are not all 1 and 0, so that none can go unnoticed
+                parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    model.save_pretrained(folder)
+    return folder
+
+
+def _write_tiny_tokenizer(folder: Path, vocab_size: int) -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -47,7 +89,6 @@ def build_tiny_base(folder: Path, *, seed: int = 0, model_type: str = "gpt2", vo
         show_progress=False,
     )
     tokenizer.train_from_iterator(TINY_SENTENCES * 3, trainer)
-    folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(
         json.dumps(
@@ -55,23 +96,11 @@ def build_tiny_base(folder: Path, *, seed: int = 0, model_type: str = "gpt2", vo
                 "bos_token": "<|endoftext|>",
                 "eos_token": "<|endoftext|>",
                 "unk_token": "<|endoftext|>",
-                "model_max_length": 64,
+                "model_max_length": TINY_CONTEXT,
                 "tokenizer_class": "PreTrainedTokenizerFast",
             }
         )
     )
-    torch.manual_seed(seed)
-    config = GPT2Config(
-        vocab_size=vocab_size, n_positions=64, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
-    )  # fmt: skip
-    model = GPT2LMHeadModel(config)
-    with torch.no_grad():  # large enough that adapters and prompts visibly change the output
-        for parameter in model.parameters():
-            if parameter.ndim == 2:
-                parameter.mul_(4.0)
-    model.save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="session")
