@@ -5,14 +5,16 @@ Nothing here reads files: bytes become tensors in `weights`.
 
 Canonical tensor names, for layer i: `layers.<i>.<site>.down.weight` (m, d), `.down.bias` (m), `.up.weight` (d, m),
 `.up.bias` (d) with site `ffn` or `attention`; `layers.<i>.ffn.norm.weight|bias` (d) for Bapna-Firat;
-`layers.<i>.base_norm.<j>.weight|bias` (d) for Houlsby. Canonical order: by layer number, then name.
+`layers.<i>.base_norm.<j>.weight|bias` (d) for Houlsby. A LoRA's are PEFT's, for each module of the base by its path:
+`base_model.model.<path>.lora_A.weight` (rank, inputs) and `.lora_B.weight` (outputs, rank). Canonical order: by layer
+number, then name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +22,7 @@ from torch import Tensor, nn
 from registry.adapters.attach import AdapterModule, attached
 from registry.adapters.bottleneck import BottleneckAdapter
 from registry.adapters.initial import Init, initial_tensors
+from registry.adapters.lora import LoraAdapter, initial_lora
 from registry.adapters.order import canonical_order
 from registry.errors import Incompatible, UnknownMethod
 from registry.spec import AdapterConfig, BaseShape, BottleneckConfig
@@ -44,7 +47,7 @@ class Method:
 
     name: str
     paper: str
-    build: Callable[[AdapterConfig, BaseShape], AdapterModule]
+    build: Callable[[Any, BaseShape], AdapterModule]
     initial: Callable[..., dict[str, Tensor]]
 
 
@@ -54,6 +57,12 @@ METHODS: dict[str, Method] = {
         paper="Houlsby et al., ICML 2019; Bapna & Firat, EMNLP 2019; Pfeiffer et al., EACL 2021; He et al., ICLR 2022",
         build=BottleneckAdapter,
         initial=initial_tensors,
+    ),
+    "lora": Method(
+        name="lora",
+        paper="Hu et al., ICLR 2022; rsLoRA: Kalajdzievski, 2023",
+        build=LoraAdapter,
+        initial=initial_lora,
     ),
 }
 
@@ -83,7 +92,7 @@ def _method(config: AdapterConfig) -> Method:
 def expected_tensors(config: AdapterConfig, shape: BaseShape) -> dict[str, tuple[int, ...]]:
     """Names and shapes of an adapter's tensors in canonical order.
 
-    Raises UnknownMethod, or Incompatible where the base's family cannot take it.
+    Raises UnknownMethod, or Incompatible where the base cannot take it.
     """
     state = _method(config).build(config, shape).state_dict()
     return {name: tuple(state[name].shape) for name in canonical_order(state)}

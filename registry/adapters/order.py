@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-_LAYER = re.compile(r"layers\.(\d{1,9})\.", re.ASCII)
+_LAYER = re.compile(r"(?:^|\.)(\d{1,9})\.", re.ASCII)
 
 
 def canonical_order(names: Iterable[str]) -> list[str]:
-    """`names` sorted by (layer number, name); names without a layer come first."""
+    """`names` sorted by (layer number, name), the layer being a name's first number; names without come first."""
     return sorted(names, key=_key)
 
 
 def _key(name: str) -> tuple[int, str]:
-    match = _LAYER.match(name)
+    match = _LAYER.search(name)
     return (int(match.group(1)) if match else -1, name)

@@ -25,7 +25,7 @@ from registry.spec import AdapterConfig, BaseShape
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
-_OUTPUT = (".up.weight", ".up.bias")
+_OUTPUT = (".up.weight", ".up.bias", ".lora_B.weight")
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def _hash(about: Mapping[str, object], tensors: Mapping[str, Tensor]) -> str:
 
 
 def scale_output(tensors: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
-    """The adapter whose output is `scale` times as large: U and b_U are multiplied, in fp32, and nothing else."""
+    """The adapter whose output is `scale` times as large: U and b_U, or B, are multiplied, in fp32, no other."""
     factor = torch.tensor(scale, dtype=torch.float32)
     return {
         name: (tensor.to(torch.float32) * factor).to(tensor.dtype) if name.endswith(_OUTPUT) else tensor

@@ -84,6 +84,8 @@ class BottleneckConfig(Frozen):
         return values
 
 
+MAX_LORA_MODULES = 65_536
+MAX_TARGETS = 256
 LAYER = "*"
 """Stands for the layer's number in the path of a LoRA target."""
 ModulePath = Annotated[
@@ -105,7 +107,7 @@ class LoraGroup(Frozen):
     are outside of the layers, and `layers` is then empty.
     """
 
-    targets: tuple[ModulePath, ...] = Field(min_length=1, max_length=256)
+    targets: tuple[ModulePath, ...] = Field(min_length=1, max_length=MAX_TARGETS)
     layers: tuple[Annotated[int, Field(ge=0, le=9999)], ...] = Field(default=(), max_length=2048)
     rank: int = Field(ge=1, le=65536)
     alpha: float = Field(gt=0, le=1e9)
@@ -140,6 +142,9 @@ class LoraConfig(Frozen):
     @field_validator("groups")
     @classmethod
     def _canonical(cls, groups: tuple[LoraGroup, ...]) -> tuple[LoraGroup, ...]:
+        total = sum(len(group.targets) * max(1, len(group.layers)) for group in groups)
+        if total > MAX_LORA_MODULES:
+            raise ValueError(f"the groups name {total} modules, and at most {MAX_LORA_MODULES} can be")
         modules: dict[str, LoraModule] = {}
         for group in groups:
             for path in group.paths():
@@ -179,8 +184,10 @@ def _grouped(modules: Mapping[str, LoraModule]) -> tuple[LoraGroup, ...]:
     for (target, module), numbers in layers.items():
         targets.setdefault((module, tuple(sorted(numbers))), []).append(target)
     groups = [
-        LoraGroup(targets=tuple(sorted(names)), layers=numbers, rank=module.rank, alpha=module.alpha)
-        for (module, numbers), names in targets.items()
+        LoraGroup(targets=names[start : start + MAX_TARGETS], layers=numbers, rank=module.rank, alpha=module.alpha)
+        for (module, numbers), found in targets.items()
+        for names in [tuple(sorted(found))]
+        for start in range(0, len(names), MAX_TARGETS)
     ]
     return tuple(sorted(groups, key=lambda group: (group.targets, group.layers)))
 

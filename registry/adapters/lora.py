@@ -1,0 +1,148 @@
+"""LoRA (Hu et al., ICLR 2022) on any linear modules of a base model, as PEFT stores and computes it.
+
+y = W x + b + s B A x with A (rank, inputs), B (outputs, rank), s = alpha / rank, or alpha / sqrt(rank) with rsLoRA
+(Kalajdzievski, 2023). Needs no table of families: modules are named by their full paths, and `BaseShape.linears`
+says which there are. A module the LoRA does not name is left alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from registry.adapters.attach import AdapterModule, Edit
+from registry.errors import Incompatible, InvalidParameter
+from registry.spec import BaseShape, LoraConfig
+
+PREFIX = "base_model.model."
+"""What PEFT puts before a module's path in the names of tensors."""
+LORA_A = ".lora_A.weight"
+LORA_B = ".lora_B.weight"
+SHOWN = 20
+
+
+class LoraUpdate(nn.Module):
+    """The update of one linear module."""
+
+    def __init__(
+        self, sizes: tuple[int, int], rank: int, scaling: float, *, device: torch.device | str = "meta"
+    ) -> None:
+        super().__init__()
+        inputs, outputs = sizes
+        self.lora_A = nn.Linear(inputs, rank, bias=False, device=device)
+        self.lora_B = nn.Linear(rank, outputs, bias=False, device=device)
+        self.scaling = scaling
+
+    def on_input(self, _module: nn.Module, source: Tensor, hidden: Tensor) -> Tensor:
+        """`hidden` (..., outputs) plus the update of `source` (..., inputs), in the dtype of `hidden`."""
+        a, b = self.lora_A.weight, self.lora_B.weight
+        update = F.linear(F.linear(source.to(a.dtype), a), b) * self.scaling
+        return (hidden + update).to(hidden.dtype)
+
+
+class LoraAdapter(AdapterModule):
+    """A LoRA without values: built on torch's meta device and filled by its maker.
+
+    Its modules are nested as the base's are, so that `state_dict()` has PEFT's names. Raises Incompatible naming
+    every module that is no linear module of the base.
+    """
+
+    config: LoraConfig
+
+    def __init__(self, config: LoraConfig, shape: BaseShape, *, device: torch.device | str = "meta") -> None:
+        super().__init__()
+        modules = config.modules()
+        _refuse_unknown([path for path in modules if path not in shape.linears], shape)
+        self.config = config
+        self._updates: dict[str, LoraUpdate] = {}
+        for path, module in modules.items():
+            update = LoraUpdate(shape.linears[path], module.rank, config.scaling(module), device=device)
+            *parents, name = (PREFIX + path).split(".")
+            _branch(self, parents).add_module(name, update)
+            self._updates[path] = update
+
+    def check_fit(self, model: nn.Module) -> None:
+        """Raises Incompatible naming every module that `model` lacks, or that has other sizes there."""
+        problems = []
+        for path, update in self._updates.items():
+            wanted = (update.lora_A.in_features, update.lora_B.out_features)
+            found = _sizes(model, path)
+            if found is None:
+                problems.append(f"The base model has no linear module {path!r}.")
+            elif found != wanted:
+                problems.append(
+                    f"Module {path!r} is {found[0]} -> {found[1]}; the LoRA is for {wanted[0]} -> {wanted[1]}."
+                )
+        if problems:
+            more = f" ({len(problems) - 1} more problems)" if len(problems) > 1 else ""
+            raise Incompatible(
+                f"The LoRA does not fit this base model: {problems[0].rstrip('.')}{more}.",
+                param="base_model",
+                problems=problems[:SHOWN],
+            )
+
+    def edits(self, model: nn.Module) -> Iterator[tuple[nn.Module, Edit]]:
+        """Pairs of a linear module of the base and the edit of its output."""
+        for path, update in self._updates.items():
+            yield model.get_submodule(path), update.on_input
+
+
+def _branch(root: nn.Module, names: list[str]) -> nn.Module:
+    """The module at a path below `root`, made where it is not there yet."""
+    for name in names:
+        if name not in root._modules:
+            root.add_module(name, nn.Module())
+        root = cast(nn.Module, root._modules[name])
+    return root
+
+
+def _refuse_unknown(paths: list[str], shape: BaseShape) -> None:
+    if not paths:
+        return
+    named = ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
+    example = next(iter(shape.linears), None)
+    raise Incompatible(
+        f"The base model has no linear module {named}"
+        + (f"; its modules are named like {example}." if example else ": its linear modules are not known."),
+        param="base_model",
+        problems=[f"The base model has no linear module {path}." for path in paths[:SHOWN]],
+    )
+
+
+def _sizes(model: nn.Module, path: str) -> tuple[int, int] | None:
+    """(inputs, outputs) of a linear module: nn.Linear, or Conv1D, which stores its weight the other way round."""
+    try:
+        module = model.get_submodule(path)
+    except AttributeError:
+        return None
+    if isinstance(module, nn.Linear):
+        return module.in_features, module.out_features
+    weight = getattr(module, "weight", None)
+    if type(module).__name__ == "Conv1D" and isinstance(weight, Tensor):
+        return int(weight.shape[0]), int(weight.shape[1])
+    return None
+
+
+def initial_lora(shapes: Mapping[str, tuple[int, ...]], *, seed: int, **_same_for_all: object) -> dict[str, Tensor]:
+    """fp32 tensors for `shapes`: A uniform as PEFT's Kaiming with a = sqrt(5), B zero, so exactly the base at step 0.
+
+    Drawn with NumPy's PCG64 in canonical order, like `initial.initial_tensors`. A LoRA starts like
+    this whatever `init` says, and needs nothing of the base. Raises InvalidParameter for a negative seed.
+    """
+    if seed < 0:
+        raise InvalidParameter(f"A seed is not negative, and {seed} is.", param="seed")
+    rng = np.random.Generator(np.random.PCG64(seed))
+    tensors = {}
+    for name, shape in shapes.items():
+        if name.endswith(LORA_B):
+            tensors[name] = torch.zeros(shape)
+            continue
+        bound = 1.0 / math.sqrt(shape[1])  # sqrt(6 / ((1 + a^2) fan_in)) for a = sqrt(5)
+        tensors[name] = torch.from_numpy(rng.uniform(-bound, bound, size=shape).astype(np.float32))
+    return tensors
