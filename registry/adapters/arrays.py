@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from registry.adapters.safetensors_header import parse, refuse, write
+from registry.tensor_file import parse, refuse, write
 from registry.errors import InvalidSample
 
 NAME = "embeddings"

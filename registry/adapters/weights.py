@@ -18,7 +18,7 @@ from torch import Tensor
 
 from registry.adapters import expected_tensors, tensor_problems
 from registry.adapters.order import canonical_order
-from registry.adapters.safetensors_header import Header, parse, refuse, write
+from registry.tensor_file import Header, parse, refuse, write
 from registry.errors import Incompatible, InvalidWeights
 from registry.names import canonical_json
 from registry.spec import AdapterConfig, BaseShape

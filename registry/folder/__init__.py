@@ -1,4 +1,4 @@
-"""An adapter as a directory on disk, its card, and strict JSON; standard library and `spec` only."""
+"""An adapter as a directory on disk, and its card; standard library and `spec` only."""
 
 from registry.folder.card import CARD_FILE, Relation, format_card, parse_card
 from registry.folder.directory import (
@@ -16,7 +16,6 @@ from registry.folder.directory import (
     read_folder,
     write_folder,
 )
-from registry.folder.strict_json import loads_strict
 
 __all__ = [
     "CARD_FILE",
@@ -31,7 +30,6 @@ __all__ = [
     "config_json",
     "format_card",
     "json_lines",
-    "loads_strict",
     "move_into_place",
     "new_folder_beside",
     "parse_card",

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from registry.folder.strict_json import refusal
+from registry.folder.refusal import refusal
 from registry.spec import Card
 
 CARD_FILE = "README.md"

@@ -19,9 +19,10 @@ from pydantic import Field, ValidationError
 
 from registry.errors import Conflict, InvalidManifest, InvalidSample, NotFound, UnknownMethod
 from registry.folder.card import CARD_FILE, Relation, format_card, parse_card
-from registry.folder.strict_json import loads_strict, refusal
+from registry.folder.refusal import refusal
 from registry.names import Digest
 from registry.spec import AdapterConfig, Card, Frozen, Provenance, Unit
+from registry.strict_json import loads_strict
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"

@@ -19,12 +19,12 @@ from registry.folder import (
     WEIGHTS_FILE,
     EmbeddingsNote,
     format_card,
-    loads_strict,
     parse_card,
     read_folder,
     write_folder,
 )
 from registry.spec import BottleneckConfig, Card, Provenance
+from registry.strict_json import loads_strict
 
 CONFIG = BottleneckConfig(structure="bapna_firat", bottleneck=4, activation="relu")
 DIGEST = "sha256:" + "a" * 64

@@ -52,7 +52,8 @@ def drawn(config: LoraConfig, shape: BaseShape, *, seed: int = 0) -> dict[str, T
 
 def logits(model: nn.Module) -> Tensor:
     with torch.inference_mode():
-        return model(IDS).logits
+        found: Tensor = model(IDS).logits
+    return found
 
 
 class TestTensors:

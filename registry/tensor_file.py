@@ -1,8 +1,8 @@
 """The safetensors container, read strictly and written deterministically. No torch.
 
 `parse` runs before any library sees a byte that people sent: it refuses header bombs, duplicate keys, and offsets
-that overlap, leave gaps or leave the file, and it names pickles and archives for what they are. Called by `weights`
-and `arrays`.
+that overlap, leave gaps or leave the file, and it names pickles and archives for what they are. Called by
+`adapters.weights` and `adapters.arrays`, and by `folder` for the names and shapes in a PEFT directory.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from registry.errors import Invalid, InvalidWeights, TooLarge
+from registry.errors import Invalid, InvalidManifest, InvalidWeights, TooLarge
+from registry.strict_json import loads_strict
 
 DTYPE_BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2,
@@ -55,20 +56,6 @@ class Header:
 
     entries: dict[str, Entry]
     metadata: dict[str, str]
-
-
-class DuplicateKeyError(ValueError):
-    """A JSON object names a key twice."""
-
-
-def refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An `object_pairs_hook` for json that raises DuplicateKeyError."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise DuplicateKeyError(f"key {twice[:80]!r} appears twice")
-    return found
 
 
 def refuse(what: str, problems: Sequence[str], *, error: type[Invalid] = InvalidWeights) -> Invalid:
@@ -138,22 +125,12 @@ def _json_object(raw: bytes) -> dict[str, Any]:
     if not raw.startswith(b"{"):
         raise ValueError("its header does not begin with '{'")
     try:
-        table = json.loads(raw.decode("utf-8"), object_pairs_hook=refuse_duplicates, parse_constant=_no_constant)
-    except UnicodeDecodeError:
-        raise ValueError("its header is not UTF-8") from None
-    except DuplicateKeyError as problem:
-        raise ValueError(f"in its header, {problem}") from None
-    except RecursionError:
-        raise ValueError("its header is nested too deeply") from None
-    except ValueError as problem:
-        raise ValueError(f"its header is not JSON ({str(problem)[:120]})") from None
+        table = loads_strict(raw)
+    except InvalidManifest as problem:
+        raise ValueError(f"in its header, {problem.message[0].lower()}{problem.message[1:]}") from None
     if not isinstance(table, dict):
         raise ValueError("its header is not a JSON object")
     return table
-
-
-def _no_constant(text: str) -> None:
-    raise ValueError(f"{text} is not a number")
 
 
 def _metadata_problems(metadata: object) -> list[str]:

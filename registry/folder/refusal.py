@@ -1,0 +1,19 @@
+"""A value of a file that pydantic refused, as one of our errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from registry.errors import InvalidManifest, UnknownMethod
+
+
+def refusal(error: ValidationError, file: Path) -> InvalidManifest | UnknownMethod:
+    """Every problem of a validation as one of our errors; the first is the message."""
+    found = error.errors(include_url=False, include_input=False)
+    problems = [f"{'.'.join(map(str, e['loc'])) or 'the file'}: {e['msg']}" for e in found]
+    kind = UnknownMethod if found[0]["loc"][-1:] in {("method",), ("structure",)} else InvalidManifest
+    more = f" ({len(problems) - 1} more)" if len(problems) > 1 else ""
+    return kind(f"{file}: {problems[0]}{more}.", param=str(found[0]["loc"][-1]) if found[0]["loc"] else None,
+                problems=problems if more else ())  # fmt: skip
