@@ -133,7 +133,7 @@ def main() -> None:
     where = json.loads(sys.stdin.buffer.readline() or b"{}")
     if not where:
         return
-    database, blobs = Database(where["database"]), LocalBlobs(Path(where["blobs"]), sweep=False)
+    database, blobs = Database(where["database"]), LocalBlobs(Path(where["blobs"]))
     for line in sys.stdin.buffer:
         answers.write(canonical_json(_answer(json.loads(line), database, blobs, answers.write)) + b"\n")
 

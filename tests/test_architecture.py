@@ -105,7 +105,7 @@ def sql_outside_the_catalogue(root: Path) -> Found:
     statements = importers(
         SHIPPED, ("sqlalchemy", "alembic"), root, ("registry/catalogue/", "migrations/", "service/storage.py")
     )
-    drivers = importers(SHIPPED, ("sqlite3", "psycopg"), root, ("registry/catalogue/database.py", "service/storage.py"))
+    drivers = importers(SHIPPED, ("sqlite3", "psycopg"), root, ("registry/catalogue/sqlite.py", "service/storage.py"))
     return [found for found in statements + drivers if " imports sqlalchemy.exc." not in found]
 
 

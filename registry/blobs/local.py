@@ -1,15 +1,18 @@
 """Blobs as files of one folder, `<first two hex>/<64 hex>`.
 
 A blob is written beside its place, synced, renamed, and its folder synced: a crash leaves either the whole blob or a
-temporary file, which the next start sweeps.
+temporary file, which the next start sweeps. Several processes may share the folder: whoever writes a temporary file
+holds the operating system's lock on it, and only what nobody holds is swept.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import secrets
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
@@ -22,17 +25,16 @@ TEMPORARY = "incoming"
 
 
 class LocalBlobs:
-    """A BlobStore over a folder, which one process owns; `sweep=False` for a second process that shares it."""
+    """A BlobStore over a folder."""
 
-    def __init__(self, folder: Path, *, sweep: bool = True) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._incoming = folder / TEMPORARY
         self._incoming.mkdir(parents=True, exist_ok=True)
         sync_folder(folder)
         sync_folder(folder.parent)
-        if sweep:
-            for left_over in self._incoming.iterdir():
-                left_over.unlink()
+        for left_over in self._incoming.iterdir():
+            _remove_abandoned(left_over)
 
     def put_bytes(self, data: bytes) -> str:
         """Store bytes and return their digest; durable when this returns."""
@@ -48,7 +50,7 @@ class LocalBlobs:
     def writer(self, digest: str, *, max_bytes: int, length: int | None = None) -> LocalWriter:
         """A writer of the blob with this digest."""
         check = Check(digest, max_bytes, length)
-        return LocalWriter(self._incoming / secrets.token_hex(16), self._path(digest), check)
+        return LocalWriter(self._incoming, self._path(digest), check)
 
     def has(self, digest: str) -> bool:
         """Whether the blob is stored."""
@@ -89,17 +91,24 @@ class LocalBlobs:
 
 
 class LocalWriter:
-    """A BlobWriter into a temporary file that `commit` renames into place."""
+    """A BlobWriter into a temporary file of `folder` that `commit` renames into place."""
 
-    def __init__(self, temporary: Path, target: Path, check: Check) -> None:
-        self._temporary = temporary
+    def __init__(self, folder: Path, target: Path, check: Check) -> None:
+        self._folder = folder
+        self._temporary = folder / secrets.token_hex(16)
         self._target = target
         self._check = check
         self._file: BinaryIO | None = None
 
     def __enter__(self) -> Self:
-        """Open the temporary file."""
-        self._file = self._temporary.open("xb")
+        """Open the temporary file, and hold it: another process may sweep it between the two, then there is a next."""
+        while self._file is None or not self._temporary.exists():
+            if self._file is not None:
+                self._file.close()
+            self._temporary = self._folder / secrets.token_hex(16)
+            self._file = self._temporary.open("xb")
+            with suppress(OSError):  # a file system without locks: there nothing can be swept either
+                fcntl.flock(self._file, fcntl.LOCK_EX)
         return self
 
     def write(self, chunk: bytes) -> None:
@@ -114,9 +123,9 @@ class LocalWriter:
         self._check.verify()
         file.flush()
         os.fsync(file.fileno())
-        file.close()  # before the rename: nothing may write to a file that has its final name
         self._target.parent.mkdir(exist_ok=True)
         self._temporary.replace(self._target)
+        file.close()  # after the rename: until then the lock says that somebody needs it
         sync_place(self._target)
 
     def __exit__(
@@ -133,6 +142,16 @@ class LocalWriter:
         if self._file is None or self._file.closed:
             raise Internal("a blob is written inside 'with' and before its commit")
         return self._file
+
+
+def _remove_abandoned(temporary: Path) -> None:
+    """Remove a temporary file, unless somebody is writing it: a process that ended holds nothing any more."""
+    try:
+        with temporary.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            temporary.unlink(missing_ok=True)
+    except OSError:  # held by its writer, moved to its place meanwhile, or a file system without locks
+        return
 
 
 def sync_place(path: Path) -> None:

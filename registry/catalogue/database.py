@@ -1,38 +1,62 @@
-"""Connections and transactions. The only place that knows which database it talks to.
+"""Connections and transactions. With `sqlite` and `postgresql`, the only place that knows which database it talks to.
 
 `Database.read()` and `.write()` give a `Catalogue` bound to one transaction; leaving a write commits it, an error
-rolls it back. On SQLite a write is BEGIN IMMEDIATE: read-then-update under a plain BEGIN loses updates. There the
-writers of a process also queue up here, because SQLite itself lets them poll, and some would wait for ever.
+rolls it back. Reads see one state of everything; writes happen one after the other, in all processes, so that what
+is read in one cannot change before it ends. The writers of a process also queue up here: SQLite itself lets them
+poll, and some would wait for ever; on PostgreSQL each would hold a connection while it waits.
 """
 
 from __future__ import annotations
 
 import json
-import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Protocol
 
-from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
-from sqlalchemy.exc import OperationalError
+from sqlalchemy import URL, Connection, Engine, create_engine, make_url, text
+from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from registry.catalogue import postgresql, sqlite
 from registry.catalogue.adapters import Adapters
 from registry.catalogue.aliases import Aliases
 from registry.catalogue.audit import Audit
 from registry.catalogue.blobs import Blobs
 from registry.catalogue.jobs import Jobs
 from registry.catalogue.keys import Keys
+from registry.catalogue.rows import Mode
 from registry.catalogue.samples import Samples
 from registry.catalogue.selectors import Selectors
 from registry.catalogue.soups import Soups
-from registry.errors import Busy, Internal, InvalidParameter
+from registry.errors import Busy, Internal, InvalidParameter, SoupError
 
 BUSY_SECONDS = 30
 RETRY_AFTER = 5
-PRAGMAS = ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON")
+
+
+class Backend(Protocol):
+    """What is particular to a database; each is a module of this package."""
+
+    def engine_options(self, url: URL, busy_seconds: float) -> dict[str, Any]:
+        """What `create_engine` is told."""
+        ...
+
+    def prepare(self, engine: Engine, busy_seconds: float) -> None:
+        """Have its transactions begin as their mode asks."""
+        ...
+
+    def transaction_options(self, mode: Mode) -> dict[str, Any]:
+        """What a connection is told before its transaction."""
+        ...
+
+    def meaning(self, error: DBAPIError, mode: Mode | None) -> SoupError | None:
+        """What people are told of an error that is nobody's fault here; None for any other."""
+        ...
+
+
+BACKENDS: dict[str, Backend] = {"sqlite": sqlite, "postgresql": postgresql}
 
 
 class Catalogue:
@@ -53,44 +77,48 @@ class Catalogue:
 class Database:
     """One database by its SQLAlchemy URL, with at most `pool_size` connections.
 
-    Threads share it. `read` and `write` raise Busy when neither a connection nor the turn to write comes in time.
+    Threads share it. `read` and `write` raise Busy when neither a connection nor the turn to write comes in time, and
+    Unavailable while the database does not answer; nothing needs to be done when it is back.
     """
 
     def __init__(self, url: str, *, pool_size: int = 16, busy_seconds: float = BUSY_SECONDS) -> None:
-        self.engine = _engine(url, pool_size, busy_seconds)
-        self._turn = _Turn(busy_seconds) if self.engine.dialect.name == "sqlite" else None
+        self._backend = _backend(url)
+        self.engine = _engine(url, self._backend, pool_size, busy_seconds)
+        self._turn = _Turn(busy_seconds)
 
     @contextmanager
     def read(self) -> Iterator[Catalogue]:
         """A transaction that only reads: one consistent state of everything. What it writes is refused or dropped."""
-        with self._connection("read") as connection:
+        with self._transaction("read") as connection:
             yield Catalogue(connection)
             connection.rollback()
 
     @contextmanager
     def write(self) -> Iterator[Catalogue]:
         """A transaction that writes: committed when the block ends, rolled back when it raises."""
-        with self._turn or nullcontext(), self._connection("write") as connection:
+        with self._turn, self._transaction("write") as connection:
             yield Catalogue(connection)
             connection.commit()
 
     @contextmanager
-    def _connection(self, mode: Literal["read", "write"]) -> Iterator[Connection]:
+    def _transaction(self, mode: Mode) -> Iterator[Connection]:
         """A connection whose transaction has begun; what is not committed in it is rolled back."""
+        with self.telling(mode), self.engine.connect() as connection:
+            connection.execution_options(soup_mode=mode, **self._backend.transaction_options(mode)).begin()
+            yield connection
+
+    @contextmanager
+    def telling(self, mode: Mode | None = None) -> Iterator[None]:
+        """Raise the database's errors as ours where they are nobody's fault here: Busy, Unavailable, Invalid."""
         try:
-            connection = self.engine.connect()
+            yield
         except PoolTimeout:
             raise Busy("Every database connection is in use; try again.", retry_after=RETRY_AFTER) from None
-        with connection:
-            try:
-                connection.execution_options(soup_mode=mode).begin()
-            except OperationalError as error:
-                if _is_locked(error):
-                    raise Busy(
-                        "Another process is writing to the database; try again.", retry_after=RETRY_AFTER
-                    ) from error
+        except DBAPIError as error:
+            told = self._backend.meaning(error, mode)
+            if told is None:
                 raise
-            yield connection
+            raise told from error
 
     def ping(self) -> None:
         """Raise whatever the database raises when it cannot answer."""
@@ -124,41 +152,30 @@ class _Turn:
         self._lock.release()
 
 
-def _engine(url: str, pool_size: int, busy_seconds: float) -> Engine:
-    options: dict[str, Any] = {}
-    sqlite = make_url(url).get_backend_name() == "sqlite"
-    if sqlite:
-        if make_url(url).database in (None, "", ":memory:"):
-            raise InvalidParameter("The database must be a file: one in memory is not shared by threads.", param="url")
-        options["connect_args"] = {"check_same_thread": False, "timeout": busy_seconds}
+def _backend(url: str) -> Backend:
+    """What we know of the database at this URL; raises InvalidParameter for one that is not served."""
+    try:
+        name = make_url(url).get_backend_name()
+    except (ArgumentError, ValueError):  # which may quote the URL, and a URL holds a password
+        name = None
+    if name not in BACKENDS:
+        raise InvalidParameter(
+            "SOUP_DATABASE_URL must be 'sqlite:///FILE' or 'postgresql+psycopg://USER:PASSWORD@HOST/NAME' (with "
+            "'@', '/' and ':' of the password written as %40, %2F and %3A).",
+            param="database_url",
+        )
+    return BACKENDS[name]
+
+
+def _engine(url: str, backend: Backend, pool_size: int, busy_seconds: float) -> Engine:
     engine = create_engine(
         url,
         pool_size=pool_size,
         max_overflow=0,
         pool_timeout=busy_seconds,
+        hide_parameters=True,  # errors are logged; what people sent is not
         json_serializer=partial(json.dumps, allow_nan=False),  # NaN is no JSON: refused when written, not when read
-        **options,
+        **backend.engine_options(make_url(url), busy_seconds),
     )
-    if sqlite:
-        event.listen(engine, "connect", _prepare_sqlite)
-        event.listen(engine, "begin", _begin_sqlite)
+    backend.prepare(engine, busy_seconds)
     return engine
-
-
-def _prepare_sqlite(connection: sqlite3.Connection, _: object) -> None:
-    """The driver must not begin transactions of its own; the pragmas hold per connection."""
-    connection.isolation_level = None
-    for pragma in PRAGMAS:
-        connection.execute(f"PRAGMA {pragma}").close()
-
-
-def _begin_sqlite(connection: Connection) -> None:
-    """Begin as the transaction's mode asks; without one (migrations, checks) as a plain transaction."""
-    mode = connection.get_execution_options().get("soup_mode")
-    connection.exec_driver_sql(f"PRAGMA query_only={int(mode == 'read')}")
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if mode == "write" else "BEGIN")
-
-
-def _is_locked(error: OperationalError) -> bool:
-    code = getattr(error.orig, "sqlite_errorcode", 0)
-    return code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)

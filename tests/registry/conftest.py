@@ -1,23 +1,29 @@
-"""Fixtures of the tests of catalogue and verbs."""
+"""Fixtures of the tests of catalogue and verbs: each test runs on every kind of database."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from registry.catalogue import Catalogue, Database
-from tests.registry.catalogue_world import new_database, undone
-from tests.registry.verb_world import VerbWorld, database_like
+from tests.postgres import Databases, databases  # noqa: F401 (a fixture)
+from tests.registry.catalogue_world import undone
+from tests.registry.verb_world import VerbWorld
+
+
+@pytest.fixture
+def database(databases: Databases, tmp_path) -> Iterator[Database]:  # noqa: F811
+    """A migrated database of the test's own."""
+    with databases.new(tmp_path) as database:
+        yield database
 
 
 @pytest.fixture(scope="module")
-def empty_database(tmp_path_factory) -> Iterator[Database]:
-    """A migrated database that every test leaves empty (it costs a migration a module)."""
-    database = new_database(tmp_path_factory.mktemp("catalogue"))
-    yield database
-    database.close()
+def empty_database(databases: Databases, tmp_path_factory) -> Iterator[Database]:  # noqa: F811
+    """A migrated database that every test leaves empty."""
+    with databases.new(tmp_path_factory.mktemp("catalogue")) as database:
+        yield database
 
 
 @pytest.fixture
@@ -27,17 +33,8 @@ def catalogue(empty_database) -> Iterator[Catalogue]:
         yield catalogue
 
 
-@pytest.fixture(scope="session")
-def migrated(tmp_path_factory) -> Path:
-    """The file of an empty database with every table."""
-    folder = tmp_path_factory.mktemp("migrated")
-    new_database(folder).close()
-    return folder / "soup.db"
-
-
 @pytest.fixture
-def verbs(migrated, tmp_path) -> Iterator[VerbWorld]:
+def verbs(databases: Databases, tmp_path) -> Iterator[VerbWorld]:  # noqa: F811
     """The verbs over an empty registry."""
-    database = database_like(migrated, tmp_path)
-    yield VerbWorld(database)
-    database.close()
+    with databases.new(tmp_path, pool_size=4) as database:
+        yield VerbWorld(database)

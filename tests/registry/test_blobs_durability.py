@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -99,19 +101,60 @@ def test_left_overs_are_swept_at_the_next_start_and_blobs_are_not(folder):
     store = LocalBlobs(folder)
     store.put_bytes(b"hello")
     (folder / "incoming" / "0123").write_bytes(b"half of some")
-    assert list(LocalBlobs(folder, sweep=False).digests()) == [HELLO]
     assert len(files(folder)) == 2
     assert LocalBlobs(folder).read(HELLO) == b"hello"
     assert files(folder) == [HELLO[7:]]
+
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+OTHER = """
+import sys
+from pathlib import Path
+from registry.blobs import LocalBlobs
+
+LocalBlobs(Path(sys.argv[1])).put_bytes(b"other")
+"""
 
 
 def test_a_second_process_that_shares_the_folder_does_not_sweep_uploads(folder):
     store = LocalBlobs(folder)
     with store.writer(HELLO, max_bytes=9) as writer:
         writer.write(b"hello")
-        LocalBlobs(folder, sweep=False).put_bytes(b"other")
+        done = subprocess.run([sys.executable, "-c", OTHER, str(folder)], env=ENVIRONMENT, check=True)
+        assert done.returncode == 0
         writer.commit()
     assert store.read(HELLO) == b"hello"
+    assert sorted(LocalBlobs(folder).digests()) == sorted([HELLO, sha256_digest(b"other")])
+
+
+def test_a_sweep_between_the_making_of_a_temporary_file_and_its_lock_loses_nothing(folder, monkeypatch):
+    """The sweep of another process comes at the worst moment, once."""
+    store = LocalBlobs(folder)
+    flock = fcntl.flock
+    swept = []
+
+    def late(file, operation):
+        if not swept:
+            swept.append(file)
+            LocalBlobs(folder)
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    assert store.put_bytes(b"hello") == HELLO
+    assert (len(swept), files(folder)) == (1, [HELLO[7:]])
+
+
+def test_a_file_system_without_locks_stores_and_sweeps_nothing(folder, monkeypatch):
+    store = LocalBlobs(folder)
+    (folder / "incoming" / "0123").write_bytes(b"perhaps somebody's")
+
+    def unsupported(file, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    store.put_bytes(b"hello")
+    assert LocalBlobs(folder).read(HELLO) == b"hello"
+    assert (folder / "incoming" / "0123").exists()
 
 
 def test_other_files_in_the_folder_are_no_blobs(folder):

@@ -32,7 +32,9 @@ class TestKeys:
         """A JSON null read as SQL NULL, or the other way round, would open or close everything."""
         new_key(catalogue, "all", namespaces=None)
         new_key(catalogue, "nothing", namespaces=())
-        stored = catalogue.keys._connection.execute(text("SELECT namespaces FROM keys ORDER BY created_at")).all()
+        stored = catalogue.keys._connection.execute(
+            text("SELECT CAST(namespaces AS TEXT) FROM keys ORDER BY created_at")
+        ).all()
         assert [row[0] for row in stored] == [None, "[]"]
 
     def test_a_secret_is_of_one_key(self, catalogue):

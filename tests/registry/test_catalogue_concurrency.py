@@ -13,23 +13,14 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-import pytest
-
 from registry.blobs import LocalBlobs
 from registry.catalogue import Database
 from registry.errors import PreconditionFailed
 from registry.names import sha256_digest
 from registry.spec import Card
-from tests.registry.catalogue_world import add, new_database
+from tests.registry.catalogue_world import add
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def database(tmp_path):
-    database = new_database(tmp_path)
-    yield database
-    database.close()
 
 
 def together(number: int, work: Callable[[int], object]) -> None:
@@ -159,10 +150,11 @@ class TestThreads:
 
         together(4, lambda index: write() if index == 0 else read())
 
-    def test_more_threads_than_connections(self, tmp_path):
-        (tmp_path / "small").mkdir()
-        database = new_database(tmp_path / "small", pool_size=2)
+    def test_more_threads_than_connections(self, databases, tmp_path):
+        with databases.new(tmp_path / "small", pool_size=2) as database:
+            self.check_few_connections(database)
 
+    def check_few_connections(self, database):
         def both(index: int) -> None:
             for number in range(4):
                 with database.write() as catalogue:
@@ -173,7 +165,6 @@ class TestThreads:
         together(12, both)
         with database.read() as catalogue:
             assert len(catalogue.adapters.live_versions("acme", "law")) == 48
-        database.close()
 
 
 def _later():
@@ -194,7 +185,7 @@ from registry.catalogue import Database
 from tests.registry.catalogue_world import add, new_adapter
 
 folder = Path(sys.argv[1])
-database = Database(f"sqlite:///{folder / 'soup.db'}")
+database = Database(sys.argv[3])
 def say(*words):
     print(json.dumps(words), flush=True)
 """
@@ -208,7 +199,7 @@ for number in range(10):
     say(row.version, job and job.id)
 """
 PUSH_FOR_EVER = """
-store = LocalBlobs(folder / "blobs", sweep=False)
+store = LocalBlobs(folder / "blobs")
 for number in itertools.count():
     data = f"{sys.argv[2]} {number} ".encode() * 2000
     blob = store.put_bytes(data)
@@ -221,9 +212,9 @@ for number in itertools.count():
 """
 
 
-def start(script: str, folder: Path, name: str) -> subprocess.Popen[str]:
+def start(script: str, folder: Path, name: str, url: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", PRELUDE + script, str(folder), name],
+        [sys.executable, "-c", PRELUDE + script, str(folder), name, url],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -231,32 +222,40 @@ def start(script: str, folder: Path, name: str) -> subprocess.Popen[str]:
 
 
 class TestProcesses:
-    def test_processes_that_open_migrate_and_write_one_new_database_at_once(self, tmp_path):
-        children = [start(OPEN_AND_PUSH, tmp_path, f"p{number}") for number in range(3)]
-        said = [json.loads(line) for child in children for line in child.communicate()[0].splitlines()]
+    def test_processes_that_open_migrate_and_write_one_new_database_at_once(self, databases, tmp_path):
+        with databases.url(tmp_path, empty=True) as url:
+            children = [start(OPEN_AND_PUSH, tmp_path, f"p{number}", url) for number in range(3)]
+            said = [json.loads(line) for child in children for line in child.communicate()[0].splitlines()]
         assert [child.returncode for child in children] == [0, 0, 0]
         assert sorted(version for version, _ in said) == list(range(1, 31))
         claimed = [job for _, job in said if job is not None]
         assert len(claimed) == len(set(claimed)) == 29  # all but the first found the job of the push before
 
-    def test_kill_9_during_a_write(self, tmp_path, database):
+    def test_kill_9_during_a_write(self, databases, tmp_path):
         """Rows come with their job, audit entry and bytes, or not at all; what was acknowledged is there."""
         acknowledged: dict[int, str] = {}
-        for life in range(4):
-            child = start(PUSH_FOR_EVER, tmp_path, f"life-{life}")
-            assert child.stdout is not None
-            lines = [child.stdout.readline() for _ in range(3 + 4 * life)]
-            child.kill()
-            lines += child.stdout.read().splitlines(keepends=True)
-            child.stdout.close()
-            child.wait()
-            acknowledged |= dict(json.loads(line) for line in lines if line.endswith("]\n"))
-            self.check(tmp_path, database, acknowledged)
+        with databases.url(tmp_path) as url:
+            for life in range(4):
+                child = start(PUSH_FOR_EVER, tmp_path, f"life-{life}", url)
+                assert child.stdout is not None
+                lines = [child.stdout.readline() for _ in range(3 + 4 * life)]
+                child.kill()
+                lines += child.stdout.read().splitlines(keepends=True)
+                child.stdout.close()
+                child.wait()
+                acknowledged |= dict(json.loads(line) for line in lines if line.endswith("]\n"))
+                if databases.kind == "sqlite":
+                    self.check_file(tmp_path / "soup.db")
+                database = Database(url)
+                self.check(tmp_path, database, acknowledged)
+                database.close()
 
-    def check(self, folder: Path, database: Database, acknowledged: dict[int, str]) -> None:
-        with closing(sqlite3.connect(folder / "soup.db")) as raw:
+    def check_file(self, path: Path) -> None:
+        with closing(sqlite3.connect(path)) as raw:
             assert raw.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
             assert raw.execute("PRAGMA foreign_key_check").fetchall() == []
+
+    def check(self, folder: Path, database: Database, acknowledged: dict[int, str]) -> None:
         with database.read() as catalogue:
             rows = {row.id: row for row in catalogue.adapters.live_versions("acme", "law")}
             jobs = catalogue.jobs.list(None, limit=10_000).rows

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import threading
 from datetime import UTC, datetime, timedelta, timezone
 
@@ -11,20 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import text
-from sqlalchemy.exc import IntegrityError, OperationalError, StatementError
+from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, StatementError
 
 from registry.catalogue import Database
 from registry.catalogue.tables import EPOCH, Microseconds
 from registry.errors import Busy, Internal, InvalidParameter
 from registry.spec import Card
 from tests.registry.catalogue_world import add, new_adapter, new_database, undone
-
-
-@pytest.fixture
-def database(tmp_path):
-    database = new_database(tmp_path)
-    yield database
-    database.close()
 
 
 def count(database: Database) -> int:
@@ -64,7 +56,7 @@ class TestTransactions:
         assert count(database) == 1
 
     def test_a_read_cannot_write(self, database):
-        with pytest.raises(OperationalError, match="readonly"), database.read() as catalogue:
+        with pytest.raises(DBAPIError, match=r"read-?only"), database.read() as catalogue:
             add(catalogue)
         with database.write() as catalogue:  # on the same connection
             add(catalogue)
@@ -90,36 +82,37 @@ class TestTransactions:
             add(catalogue)
         assert count(database) == 1
 
-    def test_many_transactions_use_no_more_connections_than_there_are(self, tmp_path):
-        database = new_database(tmp_path, pool_size=1, busy_seconds=0.01)
-        for _ in range(20):
-            with database.write() as catalogue:
-                add(catalogue)
-            with pytest.raises(ZeroDivisionError), database.read():
-                raise ZeroDivisionError
-            with pytest.raises(ZeroDivisionError), database.write():
-                raise ZeroDivisionError
-        assert count(database) == 20
-        database.close()
+    def test_many_transactions_use_no_more_connections_than_there_are(self, databases, tmp_path):
+        with databases.new(tmp_path, pool_size=1, busy_seconds=0.01) as database:
+            for _ in range(20):
+                with database.write() as catalogue:
+                    add(catalogue)
+                with pytest.raises(ZeroDivisionError), database.read():
+                    raise ZeroDivisionError
+                with pytest.raises(ZeroDivisionError), database.write():
+                    raise ZeroDivisionError
+            assert count(database) == 20
 
 
 class TestBusy:
-    def test_another_process_that_writes(self, tmp_path):
-        database = new_database(tmp_path, busy_seconds=0.01)
-        other = sqlite3.connect(tmp_path / "soup.db", isolation_level=None)
-        other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(Busy, match="try again") as busy, database.write():
-            pass
-        assert busy.value.retry_after >= 1
-        assert count(database) == 0, "readers are not kept waiting"
-        other.execute("ROLLBACK")
-        other.close()
-        with database.write() as catalogue:
-            add(catalogue)
-        database.close()
+    def test_another_process_that_writes(self, databases, tmp_path):
+        with databases.url(tmp_path) as url:
+            database, other = Database(url, busy_seconds=0.01), Database(url)
+            with other.write():
+                with pytest.raises(Busy, match="try again") as busy, database.write():
+                    pass
+                assert busy.value.retry_after >= 1
+                assert count(database) == 0, "readers are not kept waiting"
+            with database.write() as catalogue:
+                add(catalogue)
+            other.close()
+            database.close()
 
-    def test_another_thread_that_writes(self, tmp_path):
-        database = new_database(tmp_path, busy_seconds=0.01)
+    def test_another_thread_that_writes(self, databases, tmp_path):
+        with databases.new(tmp_path, busy_seconds=0.01) as database:
+            self.check_another_thread(database)
+
+    def check_another_thread(self, database):
         errors: list[BaseException] = []
 
         def second() -> None:
@@ -136,14 +129,12 @@ class TestBusy:
         assert len(errors) == 1
         second()
         assert len(errors) == 1, "the turn was given back"
-        database.close()
 
-    def test_no_connection_left(self, tmp_path):
-        database = new_database(tmp_path, pool_size=2, busy_seconds=0.01)
-        with database.read(), database.read(), pytest.raises(Busy, match="connection"), database.read():
-            pass
-        assert count(database) == 0
-        database.close()
+    def test_no_connection_left(self, databases, tmp_path):
+        with databases.new(tmp_path, pool_size=2, busy_seconds=0.01) as database:
+            with database.read(), database.read(), pytest.raises(Busy, match="connection"), database.read():
+                pass
+            assert count(database) == 0
 
     def test_other_errors_are_not_busy(self, tmp_path):
         (tmp_path / "file").write_bytes(b"this is no database, and long enough to be sure of it")
@@ -159,18 +150,22 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("pragma", "value"), [("journal_mode", "wal"), ("synchronous", 2), ("foreign_keys", 1), ("busy_timeout", 30000)]
     )
-    def test_every_connection_is_durable_and_checked(self, database, pragma, value):
+    def test_every_connection_is_durable_and_checked(self, tmp_path, pragma, value):
+        database = new_database(tmp_path)
         with database.read(), database.read(), database.engine.connect() as third:
             assert third.exec_driver_sql(f"PRAGMA {pragma}").scalar() == value
+        database.close()
 
-    def test_a_migration_leaves_the_connections_checked(self, database):
+    def test_a_migration_leaves_the_connections_checked(self, tmp_path):
         import migrations
 
+        database = new_database(tmp_path)
         migrations.downgrade(database.engine, "base")
         migrations.upgrade(database.engine)
         for _ in range(2):
             with database.engine.connect() as connection:
                 assert connection.exec_driver_sql("PRAGMA foreign_keys").scalar() == 1
+        database.close()
 
     @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "sqlite+pysqlite://"])
     def test_a_database_in_memory_is_refused(self, url):
@@ -184,21 +179,19 @@ class TestSettings:
             nowhere.ping()
         nowhere.close()
 
-    def test_two_databases_in_one_process(self, database, tmp_path):
-        (tmp_path / "2").mkdir()
-        other = new_database(tmp_path / "2")
-        with database.write() as first, other.write() as second:
-            add(first)
-            add(second)
-            add(second)
-        assert (count(database), count(other)) == (1, 2)
-        other.close()
+    def test_two_databases_in_one_process(self, databases, database, tmp_path):
+        with databases.new(tmp_path / "2") as other:
+            with database.write() as first, other.write() as second:
+                add(first)
+                add(second)
+                add(second)
+            assert (count(database), count(other)) == (1, 2)
 
 
 class TestValues:
     @pytest.mark.parametrize("value", [float("nan"), float("inf")])
     def test_what_is_no_json_is_refused_when_written(self, database, value):
-        with pytest.raises(StatementError, match="not JSON compliant"), database.write() as catalogue:
+        with pytest.raises((StatementError, ValueError), match="not JSON compliant"), database.write() as catalogue:
             catalogue.audit.record("a", "b", key_id=None, request_id=None, detail={"x": value})
 
     @given(

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from sqlalchemy.exc import IntegrityError
 
 from registry.errors import NotFound
-from tests.registry.catalogue_world import new_database, undone
+from tests.registry.catalogue_world import undone
 
 KINDS = ["embed", "fit"]
 LEASE = 60.0
@@ -276,8 +276,7 @@ class QueueIsSound(RuleBasedStateMachine):
         assert {row.id: row.state for row in self.jobs.list(None, limit=100).rows} == self.state
 
 
-def test_the_queue_is_sound(tmp_path):
-    QueueIsSound.database = new_database(tmp_path)
+def test_the_queue_is_sound(database):
+    QueueIsSound.database = database
     QueueIsSound.TestCase.settings = settings(max_examples=20, stateful_step_count=20)
     QueueIsSound.TestCase().runTest()
-    QueueIsSound.database.close()

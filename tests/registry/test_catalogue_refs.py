@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from registry.errors import NotFound, Retired
 from registry.names import DigestRef, NameRef
-from tests.registry.catalogue_world import add, new_database, undone
+from tests.registry.catalogue_world import add, undone
 
 NAMES = ("acme/a", "acme/b", "other/a")
 names = st.sampled_from(NAMES)
@@ -88,8 +88,7 @@ class RefsMean(RuleBasedStateMachine):
                 assert self.found(scope, DigestRef(digest)) == self.expected(same)
 
 
-def test_refs_mean_what_the_model_says(tmp_path):
-    RefsMean.database = new_database(tmp_path)
+def test_refs_mean_what_the_model_says(database):
+    RefsMean.database = database
     RefsMean.TestCase.settings = settings(max_examples=20, stateful_step_count=12)
     RefsMean.TestCase().runTest()
-    RefsMean.database.close()

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import shutil
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -207,9 +205,3 @@ class VerbWorld:
         assert id is not None
         with self.database.read() as catalogue:
             return catalogue.adapters.get(id)
-
-
-def database_like(template: Path, folder: Path) -> Database:
-    """A database of its own with every table, without the cost of a migration."""
-    shutil.copy(template, folder / "soup.db")
-    return Database(f"sqlite:///{folder / 'soup.db'}", pool_size=4)

@@ -273,7 +273,7 @@ class TestAdapters:
 
     def test_blobs_are_in_the_data_folder(self, runtime: Runtime) -> None:
         digest = runtime.blobs.put_bytes(b"hello")
-        assert LocalBlobs(runtime.settings.blobs_dir, sweep=False).read(digest) == b"hello"
+        assert LocalBlobs(runtime.settings.blobs_dir).read(digest) == b"hello"
 
 
 class TestEncoders:

@@ -1,0 +1,80 @@
+"""PostgreSQL: how transactions begin there, and which of its errors are nobody's fault.
+
+Called by `database` only. A read is REPEATABLE READ, READ ONLY: one state of everything. Writes take turns by an
+advisory lock that ends with the transaction, in every process that shares the database: what holds on SQLite, where
+a write is BEGIN IMMEDIATE, then holds here too, without retries or deadlocks. Writes are a few rows in milliseconds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import URL, Connection, Engine, event
+from sqlalchemy.exc import DataError, DBAPIError, OperationalError
+
+from registry.catalogue.rows import Mode
+from registry.errors import Busy, InvalidParameter, SoupError, Unavailable
+
+LOCK = 0x736F7570
+"""Class of our advisory locks ('soup'); the second key is the schema the tables are in."""
+IDLE_SECONDS = 60
+"""A writer that stopped in mid-transaction (frozen, or its machine gone) loses its turn after this."""
+CONNECTING: dict[str, int] = {
+    "connect_timeout": 10,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
+"""libpq's parameters, where the URL does not set them: a server that vanished is noticed within half a minute."""
+PASSING = frozenset({"40001", "40P01", "55P03", "57014"})
+"""Serialization failure, deadlock, lock timeout, statement timeout: the next try may succeed."""
+AWAY = ("08", "53", "57", "58", "25P03")
+"""Beginnings of states: connection lost, out of resources, shut down or starting, system error, idle too long."""
+READ_ONLY = "25006"
+RETRY_AFTER = 5
+GONE = "The database does not answer; nothing of this was stored. Try again when it is back."
+
+
+def engine_options(url: URL, busy_seconds: float) -> dict[str, Any]:  # noqa: ARG001 (a write says it as it begins)
+    """What `create_engine` is told. Prepared statements are off: a migration or a pooler between would break them."""
+    wanted = {name: value for name, value in CONNECTING.items() if name not in url.query}
+    return {"connect_args": {"prepare_threshold": None, **wanted}, "pool_pre_ping": True}
+
+
+def prepare(engine: Engine, busy_seconds: float) -> None:
+    """Have every write begin with its turn, for which it waits at most `busy_seconds`."""
+    turn = (
+        f"SET LOCAL lock_timeout = {max(1, round(busy_seconds * 1000))}; "
+        f"SET LOCAL idle_in_transaction_session_timeout = {IDLE_SECONDS * 1000}; "
+        f"SELECT pg_advisory_xact_lock({LOCK}, hashtext(coalesce(current_schema(), '')))"
+    )
+
+    def begin(connection: Connection) -> None:
+        if connection.get_execution_options().get("soup_mode") == "write":
+            connection.exec_driver_sql(turn)
+
+    event.listen(engine, "begin", begin)
+
+
+def transaction_options(mode: Mode) -> dict[str, Any]:
+    """What a connection is told before its transaction, whatever the database's own defaults are."""
+    if mode == "read":
+        return {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+    return {"isolation_level": "READ COMMITTED"}
+
+
+def meaning(error: DBAPIError, mode: Mode | None) -> SoupError | None:
+    """What people are told of an error that passes, or of values no column takes; None for any other."""
+    state = getattr(error.orig, "sqlstate", None)
+    if state in PASSING:
+        return Busy("Others are at work in the database; try again.", retry_after=RETRY_AFTER)
+    if error.connection_invalidated or (isinstance(error, OperationalError) and state is None):
+        return Unavailable(GONE)
+    if state is not None and state.startswith(AWAY):
+        return Unavailable(GONE)
+    if state == READ_ONLY and mode == "write":
+        return Unavailable("The database takes no writes at present (a standby?). Try again when it does.")
+    if isinstance(error, DataError):
+        return InvalidParameter("A value is too long, too large, or holds a NUL character, which cannot be stored.")
+    return None

@@ -1,0 +1,58 @@
+"""SQLite: how its connections are prepared, how its transactions begin, and which of its errors are nobody's fault.
+
+Called by `database` only. A write is BEGIN IMMEDIATE: read-then-update under a plain BEGIN loses updates.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any
+
+from sqlalchemy import URL, Connection, Engine, event
+from sqlalchemy.exc import DBAPIError
+
+from registry.catalogue.rows import Mode
+from registry.errors import Busy, InvalidParameter, SoupError
+
+RETRY_AFTER = 5
+PRAGMAS = ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON")
+
+
+def engine_options(url: URL, busy_seconds: float) -> dict[str, Any]:
+    """What `create_engine` is told; raises InvalidParameter for a database in memory."""
+    if url.database in (None, "", ":memory:"):
+        raise InvalidParameter("The database must be a file: one in memory is not shared by threads.", param="url")
+    return {"connect_args": {"check_same_thread": False, "timeout": busy_seconds}}
+
+
+def prepare(engine: Engine, busy_seconds: float) -> None:  # noqa: ARG001 (the driver was told when it was made)
+    """Have every connection checked and durable, and every transaction begin as its mode asks."""
+    event.listen(engine, "connect", _prepare_connection)
+    event.listen(engine, "begin", _begin)
+
+
+def transaction_options(mode: Mode) -> dict[str, Any]:  # noqa: ARG001 (`_begin` sees the mode)
+    """What a connection is told before its transaction: nothing."""
+    return {}
+
+
+def meaning(error: DBAPIError, mode: Mode | None) -> SoupError | None:  # noqa: ARG001
+    """What people are told of an error that passes; None for any other."""
+    code = getattr(error.orig, "sqlite_errorcode", 0)
+    if code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return Busy("Another process is writing to the database; try again.", retry_after=RETRY_AFTER)
+    return None
+
+
+def _prepare_connection(connection: sqlite3.Connection, _: object) -> None:
+    """The driver must not begin transactions of its own; the pragmas hold per connection."""
+    connection.isolation_level = None
+    for pragma in PRAGMAS:
+        connection.execute(f"PRAGMA {pragma}").close()
+
+
+def _begin(connection: Connection) -> None:
+    """Begin as the transaction's mode asks; without one (migrations, checks) as a plain transaction."""
+    mode = connection.get_execution_options().get("soup_mode")
+    connection.exec_driver_sql(f"PRAGMA query_only={int(mode == 'read')}")
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if mode == "write" else "BEGIN")
