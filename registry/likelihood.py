@@ -26,9 +26,21 @@ def hidden_states(model: nn.Module, input_ids: Tensor, attention_mask: Tensor) -
 
 
 def lm_logits(model: nn.Module, hidden: Tensor) -> Tensor:
-    """Logits (..., vocabulary) of hidden states (..., hidden) from `hidden_states`, in the base's dtype."""
+    """Logits (..., vocabulary) of hidden states (..., hidden) from `hidden_states`, in the base's dtype.
+
+    Some families scale them (`logit_scale` of Cohere, `logits_scaling` of Granite) or cap them
+    (`final_logit_softcapping` of Gemma 2, c tanh(z / c)). That these are the model's own logits is tried on every
+    base model that is loaded (`registry.base_model`).
+    """
     head = cast(Callable[[], nn.Module], model.get_output_embeddings)()
-    return cast(Tensor, head(hidden))
+    logits = cast(Tensor, head(hidden))
+    if factor := getattr(model.config, "logit_scale", None):
+        logits = logits * factor
+    if divisor := getattr(model.config, "logits_scaling", None):
+        logits = logits / divisor
+    if cap := getattr(model.config, "final_logit_softcapping", None):
+        logits = torch.tanh(logits / cap) * cap
+    return logits
 
 
 def log_probs_of_next(model: nn.Module, hidden: Tensor, input_ids: Tensor, attention_mask: Tensor) -> Tensor:

@@ -14,15 +14,18 @@ from typing import Any
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
+from registry.base_model.architecture import causal_config, shape_from
+from registry.base_model.checks import check_loaded
 from registry.base_model.fingerprint import CONFIG, TOKENIZER, fingerprint
 from registry.errors import InvalidParameter, Unavailable
 from registry.spec import BaseEntry, BaseShape
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
+_HUB_FILES = ["*.json", "model*.safetensors", "*.jinja", "*.txt", "*.model"]
+_NOT_HUB_FILES = ["*/*"]  # other formats of the same weights lie in folders
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ def shape_of(entry: BaseEntry, cache_dir: Path | None = None) -> BaseShape:
 
 
 def load_base(entry: BaseEntry, *, cache_dir: Path | None = None) -> LoadedBase:
-    """The base model in eval mode, without gradients, on its device; raises Unavailable.
+    """The base model in eval mode, without gradients, on its device, tried on a few tokens; raises Unavailable.
 
     `cache_dir` keeps fingerprints by the size and time of the files they were computed from.
     """
@@ -70,16 +73,28 @@ def load_base(entry: BaseEntry, *, cache_dir: Path | None = None) -> LoadedBase:
     shape = _shape(folder, entry, cache_dir)
     try:
         with _quiet():
-            model: Any = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=_DTYPES[entry.dtype], use_safetensors=True, local_files_only=True
-            )
-            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            model, report = _from_pretrained(folder, entry)
+            tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         model.to(torch.device(entry.device)).eval().requires_grad_(False)
-    except (OSError, ValueError, KeyError, RuntimeError) as problem:
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as problem:
         raise Unavailable(f"Base model {entry.id!r} cannot be loaded from {entry.source}: {problem}") from problem
+    check_loaded(model, tokenizer, missing=sorted(report["missing_keys"]), base_id=entry.id)
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
     return LoadedBase(entry, model, tokenizer, shape, bos_id=tokenizer.bos_token_id, eos_id=tokenizer.eos_token_id)
+
+
+def _from_pretrained(folder: Path, entry: BaseEntry) -> tuple[Any, dict[str, Any]]:
+    """The model on the CPU, and transformers' report on how its tensors were found."""
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        folder,
+        dtype=_DTYPES[entry.dtype],
+        use_safetensors=True,
+        local_files_only=True,
+        trust_remote_code=False,
+        output_loading_info=True,
+    )
+    return model[0], model[1]
 
 
 @contextmanager
@@ -104,7 +119,11 @@ def _folder(entry: BaseEntry) -> Path:
     if not entry.revision:
         raise Unavailable(f"Base model {entry.id!r}: {entry.source} is no absolute folder and no revision is pinned.")
     try:
-        return Path(snapshot_download(entry.source, revision=entry.revision, allow_patterns=_HUB_FILES))
+        return Path(
+            snapshot_download(
+                entry.source, revision=entry.revision, allow_patterns=_HUB_FILES, ignore_patterns=_NOT_HUB_FILES
+            )
+        )
     except (LocalEntryNotFoundError, RepositoryNotFoundError, HfHubHTTPError, OSError) as problem:
         raise Unavailable(
             f"Base model {entry.id!r}: {entry.source} at revision {entry.revision} is not in the local cache and "
@@ -116,15 +135,5 @@ def _shape(folder: Path, entry: BaseEntry, cache_dir: Path | None) -> BaseShape:
     missing = [name for name in (CONFIG, TOKENIZER) if not (folder / name).is_file()]
     if missing:
         raise Unavailable(f"Base model {entry.id!r}: {folder} has no {' and no '.join(missing)}.")
-    try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
-        return BaseShape(
-            fingerprint=fingerprint(folder, cache_dir=cache_dir),
-            model_type=config.model_type,
-            hidden_size=config.hidden_size,
-            num_layers=config.num_hidden_layers,
-            context=config.max_position_embeddings,
-            vocab_size=config.vocab_size,
-        )
-    except (OSError, ValueError, KeyError, AttributeError) as problem:
-        raise Unavailable(f"Base model {entry.id!r}: its configuration cannot be used: {problem}") from problem
+    config = causal_config(folder, entry.id)
+    return shape_from(config, fingerprint(folder, cache_dir=cache_dir), entry.id)

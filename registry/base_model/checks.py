@@ -1,0 +1,61 @@
+"""Whether a base model that was just loaded is what the registry takes it for, tried on a few tokens.
+
+Weights that are not in the files would be random numbers, logits that are not those of the model would be wrong
+perplexities, and a model that reads ahead is no language model: none of them shows in the answers' form.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from registry.errors import Unavailable
+from registry.likelihood import hidden_states, lm_logits
+
+_TOKENS = 6
+_TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+"""Of the largest logit; equal computations differ by less."""
+
+
+def check_loaded(model: Any, tokenizer: Any, *, missing: list[str], base_id: str) -> None:
+    """Raises Unavailable where tensors are `missing`, token ids do not fit, or the forward pass is not as expected."""
+    if missing:
+        raise Unavailable(
+            f"Base model {base_id!r}: its weights lack {len(missing)} of the model's tensors, {missing[0]} for one.",
+            problems=[f"Tensor {name} is missing." for name in missing],
+        )
+    rows = int(model.get_input_embeddings().weight.shape[0])
+    if len(tokenizer) > rows:
+        raise Unavailable(
+            f"Base model {base_id!r}: its tokenizer has {len(tokenizer)} tokens, and its embeddings are of {rows}."
+        )
+    try:
+        problem = _forward_problem(model, rows)
+    except (AttributeError, TypeError, ValueError, RuntimeError) as broken:
+        raise Unavailable(f"Base model {base_id!r} cannot be run on a text: {broken}") from broken
+    if problem is not None:
+        raise Unavailable(f"Base model {base_id!r} (family {model.config.model_type!r}) {problem}.")
+
+
+@torch.inference_mode()
+def _forward_problem(model: Any, vocabulary: int) -> str | None:
+    """What is wrong with the logits of a few tokens, as the end of a sentence; None where nothing is."""
+    ids = torch.arange(_TOKENS, device=model.device)[None] * 7 % vocabulary  # (1, tokens)
+    mask = torch.ones_like(ids)
+    own = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+    if not bool(own.isfinite().all()):
+        return f"gives logits that are not finite in {str(own.dtype).removeprefix('torch.')}"
+    if not _close(own, lm_logits(model, hidden_states(model, ids, mask))):
+        return "changes its logits after the output layer in a way that is not supported"
+    ids[0, -1] = (ids[0, -1] + 1) % vocabulary
+    if not _close(own[:, :-1], model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1]):
+        return "is not a causal language model: what follows a token changes what is predicted for it"
+    return None
+
+
+def _close(own: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of logits agree to the tolerance of their dtype."""
+    allowed = _TOLERANCE.get(own.dtype, _TOLERANCE[torch.float32]) * float(own.abs().max())
+    return own.shape == other.shape and float((own.float() - other.float()).abs().max()) <= allowed
