@@ -58,7 +58,7 @@ def build_tiny_base(
 ) -> Path:
     """Write a tiny causal model and a byte-level BPE tokenizer into `folder`; the same seed, the same bytes.
 
-    `model_type` is a key of TINY_CONFIGS; `settings` are added to its configuration, or replace what is there.
+    `settings` are added to the configuration that TINY_CONFIGS has for `model_type`, or replace what is there.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -66,7 +66,13 @@ def build_tiny_base(
     folder.mkdir(parents=True, exist_ok=True)
     _write_tiny_tokenizer(folder, vocab_size)
     torch.manual_seed(seed)
-    fields = {"vocab_size": vocab_size, "bos_token_id": 0, "eos_token_id": 0, **TINY_CONFIGS[model_type], **settings}
+    fields = {
+        "vocab_size": vocab_size,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        **TINY_CONFIGS.get(model_type, {}),
+        **settings,
+    }
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **fields), dtype=torch.float32)
     with torch.no_grad():  # large enough that adapters and prompts visibly change the output
         for parameter in model.parameters():

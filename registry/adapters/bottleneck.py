@@ -3,9 +3,12 @@
 - Bapna-Firat (Bapna & Firat, EMNLP 2019): y = h + s (U g(D LN(h) + b_D) + b_U), with a LayerNorm of its own;
   h is the feed-forward module's output before the residual add, or the layer's output with `input="residual"`.
 - Houlsby (Houlsby et al., ICML 2019): y = z + s (U g(D z + b_D) + b_U) after both sub-layers, before the residual
-  add; the base's LayerNorms are trained too (`base_norm` holds the copies that replace them while attached).
-- Pfeiffer (Pfeiffer et al., EACL 2021): the same after the feed-forward module only.
-- parallel (He et al., ICLR 2022, MAM): y = h + s (U g(D x + b_D) + b_U), x = the feed-forward module's argument.
+  add; the base's norms are trained too (`base_norm` holds the copies that replace them while attached) unless
+  `trained_norms` is false, as in AdapterHub's `double_seq_bn`.
+- Pfeiffer (Pfeiffer et al., EACL 2021): the same after the feed-forward module only, or on the layer's output with
+  `input="residual"` (AdapterHub's `seq_bn`).
+- parallel (He et al., ICLR 2022, MAM): y = h + s (U g(D x + b_D) + b_U), h the feed-forward module's output, x its
+  argument, or with `input="residual"` the argument of the norm before it (AdapterHub's `par_bn`).
 
 s is `config.scale`, g `config.activation`, D (m, d), U (d, m) for hidden size d and bottleneck m.
 """
@@ -13,14 +16,15 @@ s is `config.scale`, g `config.activation`, D (m, d), U (d, m) for hidden size d
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from registry.adapters.attach import AdapterModule, Edit
-from registry.adapters.sites import LayerSites, family_of, layer_sites
-from registry.errors import Incompatible
+from registry.adapters.sites import Family, LayerSites, family_of, layer_sites, model_type_of
+from registry.errors import Incompatible, Internal
 from registry.spec import BaseShape, BottleneckConfig
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "swish": F.silu}
@@ -55,79 +59,125 @@ class Bottleneck(nn.Module):
         out: Tensor = self(hidden, hidden)
         return out
 
-    def on_input(self, _module: nn.Module, source: Tensor, hidden: Tensor) -> Tensor:
-        """The edit of a module whose argument is read and whose output is added to."""
-        out: Tensor = self(source, hidden)
-        return out
+    def reading(self, argument: Argument) -> Edit:
+        """The edit of a module whose output is added to, while the argument of an earlier one is read."""
+
+        def edit(_module: nn.Module, _source: Tensor, hidden: Tensor) -> Tensor:
+            out: Tensor = self(argument.take(), hidden)
+            return out
+
+        return edit
+
+
+class Argument:
+    """The argument of one module, kept for the edit of a later one in the same forward pass."""
+
+    def __init__(self) -> None:
+        self._kept: Tensor | None = None
+
+    def keep(self, _module: nn.Module, source: Tensor, hidden: Tensor) -> Tensor:
+        """The edit of the module that is looked at: its output stays as it is."""
+        self._kept = source
+        return hidden
+
+    def take(self) -> Tensor:
+        """What was kept, once; raises Internal where the module that is looked at did not run."""
+        if self._kept is None:
+            raise Internal("A parallel adapter's layer ran without the module whose argument it reads.")
+        kept, self._kept = self._kept, None
+        return kept
 
 
 class TrainedNorm(nn.Module):
-    """Weight and bias that replace those of a LayerNorm of the base; epsilon stays the base's."""
+    """Weight, and bias of a LayerNorm, that replace those of a norm of the base; epsilon stays the base's."""
 
-    def __init__(self, hidden_size: int, *, device: torch.device | str) -> None:
+    def __init__(self, hidden_size: int, *, rms: bool, device: torch.device | str) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(hidden_size, device=device))
-        self.bias = nn.Parameter(torch.empty(hidden_size, device=device))
+        self.bias: nn.Parameter | None
+        if rms:
+            self.register_parameter("bias", None)
+        else:
+            self.bias = nn.Parameter(torch.empty(hidden_size, device=device))
 
     def instead(self, norm: nn.Module, source: Tensor, hidden: Tensor) -> Tensor:
-        """The edit of a LayerNorm: its argument normalised with these parameters instead."""
-        if not isinstance(norm, nn.LayerNorm):
-            raise Incompatible(f"Houlsby adapters replace LayerNorms; this base model has {type(norm).__name__}.")
-        x = source.to(self.weight.dtype)
-        return F.layer_norm(x, norm.normalized_shape, self.weight, self.bias, norm.eps).to(hidden.dtype)
+        """The edit of a norm: its argument normalised with these parameters instead.
+
+        RMSNorm is computed as transformers does, in fp32 at least, the weight last.
+        """
+        if self.bias is not None:
+            assert isinstance(norm, nn.LayerNorm)
+            x = source.to(self.weight.dtype)
+            return F.layer_norm(x, norm.normalized_shape, self.weight, self.bias, norm.eps).to(hidden.dtype)
+        x = source.to(torch.promote_types(source.dtype, torch.float32))
+        x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + cast(float, norm.variance_epsilon))
+        return (self.weight * x.to(self.weight.dtype)).to(hidden.dtype)
 
 
 class BottleneckLayer(nn.Module):
     """What is put on one layer of the base."""
 
-    def __init__(self, config: BottleneckConfig, hidden_size: int, *, norms: int, device: torch.device | str) -> None:
+    def __init__(self, config: BottleneckConfig, shape: BaseShape, family: Family, device: torch.device | str) -> None:
         super().__init__()
-        self.ffn = Bottleneck(config, hidden_size, device=device)
+        self.ffn = Bottleneck(config, shape.hidden_size, device=device)
         if config.structure == "houlsby":
-            self.attention = Bottleneck(config, hidden_size, device=device)
-            self.base_norm = nn.ModuleList(TrainedNorm(hidden_size, device=device) for _ in range(norms))
+            self.attention = Bottleneck(config, shape.hidden_size, device=device)
+            if config.trained_norms:
+                self.base_norm = nn.ModuleList(
+                    TrainedNorm(shape.hidden_size, rms=family.rms_norms, device=device) for _ in family.norms
+                )
         self._config = config
 
     def edits(self, sites: LayerSites) -> Iterator[tuple[nn.Module, Edit]]:
         """Pairs of a base module and the edit of its output."""
+        residual = self._config.input == "residual"
         if self._config.structure == "parallel":
-            yield sites.ffn, self.ffn.on_input
+            argument = Argument()
+            yield sites.norms[-1] if residual else sites.ffn_input, argument.keep
+            yield sites.ffn, self.ffn.reading(argument)
             return
-        yield (sites.block if self._config.input == "residual" else sites.ffn), self.ffn.on_output
+        yield sites.block if residual else sites.ffn, self.ffn.on_output
         if self._config.structure == "houlsby":
             yield sites.attention, self.attention.on_output
-            for norm, trained in zip(sites.norms, self.base_norm, strict=True):
-                assert isinstance(trained, TrainedNorm)
-                yield norm, trained.instead
+            if self._config.trained_norms:
+                for norm, trained in zip(sites.norms, self.base_norm, strict=True):
+                    assert isinstance(trained, TrainedNorm)
+                    yield norm, trained.instead
 
 
 class BottleneckAdapter(AdapterModule):
     """A bottleneck adapter of all layers, without values: built on torch's meta device and filled by its maker."""
 
+    config: BottleneckConfig
+
     def __init__(self, config: BottleneckConfig, shape: BaseShape, *, device: torch.device | str = "meta") -> None:
         super().__init__()
-        norms = len(family_of(shape.model_type).norms)
-        if config.structure == "houlsby" and not norms:
-            raise Incompatible(
-                f"Houlsby adapters train the base's LayerNorms, and family {shape.model_type!r} has none.",
-                param="config",
-            )
+        family = family_of(shape.model_type)
         self.config = config
+        self.model_type = shape.model_type
         self.num_layers = shape.num_layers
         self.hidden_size = shape.hidden_size
-        self.layers = nn.ModuleList(
-            BottleneckLayer(config, shape.hidden_size, norms=norms, device=device) for _ in range(shape.num_layers)
-        )
+        self.layers = nn.ModuleList(BottleneckLayer(config, shape, family, device) for _ in range(shape.num_layers))
 
     def check_fit(self, model: nn.Module) -> None:
-        """Raises Incompatible for an unknown family, another number of layers or another hidden size."""
-        found = len(layer_sites(model)), int(getattr(model.config, "hidden_size", 0))
+        """Raises Incompatible for another family or an unknown one, other sizes, or norms that cannot be replaced."""
+        layers = layer_sites(model)
+        if model_type_of(model) != self.model_type:
+            raise Incompatible(
+                f"The adapter is for base models of family {self.model_type!r}; this one is of family "
+                f"{model_type_of(model)!r}.",
+                param="base_model",
+            )
+        found = len(layers), int(getattr(model.config, "hidden_size", 0))
         if found != (self.num_layers, self.hidden_size):
             raise Incompatible(
                 f"The adapter is for {self.num_layers} layers of hidden size {self.hidden_size}; this base model "
                 f"has {found[0]} of {found[1]}.",
                 param="base_model",
             )
+        if self.config.structure == "houlsby" and self.config.trained_norms:
+            for sites in layers:
+                sites.check_norms()
 
     def edits(self, model: nn.Module) -> Iterator[tuple[nn.Module, Edit]]:
         """Pairs of a base module and the edit of its output, over all layers."""

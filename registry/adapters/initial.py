@@ -32,8 +32,8 @@ def initial_tensors(
     - `linear`: the default of `torch.nn.Linear`, a far larger shared anchor (AdapterSoup's released code).
     - `zero_up`: D as `linear`, U and all biases zero: exactly the base at step 0, but SNIP scores are all zero.
 
-    LayerNorms start at 1 and 0; Houlsby's trained copies start as the base's. Raises InvalidParameter for an
-    unknown `init`, a negative seed, or copies without `base`.
+    LayerNorms start at 1 and 0; Houlsby's trained copies of norms start as the base's. Raises InvalidParameter for
+    an unknown `init`, a negative seed, or copies without `base`, and Incompatible for norms that cannot be trained.
     """
     if init not in INITS:
         raise InvalidParameter(f"Initialisation {init!r} is not one of {', '.join(INITS)}.", param="init")
@@ -74,14 +74,16 @@ def _truncated_normal(rng: np.random.Generator, shape: tuple[int, ...]) -> np.nd
 
 
 def _base_norms(shapes: Mapping[str, tuple[int, ...]], base: nn.Module | None) -> dict[str, Tensor]:
-    """Copies of the base's LayerNorms under the canonical names of those that `shapes` asks for."""
+    """Copies of the base's norms under the canonical names of those that `shapes` asks for."""
     if not any(".base_norm." in name for name in shapes):
         return {}
     if base is None:
-        raise InvalidParameter("Houlsby adapters start from the base's LayerNorms: pass the base model.", param="base")
-    return {
-        f"layers.{i}.base_norm.{j}.{part}": getattr(norm, part).detach().to("cpu", torch.float32, copy=True)
-        for i, sites in enumerate(layer_sites(base))
-        for j, norm in enumerate(sites.norms)
-        for part in ("weight", "bias")
-    }
+        raise InvalidParameter("Houlsby adapters start from the base's norms: pass the base model.", param="base")
+    norms = {}
+    for i, sites in enumerate(layer_sites(base)):
+        sites.check_norms()
+        for j, norm in enumerate(sites.norms):
+            for part in ("weight",) if sites.rms_norms else ("weight", "bias"):
+                value = getattr(norm, part).detach().to("cpu", torch.float32, copy=True)
+                norms[f"layers.{i}.base_norm.{j}.{part}"] = value
+    return norms

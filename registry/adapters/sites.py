@@ -19,17 +19,48 @@ class Family:
     """Paths of sub-modules: `layers` from the model, the others from one layer.
 
     The outputs of `attention` and `ffn` (or the first items of their output tuples) are what the layer adds to
-    its residual stream. `norms` names the layer's LayerNorms in order; empty where they are of another kind.
+    its residual stream. The feed-forward module's argument is that of `ffn_input`: of another module than `ffn`
+    where the two are not in one. `norms` names the layer's norms in order, the last the one before the feed-forward
+    module; with `rms_norms` they are RMSNorms (a weight, no bias), otherwise LayerNorms.
     """
 
     layers: str
     attention: str
     ffn: str
     norms: tuple[str, ...]
+    ffn_input: str
+    rms_norms: bool = False
 
+
+_LLAMA = Family(
+    layers="model.layers",
+    attention="self_attn",
+    ffn="mlp",
+    ffn_input="mlp",
+    norms=("input_layernorm", "post_attention_layernorm"),
+    rms_norms=True,
+)
 
 FAMILIES: dict[str, Family] = {
-    "gpt2": Family(layers="transformer.h", attention="attn", ffn="mlp", norms=("ln_1", "ln_2")),
+    "gpt2": Family(layers="transformer.h", attention="attn", ffn="mlp", ffn_input="mlp", norms=("ln_1", "ln_2")),
+    "gpt_neox": Family(
+        layers="gpt_neox.layers",
+        attention="attention",
+        ffn="mlp",
+        ffn_input="mlp",
+        norms=("input_layernorm", "post_attention_layernorm"),
+    ),
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "opt": Family(
+        layers="model.decoder.layers",
+        attention="self_attn",
+        ffn="fc2",
+        ffn_input="fc1",
+        norms=("self_attn_layer_norm", "final_layer_norm"),
+    ),
+    "qwen2": _LLAMA,
+    "qwen3": _LLAMA,
 }
 
 
@@ -40,7 +71,22 @@ class LayerSites:
     block: nn.Module
     attention: nn.Module
     ffn: nn.Module
+    ffn_input: nn.Module
     norms: tuple[nn.Module, ...]
+    rms_norms: bool
+
+    def check_norms(self) -> None:
+        """Raises Incompatible where a norm is not of the family's kind, with a weight (and a bias) to train."""
+        for norm in self.norms:
+            bias = getattr(norm, "bias", None) is not None
+            known = hasattr(norm, "variance_epsilon") if self.rms_norms else isinstance(norm, nn.LayerNorm)
+            if not known or getattr(norm, "weight", None) is None or bias == self.rms_norms:
+                kind = "RMSNorms with a weight" if self.rms_norms else "LayerNorms with weight and bias"
+                raise Incompatible(
+                    f"Houlsby adapters for this family replace {kind}; one of this base model is "
+                    f"none ({type(norm).__name__}).",
+                    param="base_model",
+                )
 
 
 def family_of(model_type: str) -> Family:
@@ -48,7 +94,7 @@ def family_of(model_type: str) -> Family:
     family = FAMILIES.get(model_type)
     if family is None:
         raise Incompatible(
-            f"Adapters cannot be attached to base models of family {model_type!r}; known families: "
+            f"Bottleneck adapters cannot be attached to base models of family {model_type!r}; known families: "
             f"{', '.join(sorted(FAMILIES))}.",
             param="base_model",
         )
@@ -69,7 +115,9 @@ def layer_sites(model: nn.Module) -> Sequence[LayerSites]:
             block=block,
             attention=block.get_submodule(family.attention),
             ffn=block.get_submodule(family.ffn),
+            ffn_input=block.get_submodule(family.ffn_input),
             norms=tuple(block.get_submodule(path) for path in family.norms),
+            rms_norms=family.rms_norms,
         )
         for block in blocks
     ]

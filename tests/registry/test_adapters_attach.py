@@ -7,11 +7,11 @@ import threading
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPTNeoXConfig, GPTNeoXForCausalLM, OPTConfig, OPTForCausalLM
+from transformers import AutoModelForCausalLM, PhiConfig, PhiForCausalLM
 
 from registry.adapters import attached, create, from_tensors, paper_config, sites
 from registry.errors import Incompatible, Internal
-from registry.spec import BaseShape
+from registry.spec import BaseShape, LoraConfig, LoraModule
 
 SHAPE = BaseShape(
     fingerprint="sha256:" + "0" * 64, model_type="gpt2", hidden_size=32, num_layers=2, context=64, vocab_size=300
@@ -56,10 +56,6 @@ def test_hooks_leave_when_the_forward_pass_raises(model):
 
 def test_hooks_leave_when_attaching_fails_half_way(model):
     adapter = adapter_for("houlsby", model)
-    model.transformer.h[1].ln_2 = torch.nn.Identity()
-    with pytest.raises(Incompatible, match="LayerNorms"), attached(model, adapter):
-        model(IDS)
-    assert hooks_of(model) == 0
 
     def edits(model):
         yield model.transformer.h[0].mlp, lambda module, source, hidden: hidden
@@ -142,15 +138,13 @@ def test_misfit_is_refused_in_one_sentence(model, layers, hidden):
         raise AssertionError("never attached")
 
 
-def test_unknown_family_names_the_known_ones():
-    config = OPTConfig(
-        vocab_size=50, hidden_size=32, ffn_dim=8, num_hidden_layers=2, num_attention_heads=2, word_embed_proj_dim=32
-    )
+def test_unknown_family_names_the_known_ones(model):
     adapter = create(paper_config("pfeiffer", bottleneck=4), SHAPE, seed=0)
-    with pytest.raises(Incompatible, match=r"'opt'.*gpt2"), attached(OPTForCausalLM(config), adapter):
+    model.config.model_type = "no-such"
+    with pytest.raises(Incompatible, match=r"'no-such'.*gpt2, gpt_neox, llama"), attached(model, adapter):
         raise AssertionError("never attached")
-    with pytest.raises(Incompatible, match=r"'opt'.*gpt2"):
-        create(paper_config("pfeiffer"), SHAPE.model_copy(update={"model_type": "opt"}), seed=0)
+    with pytest.raises(Incompatible, match=r"'no-such'.*gpt2, gpt_neox, llama"):
+        create(paper_config("pfeiffer"), SHAPE.model_copy(update={"model_type": "no-such"}), seed=0)
     with pytest.raises(Incompatible, match="known families"), attached(torch.nn.Linear(1, 1), adapter):
         raise AssertionError("never attached")
 
@@ -159,21 +153,18 @@ def test_unknown_family_names_the_known_ones():
 def test_another_family_needs_a_table_entry_only(structure, monkeypatch):
     monkeypatch.setitem(
         sites.FAMILIES,
-        "gpt_neox",
+        "phi",  # one norm a layer, both sub-layers read it
         sites.Family(
-            layers="gpt_neox.layers",
-            attention="attention",
-            ffn="mlp",
-            norms=("input_layernorm", "post_attention_layernorm"),
+            layers="model.layers", attention="self_attn", ffn="mlp", ffn_input="mlp", norms=("input_layernorm",)
         ),
     )
     torch.manual_seed(0)
-    config = GPTNeoXConfig(
+    config = PhiConfig(
         vocab_size=300, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-        max_position_embeddings=64,
+        max_position_embeddings=64, bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
-    model = GPTNeoXForCausalLM(config).eval().requires_grad_(False)
-    shape = SHAPE.model_copy(update={"model_type": "gpt_neox"})
+    model = PhiForCausalLM(config).eval().requires_grad_(False)
+    shape = SHAPE.model_copy(update={"model_type": "phi"})
     neutral = create(paper_config(structure, bottleneck=4), shape, seed=0, init="zero_up", base=model)
     adapter = adapter_for(structure, model, shape)
     base = model(IDS).logits
@@ -184,12 +175,34 @@ def test_another_family_needs_a_table_entry_only(structure, monkeypatch):
     assert hooks_of(model) == 0
 
 
-def test_houlsby_needs_layer_norms_in_the_family(monkeypatch):
-    monkeypatch.setitem(sites.FAMILIES, "rms", sites.Family(layers="m", attention="a", ffn="f", norms=()))
-    shape = SHAPE.model_copy(update={"model_type": "rms"})
-    with pytest.raises(Incompatible, match="LayerNorms"):
-        create(paper_config("houlsby"), shape, seed=0)
-    assert create(paper_config("pfeiffer", bottleneck=2), shape, seed=0).num_layers == 2
+@pytest.mark.parametrize("norm", [torch.nn.Identity(), torch.nn.LayerNorm(32, bias=False), torch.nn.RMSNorm(32)])
+def test_houlsby_needs_norms_of_the_familys_kind(model, norm):
+    adapter = adapter_for("houlsby", model)
+    model.transformer.h[1].ln_2 = norm
+    with pytest.raises(Incompatible, match="LayerNorms with weight and bias"), attached(model, adapter):
+        raise AssertionError("never attached")
+    with pytest.raises(Incompatible, match="LayerNorms with weight and bias"):
+        adapter_for("houlsby", model)
+    with torch.no_grad(), attached(model, adapter_for("pfeiffer", model)):
+        model(IDS)
+
+
+def test_an_adapter_on_another_module_is_a_second_one_too(model):
+    """Whatever modules the first one edits: LoRA and bottlenecks have none in common."""
+    shape = SHAPE.model_copy(update={"linears": {"transformer.h.0.attn.c_attn": (32, 96)}})
+    lora = create(LoraConfig.of({"transformer.h.0.attn.c_attn": LoraModule(2, 4.0)}), shape, seed=0)
+    for first, second in ((lora, adapter_for("pfeiffer", model)), (adapter_for("pfeiffer", model), lora)):
+        with attached(model, first), pytest.raises(Internal, match="already"), attached(model, second):
+            raise AssertionError("never attached")
+    assert hooks_of(model) == 0
+
+
+def test_a_parallel_adapter_reads_what_ran_before_it(model):
+    """A layer that runs its feed-forward module without its norm has no argument to read, and says so."""
+    config = paper_config("parallel", bottleneck=4).model_copy(update={"input": "residual"})
+    adapter = create(config, SHAPE, seed=0)
+    with torch.no_grad(), attached(model, adapter), pytest.raises(Internal, match="without the module"):
+        model.transformer.h[0].mlp(torch.zeros(1, 1, 32))
 
 
 def test_from_tensors_copies(model):

@@ -14,6 +14,7 @@ from registry.adapters.order import canonical_order
 from registry.adapters.weights import init_hash
 from registry.errors import Incompatible, InvalidParameter, UnknownMethod
 from registry.spec import BaseShape, BottleneckConfig
+from tests.conftest import build_tiny_base
 
 FINGERPRINT = "sha256:" + "0" * 64
 TINY = BaseShape(fingerprint=FINGERPRINT, model_type="gpt2", hidden_size=32, num_layers=2, context=64, vocab_size=300)
@@ -29,6 +30,12 @@ PINNED = "sha256:09f33dd6c214f787ae2788dc4ea0daf3139247d9fb4c6ace035bc5860835625
 @pytest.fixture
 def model(tiny_base_dir):
     return AutoModelForCausalLM.from_pretrained(tiny_base_dir, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def tiny_llama(tmp_path_factory):
+    folder = build_tiny_base(tmp_path_factory.mktemp("llama"), model_type="llama")
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().requires_grad_(False)
 
 
 def count(structure, shape=SMALL, m=64):
@@ -157,15 +164,37 @@ def test_houlsby_starts_from_the_base_norms(model):
         create(paper_config("houlsby", bottleneck=4), TINY, seed=0)
 
 
+def test_houlsby_without_trained_norms_has_none_and_needs_no_base():
+    config = paper_config("houlsby", bottleneck=4).model_copy(update={"trained_norms": False})
+    names = expected_tensors(config, TINY)
+    assert len(names) == 2 * 8
+    assert not any("norm" in name for name in names)
+    assert create(config, TINY, seed=0).config == config
+
+
+def test_rms_norms_have_a_weight_and_no_bias(tiny_llama):
+    names = expected_tensors(paper_config("houlsby", bottleneck=4), TINY.model_copy(update={"model_type": "llama"}))
+    assert [name for name in names if "base_norm" in name and name.startswith("layers.1")] == [
+        "layers.1.base_norm.0.weight",
+        "layers.1.base_norm.1.weight",
+    ]
+    adapter = create(
+        paper_config("houlsby", bottleneck=4), TINY.model_copy(update={"model_type": "llama"}), seed=0, base=tiny_llama
+    )
+    want = tiny_llama.model.layers[1].post_attention_layernorm.weight
+    assert torch.equal(adapter.state_dict()["layers.1.base_norm.1.weight"], want)
+    assert adapter.state_dict()["layers.1.base_norm.1.weight"].data_ptr() != want.data_ptr()
+
+
 def test_bad_requests_are_refused():
     config = paper_config("pfeiffer", bottleneck=4)
     with pytest.raises(InvalidParameter, match="near_identity, linear, zero_up"):
         create(config, TINY, seed=0, init="ones")
     with pytest.raises(InvalidParameter, match="not negative"):
         create(config, TINY, seed=-1)
-    with pytest.raises(UnknownMethod, match="'lora' is not one of bottleneck"):
-        expected_tensors(config.model_copy(update={"method": "lora"}), TINY)
-    assert list(METHODS) == ["bottleneck"]
+    with pytest.raises(UnknownMethod, match="'prefix' is not one of bottleneck, lora"):
+        expected_tensors(config.model_copy(update={"method": "prefix"}), TINY)
+    assert list(METHODS) == ["bottleneck", "lora"]
 
 
 def test_from_tensors_says_everything_that_is_wrong_at_once():
