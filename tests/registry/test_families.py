@@ -1,0 +1,325 @@
+"""Every family of base models: adapters against layers written out by hand, over the base's own sub-modules."""
+
+from __future__ import annotations
+
+import copy
+import math
+from types import MethodType
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from registry.adapters import attached, create, expected_tensors, from_tensors, paper_config
+from registry.adapters.sites import FAMILIES
+from registry.base_model import load_base, shape_of
+from registry.errors import Incompatible
+from registry.likelihood import score_windows, token_log_probs
+from registry.spec import BaseEntry, BottleneckConfig, LoraConfig, LoraModule
+from tests.conftest import TINY_CONFIGS, build_tiny_base
+
+RMS = ("llama", "mistral", "qwen2", "qwen3")
+CASES = {
+    "houlsby": BottleneckConfig(structure="houlsby", bottleneck=5, activation="gelu"),
+    "houlsby-base-norms": BottleneckConfig(
+        structure="houlsby", bottleneck=5, activation="swish", scale=0.5, trained_norms=False
+    ),
+    "pfeiffer": BottleneckConfig(structure="pfeiffer", bottleneck=7, activation="relu"),
+    "pfeiffer-residual": BottleneckConfig(structure="pfeiffer", bottleneck=7, activation="relu", input="residual"),
+    "bapna_firat": BottleneckConfig(structure="bapna_firat", bottleneck=6, activation="relu", scale=1.5),
+    "bapna_firat-residual": BottleneckConfig(
+        structure="bapna_firat", bottleneck=6, activation="relu", input="residual"
+    ),
+    "parallel": BottleneckConfig(structure="parallel", bottleneck=4, activation="relu", scale=4.0),
+    "parallel-residual": BottleneckConfig(structure="parallel", bottleneck=4, activation="relu", input="residual"),
+}
+# family, and for GPT-NeoX also with the two sub-layers one after the other
+VARIANTS = {name: (name, {}) for name in sorted(FAMILIES)} | {
+    "gpt_neox-sequential": ("gpt_neox", {"use_parallel_residual": False})
+}
+IDS = torch.tensor([[0, 5, 17, 250, 3, 99, 42, 7], [0, 8, 8, 130, 21, 60, 299, 1]])
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory):
+    """A loaded base of every variant, made when it is first asked for."""
+    folder, loaded = tmp_path_factory.mktemp("families"), {}
+
+    def base(variant):
+        if variant not in loaded:
+            family, settings = VARIANTS[variant]
+            path = build_tiny_base(folder / variant, model_type=family, **settings)
+            loaded[variant] = load_base(BaseEntry(id="tiny", source=str(path)))
+        return loaded[variant]
+
+    return base
+
+
+@pytest.fixture(params=VARIANTS)
+def base(request, bases):
+    return bases(request.param)
+
+
+def random_tensors(config, shape, seed=3):
+    """Values far from the identity, so that a misplaced adapter cannot hide."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.randn(size, generator=generator) * 0.3 + (0.8 if "norm" in name and "weight" in name else 0.0)
+        for name, size in expected_tensors(config, shape).items()
+    }
+
+
+# the layers by hand
+
+
+def layer_norm(x, weight, bias, eps):
+    mean = x.mean(-1, keepdim=True)
+    return (x - mean) / torch.sqrt(((x - mean) ** 2).mean(-1, keepdim=True) + eps) * weight + bias
+
+
+class Hand:
+    """The adapter of one layer, written out: what each place of the layer adds."""
+
+    def __init__(self, config, tensors, layer, norms):
+        self.config, self.norms = config, norms
+        self.own = {
+            n.removeprefix(f"layers.{layer}."): t for n, t in tensors.items() if n.startswith(f"layers.{layer}.")
+        }
+
+    def bottleneck(self, site, x):
+        act = {"relu": torch.relu, "gelu": lambda z: 0.5 * z * (1 + torch.erf(z / math.sqrt(2)))}
+        act["swish"] = lambda z: z / (1 + torch.exp(-z))
+        if self.config.structure == "bapna_firat":
+            x = layer_norm(x, self.own["ffn.norm.weight"], self.own["ffn.norm.bias"], 1e-5)
+        down = x @ self.own[f"{site}.down.weight"].T + self.own[f"{site}.down.bias"]
+        up = act[self.config.activation](down) @ self.own[f"{site}.up.weight"].T + self.own[f"{site}.up.bias"]
+        return self.config.scale * up
+
+    def norm(self, j, x):
+        """Norm j of the layer: the base's, or Houlsby's."""
+        if self.config.structure != "houlsby" or not self.config.trained_norms:
+            return self.norms[j](x)
+        weight = self.own[f"base_norm.{j}.weight"]
+        if hasattr(self.norms[j], "variance_epsilon"):
+            return x / torch.sqrt((x**2).mean(-1, keepdim=True) + self.norms[j].variance_epsilon) * weight
+        return layer_norm(x, weight, self.own[f"base_norm.{j}.bias"], self.norms[j].eps)
+
+    def attention(self, out):
+        return out + self.bottleneck("attention", out) if self.config.structure == "houlsby" else out
+
+    def ffn(self, out, argument, stream):
+        """`out` of the feed-forward module, its `argument`, and the residual `stream` before its norm."""
+        structure, residual = self.config.structure, self.config.input == "residual"
+        if structure == "parallel":
+            return out + self.bottleneck("ffn", stream if residual else argument)
+        return out if residual else out + self.bottleneck("ffn", out)
+
+    def block(self, x):
+        residual = self.config.input == "residual" and self.config.structure != "parallel"
+        return x + self.bottleneck("ffn", x) if residual else x
+
+
+def sequential(attend, feed):
+    """A layer whose feed-forward module reads what the attention added to."""
+
+    def forward(layer, x, *args, hand, **kwargs):
+        x = x + hand.attention(attend(layer, hand.norm(0, x), *args, **kwargs))
+        argument = hand.norm(1, x)
+        return hand.block(x + hand.ffn(feed(layer, argument), argument, x))
+
+    return forward
+
+
+def side_by_side(attend, feed):
+    """A layer whose two sub-modules read the same residual stream."""
+
+    def forward(layer, x, *args, hand, **kwargs):
+        attention = hand.attention(attend(layer, hand.norm(0, x), *args, **kwargs))
+        argument = hand.norm(1, x)
+        return hand.block(hand.ffn(feed(layer, argument), argument, x) + attention + x)
+
+    return forward
+
+
+def llama_attention(layer, x, **kwargs):
+    return layer.self_attn(hidden_states=x, **kwargs)[0]
+
+
+def gpt2_attention(layer, x, past, mask, *_cross, use_cache=None, **kwargs):
+    kwargs.pop("encoder_attention_mask", None)
+    return layer.attn(x, past_key_values=past, attention_mask=mask, use_cache=use_cache, **kwargs)[0]
+
+
+def neox_attention(layer, x, **kwargs):
+    return layer.attention(x, **kwargs)[0]
+
+
+def mlp(layer, x):
+    return layer.mlp(x)
+
+
+def opt_ffn(layer, x):
+    return layer.fc2(torch.relu(layer.fc1(x)))
+
+
+LAYERS = {name: ("model.layers", sequential(llama_attention, mlp)) for name in RMS} | {
+    "gpt2": ("transformer.h", sequential(gpt2_attention, mlp)),
+    "gpt_neox": ("gpt_neox.layers", side_by_side(neox_attention, mlp)),
+    "gpt_neox-sequential": ("gpt_neox.layers", sequential(neox_attention, mlp)),
+    "opt": ("model.decoder.layers", sequential(llama_attention, opt_ffn)),
+}
+NORMS = dict.fromkeys((*RMS, "gpt_neox"), ("input_layernorm", "post_attention_layernorm")) | {
+    "gpt2": ("ln_1", "ln_2"),
+    "opt": ("self_attn_layer_norm", "final_layer_norm"),
+}
+
+
+def by_hand(variant, model, config, tensors):
+    """A copy of `model` whose layers are the ones above."""
+    patched = copy.deepcopy(model)
+    path, forward = LAYERS[variant]
+    for i, layer in enumerate(patched.get_submodule(path)):
+        hand = Hand(config, tensors, i, [getattr(layer, name) for name in NORMS[VARIANTS[variant][0]]])
+        bound = MethodType(forward, layer)
+        layer.forward = lambda *args, bound=bound, hand=hand, **kwargs: bound(*args, hand=hand, **kwargs)
+    return patched
+
+
+def agree(got, want):
+    torch.testing.assert_close(got, want, rtol=0, atol=2e-6 * float(want.abs().max()))
+
+
+# laws
+
+
+def test_the_tests_know_every_family():
+    assert set(TINY_CONFIGS) == set(FAMILIES) == {family for family, _ in VARIANTS.values()}
+    assert {name for name, family in FAMILIES.items() if family.rms_norms} == set(RMS)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_hooked_layers_are_the_layers_written_by_hand(bases, variant, case):
+    base, config = bases(variant), CASES[case]
+    tensors = random_tensors(config, base.shape)
+    with torch.no_grad():
+        with attached(base.model, from_tensors(config, base.shape, tensors)):
+            hooked = base.model(IDS).logits
+        agree(hooked, by_hand(variant, base.model, config, tensors)(IDS).logits)
+        assert (hooked - base.model(IDS).logits).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_reach_every_adapter_tensor_and_the_base_stays(base, case):
+    config, model = CASES[case], base.model
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    adapter = from_tensors(config, base.shape, random_tensors(config, base.shape))
+    with attached(model, adapter):
+        (-token_log_probs(model, IDS, torch.ones_like(IDS))).mean().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in adapter.parameters())
+    assert all(p.grad is None for p in model.parameters())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_nothing_trained_is_the_base_to_the_bit(base):
+    for config in CASES.values():
+        adapter = create(config, base.shape, seed=1, init="zero_up", base=base.model)
+        with torch.no_grad(), attached(base.model, adapter):
+            logits = base.model(IDS).logits
+        assert torch.equal(logits, base.model(IDS).logits), config
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_cached_decoding_equals_one_pass(base, case):
+    model, config = base.model, CASES[case]
+    with torch.no_grad(), attached(model, from_tensors(config, base.shape, random_tensors(config, base.shape))):
+        whole = model(IDS).logits[:, -1]
+        first = model(IDS[:, :5], use_cache=True)
+        rest = model(IDS[:, 5:], past_key_values=first.past_key_values, use_cache=True)
+    agree(rest.logits[:, -1], whole)
+
+
+@pytest.mark.parametrize("case", ["houlsby", "parallel-residual"])
+def test_half_precision_bases_keep_their_dtype(base, case):
+    config = CASES[case]
+    adapter = from_tensors(config, base.shape, random_tensors(config, base.shape))
+    half = copy.deepcopy(base.model).to(torch.bfloat16)
+    with torch.no_grad(), attached(base.model, adapter), attached(half, adapter):
+        exact, rounded = base.model(IDS).logits, half(IDS).logits
+    assert rounded.dtype == torch.bfloat16
+    assert (rounded.float() - exact).abs().max() < 0.1 * exact.abs().max()
+
+
+def test_an_adapter_of_another_family_is_refused(bases):
+    """Llama and Mistral have the same modules, and GPT-2 the same sizes: neither is reason enough."""
+    adapter = create(paper_config("houlsby", bottleneck=2), bases("gpt2").shape, seed=0, base=bases("gpt2").model)
+    with pytest.raises(Incompatible, match=r"'gpt2'.*'llama'"), attached(bases("llama").model, adapter):
+        raise AssertionError("never attached")
+
+
+# families without an entry
+
+
+def test_a_family_without_an_entry_serves_and_takes_lora(tmp_path):
+    folder = build_tiny_base(
+        tmp_path / "phi", model_type="phi", hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+        intermediate_size=48, max_position_embeddings=64,
+    )  # fmt: skip
+    base = load_base(BaseEntry(id="phi", source=str(folder)))
+    own = base.model(IDS).logits.log_softmax(-1)[:, :-1].gather(-1, IDS[:, 1:, None]).sum((1, 2))
+    found = score_windows(base.model, IDS.tolist(), max_tokens=100, pad_id=0)
+    assert found == pytest.approx((-own).tolist(), rel=1e-5)
+    with pytest.raises(Incompatible, match=r"'phi'.*known families: gpt2, gpt_neox, llama"):
+        create(paper_config("pfeiffer"), base.shape, seed=0)
+    config = LoraConfig.of({f"model.layers.{i}.self_attn.q_proj": LoraModule(2, 4.0) for i in range(2)})
+    tensors = random_tensors(config, base.shape)
+    with torch.no_grad(), attached(base.model, from_tensors(config, base.shape, tensors)):
+        moved = base.model(IDS).logits
+    with torch.no_grad():
+        for i in range(2):
+            name = f"base_model.model.model.layers.{i}.self_attn.q_proj"
+            a, b = tensors[f"{name}.lora_A.weight"], tensors[f"{name}.lora_B.weight"]
+            base.model.get_submodule(name.removeprefix("base_model.model.")).weight.add_(2.0 * b @ a)
+        agree(moved, base.model(IDS).logits)
+
+
+# shapes
+
+
+def test_shape_lists_the_modules_that_lora_can_sit_on(base):
+    modules = {
+        path: module
+        for path, module in base.model.named_modules()
+        if getattr(module, "weight", None) is not None
+        and module.weight.ndim == 2
+        and "Embed" not in type(module).__name__
+    }
+    assert set(base.shape.linears) == set(modules)
+    assert "lm_head" in base.shape.linears
+    hidden = {}
+    for path, module in modules.items():
+        module.register_forward_hook(lambda _m, args, out, path=path: hidden.update({path: (args[0], out)}))
+    with torch.no_grad():
+        base.model(IDS)
+    for module in modules.values():
+        module._forward_hooks.clear()
+    assert {path: (x.shape[-1], y.shape[-1]) for path, (x, y) in hidden.items()} == base.shape.linears
+
+
+def test_shape_without_loading_is_the_loaded_ones(base):
+    assert shape_of(base.entry) == base.shape
+    assert (base.shape.hidden_size, base.shape.num_layers, base.shape.context, base.shape.vocab_size) == (
+        32,
+        2,
+        64,
+        300,
+    )
+
+
+@pytest.mark.parametrize("rows", [[[0, 5, 17, 250, 3, 99], [0, 8], [0, 44, 45, 46]]])
+def test_padded_scores_are_those_of_rows_alone(base, rows):
+    found = score_windows(base.model, rows, max_tokens=1000, pad_id=7)
+    for row, nll in zip(rows, found, strict=True):
+        logits = base.model(torch.tensor([row])).logits[0, :-1]
+        assert nll == pytest.approx(float(F.cross_entropy(logits, torch.tensor(row[1:]), reduction="sum")), rel=1e-5)
