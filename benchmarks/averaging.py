@@ -105,14 +105,15 @@ def plain_mean(adapters: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 def ours(size: Size, adapters: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """`registry.soup.average.mix` at equal weights."""
     weights = canonical_weights([1.0] * len(adapters))
-    pairs = []
+    parts = []
     for number, (adapter, weight) in enumerate(zip(adapters, weights, strict=True)):
         part = Part(
             adapter_id=number, ref=f"team/a{number}@1", digest=f"sha256:{number:064x}", weight=weight,
             base_fingerprint=size.shape.fingerprint, config=size.config, provenance=INIT, dtype="F32",
+            load=partial(dict, adapter),
         )  # fmt: skip
-        pairs.append((part, lambda adapter=adapter: adapter))
-    return mix(pairs, AverageMixing())
+        parts.append(part)
+    return mix(parts, AverageMixing())
 
 
 def measure_mixing(result: Result, size: Size, adapters: Sequence[Mapping[str, Tensor]], *, repeats: int) -> Row:

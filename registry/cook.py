@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from torch import Tensor
 
 from registry.adapters.weights import adapter_digest, load_tensors, save_tensors
 from registry.blobs import BlobStore
@@ -22,8 +21,11 @@ from registry.plan import by_hand, by_selection
 from registry.publish import Mixed, publish
 from registry.select import Chosen, Fit
 from registry.soup import MIXINGS
-from registry.soup.average import result_dtype
-from registry.soup.compat import Part
+from registry.soup.choice import settle
+from registry.soup.compat import Load, Part, Tensors, by_digest
+from registry.soup.finite import dtype_of
+from registry.soup.report import report_of
+from registry.soup.residual import exact_mixture
 from registry.spec import (
     AdapterConfig,
     BaseShape,
@@ -49,7 +51,7 @@ class Candidate:
 
     digest: str
     config: AdapterConfig
-    load: Callable[[], Mapping[str, Tensor]]
+    load: Load
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def cook(request: CookRequest, *, kitchen: Kitchen, caller: Caller, namespace: s
     if chosen is not None and not parts:
         return _abstain(chosen.selection.reason, kitchen, evidence)
     progress(2, STEPS, f"mixing {len(parts)} adapters")
-    mixed = _mix(parts, request, kitchen)
+    mixed, why = _mix(parts, request, kitchen)
     vectors = None if chosen is None else chosen.vectors
     if request.verify and sample is not None:
         progress(3, STEPS, "verifying on the sample")
@@ -94,7 +96,7 @@ def cook(request: CookRequest, *, kitchen: Kitchen, caller: Caller, namespace: s
         evidence = evidence.model_copy(update={"verification": verification})
         if not verification.helps:
             return _abstain(_does_not_help(verification), kitchen, evidence)
-    return _serve(request, mixed, evidence, vectors, kitchen, caller, namespace)
+    return _serve(request, mixed, why, evidence, vectors, kitchen, caller, namespace)
 
 
 def _choose(
@@ -102,7 +104,7 @@ def _choose(
 ) -> tuple[Chosen | None, tuple[Part, ...]]:
     if request.recipe is not None or sample is None:
         assert request.recipe is not None  # CookRequest has one of the two
-        _, parts = by_hand(request.recipe, scope=caller.scope, database=kitchen.database)
+        _, parts = by_hand(request.recipe, scope=caller.scope, database=kitchen.database, blobs=kitchen.blobs)
         return None, parts
     return by_selection(
         request,
@@ -116,74 +118,53 @@ def _choose(
     )
 
 
-def _mix(parts: tuple[Part, ...], request: CookRequest, kitchen: Kitchen) -> Mixed:
-    """Check, then mix, or take the bytes of the same recipe cooked before."""
-    method = MIXINGS[request.mixing.method]
-    reasons = method.check(parts, request.mixing)
-    if reasons:
-        raise Incompatible(_what_else(reasons), param="recipe", problems=reasons)
+def _mix(parts: tuple[Part, ...], request: CookRequest, kitchen: Kitchen) -> tuple[Mixed, str]:
+    """Check, then mix, or take the bytes of the same recipe cooked before; and why this mixing, where that was open."""
+    choice = settle(parts, request.mixing, max_width=request.max_width)
     if parts[0].base_fingerprint != kitchen.shape.fingerprint:
         raise Incompatible(
             f"{parts[0].ref} was made for another state of base model {kitchen.base_id!r} "
             f"({parts[0].base_fingerprint[:19]} and not {kitchen.shape.fingerprint[:19]}).",
             param="recipe",
         )
-    ordered = tuple(sorted(parts, key=lambda part: part.digest))
+    ordered = tuple(by_digest(parts))
     recipe = Recipe(
         base_fingerprint=kitchen.shape.fingerprint,
         ingredients=tuple(RecipeIngredient(digest=part.digest, weight=part.weight) for part in ordered),
-        mixing=request.mixing,
+        mixing=choice.mixing,
     )
+    config = MIXINGS[recipe.mixing.method].result(ordered, recipe.mixing)
     with kitchen.database.read() as catalogue:
         known = catalogue.soups.recipe(recipe.digest)
     cached = known is not None and kitchen.blobs.has(known.weights_blob)
     if known is not None and cached:
         data = kitchen.blobs.read(known.weights_blob)
-        tensors: Mapping[str, Tensor] = load_tensors(data)
+        tensors: Tensors = load_tensors(data)
+        report = known.report
     else:
-        tensors = method.mix([(part, _loader(part, kitchen)) for part in ordered], request.mixing)
+        tensors, report = _make(ordered, recipe, config, kitchen.shape)
         data = save_tensors(tensors)
-    digest = adapter_digest(kitchen.shape.fingerprint, ordered[0].config, tensors)
+    digest = adapter_digest(kitchen.shape.fingerprint, config, tensors)
     if known is not None and digest != known.adapter_digest:
         raise Internal(f"recipe {recipe.digest} gave {known.adapter_digest} before and {digest} now")
-    return Mixed(
-        parts=ordered,
-        recipe=recipe,
-        tensors=tensors,
-        data=data,
-        digest=digest,
-        report=_report(ordered, recipe, tensors),
-        dtype=result_dtype(ordered),
-        cached=cached,
-    )
+    mixed = Mixed(
+        parts=ordered, recipe=recipe, config=config, tensors=tensors, data=data, digest=digest, report=report,
+        dtype=dtype_of(tensors), cached=cached,
+    )  # fmt: skip
+    return mixed, choice.why
 
 
-def _loader(part: Part, kitchen: Kitchen) -> Callable[[], Mapping[str, Tensor]]:
-    def load() -> Mapping[str, Tensor]:
-        with kitchen.database.read() as catalogue:
-            row = catalogue.adapters.get(part.adapter_id)
-        tensors = load_tensors(kitchen.blobs.read(row.weights_blob))
-        if adapter_digest(row.base_fingerprint, row.config, tensors) != row.digest:
-            raise Internal(f"the stored weights of {row.ref} are not those of its digest")
-        return tensors
-
-    return load
-
-
-def _report(parts: Sequence[Part], recipe: Recipe, tensors: Mapping[str, Tensor]) -> MixReport:
-    return MixReport(
-        method=recipe.mixing.method,
-        members=len(parts),
-        weights=tuple(part.weight for part in parts),
-        parameters=sum(tensor.numel() for tensor in tensors.values()),
-        size_bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()),
-        relative_cost=1.0,  # an average has its ingredients' width
-    )
+def _make(parts: Sequence[Part], recipe: Recipe, config: AdapterConfig, shape: BaseShape) -> tuple[Tensors, MixReport]:
+    """The soup's tensors and the report on them; every ingredient is read once."""
+    exact = exact_mixture(config, shape, recipe.mixing)
+    tensors = MIXINGS[recipe.mixing.method].mix([exact.watched(part) for part in parts], recipe.mixing)
+    residual = exact.residual(config, tensors)
+    return tensors, report_of(parts, recipe, config, tensors, shape=shape, residual=residual)
 
 
 def _verify(mixed: Mixed, sample: CheckedSample, vectors: Vectors | None, kitchen: Kitchen) -> Verification:
     """The soup's NLL on the sample against the base's, which the embedding pass may have yielded already."""
-    candidate = Candidate(mixed.digest, mixed.parts[0].config, lambda: mixed.tensors)
+    candidate = Candidate(mixed.digest, mixed.config, lambda: mixed.tensors)
     scores = kitchen.score(sample.texts, candidate)
     soup = np.array([score.nll for score in scores])
     tokens = np.array([score.tokens for score in scores])
@@ -213,16 +194,6 @@ def _does_not_help(verification: Verification) -> str:
     )
 
 
-def _what_else(reasons: Sequence[str]) -> str:
-    hint = (
-        "If you know that they started from the same tensors, set mixing.assume_same_init; else mix only adapters "
-        "trained from one initialisation."
-        if all("initialisation" in reason for reason in reasons)
-        else "Mix only adapters of one base model, one structure and one scale."
-    )
-    return "These adapters cannot be averaged. " + " ".join(reasons) + " " + hint
-
-
 def _evidence(sample: CheckedSample | None, chosen: Chosen | None) -> Evidence:
     return Evidence(
         selector=None if chosen is None else chosen.selector.id,
@@ -239,6 +210,13 @@ def _report_of(sample: CheckedSample | None, chosen: Chosen | None) -> SampleRep
     return chosen.report_of(sample)
 
 
+def _reason(mixed: Mixed, why: str) -> str:
+    """How many by what, and why by that where the request left it open."""
+    count = len(mixed.parts)
+    some = f"{count} adapters" if count > 1 else "One adapter"
+    return f"{some} by {mixed.recipe.mixing.method}" + (f": {why}." if why else ".")
+
+
 def _abstain(reason: str, kitchen: Kitchen, evidence: Evidence) -> Cooked:
     return Cooked(
         abstained=True,
@@ -253,6 +231,7 @@ def _abstain(reason: str, kitchen: Kitchen, evidence: Evidence) -> Cooked:
 def _serve(
     request: CookRequest,
     mixed: Mixed,
+    why: str,
     evidence: Evidence,
     vectors: Vectors | None,
     kitchen: Kitchen,
@@ -281,7 +260,7 @@ def _serve(
             caller=caller,
             refit_delay=kitchen.refit_delay,
         )
-        reason, model = f"{len(mixed.parts)} adapters by {mixed.recipe.mixing.method}.", row.ref
+        reason, model = _reason(mixed, why), row.ref
     return Cooked(
         abstained=False,
         reason=reason,

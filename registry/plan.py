@@ -6,21 +6,23 @@ its reason (DESIGN, "Mixed pools").
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 
+from registry.adapters.weights import adapter_digest, load_tensors
 from registry.blobs import BlobStore
 from registry.catalogue.database import Database
 from registry.catalogue.rows import AdapterRow
 from registry.encoders.contract import Encoder
-from registry.errors import InvalidRecipe
+from registry.errors import Internal, InvalidRecipe
 from registry.intake import CheckedSample
 from registry.names import parse_ref
 from registry.pools import pool_spec
 from registry.select import Chosen, Fit, select
-from registry.soup.compat import Part, init_reasons, structure_reasons
-from registry.spec import BaseShape, CookRequest, GmmSpec, HandRecipe, LeftOut, Mixing, Selection, weights_by_digest
+from registry.soup.choice import apart, best_unranked, within_width
+from registry.soup.compat import Load, Part, Tensors
+from registry.spec import BaseShape, CookRequest, GmmSpec, HandRecipe, Ingredient, LeftOut, Selection, weights_by_digest
 
 MOST = 64
 """Adapters that are looked at for one soup: the largest `max_ingredients` there is."""
@@ -52,59 +54,57 @@ def by_selection(
         return chosen, ()
     with database.read() as catalogue:
         rows = {m.digest: catalogue.adapters.get(m.adapter_id) for m in chosen.selector.members}
-    parts = {digest: _part(row, "1") for digest, row in rows.items()}
+    parts = {digest: _part(row, "1", blobs) for digest, row in rows.items()}
     chosen = replace(chosen, selection=_mixable(chosen, parts, request))
-    return chosen, tuple(_part(rows[one.digest], one.weight) for one in chosen.selection.selected)
+    return chosen, tuple(replace(parts[one.digest], weight=one.weight) for one in chosen.selection.selected)
 
 
 def _mixable(chosen: Chosen, parts: Mapping[str, Part], request: CookRequest) -> Selection:
     """The selection without what cannot be mixed with its best: out before the cap, so that others move up.
 
     What is left out here keeps its share of the sample: were it excluded before, its text would count for domains
-    it does not belong to.
+    it does not belong to. What would make the soup wider than `max_width` leaves after the cap, lowest-ranked first.
     """
     every = chosen.again(request.options.model_copy(update={"max_ingredients": MOST})).selected
-    best = _best(chosen, [parts[one.digest] for one in every])
-    apart = {one.digest: _apart(best, parts[one.digest], request.mixing) for one in every}
-    if not any(apart.values()):
+    ranked = chosen.selector.spec.kind != "uniform"
+    best, out = _apart(parts, every, request, ranked=ranked)
+    fitting = [one for one in every if one.digest not in out]
+    taken = fitting[: request.options.max_ingredients] if ranked else fitting
+    count, wide = within_width([parts[one.digest] for one in taken], request.mixing, max_width=request.max_width)
+    if not out and not wide:
         return chosen.selection
-    fitting = [one for one in every if not apart[one.digest]]
-    taken = fitting if chosen.selector.spec.kind == "uniform" else fitting[: request.options.max_ingredients]
+    reasons = {one.digest: f"Passes, but {len(taken)} better ones are taken already." for one in fitting}
+    reasons |= {one.digest: f"Passes, but the soup would be too wide with it. {wide}" for one in taken[count:]}
+    reasons |= {digest: f"Cannot be mixed with {best.ref}: {reason}" for digest, reason in out.items()}
+    taken = taken[:count]
     weights = weights_by_digest({one.digest: 1.0 for one in taken})
-    out = []
-    for one in every:
-        reason = f"Passes, but {len(taken)} better ones are taken already."
-        if apart[one.digest]:
-            reason = f"Cannot be mixed with {best.ref}: {apart[one.digest]}"
-        if one not in taken:
-            out.append(LeftOut(**one.model_dump(exclude={"weight"}), reason=reason))
+    left = [
+        LeftOut(**one.model_dump(exclude={"weight"}), reason=reasons[one.digest]) for one in every if one not in taken
+    ]
+    seen = {one.digest for one in every}
+    narrow = f", {count} fit into max_width {request.max_width}" if wide else f", {count} taken"
     return chosen.selection.model_copy(
         update={
             "selected": tuple(one.model_copy(update={"weight": weights[one.digest]}) for one in taken),
-            "left_out": (*out, *(one for one in chosen.selection.left_out if one.digest not in apart)),
-            "reason": f"{len(every)} domains pass, {len(fitting)} can be mixed with {best.ref}, {len(taken)} taken.",
+            "left_out": (*left, *(one for one in chosen.selection.left_out if one.digest not in seen)),
+            "reason": f"{len(every)} domains pass, {len(fitting)} can be mixed with {best.ref}{narrow}.",
         }
     )
 
 
-def _best(chosen: Chosen, selected: Sequence[Part]) -> Part:
-    """What the others must go with: the best-ranked; where nothing is ranked, one of the largest group that mixes."""
-    if chosen.selector.spec.kind != "uniform":
-        return selected[0]
-    groups = Counter((part.config, part.provenance.init_hash) for part in selected)
-    known = [part for part in selected if part.provenance.init_hash is not None]
-    return max(known or selected, key=lambda part: groups[(part.config, part.provenance.init_hash)])
+def _apart(
+    parts: Mapping[str, Part], every: Sequence[Ingredient], request: CookRequest, *, ranked: bool
+) -> tuple[Part, dict[str, str]]:
+    """What the others must go with (the best-ranked; else one of the largest group that mixes), and who cannot."""
+    selected = [parts[one.digest] for one in every]
+    best = selected[0] if ranked else best_unranked(selected, request.mixing)
+    kept = replace(best, load=cache(best.load))  # it may be compared with each of the others
+    return best, apart(kept, selected, request.mixing, ranked=ranked)
 
 
-def _apart(best: Part, part: Part, mixing: Mixing) -> str:
-    """Why two adapters cannot be in one soup; empty where they can."""
-    if part.digest == best.digest:
-        return ""
-    reasons = structure_reasons([best, part])
-    return " ".join(reasons if mixing.assume_same_init else reasons + init_reasons([best, part]))
-
-
-def by_hand(recipe: HandRecipe, *, scope: tuple[str, ...] | None, database: Database) -> tuple[str, tuple[Part, ...]]:
+def by_hand(
+    recipe: HandRecipe, *, scope: tuple[str, ...] | None, database: Database, blobs: BlobStore
+) -> tuple[str, tuple[Part, ...]]:
     """The base id and the parts of a recipe by hand.
 
     An adapter named twice counts with the sum of its weights; weight 0 is left out. What cannot be mixed is found
@@ -125,10 +125,10 @@ def by_hand(recipe: HandRecipe, *, scope: tuple[str, ...] | None, database: Data
     except ValueError as error:
         raise InvalidRecipe(f"The recipe's {error}.", param="recipe") from None
     kept = [digest for digest in used if canonical[digest] != "0"]
-    return rows[used[0]].base_model, tuple(_part(rows[digest], canonical[digest]) for digest in kept)
+    return rows[used[0]].base_model, tuple(_part(rows[digest], canonical[digest], blobs) for digest in kept)
 
 
-def _part(row: AdapterRow, weight: str) -> Part:
+def _part(row: AdapterRow, weight: str, blobs: BlobStore) -> Part:
     return Part(
         adapter_id=row.id,
         ref=row.ref,
@@ -138,4 +138,17 @@ def _part(row: AdapterRow, weight: str) -> Part:
         config=row.config,
         provenance=row.provenance,
         dtype=row.dtype,
+        load=_loader(row, blobs),
     )
+
+
+def _loader(row: AdapterRow, blobs: BlobStore) -> Load:
+    """The stored tensors of a row, checked against its digest."""
+
+    def load() -> Tensors:
+        tensors = load_tensors(blobs.read(row.weights_blob))
+        if adapter_digest(row.base_fingerprint, row.config, tensors) != row.digest:
+            raise Internal(f"the stored weights of {row.ref} are not those of its digest")
+        return tensors
+
+    return load

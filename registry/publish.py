@@ -19,7 +19,7 @@ from registry.intake import Caller, Vectors, record_vectors
 from registry.names import split_name
 from registry.pools import enqueue_refits
 from registry.soup.compat import Part
-from registry.spec import Card, Evidence, MixReport, Provenance, Recipe
+from registry.spec import AdapterConfig, AverageMixing, Card, Evidence, MixReport, Provenance, Recipe
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Mixed:
 
     parts: tuple[Part, ...]
     recipe: Recipe
+    config: AdapterConfig
     tensors: Mapping[str, Tensor]
     data: bytes
     digest: str
@@ -106,7 +107,7 @@ def _new_row(
         digest=mixed.digest,
         base_model=base_id,
         base_fingerprint=mixed.recipe.base_fingerprint,
-        config=mixed.parts[0].config,
+        config=mixed.config,
         domain=name,
         card=_card(mixed, namespace),
         provenance=inherited(mixed.parts, mixed.recipe),
@@ -127,14 +128,23 @@ def _card(mixed: Mixed, namespace: str) -> Card:
     names = {p.digest: p.ref if p.ref.startswith(f"{namespace}/") else p.digest[:19] for p in mixed.parts}
     members = ", ".join(f"{names[part.digest]} at {part.weight}" for part in mixed.parts)
     metadata: dict[str, str | int | float | bool | None] = {"mixing": mixed.recipe.mixing.method}
-    if mixed.recipe.mixing.assume_same_init:
+    if _vouched(mixed.recipe):
         metadata["assume_same_init"] = True
     return Card(description=f"Soup of {members}."[:20_000], metadata=metadata)
 
 
 def inherited(parts: Sequence[Part], recipe: Recipe) -> Provenance:
-    """A soup inherits an initialisation that all its ingredients share; any doubt makes it unknown."""
+    """An average inherits an initialisation that all its ingredients share; any doubt makes it unknown.
+
+    A concatenation has tensors of other shapes than any ingredient started from: unknown too.
+    """
     hashes = {part.provenance.init_hash for part in parts}
-    if len(hashes) == 1 and None not in hashes and not recipe.mixing.assume_same_init:
+    averaged = isinstance(recipe.mixing, AverageMixing) and not _vouched(recipe)
+    if averaged and len(hashes) == 1 and None not in hashes:
         return Provenance(init_hash=hashes.pop(), init_source="declared")
     return Provenance()
+
+
+def _vouched(recipe: Recipe) -> bool:
+    """Whether whoever cooked vouched for the initialisations."""
+    return isinstance(recipe.mixing, AverageMixing) and recipe.mixing.assume_same_init

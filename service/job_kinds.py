@@ -98,7 +98,7 @@ def _cook(context: JobContext) -> dict[str, Any]:
     scope = _namespaces(arguments["scope"])
     caller = Caller(key_id=context.row.created_by, scope=scope, request_id=arguments["request_id"])
     if request.recipe is not None:
-        base_id, _ = by_hand(request.recipe, scope=caller.scope, database=runtime.database)
+        base_id, _ = by_hand(request.recipe, scope=caller.scope, database=runtime.database, blobs=runtime.blobs)
     else:
         base_id = pool_base(request.pool, runtime.shapes())
     kitchen = _kitchen(context, base_id)

@@ -1,34 +1,48 @@
-"""Mixing methods, one per file, each with its formula and paper. `cook` plans with `check` before it reads a tensor."""
+"""Mixing methods, one per file, each with its formula and paper. `cook` plans with `check` before it mixes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
-from registry.soup import average
+from registry.soup import average, concat
 from registry.soup.compat import Part
-from registry.spec import Mixing
+from registry.spec import AdapterConfig
 
 
 @dataclass(frozen=True)
 class MixingMethod:
-    """One way of mixing: `check` lists every reason against it, `mix` reads ingredients one by one."""
+    """One way of mixing, by its own member of `Mixing`.
+
+    `check` lists every reason against it, `result` is the soup's configuration, `mix` reads the ingredients.
+    """
 
     name: str
     paper: str
     formula: str
-    check: Callable[[Sequence[Part], Mixing], list[str]]
-    mix: Callable[[Sequence[tuple[Part, Callable[[], Mapping[str, Tensor]]]], Mixing], dict[str, Tensor]]
+    check: Callable[[Sequence[Part], Any], list[str]]
+    result: Callable[[Sequence[Part], Any], AdapterConfig]
+    mix: Callable[[Sequence[Part], Any], dict[str, Tensor]]
 
 
 MIXINGS: dict[str, MixingMethod] = {
     "average": MixingMethod(
         name="average",
         paper="AdapterSoup, Chronopoulou et al., Findings of EACL 2023, section 2",
-        formula="theta = sum_i w_i theta_i, then U and b_U times scale",
+        formula="theta = sum_i w_i theta_i, then U and b_U (LoRA: B) times scale",
         check=average.check,
+        result=average.result,
         mix=average.mix,
+    ),
+    "concat": MixingMethod(
+        name="concat",
+        paper="block-diagonal form of the sum of the ingredients' updates, as `cat` in PEFT (Mangrulkar et al., 2022)",
+        formula="f(x) = scale sum_i w_i f_i(x): widths or ranks side by side, weights folded into the up-projections",
+        check=concat.check,
+        result=concat.result,
+        mix=concat.mix,
     ),
 }

@@ -1,21 +1,26 @@
-"""What stands between adapters and one soup: every reason at once, found before a tensor is read.
+"""What stands between adapters and one soup: every reason at once, found before a tensor is mixed.
 
 Adapters of different base fingerprint, structure, scale or initialisation are never silently averaged (DESIGN,
-invariant 3). `cook` calls this with values from the catalogue.
+invariant 3). The mixing methods' checks are made of these; the values come from the catalogue.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter
 
-from registry.spec import AdapterConfig, Provenance
+from torch import Tensor
+
+from registry.spec import AdapterConfig, LoraConfig, Provenance
+
+Tensors = Mapping[str, Tensor]
+Load = Callable[[], Tensors]
 
 
 @dataclass(frozen=True)
 class Part:
-    """One ingredient as the catalogue knows it; `weight` is its canonical decimal."""
+    """One ingredient as the catalogue knows it; `weight` is its canonical decimal, `load` reads its tensors."""
 
     adapter_id: int
     ref: str
@@ -25,25 +30,57 @@ class Part:
     config: AdapterConfig
     provenance: Provenance
     dtype: str
+    load: Load = field(compare=False, repr=False)
 
 
-def differing(parts: Sequence[Part], what: str, key: Callable[[Part], object]) -> list[str]:
+def by_digest(parts: Sequence[Part]) -> list[Part]:
+    """The order in which ingredients are mixed: the same soup in whatever order they were named."""
+    return sorted(parts, key=lambda part: part.digest)
+
+
+def differing(
+    parts: Sequence[Part], what: str, key: Callable[[Part], object], show: Callable[[Part], object] | None = None
+) -> list[str]:
     """One sentence if `key` is not the same for all parts, naming an example of each value; else nothing."""
-    examples: dict[object, str] = {}
+    examples: dict[object, Part] = {}
     for part in parts:
-        examples.setdefault(key(part), part.ref)
+        examples.setdefault(key(part), part)
     if len(examples) < 2:
         return []
-    shown = "; ".join(f"{ref} has {value}" for value, ref in list(examples.items())[:4])
+    shown = "; ".join(f"{part.ref} has {(show or key)(part)}" for part in list(examples.values())[:4])
     return [f"{what} differ: {shown}."]
 
 
-def structure_reasons(parts: Sequence[Part]) -> list[str]:
-    """Reasons of base and structure: what no mixing of tensors can overcome."""
+def structure_reasons(parts: Sequence[Part], *, may_differ: Collection[str] = ()) -> list[str]:
+    """Reasons of base, method and structure; fields of the configuration in `may_differ` are not looked at.
+
+    Adapters of several methods have no fields in common, so that the method is then the only reason beside the base.
+    """
     reasons = differing(parts, "The base models", lambda part: part.base_fingerprint[:19])
-    for field in type(parts[0].config).model_fields:
-        reasons += differing(parts, f"The values of '{field}'", attrgetter(f"config.{field}"))
+    methods = differing(parts, "The methods", attrgetter("config.method"))
+    if methods:
+        return reasons + methods
+    for name in type(parts[0].config).model_fields:
+        if name == "groups" and name not in may_differ:
+            reasons += differing(parts, "The LoRAs' modules and ranks", attrgetter("config.groups"), lora_text)
+        elif name not in may_differ:
+            reasons += differing(parts, f"The values of '{name}'", attrgetter(f"config.{name}"))
     return reasons
+
+
+def lora_text(part: Part) -> str:
+    """What a LoRA sits on, for people: `24 modules (c_attn, c_proj) of rank 8 and alpha 16`."""
+    assert isinstance(part.config, LoraConfig)
+    modules = part.config.modules()
+    names = sorted({path.rpartition(".")[2] for path in modules})
+    shown = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
+    ranks, alphas = ({one.rank for one in modules.values()}, {one.alpha for one in modules.values()})
+    return f"{len(modules)} modules ({shown}) of rank {_span(ranks)} and alpha {_span(alphas)}"
+
+
+def _span(values: Collection[float]) -> str:
+    low, high = min(values), max(values)
+    return f"{low:g}" if low == high else f"{low:g} to {high:g}"
 
 
 def init_reasons(parts: Sequence[Part]) -> list[str]:

@@ -91,7 +91,17 @@ class AutoMixing(Frozen):
 
 
 Mixing = Annotated[AverageMixing | ConcatMixing, Field(discriminator="method")]
-MixingRequest = Annotated[AutoMixing | AverageMixing | ConcatMixing, Field(discriminator="method")]
+
+
+def _auto_by_default(value: object) -> object:
+    """A mixing that names no method leaves the method open."""
+    return {"method": "auto", **value} if isinstance(value, dict) else value
+
+
+MixingRequest = Annotated[
+    Annotated[AutoMixing | AverageMixing | ConcatMixing, Field(discriminator="method")],
+    BeforeValidator(_auto_by_default),
+]
 
 
 class MixReport(Frozen):

@@ -38,6 +38,8 @@ MaxOption = Annotated[
 TopOption = Annotated[bool, typer.Option("--top", help="Take the best where nothing passes, instead of abstaining.")]
 
 _SPEC: TypeAdapter[SelectorSpec] = TypeAdapter(SelectorSpec)
+_TAGS = {"gmm", "cosine", "uniform", "auto", "average", "concat"}
+"""Names of members of unions, which are no fields."""
 
 
 def selector_of(
@@ -101,5 +103,5 @@ def _scalar(text: str) -> str | int | float | bool | None:
 def usage_error(error: ValidationError, names: Mapping[str, str] | None = None) -> typer.BadParameter:
     """A value people gave that does not fit, as a usage error that names the field."""
     found = error.errors(include_url=False)[0]
-    field = ".".join(str(part) for part in found["loc"] if part not in {"gmm", "cosine", "uniform"})
+    field = ".".join(str(part) for part in found["loc"] if part not in _TAGS)
     return typer.BadParameter(f"{(names or {}).get(field, field)}: {found['msg'].removeprefix('Value error, ')}.")

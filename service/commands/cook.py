@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from pydantic import ValidationError
 
-from registry.spec import AverageMixing, CookRequest, HandRecipe, WeightedRef
+from registry.spec import CookRequest, HandRecipe, WeightedRef
 from service.commands.choosing import (
     BaseOption,
     EncoderOption,
@@ -31,7 +31,7 @@ from service.commands.select import comment, selection_text
 from service.commands.session import Session, verb
 from service.samples import read_texts
 
-_NAMES = {"name": "--name", "mixing.scale": "--scale"}
+_NAMES = {"name": "--name", "mixing.scale": "--scale", "max_width": "--max-width"}
 
 
 @verb
@@ -55,6 +55,13 @@ def cook(
         bool, typer.Option("--verify/--no-verify", help="Abstain unless the soup beats the base on the sample.")
     ] = True,
     name: Annotated[str | None, typer.Option("--name", help="namespace/name of the soup.")] = None,
+    mixing: Annotated[
+        Literal["auto", "average", "concat"],
+        typer.Option("--mixing", help="average: the cost of one adapter; concat: exact; auto: average where it fits."),
+    ] = "auto",
+    max_width: Annotated[
+        int | None, typer.Option("--max-width", help="The widest soup that concat may make; by default 512.")
+    ] = None,
     scale: Annotated[str | None, typer.Option("--scale", help="Factor on the soup's output; by default 1.")] = None,
     assume_same_init: Annotated[
         bool, typer.Option("--assume-same-init", help="Vouch for one initialisation; the recipe says so.")
@@ -74,13 +81,14 @@ def cook(
       soup cook --sample contracts.txt --selector cosine --single
       soup cook --sample contracts.jsonl --paper --no-verify --name team/contracts
       soup cook --recipe "team/law=0.5,team/finance=0.5"
+      soup cook --recipe "team/law,team/contracts" --mixing concat --max-width 256
       soup generate "$(soup cook --sample contracts.jsonl)" "This agreement"
     """
     if sample is None and recipe is None:
         raise typer.BadParameter("Give --sample FILE to choose from, or --recipe REF=WEIGHT,... by hand.")
     if recipe is not None and (selector or paper or single or encoder or parameters or max_ingredients or top):
         raise typer.BadParameter("--recipe leaves nothing to select: drop the options that choose.")
-    mixing: dict[str, Any] = {"assume_same_init": assume_same_init, **({} if scale is None else {"scale": scale})}
+    how = _mixing(mixing, scale=scale, assume_same_init=assume_same_init, max_width=max_width)
     try:
         request = CookRequest(
             sample=None if sample is None else session.client.sample(read_texts(sample)),
@@ -88,9 +96,9 @@ def cook(
             options=options_of(single=single, max_ingredients=max_ingredients, top=top),
             pool=pool_of(base=base, tag=pool_tag, namespaces=pool_namespace),
             recipe=None if recipe is None else parse_recipe(recipe),
-            mixing=AverageMixing.model_validate(mixing),
             name=name,
             verify=verify,
+            **how,
         )
     except ValidationError as error:
         raise usage_error(error, _NAMES) from None
@@ -104,6 +112,17 @@ def cook(
     else:
         _tell(cooked)
         data(cooked["model"])
+
+
+def _mixing(method: str, *, scale: str | None, assume_same_init: bool, max_width: int | None) -> dict[str, Any]:
+    """The fields of a request that say how to mix; raises a usage error for flags that contradict each other."""
+    if method == "concat" and assume_same_init:
+        raise typer.BadParameter("--mixing concat needs no common initialisation: drop --assume-same-init.")
+    if method == "average" and max_width is not None:
+        raise typer.BadParameter("--mixing average makes nothing wider: drop --max-width.")
+    given = {"method": method, "scale": scale, "assume_same_init": assume_same_init or None}
+    fields: dict[str, Any] = {"mixing": {name: value for name, value in given.items() if value is not None}}
+    return fields | ({} if max_width is None else {"max_width": max_width})
 
 
 def parse_recipe(text: str) -> HandRecipe:
@@ -138,8 +157,20 @@ def _tell(cooked: dict[str, Any]) -> None:
             f"token against the base, over {check['passages']} passages."
         )
     report = cooked.get("report") or {}
+    if report and not cooked.get("abstained"):
+        talk(mixing_text(cooked.get("reason"), report))
     for note in report.get("notes") or ():
         talk(f"Note: {note}")
+
+
+def mixing_text(reason: str | None, report: dict[str, Any]) -> str:
+    """Why this mixing, what the soup costs to run, and how far it is from the exact mixture."""
+    parts = [f"{report['relative_cost']:.2f} times the cost of one adapter"]
+    if report.get("width_out"):
+        parts.append(f"width {report['width_out']}")
+    if report.get("residual") is not None:
+        parts.append(f"{report['residual']:.2g} from the exact mixture")
+    return f"{reason or ''} ({', '.join(parts)})".strip()
 
 
 def ingredients_text(cooked: dict[str, Any]) -> str:

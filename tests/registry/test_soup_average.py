@@ -6,6 +6,7 @@ import hashlib
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,7 @@ def part(number: int, weight: str = "1", **changes) -> Part:
         "config": CONFIG,
         "provenance": Provenance(init_hash=INIT, init_source="declared"),
         "dtype": "F32",
+        "load": lambda: tensors(number),
     }
     return Part(**{**fields, **changes})
 
@@ -49,7 +51,7 @@ def tensors(seed: int) -> dict[str, torch.Tensor]:
 
 
 def mixed(parts, ingredients, mixing=AverageMixing()):
-    return average.mix([(p, lambda t=t: t) for p, t in zip(parts, ingredients, strict=True)], mixing)
+    return average.mix([replace(p, load=lambda t=t: t) for p, t in zip(parts, ingredients, strict=True)], mixing)
 
 
 def weighted(numbers, weights):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from registry.adapters.weights import adapter_digest, load_tensors
@@ -134,7 +136,7 @@ class TestSoups:
     def test_what_is_stored_beside_the_soup(self, stocked):
         cooked = stocked.cook(sample=sample("law", "code"), name="acme/broth")
         assert (cooked.abstained, cooked.created, cooked.cached, cooked.model) == (False, True, False, "acme/broth@1")
-        assert cooked.reason == "2 adapters by average."
+        assert cooked.reason == "2 adapters by average: structure, scale and initialisation agree."
         row = stocked.row(cooked.soup_id)
         assert (row.kind, row.sample_state, row.recipe_digest) == ("soup", "ready", cooked.recipe_digest)
         assert not row.sample.has_text
@@ -190,8 +192,11 @@ class TestSoups:
         stocked.blobs.delete(stocked.row(stocked.cook(recipe=recipe).soup_id).weights_blob)
         from registry import cook as module
 
-        wrong = type("Wrong", (), {"check": lambda *_: [], "mix": lambda parts, mixing: mix(parts[:1], mixing)})
-        monkeypatch.setitem(module.MIXINGS, "average", wrong)
+        def wrong(parts, mixing):
+            mix(parts, mixing)
+            return mix(parts[:1], mixing)
+
+        monkeypatch.setitem(module.MIXINGS, "average", replace(module.MIXINGS["average"], mix=wrong))
         with pytest.raises(Internal, match="before and"):
             stocked.cook(recipe=recipe)
 
@@ -247,7 +252,8 @@ class TestMixedPools:
         texts = passages("law", 40, seed=7)
         for name in ("otherinit", "unknowninit", "structure", "code", "zoo"):
             texts += passages(name, 20, seed=7)
-        cooked = stocked.cook(sample={"texts": texts}, options={"max_ingredients": 3, "min_share": 0.05})
+        options = {"max_ingredients": 3, "min_share": 0.05}
+        cooked = stocked.cook(sample={"texts": texts}, options=options, mixing={"method": "average"})
         assert set(domains_of(cooked)) == {"law", "code", "zoo"}
         assert [one.weight for one in cooked.evidence.selection.selected] == ["0.333333334"] + ["0.333333333"] * 2
         assert cooked.reason == "3 adapters by average."
@@ -263,7 +269,7 @@ class TestMixedPools:
         stocked.ready("acme/stranger", seed=10, provenance={})
         texts = passages("law", 40, seed=7) + passages("stranger", 30, seed=7)
         texts += passages("code", 25, seed=7) + passages("zoo", 20, seed=7)
-        cooked = stocked.cook(sample={"texts": texts}, options={"max_ingredients": 2})
+        cooked = stocked.cook(sample={"texts": texts}, options={"max_ingredients": 2}, mixing={"method": "average"})
         assert domains_of(cooked) == ["law", "code"]
         assert reasons(cooked)["zoo"] == "Passes, but 2 better ones are taken already."
 
@@ -271,7 +277,7 @@ class TestMixedPools:
         """Half of the sample is of a domain that cannot be mixed: no third domain may gain from that."""
         stocked.ready("acme/stranger", seed=10, provenance={})
         texts = passages("law", 40, seed=7) + passages("stranger", 39, seed=7)
-        cooked = stocked.cook(sample={"texts": texts})
+        cooked = stocked.cook(sample={"texts": texts}, mixing={"method": "average"})
         assert cooked.model == "acme/law@1"
         assert set(reasons(cooked)) == {"stranger", "code", "zoo"}
 
@@ -293,7 +299,7 @@ class TestMixedPools:
     def test_uniform_where_nothing_mixes_is_one_adapter(self, verbs):
         verbs.ready("acme/law", provenance={})
         verbs.ready("acme/code", seed=1, provenance={})
-        cooked = verbs.cook(sample=sample("law"), selector=UNIFORM)
+        cooked = verbs.cook(sample=sample("law"), selector=UNIFORM, mixing={"method": "average"})
         assert cooked.model == "acme/code@1"
 
     def test_a_member_that_is_gone_keeps_that_reason(self, stocked):

@@ -406,7 +406,32 @@ class TestCook:
         assert code == 0
         body = server.body()
         assert body["recipe"]["ingredients"] == [{"ref": "team/a@2", "weight": 0.25}, {"ref": "team/b", "weight": 1.0}]
-        assert body["mixing"] == {"method": "average", "scale": "1.5", "assume_same_init": True}
+        assert body["mixing"] == {"method": "auto", "scale": "1.5", "assume_same_init": True}
+
+    def test_how_to_mix(self, soup: Soup, server: Server) -> None:
+        report = {"relative_cost": 1.2, "width_out": 16, "residual": 3e-8, "notes": []}
+        answer = {**SOUP, "reason": "2 adapters by concat.", "report": report}
+        server.on("POST /v1/soups", ok(answer))
+        code, _, err = soup("cook", "--recipe", "team/a,team/b", "--mixing", "concat", "--max-width", "16")
+        assert code == 0
+        assert server.body()["mixing"] == {"method": "concat", "scale": "1"}
+        assert server.body()["max_width"] == 16
+        assert "2 adapters by concat. (1.20 times the cost of one adapter, width 16, 3e-08 from the exact" in err
+
+    @pytest.mark.parametrize(
+        ("flags", "about"),
+        [
+            (("--mixing", "concat", "--assume-same-init"), "--assume-same-init"),
+            (("--mixing", "average", "--max-width", "9"), "--max-width"),
+            (("--max-width", "0"), "--max-width"),
+            (("--mixing", "blend"), "--mixing"),
+        ],
+    )
+    def test_ways_to_mix_that_are_none(self, soup: Soup, server: Server, flags: tuple[str, ...], about: str) -> None:
+        code, _, err = soup("cook", "--recipe", "team/a,team/b", *flags)
+        assert code == 2
+        assert about in err
+        assert server.requests == []
 
     @pytest.mark.parametrize("recipe", ["", ",", "a=x", "a=-1", "a=nan", "a=inf", "a="])
     def test_recipes_that_are_none(self, soup: Soup, server: Server, recipe: str) -> None:

@@ -13,8 +13,11 @@ from registry.adapters.weights import save_tensors
 from registry.errors import InvalidSample, NotFound, Retired
 from registry.spec import Provenance
 from service.client import SoupClient
+from tests.postgres import KINDS
 from tests.service.domains import WORDS, passages
 from tests.service.worlds import CONFIG, Live
+
+DATABASES = KINDS
 
 INIT = Provenance(init_hash="sha256:" + "1" * 64, init_source="declared").model_dump()
 
@@ -156,7 +159,7 @@ def test_verify_needs_text(stocked):
 def test_adapters_of_other_initialisations_are_refused_with_all_reasons(stocked):
     stocked.world.push("acme/stranger", seed=20, domain="stranger")
     recipe = {"ingredients": [{"ref": "acme/kitchen"}, {"ref": "acme/stranger"}]}
-    answer = cook(stocked, recipe=recipe)
+    answer = cook(stocked, recipe=recipe, mixing={"method": "average"})
     assert answer.status_code == 422
     error = answer.json()["error"]
     assert error["code"] == "incompatible"

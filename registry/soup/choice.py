@@ -1,0 +1,157 @@
+"""Which mixing a soup gets: `auto` becomes `average` or `concat` before a recipe is written (DESIGN, section 1).
+
+Called by `plan`, which keeps what can be mixed with the best-ranked adapter, and by `cook`, which settles on the
+method or refuses with all reasons and what could be done instead.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from registry.errors import Incompatible
+from registry.soup import MIXINGS, concat
+from registry.soup.compat import Part, init_reasons
+from registry.spec import AutoMixing, AverageMixing, ConcatMixing, LoraConfig, Mixing, MixingRequest
+
+_REFUSED = {"average": "averaged", "concat": "concatenated", "auto": "mixed"}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The mixing of a recipe, and why it is this one; `why` is empty where it was asked for by name."""
+
+    mixing: Mixing
+    why: str = ""
+
+
+def candidates(parts: Sequence[Part], request: MixingRequest) -> list[Mixing]:
+    """The mixings that a request allows for these parts, the preferred first."""
+    if not isinstance(request, AutoMixing):
+        return [request]
+    joined = ConcatMixing(scale=request.scale)
+    if all(isinstance(part.config, LoraConfig) for part in parts):
+        return [joined]  # the average of their factors has cross terms: on request only
+    return [AverageMixing(scale=request.scale, assume_same_init=request.assume_same_init), joined]
+
+
+def settle(parts: Sequence[Part], request: MixingRequest, *, max_width: int) -> Choice:
+    """The first mixing that nothing stands against; raises Incompatible with everything that does."""
+    against: dict[str, list[str]] = {}
+    for mixing in candidates(parts, request):
+        reasons = MIXINGS[mixing.method].check(parts, mixing) or too_wide(parts, mixing, max_width)
+        if not reasons:
+            return Choice(mixing, _why(parts, mixing, against) if isinstance(request, AutoMixing) else "")
+        against[mixing.method] = reasons
+    problems = list(dict.fromkeys(reason for reasons in against.values() for reason in reasons))
+    raise Incompatible(
+        f"These adapters cannot be {_REFUSED[request.method]}. {' '.join(problems)} {_instead(parts, against)}",
+        param="recipe",
+        problems=problems,
+    )
+
+
+def too_wide(parts: Sequence[Part], mixing: Mixing, max_width: int) -> list[str]:
+    """One sentence with the numbers where concatenating would exceed `max_width`; one adapter is as wide as it is."""
+    if len(parts) < 2 or not isinstance(mixing, ConcatMixing) or concat.width(parts) <= max_width:
+        return []
+    own = ", ".join(str(concat.width_of(part.config)) for part in parts[:8]) + (", ..." if len(parts) > 8 else "")
+    return [f"Concatenated they would be {concat.width(parts)} wide ({own}), and max_width is {max_width}."]
+
+
+def _why(parts: Sequence[Part], mixing: Mixing, against: Mapping[str, Sequence[str]]) -> str:
+    if isinstance(mixing, AverageMixing):
+        if mixing.assume_same_init and init_reasons(parts):
+            return "structure and scale agree, and the request vouches for one initialisation"
+        return "structure, scale and initialisation agree"
+    if not against:
+        return "LoRAs are mixed exactly, whatever they started from"
+    return "exact, and averaging was not possible: " + " ".join(against["average"]).rstrip(".")
+
+
+def _instead(parts: Sequence[Part], against: Mapping[str, Sequence[str]]) -> str:
+    """What could be done about it, of what would really help."""
+    last = list(against.values())[-1]
+    if "max_width is" in last[0]:
+        vouch = ", or set mixing.assume_same_init if you know that they started from the same tensors"
+        only_init = "average" in against and list(against["average"]) == init_reasons(parts)
+        return "Leave out ingredients, or raise max_width" + (vouch if only_init else "") + "."
+    if list(against.get("average", ())) == init_reasons(parts) and "concat" not in against:
+        possible = not MIXINGS["concat"].check(parts, ConcatMixing())
+        exact = "Mixing by 'concat' needs no common initialisation. " if possible else ""
+        return exact + "If you know that they started from the same tensors, set mixing.assume_same_init."
+    if any(reason.startswith("The methods differ") for reason in last):
+        return "Mix only adapters of one base model and one method."
+    if any(reason.startswith("The trained LayerNorms") for reason in last):
+        return "If you know that they started from the same tensors, set mixing.assume_same_init to average them."
+    if isinstance(parts[0].config, LoraConfig) and "concat" not in against:
+        return "Mixing by 'concat' takes LoRAs of any ranks and modules."
+    return "Mix only adapters of one base model and one structure."
+
+
+# --- what can be mixed with the best -------------------------------------------------------------
+
+
+def best_unranked(parts: Sequence[Part], request: MixingRequest) -> Part:
+    """Where nothing is ranked: one of the largest group that averages, else of the largest that concatenates."""
+    alike = Counter(_alike(part, request) for part in parts)
+    kinds = Counter(_kind(part) for part in parts)
+    return max(parts, key=lambda part: (alike[_alike(part, request)], kinds[_kind(part)]))
+
+
+def _alike(part: Part, request: MixingRequest) -> object:
+    """Equal for adapters that can be averaged; what cannot be averaged with anything is alone."""
+    if isinstance(request, ConcatMixing) or (isinstance(request, AutoMixing) and isinstance(part.config, LoraConfig)):
+        return part.digest
+    if request.assume_same_init:
+        return part.config
+    return part.digest if part.provenance.init_hash is None else (part.config, part.provenance.init_hash)
+
+
+def _kind(part: Part) -> object:
+    return getattr(part.config, "structure", part.config.method)
+
+
+def apart(best: Part, others: Sequence[Part], request: MixingRequest, *, ranked: bool) -> dict[str, str]:
+    """Why each other adapter (by digest) cannot be in a soup with the best; those that can are not in it.
+
+    With `auto` whoever can be averaged or concatenated stays. Those that can only be averaged (Houlsby adapters
+    train LayerNorms of their own) leave no place for those that can only be concatenated, and where nothing is
+    ranked a wide soup of few does not replace the average of many.
+    """
+    reasons: dict[str, dict[str, list[str]]] = {}
+    for mixing in candidates([best], request):
+        check = MIXINGS[mixing.method].check
+        reasons[mixing.method] = {one.digest: check([best, one], mixing) for one in others if one.digest != best.digest}
+    taken = reasons
+    if len(reasons) > 1:
+        averaged, joined = ({one for one, why in found.items() if not why} for found in reasons.values())
+        if not averaged <= joined or (averaged and not ranked):
+            taken = {"average": reasons["average"]}
+        else:
+            taken = {"concat": reasons["concat"]}
+    return {
+        digest: " ".join(dict.fromkeys(one for found in reasons.values() for one in found[digest]))
+        for found in taken.values()
+        for digest, why in found.items()
+        if why
+    }
+
+
+def within_width(parts: Sequence[Part], request: MixingRequest, *, max_width: int) -> tuple[int, str]:
+    """How many of the first parts make a soup within `max_width`, and what the next would have made of it."""
+    count, reason = len(parts), ""
+    while count > 1:
+        mixing = _cheapest(parts[:count], request)
+        found = too_wide(parts[:count], mixing, max_width)
+        if not found:
+            break
+        count, reason = count - 1, found[0]
+    return count, reason
+
+
+def _cheapest(parts: Sequence[Part], request: MixingRequest) -> Mixing:
+    """What parts that can be mixed are mixed by: the average where it is possible."""
+    first, *more = candidates(parts, request)
+    return first if not more or not MIXINGS[first.method].check(parts, first) else more[0]

@@ -1,0 +1,29 @@
+"""The one cast at the end of every mixing, and its refusal of what is no number. Called by the mixing methods."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from registry.adapters.weights import DTYPES
+from registry.errors import InvalidRecipe
+
+
+def cast_finite(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """The tensors in the soup's dtype; raises InvalidRecipe where values are NaN, infinite or out of its range."""
+    result = {name: tensor.to(dtype) for name, tensor in tensors.items()}
+    broken = sorted(name for name, tensor in result.items() if not torch.isfinite(tensor).all())
+    if broken:
+        raise InvalidRecipe(
+            f"The soup is not finite in {len(broken)} tensors ({broken[0]} first): an ingredient holds NaN or "
+            f"infinity, or the values leave the range of {dtype}."
+        )
+    return result
+
+
+def dtype_of(tensors: Mapping[str, Tensor]) -> str:
+    """The one dtype of a soup's tensors as the catalogue calls it: F32, F16 or BF16."""
+    dtype = next(iter(tensors.values())).dtype
+    return next(name for name, one in DTYPES.items() if one == dtype)

@@ -1,0 +1,140 @@
+"""How far a soup is from the exact mixture: the weighted mean of its ingredients' outputs in every layer.
+
+Called by `cook` for every report. `watched` gathers what the exact mixture gives while a mixing method reads the
+ingredients, so that none is read twice. In double precision and through BLAS: a figure of the report, no byte of the
+soup depends on it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from registry.adapters import from_tensors
+from registry.adapters.bottleneck import Bottleneck
+from registry.adapters.lora import LORA_A, LORA_B, PREFIX
+from registry.soup.compat import Part, Tensors
+from registry.spec import AdapterConfig, BaseShape, BottleneckConfig, LoraConfig, Mixing
+
+PROBES = 64
+SEED = 0
+
+
+class ExactMixture(ABC):
+    """What the ingredients give together, each with its weight, all times the mixing's scale."""
+
+    def __init__(self, shape: BaseShape, mixing: Mixing) -> None:
+        self.shape = shape
+        self._scale = float(mixing.scale)
+
+    def watched(self, part: Part) -> Part:
+        """The part, taken into account when it is loaded; it has to be loaded exactly once."""
+
+        def load() -> Tensors:
+            tensors = part.load()
+            self.add(part.config, tensors, float(part.weight) * self._scale)
+            return tensors
+
+        return replace(part, load=load)
+
+    @abstractmethod
+    def add(self, config: AdapterConfig, tensors: Tensors, factor: float) -> None:
+        """Take `factor` times an ingredient's update into account."""
+
+    @abstractmethod
+    def squares(self, config: AdapterConfig, tensors: Tensors) -> tuple[float, float]:
+        """Squared norms of the soup's difference from the exact mixture, and of the exact mixture."""
+
+    def residual(self, config: AdapterConfig, tensors: Tensors) -> float | None:
+        """The relative error of a soup; None where the ingredients cancel out and nothing is left to compare with."""
+        difference, size = self.squares(config, tensors)
+        if difference == 0.0:
+            return 0.0
+        return float(np.sqrt(difference / size)) if size > 0.0 else None
+
+
+def exact_mixture(config: AdapterConfig, shape: BaseShape, mixing: Mixing) -> ExactMixture:
+    """The exact mixture for adapters of a method, before any ingredient."""
+    return Probed(shape, mixing) if isinstance(config, BottleneckConfig) else Factored(shape, mixing)
+
+
+class Probed(ExactMixture):
+    """Bottlenecks: what they add to standard normal probes, the same for all, at every site.
+
+    Houlsby's trained LayerNorms are linear in their tensors: their average is exact, and they are left out.
+    """
+
+    def __init__(self, shape: BaseShape, mixing: Mixing) -> None:
+        super().__init__(shape, mixing)
+        self._exact: list[Tensor] = []
+
+    def add(self, config: AdapterConfig, tensors: Tensors, factor: float) -> None:
+        """Add the updates, each (probes, hidden)."""
+        updates = [factor * update for update in self._updates(config, tensors)]
+        self._exact = [a + b for a, b in zip(self._exact, updates, strict=True)] if self._exact else updates
+
+    def squares(self, config: AdapterConfig, tensors: Tensors) -> tuple[float, float]:
+        """Over all sites and probes."""
+        soup = self._updates(config, tensors)
+        difference = sum(float((a - b).square().sum()) for a, b in zip(soup, self._exact, strict=True))
+        return difference, sum(float(exact.square().sum()) for exact in self._exact)
+
+    @torch.no_grad()
+    def _updates(self, config: AdapterConfig, tensors: Tensors) -> list[Tensor]:
+        module = from_tensors(config, self.shape, tensors).double()
+        sites = [site for site in module.modules() if isinstance(site, Bottleneck)]
+        draw = np.random.Generator(np.random.PCG64(SEED))
+        updates = []
+        for site in sites:
+            probes = torch.from_numpy(draw.standard_normal((PROBES, self.shape.hidden_size)))
+            updates.append(site(probes, torch.zeros_like(probes)))
+        return updates
+
+
+class Factored(ExactMixture):
+    """LoRA: the updates s B A themselves, by the Frobenius norm, through the QR of their stacked factors.
+
+    ||B A||_F = ||R_B R_A^T||_F for B = Q_B R_B and A^T = Q_A R_A: the full matrix is never made, and nothing
+    cancels before the norm is taken.
+    """
+
+    def __init__(self, shape: BaseShape, mixing: Mixing) -> None:
+        super().__init__(shape, mixing)
+        self._factors: dict[str, list[tuple[Tensor, Tensor]]] = {}
+
+    def add(self, config: AdapterConfig, tensors: Tensors, factor: float) -> None:
+        """Keep the factors of every module, B times what stands before it."""
+        for path, pair in _factors(config, tensors, factor).items():
+            self._factors.setdefault(path, []).append(pair)
+
+    def squares(self, config: AdapterConfig, tensors: Tensors) -> tuple[float, float]:
+        """Over all modules."""
+        difference = size = 0.0
+        soup = _factors(config, tensors, -1.0)
+        for path, exact in self._factors.items():
+            size += _squared_norm(exact)
+            difference += _squared_norm([*exact, soup[path]])
+        return difference, size
+
+
+def _factors(config: AdapterConfig, tensors: Tensors, factor: float) -> dict[str, tuple[Tensor, Tensor]]:
+    """(B times factor and scaling (outputs, rank), A (rank, inputs)) by module, in double precision."""
+    assert isinstance(config, LoraConfig)
+    return {
+        path: (
+            tensors[PREFIX + path + LORA_B].double() * (factor * config.scaling(module)),
+            tensors[PREFIX + path + LORA_A].double(),
+        )
+        for path, module in config.modules().items()
+    }
+
+
+def _squared_norm(pairs: list[tuple[Tensor, Tensor]]) -> float:
+    """Squared Frobenius norm of the sum of the products B A."""
+    up = torch.linalg.qr(torch.cat([b for b, _ in pairs], 1), mode="r").R
+    down = torch.linalg.qr(torch.cat([a for _, a in pairs]).T, mode="r").R
+    return float((up @ down.T).square().sum())
