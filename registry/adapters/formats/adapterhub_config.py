@@ -1,0 +1,220 @@
+"""Options of an AdapterHub checkpoint (`BnConfig` of adapters 1.3) to and from our configuration. No tensors.
+
+An option that changes the logits and has no counterpart here is refused by its name, all of them at once; options
+that matter in training only (dropout, initialisation) are passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from registry.errors import Incompatible, InvalidManifest, UnknownMethod
+from registry.spec import BottleneckConfig
+
+VERSION = "adapters.1.3.0"
+"""The release whose format is written; readers take a file without a version as one of years ago."""
+
+MAX_SCALE = 1e6
+Scaling = Literal["constant", "learned", "channel"]
+
+_ACTIVATIONS: dict[str, Literal["relu", "gelu", "swish"]] = {
+    "relu": "relu", "gelu": "gelu", "swish": "swish", "silu": "swish",
+}  # fmt: skip
+_BEFORE_VERSIONS = {"gelu": "gelu_new", "gelu_orig": "gelu"}  # what the names meant (loading.py, ACTIVATION_RENAME)
+_FLAGS = {
+    "mh_adapter": None, "output_adapter": None, "original_ln_before": False, "original_ln_after": True,
+    "ln_before": False, "is_parallel": False,
+}  # fmt: skip
+_REFUSED = {
+    "ln_after": "a LayerNorm after the adapter",
+    "use_gating": "a gate on the adapter's output",
+    "phm_layer": "hypercomplex projections (Compacter)",
+    "inv_adapter": "an invertible adapter after the embeddings",
+    "invertible_adapter": "an invertible adapter after the embeddings",
+    "cross_adapter": "an adapter after cross attention",
+    "leave_out": "layers without an adapter",
+}
+_NO_REFUSAL = frozenset({
+    *_FLAGS, *_REFUSED, "non_linearity", "scaling", "residual_before_ln",
+    # training only, or shapes that the tensors say
+    "dropout", "stochastic_depth", "init_weights", "init_weights_seed", "reduction_factor",
+    # of what is refused above where it is used
+    "adapter_residual_before_ln", "inv_adapter_reduction_factor", "phm_dim", "factorized_phm_W", "shared_W_phm",
+    "shared_phm_rule", "factorized_phm_rule", "phm_c_init", "phm_init_range", "learn_phm",
+    "hypercomplex_nonlinearity", "phm_rank", "phm_bias",
+})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a checkpoint's options mean here, all but the width, which its tensors say.
+
+    `ln_before` and `scaling` say which tensors there are: with `learned` one factor a layer, with `channel` one for
+    each hidden unit, both to be multiplied into the up-projection.
+    """
+
+    structure: Literal["houlsby", "pfeiffer", "bapna_firat", "parallel"]
+    activation: Literal["relu", "gelu", "swish"]
+    scale: float
+    scaling: Scaling
+    input: Literal["module", "residual"]
+
+    def config(self, width: int) -> BottleneckConfig:
+        """The configuration of bottlenecks this wide."""
+        return BottleneckConfig(
+            structure=self.structure,
+            bottleneck=width,
+            activation=self.activation,
+            scale=self.scale,
+            input=self.input,
+            trained_norms=self.structure != "houlsby",
+        )
+
+
+def read_options(config: object, *, versioned: bool) -> Options:
+    """The meaning of `config` in a checkpoint's adapter_config.json; `versioned` where the file names a version.
+
+    Raises InvalidManifest where it is no table, else UnknownMethod with every option that has no counterpart.
+    """
+    if not isinstance(config, Mapping):
+        raise InvalidManifest("'config' in adapter_config.json is not a table of options.", param="config")
+    if config.get("architecture"):
+        raise UnknownMethod(
+            f"It is a checkpoint of {str(config['architecture'])[:40]!r}; bottleneck adapters of AdapterHub are "
+            "converted (seq_bn, double_seq_bn, par_bn).",
+            param="architecture",
+        )
+    problems = _refused(config)
+    flags = {name: config.get(name, default) for name, default in _FLAGS.items()}
+    problems += [f"Option {n!r} is {_shown(v)}, not true or false." for n, v in flags.items() if type(v) is not bool]
+    activation = _activation(config.get("non_linearity"), versioned=versioned, problems=problems)
+    scale, scaling = _scaling(config.get("scaling", 1.0), problems)
+    placed = None if problems else _placed(flags, config.get("residual_before_ln", True), problems)
+    if problems or placed is None:
+        raise _unknown(problems)
+    return Options(structure=placed[0], input=placed[1], activation=activation, scale=scale, scaling=scaling)
+
+
+def _unknown(problems: list[str]) -> UnknownMethod:
+    more = f" ({len(problems) - 1} more problems)" if len(problems) > 1 else ""
+    return UnknownMethod(
+        f"The checkpoint cannot be converted: {problems[0].rstrip('.')}{more}.", param="config", problems=problems
+    )
+
+
+def _shown(value: object) -> str:
+    return repr(value)[:60]
+
+
+def _refused(config: Mapping[str, Any]) -> list[str]:
+    """One sentence for every option without counterpart; an unknown one that is null, false or empty says nothing."""
+    problems = [
+        f"Option {name!r} is {_shown(config[name])}: {what} has no counterpart here."
+        for name, what in _REFUSED.items()
+        if config.get(name)
+    ]
+    return problems + [
+        f"Option {str(name)[:60]!r} is not known." for name, on in config.items() if on and name not in _NO_REFUSAL
+    ]
+
+
+def _activation(name: object, *, versioned: bool, problems: list[str]) -> Literal["relu", "gelu", "swish"]:
+    text = name.lower() if isinstance(name, str) else ""
+    meant = text if versioned else _BEFORE_VERSIONS.get(text, text)
+    if meant not in _ACTIVATIONS:
+        old = f" ({meant!r} today)" if meant != text else ""
+        problems.append(f"Option 'non_linearity' is {_shown(name)}{old}; relu, gelu and swish are known here.")
+    return _ACTIVATIONS.get(meant, "relu")
+
+
+def _scaling(value: object, problems: list[str]) -> tuple[float, Scaling]:
+    if value == "learned":
+        return 1.0, "learned"
+    if value == "channel":
+        return 1.0, "channel"
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MAX_SCALE:
+        return float(value), "constant"
+    problems.append(
+        f"Option 'scaling' is {_shown(value)}; a number up to {MAX_SCALE:g}, 'learned' or 'channel' is needed."
+    )
+    return 1.0, "constant"
+
+
+def _placed(
+    flags: Mapping[str, bool | None], residual_before_ln: object, problems: list[str]
+) -> tuple[Literal["houlsby", "pfeiffer", "bapna_firat", "parallel"], Literal["module", "residual"]] | None:
+    """Structure and input of adapters placed so, or None and the reason in `problems`."""
+    if not flags["output_adapter"]:
+        problems.append("Option 'output_adapter' is false: adapters after attention alone have no counterpart here.")
+        return None
+    if flags["is_parallel"]:
+        wrong = [name for name in ("mh_adapter", "ln_before") if flags[name]]
+        problems += [f"Option {name!r} with 'is_parallel' has no counterpart here." for name in wrong]
+        if not flags["original_ln_after"]:
+            problems.append("Option 'original_ln_after' is false: the residual connection is lost.")
+        return None if problems else ("parallel", "residual")
+    reads = _reads(flags, residual_before_ln)
+    if reads is None:
+        problems.append(
+            f"Options original_ln_before={flags['original_ln_before']}, original_ln_after={flags['original_ln_after']}"
+            f", residual_before_ln={_shown(residual_before_ln)} lose or repeat the residual connection."
+        )
+        return None
+    if not flags["mh_adapter"]:
+        return ("bapna_firat" if flags["ln_before"] else "pfeiffer"), reads
+    if flags["ln_before"] or reads == "residual":
+        name = "ln_before" if flags["ln_before"] else "original_ln_before"
+        problems.append(f"Option {name!r} with 'mh_adapter' has no counterpart here.")
+        return None
+    return "houlsby", "module"
+
+
+def _reads(flags: Mapping[str, bool | None], residual_before_ln: object) -> Literal["module", "residual"] | None:
+    """What a sequential adapter reads on a pre-norm model; None where the residual is not added exactly once."""
+    before, after = flags["original_ln_before"], flags["original_ln_after"]
+    if before:
+        return "residual" if residual_before_ln is after else None
+    return "module" if after and residual_before_ln in (True, False) else None
+
+
+def write_options(config: BottleneckConfig, *, hidden_size: int) -> dict[str, Any]:
+    """The options with which `adapters` computes what `config` means.
+
+    Raises Incompatible, all reasons at once, for what the library has no option for.
+    """
+    problems = []
+    if config.structure == "parallel" and config.input == "module":
+        problems.append("A parallel adapter of AdapterHub reads the residual stream, and this one the normed argument.")
+    if config.structure == "houlsby" and config.trained_norms:
+        problems.append("AdapterHub keeps no trained LayerNorms of the base, and this Houlsby adapter has some.")
+    if config.structure == "bapna_firat" and config.layer_norm_eps != 1e-5:
+        problems.append(f"AdapterHub's LayerNorm has epsilon 1e-05, and this adapter's {config.layer_norm_eps:g}.")
+    if problems:
+        raise Incompatible(
+            f"The adapter cannot be written for AdapterHub: {problems[0]}", param="config", problems=problems
+        )
+    return {
+        "adapter_residual_before_ln": False,
+        "is_parallel": config.structure == "parallel",
+        "leave_out": [],
+        "ln_after": False,
+        "ln_before": config.structure == "bapna_firat",
+        "mh_adapter": config.structure == "houlsby",
+        "non_linearity": config.activation,
+        "original_ln_after": True,
+        "original_ln_before": config.input == "residual" and config.structure != "parallel",
+        "output_adapter": True,
+        "reduction_factor": _reduction_factor(hidden_size, config.bottleneck),
+        "residual_before_ln": True,
+        "scaling": config.scale,
+    }
+
+
+def _reduction_factor(hidden_size: int, width: int) -> float:
+    """The factor of which the library makes this width: int(hidden_size // factor) (methods/bottleneck.py)."""
+    exact = hidden_size / width
+    if exact.is_integer():
+        return int(exact)
+    return exact if int(hidden_size // exact) == width else hidden_size / (width + 0.5)

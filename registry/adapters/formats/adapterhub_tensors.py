@@ -1,0 +1,198 @@
+"""Names and shapes of a checkpoint's tensors in AdapterHub's library, to and from the canonical ones.
+
+Called by `adapterhub`; knows neither files nor JSON. Layer i has, at `output_adapters` (our `ffn`) and
+`attention_adapters`, below `<layers>.<i>.<site>.adapters.<name>.`: `adapter_down.0.weight` (m, d) and `.bias` (m),
+`adapter_up.weight` (d, m) and `.bias` (d); with a LayerNorm before it, that as `adapter_norm_before` and again as
+`adapter_down.0`, the projection then being `adapter_down.1`; with a learned scaling, `scaling` (1) or (d).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from registry.adapters import tensor_problems
+from registry.adapters.formats.adapterhub_config import Options
+from registry.adapters.weights import DTYPES
+from registry.errors import Incompatible
+from registry.tensor_file import refuse
+
+MAX_WIDTH = 65536
+_SITES = {"output_adapters": "ffn", "attention_adapters": "attention"}
+_CANONICAL = re.compile(r"layers\.(\d{1,9})\.(ffn|attention)\.(norm|down|up)\.(weight|bias)", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the library names an adapter's tensors: `prefix.layers.<i>.<site>.adapters.name.`.
+
+    The prefix is missing where the model was saved without its language-model head.
+    """
+
+    prefix: str
+    layers: str
+    name: str
+    options: Options
+
+    def sites(self) -> tuple[str, ...]:
+        """The places of a layer that have an adapter."""
+        return (
+            ("attention_adapters", "output_adapters") if self.options.structure == "houlsby" else ("output_adapters",)
+        )
+
+    def down(self) -> str:
+        """The name of the down-projection, which a LayerNorm before it moves."""
+        return "adapter_down.1" if self.options.structure == "bapna_firat" else "adapter_down.0"
+
+    def leaves(self, width: int, hidden_size: int) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of the tensors at one place."""
+        shapes: dict[str, tuple[int, ...]] = {
+            f"{self.down()}.weight": (width, hidden_size),
+            f"{self.down()}.bias": (width,),
+            "adapter_up.weight": (hidden_size, width),
+            "adapter_up.bias": (hidden_size,),
+        }
+        if self.options.structure == "bapna_firat":
+            for norm in ("adapter_norm_before", "adapter_down.0"):
+                shapes |= {f"{norm}.weight": (hidden_size,), f"{norm}.bias": (hidden_size,)}
+        if self.options.scaling != "constant":
+            shapes["scaling"] = (1,) if self.options.scaling == "learned" else (hidden_size,)
+        return shapes
+
+
+def to_canonical(found: Mapping[str, Tensor], layout: Layout, *, hidden_size: int) -> tuple[int, dict[str, Tensor]]:
+    """Width and canonical tensors of a checkpoint, in the dtype they are stored in; a learned scaling is folded in.
+
+    Raises InvalidWeights with everything that is missing, too many, of another shape or dtype, or not finite.
+    """
+    tensors = _by_place(found, layout)
+    width = _width(tensors, found, layout)
+    numbers = {int(place.split(".")[0]) for place in tensors if place[0].isdigit()}
+    expected = {
+        f"{i}.{site}.{leaf}": shape
+        for i in range(max(numbers) + 1)
+        for site in layout.sites()
+        for leaf, shape in layout.leaves(width, hidden_size).items()
+    }
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    problems = tensor_problems(expected, shapes) + _value_problems(tensors)
+    if problems:
+        raise refuse("weights", problems)
+    return width, dict(_canonical(tensors, layout, layers=max(numbers) + 1))
+
+
+def _by_place(found: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]:
+    """Tensors by `<layer>.<site>.<leaf>`; those that are not the adapter's keep their name."""
+    pattern = re.compile(
+        rf"(?:{re.escape(layout.prefix)}\.)?{re.escape(layout.layers)}\.(0|[1-9]\d{{0,3}})\.({'|'.join(_SITES)})"
+        rf"\.adapters\.{re.escape(layout.name)}\.([\w.]+)",
+        re.ASCII,
+    )
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in found.items():
+        match = pattern.fullmatch(name)
+        place = ".".join(match.groups()) if match else name
+        tensors[name if place in tensors else place] = tensor
+    return tensors
+
+
+def _width(tensors: Mapping[str, Tensor], found: Mapping[str, Tensor], layout: Layout) -> int:
+    downs = {
+        place: tensor.shape[0]
+        for place, tensor in tensors.items()
+        if place[0].isdigit() and place.endswith(f".{layout.down()}.weight") and tensor.ndim == 2
+    }
+    widths = sorted(set(downs.values()))
+    if not widths:
+        raise refuse("weights", [_nothing(found, layout)])
+    if not 1 <= widths[0] <= MAX_WIDTH:
+        raise refuse("weights", [f"Its bottlenecks are {widths[0]} wide; 1 to {MAX_WIDTH} can be taken."])
+    if len(widths) > 1:
+        of = ", ".join(f"{width} in {next(p for p in downs if downs[p] == width)}" for width in widths)
+        raise refuse("weights", [f"Its bottlenecks have several widths ({of}), and one for all layers is needed."])
+    return widths[0]
+
+
+def _nothing(found: Mapping[str, Tensor], layout: Layout) -> str:
+    """Why no tensor is the adapter's."""
+    first = f"{layout.prefix}.{layout.layers}.0.{layout.sites()[-1]}.adapters.{layout.name}.{layout.down()}.weight"
+    return f"None of its {len(found)} tensors is named like {first}; the first is {next(iter(found))[:120]!r}."
+
+
+def _value_problems(tensors: Mapping[str, Tensor]) -> list[str]:
+    dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()}
+    problems = [
+        f"Tensor {name[:120]!r} is {tensor.dtype}; float32, float16 and bfloat16 are read."
+        for name, tensor in tensors.items()
+        if tensor.dtype not in DTYPES.values()
+    ]
+    if len(dtypes) > 1:
+        problems.append(f"Its tensors are of several dtypes ({', '.join(sorted(dtypes))}): store them in one.")
+    if problems:
+        return problems
+    broken = {name: int((~torch.isfinite(tensor)).sum()) for name, tensor in tensors.items()}
+    problems = [f"Tensor {name!r} holds {bad} values that are NaN or infinite." for name, bad in broken.items() if bad]
+    for name, tensor in tensors.items():
+        twin = tensors.get(name.replace("adapter_norm_before", "adapter_down.0"))
+        if twin is not None and twin.shape == tensor.shape and not torch.equal(twin, tensor):
+            problems.append(f"Tensor {name!r} and its second copy in adapter_down.0 differ.")
+    return problems
+
+
+def _canonical(tensors: Mapping[str, Tensor], layout: Layout, *, layers: int) -> Iterator[tuple[str, Tensor]]:
+    """Checked tensors under their canonical names."""
+    parts = {"down": layout.down(), "up": "adapter_up"}
+    if layout.options.structure == "bapna_firat":
+        parts["norm"] = "adapter_norm_before"
+    for i in range(layers):
+        for site in layout.sites():
+            scaling = tensors.get(f"{i}.{site}.scaling")
+            for part, theirs in parts.items():
+                for kind in ("weight", "bias"):
+                    tensor = tensors[f"{i}.{site}.{theirs}.{kind}"]
+                    if part == "up" and scaling is not None:
+                        tensor = _scaled(tensor, scaling)
+                    yield f"layers.{i}.{_SITES[site]}.{part}.{kind}", tensor.contiguous()
+
+
+def _scaled(tensor: Tensor, scaling: Tensor) -> Tensor:
+    """U or b_U, rows times `scaling` (1) or (d), in fp32 with one cast at the end."""
+    factor = scaling.to(torch.float32).reshape(-1, *[1] * (tensor.ndim - 1))
+    return (tensor.to(torch.float32) * factor).to(tensor.dtype)
+
+
+def from_canonical(tensors: Mapping[str, Tensor], layout: Layout, *, width: int, hidden_size: int) -> dict[str, Tensor]:
+    """The library's tensors of an adapter of ours; raises Incompatible with every name and shape that is wrong."""
+    sites = {ours: theirs for theirs, ours in _SITES.items()}
+    parts = {"down": (layout.down(),), "up": ("adapter_up",), "norm": ("adapter_norm_before", "adapter_down.0")}
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        match = _CANONICAL.fullmatch(name)
+        if match is None:
+            found[name] = tensor
+            continue
+        layer, site, part, kind = match.groups()
+        found |= {f"{layer}.{sites[site]}.{theirs}.{kind}": tensor for theirs in parts[part]}
+    layers = 1 + max((int(name.split(".")[0]) for name in found if name[0].isdigit()), default=-1)
+    expected = {
+        f"{i}.{site}.{leaf}": shape
+        for i in range(layers)
+        for site in layout.sites()
+        for leaf, shape in layout.leaves(width, hidden_size).items()
+    }
+    problems = tensor_problems(expected, {name: tuple(tensor.shape) for name, tensor in found.items()})
+    if problems or not layers:
+        raise Incompatible(
+            "The tensors are not those of the adapter's configuration: "
+            f"{problems[0] if problems else 'there are none.'}", param="tensors", problems=problems,
+        )  # fmt: skip
+    return {_their_name(place, layout): found[place] for place in expected}
+
+
+def _their_name(place: str, layout: Layout) -> str:
+    layer, site, leaf = place.split(".", 2)
+    return f"{layout.prefix}.{layout.layers}.{layer}.{site}.adapters.{layout.name}.{leaf}"
