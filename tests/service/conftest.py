@@ -1,20 +1,55 @@
-"""A server around the tiny base model: in process (`world`), and the same on a real loopback port (`live`)."""
+"""A server around the tiny base model: in process (`world`), and the same on a real loopback port (`live`).
+
+A module that says `DATABASES = KINDS` has its tests run on each kind of database; the others run on SQLite, or all on
+the one that the environment names as TEST_DATABASE.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.postgres import databases  # noqa: F401 (a fixture)
 from tests.service.worlds import BASE_ID, Live, World, open_live, open_world, write_bases
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run the tests of a module on the databases it names."""
+    kinds = getattr(metafunc.module, "DATABASES", ())
+    if kinds and "database_kind" in metafunc.fixturenames:
+        metafunc.parametrize("database_kind", kinds, scope="module", indirect=True)
+
+
 @pytest.fixture(scope="module")
-def world(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def database_kind(request: pytest.FixtureRequest) -> str:
+    """The kind of database that the servers of this module keep their rows in."""
+    return str(getattr(request, "param", os.environ.get("TEST_DATABASE", "sqlite")))
+
+
+@pytest.fixture(scope="module")
+def database_settings(request: pytest.FixtureRequest, database_kind: str) -> Iterator[dict[str, Any]]:
+    """Settings of a server that has a new database of this kind."""
+    if database_kind == "sqlite":
+        yield {}
+        return
+    postgres = request.getfixturevalue("postgres")
+    url = postgres.url()
+    yield {"database_url": url}
+    postgres.drop(url)
+
+
+@pytest.fixture(scope="module")
+def world(
+    tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory, database_settings: dict[str, Any]
+) -> Iterator[World]:
     """A server over the tiny base, shared by the tests of one module."""
     folder = tmp_path_factory.mktemp("world")
-    yield from open_world(folder / "data", write_bases(folder / "bases.toml", {BASE_ID: tiny_base_dir}))
+    bases = write_bases(folder / "bases.toml", {BASE_ID: tiny_base_dir})
+    yield from open_world(folder / "data", bases, **database_settings)
 
 
 @pytest.fixture(scope="module")

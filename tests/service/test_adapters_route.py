@@ -15,15 +15,20 @@ from registry.adapters.arrays import save_embeddings
 from registry.fit import fit
 from registry.names import sha256_digest
 from registry.spec import PoolSpec, UniformSpec
+from tests.postgres import KINDS
 from tests.service.worlds import BASE_ID, World, adapter_weights, open_world, write_bases
+
+DATABASES = KINDS
 
 
 @pytest.fixture(scope="module")
-def world(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def world(
+    tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory, database_settings: dict[str, Any]
+) -> Iterator[World]:
     """A server whose jobs stay in the queue."""
     folder = tmp_path_factory.mktemp("adapters")
     bases = write_bases(folder / "bases.toml", {BASE_ID: tiny_base_dir})
-    yield from open_world(folder / "data", bases, job_workers=0)
+    yield from open_world(folder / "data", bases, **database_settings, job_workers=0)
 
 
 def vectors(world: World, seed: int = 0) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from migrations import upgrade
 from registry.catalogue import Database
 from registry.errors import Conflict, Forbidden, InvalidParameter, NotFound, Unauthenticated
 from service.auth import (
@@ -20,16 +19,15 @@ from service.auth import (
     new_secret,
     secret_sha256,
 )
+from tests.postgres import Databases
 
 BOOTSTRAP = "sk-soup-" + "b" * 43
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
-    found = Database(f"sqlite:///{tmp_path}/soup.db")
-    upgrade(found.engine)
-    yield found
-    found.close()
+def database(databases: Databases, tmp_path: Path) -> Iterator[Database]:
+    with databases.new(tmp_path) as found:
+        yield found
 
 
 def add(database: Database, secret: str, *, scopes: tuple[str, ...] = ("read",)) -> str:

@@ -6,11 +6,15 @@ import hashlib
 import http.client
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
+from tests.postgres import KINDS
 from tests.service.worlds import BASE_ID, Live, World, open_world, write_bases
+
+DATABASES = KINDS
 
 
 def digest_of(data: bytes) -> str:
@@ -22,10 +26,12 @@ def stored_files(world: World) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def small(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def small(
+    tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory, database_settings: dict[str, Any]
+) -> Iterator[World]:
     folder = tmp_path_factory.mktemp("small")
     bases = write_bases(folder / "bases.toml", {BASE_ID: tiny_base_dir})
-    yield from open_world(folder / "data", bases, max_blob_bytes=1000, preload=False)
+    yield from open_world(folder / "data", bases, **database_settings, max_blob_bytes=1000, preload=False)
 
 
 def test_up_and_down(world: World) -> None:

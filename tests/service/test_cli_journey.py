@@ -14,7 +14,10 @@ import pytest
 from registry.folder import WEIGHTS_FILE, read_folder, write_folder
 from registry.spec import Provenance
 from service import cli
+from tests.postgres import KINDS
 from tests.service.worlds import CONFIG, Live, adapter_weights, write_bases
+
+DATABASES = KINDS
 
 INIT = "sha256:" + "d" * 64
 WORDS = {

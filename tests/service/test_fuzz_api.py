@@ -161,12 +161,14 @@ def examples(world: World, known: dict[str, str]) -> dict[str, dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def stocked(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stocked]:
+def stocked(
+    tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory, database_settings: dict[str, Any]
+) -> Iterator[Stocked]:
     folder = tmp_path_factory.mktemp("conformance")
     base = shutil.copytree(tiny_base_dir, folder / "base")
     config = json.loads((base / "tokenizer_config.json").read_text())
     (base / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": TEMPLATE}))
-    for world in open_world(folder / "data", write_bases(folder / "bases.toml", {BASE_ID: base})):
+    for world in open_world(folder / "data", write_bases(folder / "bases.toml", {BASE_ID: base}), **database_settings):
         schema = schemathesis.openapi.from_asgi("/openapi.json", world.app)
         yield Stocked(world, schema, examples(world, stock(world)))
 

@@ -56,10 +56,12 @@ class Held:
 
 
 @pytest.fixture(scope="module")
-def narrow(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def narrow(
+    tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory, database_settings: dict[str, Any]
+) -> Iterator[World]:
     folder = tmp_path_factory.mktemp("narrow")
     bases = write_bases(folder / "bases.toml", {BASE_ID: tiny_base_dir})
-    yield from open_world(folder / "data", bases, engine_queue=1, ready_seconds=0)
+    yield from open_world(folder / "data", bases, **database_settings, engine_queue=1, ready_seconds=0)
 
 
 @pytest.fixture(scope="module")

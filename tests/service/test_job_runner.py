@@ -20,7 +20,7 @@ from service import jobs as module
 from service.job_kinds import JobContext, JobKind
 from service.jobs import FINAL, JobRunner, result_of
 from service.settings import Settings
-from tests.registry.catalogue_world import new_database
+from tests.postgres import Databases
 
 PATIENCE = 20.0
 Run = Callable[[JobContext], dict[str, Any]]
@@ -105,18 +105,17 @@ class Stage:
 
 
 @pytest.fixture
-def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+def stage(databases: Databases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     monkeypatch.setattr(module, "RETRY_SECONDS", 0.0)
     monkeypatch.setattr(module, "IDLE_SECONDS", 0.1)
     monkeypatch.setattr(module, "PROGRESS_SECONDS", 0.0)
-    database = new_database(tmp_path)
-    stage = Stage(database, tmp_path)
-    monkeypatch.setattr(module, "KINDS", {"test": stage.kind()})
-    yield stage
-    stage.go_on.set()
-    for runner in stage.runners:
-        runner.stop()
-    database.close()
+    with databases.new(tmp_path) as database:
+        stage = Stage(database, tmp_path)
+        monkeypatch.setattr(module, "KINDS", {"test": stage.kind()})
+        yield stage
+        stage.go_on.set()
+        for runner in stage.runners:
+            runner.stop()
 
 
 class TestEnds:

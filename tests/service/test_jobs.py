@@ -20,19 +20,24 @@ from registry.errors import Cancelled, InvalidSample, Unavailable
 from registry.spec import CookRequest, HandRecipe, Provenance, WeightedRef
 from service import jobs as jobs_module
 from service.client import SoupClient
+from tests.postgres import KINDS
 from tests.service.domains import WORDS, passages
 from tests.service.worlds import BASE_ID, Live, World, open_live, open_world, write_bases
+
+DATABASES = KINDS
 
 INIT = Provenance(init_hash="sha256:" + "1" * 64, init_source="declared").model_dump()
 PATIENCE = timedelta(seconds=60)
 
 
 @pytest.fixture(scope="module")
-def live(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+def live(
+    tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory, database_settings: dict[str, Any]
+) -> Iterator[Live]:
     """A server with two workers, three domains with samples, and one adapter of another namespace."""
     folder = tmp_path_factory.mktemp("jobs")
     bases = write_bases(folder / "bases.toml", {BASE_ID: tiny_base_dir})
-    for world in open_world(folder / "data", bases, job_workers=2, refit_delay_seconds=0.0):
+    for world in open_world(folder / "data", bases, **database_settings, job_workers=2, refit_delay_seconds=0.0):
         for live in open_live(world):
             pushed = [
                 world.push(

@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
+from tests.postgres import KINDS
 from tests.service.worlds import World
+
+DATABASES = KINDS
 
 
 def make(world: World, secret: str | None = None, **body: Any) -> Any:

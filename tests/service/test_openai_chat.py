@@ -23,14 +23,16 @@ HELLO: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user",
 
 
 @pytest.fixture(scope="module")
-def world(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def world(
+    tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory, database_settings: dict[str, Any]
+) -> Iterator[World]:
     folder = tmp_path_factory.mktemp("chat")
     chatty = folder / "chatty"
     shutil.copytree(tiny_base_dir, chatty)
     config = json.loads((chatty / "tokenizer_config.json").read_text())
     (chatty / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": TEMPLATE}))
     bases = write_bases(folder / "bases.toml", {"tiny": tiny_base_dir, "chatty": chatty})
-    yield from open_world(folder / "data", bases)
+    yield from open_world(folder / "data", bases, **database_settings)
 
 
 @pytest.fixture(scope="module")

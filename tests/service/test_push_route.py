@@ -19,7 +19,10 @@ from registry.adapters.arrays import save_embeddings
 from registry.adapters.weights import load_tensors, save_tensors
 from registry.names import sha256_digest
 from registry.samples import encode_lines
+from tests.postgres import KINDS
 from tests.service.worlds import BASE_ID, CONFIG, World, adapter_weights, open_world, write_bases
+
+DATABASES = KINDS
 
 WEIGHTS = "adapter_model.safetensors"
 NOBODY = "sha256:" + "0" * 64
@@ -27,12 +30,20 @@ PASSAGES = [f"passage number {number}" for number in range(700)]
 
 
 @pytest.fixture(scope="module")
-def world(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def world(
+    tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory, database_settings: dict[str, Any]
+) -> Iterator[World]:
     """A server whose jobs stay in the queue, and whose inline files are small."""
     folder = tmp_path_factory.mktemp("push")
     bases = write_bases(folder / "bases.toml", {BASE_ID: tiny_base_dir})
     yield from open_world(
-        folder / "data", bases, job_workers=0, max_inline_bytes=64 * 1024, max_json_bytes=2**20, max_sample_bytes=2**16
+        folder / "data",
+        bases,
+        **database_settings,
+        job_workers=0,
+        max_inline_bytes=64 * 1024,
+        max_json_bytes=2**20,
+        max_sample_bytes=2**16,
     )
 
 

@@ -21,11 +21,15 @@ EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "8"))
 
 
 @pytest.fixture(scope="module")
-def world(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def world(
+    tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory, database_settings: dict[str, Any]
+) -> Iterator[World]:
     """A server that waits for no job."""
     folder = tmp_path_factory.mktemp("fuzz")
     bases = write_bases(folder / "bases.toml", {BASE_ID: tiny_base_dir})
-    yield from open_world(folder / "data", bases, wait_seconds=0, max_wait_seconds=0, job_workers=0)
+    yield from open_world(
+        folder / "data", bases, **database_settings, wait_seconds=0, max_wait_seconds=0, job_workers=0
+    )
 
 
 def operations(world: World) -> list[Any]:
