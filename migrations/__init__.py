@@ -1,10 +1,12 @@
 """The schema's history. Called by `soup migrate`, and by `soup serve` for SQLite; imports the tables only.
 
-Migrations run on a connection that is handed in; there is no alembic.ini and no environment to read.
+Migrations run on a connection that is handed in; there is no alembic.ini and no environment to read. Of several that
+are asked for at once, in one process or in many, each waits for the one before and finds its work done.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,9 +15,12 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from alembic.util import CommandError
 from sqlalchemy import Connection, Engine
 
 SCRIPTS = Path(__file__).parent
+_one_at_a_time = threading.Lock()
+"""Alembic's context, which the scripts see, is one for the whole process."""
 
 
 def head() -> str:
@@ -25,16 +30,29 @@ def head() -> str:
     return revision
 
 
+def knows(revision: str) -> bool:
+    """Whether this code has a revision; a database may be at one of a later version."""
+    try:
+        return ScriptDirectory.from_config(_config()).get_revision(revision) is not None
+    except CommandError:
+        return False
+
+
 def current(engine: Engine) -> str | None:
     """The revision a database is at; None for an empty one."""
     with engine.connect() as connection:
         return MigrationContext.configure(connection).get_current_revision()
 
 
-def upgrade(engine: Engine, revision: str = "head") -> None:
-    """Bring a database up to a revision, in one transaction: all of it or nothing."""
+def upgrade(engine: Engine, revision: str = "head") -> str | None:
+    """Bring a database up to a revision, in one transaction: all of it or nothing.
+
+    Returns the revision it was at when it had its turn.
+    """
     with _migrating(engine) as connection:
+        found = MigrationContext.configure(connection).get_current_revision()
         command.upgrade(_config(connection), revision)
+        return found
 
 
 def downgrade(engine: Engine, revision: str) -> None:
@@ -53,11 +71,11 @@ def _config(connection: Connection | None = None) -> Config:
 
 @contextmanager
 def _migrating(engine: Engine) -> Iterator[Connection]:
-    """A write transaction. On SQLite foreign keys are off in it and checked at its end.
+    """A write transaction, which waits for its turn as long as it takes. On SQLite foreign keys are checked at its end.
 
     SQLite alters most of a table by making another, copying, and dropping the first, which a foreign key to it refuses.
     """
-    with engine.connect().execution_options(soup_mode="write") as connection:
+    with _one_at_a_time, engine.connect().execution_options(soup_mode="migrate") as connection:
         if engine.dialect.name != "sqlite":
             with connection.begin():
                 yield connection

@@ -31,7 +31,6 @@ IDLE_SECONDS = 1.0
 PROGRESS_SECONDS = 0.5
 RETRY_SECONDS = 2.0
 """Before the first retry; doubled for each further one."""
-"""Jobs looked through at the start for what a process that died had no time to remove."""
 FINAL = frozenset({"succeeded", "failed", "cancelled"})
 TRANSIENT = (Busy, Unavailable)
 
@@ -138,16 +137,21 @@ class JobRunner:
                 continue
             try:
                 self._run(row)
-            except Exception:  # its end could not be stored: the lease runs out, and it is run again
+            except (Busy, Unavailable) as error:  # its end could not be stored: it is run again after its lease
+                fields = {"job": row.id, "kind": row.kind}
+                log.warning("the end of a job is not stored: %s", error.message, extra={"fields": fields})
+            except Exception:
                 log.exception("ending a job failed", extra={"fields": {"job": row.id, "kind": row.kind}})
 
     def _claim(self) -> JobRow | None:
         try:
             with self._database.write() as catalogue:
                 return catalogue.jobs.claim(self._name, list(KINDS), self._settings.job_lease_seconds, _now())
-        except Exception:  # the database may be gone for a while; the queue is not lost with it
+        except (Busy, Unavailable) as error:  # the queue is not lost with the connection to it
+            log.warning("no job can be claimed: %s", error.message)
+        except Exception:
             log.exception("claiming a job failed")
-            return None
+        return None
 
     def _run(self, row: JobRow) -> None:
         """Run a claimed job to its end, and remove what only it needed; not where it goes on elsewhere."""
@@ -205,9 +209,13 @@ class JobRunner:
         """Store how far a job is and tell who watches. Raises Cancelled where it is no longer ours, or Interrupted."""
         if self._stopping.is_set():
             raise Interrupted("The server is stopping; the job goes on when it is back.")
-        ours = self.store(
-            lambda jobs: jobs.progress(row.id, done=done, total=total, message=message, worker=self._name)
-        )
+        try:
+            ours = self.store(
+                lambda jobs: jobs.progress(row.id, done=done, total=total, message=message, worker=self._name)
+            )
+        except (Busy, Unavailable) as error:  # nothing is lost with a number; the work goes on
+            log.warning("progress is not stored: %s", error.message)
+            return
         if not ours:
             raise Cancelled("The job was cancelled.")
         self._tell(row.id)
@@ -223,6 +231,8 @@ class JobRunner:
                         if not catalogue.jobs.heartbeat(job_id, self._name, self._settings.job_lease_seconds, _now()):
                             cancelled.set()
                     catalogue.jobs.requeue_expired(_now())
+            except (Busy, Unavailable) as error:
+                log.warning("no heartbeat: %s", error.message)
             except Exception:
                 log.exception("heartbeat failed")
 

@@ -66,8 +66,8 @@ class Runtime:
 
     @property
     def sole_owner(self) -> bool:
-        """Whether nobody else uses the database: it is the data folder's own, and that folder has one owner."""
-        return self.settings.database_url is None
+        """Whether nobody else uses database and blobs: they are the data folder's own, and that has one owner."""
+        return self.settings.database_url is None and self.settings.blobs is None
 
     def start(self) -> None:
         """Own the data folder, migrate, write the admin key, load base models, start the engine and the jobs.

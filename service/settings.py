@@ -29,8 +29,13 @@ class Settings(BaseSettings):
     data: Path = Field(
         DEFAULT_DATA, description="Folder of the database, the blobs and `admin.key`; one server owns it."
     )
+    blobs: Path | None = Field(
+        None, description="Folder of the blobs, which servers on one PostgreSQL share; by default in the data folder."
+    )
     bases: Path | None = Field(None, description="TOML file with the allowlist of base models; none serves no model.")
-    database_url: str | None = Field(None, description="SQLAlchemy URL; by default SQLite in the data folder.")
+    database_url: SecretStr | None = Field(
+        None, description="`postgresql+psycopg://USER:PASSWORD@HOST/NAME`; by default SQLite in the data folder."
+    )
     cache_dir: Path | None = Field(
         None, description="Cache of fingerprints and downloads; by default in the data folder."
     )
@@ -97,13 +102,15 @@ class Settings(BaseSettings):
 
     @property
     def database(self) -> str:
-        """The SQLAlchemy URL in force."""
-        return self.database_url or f"sqlite:///{(self.data / 'soup.db').as_posix()}"
+        """The SQLAlchemy URL in force; it may hold a password."""
+        if self.database_url is not None:
+            return self.database_url.get_secret_value()
+        return f"sqlite:///{(self.data / 'soup.db').as_posix()}"
 
     @property
     def blobs_dir(self) -> Path:
         """Folder of the blob store."""
-        return self.data / "blobs"
+        return self.blobs or self.data / "blobs"
 
     @property
     def cache(self) -> Path:

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from alembic.util import CommandError
-
 import migrations
 from registry.blobs import BlobStore
 from registry.catalogue.database import Database
@@ -65,18 +63,13 @@ def migrate(database: Database, *, backups: Path) -> Migrated:
 
     Raises Unavailable for a database written by a later version.
     """
-    before, after = migrations.current(database.engine), migrations.head()
-    if before == after:
-        return Migrated(before, after)
-    backup = None if before is None else _back_up(database, backups, before)
-    try:
-        migrations.upgrade(database.engine)
-    except CommandError as error:
-        raise Unavailable(
-            f"The database is at revision {before!r}, which this version (revision {after!r}) does not know: "
-            "start the version that wrote it.",
-            param="database_url",
-        ) from error
+    with database.starting():
+        before, after = migrations.current(database.engine), migrations.head()
+        if before == after:
+            return Migrated(before, after)
+        _check_known(before)
+        backup = None if before is None else _back_up(database, backups, before)
+        before = migrations.upgrade(database.engine)  # another process may have been quicker
     return Migrated(before, after, backup)
 
 
@@ -96,11 +89,23 @@ def sweep(database: Database, blobs: BlobStore) -> int:
 
 
 def check_schema(database: Database) -> None:
-    """Raises Unavailable, naming the command, unless the schema is this version's."""
-    found, needed = migrations.current(database.engine), migrations.head()
-    if found != needed:
+    """Raises Unavailable unless the schema is this version's; where it is behind, naming the command."""
+    with database.starting():
+        found, needed = migrations.current(database.engine), migrations.head()
+    if found == needed:
+        return
+    _check_known(found)
+    at = "is empty" if found is None else f"is at revision {found!r}"
+    raise Unavailable(
+        f"The database {at} and this version needs revision {needed!r}: run 'soup migrate'.", param="database_url"
+    )
+
+
+def _check_known(revision: str | None) -> None:
+    if revision is not None and not migrations.knows(revision):
         raise Unavailable(
-            f"The database is at revision {found!r} and this version needs {needed!r}: run 'soup migrate'.",
+            f"The database is at revision {revision!r}, which this version (revision {migrations.head()!r}) does not "
+            "know: start the version that wrote it.",
             param="database_url",
         )
 

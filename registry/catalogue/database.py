@@ -30,7 +30,7 @@ from registry.catalogue.rows import Mode
 from registry.catalogue.samples import Samples
 from registry.catalogue.selectors import Selectors
 from registry.catalogue.soups import Soups
-from registry.errors import Busy, Internal, InvalidParameter, SoupError
+from registry.errors import Busy, Internal, InvalidParameter, SoupError, Unavailable
 
 BUSY_SECONDS = 30
 RETRY_AFTER = 5
@@ -119,6 +119,17 @@ class Database:
             if told is None:
                 raise
             raise told from error
+
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """As `telling`, for whoever starts a server or migrates: with the driver's words on why it cannot be used."""
+        try:
+            yield
+        except DBAPIError as error:
+            why = str(error.orig).strip().partition("\n")[0]
+            raise Unavailable(
+                f"The database cannot be used ({why}): check SOUP_DATABASE_URL.", param="database_url"
+            ) from error
 
     def ping(self) -> None:
         """Raise whatever the database raises when it cannot answer."""

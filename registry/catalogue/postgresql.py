@@ -43,18 +43,24 @@ def engine_options(url: URL, busy_seconds: float) -> dict[str, Any]:  # noqa: AR
 
 
 def prepare(engine: Engine, busy_seconds: float) -> None:
-    """Have every write begin with its turn, for which it waits at most `busy_seconds`."""
-    turn = (
-        f"SET LOCAL lock_timeout = {max(1, round(busy_seconds * 1000))}; "
-        f"SET LOCAL idle_in_transaction_session_timeout = {IDLE_SECONDS * 1000}; "
-        f"SELECT pg_advisory_xact_lock({LOCK}, hashtext(coalesce(current_schema(), '')))"
-    )
+    """Have every write begin with its turn, for which it waits at most `busy_seconds`, and a migration for ever."""
 
     def begin(connection: Connection) -> None:
-        if connection.get_execution_options().get("soup_mode") == "write":
-            connection.exec_driver_sql(turn)
+        mode = connection.get_execution_options().get("soup_mode")
+        if mode == "write":
+            connection.exec_driver_sql(_turn(max(1, round(busy_seconds * 1000)), IDLE_SECONDS * 1000))
+        elif mode == "migrate":
+            connection.exec_driver_sql(_turn(0, 0))
 
     event.listen(engine, "begin", begin)
+
+
+def _turn(lock_timeout: int, idle_timeout: int) -> str:
+    """Take the turn to write; timeouts in milliseconds, 0 is none."""
+    return (
+        f"SET LOCAL lock_timeout = {lock_timeout}; SET LOCAL idle_in_transaction_session_timeout = {idle_timeout}; "
+        f"SELECT pg_advisory_xact_lock({LOCK}, hashtext(coalesce(current_schema(), '')))"
+    )
 
 
 def transaction_options(mode: Mode) -> dict[str, Any]:

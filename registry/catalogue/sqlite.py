@@ -55,4 +55,4 @@ def _begin(connection: Connection) -> None:
     """Begin as the transaction's mode asks; without one (migrations, checks) as a plain transaction."""
     mode = connection.get_execution_options().get("soup_mode")
     connection.exec_driver_sql(f"PRAGMA query_only={int(mode == 'read')}")
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if mode == "write" else "BEGIN")
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if mode in ("write", "migrate") else "BEGIN")

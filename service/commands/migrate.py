@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from registry.errors import Unavailable
 from service.commands.output import as_json, data, talk
 from service.commands.serve import settings_of
 
@@ -16,13 +15,15 @@ from service.commands.serve import settings_of
 def migrate(
     data_folder: Annotated[Path | None, typer.Option("--data", help="Folder of the database (SOUP_DATA).")] = None,
     database_url: Annotated[
-        str | None, typer.Option("--database-url", help="SQLAlchemy URL of the database (SOUP_DATABASE_URL).")
+        str | None,
+        typer.Option("--database-url", help="URL of the database; one with a password belongs into SOUP_DATABASE_URL."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print revisions and backup as JSON.")] = False,
 ) -> None:
     """Bring the database's schema up to date.
 
-    A SQLite database is copied to <data>/backups first; the server must be stopped. Prints the revision.
+    A SQLite database is copied to <data>/backups first, and its server must be stopped. On PostgreSQL writers wait
+    meanwhile, and so does a second `soup migrate`. Prints the revision.
 
     \b
     Examples:
@@ -30,18 +31,15 @@ def migrate(
       soup migrate --data /srv/soup
       SOUP_DATABASE_URL=postgresql+psycopg://soup@db/soup soup migrate
     """
-    from sqlalchemy.exc import SQLAlchemyError
-
     from registry.catalogue.database import Database
     from service import storage
 
+    def _owned(database: Database, folder: Path) -> AbstractContextManager[None]:
+        return storage.owned(folder) if storage.is_sqlite(database) else nullcontext()
+
     settings = settings_of(data=data_folder, database_url=database_url)
-    try:
-        with storage.owned(settings.data), closing(Database(settings.database)) as database:
-            done = storage.migrate(database, backups=settings.data / "backups")
-    except (SQLAlchemyError, ModuleNotFoundError) as error:
-        first = str(error).splitlines()[0]
-        raise Unavailable(f"The database cannot be used ({first}): check SOUP_DATABASE_URL.") from None
+    with closing(Database(settings.database)) as database, _owned(database, settings.data):
+        done = storage.migrate(database, backups=settings.data / "backups")
     backup = None if done.backup is None else str(done.backup)
     if json:
         as_json({"object": "migration", "before": done.before, "after": done.after, "backup": backup})

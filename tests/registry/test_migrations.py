@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import shutil
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy import inspect
+from sqlalchemy.exc import IntegrityError
 
 import migrations
 from registry.catalogue import Database
 from registry.catalogue.tables import metadata
 from registry.spec import Card
-from tests.registry.catalogue_world import add_ready, new_database
+from tests.registry.catalogue_world import add_ready, new_adapter, new_database
 
 NEXT = '''
 """A later migration."""
@@ -26,20 +31,21 @@ from alembic import op
 revision = "0002"
 down_revision = "0001"
 def upgrade():
+    RECREATE = "always" if op.get_bind().dialect.name == "sqlite" else "never"
     {upgrade}
 def downgrade():
     with op.batch_alter_table("adapters") as table:
         table.drop_column("stars")
 '''
-ADD_STARS = """with op.batch_alter_table("adapters", recreate="always") as table:
+ADD_STARS = """with op.batch_alter_table("adapters", recreate=RECREATE) as table:
         table.add_column(sa.Column("stars", sa.Integer(), nullable=False, server_default="3"))"""
 
 
 @pytest.fixture
-def database(tmp_path):
-    database = Database(f"sqlite:///{tmp_path / 'soup.db'}")
-    yield database
-    database.close()
+def empty(databases, tmp_path):
+    """A database without any table."""
+    with databases.new(tmp_path, empty=True) as database:
+        yield database
 
 
 @pytest.fixture
@@ -55,12 +61,23 @@ def next_migration(tmp_path, monkeypatch):
     return make
 
 
-def schema(database: Database) -> dict[str, set[str]]:
-    """The lines that make each table and index, without their order."""
-    query = "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL AND name != 'alembic_version'"
-    with database.engine.connect() as connection:
-        made = connection.exec_driver_sql(query).all()
-    return {name: {line.strip().rstrip(",") for line in sql.splitlines()} for name, sql in made}
+def schema(database: Database) -> dict[str, Any]:
+    """Columns, keys, constraints and indexes of each table, without their order."""
+    found = inspect(database.engine)
+    return {
+        table: {
+            "columns": {
+                (c["name"], str(c["type"]), c["nullable"], str(c["default"])) for c in found.get_columns(table)
+            },
+            "primary": found.get_pk_constraint(table),
+            "foreign": sorted(map(str, found.get_foreign_keys(table))),
+            "unique": sorted(map(str, found.get_unique_constraints(table))),
+            "checks": sorted(map(str, found.get_check_constraints(table))),
+            "indexes": sorted(map(str, found.get_indexes(table))),
+        }
+        for table in found.get_table_names()
+        if table != "alembic_version"
+    }
 
 
 def fill(database: Database) -> list[str]:
@@ -74,7 +91,8 @@ def refs(database: Database) -> list[str]:
         return sorted(row.ref for row in catalogue.adapters.list(None, tag="x", limit=9).rows)
 
 
-def test_up_down_and_up_again(database):
+def test_up_down_and_up_again(empty):
+    database = empty
     assert migrations.current(database.engine) is None
     first = None
     for _ in range(2):
@@ -89,20 +107,19 @@ def test_up_down_and_up_again(database):
         assert migrations.current(database.engine) is None
 
 
-def test_the_migrations_make_exactly_the_tables(database, tmp_path):
-    """Autogenerate sees no difference, nor do the statements themselves (it looks at no CHECK)."""
-    migrations.upgrade(database.engine)
-    with database.engine.connect() as connection:
+def test_the_migrations_make_exactly_the_tables(databases, empty, tmp_path):
+    """Autogenerate sees no difference, nor does reflection (autogenerate looks at no CHECK)."""
+    migrations.upgrade(empty.engine)
+    with empty.engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
         assert compare_metadata(context, metadata) == []
-    declared = Database(f"sqlite:///{tmp_path / 'declared.db'}")
-    metadata.create_all(declared.engine)
-    assert schema(database) == schema(declared)
-    declared.close()
+        command.check(migrations._config(connection))
+    with databases.new(tmp_path / "declared", empty=True) as declared:
+        metadata.create_all(declared.engine)
+        assert schema(empty) == schema(declared)
 
 
 def test_upgrading_again_changes_nothing(database):
-    migrations.upgrade(database.engine)
     fill(database)
     migrations.upgrade(database.engine)
     assert len(refs(database)) == 3
@@ -115,24 +132,22 @@ def test_the_history_is_one_line():
 
 
 def test_nothing_is_migrated_without_a_connection():
-    from alembic import command
-
     with pytest.raises(RuntimeError, match="soup migrate"):
         command.upgrade(migrations._config(), "head")
 
 
 def test_a_database_of_a_later_version_is_refused_and_left_alone(database):
-    migrations.upgrade(database.engine)
     with database.engine.begin() as connection:
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+    assert not migrations.knows("9999")
+    assert migrations.knows(migrations.head())
     with pytest.raises(CommandError, match="9999"):
         migrations.upgrade(database.engine)
     assert migrations.current(database.engine) == "9999"
 
 
-def test_a_table_that_others_refer_to_is_rebuilt_with_its_data(tmp_path, next_migration):
+def test_a_table_that_others_refer_to_is_rebuilt_with_its_data(database, next_migration):
     """SQLite alters by copying; with foreign keys on, dropping the old table would be refused or delete its tags."""
-    database = new_database(tmp_path)
     before = fill(database)
     next_migration(ADD_STARS)
     migrations.upgrade(database.engine)
@@ -144,28 +159,25 @@ def test_a_table_that_others_refer_to_is_rebuilt_with_its_data(tmp_path, next_mi
     assert refs(database) == before
     with database.write() as catalogue:
         assert add_ready(catalogue, "acme/a").version == 2
-    database.close()
 
 
 @pytest.mark.parametrize(
     ("upgrade", "error"),
     [
         (ADD_STARS + '\n    op.drop_table("audit")\n    raise ZeroDivisionError', ZeroDivisionError),
-        ('op.drop_table("audit")\n    op.execute("DELETE FROM adapters")', RuntimeError),
+        ('op.drop_table("audit")\n    op.execute("DELETE FROM adapters")', (RuntimeError, IntegrityError)),
     ],
     ids=["an error", "orphans"],
 )
-def test_a_migration_that_fails_leaves_everything_as_it_was(tmp_path, next_migration, upgrade, error):
-    database = new_database(tmp_path)
+def test_a_migration_that_fails_leaves_everything_as_it_was(database, next_migration, upgrade, error):
     refs_before, schema_before = fill(database), schema(database)
     next_migration(upgrade)
     with pytest.raises(error):
         migrations.upgrade(database.engine)
     assert (refs(database), schema(database)) == (refs_before, schema_before)
     assert migrations.current(database.engine) == "0001"
-    with database.engine.connect() as connection:
-        assert connection.exec_driver_sql("PRAGMA foreign_keys").scalar() == 1
-    database.close()
+    with pytest.raises(IntegrityError), database.write() as catalogue:  # foreign keys are checked again
+        catalogue.adapters.add(new_adapter("acme/blobless"))
 
 
 def test_what_reads_meanwhile_is_not_disturbed(tmp_path, next_migration):
@@ -180,6 +192,35 @@ def test_what_reads_meanwhile_is_not_disturbed(tmp_path, next_migration):
         assert len(catalogue.adapters.list(None, limit=9).rows) == first == len(before)
     assert migrations.current(database.engine) == "0002"
     database.close()
+
+
+def test_on_postgresql_a_migration_waits_for_its_turn_and_finds_the_work_done(postgres):
+    """`soup migrate` twice at once: the second waits, not for long, and has nothing to do."""
+    url = postgres.url(empty=True)
+    first, second = Database(url), Database(url, busy_seconds=0.01)
+    found: list[str | None] = []
+    with first.engine.connect().execution_options(soup_mode="migrate") as connection, connection.begin():
+        thread = threading.Thread(target=lambda: found.append(migrations.upgrade(second.engine)))
+        thread.start()
+        while not postgres.sql("SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"):
+            assert thread.is_alive()
+        assert migrations.current(first.engine) is None
+        command.upgrade(migrations._config(connection), "head")
+    thread.join()
+    assert found == [migrations.head()]
+    for database in (first, second):
+        assert refs(database) == []
+        database.close()
+    postgres.drop(url)
+
+
+def test_threads_that_migrate_databases_of_their_own_do_not_meet(databases, tmp_path):
+    """Alembic's context is one for the process; two servers may start in one."""
+    with ExitStack() as stack:
+        several = [stack.enter_context(databases.new(tmp_path / str(n), empty=True)) for n in range(4)]
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(lambda database: migrations.upgrade(database.engine), several)) == [None] * 4
+        assert all(migrations.current(database.engine) == migrations.head() for database in several)
 
 
 def test_migrations_need_nothing_but_the_tables():
