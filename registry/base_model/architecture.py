@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_MAPPING_NAMES
@@ -20,6 +21,8 @@ from registry.names import Digest
 from registry.spec import BaseShape
 
 _SIZES = ("hidden_size", "num_hidden_layers", "max_position_embeddings", "vocab_size")
+_UNUSABLE = (ValueError, TypeError, KeyError, AttributeError, ArithmeticError)
+"""What transformers raises for numbers that make no model."""
 
 
 def causal_config(folder: Path, base_id: str) -> Any:
@@ -29,7 +32,7 @@ def causal_config(folder: Path, base_id: str) -> Any:
     """
     try:
         config: Any = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
+    except (*_UNUSABLE, OSError, StrictDataclassError) as problem:
         raise Unavailable(f"Base model {base_id!r}: its configuration cannot be used: {problem}") from problem
     problems = _problems(config)
     if problems:
@@ -78,7 +81,7 @@ def _linears(config: Any, base_id: str) -> dict[str, tuple[int, int]]:
     try:
         with torch.device("meta"):
             model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=False)  # type: ignore[no-untyped-call]
-    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, ImportError, ArithmeticError) as problem:
+    except (*_UNUSABLE, RuntimeError, ImportError) as problem:
         raise Unavailable(
             f"Base model {base_id!r}: no model can be built from its configuration: {problem}"
         ) from problem

@@ -47,11 +47,12 @@ def _forward_problem(model: Any, vocabulary: int) -> str | None:
     own = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
     if not bool(own.isfinite().all()):
         return f"gives logits that are not finite in {str(own.dtype).removeprefix('torch.')}"
-    if not _close(own, lm_logits(model, hidden_states(model, ids, mask))):
-        return "changes its logits after the output layer in a way that is not supported"
-    ids[0, -1] = (ids[0, -1] + 1) % vocabulary
-    if not _close(own[:, :-1], model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1]):
+    others = ids.clone()
+    others[0, -1] = (ids[0, -1] + 1) % vocabulary
+    if not _close(own[:, :-1], model(input_ids=others, attention_mask=mask, use_cache=False).logits[:, :-1]):
         return "is not a causal language model: what follows a token changes what is predicted for it"
+    if not _close(own, lm_logits(model, hidden_states(model, ids, mask))):
+        return "makes its logits in another way than by an output layer on the last hidden state"
     return None
 
 
