@@ -22,7 +22,8 @@ from registry.spec import AdapterConfig, AverageMixing
 def check(parts: Sequence[Part], mixing: AverageMixing) -> list[str]:
     """Every reason why these cannot be averaged; empty when they can. No tensor is read."""
     reasons = structure_reasons(parts)
-    return reasons if mixing.assume_same_init else reasons + init_reasons(parts)
+    of_one_method = len({part.config.method for part in parts}) == 1
+    return reasons + init_reasons(parts) if of_one_method and not mixing.assume_same_init else reasons
 
 
 def result(parts: Sequence[Part], _mixing: AverageMixing) -> AdapterConfig:

@@ -28,10 +28,13 @@ from registry.intake import Caller, Limits
 from registry.names import sha256_digest
 from registry.push import Pushed, embed, push
 from registry.spec import (
+    AdapterConfig,
     BaseShape,
     BottleneckConfig,
     Cooked,
     CookRequest,
+    LoraConfig,
+    LoraModule,
     Manifest,
     PassageScore,
     PoolSpec,
@@ -39,11 +42,19 @@ from registry.spec import (
     SelectorSpec,
 )
 
+LINEARS = {
+    f"transformer.h.{layer}.{name}": sizes
+    for layer in range(2)
+    for name, sizes in {"attn.c_attn": (8, 24), "mlp.c_fc": (8, 32), "mlp.c_proj": (32, 8)}.items()
+}
 SHAPE = BaseShape(
-    fingerprint=sha256_digest(b"the base"), model_type="gpt2", hidden_size=8, num_layers=2, context=64, vocab_size=300
-)
+    fingerprint=sha256_digest(b"the base"), model_type="gpt2", hidden_size=8, num_layers=2, context=64, vocab_size=300,
+    linears=LINEARS,
+)  # fmt: skip
 CONFIG = BottleneckConfig(structure="pfeiffer", bottleneck=2, activation="relu")
 OTHER_CONFIG = BottleneckConfig(structure="bapna_firat", bottleneck=2, activation="relu")
+LORA = LoraConfig.of({path: LoraModule(2, 4.0) for path in LINEARS if path.endswith("c_attn")})
+WIDE_LORA = LoraConfig.of({path: LoraModule(3, 1.0) for path in LINEARS}, rslora=True)
 INIT = Provenance(init_hash=sha256_digest(b"one init"), init_source="declared")
 OTHER_INIT = Provenance(init_hash=sha256_digest(b"another init"), init_source="declared")
 WEIGHTS = "adapter_model.safetensors"
@@ -88,7 +99,7 @@ class FakeSentences:
         return Embedded(vectors, np.arange(len(texts)), "sentence", truncated=len(texts) // 10)
 
 
-def weights(seed: int, config: BottleneckConfig = CONFIG, dtype: torch.dtype = torch.float32) -> bytes:
+def weights(seed: int, config: AdapterConfig = CONFIG, dtype: torch.dtype = torch.float32) -> bytes:
     generator = torch.Generator().manual_seed(seed)
     tensors = create(config, SHAPE, seed=0).state_dict()
     return save_tensors(

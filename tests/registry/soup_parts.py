@@ -1,0 +1,106 @@
+"""Ingredients for mixing: parts with random tensors of any configuration, drawn with NumPy, so the same everywhere."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from registry.adapters import expected_tensors, from_tensors
+from registry.adapters.bottleneck import Bottleneck
+from registry.adapters.lora import LORA_A, LORA_B, PREFIX
+from registry.soup.compat import Part
+from registry.spec import (
+    AdapterConfig,
+    BaseShape,
+    BottleneckConfig,
+    LoraConfig,
+    LoraModule,
+    Provenance,
+    canonical_weights,
+)
+
+BASE = "sha256:" + "b" * 64
+INIT = Provenance(init_hash="sha256:" + "1" * 64, init_source="declared")
+OTHER_INIT = Provenance(init_hash="sha256:" + "2" * 64, init_source="declared")
+UNKNOWN = Provenance()
+LINEARS = {
+    f"transformer.h.{layer}.{name}": sizes
+    for layer in range(2)
+    for name, sizes in {
+        "attn.c_attn": (16, 48), "attn.c_proj": (16, 16), "mlp.c_fc": (16, 64), "mlp.c_proj": (64, 16),
+    }.items()
+}  # fmt: skip
+SHAPE = BaseShape(
+    fingerprint=BASE, model_type="gpt2", hidden_size=16, num_layers=2, context=32, vocab_size=50, linears=LINEARS
+)
+STRUCTURES = {
+    "bapna_firat": {"structure": "bapna_firat", "activation": "relu"},
+    "bapna_firat_residual": {"structure": "bapna_firat", "activation": "gelu", "input": "residual"},
+    "houlsby": {"structure": "houlsby", "activation": "gelu"},
+    "houlsby_plain": {"structure": "houlsby", "activation": "swish", "trained_norms": False},
+    "pfeiffer": {"structure": "pfeiffer", "activation": "relu"},
+    "pfeiffer_residual": {"structure": "pfeiffer", "activation": "swish", "input": "residual"},
+    "parallel": {"structure": "parallel", "activation": "relu", "scale": 4.0},
+    "parallel_residual": {"structure": "parallel", "activation": "relu", "input": "residual"},
+}
+
+
+def bottleneck(kind: str, width: int = 4, **fields: Any) -> BottleneckConfig:
+    return BottleneckConfig.model_validate({**STRUCTURES[kind], "bottleneck": width, **fields})
+
+
+def lora(rank: int = 4, alpha: float = 8.0, *, rslora: bool = False, leaves: Sequence[str] = ("c_attn",)) -> LoraConfig:
+    paths = [path for path in LINEARS if path.rpartition(".")[2] in leaves]
+    return LoraConfig.of({path: LoraModule(rank, alpha) for path in paths}, rslora=rslora)
+
+
+def tensors_of(config: AdapterConfig, seed: int, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    """Values as of a trained adapter; Houlsby's trained LayerNorms are the same for every seed."""
+    draw, same = np.random.default_rng(seed), np.random.default_rng(1000)
+    values = {}
+    for name, size in expected_tensors(config, SHAPE).items():
+        drawn = (same if ".base_norm." in name else draw).normal(0, 0.5, size).astype(np.float32)
+        values[name] = torch.from_numpy(drawn).to(dtype)
+    return values
+
+
+def part(number: int, config: AdapterConfig, weight: str = "1", **changes: Any) -> Part:
+    fields: dict[str, Any] = {
+        "adapter_id": number,
+        "ref": f"acme/a{number}@1",
+        "digest": "sha256:" + hashlib.sha256(str(number).encode()).hexdigest(),
+        "weight": weight,
+        "base_fingerprint": BASE,
+        "config": config,
+        "provenance": UNKNOWN,
+        "dtype": "F32",
+        "load": lambda: tensors_of(config, number),
+    }
+    return Part(**{**fields, **changes})
+
+
+def weighted(configs: Sequence[AdapterConfig], weights: Sequence[float], **changes: Any) -> list[Part]:
+    canonical = canonical_weights(weights)
+    return [part(n, c, w, **changes) for n, (c, w) in enumerate(zip(configs, canonical, strict=True))]
+
+
+def updates(config: AdapterConfig, tensors: dict[str, torch.Tensor], probes: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What a bottleneck adapter adds to probes (n, hidden) at every site, by the modules that serve."""
+    module = from_tensors(config, SHAPE, tensors)
+    sites = {name: site for name, site in module.named_modules() if isinstance(site, Bottleneck)}
+    with torch.no_grad():
+        return {name: site(probes, torch.zeros_like(probes)) for name, site in sites.items()}
+
+
+def deltas(config: AdapterConfig, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """s B A of every linear module of the base in double precision, zero where the LoRA has none."""
+    assert isinstance(config, LoraConfig)
+    found = {path: torch.zeros(outputs, inputs, dtype=torch.float64) for path, (inputs, outputs) in LINEARS.items()}
+    for path, module in config.modules().items():
+        a, b = tensors[PREFIX + path + LORA_A].double(), tensors[PREFIX + path + LORA_B].double()
+        found[path] = config.scaling(module) * (b @ a)
+    return found
