@@ -6,7 +6,7 @@ in the blob store before the row that names them is committed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from registry.adapters.weights import WeightsReport, adapter_digest, check_weights, load_tensors
@@ -15,11 +15,13 @@ from registry.catalogue.database import Catalogue, Database
 from registry.catalogue.rows import AdapterRow, NewAdapter
 from registry.encoders.contract import Encoder
 from registry.errors import Incompatible, Internal, InvalidManifest
+from registry.folder.peft import lora_config
 from registry.intake import BlobReader, Caller, CheckedSample, Limits, check_sample, embed_texts, record_vectors
 from registry.names import sha256_digest, split_name
 from registry.pools import enqueue_refits
 from registry.samples import decode_lines
-from registry.spec import BaseShape, Manifest
+from registry.spec import AdapterConfig, BaseShape, Manifest
+from registry.tensor_file import parse
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 
@@ -43,27 +45,31 @@ def push(
     encoders: Callable[[str], Mapping[str, Encoder]],
     caller: Caller,
     limits: Limits,
+    sources: Mapping[str, str] | None = None,
     refit_delay: float = 0.0,
 ) -> Pushed:
     """Check everything, store the bytes, then the row, its jobs and its audit entry in one transaction.
 
-    `encoders` gives a base id's encoders by digest. A known adapter without a sample, or whose sample could not be
-    embedded, takes the one of this push. Pools that gain or lose a member at once are refitted after `refit_delay`
-    seconds; where text is to be embedded, its job does that. Raises InvalidManifest, InvalidWeights,
-    InvalidSample, Incompatible, NotFound (a blob) or TooLarge; then nothing is visible.
+    `encoders` gives a base id's encoders by digest, `sources` where each base model came from. A known adapter
+    without a sample, or whose sample could not be embedded, takes the one of this push. Pools that gain or lose a
+    member at once are refitted after `refit_delay` seconds; where text is to be embedded, its job does that. Raises
+    InvalidManifest, UnknownMethod, InvalidWeights, InvalidSample, Incompatible, NotFound (a blob) or TooLarge; then
+    nothing is visible.
     """
     namespace, name = split_name(manifest.name)
-    base_id, shape = find_base(manifest, bases)
+    base_id, shape = find_base(manifest, bases, sources or {})
     reader = BlobReader(database, blobs, caller.scope, limits)
     data = _weights_bytes(manifest, reader)
-    report = check_weights(data, manifest.config, shape, max_bytes=limits.weights_bytes)
-    digest = adapter_digest(shape.fingerprint, manifest.config, load_tensors(data))
+    config = _config(manifest, data, limits)
+    report = check_weights(data, config, shape, max_bytes=limits.weights_bytes)
+    digest = adapter_digest(shape.fingerprint, config, load_tensors(data))
     known = encoders(base_id)
     sample = None if manifest.sample is None else check_sample(manifest.sample, reader, known)
 
     for stored in (data, *_sample_bytes(sample)):
         blobs.put_bytes(stored)
-    new = _new_row(manifest, namespace, name, base_id, shape, digest, sha256_digest(data), report, sample, caller)
+    weights = sha256_digest(data)
+    new = _new_row(manifest, config, namespace, name, base_id, shape, digest, weights, report, sample, caller)
     with database.write() as catalogue:
         catalogue.blobs.seen(new.weights_blob, len(data))
         catalogue.blobs.grant(namespace, new.weights_blob)
@@ -86,35 +92,71 @@ def push(
     return Pushed(row, created=same is None, job=job, warnings=(*notes, *warnings))
 
 
-def find_base(manifest: Manifest, bases: Mapping[str, BaseShape]) -> tuple[str, BaseShape]:
-    """The allowlisted base model a manifest is for; raises Incompatible or InvalidManifest."""
+def _config(manifest: Manifest, weights: bytes, limits: Limits) -> AdapterConfig:
+    """The configuration of a manifest, PEFT's read by the names and shapes of the tensors."""
+    if manifest.config is not None:
+        return manifest.config
+    if manifest.peft_config is None:
+        raise Internal("a manifest without a configuration was accepted")
+    header = parse(weights, max_bytes=limits.weights_bytes)
+    return lora_config(manifest.peft_config, {name: entry.shape for name, entry in header.entries.items()})
+
+
+def find_base(
+    manifest: Manifest, bases: Mapping[str, BaseShape], sources: Mapping[str, str] | None = None
+) -> tuple[str, BaseShape]:
+    """The allowlisted base model a manifest is for: by its id, its fingerprint, or the name a file records.
+
+    `sources` are the allowlist's by id; they are compared and never told. Raises Incompatible or InvalidManifest.
+    """
     listed = ", ".join(sorted(bases)) or "none"
     if manifest.base_model is not None:
-        shape = bases.get(manifest.base_model)
-        if shape is None:
+        base_id = manifest.base_model
+        if base_id not in bases:
             raise Incompatible(
-                f"Base model {manifest.base_model!r} is not on this server's allowlist ({listed}).", param="base_model"
+                f"Base model {base_id!r} is not on this server's allowlist ({listed}).", param="base_model"
             )
-        if manifest.base_fingerprint not in (None, shape.fingerprint):
+        return base_id, _same(manifest, base_id, bases[base_id])
+    if manifest.base_fingerprint is not None:
+        matches = sorted(id_ for id_, shape in bases.items() if shape.fingerprint == manifest.base_fingerprint)
+        if len(matches) != 1:
             raise Incompatible(
-                f"The adapter was made for base fingerprint {manifest.base_fingerprint}, but {manifest.base_model!r} "
-                f"here is {shape.fingerprint}: it is another model under the same name.",
+                f"{len(matches)} base models here have fingerprint {manifest.base_fingerprint}; name one as "
+                f"'base_model' (here: {listed}).",
                 param="base_fingerprint",
             )
-        return manifest.base_model, shape
-    if manifest.base_fingerprint is None:
+        return matches[0], bases[matches[0]]
+    if manifest.recorded_base is None:
         raise InvalidManifest(
             f"Say which base model the adapter is for: 'base_model' (here: {listed}) or 'base_fingerprint'.",
             param="base_model",
         )
-    matches = sorted(id_ for id_, shape in bases.items() if shape.fingerprint == manifest.base_fingerprint)
-    if len(matches) != 1:
+    base_id = _recorded(manifest.recorded_base, sorted(bases), sources or {})
+    return base_id, bases[base_id]
+
+
+def _same(manifest: Manifest, base_id: str, shape: BaseShape) -> BaseShape:
+    if manifest.base_fingerprint not in (None, shape.fingerprint):
         raise Incompatible(
-            f"{len(matches)} base models here have fingerprint {manifest.base_fingerprint}; name one as 'base_model' "
-            f"(here: {listed}).",
+            f"The adapter was made for base fingerprint {manifest.base_fingerprint}, but {base_id!r} here is "
+            f"{shape.fingerprint}: it is another model under the same name.",
             param="base_fingerprint",
         )
-    return matches[0], bases[matches[0]]
+    return shape
+
+
+def _recorded(name: str, ids: Sequence[str], sources: Mapping[str, str]) -> str:
+    """The one base model whose id or source is `name`; raises Incompatible for none and for several."""
+    wanted = name.rstrip("/")
+    matches = [id_ for id_ in ids if wanted in (id_, sources.get(id_, id_).rstrip("/"))]
+    if len(matches) == 1:
+        return matches[0]
+    found = f"{len(matches)} base models here ({', '.join(matches)}) are" if matches else "no base model here is"
+    raise Incompatible(
+        f"The adapter records base model {name[:200]!r}, and {found} that one by id or source; say which it is as "
+        f"'base_model', one of {', '.join(matches or ids) or 'none'}.",
+        param="base_model",
+    )
 
 
 def _weights_bytes(manifest: Manifest, reader: BlobReader) -> bytes:
@@ -135,8 +177,8 @@ def _sample_bytes(sample: CheckedSample | None) -> list[bytes]:
 
 
 def _new_row(
-    manifest: Manifest, namespace: str, name: str, base_id: str, shape: BaseShape, digest: str, weights_blob: str,
-    report: WeightsReport, sample: CheckedSample | None, caller: Caller,
+    manifest: Manifest, config: AdapterConfig, namespace: str, name: str, base_id: str, shape: BaseShape, digest: str,
+    weights_blob: str, report: WeightsReport, sample: CheckedSample | None, caller: Caller,
 ) -> NewAdapter:  # fmt: skip
     return NewAdapter(
         namespace=namespace,
@@ -145,7 +187,7 @@ def _new_row(
         digest=digest,
         base_model=base_id,
         base_fingerprint=shape.fingerprint,
-        config=manifest.config,
+        config=config,
         domain=manifest.domain,
         card=manifest.card,
         provenance=manifest.provenance,

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 import math
+import mmap
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from registry.errors import Invalid, InvalidManifest, InvalidWeights, TooLarge
@@ -98,6 +100,16 @@ def parse(
     if problems:
         raise refuse(what, problems, error=error)
     return Header(entries=entries, metadata=metadata)
+
+
+def header_of(path: Path, *, what: str = "weights") -> Header:
+    """The header of a file on disk, whose tensors are not read; raises InvalidWeights."""
+    with path.open("rb") as file:
+        size = path.stat().st_size
+        if size == 0:  # which cannot be mapped
+            return parse(b"", max_bytes=0, what=what)
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data, memoryview(data) as view:
+            return parse(view, max_bytes=size, what=what)
 
 
 def _header_bytes(data: bytes | memoryview) -> tuple[bytes, int]:

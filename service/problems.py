@@ -8,6 +8,7 @@ the messages our own errors carry, and nothing of an unexpected error is shown.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -111,28 +112,34 @@ def from_validation(found: Sequence[Mapping[str, Any]]) -> SoupError:
     sentences = [_sentence(error) for error in found[:MOST_LISTED]]
     first = found[0] if found else {"loc": (), "type": ""}
     kind: type[SoupError] = errors.InvalidParameter
-    where = tuple(part for part in first["loc"] if isinstance(part, str))
-    if where[-2:] in {("config", "method"), ("config", "structure")} and first["type"] != "missing":
+    where = _place(first) if found else ""
+    if where.endswith(("config.method", "config.structure")) and first["type"] not in {
+        "missing",
+        "union_tag_not_found",
+    }:
         kind = errors.UnknownMethod
     rest = f" ({len(found) - 1} more problems.)" if len(found) > 2 else ""
     rest = " (1 more problem.)" if len(found) == 2 else rest
     return kind(
         (sentences[0] if sentences else "The request is not valid.") + rest,
-        param=_field(first["loc"]) or None,
+        param=where or None,
         problems=sentences if len(sentences) > 1 else (),
     )
 
 
 def _sentence(error: Mapping[str, Any]) -> str:
     """'Field 'x.y': input should be ...', from one pydantic error; the input itself is left out."""
-    field = _field(error["loc"])
+    field = _place(error)
     kind, message = str(error["type"]), str(error.get("msg", "is not valid"))
     if kind == "json_invalid":
         return f"The body is not valid JSON: {error.get('ctx', {}).get('error', 'it cannot be read')}."
-    if kind == "missing":
+    if kind in {"missing", "union_tag_not_found"}:
         return f"Field '{field}' is missing." if field else "The request has no JSON body."
     if kind == "extra_forbidden":
         return f"Field '{field}' is not known here."
+    if kind == "union_tag_invalid":
+        said = error["ctx"]
+        return f"Field '{field}': {str(said['tag'])[:80]!r} is none of {said['expected_tags']}."
     if not field and kind in {"model_attributes_type", "dict_type", "model_type"}:
         return "The body must be a JSON object sent with 'content-type: application/json'."
     message = message.removeprefix("Value error, ").rstrip(".")
@@ -141,11 +148,24 @@ def _sentence(error: Mapping[str, Any]) -> str:
     return f"Field '{field}': {message[:1].lower() + message[1:]}."
 
 
+_METHODS = frozenset({"bottleneck", "lora"})
+"""What pydantic puts behind `config` in a location: the configuration's kind, which is no field."""
+
+
+def _place(error: Mapping[str, Any]) -> str:
+    """The field an error is about; of a union that is told apart by a field, that field."""
+    kind, loc = str(error["type"]), list(error["loc"])
+    if kind in {"union_tag_invalid", "union_tag_not_found"}:
+        loc.append(str(error["ctx"]["discriminator"]).strip("'"))
+    return _field(loc)
+
+
 def _field(loc: Sequence[Any]) -> str:
     """A pydantic location as a path without the part of the request it came from: `sample.texts.3`."""
     parts = [str(part) for part in loc]
     if parts and parts[0] in {"body", "query", "path", "header"}:
         parts = parts[1:]
+    parts = [part for before, part in pairwise(["", *parts]) if before != "config" or part not in _METHODS]
     return ".".join(part for part in parts if "[" not in part)[:200]
 
 

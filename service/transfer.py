@@ -11,11 +11,12 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from registry.errors import Conflict, Unavailable
+from registry.errors import Conflict, InvalidManifest, Unavailable
 from registry.folder import (
     CARD_FILE,
     CONFIG_FILE,
     SAMPLES_FILE,
+    SOUP_FILE,
     WEIGHTS_FILE,
     AdapterFolder,
     move_into_place,
@@ -27,7 +28,7 @@ from service.client import Progress, SoupClient
 from service.connection import Json
 from service.samples import read_texts
 
-PULLED = (CONFIG_FILE, WEIGHTS_FILE, SAMPLES_FILE, CARD_FILE)
+PULLED = (CONFIG_FILE, SOUP_FILE, WEIGHTS_FILE, SAMPLES_FILE, CARD_FILE)
 """What is pulled: nothing else a server may name is ever written to disk."""
 
 
@@ -37,21 +38,32 @@ def push_folder(
     *,
     name: str,
     domain: str | None = None,
+    base: str | None = None,
     texts: Sequence[str] | None = None,
     tags: Sequence[str] = (),
     metadata: Mapping[str, str | int | float | bool | None] | None = None,
     progress: Progress | None = None,
 ) -> Json:
-    """Push an adapter directory as `name`; `texts` replace its sample, tags and metadata join those of its card."""
+    """Push an adapter directory as `name`, a PEFT directory of a LoRA as it is.
+
+    `domain`, `base` (a base model's id) and `texts` replace what the directory says, tags and metadata join those of
+    its card. Raises InvalidManifest where nobody says the domain.
+    """
     local = folder if isinstance(folder, AdapterFolder) else read_folder(folder)
+    domain = domain or local.domain
+    if domain is None:
+        raise InvalidManifest(
+            f"{local.path} does not say which domain the adapter is of: give --domain.", param="domain"
+        )
     card = local.card.model_dump()
     card["tags"] = tuple(dict.fromkeys([*card["tags"], *tags]))
     card["metadata"] = {**card["metadata"], **(metadata or {})}
     manifest = Manifest(
         name=name,
-        domain=domain or local.domain,
-        base_model=local.base_model,
+        domain=domain,
+        base_model=base or local.base_model,
         base_fingerprint=local.base_fingerprint,
+        recorded_base=local.recorded_base,
         config=local.config,
         files={WEIGHTS_FILE: _file(client, local.weights, progress)},
         sample=_sample(client, local, texts),

@@ -15,9 +15,12 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from registry.folder.refusal import refusal
+from registry.names import PART_PATTERN
 from registry.spec import Card
 
 CARD_FILE = "README.md"
+UNFILLED = "# Model Card for Model ID"
+"""How the text begins that PEFT writes for its users to fill in."""
 Relation = Literal["adapter", "merge"]
 
 
@@ -37,12 +40,19 @@ def format_card(card: Card, *, base_model: str | None = None, domain: str | None
     return "\n".join(["---", *lines, "---", body])
 
 
-def parse_card(text: str) -> Card:
-    """The card of a README.md; unknown front matter is left alone. Raises InvalidManifest for values it cannot hold."""
+def parse_card(text: str, *, foreign: bool = False) -> Card:
+    """The card of a README.md; unknown front matter is left alone. Raises InvalidManifest for values it cannot hold.
+
+    Of a `foreign` one, written by PEFT or for a hub, tags that are none here (`base_model:adapter:...`) are left out,
+    and so is a text that nobody filled in.
+    """
     matter, body = _split_front_matter(text)
     values: dict[str, Any] = {key: matter[key] for key in ("tags", "metadata") if matter.get(key) not in (None, "")}
     if isinstance(values.get("tags"), str):
         values["tags"] = [values["tags"]]
+    if foreign:
+        values["tags"] = [tag for tag in values.get("tags", ()) if re.fullmatch(PART_PATTERN, str(tag))]
+        body = "" if body.lstrip().startswith(UNFILLED) else body
     if matter.get("license") not in (None, ""):
         values["license"] = str(matter["license"])
     try:

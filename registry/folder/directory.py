@@ -2,7 +2,8 @@
 
 Called by the client (push, pull), by the trainer and by converters; knows nothing of tensors or HTTP. The
 directory holds `adapter_config.json`, `adapter_model.safetensors`, optionally `samples.jsonl` or
-`embeddings.safetensors`, and `README.md`, whose front matter is the card. No file is opened but these five.
+`embeddings.safetensors`, and `README.md`, whose front matter is the card. A LoRA's is PEFT's own: what its
+`adapter_config.json` cannot say stands beside it in `soup.json`, which may be missing. No file is opened but these six.
 """
 
 from __future__ import annotations
@@ -14,17 +15,22 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from pydantic import Field, ValidationError
 
-from registry.errors import Conflict, InvalidManifest, InvalidSample, NotFound, UnknownMethod
+from registry.errors import Conflict, Invalid, InvalidManifest, InvalidSample, NotFound
 from registry.folder.card import CARD_FILE, Relation, format_card, parse_card
+from registry.folder.peft import lora_config
+from registry.folder.peft_writing import peft_config
 from registry.folder.refusal import refusal
 from registry.names import Digest
-from registry.spec import AdapterConfig, Card, Frozen, Provenance, Unit
+from registry.spec import AdapterConfig, BaseShape, Card, Frozen, LoraConfig, Provenance, Unit
 from registry.strict_json import loads_strict
+from registry.tensor_file import header_of
 
 CONFIG_FILE = "adapter_config.json"
+SOUP_FILE = "soup.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 SAMPLES_FILE = "samples.jsonl"
 EMBEDDINGS_FILE = "embeddings.safetensors"
@@ -38,15 +44,24 @@ class EmbeddingsNote(Frozen):
     unit: Unit
 
 
-class FolderConfig(Frozen):
-    """`adapter_config.json`."""
+class FolderNotes(Frozen):
+    """`soup.json`: what is known of a LoRA beside PEFT's configuration."""
 
     base_model: str | None = Field(default=None, max_length=64)
     base_fingerprint: Digest | None = None
-    domain: str = Field(min_length=1, max_length=200)
-    config: AdapterConfig
+    domain: str | None = Field(default=None, min_length=1, max_length=200)
     provenance: Provenance = Provenance()
     embeddings: EmbeddingsNote | None = None
+
+
+class FolderConfig(FolderNotes):
+    """`adapter_config.json` of every other adapter."""
+
+    domain: str = Field(min_length=1, max_length=200)
+    config: AdapterConfig
+
+
+_Notes = TypeVar("_Notes", bound=FolderNotes)
 
 
 @dataclass(frozen=True)
@@ -58,7 +73,9 @@ class AdapterFolder:
     provenance: Provenance
     base_model: str | None
     base_fingerprint: str | None
-    domain: str
+    recorded_base: str | None
+    """The base model as PEFT's configuration names it: a hub repository, or a folder of where it was trained."""
+    domain: str | None
     weights: Path
     sample: Path | None
     embeddings: Path | None
@@ -67,37 +84,58 @@ class AdapterFolder:
 
 
 def read_folder(path: Path) -> AdapterFolder:
-    """An adapter directory, its files named but (weights, samples) not opened.
+    """An adapter directory, its files named but not opened; of a LoRA's weights the names and shapes are read.
 
-    Raises NotFound where a file is missing, InvalidManifest (every problem listed) or UnknownMethod.
+    Raises NotFound where a file is missing, InvalidManifest (every problem listed), UnknownMethod, or InvalidWeights
+    for a LoRA's weights whose names and shapes cannot be read.
     """
     if not path.is_dir():
         raise NotFound(f"{path} is not a directory: give a directory that holds {CONFIG_FILE} and {WEIGHTS_FILE}.")
-    config = _read_config(path)
+    said = _read_json(path, CONFIG_FILE)
     if not (path / WEIGHTS_FILE).is_file():
         raise NotFound(f"{path} has no {WEIGHTS_FILE}{_other_weights(path)}.")
+    is_peft = isinstance(said, dict) and "peft_type" in said
+    config, notes = _peft(said, path) if is_peft else _ours(said, path)
     sample, embeddings = _if_there(path / SAMPLES_FILE), _if_there(path / EMBEDDINGS_FILE)
     if sample and embeddings:
         raise InvalidManifest(f"{path} has {SAMPLES_FILE} and {EMBEDDINGS_FILE}: keep the one that may be handed over.")
-    if embeddings and config.embeddings is None:
+    if embeddings and notes.embeddings is None:
         raise InvalidManifest(
-            f"{path / CONFIG_FILE} does not say what made {EMBEDDINGS_FILE}: add "
+            f"{path / (SOUP_FILE if is_peft else CONFIG_FILE)} does not say what made {EMBEDDINGS_FILE}: add "
             '"embeddings": {"encoder": "sha256:...", "unit": "passage" or "sentence"}.'
         )
     card = _if_there(path / CARD_FILE)
+    recorded = said.get("base_model_name_or_path") if is_peft else None
     return AdapterFolder(
         path=path,
-        config=config.config,
-        provenance=config.provenance,
-        base_model=config.base_model,
-        base_fingerprint=config.base_fingerprint,
-        domain=config.domain,
+        config=config,
+        provenance=notes.provenance,
+        base_model=notes.base_model,
+        base_fingerprint=notes.base_fingerprint,
+        recorded_base=recorded if isinstance(recorded, str) and recorded else None,
+        domain=notes.domain,
         weights=path / WEIGHTS_FILE,
         sample=sample,
         embeddings=embeddings,
-        embeddings_note=config.embeddings if embeddings else None,
-        card=Card() if card is None else _read_card(card),
+        embeddings_note=notes.embeddings if embeddings else None,
+        card=Card() if card is None else _read_card(card, foreign=is_peft),
     )
+
+
+def _ours(said: Any, path: Path) -> tuple[AdapterConfig, FolderNotes]:
+    described = _validated(FolderConfig, said, path / CONFIG_FILE)
+    return described.config, described
+
+
+def _peft(said: Mapping[str, Any], path: Path) -> tuple[LoraConfig, FolderNotes]:
+    """A PEFT configuration with the names and shapes of the weights beside it; the directory is in every message."""
+    try:
+        shapes = {name: entry.shape for name, entry in header_of(path / WEIGHTS_FILE).entries.items()}
+        config = lora_config(said, shapes)
+    except Invalid as error:
+        raise type(error)(f"{path}: {error.message}", param=error.param, problems=error.problems) from None
+    beside = path / SOUP_FILE
+    return config, _validated(FolderNotes, _read_json(path, SOUP_FILE), beside) if beside.is_file() else FolderNotes()
 
 
 def _if_there(path: Path) -> Path | None:
@@ -105,6 +143,9 @@ def _if_there(path: Path) -> Path | None:
 
 
 def _other_weights(path: Path) -> str:
+    if (path / "adapter_model.bin").is_file():
+        how = "load it with peft and write it with save_pretrained(directory, safe_serialization=True)"
+        return f" (weights are safetensors only, and adapter_model.bin is a pickle: {how})"
     found = sorted(p.name for p in path.iterdir() if p.suffix in {".bin", ".pt", ".pth", ".ckpt", ".pkl"})
     return f" (weights are safetensors only; {found[0]!r} must be converted first)" if found else ""
 
@@ -115,35 +156,47 @@ def _read_bytes(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def _read_card(path: Path) -> Card:
+def _read_card(path: Path, *, foreign: bool) -> Card:
     try:
-        return parse_card(_read_bytes(path).decode("utf-8"))
+        return parse_card(_read_bytes(path).decode("utf-8"), foreign=foreign)
     except UnicodeDecodeError as error:
         raise InvalidManifest(f"{path} is not valid UTF-8 at byte {error.start}.") from None
 
 
-def _read_config(path: Path) -> FolderConfig:
-    file = path / CONFIG_FILE
+def _read_json(path: Path, name: str) -> Any:
+    file = path / name
     if not file.is_file():
-        raise NotFound(f"{path} has no {CONFIG_FILE}: it is not an adapter directory.")
+        raise NotFound(f"{path} has no {name}: it is not an adapter directory.")
     try:
-        value = loads_strict(_read_bytes(file))
+        return loads_strict(_read_bytes(file))
     except InvalidManifest as error:
-        raise InvalidManifest(f"{file}: {error.message}", param=CONFIG_FILE) from None
-    if isinstance(value, dict) and "peft_type" in value:
-        raise UnknownMethod(
-            f"{file} is a PEFT configuration ({value['peft_type']}); the methods known here: bottleneck.",
-            param="method",
-        )
+        raise InvalidManifest(f"{file}: {error.message}", param=name) from None
+
+
+def _validated(kind: type[_Notes], value: Any, file: Path) -> _Notes:
     try:
-        return FolderConfig.model_validate(value)
+        return kind.model_validate(value)
     except ValidationError as error:
         raise refusal(error, file) from None
 
 
-def config_json(config: FolderConfig) -> bytes:
-    """`adapter_config.json` of a directory: readable, sorted, the same bytes for the same values."""
-    value = config.model_dump(mode="json", exclude_none=True)
+def folder_files(
+    config: AdapterConfig, notes: FolderNotes, *, shape: BaseShape | None = None, base_name: str | None = None
+) -> dict[str, bytes]:
+    """What a directory says of its adapter, by file name: the same bytes for the same values.
+
+    A LoRA's is PEFT's configuration and `soup.json`; `shape` makes it short, `base_name` is how PEFT calls the base.
+    """
+    about = notes.model_dump(mode="json", exclude_none=True)
+    if not isinstance(config, LoraConfig):
+        return {CONFIG_FILE: config_json({**about, "config": config.model_dump(mode="json")})}
+    family, linears = ("", ()) if shape is None else (shape.model_type, shape.linears)
+    peft = peft_config(config, linears=linears, model_type=family, base_name=base_name)
+    return {CONFIG_FILE: config_json(peft), SOUP_FILE: config_json(about)}
+
+
+def config_json(value: Mapping[str, Any]) -> bytes:
+    """A JSON file of a directory: readable, sorted, the same bytes for the same values."""
     return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False).encode() + b"\n"
 
 
@@ -151,10 +204,11 @@ def write_folder(
     path: Path,
     *,
     config: AdapterConfig,
-    domain: str,
+    domain: str | None,
     weights: bytes,
     base_model: str | None = None,
     base_fingerprint: str | None = None,
+    shape: BaseShape | None = None,
     provenance: Provenance | None = None,
     texts: Sequence[str] | None = None,
     embeddings: tuple[bytes, EmbeddingsNote] | None = None,
@@ -164,17 +218,21 @@ def write_folder(
 ) -> AdapterFolder:
     """Write an adapter directory: all of it appears at once, or nothing does. Gives what `read_folder` would.
 
-    `weights` and `embeddings` are safetensors bytes. Raises Conflict where `path` exists and `replace` is False.
+    `weights` and `embeddings` are safetensors bytes. A LoRA becomes a PEFT directory, shorter where `shape` is given.
+    Raises Conflict where `path` exists and `replace` is False.
     """
     if texts is not None and embeddings is not None:
         raise InvalidManifest("A directory holds a sample's texts or its embeddings, not both.")
+    if domain is None and not isinstance(config, LoraConfig):
+        raise InvalidManifest(f"The directory of a {config.method} adapter needs its domain.", param="domain")
     note = None if embeddings is None else embeddings[1]
-    described = FolderConfig(
-        base_model=base_model, base_fingerprint=base_fingerprint, domain=domain, config=config,
+    notes = FolderNotes(
+        base_model=base_model, base_fingerprint=base_fingerprint, domain=domain,
         provenance=provenance or Provenance(), embeddings=note,
     )  # fmt: skip
     readme = format_card(card or Card(), base_model=base_model, domain=domain, relation=relation)
-    files = {CONFIG_FILE: config_json(described), WEIGHTS_FILE: weights, CARD_FILE: readme.encode()}
+    described = folder_files(config, notes, shape=shape, base_name=base_model)
+    files = {**described, WEIGHTS_FILE: weights, CARD_FILE: readme.encode()}
     if texts is not None:
         files[SAMPLES_FILE] = json_lines(texts)
     if embeddings is not None:

@@ -6,7 +6,6 @@ same configuration from it.
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -46,11 +45,6 @@ def peft_config(
         "lora_dropout": 0.0,
         "init_lora_weights": True,
     }
-
-
-def peft_json(value: Mapping[str, Any]) -> bytes:
-    """`adapter_config.json` of a PEFT directory: the same bytes for the same values."""
-    return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False).encode() + b"\n"
 
 
 def _leaf(path: str) -> str:

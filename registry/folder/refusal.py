@@ -13,7 +13,8 @@ def refusal(error: ValidationError, file: Path) -> InvalidManifest | UnknownMeth
     """Every problem of a validation as one of our errors; the first is the message."""
     found = error.errors(include_url=False, include_input=False)
     problems = [f"{'.'.join(map(str, e['loc'])) or 'the file'}: {e['msg']}" for e in found]
-    kind = UnknownMethod if found[0]["loc"][-1:] in {("method",), ("structure",)} else InvalidManifest
+    unknown = found[0]["type"] == "union_tag_invalid" or found[0]["loc"][-1:] == ("structure",)
+    kind = UnknownMethod if unknown else InvalidManifest
     more = f" ({len(problems) - 1} more)" if len(problems) > 1 else ""
     return kind(f"{file}: {problems[0]}{more}.", param=str(found[0]["loc"][-1]) if found[0]["loc"] else None,
                 problems=problems if more else ())  # fmt: skip

@@ -271,14 +271,30 @@ class Provenance(Frozen):
 
 
 class Manifest(Frozen):
-    """`POST /v1/adapters`: what is pushed under which name. `files` holds `adapter_model.safetensors`."""
+    """`POST /v1/adapters`: what is pushed under which name. `files` holds `adapter_model.safetensors`.
+
+    Exactly one of `config` and `peft_config` says what the adapter is.
+    """
 
     name: str = Field(max_length=129)
     domain: Words = Field(min_length=1, max_length=200)
     base_model: str | None = Field(default=None, max_length=64)
     base_fingerprint: Digest | None = None
-    config: AdapterConfig
+    recorded_base: Words | None = Field(default=None, max_length=1000)
+    """The base model as a file of the adapter names it: a hub repository or a folder of wherever it was trained.
+
+    It stands for the one base model here with this id or source, where neither of the two above says which.
+    """
+    config: AdapterConfig | None = None
+    peft_config: dict[str, Any] | None = None
+    """PEFT's `adapter_config.json` of a LoRA as it is."""
     files: dict[str, FileSource]
     sample: SampleSource | None = None
     card: Card = Card()
     provenance: Provenance = Provenance()
+
+    @model_validator(mode="after")
+    def _one_configuration(self) -> Self:
+        if (self.config is None) == (self.peft_config is None):
+            raise ValueError("give either 'config' or 'peft_config' (PEFT's adapter_config.json)")
+        return self

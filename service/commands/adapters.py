@@ -52,12 +52,29 @@ def ls(
 
 def _row(row: dict[str, Any]) -> tuple[object, ...]:
     config = row.get("config") or {}
-    structure = config.get("structure") or config.get("method")
+    structure = _structure(config)
     created = str(row.get("created_at") or "")[:16].replace("T", " ")
     return (
         row["ref"], row["kind"], row["domain"], structure, row["base_model"], row.get("parameters"),
         row.get("sample_state"), created,
     )  # fmt: skip
+
+
+def _structure(config: dict[str, Any]) -> str | None:
+    """A word for a list: a bottleneck's structure, or a LoRA with its ranks."""
+    if config.get("method") != "lora":
+        return config.get("structure") or config.get("method")
+    return "lora r" + ",".join(str(rank) for rank in sorted({group["rank"] for group in config["groups"]}))
+
+
+def _lora(config: dict[str, Any]) -> str:
+    """A LoRA for a reader: each group's ranks, modules and layers."""
+    groups = [
+        f"rank {group['rank']}, alpha {group['alpha']:g} on {', '.join(group['targets'])}"
+        + (f" of {len(group['layers'])} layers" if group["layers"] else "")
+        for group in config["groups"]
+    ]
+    return ("rsLoRA: " if config["rslora"] else "LoRA: ") + "; ".join(groups)
 
 
 @verb
@@ -92,7 +109,7 @@ def _facts(row: dict[str, Any]) -> list[tuple[str, object]]:
         ("kind", row["kind"]),
         ("domain", row["domain"]),
         ("base model", row["base_model"]),
-        ("structure", row.get("config")),
+        ("structure", _lora(row["config"]) if row["config"].get("method") == "lora" else row["config"]),
         ("parameters", row.get("parameters")),
         ("dtype", row.get("dtype")),
         ("bytes", row.get("size_bytes")),

@@ -21,7 +21,7 @@ def pull(
 ) -> None:
     """Write an adapter or soup to a directory.
 
-    The directory appears whole or not at all, and every file's digest is checked.
+    The directory appears whole or not at all, and every file's digest is checked. A LoRA's is a PEFT directory.
 
     \b
     Examples:

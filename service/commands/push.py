@@ -34,12 +34,17 @@ class _Plan:
 @verb
 def push(
     session: Session,
-    folders: Annotated[list[Path], typer.Argument(help="Adapter directories.", metavar="FOLDER")],
+    folders: Annotated[
+        list[Path], typer.Argument(help="Adapter directories, those of PEFT as they are.", metavar="FOLDER")
+    ],
     name: Annotated[str | None, typer.Option("--name", help="namespace/name; with one folder only.")] = None,
     namespace: Annotated[
         str, typer.Option("--namespace", help="Namespace of adapters that are named after their folder.")
     ] = "default",
     domain: Annotated[str | None, typer.Option("--domain", help="Domain label, instead of the folder's.")] = None,
+    base: Annotated[
+        str | None, typer.Option("--base", help="Base model on the server, instead of the one the folders name.")
+    ] = None,
     sample: Annotated[Path | None, typer.Option("--sample", help="Sample file, instead of the folder's.")] = None,
     tag: Annotated[list[str] | None, typer.Option("--tag", help="A tag to add; may be repeated.")] = None,
     metadata: Annotated[
@@ -56,6 +61,7 @@ def push(
       soup push adapters/law --name team/law --wait
       soup push adapters/* --namespace team --tag v2 --metadata trained_by=ana
       soup push adapters/law --name team/law --sample passages.jsonl
+      soup push peft-folder --name team/law --domain law --sample law.jsonl --base small
     """
     if len(folders) > 1 and (name or sample or domain):
         raise typer.BadParameter("--name, --domain and --sample go with one folder; use --namespace for several.")
@@ -63,6 +69,7 @@ def push(
         folders=[(read_folder(path), _checked(name or f"{namespace}/{_slug(path)}")) for path in folders],
         extra={
             "domain": domain,
+            "base": None if base is None else base.removeprefix("base/"),
             "texts": None if sample is None else read_texts(sample),
             "tags": tag or (),
             "metadata": key_values(metadata or (), "--metadata"),
@@ -90,7 +97,9 @@ def _push_all(client: SoupClient, plan: _Plan) -> tuple[list[dict[str, Any]], li
             try:
                 adapter = push_folder(client, folder, name=name, **plan.extra)
             except ValidationError as error:
-                raise usage_error(error, {"tags": "--tag", "metadata": "--metadata", "domain": "--domain"}) from None
+                raise usage_error(
+                    error, {"tags": "--tag", "metadata": "--metadata", "domain": "--domain", "base_model": "--base"}
+                ) from None
             except SoupError as error:
                 talk(f"{folder.path}: {explain(error)}")
                 failed.append(error)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Header, Request, Response
@@ -13,7 +14,7 @@ from fastapi import APIRouter, Header, Request, Response
 from registry.catalogue import Catalogue
 from registry.catalogue.rows import AdapterRow, AliasRow
 from registry.errors import InvalidName, NotFound
-from registry.folder import FolderConfig, config_json, format_card
+from registry.folder import FolderNotes, folder_files, format_card
 from registry.intake import Caller as PushCaller
 from registry.names import DigestRef, NameRef, check_alias, parse_ref, sha256_digest, split_name
 from registry.pools import enqueue_refits
@@ -57,6 +58,7 @@ def push_adapter(request: Request, response: Response, body: Manifest, runtime: 
         encoders=runtime.encoders,
         caller=PushCaller(who.key_id, who.namespaces, request.state.request_id),
         limits=intake_limits(runtime.settings),
+        sources={base_id: entry.source for base_id, entry in runtime.bases.items()},
         refit_delay=runtime.settings.refit_delay_seconds,
     )
     runtime.jobs.wake()
@@ -170,18 +172,17 @@ def get_lineage(ns: str, name: str, runtime: State, who: Reader) -> Lineage:
 # --- files ----------------------------------------------------------------------------------------
 
 
-def _texts(row: AdapterRow) -> dict[str, bytes]:
+def _texts(row: AdapterRow, runtime: State) -> dict[str, bytes]:
     """The files that are made from the row."""
-    config = FolderConfig(
-        config=row.config,
-        domain=row.domain,
-        base_model=row.base_model,
-        base_fingerprint=row.base_fingerprint,
-        provenance=row.provenance,
+    notes = FolderNotes(
+        domain=row.domain, base_model=row.base_model, base_fingerprint=row.base_fingerprint, provenance=row.provenance
     )
+    known = runtime.bases.get(row.base_model)
+    shape = None if known is None else runtime.shape(row.base_model)
+    name = row.base_model if known is None or Path(known.source).is_absolute() else known.source
     relation: Literal["adapter", "merge"] = "merge" if row.kind == "soup" else "adapter"
     card = format_card(row.card, base_model=row.base_model, relation=relation)
-    return {"adapter_config.json": config_json(config), "README.md": card.encode()}
+    return {**folder_files(row.config, notes, shape=shape, base_name=name), "README.md": card.encode()}
 
 
 def _blobs(row: AdapterRow) -> dict[str, str]:
@@ -196,7 +197,7 @@ def _blobs(row: AdapterRow) -> dict[str, str]:
 def list_files(ns: str, name: str, runtime: State, who: Reader) -> FileList:
     """The files of an adapter directory."""
     row = resolved(runtime, who, ns, name)
-    made = [StoredFile(name=n, size=len(data), digest=sha256_digest(data)) for n, data in _texts(row).items()]
+    made = [StoredFile(name=n, size=len(data), digest=sha256_digest(data)) for n, data in _texts(row, runtime).items()]
     kept = [StoredFile(name=n, size=runtime.blobs.size(digest), digest=digest) for n, digest in _blobs(row).items()]
     return FileList(data=[*made, *kept])
 
@@ -206,7 +207,7 @@ def list_files(ns: str, name: str, runtime: State, who: Reader) -> FileList:
 def get_file(request: Request, ns: str, name: str, file: str, runtime: State, who: Reader) -> Response:
     """One file of an adapter directory, with ETag and one Range."""
     row = resolved(runtime, who, ns, name)
-    made, kept = _texts(row), _blobs(row)
+    made, kept = _texts(row, runtime), _blobs(row)
     if file in made:
         data = made[file]
         return ranged(

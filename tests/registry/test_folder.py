@@ -162,8 +162,8 @@ class TestRefusals:
         edit_config(folder, config={"method": "bottleneck", "structure": "odd", "bottleneck": 1, "activation": "relu"})
         with pytest.raises(UnknownMethod, match="structure"):
             read_folder(folder)
-        (folder / CONFIG_FILE).write_text('{"peft_type": "LORA"}')
-        with pytest.raises(UnknownMethod, match=r"PEFT.*LORA"):
+        edit_config(folder, config={"method": "prefix"})
+        with pytest.raises(UnknownMethod, match="'bottleneck', 'lora'"):
             read_folder(folder)
 
     def test_texts_beside_embeddings(self, tmp_path: Path) -> None:
