@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import torch
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+from huggingface_hub.errors import XetDownloadError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
@@ -124,7 +125,7 @@ def _folder(entry: BaseEntry) -> Path:
                 entry.source, revision=entry.revision, allow_patterns=_HUB_FILES, ignore_patterns=_NOT_HUB_FILES
             )
         )
-    except (LocalEntryNotFoundError, RepositoryNotFoundError, HfHubHTTPError, OSError) as problem:
+    except (httpx2.HTTPError, XetDownloadError, OSError, ValueError) as problem:  # the hub's own errors are among these
         raise Unavailable(
             f"Base model {entry.id!r}: {entry.source} at revision {entry.revision} is not in the local cache and "
             f"cannot be fetched ({type(problem).__name__})."

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
 import os
 import shutil
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
 
+import httpx2
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -18,6 +23,8 @@ from registry.errors import InvalidParameter, Unavailable
 from registry.likelihood import hidden_states, lm_logits
 from registry.spec import BaseEntry
 from tests.conftest import build_tiny_base
+
+COMMIT = "1" * 40
 
 
 @pytest.fixture
@@ -177,13 +184,95 @@ def test_folder_that_is_gone_and_hub_without_network(tmp_path):
 
 
 def test_pinned_hub_revision_is_loaded_from_the_cache(folder, tmp_path, monkeypatch):
-    commit = "1" * 40
     repository = tmp_path / "hub" / "models--someone--tiny"
-    shutil.copytree(folder, repository / "snapshots" / commit)
+    shutil.copytree(folder, repository / "snapshots" / COMMIT)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    base = load_base(BaseEntry(id="tiny", source="someone/tiny", revision=commit))
+    base = load_base(BaseEntry(id="tiny", source="someone/tiny", revision=COMMIT))
     assert base.shape.fingerprint == fingerprint(folder)
+
+
+@pytest.fixture
+def hub(folder, tmp_path, monkeypatch):
+    """A hub on this machine with one repository, `someone/tiny`, at one revision: its address is the client's."""
+    (folder / "onnx").mkdir()
+    for name in ("onnx/model.safetensors", "consolidated.safetensors", "pytorch_model.bin", "modeling_tiny.py"):
+        (folder / name).write_bytes(b"not for us")
+    asked = []
+
+    class Hub(BaseHTTPRequestHandler):
+        def do_HEAD(self):
+            self.answer(body=False)
+
+        def do_GET(self):
+            self.answer(body=True)
+
+        def answer(self, *, body):
+            path = urlsplit(self.path).path
+            asked.append(path)
+            file = folder / path.removeprefix(f"/someone/tiny/resolve/{COMMIT}/")
+            if path == f"/api/models/someone/tiny/tree/{COMMIT}":
+                files = [file for file in folder.rglob("*") if file.is_file()]
+                content = json.dumps(
+                    [
+                        {"type": "file", "path": str(f.relative_to(folder)), "size": f.stat().st_size, "oid": "1" * 40}
+                        for f in files
+                    ]
+                ).encode()
+            elif f"/resolve/{COMMIT}/" in path and file.is_file():
+                content = file.read_bytes()
+            else:
+                self.send_error(404)
+                return
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
+            self.send_header("X-Repo-Commit", COMMIT)
+            self.end_headers()
+            if body:
+                self.wfile.write(content)
+
+        def log_message(self, *_args):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    for name, value in {
+        "ENDPOINT": address,
+        "HUGGINGFACE_CO_URL_TEMPLATE": address + "/{repo_id}/resolve/{revision}/{filename}",
+        "HF_HUB_CACHE": str(tmp_path / "hub"),
+        "HF_HUB_OFFLINE": False,
+    }.items():
+        monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
+    yield asked
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_hub_repository_is_fetched_once_at_its_pinned_revision_and_only_what_is_needed(hub, folder):
+    tiny = BaseEntry(id="tiny", source="someone/tiny", revision=COMMIT)
+    assert shape_of(tiny).fingerprint == fingerprint(folder)
+    asked = len(hub)
+    load_base(tiny)
+    assert len(hub) == asked
+    got = {path.rpartition(f"/resolve/{COMMIT}/")[2] for path in hub if "/resolve/" in path}
+    needed = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    assert got == needed
+
+
+def test_a_proxy_in_the_way_of_the_hub(monkeypatch):
+    def refuse(*_args, **_kwargs):
+        raise httpx2.ProxyError("403 Forbidden")
+
+    monkeypatch.setattr("registry.base_model.loading.snapshot_download", refuse)
+    with pytest.raises(Unavailable, match=r"cannot be fetched \(ProxyError\)"):
+        load_base(BaseEntry(id="tiny", source="someone/tiny", revision=COMMIT))
+
+
+def test_a_hub_that_lacks_the_revision(hub):
+    with pytest.raises(Unavailable, match="cannot be fetched"):
+        load_base(BaseEntry(id="tiny", source="someone/tiny", revision="2" * 40))
 
 
 # what can be a base model
