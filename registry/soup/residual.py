@@ -114,10 +114,15 @@ class Factored(ExactMixture):
     def squares(self, config: AdapterConfig, tensors: Tensors) -> tuple[float, float]:
         """Over all modules."""
         difference = size = 0.0
-        soup = _factors(config, tensors, -1.0)
-        for path, exact in self._factors.items():
-            size += _squared_norm(exact)
-            difference += _squared_norm([*exact, soup[path]])
+        soup = _factors(config, tensors, 1.0)
+        for path, pairs in self._factors.items():
+            up, down = torch.cat([b for b, _ in pairs], 1), torch.cat([a for _, a in pairs])
+            found, its_down = soup[path]
+            size += _squared_norm(up, down)
+            if torch.equal(its_down, down):  # concatenated: half the work, and what is equal cancels to 0
+                difference += _squared_norm(up - found, down)
+            else:
+                difference += _squared_norm(torch.cat([up, -found], 1), torch.cat([down, its_down]))
         return difference, size
 
 
@@ -133,8 +138,10 @@ def _factors(config: AdapterConfig, tensors: Tensors, factor: float) -> dict[str
     }
 
 
-def _squared_norm(pairs: list[tuple[Tensor, Tensor]]) -> float:
-    """Squared Frobenius norm of the sum of the products B A."""
-    up = torch.linalg.qr(torch.cat([b for b, _ in pairs], 1), mode="r").R
-    down = torch.linalg.qr(torch.cat([a for _, a in pairs]).T, mode="r").R
-    return float((up @ down.T).square().sum())
+def _squared_norm(up: Tensor, down: Tensor) -> float:
+    """Squared Frobenius norm of up (outputs, rank) times down (rank, inputs)."""
+    if not up.any():
+        return 0.0
+    left = torch.linalg.qr(up, mode="r").R
+    right = torch.linalg.qr(down.T, mode="r").R
+    return float((left @ right.T).square().sum())

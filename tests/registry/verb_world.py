@@ -141,7 +141,7 @@ class VerbWorld:
             "domain": name.rpartition("/")[2],
             "base_model": "tiny",
             "config": config,
-            "files": {WEIGHTS: inline(weights(seed, config))},
+            "files": fields.pop("files", None) or {WEIGHTS: inline(weights(seed, config))},
             "provenance": INIT,
         }
         return Manifest.model_validate({**values, **fields})
