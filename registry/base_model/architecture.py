@@ -49,6 +49,8 @@ def _problems(config: Any) -> list[str]:
     causal = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind)
     if causal is None or (saved and not {causal, MODEL_MAPPING_NAMES.get(kind)} & set(saved)):
         return [f"it is {named}, and not a causal language model"]
+    if config.get_text_config() is not config:
+        return [f"it is {named}, which takes more than text, and only models of text alone are served"]
     problems = [
         f"its configuration (family {kind!r}) has no number {name!r}, which says how adapters and texts must fit"
         for name in _SIZES

@@ -298,6 +298,7 @@ def written(folder, **config):
         ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "BertForMaskedLM.*not a causal language model"),
         ({"model_type": "gpt2", "architectures": ["GPT2ForSequenceClassification"]}, "GPT2ForSequenceClassification"),
         ({"model_type": "vit"}, "family 'vit', and not a causal"),
+        ({"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"]}, "takes more than text"),
         ({"model_type": "bloom"}, "'bloom'.*has no number 'max_position_embeddings'"),
         ({"model_type": "mamba"}, "'mamba'.*has no number 'max_position_embeddings'"),
         ({"model_type": "opt", "do_layer_norm_before": False}, "norms come after"),
