@@ -251,10 +251,15 @@ def test_half_precision_bases_keep_their_dtype(base, case):
     assert (rounded.float() - exact).abs().max() < 0.1 * exact.abs().max()
 
 
-def test_an_adapter_of_another_family_is_refused(bases):
-    """Llama and Mistral have the same modules, and GPT-2 the same sizes: neither is reason enough."""
-    adapter = create(paper_config("houlsby", bottleneck=2), bases("gpt2").shape, seed=0, base=bases("gpt2").model)
-    with pytest.raises(Incompatible, match=r"'gpt2'.*'llama'"), attached(bases("llama").model, adapter):
+@pytest.mark.parametrize(("made_for", "put_on"), [("gpt2", "llama"), ("llama", "mistral")])
+def test_an_adapter_of_another_family_is_refused(bases, made_for, put_on):
+    """GPT-2 and Llama have the same sizes here, and Llama and Mistral the same modules: neither is enough."""
+    other = bases(made_for)
+    adapter = create(paper_config("houlsby", bottleneck=2), other.shape, seed=0, base=other.model)
+    with (
+        pytest.raises(Incompatible, match=f"'{made_for}'.*'{put_on}'"),
+        attached(bases(put_on).model, adapter),
+    ):
         raise AssertionError("never attached")
 
 
