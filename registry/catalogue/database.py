@@ -166,16 +166,17 @@ class _Turn:
 def _backend(url: str) -> Backend:
     """What we know of the database at this URL; raises InvalidParameter for one that is not served."""
     try:
-        name = make_url(url).get_backend_name()
+        parsed = make_url(url)
+        found = None if "@" in (parsed.host or "") else BACKENDS.get(parsed.get_backend_name())
     except (ArgumentError, ValueError):  # which may quote the URL, and a URL holds a password
-        name = None
-    if name not in BACKENDS:
+        found = None
+    if found is None:
         raise InvalidParameter(
-            "SOUP_DATABASE_URL must be 'sqlite:///FILE' or 'postgresql+psycopg://USER:PASSWORD@HOST/NAME' (with "
-            "'@', '/' and ':' of the password written as %40, %2F and %3A).",
+            "SOUP_DATABASE_URL must be 'sqlite:///FILE' or 'postgresql+psycopg://USER:PASSWORD@HOST/NAME', with every "
+            "'@' of the password written as %40.",
             param="database_url",
         )
-    return BACKENDS[name]
+    return found
 
 
 def _engine(url: str, backend: Backend, pool_size: int, busy_seconds: float) -> Engine:

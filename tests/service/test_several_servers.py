@@ -1,0 +1,230 @@
+"""Several servers on one PostgreSQL and one folder of blobs: what one stores another serves, and work is done once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from registry.names import sha256_digest
+from registry.spec import Provenance
+from service.runtime import Runtime
+from service.settings import Settings
+from tests.postgres import Postgres
+from tests.service.domains import WORDS, passages
+from tests.service.worlds import BASE_ID, World, adapter_weights, open_world, write_bases
+
+INIT = Provenance(init_hash="sha256:" + "1" * 64, init_source="declared").model_dump()
+KEY = "sk-soup-" + "k" * 43
+PASSWORD = "hunter2-and-more"
+
+
+@pytest.fixture(scope="module")
+def shared(
+    postgres: Postgres, tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Any]]:
+    """Settings that every server of this module has, but for its data folder."""
+    folder = tmp_path_factory.mktemp("several")
+    url = postgres.url()
+    yield {
+        "bases": write_bases(folder / "bases.toml", {BASE_ID: tiny_base_dir}),
+        "blobs": folder / "blobs",
+        "bootstrap_key": KEY,
+        "database_url": url.replace("postgres:@", f"postgres:{PASSWORD}@"),
+        "refit_delay_seconds": 0.0,
+    }
+    postgres.drop(url)
+
+
+@pytest.fixture(scope="module")
+def servers(shared: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[World, World]]:
+    """Two servers; the second starts while the first is there."""
+    with ExitStack() as stack:
+        opened = [
+            stack.enter_context(contextmanager(open_world)(tmp_path_factory.mktemp("data"), **shared)) for _ in range(2)
+        ]
+        yield (opened[0], opened[1])
+
+
+def until(done: Callable[[], Any]) -> Any:
+    """What `done` gives once it is true; asked again and again, not for ever."""
+    for _ in range(6000):
+        if found := done():
+            return found
+        threading.Event().wait(0.01)
+    raise AssertionError("it never came about")
+
+
+def ended(world: World, job: str) -> dict[str, Any]:
+    """The job, as this server sees it, once it ended."""
+    final = {"succeeded", "failed", "cancelled"}
+    return until(lambda: (row := world.client.get(f"/v1/jobs/{job}").json())["state"] in final and row)
+
+
+def cook(world: World, **body: Any) -> Any:
+    return world.client.post("/v1/soups", json={"verify": False, "wait": 60, **body})
+
+
+def test_what_one_stores_the_other_serves(servers: tuple[World, World]) -> None:
+    one, two = servers
+    pushed = one.push("acme/court", seed=1)
+    assert two.client.get("/v1/adapters/acme/court").json()["digest"] == pushed["digest"]
+    weights = two.client.get("/v1/adapters/acme/court/files/adapter_model.safetensors").content
+    assert weights == adapter_weights(one.runtime, seed=1)
+    body = {"model": "acme/court", "prompt": "The court", "temperature": 0, "max_tokens": 5}
+    first, second = (server.client.post("/v1/completions", json=body).json() for server in servers)
+    assert first["choices"] == second["choices"]
+    two.client.delete("/v1/adapters/acme/court")
+    assert one.client.post("/v1/completions", json=body).status_code == 410
+
+
+def test_one_admin_key_of_compose_opens_both(servers: tuple[World, World]) -> None:
+    one, two = servers
+    assert one.admin == two.admin == KEY
+    keys = [row for row in one.client.get("/v1/keys").json()["data"] if row["name"] == "admin"]
+    assert len(keys) == 1
+
+
+def test_versions_and_jobs_of_pushes_at_once_are_given_once(servers: tuple[World, World]) -> None:
+    """Each server pushes its own versions of one name, with samples: 8 versions, 8 jobs, each run once."""
+
+    def push(number: int) -> dict[str, Any]:
+        sample = {"texts": passages("code", 21, seed=number)}
+        return servers[number % 2].push("acme/race", seed=100 + number, domain="race", sample=sample, provenance=INIT)
+
+    with ThreadPoolExecutor(8) as pool:
+        pushed = list(pool.map(push, range(8)))
+    assert sorted(one["version"] for one in pushed) == list(range(1, 9))
+    rows = [ended(servers[number % 2], one["job"]) for number, one in enumerate(pushed)]
+    assert {(row["state"], row["attempts"]) for row in rows} == {("succeeded", 1)}
+    for version in range(1, 9):
+        servers[0].client.delete(f"/v1/adapters/acme/race@{version}")
+
+
+def test_a_pool_is_fitted_once_and_refitted_once(servers: tuple[World, World]) -> None:
+    one, two = servers
+    for seed, domain in enumerate(WORDS):
+        server = servers[seed % 2]
+        sample = {"texts": passages(domain, 30)}
+        job = server.push(f"pool/{domain}", seed=seed, domain=domain, sample=sample, provenance=INIT)["job"]
+        ended(two, job)
+    sample = {"texts": passages("kitchen", 25, seed=5)}
+    body = {"sample": sample, "selector": {"kind": "uniform"}, "pool": {"namespaces": ["pool"]}}
+    with ThreadPoolExecutor(2) as pool:
+        soups = list(pool.map(lambda server: cook(server, **body), servers))
+    assert {answer.status_code for answer in soups} <= {200, 201}, [answer.text for answer in soups]
+    assert len({answer.json()["digest"] for answer in soups}) == 1
+    assert len(one.client.get("/v1/adapters", params={"kind": "soup"}).json()["data"]) == 1
+    newer = two.push(
+        "pool/court", seed=50, domain="court", sample={"texts": passages("court", 30, seed=9)}, provenance=INIT
+    )
+    refits = ended(one, newer["job"])["result"]["refits"]
+    assert [ended(one, job)["attempts"] for job in refits] == [1] * len(refits) != []
+
+
+def test_one_waits_for_what_the_other_does_and_may_cancel_it(
+    shared: dict[str, Any], servers: tuple[World, World], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that runs no jobs hands them to those that do."""
+    go_on, begun = threading.Event(), threading.Event()
+    for server in servers:
+        real = server.runtime.engine.score
+
+        def score(*args: Any, real: Any = real, progress: Any = None, **kwargs: Any) -> Any:
+            begun.set()
+            while progress is not None and not go_on.wait(0.01):
+                progress(0, 1)
+            return real(*args, progress=progress, **kwargs)
+
+        monkeypatch.setattr(server.runtime.engine, "score", score)
+    recipe = {"ingredients": [{"ref": "pool/kitchen"}, {"ref": "pool/code", "weight": 3}]}
+    sample = {"texts": passages("kitchen", 25, seed=6)}
+    with contextmanager(open_world)(tmp_path / "third", **{**shared, "job_workers": 0}) as third:
+        job = cook(third, recipe=recipe, sample=sample, verify=True, wait=0).json()["id"]
+        until(begun.is_set)
+        assert third.client.post(f"/v1/jobs/{job}/cancel").json()["state"] == "cancelled"
+        held = [path for path in shared["blobs"].rglob("*") if path.is_file()]
+        assert not [path for path in held if path.read_bytes().startswith(b'{"request"')]
+        go_on.set()
+        done = cook(third, recipe=recipe, sample=sample, verify=True, wait=60)
+        assert done.status_code in {200, 201}, done.text
+        assert done.json()["verification"]["passages"] == 25
+        assert ended(servers[0], job)["state"] == "cancelled"
+
+
+def test_a_start_sweeps_nothing_of_the_others(
+    shared: dict[str, Any], servers: tuple[World, World], tmp_path: Path
+) -> None:
+    """Bytes on their way to a row, and an upload that is being written."""
+    blobs = servers[0].runtime.blobs
+    waiting, upload = blobs.put_bytes(b"a row will name this"), b"half of it is there"
+    digest = sha256_digest(upload)
+    with blobs.writer(digest, max_bytes=100) as writer:
+        writer.write(upload[:5])
+        runtime = Runtime(Settings(data=tmp_path / "third", threads=1, job_workers=0, **shared))
+        runtime.start()
+        runtime.stop()
+        writer.write(upload[5:])
+        writer.commit()
+    assert blobs.read(digest) == upload
+    assert blobs.has(waiting)
+
+
+def test_no_command_line_shows_the_password(servers: tuple[World, World]) -> None:
+    """A fit runs in a child process, which connects by itself."""
+    answer = servers[0].client.post(
+        "/v1/selectors", json={"selector": {"kind": "cosine"}, "pool": {"namespaces": ["pool"]}, "wait": 60}
+    )
+    assert answer.status_code in {200, 201}, answer.text
+    children = [server.runtime.jobs.fitting._child for server in servers]
+    assert any(children)
+    for child in filter(None, children):
+        assert PASSWORD.encode() not in Path(f"/proc/{child.pid}/cmdline").read_bytes()
+        assert PASSWORD.encode() not in Path(f"/proc/{child.pid}/environ").read_bytes()
+    assert PASSWORD not in servers[0].client.get("/metrics").text
+
+
+def serve(folder: Path, settings: dict[str, Any]) -> subprocess.Popen[bytes]:
+    """`soup serve` as a process of its own, once it answers."""
+    variables = {f"SOUP_{name.upper()}": str(value) for name, value in settings.items()}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "service.cli", "serve", "--data", str(folder), "--port", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "SOUP_THREADS": "1", "OMP_NUM_THREADS": "1", **variables},
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith(b"http")
+    return process
+
+
+def test_what_a_killed_server_was_at_another_finishes(
+    postgres: Postgres, shared: dict[str, Any], tmp_path: Path
+) -> None:
+    """kill -9 while a sample is embedded; the other takes over when the lease is out, and nothing is done twice."""
+    url = postgres.url()
+    mine = {**shared, "database_url": url, "blobs": tmp_path / "blobs", "job_lease_seconds": 4.0}
+    killed = serve(tmp_path / "killed", mine)
+    opened = contextmanager(open_world)
+    try:
+        with opened(tmp_path / "idle", **{**mine, "job_workers": 0}) as idle:
+            pushed = idle.push("acme/law", seed=3, domain="law", sample={"texts": passages("court", 400)})
+            job = f"/v1/jobs/{pushed['job']}"
+            until(lambda: idle.client.get(job).json()["state"] == "running")
+            killed.kill()
+            with opened(tmp_path / "other", **mine):
+                done = ended(idle, pushed["job"])
+            assert (done["state"], done["attempts"]) == ("succeeded", 2)
+            assert idle.client.get("/v1/adapters/acme/law").json()["sample_state"] == "ready"
+    finally:
+        killed.kill()
+        killed.communicate()
+        postgres.drop(url)
