@@ -71,6 +71,8 @@ class Probed(ExactMixture):
     def __init__(self, shape: BaseShape, mixing: Mixing) -> None:
         super().__init__(shape, mixing)
         self._exact: list[Tensor] = []
+        self._draw = np.random.Generator(np.random.PCG64(SEED))
+        self._probes: list[Tensor] = []
 
     def add(self, config: AdapterConfig, tensors: Tensors, factor: float) -> None:
         """Add the updates, each (probes, hidden)."""
@@ -87,12 +89,9 @@ class Probed(ExactMixture):
     def _updates(self, config: AdapterConfig, tensors: Tensors) -> list[Tensor]:
         module = from_tensors(config, self.shape, tensors).double()
         sites = [site for site in module.modules() if isinstance(site, Bottleneck)]
-        draw = np.random.Generator(np.random.PCG64(SEED))
-        updates = []
-        for site in sites:
-            probes = torch.from_numpy(draw.standard_normal((PROBES, self.shape.hidden_size)))
-            updates.append(site(probes, torch.zeros_like(probes)))
-        return updates
+        for _ in sites[len(self._probes) :]:
+            self._probes.append(torch.from_numpy(self._draw.standard_normal((PROBES, self.shape.hidden_size))))
+        return [site(probes, torch.zeros_like(probes)) for site, probes in zip(sites, self._probes, strict=True)]
 
 
 class Factored(ExactMixture):
