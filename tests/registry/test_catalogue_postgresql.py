@@ -1,0 +1,166 @@
+"""What is PostgreSQL's alone: turns across processes, writers that freeze, connections that break, and what is said."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import IntegrityError
+
+from registry.catalogue import Database, postgresql
+from registry.errors import Busy, InvalidParameter, Unavailable
+from tests.postgres import Postgres
+from tests.registry.catalogue_world import add, new_adapter
+
+
+@pytest.fixture
+def url(postgres: Postgres) -> Iterator[str]:
+    url = postgres.url()
+    yield url
+    postgres.drop(url)
+
+
+@pytest.fixture
+def database(url: str) -> Iterator[Database]:
+    database = Database(url)
+    yield database
+    database.close()
+
+
+def test_reads_and_writes_have_the_isolation_they_need_whatever_the_default_is(postgres: Postgres, url: str) -> None:
+    name = url.rpartition("/")[2].partition("?")[0]
+    postgres.sql(f"ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'")
+    postgres.sql(f"ALTER DATABASE {name} SET default_transaction_deferrable = on")
+    database = Database(url)
+    for _ in range(2):  # the second time on the same connection
+        for open_, isolation, read_only in (
+            (database.read, "repeatable read", "on"), (database.write, "read committed", "off"),
+        ):  # fmt: skip
+            with open_() as catalogue:
+                connection = catalogue.adapters._connection
+                assert connection.execute(text("SHOW transaction_isolation")).scalar_one() == isolation
+                assert connection.execute(text("SHOW transaction_read_only")).scalar_one() == read_only
+    database.close()
+
+
+def test_writers_of_two_processes_take_turns_and_each_sees_what_the_one_before_stored(url: str) -> None:
+    """Each `Database` stands for a process: they share nothing but the server."""
+    several = [Database(url) for _ in range(4)]
+    start = threading.Barrier(8)
+
+    def push(index: int) -> None:
+        start.wait()
+        for number in range(5):
+            with several[index % 4].write() as catalogue:
+                add(catalogue, digest=f"{index}-{number}")
+                catalogue.blobs.grant("acme", new_adapter(digest="same").weights_blob)
+                catalogue.aliases.put("acme", "law", "stable", number)
+                catalogue.jobs.enqueue("fit", {}, namespace="acme", created_by="k", dedupe_key="one")
+
+    with several[0].write() as catalogue:
+        catalogue.blobs.seen(new_adapter(digest="same").weights_blob, 1)
+    threads = [threading.Thread(target=push, args=(index,)) for index in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    with several[0].read() as catalogue:
+        assert [row.version for row in catalogue.adapters.live_versions("acme", "law")] == list(range(40, 0, -1))
+        assert len(catalogue.jobs.list(None, limit=99).rows) == 1
+    for database in several:
+        database.close()
+
+
+def test_a_writer_that_freezes_loses_its_turn(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its machine sleeps in mid-transaction: the others wait for a while, not for ever; nothing of it is stored."""
+    monkeypatch.setattr(postgresql, "IDLE_SECONDS", 0.1)
+    frozen, other = Database(url), Database(url)
+    with pytest.raises(Unavailable, match="does not answer"), frozen.write() as catalogue:
+        add(catalogue, "acme/frozen")
+        with other.write() as theirs:
+            add(theirs, "acme/other")
+        add(catalogue, "acme/again")
+    with frozen.read() as catalogue:
+        assert [row.name for row in catalogue.adapters.list(None, limit=9).rows] == ["other"]
+    for database in (frozen, other):
+        database.close()
+
+
+def test_two_schemas_of_one_database_do_not_wait_for_each_other(postgres: Postgres, url: str) -> None:
+    database = Database(url)
+    with database.engine.begin() as connection:
+        connection.exec_driver_sql("CREATE SCHEMA other")
+    elsewhere = Database(f"{url}&options=-csearch_path%3Dother", busy_seconds=0.01)
+    with database.write(), elsewhere.write():
+        pass
+    for one in (database, elsewhere):
+        one.close()
+
+
+def test_every_connection_was_cut_while_nobody_looked(postgres: Postgres, database: Database) -> None:
+    with database.read(), database.read():
+        pass
+    postgres.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'client backend' "
+                 "AND pid != pg_backend_pid()")  # fmt: skip
+    with database.write() as catalogue:
+        add(catalogue)
+    with database.read() as catalogue:
+        assert len(catalogue.adapters.list(None, limit=9).rows) == 1
+
+
+def test_cut_in_the_middle_is_unavailable_and_stores_nothing(postgres: Postgres, database: Database) -> None:
+    for open_ in (database.read, database.write):
+        with pytest.raises(Unavailable, match="does not answer") as caught, open_() as catalogue:
+            pid = catalogue.adapters._connection.execute(text("SELECT pg_backend_pid()")).scalar_one()
+            postgres.sql(f"SELECT pg_terminate_backend({pid})")
+            catalogue.adapters.list(None, limit=9)
+        assert "\n" not in caught.value.message
+
+
+def test_a_standby_takes_no_writes(postgres: Postgres, url: str) -> None:
+    postgres.sql(f"ALTER DATABASE {url.rpartition('/')[2].partition('?')[0]} SET default_transaction_read_only = on")
+    database = Database(url)
+    with pytest.raises(Unavailable, match="no writes"), database.write() as catalogue:
+        add(catalogue)
+    with database.read() as catalogue:
+        assert catalogue.adapters.list(None, limit=9).rows == ()
+    database.close()
+
+
+def test_too_many_connections_is_unavailable(postgres: Postgres, url: str) -> None:
+    postgres.sql(f"ALTER DATABASE {url.rpartition('/')[2].partition('?')[0]} WITH CONNECTION LIMIT 0")
+    postgres.sql("DO $$ BEGIN IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'plain') THEN "
+                 "CREATE ROLE plain LOGIN; END IF; END $$")  # fmt: skip
+    database = Database(url.replace("postgres:@", "plain:@"))
+    with pytest.raises(Unavailable, match="does not answer"), database.read():
+        pass
+    database.close()
+
+
+def test_a_statement_that_is_cancelled_may_be_tried_again(database: Database) -> None:
+    with pytest.raises(Busy, match="try again") as caught, database.read() as catalogue:
+        connection = catalogue.adapters._connection
+        connection.exec_driver_sql("SET LOCAL statement_timeout = 1; SELECT pg_sleep(30)")
+    assert caught.value.retry_after >= 1
+
+
+@pytest.mark.parametrize("subject", ["a\x00b", "x" * 301])
+def test_what_no_column_takes_is_the_callers_fault(database: Database, subject: str) -> None:
+    with pytest.raises(InvalidParameter, match="too long"), database.write() as catalogue:
+        catalogue.audit.record("a", subject, key_id=None, request_id=None, detail={})
+
+
+def test_our_own_mistakes_are_not_told_as_anything_else(database: Database) -> None:
+    with pytest.raises(IntegrityError) as caught, database.write() as catalogue:
+        catalogue.adapters.add(new_adapter("acme/blobless", description="secret words"))
+    assert "secret words" not in str(caught.value), "errors are logged, what people sent is not"
+
+
+@pytest.mark.parametrize(
+    "url", ["mysql://soup@db/soup", "postgres://soup@db/soup", "soup", "", "postgresql://a:b@c@d/e"]
+)
+def test_what_is_no_url_of_ours_is_one_sentence(url: str) -> None:
+    with pytest.raises(InvalidParameter, match="SOUP_DATABASE_URL must be"):
+        Database(url)
