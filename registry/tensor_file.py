@@ -116,9 +116,10 @@ def _header_bytes(data: bytes | memoryview) -> tuple[bytes, int]:
     """The header's JSON bytes and where the tensors' bytes start; raises ValueError with one sentence."""
     total = len(data)
     beginning = bytes(data[:PREFIX_BYTES])
-    for magic, name in _MAGIC:
-        if beginning.startswith(magic):
-            raise ValueError(f"it is {name}; only safetensors files are read")
+    if bytes(data[PREFIX_BYTES : PREFIX_BYTES + 1]) != b"{":  # a header of 1152 bytes also begins like a pickle
+        for magic, name in _MAGIC:
+            if beginning.startswith(magic):
+                raise ValueError(f"it is {name}; only safetensors files are read")
     if total < PREFIX_BYTES + 2:
         raise ValueError(f"it has {total} bytes, too few for a safetensors file")
     (length,) = struct.unpack("<Q", beginning)

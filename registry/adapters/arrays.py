@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from registry.tensor_file import parse, refuse, write
 from registry.errors import InvalidSample
+from registry.tensor_file import parse, refuse, write
 
 NAME = "embeddings"
 _DTYPES = {"F32": "<f4", "F16": "<f2"}

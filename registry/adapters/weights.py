@@ -18,10 +18,10 @@ from torch import Tensor
 
 from registry.adapters import expected_tensors, tensor_problems
 from registry.adapters.order import canonical_order
-from registry.tensor_file import Header, parse, refuse, write
 from registry.errors import Incompatible, InvalidWeights
 from registry.names import canonical_json
 from registry.spec import AdapterConfig, BaseShape
+from registry.tensor_file import Header, parse, refuse, write
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}

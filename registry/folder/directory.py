@@ -146,6 +146,9 @@ def _other_weights(path: Path) -> str:
     if (path / "adapter_model.bin").is_file():
         how = "load it with peft and write it with save_pretrained(directory, safe_serialization=True)"
         return f" (weights are safetensors only, and adapter_model.bin is a pickle: {how})"
+    for name in ("pytorch_adapter.bin", "adapter.safetensors"):
+        if (path / name).is_file():
+            return f" ({name} is AdapterHub's: `soup convert {path} TARGET` makes an adapter directory of it)"
     found = sorted(p.name for p in path.iterdir() if p.suffix in {".bin", ".pt", ".pth", ".ckpt", ".pkl"})
     return f" (weights are safetensors only; {found[0]!r} must be converted first)" if found else ""
 

@@ -140,6 +140,13 @@ class TestRefusals:
         with pytest.raises(NotFound, match=r"safetensors only; 'pytorch_model\.bin'"):
             read_folder(folder)
 
+    @pytest.mark.parametrize("name", ["pytorch_adapter.bin", "adapter.safetensors"])
+    def test_adapterhubs_weights_are_to_be_converted(self, tmp_path: Path, name: str) -> None:
+        folder = written(tmp_path / "a")
+        (folder / WEIGHTS_FILE).rename(folder / name)
+        with pytest.raises(NotFound, match=rf"{name} is AdapterHub's: `soup convert {folder} TARGET`"):
+            read_folder(folder)
+
     def test_no_directory(self, tmp_path: Path) -> None:
         with pytest.raises(NotFound, match="not a directory"):
             read_folder(tmp_path / "nowhere")

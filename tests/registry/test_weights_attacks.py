@@ -83,6 +83,15 @@ def test_archives_and_other_formats_are_named():
     refused(b"\x89HDF\r\n\x1a\n" + bytes(50), "HDF5")
 
 
+@pytest.mark.parametrize("length", [640, 896, 1152, 1408, 0x8B1F, 0x5A42])
+def test_a_header_whose_length_looks_like_another_format_is_read(length):
+    about = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+    name = "x" * (length - len(json.dumps({"": about})))
+    data = file(json.dumps({name: about}).encode(), bytes(4))
+    assert struct.unpack("<Q", data[:8]) == (length,)
+    assert list(parse(data, max_bytes=10**6).entries) == [name]
+
+
 def test_old_pickle_and_text_do_not_get_far():
     refused(pickle.dumps(Boom(), protocol=0), "announce a header|too few")
     refused(b"<html>not found</html>", "announce a header")
