@@ -5,9 +5,9 @@ Nothing here reads files: bytes become tensors in `weights`.
 
 Canonical tensor names, for layer i: `layers.<i>.<site>.down.weight` (m, d), `.down.bias` (m), `.up.weight` (d, m),
 `.up.bias` (d) with site `ffn` or `attention`; `layers.<i>.ffn.norm.weight|bias` (d) for Bapna-Firat;
-`layers.<i>.base_norm.<j>.weight|bias` (d) for Houlsby. A LoRA's are PEFT's, for each module of the base by its path:
-`base_model.model.<path>.lora_A.weight` (rank, inputs) and `.lora_B.weight` (outputs, rank). Canonical order: by layer
-number, then name.
+`layers.<i>.base_norm.<j>.weight|bias` (d) for Houlsby, without a bias where the base's norms have none. A LoRA's are
+PEFT's, for each module of the base by its path: `base_model.model.<path>.lora_A.weight` (rank, inputs) and
+`.lora_B.weight` (outputs, rank). Canonical order: by layer number, then name.
 """
 
 from __future__ import annotations
