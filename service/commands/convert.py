@@ -187,9 +187,11 @@ def _to_adapterhub(
     source: Path, target: Path, *, name: str | None, family: Family | None, safetensors: bool, replace: bool
 ) -> _Result:
     """Write an AdapterHub checkpoint from an adapter directory of ours."""
-    from registry.adapters.formats import FAMILIES, checkpoint_files
+    from registry.adapters.formats import FAMILIES, checkpoint_files, is_checkpoint
     from registry.adapters.weights import load_tensors
 
+    if is_checkpoint(source):
+        raise InvalidParameter(f"{source} is an AdapterHub checkpoint: --to soup converts it.", param="source")
     folder = read_folder(source)
     origin = _origin(folder)
     model_type = family or origin.get("model_type")

@@ -426,6 +426,12 @@ class TestWrongTensors:
         assert "widths (4 in 0.output_adapters" in error.message
         assert "8 in 1.output_adapters" in error.message
 
+    def test_a_width_for_each_layer(self, tmp_path: Path) -> None:
+        many = {DOWN.replace("h.1", f"h.{i}").format("seq_bn"): torch.zeros(i + 1, 16) for i in range(500)}
+        error = self.refused(tmp_path, many)
+        assert "496 more" in error.message
+        assert len(error.message) < 400
+
     def test_no_width(self, tmp_path: Path) -> None:
         names = (DOWN.format("seq_bn"), DOWN.replace("h.1", "h.0").format("seq_bn"))
         assert "0 wide" in self.refused(tmp_path, dict.fromkeys(names, torch.zeros(0, 16))).message
@@ -458,6 +464,13 @@ class TestWrongTensors:
             tmp_path, {DOWN.format("ln_before"): torch.full((16,), 2.0)}, "ln_before"
         )  # fmt: skip
         assert "second copy" in error.message
+
+    def test_a_scaling_beyond_the_dtype(self, tmp_path: Path) -> None:
+        tensors = {name: 9 * t.half() for name, t in library_tensors(FIXTURES / "gpt2/scaled_par_bn").items()}
+        name = "transformer.h.1.output_adapters.adapters.scaled_par_bn.scaling"
+        folder = weighted(tmp_path, tensors | {name: torch.full((1,), 6e4, dtype=torch.float16)}, "scaled_par_bn")
+        with pytest.raises(InvalidWeights, match=r"takes layers\.1\.ffn\.up\.\w+ beyond float16"):
+            read_checkpoint(folder)
 
     def test_a_scaling_that_is_not_there(self, tmp_path: Path) -> None:
         folder = configured(tmp_path, scaling="learned")

@@ -22,6 +22,7 @@ from registry.errors import Incompatible
 from registry.tensor_file import refuse
 
 MAX_WIDTH = 65536
+SHOWN = 4
 _SITES = {"output_adapters": "ffn", "attention_adapters": "attention"}
 _CANONICAL = re.compile(r"layers\.(\d{1,9})\.(ffn|attention)\.(norm|down|up)\.(weight|bias)", re.ASCII)
 
@@ -82,7 +83,12 @@ def to_canonical(found: Mapping[str, Tensor], layout: Layout, *, hidden_size: in
     problems = tensor_problems(expected, shapes) + _value_problems(tensors)
     if problems:
         raise refuse("weights", problems)
-    return width, dict(_canonical(tensors, layout, layers=max(numbers) + 1))
+    canonical = dict(_canonical(tensors, layout, layers=max(numbers) + 1))
+    beyond = [name for name, tensor in canonical.items() if not torch.isfinite(tensor).all()]
+    if beyond:
+        dtype = str(canonical[beyond[0]].dtype).removeprefix("torch.")
+        raise refuse("weights", [f"Its 'scaling' takes {name} beyond {dtype}: store it wider." for name in beyond])
+    return width, canonical
 
 
 def _by_place(found: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]:
@@ -112,8 +118,9 @@ def _width(tensors: Mapping[str, Tensor], found: Mapping[str, Tensor], layout: L
     if not 1 <= widths[0] <= MAX_WIDTH:
         raise refuse("weights", [f"Its bottlenecks are {widths[0]} wide; 1 to {MAX_WIDTH} can be taken."])
     if len(widths) > 1:
-        of = ", ".join(f"{width} in {next(p for p in downs if downs[p] == width)}" for width in widths)
-        raise refuse("weights", [f"Its bottlenecks have several widths ({of}), and one for all layers is needed."])
+        of = ", ".join(f"{width} in {next(p for p in downs if downs[p] == width)}" for width in widths[:SHOWN])
+        more = f", {len(widths) - SHOWN} more" if len(widths) > SHOWN else ""
+        raise refuse("weights", [f"Its bottlenecks have several widths ({of}{more}), and one for all is needed."])
     return widths[0]
 
 
