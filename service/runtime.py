@@ -26,7 +26,7 @@ from service.auth import ensure_admin_key
 from service.engine import AdapterHandle, Engine
 from service.jobs import JobRunner
 from service.settings import Settings
-from service.storage import check_schema, is_sqlite, migrate, owned, sweep
+from service.storage import check_schema, is_sqlite, migrate, owned, sweep, sweep_requests
 
 log = logging.getLogger("soup.runtime")
 
@@ -88,8 +88,7 @@ class Runtime:
                 self.shape(base_id)
                 if self.settings.preload:
                     self.base(base_id)
-            if self.sole_owner:
-                sweep(self.database, self.blobs)
+            (sweep if self.sole_owner else sweep_requests)(self.database, self.blobs)
             self.engine.start()
             stack.callback(self.engine.stop, drain=DRAIN_SECONDS)
             self.jobs = JobRunner(self)

@@ -21,6 +21,7 @@ from registry.catalogue.database import Database
 from registry.errors import Unavailable
 
 LOCK = "lock"
+LATEST = 1000
 
 
 @contextmanager
@@ -86,6 +87,20 @@ def sweep(database: Database, blobs: BlobStore) -> int:
     for digest in unnamed:
         blobs.delete(digest)
     return len(unnamed)
+
+
+def sweep_requests(database: Database, blobs: BlobStore) -> int:
+    """Delete what the latest cook jobs that ended were asked for, where a process died before it did; returns how many.
+
+    For those who share database and blobs: texts of a novel domain are not kept there either.
+    """
+    with database.read() as catalogue:
+        jobs = catalogue.jobs.list(None, kind="cook", limit=LATEST).rows
+    ended = [job.arguments["request"] for job in jobs if job.state not in ("queued", "running")]
+    left = [digest for digest in ended if blobs.has(digest)]
+    for digest in left:
+        blobs.delete(digest)
+    return len(left)
 
 
 def check_schema(database: Database) -> None:

@@ -27,7 +27,8 @@ class Aliases:
     def list(self, namespace: str, name: str) -> builtins.list[AliasRow]:
         """Every alias of a name, in alphabetical order."""
         query = select(aliases).where(aliases.c.namespace == namespace, aliases.c.name == name)
-        return [_row(row) for row in self._connection.execute(query.order_by(aliases.c.alias)).mappings()]
+        found = [_row(row) for row in self._connection.execute(query).mappings()]
+        return sorted(found, key=lambda row: row.alias)  # here: each database has an alphabet of its own
 
     def put(self, namespace: str, name: str, alias: str, version: int, *, if_match: str | None = None) -> AliasRow:
         """Point an alias at a version; raises PreconditionFailed if `if_match` is not its present etag.

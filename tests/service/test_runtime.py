@@ -167,7 +167,7 @@ class TestMigrations:
         head = migrations.head()
         ran = []
         monkeypatch.setattr(migrations, "head", lambda: "9999")  # a later version of the code
-        monkeypatch.setattr(migrations, "upgrade", lambda engine: ran.append(engine))
+        monkeypatch.setattr(migrations, "upgrade", lambda engine: ran.append(engine) or head)
         database = Database(settings.database)
         done = migrate(database, backups=tmp_path / "backups")
         database.close()
