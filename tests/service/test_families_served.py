@@ -1,0 +1,153 @@
+"""The engine over every family of base models, against plain transformers running each row alone.
+
+Rows of different lengths generate together, join and leave, with several kinds of adapters; Mistral and Qwen also
+with windows shorter than what is generated, so that what slides out of sight matters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from registry.adapters import attached, create, from_tensors, paper_config
+from registry.base_model import LoadedBase, load_base
+from registry.likelihood import token_log_probs
+from registry.spec import AdapterConfig, BaseEntry, LoraConfig, LoraModule
+from service.engine import AdapterHandle, Engine, GenerateRequest, SamplingParams, ScoreRequest
+from tests.conftest import TINY_CONFIGS, build_tiny_base
+
+ALTERNATING = ["sliding_attention", "full_attention"]
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in sorted(TINY_CONFIGS)} | {
+    "mistral-window-4": ("mistral", {"sliding_window": 4}),
+    "qwen2-alternating": ("qwen2", {"use_sliding_window": True, "sliding_window": 5, "layer_types": ALTERNATING}),
+    "qwen3-alternating": ("qwen3", {"use_sliding_window": True, "sliding_window": 5, "layer_types": ALTERNATING}),
+    "gpt_neox-sequential": ("gpt_neox", {"use_parallel_residual": False}),
+    "llama-tied": ("llama", {"tie_word_embeddings": True, "attention_bias": True}),
+}
+TOKENS = 24
+METHODS = ("base", "bottleneck", "lora")
+BaseOf = Callable[[str], LoadedBase]
+
+
+@pytest.fixture(scope="module")
+def base_of(tmp_path_factory: pytest.TempPathFactory) -> BaseOf:
+    folder, loaded = tmp_path_factory.mktemp("served"), dict[str, LoadedBase]()
+
+    def base(variant: str) -> LoadedBase:
+        if variant not in loaded:
+            family, settings = VARIANTS[variant]
+            path = build_tiny_base(folder / variant, seed=3, model_type=family, **settings)
+            loaded[variant] = load_base(BaseEntry(id="tiny", source=str(path)))
+        return loaded[variant]
+
+    return base
+
+
+@pytest.fixture(params=VARIANTS)
+def base(request: pytest.FixtureRequest, base_of: BaseOf) -> LoadedBase:
+    return base_of(request.param)
+
+
+def config_of(base: LoadedBase, method: str) -> AdapterConfig:
+    if method == "bottleneck":
+        return paper_config("houlsby", bottleneck=4)
+    paths = [path for path in base.shape.linears if not path.endswith(("lm_head", "embed_out"))]
+    return LoraConfig.of({path: LoraModule(rank=1 + number % 3, alpha=4.0) for number, path in enumerate(paths)})
+
+
+def handle_of(base: LoadedBase, method: str) -> AdapterHandle | None:
+    """An adapter that visibly changes what the model says, or None for the base alone."""
+    if method == "base":
+        return None
+    config = config_of(base, method)
+    state = create(config, base.shape, seed=1, base=base.model).state_dict()
+    generator = torch.Generator().manual_seed(1)
+    tensors = {name: value + 0.3 * torch.randn(value.shape, generator=generator) for name, value in state.items()}
+    return AdapterHandle(f"sha256:{METHODS.index(method):064x}", config, lambda: tensors)
+
+
+def with_adapter(base: LoadedBase, handle: AdapterHandle | None) -> AbstractContextManager[None]:
+    if handle is None:
+        return nullcontext()
+    return attached(base.model, from_tensors(handle.config, base.shape, handle.load()))
+
+
+def prompts_of(seed: int) -> list[tuple[int, ...]]:
+    """Prompts of 1 to 30 tokens."""
+    draw = np.random.default_rng(seed)
+    return [tuple(int(i) for i in draw.integers(1, 300, size=length)) for length in (7, 1, 30, 19, 3)]
+
+
+def alone(base: LoadedBase, prompt: tuple[int, ...], tokens: int) -> tuple[tuple[int, ...], Tensor]:
+    """transformers' own `generate`, greedy, and the log-probability (tokens,) of each token it gave."""
+    ids = torch.tensor([prompt])
+    found = base.model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False, pad_token_id=0
+    )
+    own = base.model(input_ids=found, attention_mask=torch.ones_like(found), use_cache=False).logits.detach()
+    log_probs = torch.log_softmax(own[0, :-1].float(), dim=-1).gather(-1, found[0, 1:, None]).squeeze(-1)
+    return tuple(found[0, len(prompt) :].tolist()), log_probs[len(prompt) - 1 :]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_rows_that_join_and_leave_get_what_they_get_alone(base: LoadedBase, method: str) -> None:
+    engine, handle = Engine(lambda _: base, max_rows=4), handle_of(base, method)
+    params = SamplingParams(max_tokens=TOKENS, temperature=0.0, logprobs=1)
+    tickets = []
+    for number, prompt in enumerate(prompts_of(1)):
+        tickets.append((prompt, engine.submit(GenerateRequest("tiny", prompt, handle, params))))
+        for _ in range(5 * number):  # the first rows are far ahead when the last come
+            engine.step()
+    while engine.step():
+        pass
+    for prompt, ticket in tickets:
+        choice = ticket.result(0).choices[0]
+        with with_adapter(base, handle):
+            tokens, log_probs = alone(base, prompt, TOKENS)
+        assert choice.token_ids == tokens
+        assert choice.token_logprobs == pytest.approx(log_probs.tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_scores_and_vectors_of_a_padded_batch_are_those_of_each_row(base: LoadedBase, method: str) -> None:
+    engine, handle, windows = Engine(lambda _: base), handle_of(base, method), tuple(prompts_of(2))
+    ticket = engine.submit(ScoreRequest("tiny", windows, handle, pooled=frozenset(range(len(windows))), bos=False))
+    while engine.step():
+        pass
+    scores = ticket.result(0)
+    for number, window in enumerate(windows):
+        ids = torch.tensor([window])
+        with torch.no_grad(), with_adapter(base, handle):
+            nll = -float(token_log_probs(base.model, ids, torch.ones_like(ids)).double().sum())
+            hidden = base.model.base_model(input_ids=ids).last_hidden_state[0].mean(dim=0).numpy()
+        assert scores.nll[number] == pytest.approx(nll, abs=1e-5 * len(window))
+        np.testing.assert_allclose(scores.vectors[number], hidden, atol=2e-5)
+
+
+def test_adapters_matter_in_every_family(base: LoadedBase) -> None:
+    engine = Engine(lambda _: base)
+    params = SamplingParams(max_tokens=TOKENS, temperature=0.0)
+    prompt = prompts_of(3)[3]
+    tickets = [engine.submit(GenerateRequest("tiny", prompt, handle_of(base, method), params)) for method in METHODS]
+    while engine.step():
+        pass
+    assert len({ticket.result(0).choices[0].token_ids for ticket in tickets}) == len(METHODS)
+
+
+@pytest.mark.parametrize("variant", ["mistral-window-4", "qwen2-alternating", "qwen3-alternating"])
+def test_the_windows_of_these_tests_are_short_enough_to_matter(base_of: BaseOf, tmp_path: Path, variant: str) -> None:
+    base, ids = base_of(variant), torch.tensor([prompts_of(1)[2]])
+    family, _ = VARIANTS[variant]
+    without: dict[str, Any] = {"sliding_window": None} if family == "mistral" else {"use_sliding_window": False}
+    path = build_tiny_base(tmp_path / "all", seed=3, model_type=family, **without)
+    everything = load_base(BaseEntry(id="all", source=str(path)))
+    seen, all_seen = (one.model(input_ids=ids).logits.detach() for one in (base, everything))
+    torch.testing.assert_close(seen[0, :4], all_seen[0, :4])
+    assert float((seen[0, -1] - all_seen[0, -1]).abs().max()) > 1e-2
