@@ -15,6 +15,7 @@ Matcher = Callable[[str, Set[int]], Set[int]]
 MAX_LENGTH = 2000
 MAX_REPEAT = 64
 MAX_DEPTH = 4
+MAX_STEPS = 20_000_000
 _TOKEN = re.compile(
     r"\(\?:|[()|^$.]|[*+?]\??|\{\d{1,3}(?:,\d{0,3})?\}|\\[dw.\-_^$|()\[\]{}*+?\\]|\[\^?(?:\\.|[^\]\\])+\]|[A-Za-z0-9_\-/:]",
     re.ASCII,
@@ -22,25 +23,38 @@ _TOKEN = re.compile(
 
 
 class UnreadPatternError(ValueError):
-    """A regular expression with something in it that is not read here."""
+    """A regular expression with something in it that is not read here, or more work than is done for one."""
+
+
+class Work:
+    """Steps that may still be made with the patterns that share it."""
+
+    def __init__(self) -> None:
+        self._left = MAX_STEPS
+
+    def spend(self, steps: int) -> None:
+        """Raises UnreadPatternError when they are used up."""
+        self._left -= steps
+        if self._left < 0:
+            raise UnreadPatternError("it takes too long")
 
 
 class Pattern:
     """One regular expression."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, work: Work | None = None) -> None:
         """Raises UnreadPatternError."""
         tokens = _tokens(source)
-        self._match, rest = _alternatives(tokens, 0, depth=0)
+        self._match, rest = _Reader(tokens, work or Work()).alternatives(0, depth=0)
         if rest != len(tokens):
             raise UnreadPatternError("a ')' without its '('")
 
     def full(self, text: str) -> bool:
-        """Whether all of `text` matches, as with `re.fullmatch`."""
+        """Whether all of `text` matches, as with `re.fullmatch`; raises UnreadPatternError when that takes too long."""
         return len(text) in self._match(text, {0})
 
     def tail(self, text: str) -> bool:
-        r"""Whether `text`, or what follows one of its dots, matches: `(.*\.)?(pattern)$`."""
+        r"""Whether `text`, or what follows one of its dots, matches: `(.*\.)?(pattern)$`. Raises as `full` does."""
         return len(text) in self._match(text, {0, *(i + 1 for i, character in enumerate(text) if character == ".")})
 
 
@@ -57,48 +71,72 @@ def _tokens(source: str) -> list[str]:
     return found
 
 
-def _alternatives(tokens: list[str], at: int, *, depth: int) -> tuple[Matcher, int]:
-    """The matcher of what stands from `at` to the end or an unmatched `)`, and where that is."""
-    if depth > MAX_DEPTH:
-        raise UnreadPatternError(f"more than {MAX_DEPTH} groups in each other")
-    branches = []
-    while True:
-        branch, at = _sequence(tokens, at, depth=depth)
-        branches.append(branch)
-        if at == len(tokens) or tokens[at] != "|":
-            return _either(branches), at
-        at += 1
+class _Reader:
+    """Tokens to matchers."""
 
+    def __init__(self, tokens: list[str], work: Work) -> None:
+        self._tokens = tokens
+        self._work = work
 
-def _sequence(tokens: list[str], at: int, *, depth: int) -> tuple[Matcher, int]:
-    parts: list[Matcher] = []
-    while at < len(tokens) and tokens[at] not in {"|", ")"}:
-        if tokens[at] in {"(", "(?:"}:
-            part, at = _alternatives(tokens, at + 1, depth=depth + 1)
-            if at == len(tokens):
-                raise UnreadPatternError("a '(' without its ')'")
-        else:
-            part = _atom(tokens[at])
-        at += 1
-        if at < len(tokens) and (bounds := _bounds(tokens[at])):
-            part = _repeated(part, *bounds)
+    def alternatives(self, at: int, *, depth: int) -> tuple[Matcher, int]:
+        """The matcher of what stands from `at` to the end or an unmatched `)`, and where that is."""
+        if depth > MAX_DEPTH:
+            raise UnreadPatternError(f"more than {MAX_DEPTH} groups in each other")
+        branches = []
+        while True:
+            branch, at = self._sequence(at, depth=depth)
+            branches.append(branch)
+            if at == len(self._tokens) or self._tokens[at] != "|":
+                return _either(branches), at
             at += 1
-        parts.append(part)
-    return _in_turn(parts), at
 
+    def _sequence(self, at: int, *, depth: int) -> tuple[Matcher, int]:
+        parts: list[Matcher] = []
+        while at < len(self._tokens) and self._tokens[at] not in {"|", ")"}:
+            if self._tokens[at] in {"(", "(?:"}:
+                part, at = self.alternatives(at + 1, depth=depth + 1)
+                if at == len(self._tokens):
+                    raise UnreadPatternError("a '(' without its ')'")
+            else:
+                part = self._atom(self._tokens[at])
+            at += 1
+            if at < len(self._tokens) and (bounds := _bounds(self._tokens[at])):
+                part = self._repeated(part, *bounds)
+                at += 1
+            parts.append(part)
+        return _in_turn(parts), at
 
-def _atom(piece: str) -> Matcher:
-    if piece == "^":
-        return lambda _text, starts: starts & {0}
-    if piece == "$":
-        return lambda text, starts: starts & {len(text)}
-    if _bounds(piece):
-        raise UnreadPatternError(f"{piece!r} with nothing to repeat")
-    try:
-        one = re.compile(piece if len(piece) > 1 or piece == "." else re.escape(piece), re.ASCII)
-    except re.error as error:
-        raise UnreadPatternError(f"{piece[:40]!r}, for {error}") from None
-    return lambda text, starts: {at + 1 for at in starts if at < len(text) and one.match(text, at)}
+    def _atom(self, piece: str) -> Matcher:
+        if _bounds(piece):
+            raise UnreadPatternError(f"{piece!r} with nothing to repeat")
+        try:
+            one = re.compile(piece if len(piece) > 1 or piece in ".^$" else re.escape(piece), re.ASCII)
+        except re.error as error:
+            raise UnreadPatternError(f"{piece[:40]!r}, for {error}") from None
+        if piece in "^$":
+            return lambda text, starts: starts & {0 if piece == "^" else len(text)}
+
+        def match(text: str, starts: Set[int]) -> Set[int]:
+            self._work.spend(1 + len(starts))
+            return {at + 1 for at in starts if at < len(text) and one.match(text, at)}
+
+        return match
+
+    def _repeated(self, part: Matcher, least: int, most: int | None) -> Matcher:
+        def rounds(text: str, starts: Set[int]) -> Iterator[Set[int]]:
+            """Where the part may end, repetition by repetition; from `least` on only ends not seen before."""
+            seen: set[int] = set()
+            number = 0
+            while starts and (most is None or number <= most):
+                self._work.spend(1)
+                if number >= least:
+                    starts = starts - seen
+                    seen |= starts
+                    yield starts
+                starts = part(text, starts)
+                number += 1
+
+        return lambda text, starts: set().union(*rounds(text, starts))
 
 
 def _bounds(piece: str) -> tuple[int, int | None] | None:
@@ -130,19 +168,3 @@ def _in_turn(parts: list[Matcher]) -> Matcher:
         return starts
 
     return match
-
-
-def _repeated(part: Matcher, least: int, most: int | None) -> Matcher:
-    def rounds(text: str, starts: Set[int]) -> Iterator[Set[int]]:
-        """Where the part may end, number of repetitions by number; from `least` on only ends not seen before."""
-        seen: set[int] = set()
-        number = 0
-        while starts and (most is None or number <= most):
-            if number >= least:
-                starts = starts - seen
-                seen |= starts
-                yield starts
-            starts = part(text, starts)
-            number += 1
-
-    return lambda text, starts: set().union(*rounds(text, starts))

@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from registry.errors import InvalidManifest, UnknownMethod
+from registry.folder.patterns import UnreadPatternError
 from registry.folder.peft_fields import PeftFields
 from registry.spec import LoraConfig, LoraModule
 from registry.spec.adapter import ModulePath
@@ -68,16 +69,19 @@ def lora_config(peft: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]])
     """
     unsupported = _unsupported(peft)
     ranks, problems = _ranks(tensors)
-    reading = PeftFields(peft, modules=len(ranks))
-    problems = [*reading.problems, *problems]
-    modules = {}
-    for path, rank in ranks.items():
-        said, alpha = reading.module(path)
-        if said is not None and said != rank:
-            problems.append(f"Module {path} has rank {rank} in the weights and {said} in the configuration.")
-        if not reading.targets(path):
-            problems.append(f"The weights have a LoRA for module {path}, which the configuration does not target.")
-        modules[path] = LoraModule(rank, alpha)
+    fields = PeftFields(peft)
+    problems = [*fields.problems, *problems]
+    modules: dict[str, LoraModule] = {}
+    try:
+        for path, rank in ranks.items():
+            said, alpha = fields.module(path)
+            modules[path] = LoraModule(rank, alpha)
+            if said is not None and said != rank:
+                problems.append(f"Module {path} has rank {rank} in the weights and {said} in the configuration.")
+            if not fields.targets(path):
+                problems.append(f"The weights have a LoRA for module {path}, which the configuration does not target.")
+    except UnreadPatternError:
+        problems.append(f"Its regular expressions take too long on {len(ranks)} modules; name the modules.")
     if unsupported or problems:
         _refuse(unsupported, problems)
     try:

@@ -1,7 +1,7 @@
 """The fields of a PEFT LoRA's `adapter_config.json` that say rank, alpha and modules, read as PEFT reads them.
 
 Called by `peft`. Lists and patterns can be long and come from people: names are looked up, never searched for, and
-the number of regular expressions is bounded by the number of modules they would be tried on.
+all regular expressions of a configuration share a bounded amount of work.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from registry.folder.patterns import Pattern, UnreadPatternError
+from registry.folder.patterns import Pattern, UnreadPatternError, Work
 
 DEFAULT_RANK = 8
 DEFAULT_ALPHA = 8
-MAX_TRIALS = 100_000
 _NAME = re.compile(r"\^?[A-Za-z0-9_]+(?:\\?\.[A-Za-z0-9_]+)*", re.ASCII)
 """A key that is a module's name, its dots escaped or not; read as that name although PEFT's `.` is any character."""
 
@@ -30,23 +29,24 @@ def _ends(path: str) -> Iterator[str]:
 class PatternTable:
     """`rank_pattern` or `alpha_pattern`: the value of the first key that matches (`get_pattern_key`)."""
 
-    def __init__(self) -> None:
+    def __init__(self, work: Work) -> None:
+        self._work = work
         self._names: dict[str, tuple[int, float]] = {}
-        self.patterns: list[tuple[int, Pattern, float]] = []
+        self._patterns: list[tuple[int, Pattern, float]] = []
 
     def add(self, key: str, value: float) -> None:
         """The next key; raises UnreadPatternError."""
-        order = len(self._names) + len(self.patterns)
+        order = len(self._names) + len(self._patterns)
         if _NAME.fullmatch(key):
             self._names.setdefault(key.replace("\\", ""), (order, value))
         else:
-            self.patterns.append((order, Pattern(key), value))
+            self._patterns.append((order, Pattern(key, self._work), value))
 
     def value(self, path: str) -> float | None:
-        """The value for a module; None where no key matches."""
+        """The value for a module; None where no key matches. Raises UnreadPatternError when that takes too long."""
         named = [self._names[end] for end in (f"^{path}", *_ends(path)) if end in self._names]
         found = min(named, default=None)
-        for order, pattern, value in self.patterns:
+        for order, pattern, value in self._patterns:
             if found is not None and found[0] < order:
                 break
             if pattern.tail(path):
@@ -57,13 +57,14 @@ class PatternTable:
 class PeftFields:
     """Rank, alpha and targets as the configuration says them; `problems` of its values."""
 
-    def __init__(self, peft: Mapping[str, Any], *, modules: int) -> None:
+    def __init__(self, peft: Mapping[str, Any]) -> None:
         self.problems: list[str] = []
+        self._work = Work()
         self._peft = peft
         self._rank = self._number("r", DEFAULT_RANK)
         self._alpha = self._number("lora_alpha", DEFAULT_ALPHA)
-        self._ranks = self._patterns("rank_pattern", modules)
-        self._alphas = self._patterns("alpha_pattern", modules)
+        self._ranks = self._patterns("rank_pattern")
+        self._alphas = self._patterns("alpha_pattern")
         self._target = self._modules("target_modules")
         self._exclude = self._modules("exclude_modules")
         self._layers = self._numbers("layers_to_transform")
@@ -71,7 +72,10 @@ class PeftFields:
             self.problems.append("use_rslora is neither true nor false.")
 
     def module(self, path: str) -> tuple[int | None, float]:
-        """Rank and alpha of a module: the first pattern that matches, else the default. None where nobody says."""
+        """Rank and alpha of a module: the first pattern that matches, else the default; no rank where nobody says.
+
+        Raises UnreadPatternError, as `targets` does, when the regular expressions take too long.
+        """
         rank = self._ranks.value(path) or self._rank
         return (None if rank is None else int(rank)), (self._alphas.value(path) or self._alpha or DEFAULT_ALPHA)
 
@@ -107,8 +111,8 @@ class PeftFields:
         self.problems.append(f"{what} is {str(value)[:40]!r}, not a {'whole ' if whole else ''}number above zero.")
         return None
 
-    def _patterns(self, field: str, modules: int) -> PatternTable:
-        table, found = self._peft.get(field) or {}, PatternTable()
+    def _patterns(self, field: str) -> PatternTable:
+        table, found = self._peft.get(field) or {}, PatternTable(self._work)
         if not isinstance(table, dict):
             self.problems.append(f"{field} is not a table of modules.")
             return found
@@ -118,12 +122,6 @@ class PeftFields:
                 found.add(key, number or 1)
             except UnreadPatternError as error:
                 self.problems.append(f"{field} has {key[:80]!r}, which is not read here: {error}; name the modules.")
-        if len(found.patterns) * modules > MAX_TRIALS:
-            self.problems.append(
-                f"{field} has {len(found.patterns)} regular expressions for {modules} modules, and at most "
-                f"{MAX_TRIALS} trials are made; name the modules."
-            )
-            return PatternTable()
         return found
 
     def _modules(self, field: str) -> frozenset[str] | Pattern | None:
@@ -134,7 +132,7 @@ class PeftFields:
             return None
         if isinstance(value, str):
             try:
-                return Pattern(value)
+                return Pattern(value, self._work)
             except UnreadPatternError:
                 return None
         if isinstance(value, list) and all(isinstance(name, str) for name in value):
