@@ -73,7 +73,9 @@ def prepare(size: Size, *, rows: int) -> Setting:
     model: Any = GPT2LMHeadModel(config).requires_grad_(False)
     model.eval()
     shape = size.shape.model_copy(update={"context": CONTEXT, "vocab_size": VOCABULARY[size.name]})
-    base = LoadedBase(BaseEntry(id="base", source="memory"), model, None, shape, bos_id=0, eos_id=0)
+    base = LoadedBase(
+        entry=BaseEntry(id="base", source="memory"), model=model, tokenizer=None, shape=shape, bos_id=0, eos_id=0
+    )
     tensors = [{name: 0.05 * tensor for name, tensor in size.adapter(seed).items()} for seed in range(INGREDIENTS)]
     named = {"adapter": tensors[0], "soup": ours(size, tensors)}
     handles = {name: _handle(size, values) for name, values in named.items()}

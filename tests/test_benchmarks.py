@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import averaging, cold_start, report, serving
+from benchmarks import averaging, breadth, cold_start, parity, report, serving
 from registry.errors import Internal
+from registry.spec import AverageMixing
 
 RESULTS = Path(report.__file__).parent / "results"
 TINY = averaging.Size("tiny", layers=1, hidden=64, bottleneck=4)
@@ -105,6 +106,40 @@ def test_serving_refuses_to_compare_what_differs():
     for wrong in ({"bare_in_order": [5.0, 7.0]}, {"adapter": same}):
         with pytest.raises(Internal):
             serving._agree({name: lambda values=values: values for name, values in (nll | wrong).items()})
+
+
+@pytest.fixture
+def two_families(monkeypatch):
+    monkeypatch.setattr(parity, "PLACES", {name: parity.PLACES[name] for name in ("gpt2", "llama")})
+
+
+def test_breadth_measures_all_it_names(monkeypatch, two_families):
+    monkeypatch.setitem(serving.VOCABULARY, "tiny", 64)
+    result = breadth.run(TINY, rows=4, repeats=1)
+    figures = result.figures
+    assert figures["families"].value == figures["families"].goal == 10
+    assert figures["lora_linear_error"].value > 0.3 > 1e-6 > figures["lora_concat_error"].value
+    assert figures["concat_cost_bottleneck"].value > 0
+    assert figures["concat_cost_lora"].value > 0
+    assert {row["method"] for row in result.rows} >= {"houlsby", "lora", "lora_concat", "bottleneck_average"}
+
+
+def test_breadth_notices_what_is_not_in_parity(monkeypatch, two_families):
+
+    monkeypatch.setattr(parity, "METHODS", {name: parity.METHODS[name] for name in ("parallel", "lora")})
+    monkeypatch.setattr(parity, "TOLERANCE", -1.0)
+    assert not any(row["parity"] for row in parity.measure())
+    monkeypatch.setattr(parity, "TOLERANCE", 1e-5)
+    right = parity._formula
+    monkeypatch.setattr(parity, "_formula", lambda *some: lambda x: 1.01 * right(*some)(x))
+    assert [row["parity"] for row in parity.measure()] == [False, True] * 2
+
+
+def test_breadth_refuses_to_time_soups_that_cannot_be():
+    _, shape = parity.tiny("llama")
+    parts = breadth.parts_of(averaging.SIZES[0].config, shape, [1.0, 2.0])
+    with pytest.raises(Internal, match="initialisation"):
+        breadth.mixed(parts, AverageMixing())
 
 
 def test_cold_start_runs_whole_processes():

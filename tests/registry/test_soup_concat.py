@@ -215,7 +215,6 @@ def peft_delta(model, name: str, path: str) -> torch.Tensor:
     return found.detach().T.double()  # Conv1D stores (inputs, outputs)
 
 
-@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # PEFT asks transformers for it
 def test_our_mixture_is_pefts_cat_and_not_its_linear(peft_models):
     configs = [lora(3, 6.0), lora(3, 6.0, rslora=True)]
     parts = [
