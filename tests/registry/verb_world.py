@@ -136,12 +136,13 @@ class VerbWorld:
 
     def manifest(self, name: str = "acme/law", *, seed: int = 0, **fields: Any) -> Manifest:
         config = fields.pop("config", CONFIG)
+        files = fields.pop("files", None)
         values: dict[str, Any] = {
             "name": name,
             "domain": name.rpartition("/")[2],
             "base_model": "tiny",
             "config": config,
-            "files": fields.pop("files", None) or {WEIGHTS: inline(weights(seed, config))},
+            "files": {WEIGHTS: inline(weights(seed, config))} if files is None else files,
             "provenance": INIT,
         }
         return Manifest.model_validate({**values, **fields})
