@@ -16,19 +16,11 @@ from tests.service.worlds import BASE_ID, World, open_world, write_bases
 
 
 @pytest.fixture(scope="module")
-def open_house(
-    tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory, database_settings: dict[str, Any]
-) -> Iterator[World]:
+def open_house(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     folder = tmp_path_factory.mktemp("open")
     bases = write_bases(folder / "bases.toml", {BASE_ID: tiny_base_dir})
     yield from open_world(
-        folder / "data",
-        bases,
-        **database_settings,
-        no_auth=True,
-        allowed_hosts=("testserver",),
-        docs_public=False,
-        max_json_bytes=4096,
+        folder / "data", bases, no_auth=True, allowed_hosts=("testserver",), docs_public=False, max_json_bytes=4096
     )
 
 

@@ -141,7 +141,7 @@ class TestJourney:
         write_folder(tmp_path / "odd", config=law.config, domain="odd", weights=law.weights.read_bytes(),
                      base_model="tiny")  # fmt: skip
         assert soup("push", tmp_path / "odd", "--namespace", "odd")[0] == 0
-        code, out, err = soup("cook", "--recipe", "odd/odd=1,team/cooking=1", "--no-verify")
+        code, out, err = soup("cook", "--recipe", "odd/odd=1,team/cooking=1", "--mixing", "average", "--no-verify")
         assert (code, out) == (3, "")
         assert "init" in err
 
