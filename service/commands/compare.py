@@ -149,6 +149,7 @@ def _row(strategy: str, answer: dict[str, Any], score: dict[str, Any]) -> dict[s
         "reason": answer.get("reason"),
         "ingredients": (answer.get("selection") or {}).get("selected") or [],
         "summary": ingredients_text(answer),
+        "mixing": ((answer.get("recipe") or {}).get("mixing") or {}).get("method"),
         "perplexity": score["perplexity"],
         "mean_nll": score["mean_nll"],
         "difference": against.get("difference", 0.0),
@@ -165,6 +166,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             lines.append((row["strategy"], "-", "-", "failed", ""))
             continue
         against = "" if row["strategy"] == "base" else f"{row['difference']:+.4f} ± {row['standard_error']:.4f}"
-        what = "abstained: the base" if row["abstained"] else row["summary"]
+        exact = " (concat)" if row["mixing"] == "concat" and len(row["ingredients"]) > 1 else ""
+        what = "abstained: the base" if row["abstained"] else row["summary"] + exact
         lines.append((row["strategy"], f"{row['perplexity']:.2f}", against, what, row["model"]))
     return columns(("strategy", "perplexity", "difference", "ingredients", "model"), lines)

@@ -165,6 +165,8 @@ def _tell(cooked: dict[str, Any]) -> None:
 
 def mixing_text(reason: str | None, report: dict[str, Any]) -> str:
     """Why this mixing, what the soup costs to run, and how far it is from the exact mixture."""
+    if report.get("members") == 1:
+        return reason or ""
     parts = [f"{report['relative_cost']:.2f} times the cost of one adapter"]
     if report.get("width_out"):
         parts.append(f"width {report['width_out']}")

@@ -416,6 +416,8 @@ class TestCook:
         assert code == 0
         assert server.body()["mixing"] == {"method": "concat", "scale": "1"}
         assert server.body()["max_width"] == 16
+        server.on("POST /v1/soups", ok({**answer, "reason": "team/a@1 alone.", "report": {**report, "members": 1}}))
+        assert soup("cook", "--recipe", "team/a")[2].splitlines()[-1] == "team/a@1 alone."
         assert "2 adapters by concat. (1.20 times the cost of one adapter, width 16, 3e-08 from the exact" in err
 
     @pytest.mark.parametrize(
@@ -493,6 +495,13 @@ class TestCompare:
         modes = [((body.get("selector") or {}).get("kind"), (body.get("selector") or {}).get("mode"),
                   body["options"]["single"]) for body in asked]  # fmt: skip
         assert len(set(modes)) == len(modes)
+
+    def test_a_soup_that_costs_more_than_one_adapter_says_so(self, soup: Soup, server: Server, sample: Path) -> None:
+        chosen = [{"domain": name, "weight": "0.5"} for name in ("law", "zoo")]
+        answer = {**SOUP, "recipe": {"mixing": {"method": "concat"}}, "selection": {"selected": chosen}}
+        server.on("POST /v1/soups", ok(answer)).on("POST /v1/perplexity", self.score)
+        _, out, _ = soup("compare", "--sample", sample, "--test", sample, "--base", "tiny")
+        assert "law 0.50, zoo 0.50 (concat)" in out
 
     def test_json(self, soup: Soup, server: Server, sample: Path) -> None:
         server.on("POST /v1/soups", self.cook).on("POST /v1/perplexity", self.score)
