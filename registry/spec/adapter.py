@@ -107,8 +107,8 @@ class LoraGroup(Frozen):
     are outside of the layers, and `layers` is then empty.
     """
 
-    targets: tuple[ModulePath, ...] = Field(min_length=1, max_length=MAX_TARGETS)
-    layers: tuple[Annotated[int, Field(ge=0, le=9999)], ...] = Field(default=(), max_length=2048)
+    targets: tuple[ModulePath, ...] = Field(min_length=1, max_length=MAX_TARGETS, fail_fast=True)
+    layers: tuple[Annotated[int, Field(ge=0, le=9999)], ...] = Field(default=(), max_length=2048, fail_fast=True)
     rank: int = Field(ge=1, le=65536)
     alpha: float = Field(gt=0, le=1e9)
 
@@ -137,7 +137,7 @@ class LoraConfig(Frozen):
 
     method: Literal["lora"] = "lora"
     rslora: bool = False
-    groups: tuple[LoraGroup, ...] = Field(min_length=1, max_length=4096)
+    groups: tuple[LoraGroup, ...] = Field(min_length=1, max_length=4096, fail_fast=True)
 
     @field_validator("groups")
     @classmethod

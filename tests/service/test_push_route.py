@@ -26,6 +26,7 @@ DATABASES = KINDS
 
 WEIGHTS = "adapter_model.safetensors"
 NOBODY = "sha256:" + "0" * 64
+LORA = {"method": "lora", "groups": [{"targets": ["a.*"], "rank": 1, "alpha": 1}]}
 PASSAGES = [f"passage number {number}" for number in range(700)]
 
 
@@ -188,6 +189,10 @@ def test_tensors_of_another_structure_are_all_named(world: World, good: bytes) -
         ({"base_model": None}, 400, "invalid_manifest", "Say which base model"),
         ({"base_model": None, "base_fingerprint": NOBODY}, 422, "incompatible", "0 base models"),
         ({"config": {**CONFIG.model_dump(), "method": "hypernetwork"}}, 400, "unknown_method", "config.method"),
+        ({"config": {"structure": "pfeiffer"}}, 400, "invalid_parameter", "Field 'config.method' is missing."),
+        ({"config": LORA | {"groups": []}}, 400, "invalid_parameter", "'config.groups': tuple should have at least 1"),
+        ({"config": LORA}, 400, "invalid_parameter", "'config.groups.0': target 'a.*' needs one '*' for the numbers"),
+        ({"config": None}, 400, "invalid_parameter", "either 'config' or 'peft_config'"),
         ({"config": {**CONFIG.model_dump(), "structure": "spiral"}}, 400, "unknown_method", "config.structure"),
         ({"config": {**CONFIG.model_dump(), "bottleneck": 10**9}}, 400, "invalid_parameter", "config.bottleneck"),
         ({"config": {**CONFIG.model_dump(), "size": 1}}, 400, "invalid_parameter", "'config.size' is not known"),
