@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from peft import LoraConfig as LoraFile
 from peft.utils.other import get_pattern_key
 
 from registry.errors import InvalidManifest, UnknownMethod
@@ -189,6 +191,35 @@ class TestRefusals:
         with pytest.raises(InvalidManifest, match=r"\(299 more problems\)") as found:
             lora_config(said(), {f"x{n}": (1,) for n in range(300)})
         assert len(found.value.problems) == 101
+
+
+WORDS = st.sampled_from(["q_proj", "(", ".*"])
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(["q_proj", "(", ".*"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=4,
+)
+FIELDS = st.sampled_from(sorted(vars(LoraFile()))) | st.text(max_size=8)
+SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple)
+
+
+class TestAnything:
+    @settings(max_examples=300)
+    @given(st.dictionaries(FIELDS, JSON, max_size=4))
+    def test_any_configuration_is_read_or_refused(self, fields: dict[str, Any]) -> None:
+        with contextlib.suppress(UnknownMethod, InvalidManifest):
+            assert set(lora_config(said(**fields), ALL_FOUR).modules()) == set(PATHS)
+
+    @given(st.dictionaries(st.sampled_from(list(ALL_FOUR)) | st.text(max_size=30), SHAPES, max_size=6))
+    def test_any_tensors_are_read_or_refused(self, shapes: dict[str, tuple[int, ...]]) -> None:
+        with contextlib.suppress(UnknownMethod, InvalidManifest):
+            modules = lora_config({"peft_type": "LORA", "r": 4}, shapes).modules()
+            assert {f"base_model.model.{path}.lora_{x}.weight" for path in modules for x in "AB"} == set(shapes)
 
 
 ATOMS = st.sampled_from(["a", "b", ".", r"\.", r"\d", r"\w", "[ab]", "[^a.]", "^", "$", "0"])
