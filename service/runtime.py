@@ -1,7 +1,7 @@
 """Everything a server is made of, built once and handed down: no other module holds state.
 
 `soup serve` and tests build a Runtime from settings, `start` it, give it to `create_app`, and `stop` it. Two can
-live in one process, over two data folders. Base models are loaded here, once each, and run by the engine only.
+live in one process, over two data folders. Base models are loaded and run by the engine only.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ import torch
 from torch import Tensor
 
 from registry.adapters.weights import adapter_digest, load_tensors
-from registry.base_model import LoadedBase, load_base, read_allowlist, shape_of
+from registry.base_model import BaseText, read_allowlist
 from registry.blobs import BlobStore, LocalBlobs
 from registry.catalogue.database import Database
 from registry.catalogue.rows import AdapterRow
 from registry.encoders import Encoder, MeanPoolEncoder, Memory, RememberedEncoder, SentenceBertEncoder
-from registry.errors import Internal, NotFound, Unavailable
+from registry.errors import Internal, Unavailable
 from registry.spec import BaseEntry, BaseShape
 from service.auth import ensure_admin_key
+from service.bases import AllowedBases
 from service.engine import AdapterHandle, Engine
 from service.jobs import JobRunner
 from service.settings import Settings
-from service.storage import check_schema, is_sqlite, migrate, owned, sweep, sweep_requests
+from service.storage import check_schema, is_sqlite, migrate, newest_missing, owned, sweep, sweep_requests
 
 log = logging.getLogger("soup.runtime")
 
@@ -47,18 +48,17 @@ class Runtime:
         self.settings = settings
         self.bases: Mapping[str, BaseEntry] = {} if settings.bases is None else read_allowlist(settings.bases)
         self.database = Database(settings.database, pool_size=settings.database_pool)
+        self._allowed = AllowedBases(self.bases, settings.cache)
         self.engine = Engine(
-            self.base,
+            self._allowed,
             max_queue=settings.engine_queue,
             max_batch_tokens=settings.engine_batch_tokens,
             max_rows=settings.engine_rows,
             bank_bytes=settings.adapter_bank_bytes,
+            memory_bytes=settings.memory_bytes,
         )
         self.sentence_bert = SentenceBertEncoder()
         self._vectors = Memory()
-        self._locks = {base_id: threading.Lock() for base_id in self.bases}
-        self._loaded: dict[str, LoadedBase] = {}
-        self._shapes: dict[str, BaseShape] = {}
         self.selections = threading.BoundedSemaphore(max(1, settings.database_pool // 4))
         """Selections that may embed at once: each holds a thread, and threads are what every request needs."""
         self._open = ExitStack()
@@ -84,10 +84,7 @@ class Runtime:
             self._prepare_data()
             if self.settings.threads is not None:
                 torch.set_num_threads(self.settings.threads)
-            for base_id in self.bases:
-                self.shape(base_id)
-                if self.settings.preload:
-                    self.base(base_id)
+            self._prepare_bases()
             (sweep if self.sole_owner else sweep_requests)(self.database, self.blobs)
             self.engine.start()
             stack.callback(self.engine.stop, drain=DRAIN_SECONDS)
@@ -109,6 +106,12 @@ class Runtime:
         else:
             check_schema(self.database)
         self.blobs = LocalBlobs(settings.blobs_dir)
+        missing = newest_missing(self.database, self.blobs)
+        if missing is not None:
+            log.warning(
+                "the bytes of %s are not in %s: SOUP_BLOBS must be the folder that all servers of this database share",
+                missing, settings.blobs_dir,
+            )  # fmt: skip
         bootstrap = settings.bootstrap_key
         ensure_admin_key(
             self.database, settings.admin_key_path, None if bootstrap is None else bootstrap.get_secret_value()
@@ -116,32 +119,30 @@ class Runtime:
 
     # --- base models ----------------------------------------------------------------------------
 
-    def base(self, base_id: str) -> LoadedBase:
-        """A base model of the allowlist, loaded at its first use; raises NotFound or Unavailable."""
-        loaded = self._loaded.get(base_id)
-        if loaded is not None:
-            return loaded
-        entry = self._entry(base_id)
-        with self._locks[base_id]:
-            if base_id not in self._loaded:
-                self._loaded[base_id] = load_base(entry, cache_dir=self.settings.cache)
-            return self._loaded[base_id]
+    def _prepare_bases(self) -> None:
+        """See that the files of every base model are there, and load as many as fit where the settings say so."""
+        for base_id in self.bases:
+            self._allowed.shape(base_id)
+        if not self.settings.preload:
+            return
+        self.engine.preload(list(self.bases))
+        for base_id in sorted(set(self.bases) - set(self.engine.bases_held())):
+            log.warning(
+                "base model %s (%d bytes) is loaded at its first use: SOUP_MEMORY_BYTES is %d",
+                base_id, self._allowed.size(base_id), self.settings.memory_bytes,
+            )  # fmt: skip
+
+    def base(self, base_id: str) -> BaseText:
+        """Tokenizer and shape of a base model of the allowlist; its weights are the engine's. NotFound, Unavailable."""
+        return self._allowed.text(base_id)
 
     def shape(self, base_id: str) -> BaseShape:
         """What adapters of a base model must fit, without loading it; raises NotFound or Unavailable."""
-        if base_id not in self._shapes:
-            self._shapes[base_id] = shape_of(self._entry(base_id), self.settings.cache)
-        return self._shapes[base_id]
+        return self._allowed.shape(base_id)
 
     def shapes(self) -> Mapping[str, BaseShape]:
         """The shape of every base model of the allowlist, by id."""
         return {base_id: self.shape(base_id) for base_id in self.bases}
-
-    def _entry(self, base_id: str) -> BaseEntry:
-        entry = self.bases.get(base_id)
-        if entry is None:
-            raise NotFound(f"There is no base model {base_id!r} here.", param="base_model")
-        return entry
 
     # --- what runs on them ----------------------------------------------------------------------
 

@@ -103,6 +103,13 @@ def sweep_requests(database: Database, blobs: BlobStore) -> int:
     return len(left)
 
 
+def newest_missing(database: Database, blobs: BlobStore) -> str | None:
+    """The newest adapter, where its bytes are not in the store: that of another server was meant, or it is lost."""
+    with database.read() as catalogue:
+        rows = catalogue.adapters.list(None, limit=1).rows
+    return next((row.ref for row in rows if not blobs.has(row.weights_blob)), None)
+
+
 def check_schema(database: Database) -> None:
     """Raises Unavailable unless the schema is this version's; where it is behind, naming the command."""
     with database.starting():

@@ -14,7 +14,10 @@ from registry.adapters import expected_tensors
 from registry.adapters.lora import PREFIX
 from registry.adapters.weights import load_tensors, save_tensors
 from registry.spec import LoraConfig, LoraModule
+from tests.postgres import KINDS
 from tests.service.worlds import World
+
+DATABASES = KINDS
 
 TEXT = "The court held that the contract was void for want of consideration."
 PATHS = [f"transformer.h.{layer}.{name}" for layer in range(2) for name in ("attn.c_attn", "mlp.c_proj")]

@@ -178,6 +178,16 @@ def test_a_start_sweeps_nothing_of_the_others(
     assert blobs.has(waiting)
 
 
+def test_a_server_with_blobs_of_its_own_says_so(
+    shared: dict[str, Any], servers: tuple[World, World], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for blobs, warnings in ((shared["blobs"], 0), (tmp_path / "own", 1)):
+        runtime = Runtime(Settings(data=tmp_path / "data", threads=1, job_workers=0, **{**shared, "blobs": blobs}))
+        runtime.start()
+        runtime.stop()
+        assert len([said for said in caplog.messages if "SOUP_BLOBS must be" in said]) == warnings
+
+
 def test_no_command_line_shows_the_password(servers: tuple[World, World]) -> None:
     """A fit runs in a child process, which connects by itself."""
     answer = servers[0].client.post(
