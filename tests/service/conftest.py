@@ -1,7 +1,7 @@
 """A server around the tiny base model: in process (`world`), and the same on a real loopback port (`live`).
 
-A module that says `DATABASES = KINDS` has its tests run on each kind of database; the others run on SQLite, or all on
-the one that the environment names as TEST_DATABASE.
+A module (or in it a class) that says `DATABASES = KINDS` has its tests run on each kind of database; the others run
+on SQLite, or all on the one that the environment names as TEST_DATABASE.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.service.worlds import BASE_ID, Live, World, open_live, open_world, wr
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run the tests of a module on the databases it names."""
-    kinds = getattr(metafunc.module, "DATABASES", ())
+    kinds = getattr(metafunc.cls, "DATABASES", getattr(metafunc.module, "DATABASES", ()))
     if kinds and "database_kind" in metafunc.fixturenames:
         metafunc.parametrize("database_kind", kinds, scope="module", indirect=True)
 

@@ -218,6 +218,10 @@ class TestCooking:
 
 
 class TestFitting:
+    """The process that fits: what becomes of it has nothing to do with the database."""
+
+    DATABASES = ("sqlite",)
+
     def fit(self, world: World, seed: int, wait: float = 60) -> Any:
         """A fit that was never done before."""
         body = {"selector": {"kind": "gmm", "seed": seed, "dimensions": 4}, "wait": wait}
