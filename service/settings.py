@@ -82,8 +82,11 @@ class Settings(BaseSettings):
     adapter_bank_bytes: int = Field(
         512 * MIB, ge=0, description="Memory for adapters held ready, least recent dropped."
     )
+    memory_bytes: int | None = Field(
+        None, ge=1, description="Memory for weights of base models and adapters, least recent dropped; none: no limit."
+    )
     threads: int | None = Field(None, ge=1, description="Threads of torch; by default what torch takes.")
-    preload: bool = Field(True, description="Load every base model at start, not at its first use.")
+    preload: bool = Field(True, description="Load base models at start, as many as fit, not at their first use.")
     ready_seconds: float = Field(10.0, ge=0, description="How long /readyz repeats its last answer.")
 
     # --- jobs ---------------------------------------------------------------------------------------

@@ -8,6 +8,16 @@ from __future__ import annotations
 
 from registry.base_model.allowlist import read_allowlist
 from registry.base_model.fingerprint import fingerprint
-from registry.base_model.loading import LoadedBase, load_base, shape_of
+from registry.base_model.loading import BaseText, LoadedBase, load_base, load_text, shape_of
+from registry.base_model.weight_bytes import weight_bytes
 
-__all__ = ["LoadedBase", "fingerprint", "load_base", "read_allowlist", "shape_of"]
+__all__ = [
+    "BaseText",
+    "LoadedBase",
+    "fingerprint",
+    "load_base",
+    "load_text",
+    "read_allowlist",
+    "shape_of",
+    "weight_bytes",
+]

@@ -34,7 +34,7 @@ def fingerprint(folder: Path, *, cache_dir: Path | None = None) -> str:
 
     Raises Unavailable where files are missing or the weights are not clean safetensors.
     """
-    files = [folder / CONFIG, folder / TOKENIZER, *_weight_files(folder)]
+    files = [folder / CONFIG, folder / TOKENIZER, *weight_files(folder)]
     missing = [file.name for file in files if not file.is_file()]
     if missing:
         raise Unavailable(f"The base model in {folder} lacks {', '.join(missing)}.")
@@ -49,7 +49,8 @@ def fingerprint(folder: Path, *, cache_dir: Path | None = None) -> str:
     return found
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of the base model in `folder`; raises Unavailable for a damaged index."""
     if not (folder / INDEX).is_file():
         return [folder / WEIGHTS]
     try:

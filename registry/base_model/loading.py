@@ -29,12 +29,11 @@ _HUB_FILES = ["*.json", "model*.safetensors", "*.jinja", "*.txt", "*.model"]
 _NOT_HUB_FILES = ["*/*"]  # other formats of the same weights lie in folders
 
 
-@dataclass(frozen=True)
-class LoadedBase:
-    """A frozen base model in eval mode with its tokenizer; `bos_id` and `eos_id` are the tokenizer's, or None."""
+@dataclass(frozen=True, kw_only=True)
+class BaseText:
+    """What a base model makes of text, without its weights; `bos_id` and `eos_id` are the tokenizer's, or None."""
 
     entry: BaseEntry
-    model: Any
     tokenizer: Any
     shape: BaseShape
     bos_id: int | None
@@ -57,12 +56,32 @@ class LoadedBase:
         return [self.bos_id, *ids] if front and self.bos_id is not None else ids
 
 
+@dataclass(frozen=True, kw_only=True)
+class LoadedBase(BaseText):
+    """A frozen base model in eval mode with its tokenizer."""
+
+    model: Any
+
+
 def shape_of(entry: BaseEntry, cache_dir: Path | None = None) -> BaseShape:
     """What adapters must fit, without loading the model; with a cached fingerprint the weights are not read either.
 
     Raises Unavailable where the files are missing or not what a base model needs.
     """
-    return _shape(_folder(entry), entry, cache_dir)
+    return _shape(source_folder(entry), entry, cache_dir)
+
+
+def load_text(entry: BaseEntry, *, cache_dir: Path | None = None) -> BaseText:
+    """Tokenizer and shape of a base model, without its weights; raises Unavailable."""
+    folder = source_folder(entry)
+    shape = _shape(folder, entry, cache_dir)
+    with _loading(entry):
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    tokenizer.backend_tokenizer.no_truncation()
+    tokenizer.backend_tokenizer.no_padding()
+    return BaseText(
+        entry=entry, tokenizer=tokenizer, shape=shape, bos_id=tokenizer.bos_token_id, eos_id=tokenizer.eos_token_id
+    )
 
 
 def load_base(entry: BaseEntry, *, cache_dir: Path | None = None) -> LoadedBase:
@@ -70,19 +89,21 @@ def load_base(entry: BaseEntry, *, cache_dir: Path | None = None) -> LoadedBase:
 
     `cache_dir` keeps fingerprints by the size and time of the files they were computed from.
     """
-    folder = _folder(entry)
-    shape = _shape(folder, entry, cache_dir)
-    try:
-        with _quiet():
-            model, report = _from_pretrained(folder, entry)
-            tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    text = load_text(entry, cache_dir=cache_dir)
+    with _loading(entry), _quiet():
+        model, report = _from_pretrained(source_folder(entry), entry)
         model.to(torch.device(entry.device)).eval().requires_grad_(False)
+    check_loaded(model, text.tokenizer, missing=sorted(report["missing_keys"]), base_id=entry.id)
+    return LoadedBase(**vars(text), model=model)
+
+
+@contextmanager
+def _loading(entry: BaseEntry) -> Iterator[None]:
+    """Makes what transformers raises for files it cannot load an Unavailable that names the base model."""
+    try:
+        yield
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as problem:
         raise Unavailable(f"Base model {entry.id!r} cannot be loaded from {entry.source}: {problem}") from problem
-    check_loaded(model, tokenizer, missing=sorted(report["missing_keys"]), base_id=entry.id)
-    tokenizer.backend_tokenizer.no_truncation()
-    tokenizer.backend_tokenizer.no_padding()
-    return LoadedBase(entry, model, tokenizer, shape, bos_id=tokenizer.bos_token_id, eos_id=tokenizer.eos_token_id)
 
 
 def _from_pretrained(folder: Path, entry: BaseEntry) -> tuple[Any, dict[str, Any]]:
@@ -110,7 +131,7 @@ def _quiet() -> Iterator[None]:
             transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
-def _folder(entry: BaseEntry) -> Path:
+def source_folder(entry: BaseEntry) -> Path:
     """The local folder of an entry: its own, or the hub's snapshot of the pinned revision (downloaded once)."""
     local = Path(entry.source)
     if local.is_absolute():

@@ -1,8 +1,9 @@
 """The inference engine: the one thread that runs the base models, and the queue before it.
 
-`request` is what is asked and answered, `scheduler` decides what runs next, `bank` holds adapters ready, `runner`
-runs the models, `sampler` draws tokens, `choice`, `text` and `draft` make answers of them, `execute` is one batch,
-`engine` the thread, `texts` the blocking calls for verbs.
+`request` is what is asked and answered, `scheduler` decides what runs next, `residence` which base models are in
+memory, `bank` holds adapters ready, `trial` tries a base model that was loaded, `runner` runs the models, `sampler`
+draws tokens, `choice`, `text` and `draft` make answers of them, `execute` is one batch, `engine` the thread, `texts`
+the blocking calls for verbs.
 """
 
 from service.engine.engine import Engine
@@ -18,10 +19,13 @@ from service.engine.request import (
     Scores,
     State,
 )
+from service.engine.residence import BaseSource
 from service.engine.scheduler import Ticket
+from service.engine.trial import check_runs
 
 __all__ = [
     "AdapterHandle",
+    "BaseSource",
     "Completion",
     "Delta",
     "Engine",
@@ -33,4 +37,5 @@ __all__ = [
     "Scores",
     "State",
     "Ticket",
+    "check_runs",
 ]

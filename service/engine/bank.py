@@ -1,12 +1,14 @@
 """Adapters held ready on a base model's device, by digest; least recently used ones leave when memory is short.
 
-Used by the engine thread only, so it needs no lock. A load that fails is an error of the requests that wanted that
-adapter: nothing is kept of it, the next request tries again, and nobody ever gets the base model instead.
+Those of a base model that is dropped leave with it. Used by the engine thread only, so it needs no lock. A load that
+fails is an error of the requests that wanted that adapter: nothing is kept of it, the next request tries again, and
+nobody ever gets the base model instead.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable, Container
 from typing import Any
 
 from registry.adapters import AdapterModule, from_tensors
@@ -16,10 +18,14 @@ from service.engine.request import AdapterHandle
 
 
 class Bank:
-    """At most `capacity` bytes of adapters; one that is larger alone is held until the next comes."""
+    """At most `capacity` bytes of adapters; one that is larger alone is held until the next comes.
 
-    def __init__(self, capacity: int) -> None:
+    `room(size, base id, bytes held)` is asked before an adapter is held: how many bytes all may take (it may raise).
+    """
+
+    def __init__(self, capacity: int, room: Callable[[int, str, int], int] | None = None) -> None:
         self.capacity = capacity
+        self._room = room
         self.bytes = 0
         self.loads = 0
         self._held: OrderedDict[tuple[str, str], tuple[AdapterModule, int]] = OrderedDict()
@@ -35,11 +41,21 @@ class Bank:
         self._held.move_to_end(key)
         return self._held[key][0]
 
+    def trim(self, bases: Container[str], limit: int | None) -> None:
+        """Drop the adapters of all but these `bases`, then the least recently used beyond `limit` bytes."""
+        for key in [key for key in self._held if key[0] not in bases]:
+            self.bytes -= self._held.pop(key)[1]
+        if limit is not None:
+            self._make_room(limit)
+
+    def _make_room(self, limit: int) -> None:
+        while self._held and self.bytes > limit:
+            self.bytes -= self._held.popitem(last=False)[1][1]
+
     def _hold(self, key: tuple[str, str], module: AdapterModule) -> None:
         size = sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values())
-        while self._held and self.bytes + size > self.capacity:
-            _, (_, freed) = self._held.popitem(last=False)
-            self.bytes -= freed
+        allowed = self.capacity if self._room is None else min(self.capacity, self._room(size, key[0], self.bytes))
+        self._make_room(allowed - size)
         self._held[key] = (module, size)
         self.bytes += size
         self.loads += 1

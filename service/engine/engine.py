@@ -10,15 +10,17 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+import traceback
+from collections.abc import Iterable, Sequence
 
-from registry.base_model import LoadedBase
+from registry.base_model import BaseText
 from registry.errors import Internal, SoupError, Unavailable
 from service.engine.bank import Bank
 from service.engine.choice import Ending
 from service.engine.draft import Draft, GenerationDraft, ScoreDraft
 from service.engine.execute import Executor
 from service.engine.request import GenerateRequest, Request, State
+from service.engine.residence import BaseSource, Residence
 from service.engine.runner import Runner
 from service.engine.scheduler import Scheduler, Ticket, Work
 from service.engine.texts import TextCalls
@@ -26,33 +28,41 @@ from service.engine.texts import TextCalls
 log = logging.getLogger(__name__)
 
 MAX_RETRY_AFTER = 60
+POLL_SECONDS = 0.1
+"""How often the thread looks for cancelled requests while it waits for a base model."""
 STOPPING = "The server is shutting down; try again when it is back."
 
 
 class Engine(TextCalls):
-    """Scores and generates for base models that `bases` gives by id (it may load them, and raise).
+    """Scores and generates for the base models of `bases`, which are loaded when requests want them.
 
-    `max_queue` requests are held at once; the other limits are the scheduler's and the bank's.
+    `max_queue` requests are held at once; `memory_bytes` limits the weights of base models and adapters together
+    (None: no limit); the other limits are the scheduler's and the bank's. An engine that was not started loads
+    where it is stepped, one with a thread of its own loads beside it.
     """
 
     def __init__(
         self,
-        bases: Callable[[str], LoadedBase],
+        bases: BaseSource,
         *,
         max_queue: int = 256,
         max_batch_tokens: int = 4096,
         max_rows: int = 16,
         bank_bytes: int = 512 * 2**20,
+        memory_bytes: int | None = None,
     ) -> None:
         self._bases = bases
         self._scheduler = Scheduler(max_queue=max_queue, max_batch_tokens=max_batch_tokens, max_rows=max_rows)
-        self._bank = Bank(bank_bytes)
+        self._residence = Residence(bases, memory_bytes, self._tell)
+        self._bank = Bank(bank_bytes, self._residence.room_for_adapters)
         self._runner = Runner()
         self._drafts: dict[Work, Draft] = {}
         self._executor = Executor(self._runner, self._bank, self._drafts)
         self._changed = threading.Condition()  # guards the scheduler; told of work coming and of places getting free
         self._thread: threading.Thread | None = None
         self._stop_at: float | None = None
+        self._news = 0  # counts up when the thread should look again; under `_changed`
+        self._seen = 0
         self._pace = 0.1  # seconds between two answers, smoothed
         self._settled_at = time.monotonic()
         self._ends = dict.fromkeys(("finished", "failed", "cancelled"), 0)
@@ -71,6 +81,7 @@ class Engine(TextCalls):
                 raise Unavailable(STOPPING)
             works = self._scheduler.add(requests, retry_after=self._retry_after())
             self._drafts.update(zip(works, drafts, strict=True))
+            self._news += 1
             self._changed.notify_all()
         return [work.ticket for work in works]
 
@@ -78,9 +89,18 @@ class Engine(TextCalls):
         """Drop a request at the next step; one that has ended stays as it is."""
         ticket.cancel()
 
-    def base(self, base_id: str) -> LoadedBase:
-        """The base model of that id, as the engine uses it."""
-        return self._bases(base_id)
+    def base(self, base_id: str) -> BaseText:
+        """Tokenizer and shape of the base model of that id, without its weights."""
+        return self._bases.text(base_id)
+
+    def bases_held(self) -> tuple[str, ...]:
+        """Ids of the base models in memory, least recently used first."""
+        return self._residence.held
+
+    def preload(self, base_ids: Sequence[str]) -> None:
+        """Load these base models, in this order, as many as fit; before `start`. Raises what loading raises."""
+        for error in self._residence.arrange(base_ids, frozenset(), background=False).values():
+            raise error
 
     def wait_for_place(self, seconds: float) -> None:
         """Return when the queue has a place, or after `seconds`."""
@@ -98,6 +118,9 @@ class Engine(TextCalls):
                 "adapters_held": len(self._bank),
                 "adapter_bytes": self._bank.bytes,
                 "adapter_loads_total": self._bank.loads,
+                "bases_held": len(self._residence.held),
+                "base_bytes": self._residence.bytes,
+                "base_loads_total": self._residence.loads,
                 **self._executor.counts,
                 **{f"requests_{end}_total": count for end, count in self._ends.items()},
             }
@@ -114,18 +137,21 @@ class Engine(TextCalls):
         with self._changed:
             if self._stop_at is None:
                 self._stop_at = time.monotonic() + drain
+            self._news += 1
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join()
         else:
             self._fail_all(Unavailable(STOPPING))
+        self._residence.wait(drain)
 
     # --- the thread -----------------------------------------------------------------------------
 
     def _loop(self) -> None:
         while self._wait_for_work():
             try:
-                self.step()
+                if not self.step():
+                    self._wait_for_news()
             except Exception:
                 log.exception("the engine's step failed")
                 self._fail_all(Internal("The engine failed; the server's log says where."))
@@ -141,31 +167,63 @@ class Engine(TextCalls):
                 return True
             return self._scheduler.depth > 0 and time.monotonic() < self._stop_at
 
-    def step(self) -> bool:
-        """Run the batch whose turn it is; False when there is nothing to do. The thread calls this, or a test."""
+    def _wait_for_news(self) -> None:
+        """Block while nothing can run: base models are being loaded, or a request was cancelled."""
         with self._changed:
-            ended = self._scheduler.drop_cancelled()
-            batch = self._scheduler.next()
-            alive = self._scheduler.alive()
-        self._settle(ended)
+            self._changed.wait_for(lambda: self._news != self._seen, POLL_SECONDS)
+
+    def _tell(self) -> None:
+        """A base model is loaded. Called by the thread that loads."""
+        with self._changed:
+            self._news += 1
+            self._changed.notify_all()
+
+    def step(self) -> bool:
+        """Run the batch whose turn it is; False when nothing can run now. The thread calls this, or a test."""
+        self._arrange()
+        with self._changed:
+            batch = self._scheduler.next(self._residence.ready)
         if batch is None:
             return False
-        self._runner.retain(alive)
         try:
-            finished, failures = self._executor.run(batch, self._bases(batch.key[0]))
+            finished, failures = self._executor.run(batch, self._residence.base(batch.key[0]))
         except Exception as error:
             finished, failures = [], [(row.work, error) for row in batch.rows]
+        for _, failure in failures:
+            traceback.clear_frames(failure.__traceback__)  # whoever keeps the error keeps no model
         with self._changed:
             ended = [work for culprit, error in failures for work in self._scheduler.fail([culprit], as_soup(error))]
             ended += self._scheduler.finish(finished)
         self._settle(ended)
         return True
 
+    def _arrange(self) -> None:
+        """End what was cancelled, then see to it that the base models are there for what is wanted."""
+        with self._changed:
+            ended = self._scheduler.drop_cancelled()
+            wanted, alive = self._scheduler.wanted(), self._scheduler.alive()
+            self._seen = self._news
+        self._settle(ended)
+        self._runner.retain(alive)
+        busy = {base_id for base_id, _ in alive}
+        failed = self._residence.arrange(wanted, busy, background=self._thread is not None)
+        self._bank.trim(self._residence.held, self._residence.left)
+        if failed:
+            with self._changed:
+                live = self._scheduler.live()
+                ended = [
+                    work
+                    for base_id, error in failed.items()
+                    for work in self._scheduler.fail([one for one in live if one.key[0] == base_id], error)
+                ]
+            self._settle(ended)
+
     # --- answers --------------------------------------------------------------------------------
 
     def _draft(self, request: Request) -> Draft:
         """Check a request against its base model and lay out its answer."""
-        base = self._bases(request.base_id)
+        base = self._bases.text(request.base_id)
+        self._residence.check(request.base_id)
         request.check(base.shape)
         if not isinstance(request, GenerateRequest):
             return ScoreDraft(request)
@@ -221,7 +279,7 @@ def as_soup(error: Exception) -> SoupError:
     return wrapped
 
 
-def decoded(base: LoadedBase, ids: Sequence[int]) -> str:
+def decoded(base: BaseText, ids: Sequence[int]) -> str:
     """The text of ids, special tokens left out."""
     text: str = base.tokenizer.backend_tokenizer.decode(list(ids), skip_special_tokens=True)
     return text

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -135,6 +135,10 @@ class Scheduler:
         """Requests of which no row has run."""
         return sum(work.state is State.WAITING for work in self._live)
 
+    def wanted(self) -> list[str]:
+        """Ids of the base models that requests want, that of the oldest request first."""
+        return list(dict.fromkeys(work.key[0] for work in self._live))
+
     def live(self) -> list[Work]:
         """Every request held, oldest first."""
         return list(self._live)
@@ -145,27 +149,31 @@ class Scheduler:
 
     # --- what runs next -------------------------------------------------------------------------
 
-    def next(self) -> Batch | None:
-        """The batch whose turn it is, None when there is nothing to run. Its rows count as running from here on."""
+    def next(self, ready: Container[str] | None = None) -> Batch | None:
+        """The batch whose turn it is, None when there is nothing to run. Its rows count as running from here on.
+
+        Rows start on base models that are `ready` (None: on any); those that generate go on.
+        """
         for _ in range(len(self._turns)):
             turn = self._turns[0]
             self._turns.rotate(-1)
             if turn == "prefill":
-                batch = self._next_prefill()
+                batch = self._next_prefill(ready)
             elif turn == "score":
-                batch = self._next_score()
+                batch = self._next_score(ready)
             else:
                 batch = Batch("decode", turn, tuple(self._groups[turn]))
             if batch is not None:
                 return batch
         return None
 
-    def _next_prefill(self) -> Batch | None:
+    def _next_prefill(self, ready: Container[str] | None) -> Batch | None:
         """The oldest waiting prompt and as many of its key as fit; each turn serves the oldest, so none starves."""
         room = self.max_rows - self.generating
-        if not self._prompts or room < 1:
+        oldest = _first_ready(self._prompts, ready)
+        if oldest is None or room < 1:
             return None
-        key = self._prompts[0].key
+        key = oldest.key
         rows: list[Row] = []
         longest = 0
         for work in [work for work in self._prompts if work.key == key]:
@@ -180,13 +188,14 @@ class Scheduler:
         self._groups[key].extend(rows)
         return Batch("prefill", key, tuple(rows))
 
-    def _next_score(self) -> Batch | None:
+    def _next_score(self, ready: Container[str] | None) -> Batch | None:
         """Windows of the request whose turn it is, filled up with those of others of the same key."""
-        if not self._scores:
+        first = _first_ready(self._scores, ready)
+        if first is None:
             return None
         budget = self.max_batch_tokens // (SCORE_SHARE if self._groups else 1)
-        first = self._scores[0]
-        self._scores.rotate(-1)
+        self._scores.remove(first)
+        self._scores.append(first)
         rows = [self._start(first)]
         longest = rows[0].length
         for work in [first, *(other for other in self._scores if other.key == first.key and other is not first)]:
@@ -262,3 +271,7 @@ class Scheduler:
         if state not in MOVES.get(work.state, ()):
             raise Internal(f"a request went from {work.state.value} to {state.value}")
         work.state = state
+
+
+def _first_ready(works: Iterable[Work], ready: Container[str] | None) -> Work | None:
+    return next((work for work in works if ready is None or work.key[0] in ready), None)

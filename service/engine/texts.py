@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, wait
 from typing import Any
 
-from registry.base_model import LoadedBase
+from registry.base_model import BaseText
 from registry.encoders.contract import EmbeddedText
 from registry.errors import Busy, Cancelled, InvalidPrompt
 from registry.likelihood import windows
@@ -36,8 +36,8 @@ class TextCalls(ABC):
     """
 
     @abstractmethod
-    def base(self, base_id: str) -> LoadedBase:
-        """The base model of that id."""
+    def base(self, base_id: str) -> BaseText:
+        """Tokenizer and shape of the base model of that id."""
 
     @abstractmethod
     def submit(self, request: Request) -> Ticket:
@@ -147,12 +147,12 @@ def _check(should_stop: ShouldStop | None) -> None:
         raise Cancelled("The request was cancelled.")
 
 
-def has_bos(base: LoadedBase) -> bool:
+def has_bos(base: BaseText) -> bool:
     """Whether this base's texts start with a BOS."""
     return base.entry.bos and base.bos_id is not None
 
 
-def text_windows(base: LoadedBase, text: str) -> Windows:
+def text_windows(base: BaseText, text: str) -> Windows:
     """A text's windows of token ids; none for an empty text."""
     ids = base.tokenize(text, bos=False)
     bos_id = base.bos_id if has_bos(base) else None

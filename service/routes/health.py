@@ -1,14 +1,15 @@
 """`/healthz`, `/readyz` and `/metrics`: is the process alive, can it do its work, what has it done.
 
 Liveness asks nothing of the engine or the database, so that a busy server is not killed. Readiness computes one
-real token with every base model and repeats that answer for some seconds (`SOUP_READY_SECONDS`), so that probes
-cost next to nothing; it names no cause beyond a word, since it answers without a key.
+real token with every base model it holds and repeats that answer for some seconds (`SOUP_READY_SECONDS`), so that
+probes cost next to nothing; it names no cause beyond a word, since it answers without a key.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 router = APIRouter(tags=["health"])
 _admin = needs("admin")
+WAITS = "loads at its next use"
+"""Said of a base model that has no place in memory now, which is no fault."""
 TOKEN_SECONDS = 30.0
 """How long one token may take before the engine counts as stuck."""
 
@@ -43,7 +46,7 @@ async def healthz() -> Alive:
 
 @router.get("/readyz", responses={503: {"model": Ready}})
 def readyz(request: Request, response: Response, runtime: State) -> Ready:
-    """Whether the database answers and every base model computes a token. Needs no key."""
+    """Whether the database answers and every base model that is held computes a token. Needs no key."""
     readiness: Readiness = request.app.state.readiness
     ready = readiness.of(runtime)
     if ready.status != "ready":
@@ -80,11 +83,22 @@ class Readiness:
 
 
 def _look(runtime: Runtime) -> Ready:
-    checks = {"database": _database(runtime)}
-    for base_id in runtime.bases:
+    checks = {"database": _database(runtime), **{f"base/{base_id}": WAITS for base_id in runtime.bases}}
+    for base_id in _tried(runtime):
         checks[f"base/{base_id}"] = _token(runtime, base_id)
-    healthy = all(state == "ok" for state in checks.values())
+    healthy = all(state in ("ok", WAITS) for state in checks.values())
     return Ready(status="ready" if healthy else "not_ready", checks=checks)
+
+
+def _tried(runtime: Runtime) -> Iterable[str]:
+    """The base models that have to compute a token: all, or under a memory budget those held now.
+
+    A probe would make room for the others by dropping what people use. Those held are tried in the order of their
+    last use, so that the probe does not change it.
+    """
+    if runtime.settings.memory_bytes is None:
+        return runtime.bases
+    return runtime.engine.bases_held()
 
 
 def _database(runtime: Runtime) -> str:

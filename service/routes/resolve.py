@@ -15,7 +15,7 @@ from registry.spec import BaseEntry
 from service.auth import Principal
 
 if TYPE_CHECKING:
-    from registry.base_model import LoadedBase
+    from registry.base_model import BaseText
     from registry.catalogue import AdapterRow
     from service.engine import AdapterHandle
     from service.runtime import Runtime
@@ -27,7 +27,7 @@ class ResolvedModel:
 
     asked: str
     base_id: str
-    base: LoadedBase
+    base: BaseText
     row: AdapterRow | None = None
     handle: AdapterHandle | None = None
 
@@ -43,7 +43,7 @@ class ResolvedModel:
 
 
 def resolve_model(runtime: Runtime, principal: Principal, text: str) -> ResolvedModel:
-    """A base id, `base/<id>` or any ref to a model that is loaded and checked.
+    """A base id, `base/<id>` or any ref to a model that can be asked for: its weights are loaded when it runs.
 
     Raises InvalidName, NotFound, Retired, Unavailable (its base is not on the allowlist) and Incompatible (the
     operator has replaced the base under the adapter).
@@ -74,5 +74,5 @@ def base_entry(runtime: Runtime, base_id: str) -> BaseEntry:
     return entry
 
 
-def _base(runtime: Runtime, base_id: str) -> LoadedBase:
+def _base(runtime: Runtime, base_id: str) -> BaseText:
     return runtime.base(base_entry(runtime, base_id).id)

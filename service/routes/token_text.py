@@ -11,7 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from registry.base_model import LoadedBase
+    from registry.base_model import BaseText
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
@@ -19,7 +19,7 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 class TokenText:
     """Strings of one base model's tokens."""
 
-    def __init__(self, base: LoadedBase) -> None:
+    def __init__(self, base: BaseText) -> None:
         self._tokenizer = base.tokenizer
         self._seen: dict[int, tuple[str, bytes | None]] = {}
 

@@ -38,6 +38,7 @@ from service.engine import (
     Ticket,
 )
 from service.engine.bank import Bank
+from tests.service.given import Given
 
 CONFIG = paper_config("bapna_firat", bottleneck=4)
 TEXTS = [
@@ -66,7 +67,7 @@ def handle_of(base: LoadedBase, seed: int) -> AdapterHandle:
 
 
 def engine_of(base: LoadedBase, **limits: int) -> Engine:
-    return Engine(lambda base_id: base, **limits)
+    return Engine(Given(base), **limits)
 
 
 @pytest.fixture

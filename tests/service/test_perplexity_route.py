@@ -11,6 +11,7 @@ import torch
 from registry.adapters import from_tensors
 from registry.adapters.attach import attached
 from registry.adapters.weights import load_tensors
+from registry.base_model import load_base
 from tests.service.worlds import CONFIG, World, adapter_weights
 
 TEXTS = [
@@ -22,7 +23,7 @@ TEXTS = [
 
 def by_hand(world: World, texts: list[str], *, seed: int | None = None) -> list[tuple[float, int]]:
     """(NLL, tokens) of each text, window by window, with plain log-softmax."""
-    base = world.runtime.base("tiny")
+    base = load_base(world.runtime.bases["tiny"])
     found = []
     adapter = None
     if seed is not None:

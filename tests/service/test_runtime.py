@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,12 +20,12 @@ import torch
 import migrations
 from registry.adapters import create, paper_config
 from registry.adapters.weights import adapter_digest, save_tensors
-from registry.base_model import LoadedBase
 from registry.blobs import LocalBlobs
 from registry.catalogue.database import Database
 from registry.catalogue.rows import AdapterRow
 from registry.errors import Internal, InvalidParameter, NotFound, SoupError, Unavailable
 from registry.spec import Card, Provenance
+from service import bases as bases_module
 from service import runtime as runtime_module
 from service.engine import AdapterHandle, GenerateRequest, SamplingParams
 from service.runtime import Runtime
@@ -109,7 +110,7 @@ class TestStart:
         try:
             request = GenerateRequest("tiny", (1, 2), params=SamplingParams(max_tokens=3, temperature=0))
             assert other.engine.generate(request) == runtime.engine.generate(request)
-            assert other.base("tiny").model is not runtime.base("tiny").model
+            assert other.engine.bases_held() == runtime.engine.bases_held() == ("tiny",)
         finally:
             other.stop()
         assert runtime.engine.score("tiny", ["still here"])
@@ -119,7 +120,7 @@ class TestStart:
     ) -> None:
         settings = settings_of(tmp_path, tiny_base_dir)
         broken = Runtime(settings)
-        monkeypatch.setattr(runtime_module, "load_base", lambda *_, **__: (_ for _ in ()).throw(Unavailable("no")))
+        monkeypatch.setattr(bases_module, "load_base", lambda *_, **__: (_ for _ in ()).throw(Unavailable("no")))
         with pytest.raises(Unavailable, match="no"):
             broken.start()
         broken.stop()
@@ -211,25 +212,30 @@ class TestBases:
     def test_a_base_is_loaded_once_however_many_ask(
         self, tmp_path: Path, tiny_base_dir: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        calls = []
-        real = runtime_module.load_base
+        calls: list[tuple[str, object]] = []
+        for name in ("load_base", "load_text"):
+            real = getattr(bases_module, name)
 
-        def counting(*args: object, **kwargs: object) -> LoadedBase:
-            calls.append(args)
-            return real(*args, **kwargs)  # type: ignore[arg-type]
+            def counting(*args: object, name: str = name, real: Any = real, **kwargs: object) -> object:
+                calls.append((name, args))
+                return real(*args, **kwargs)
 
-        monkeypatch.setattr(runtime_module, "load_base", counting)
+            monkeypatch.setattr(bases_module, name, counting)
         runtime = Runtime(settings_of(tmp_path, tiny_base_dir, preload=False))
         runtime.start()
         try:
-            assert calls == []
             assert runtime.shapes()["tiny"].hidden_size == 32
             assert calls == [], "a shape needs no weights in memory"
             with ThreadPoolExecutor(8) as pool:
-                loaded = list(pool.map(runtime.base, ["tiny"] * 16))
-            assert len(calls) == 1
-            assert all(base is loaded[0] for base in loaded)
-            assert loaded[0].shape == runtime.shape("tiny")
+                texts = list(pool.map(runtime.base, ["tiny"] * 16))
+            assert all(text is texts[0] for text in texts)
+            assert texts[0].shape == runtime.shape("tiny")
+            assert runtime.engine.bases_held() == ()
+            with ThreadPoolExecutor(8) as pool:
+                scores = list(pool.map(lambda _: runtime.engine.score("tiny", ["a soup"]), range(16)))
+            assert all(score == scores[0] for score in scores)
+            assert [name for name, _ in calls] == ["load_text", "load_base"]
+            assert runtime.engine.counters()["base_loads_total"] == 1
         finally:
             runtime.stop()
 

@@ -1,0 +1,64 @@
+"""The base models of the operator's allowlist: what stays in memory of each, and how the engine gets its weights.
+
+Built by the runtime. Tokenizers, shapes and sizes are read once and kept; weights are loaded anew whenever the engine
+asks, and tried before anybody is served from them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from registry.base_model import BaseText, LoadedBase, load_base, load_text, shape_of, weight_bytes
+from registry.errors import NotFound
+from registry.spec import BaseEntry, BaseShape
+from service.engine import check_runs
+
+Value = TypeVar("Value")
+
+
+class AllowedBases:
+    """The engine's source of base models; any thread may use it. Every method raises NotFound or Unavailable."""
+
+    def __init__(self, entries: Mapping[str, BaseEntry], cache_dir: Path) -> None:
+        self.entries = entries
+        self._cache_dir = cache_dir
+        self._locks = {base_id: threading.Lock() for base_id in entries}
+        self._texts: dict[str, BaseText] = {}
+        self._shapes: dict[str, BaseShape] = {}
+        self._sizes: dict[str, int] = {}
+
+    def text(self, base_id: str) -> BaseText:
+        """Tokenizer and shape of a base model."""
+        return self._once(self._texts, base_id, lambda entry: load_text(entry, cache_dir=self._cache_dir))
+
+    def shape(self, base_id: str) -> BaseShape:
+        """What adapters of a base model must fit."""
+        return self._once(self._shapes, base_id, lambda entry: shape_of(entry, self._cache_dir))
+
+    def size(self, base_id: str) -> int:
+        """Bytes of a base model's weights in the dtype they are loaded in."""
+        return self._once(self._sizes, base_id, weight_bytes)
+
+    def load(self, base_id: str) -> LoadedBase:
+        """A base model, newly loaded and tried on a few tokens."""
+        base = load_base(self._entry(base_id), cache_dir=self._cache_dir)
+        check_runs(base)
+        return base
+
+    def _once(self, known: dict[str, Value], base_id: str, find: Callable[[BaseEntry], Value]) -> Value:
+        """What is known of a base model; found out by the first who asks, while others wait."""
+        if base_id not in known:
+            entry = self._entry(base_id)
+            with self._locks[base_id]:
+                if base_id not in known:
+                    known[base_id] = find(entry)
+        return known[base_id]
+
+    def _entry(self, base_id: str) -> BaseEntry:
+        entry = self.entries.get(base_id)
+        if entry is None:
+            raise NotFound(f"There is no base model {base_id!r} here.", param="base_model")
+        return entry

@@ -1,0 +1,218 @@
+"""Which base models are in memory: loaded when they are wanted, dropped when others are, within one budget.
+
+Used by the engine thread only, except where it says otherwise. Requests are served in the order in which they came:
+of the bases that they want, as many as fit together are planned for, oldest request first. What is not planned for
+starts no new rows, ends those that generate, and is dropped when its place is needed, least recently used first. So
+no base waits for ever, and none is dropped under the rows that have their caches.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence, Set
+from typing import Protocol
+
+import torch
+
+from registry.base_model import BaseText, LoadedBase
+from registry.errors import Internal, SoupError, Unavailable
+
+log = logging.getLogger(__name__)
+
+
+class BaseSource(Protocol):
+    """Where base models come from, by id; every method raises SoupErrors, and any thread may call them."""
+
+    def text(self, base_id: str) -> BaseText:
+        """Tokenizer and shape, which stay in memory."""
+
+    def size(self, base_id: str) -> int:
+        """Bytes of the weights, known before they are loaded."""
+
+    def load(self, base_id: str) -> LoadedBase:
+        """The base model, newly loaded: nobody else has it."""
+
+
+class Residence:
+    """The base models held. `budget` is in bytes of weights, bases and adapters together; None is no limit.
+
+    Bases come first: adapters get what the bases leave of it. `loaded` is called by the loading thread when it is
+    done.
+    """
+
+    def __init__(self, source: BaseSource, budget: int | None, loaded: Callable[[], None]) -> None:
+        self._source = source
+        self._sizes: dict[str, int] = {}
+        self.budget = budget
+        self._loaded = loaded
+        self._held: OrderedDict[str, LoadedBase] = OrderedDict()
+        self._busy: Set[str] = frozenset()
+        self._loader: _Loader | None = None
+        self.ready: Set[str] = frozenset()
+        """Bases that may start new rows."""
+        self.held: tuple[str, ...] = ()
+        """Ids of the bases in memory, least recently used first; any thread may read it."""
+        self.bytes = 0
+        """Bytes of the bases that are held or being loaded; any thread may read it."""
+        self.loads = 0
+
+    def check(self, base_id: str) -> None:
+        """From any thread: raises Unavailable where the base alone exceeds the budget."""
+        size = self._size(base_id)
+        if self.budget is not None and size > self.budget:
+            raise Unavailable(
+                f"Base model {base_id!r} takes {size} bytes, and this server may hold {self.budget} bytes of base "
+                "models and adapters (SOUP_MEMORY_BYTES)."
+            )
+
+    @property
+    def left(self) -> int | None:
+        """Bytes of the budget that the bases leave; None where there is none."""
+        return None if self.budget is None else max(0, self.budget - self.bytes)
+
+    def base(self, base_id: str) -> LoadedBase:
+        """A base that is held, which counts as its use."""
+        self._held.move_to_end(base_id)
+        self._changed()
+        return self._held[base_id]
+
+    def arrange(self, wanted: Sequence[str], busy: Set[str], *, background: bool) -> dict[str, SoupError]:
+        """Plan for the bases `wanted`, those of the oldest requests first, while rows generate on the `busy` ones.
+
+        Sets `ready`; starts at most one load, in a thread where `background` says so. Gives the bases that could
+        not be loaded, with the reason.
+        """
+        self._busy = busy
+        failed = self._take_loaded()
+        plan = self._plan([base_id for base_id in wanted if base_id not in failed])
+        for base_id in plan:
+            if base_id not in self._held and self._loader is None and self._make_room(base_id, keep={*plan, *busy}):
+                self._start(base_id, background=background)
+                failed |= self._take_loaded()
+        self.ready = {base_id for base_id in plan if base_id in self._held}
+        return failed
+
+    def room_for_adapters(self, size: int, base_id: str, held: int) -> int:
+        """Bytes that adapters may take in all when one of `size` for `base_id` comes to the `held` ones.
+
+        Idle bases other than `base_id` go where it does not fit beside them; raises Unavailable where even then.
+        """
+        if self.budget is None:
+            return size + held
+        for other in [one for one in self._held if one != base_id and one not in self._busy]:
+            if self.bytes + size > self.budget:
+                self._drop([other])
+        if self.bytes + size > self.budget:
+            raise Unavailable(
+                f"The adapter takes {size} bytes, and base models in use take {self.bytes} of the {self.budget} bytes "
+                "this server may hold (SOUP_MEMORY_BYTES)."
+            )
+        return self.budget - self.bytes
+
+    def wait(self, seconds: float) -> None:
+        """Wait for a load that is under way; at shutdown."""
+        if self._loader is not None:
+            self._loader.join(seconds)
+
+    # --- planning -------------------------------------------------------------------------------
+
+    def _plan(self, wanted: Sequence[str]) -> list[str]:
+        if self.budget is None:
+            return list(wanted)
+        plan, total = [], 0
+        for base_id in wanted:
+            size = self._size(base_id)
+            if total + size <= self.budget:
+                plan.append(base_id)
+                total += size
+        return plan
+
+    def _make_room(self, base_id: str, *, keep: Set[str]) -> bool:
+        """Drop bases until there is room for this one; False where those to `keep` leave none."""
+        if self.budget is None:
+            return True
+        allowed = self.budget - self._size(base_id)
+        going: list[str] = []
+        left = self.bytes
+        for other in self._held:
+            if left > allowed and other not in keep:
+                going.append(other)
+                left -= self._size(other)
+        if left > allowed:
+            return False
+        self._drop(going)
+        return True
+
+    def _drop(self, base_ids: Sequence[str]) -> None:
+        """Let go of bases; their memory is free when this returns."""
+        if not base_ids:
+            return
+        for base_id in base_ids:
+            del self._held[base_id]
+            self.bytes -= self._size(base_id)
+            log.info("base model %s is dropped", base_id)
+        self._changed()
+        gc.collect()  # a model's modules refer to each other
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.empty_cache()
+
+    def _size(self, base_id: str) -> int:
+        """Bytes of a base; raises, if at all, when it is asked for the first time."""
+        if base_id not in self._sizes:
+            self._sizes[base_id] = self._source.size(base_id)
+        return self._sizes[base_id]
+
+    def _changed(self) -> None:
+        self.held = tuple(self._held)
+
+    # --- loading --------------------------------------------------------------------------------
+
+    def _start(self, base_id: str, *, background: bool) -> None:
+        self.bytes += self._size(base_id)
+        self._loader = _Loader(self._source, base_id, self._loaded)
+        if background:
+            self._loader.start()
+        else:
+            self._loader.run()
+
+    def _take_loaded(self) -> dict[str, SoupError]:
+        """Hold what the loader has loaded, if it is done; gives what it failed on."""
+        loader = self._loader
+        if loader is None or not loader.done:
+            return {}
+        self._loader = None
+        if loader.base is None:
+            self.bytes -= self._size(loader.base_id)
+            return {loader.base_id: loader.error or Internal("a load ended without a result")}
+        self.loads += 1
+        self._held[loader.base_id] = loader.base
+        self._changed()
+        return {}
+
+
+class _Loader(threading.Thread):
+    """One load of a base model."""
+
+    def __init__(self, source: BaseSource, base_id: str, loaded: Callable[[], None]) -> None:
+        super().__init__(name=f"load-{base_id}", daemon=True)
+        self.base_id = base_id
+        self.base: LoadedBase | None = None
+        self.error: SoupError | None = None
+        self.done = False
+        self._load = source.load
+        self._loaded = loaded
+
+    def run(self) -> None:
+        """Load, and tell."""
+        try:
+            self.base = self._load(self.base_id)
+        except SoupError as error:
+            self.error = error
+        except Exception as error:
+            log.exception("a base model could not be loaded")
+            self.error = Unavailable(f"Base model {self.base_id!r} cannot be loaded ({type(error).__name__}).")
+        self.done = True
+        self._loaded()
