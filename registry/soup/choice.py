@@ -61,6 +61,8 @@ def too_wide(parts: Sequence[Part], mixing: Mixing, max_width: int) -> list[str]
 
 
 def _why(parts: Sequence[Part], mixing: Mixing, against: Mapping[str, Sequence[str]]) -> str:
+    if len(parts) == 1:
+        return ""
     if isinstance(mixing, AverageMixing):
         if mixing.assume_same_init and init_reasons(parts):
             return "structure and scale agree, and the request vouches for one initialisation"
@@ -72,22 +74,17 @@ def _why(parts: Sequence[Part], mixing: Mixing, against: Mapping[str, Sequence[s
 
 def _instead(parts: Sequence[Part], against: Mapping[str, Sequence[str]]) -> str:
     """What could be done about it, of what would really help."""
-    last = list(against.values())[-1]
-    if "max_width is" in last[0]:
-        vouch = ", or set mixing.assume_same_init if you know that they started from the same tensors"
-        only_init = "average" in against and list(against["average"]) == init_reasons(parts)
-        return "Leave out ingredients, or raise max_width" + (vouch if only_init else "") + "."
-    if list(against.get("average", ())) == init_reasons(parts) and "concat" not in against:
-        possible = not MIXINGS["concat"].check(parts, ConcatMixing())
-        exact = "Mixing by 'concat' needs no common initialisation. " if possible else ""
-        return exact + "If you know that they started from the same tensors, set mixing.assume_same_init."
-    if any(reason.startswith("The methods differ") for reason in last):
-        return "Mix only adapters of one base model and one method."
-    if any(reason.startswith("The trained LayerNorms") for reason in last):
-        return "If you know that they started from the same tensors, set mixing.assume_same_init to average them."
-    if isinstance(parts[0].config, LoraConfig) and "concat" not in against:
-        return "Mixing by 'concat' takes LoRAs of any ranks and modules."
-    return "Mix only adapters of one base model and one structure."
+    ways = []
+    if not MIXINGS["concat"].check(parts, ConcatMixing()):
+        exact = "mix by 'concat', which asks for one method and structure only"
+        ways.append("leave out ingredients, or raise max_width" if "concat" in against else exact)
+    if "average" in against and list(against["average"]) == init_reasons(parts):
+        ways.append("set mixing.assume_same_init if you know that they started from the same tensors")
+    if not ways:
+        several = len({part.config.method for part in parts}) > 1
+        ways.append(f"mix only adapters of one base model and one {'method' if several else 'structure'}")
+    told = ", or ".join(ways)
+    return told[0].upper() + told[1:] + "."
 
 
 # --- what can be mixed with the best -------------------------------------------------------------

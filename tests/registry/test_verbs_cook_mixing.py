@@ -209,7 +209,7 @@ class TestLora:
 
     def test_the_average_of_factors_is_made_on_request_with_its_residual(self, loras):
         recipe = by_hand("acme/law", "acme/zoo")
-        with pytest.raises(Incompatible, match="'concat' needs no common initialisation"):
+        with pytest.raises(Incompatible, match="Mix by 'concat', which"):
             loras.cook(recipe=recipe, mixing={"method": "average"})
         cooked = loras.cook(recipe=recipe, mixing={"method": "average", "assume_same_init": True})
         assert cooked.report.residual > 0.1
