@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import tomllib
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 import yaml
 from sqlalchemy import make_url
 
+from registry.base_model import read_allowlist, shape_of
+from service.auth import SECRET_PATTERN
 from service.cli import VERBS
 from service.settings import Settings
 from tests.dockerfile import COMPOSE, DOCKERFILE, ROOT, environment, lines, rests, settings_from, stages
@@ -167,3 +170,33 @@ def test_the_build_passes_on_what_the_dockerfile_takes(services: dict[str, Any])
     for name in ("migrate", "soup"):
         assert set(services[name]["build"]["args"]) <= taken
         assert services[name]["build"]["context"] == "."
+
+
+# --- what the page tells people to type ---------------------------------------------------------------
+
+
+def told(what: str) -> str:
+    """A marked block of docs/how-to/run-in-containers.md."""
+    page = (ROOT / "docs/how-to/run-in-containers.md").read_text()
+    (code,) = re.findall(rf"<!-- run: {what} -->\n```sh\n(.*?)```", page, re.DOTALL)
+    return str(code)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+def test_the_variables_as_the_page_makes_them_are_taken(tmp_path: Path) -> None:
+    subprocess.run(["bash", "-euc", told("choose")], cwd=tmp_path, check=True)
+    assert (tmp_path / ".env").stat().st_mode & 0o777 == 0o600
+    given = dict(line.split("=", 1) for line in (tmp_path / ".env").read_text().splitlines())
+    assert given.keys() == GIVEN.keys()
+    assert SECRET_PATTERN.fullmatch(given["SOUP_BOOTSTRAP_KEY"])
+    assert re.fullmatch("[0-9a-f]{48}", compose(given)["services"]["postgres"]["environment"]["POSTGRES_PASSWORD"])
+    assert ".env" in (ROOT / ".gitignore").read_text().splitlines()
+
+
+def test_the_folder_of_base_models_as_the_page_makes_it_is_read(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "demo" / "base_model", tmp_path / "demo" / "base_model")
+    subprocess.run(["bash", "-euc", told("bases")], cwd=tmp_path, check=True)
+    moved = (tmp_path / "bases").rename(tmp_path / "mounted")  # as a container sees it: at another path
+    ((base_id, entry),) = read_allowlist(moved / "bases.toml").items()
+    assert (base_id, Path(entry.source).parent) == ("docs-2x128", moved)
+    assert shape_of(entry).hidden_size == 128
