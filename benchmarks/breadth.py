@@ -23,7 +23,7 @@ from torch import Tensor
 from benchmarks import parity
 from benchmarks.averaging import Size
 from benchmarks.report import Figure, Result, interleaved, options, ratios, repeated
-from benchmarks.serving import BATCH_TOKENS, FULL, INGREDIENTS, QUICK, Setting, prepare
+from benchmarks.serving import BATCH_TOKENS, FULL, INGREDIENTS, QUICK, Given, Setting, prepare
 from registry.adapters import expected_tensors
 from registry.adapters.lora import LORA_A, LORA_B, PREFIX
 from registry.adapters.weights import adapter_digest
@@ -116,7 +116,7 @@ def measure_cost(result: Result, size: Size, *, rows: int, repeats: int) -> None
         for kind, config in configs.items()
         for mixing in (AVERAGE, EXACT)
     }
-    engine = Engine(lambda _: base, max_batch_tokens=BATCH_TOKENS)
+    engine = Engine(Given({"base": base}), max_batch_tokens=BATCH_TOKENS)
     engine.start()
     try:
         calls = {f"{kind}_{method}": partial(_score, engine, setting, _handle(shape, *soup))

@@ -64,18 +64,21 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class _Given:
+class Given:
     """The engine's source of base models: these, loaded already."""
 
     bases: dict[str, LoadedBase]
 
     def text(self, base_id: str) -> LoadedBase:
+        """Its tokenizer and shape."""
         return self.bases[base_id]
 
     def size(self, base_id: str) -> int:
+        """Bytes of its weights."""
         return sum(tensor.nbytes for tensor in self.bases[base_id].model.parameters())
 
     def load(self, base_id: str) -> LoadedBase:
+        """The base, as it is."""
         return self.bases[base_id]
 
 
@@ -163,7 +166,7 @@ def run(size: Size, *, rows: int, repeats: int) -> Result:
     setting = prepare(size, rows=rows)
     bucketed = batches([len(window) for window in setting.windows], max_tokens=BATCH_TOKENS)
     arrival = [list(range(start, min(start + ARRIVAL_ROWS, rows))) for start in range(0, rows, ARRIVAL_ROWS)]
-    engine = Engine(_Given({"base": setting.base}), max_batch_tokens=BATCH_TOKENS)
+    engine = Engine(Given({"base": setting.base}), max_batch_tokens=BATCH_TOKENS)
     engine.start()
     try:
         calls: dict[str, Callable[[], list[float]]] = {
