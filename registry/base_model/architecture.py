@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_MAPPING_NAMES
 from transformers.pytorch_utils import Conv1D
 
+from registry.base_model.building import BUILDING
 from registry.errors import Unavailable
 from registry.names import Digest
 from registry.spec import BaseShape
@@ -81,7 +82,7 @@ def shape_from(config: Any, fingerprint: Digest, base_id: str) -> BaseShape:
 def _linears(config: Any, base_id: str) -> dict[str, tuple[int, int]]:
     """(inputs, outputs) of every linear module by its path, in the model's order."""
     try:
-        with torch.device("meta"):
+        with BUILDING, torch.device("meta"):
             model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=False)  # type: ignore[no-untyped-call]
     except (*_UNUSABLE, RuntimeError, ImportError) as problem:
         raise Unavailable(

@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from registry.base_model.architecture import causal_config, shape_from
+from registry.base_model.building import BUILDING
 from registry.base_model.checks import check_loaded
 from registry.base_model.fingerprint import CONFIG, TOKENIZER, fingerprint
 from registry.errors import InvalidParameter, Unavailable
@@ -90,7 +91,7 @@ def load_base(entry: BaseEntry, *, cache_dir: Path | None = None) -> LoadedBase:
     `cache_dir` keeps fingerprints by the size and time of the files they were computed from.
     """
     text = load_text(entry, cache_dir=cache_dir)
-    with _loading(entry), _quiet():
+    with BUILDING, _loading(entry), _quiet():
         model, report = _from_pretrained(source_folder(entry), entry)
         model.to(torch.device(entry.device)).eval().requires_grad_(False)
     check_loaded(model, text.tokenizer, missing=sorted(report["missing_keys"]), base_id=entry.id)

@@ -117,13 +117,16 @@ class SentenceBertEncoder:
             from sentence_transformers import SentenceTransformer
             from transformers.utils import logging as transformers_logging
 
-            bars = transformers_logging.is_progress_bar_enabled()
-            transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-            try:
-                self._model = SentenceTransformer(str(self.folder), device="cpu", local_files_only=True)
-            finally:
-                if bars:
-                    transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+            from registry.base_model.building import BUILDING
+
+            with BUILDING:
+                bars = transformers_logging.is_progress_bar_enabled()
+                transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+                try:
+                    self._model = SentenceTransformer(str(self.folder), device="cpu", local_files_only=True)
+                finally:
+                    if bars:
+                        transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
             self._model.eval()
         return self._model
 

@@ -10,7 +10,6 @@ import logging
 import math
 import threading
 import time
-import traceback
 from collections.abc import Iterable, Sequence
 
 from registry.base_model import BaseText
@@ -189,10 +188,9 @@ class Engine(TextCalls):
             finished, failures = self._executor.run(batch, self._residence.base(batch.key[0]))
         except Exception as error:
             finished, failures = [], [(row.work, error) for row in batch.rows]
-        for _, failure in failures:
-            traceback.clear_frames(failure.__traceback__)  # whoever keeps the error keeps no model
+        errors = [(culprit, without_frames(as_soup(failure))) for culprit, failure in failures]
         with self._changed:
-            ended = [work for culprit, error in failures for work in self._scheduler.fail([culprit], as_soup(error))]
+            ended = [work for culprit, error in errors for work in self._scheduler.fail([culprit], error)]
             ended += self._scheduler.finish(finished)
         self._settle(ended)
         return True
@@ -277,6 +275,15 @@ def as_soup(error: Exception) -> SoupError:
     wrapped = Internal("The engine failed on this request; the server's log says why.")
     wrapped.__cause__ = error
     return wrapped
+
+
+def without_frames(error: SoupError) -> SoupError:
+    """The error without its tracebacks: they would keep the base model in memory for as long as somebody has it."""
+    one: BaseException | None = error
+    while one is not None:
+        one.__traceback__ = None
+        one = one.__cause__ or one.__context__
+    return error
 
 
 def decoded(base: BaseText, ids: Sequence[int]) -> str:

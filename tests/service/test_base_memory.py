@@ -1,0 +1,488 @@
+"""Several base models in one engine under one memory budget: who is loaded, who has to go, and that memory is free."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from registry.adapters import create, paper_config
+from registry.base_model import BaseText, LoadedBase, load_base, load_text, weight_bytes
+from registry.errors import InvalidWeights, NotFound, SoupError, Unavailable
+from registry.spec import BaseEntry
+from service.engine import AdapterHandle, Engine, GenerateRequest, SamplingParams, ScoreRequest, Ticket, check_runs
+from tests.conftest import build_tiny_base
+
+CONFIG = paper_config("bapna_firat", bottleneck=4)
+KINDS = {"a": ("gpt2", 300), "b": ("llama", 290), "c": ("qwen2", 280)}
+
+
+@pytest.fixture(scope="module")
+def entries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, BaseEntry]:
+    """Three small base models of different families and vocabularies."""
+    folder = tmp_path_factory.mktemp("several")
+    return {
+        name: BaseEntry(id=name, source=str(build_tiny_base(folder / name, model_type=kind, vocab_size=size)))
+        for name, (kind, size) in KINDS.items()
+    }
+
+
+@dataclass
+class Source:
+    """Loads anew each time, as the runtime's does, and remembers what it gave only weakly. Every base is of size 10."""
+
+    entries: dict[str, BaseEntry]
+    sizes: dict[str, int] = field(default_factory=dict)
+    models: list[weakref.ref[Any]] = field(default_factory=list)
+    loads: list[str] = field(default_factory=list)
+    broken: set[str] = field(default_factory=set)
+    gate: threading.Event | None = None
+    loading: threading.Event = field(default_factory=threading.Event)
+
+    def text(self, base_id: str) -> BaseText:
+        if base_id not in self.entries:
+            raise NotFound(f"There is no base model {base_id!r} here.")
+        return load_text(self.entries[base_id])
+
+    def size(self, base_id: str) -> int:
+        return self.sizes.get(base_id, 10)
+
+    def load(self, base_id: str) -> LoadedBase:
+        self.loads.append(base_id)
+        self.loading.set()
+        if self.gate is not None:
+            assert self.gate.wait(20)
+        if base_id in self.broken:
+            raise Unavailable(f"{base_id} is broken")
+        base = load_base(self.entries[base_id])
+        self.models.append(weakref.ref(base.model))
+        return base
+
+    def alive(self) -> int:
+        """Models somebody still refers to."""
+        gc.collect()
+        return sum(model() is not None for model in self.models)
+
+
+@pytest.fixture
+def source(entries: dict[str, BaseEntry]) -> Source:
+    return Source(entries)
+
+
+@pytest.fixture(scope="module")
+def once(entries: dict[str, BaseEntry]) -> Source:
+    """A source whose loads cost nothing."""
+    loaded = {base_id: load_base(entry) for base_id, entry in entries.items()}
+
+    class Loaded(Source):
+        def text(self, base_id: str) -> BaseText:
+            return loaded[base_id]
+
+        def load(self, base_id: str) -> LoadedBase:
+            return loaded[base_id]
+
+    return Loaded(entries)
+
+
+def request(base_id: str, tokens: int = 3, adapter: AdapterHandle | None = None) -> GenerateRequest:
+    return GenerateRequest(base_id, (0, 5, 9), adapter, SamplingParams(max_tokens=tokens, temperature=0.0))
+
+
+def run(engine: Engine) -> None:
+    while engine.step():
+        pass
+
+
+def handle_of(source: Source, base_id: str, seed: int = 1, value: float | None = None) -> AdapterHandle:
+    shape = source.text(base_id).shape
+
+    def load() -> dict[str, Tensor]:
+        state = create(CONFIG, shape, seed=seed).state_dict()
+        return {name: torch.full_like(t, value) if value is not None else t for name, t in state.items()}
+
+    return AdapterHandle(f"sha256:{base_id}{seed}", CONFIG, load)
+
+
+class TestWithoutABudget:
+    def test_bases_load_at_their_first_use_and_stay(self, source: Source) -> None:
+        engine = Engine(source)
+        for base_id in "abcabc":
+            engine.submit(request(base_id))
+            run(engine)
+        assert source.loads == ["a", "b", "c"]
+        assert engine.bases_held() == ("a", "b", "c")
+        figures = engine.counters()
+        assert (figures["bases_held"], figures["base_bytes"], figures["base_loads_total"]) == (3, 30, 3)
+
+    def test_each_says_what_it_says_alone(self, source: Source, entries: dict[str, BaseEntry]) -> None:
+        engine = Engine(source)
+        tickets = {base_id: engine.submit(request(base_id, 12)) for base_id in "abc"}
+        run(engine)
+        for base_id, ticket in tickets.items():
+            base = load_base(entries[base_id])
+            ids = torch.tensor([[0, 5, 9]])
+            out = base.model.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False, pad_token_id=0
+            )
+            assert ticket.result(0).choices[0].token_ids == tuple(out[0, 3:].tolist())
+
+
+class TestTheBudget:
+    def test_the_least_recently_used_goes_and_its_memory_is_free(self, source: Source) -> None:
+        engine = Engine(source, memory_bytes=20)
+        for base_id in "aba":
+            engine.submit(request(base_id))
+            run(engine)
+        engine.submit(request("c"))
+        run(engine)
+        assert engine.bases_held() == ("a", "c")
+        assert source.alive() == 2
+        assert engine.counters()["base_bytes"] == 20
+
+    def test_a_base_beyond_the_budget_is_refused_with_both_numbers(self, source: Source) -> None:
+        source.sizes["b"] = 21
+        engine = Engine(source, memory_bytes=20)
+        with pytest.raises(Unavailable, match="'b' takes 21 bytes, and this server may hold 20 bytes"):
+            engine.submit(request("b"))
+        ticket = engine.submit(request("a"))
+        run(engine)
+        assert ticket.result(0)
+
+    def test_none_is_dropped_under_rows_that_generate(self, source: Source) -> None:
+        engine = Engine(source, memory_bytes=10)
+        first = engine.submit(request("a", 30))
+        engine.step()
+        second = engine.submit(request("b"))
+        while not first.done():
+            assert engine.step()
+            assert source.loads == ["a"]
+        run(engine)
+        assert second.done()
+        assert (source.loads, source.alive()) == (["a", "b"], 1)
+
+    def test_who_comes_first_is_served_first_however_many_come_later(self, source: Source) -> None:
+        """A stream of requests for the base that is held cannot keep another waiting for ever."""
+        engine = Engine(source, memory_bytes=10, max_rows=2)
+        engine.submit(request("a", 20))
+        engine.step()
+        waiting = engine.submit(request("b"))
+        later: list[Ticket] = []
+        for _ in range(100):
+            if waiting.done():
+                break
+            later.append(engine.submit(request("a", 20)))
+            engine.step()
+        assert waiting.done()
+        run(engine)
+        assert all(ticket.done() for ticket in later)
+        assert source.loads == ["a", "b", "a"], "two switches, not one for each request"
+
+    def test_what_fits_together_runs_together(self, source: Source) -> None:
+        source.sizes |= {"a": 5, "b": 5}
+        engine = Engine(source, memory_bytes=10)
+        tickets = [engine.submit(request(base_id, 8)) for base_id in "acb"]
+        for _ in range(30):
+            engine.step()
+        assert [ticket.done() for ticket in tickets] == [True, True, True]
+        assert source.loads == ["a", "b", "c"], "b beside a, c when both have ended"
+
+    def test_scores_need_no_place_between_their_batches(self, source: Source) -> None:
+        engine = Engine(source, memory_bytes=10, max_batch_tokens=4)
+        windows = tuple((0, 1, 2, 3) for _ in range(6))
+        tickets = [engine.submit(ScoreRequest(base_id, windows)) for base_id in "ab"]
+        run(engine)
+        assert [len(ticket.result(0).nll) for ticket in tickets] == [6, 6]
+
+    @settings(max_examples=12)
+    @given(
+        wanted=st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 6), st.integers(0, 3)), max_size=12),
+        budget=st.sampled_from([10, 20, 25]),
+    )
+    def test_every_request_ends_and_the_budget_holds(
+        self, once: Source, wanted: list[tuple[str, int, int]], budget: int
+    ) -> None:
+        engine = Engine(once, memory_bytes=budget, max_rows=3)
+        tickets = []
+        for base_id, tokens, steps in wanted:
+            tickets.append(engine.submit(request(base_id, tokens)))
+            for _ in range(steps):
+                engine.step()
+                assert engine.counters()["base_bytes"] == 10 * len(engine.bases_held()) <= budget
+        run(engine)
+        assert all(ticket.result(0) for ticket in tickets)
+
+
+class TestFreeing:
+    def switched(self, source: Source, engine: Engine) -> int:
+        """Models alive after another base took the place."""
+        engine.submit(request("b"))
+        run(engine)
+        assert engine.bases_held() == ("b",)
+        return source.alive()
+
+    def test_answers_and_drafts_keep_no_model(self, source: Source) -> None:
+        engine = Engine(source, memory_bytes=10)
+        kept = [engine.submit(request("a")), engine.submit(ScoreRequest("a", ((0, 1, 2),), pooled=frozenset({0})))]
+        text = engine.base("a")
+        run(engine)
+        assert self.switched(source, engine) == 1
+        assert all(ticket.result(0) for ticket in kept)
+        assert text.tokenize("still here")
+
+    def test_errors_keep_no_model(self, source: Source) -> None:
+        engine = Engine(source, memory_bytes=100_000)
+        source.sizes |= {"a": 60_000, "b": 60_000}
+        failed = engine.submit(request("a", adapter=handle_of(source, "a", value=float("nan"))))
+        run(engine)
+        error = failed.exception(0)
+        assert isinstance(error, SoupError), error
+        assert self.switched(source, engine) == 1
+
+    def test_a_cancelled_generation_keeps_no_model(self, source: Source) -> None:
+        engine = Engine(source, memory_bytes=10)
+        ticket = engine.submit(request("a", 40))
+        for _ in range(4):
+            engine.step()
+        ticket.cancel()
+        assert self.switched(source, engine) == 1
+
+    def test_its_adapters_leave_with_it(self, source: Source) -> None:
+        source.sizes |= {"a": 60_000, "b": 60_000}
+        engine = Engine(source, memory_bytes=100_000)
+        engine.submit(request("a", adapter=handle_of(source, "a")))
+        run(engine)
+        assert engine.counters()["adapters_held"] == 1
+        engine.submit(request("b"))
+        run(engine)
+        figures = engine.counters()
+        assert (figures["adapters_held"], figures["adapter_bytes"]) == (0, 0)
+
+
+class TestAdapters:
+    def size(self, source: Source) -> int:
+        return sum(4 * tensor.numel() for tensor in handle_of(source, "a").load().values())
+
+    def test_adapters_get_what_the_bases_leave(self, source: Source) -> None:
+        size = self.size(source)
+        engine = Engine(source, memory_bytes=10 + 2 * size)
+        for seed in range(4):
+            engine.submit(request("a", adapter=handle_of(source, "a", seed)))
+            run(engine)
+            assert engine.counters()["adapter_bytes"] <= 2 * size
+        assert engine.counters()["adapters_held"] == 2
+        engine.submit(request("b"))
+        run(engine)
+        assert engine.counters()["adapters_held"] == 1, "the other base took a part of their room"
+        assert engine.bases_held() == ("a", "b")
+
+    def test_an_idle_base_makes_room_for_an_adapter(self, source: Source) -> None:
+        size = self.size(source)
+        engine = Engine(source, memory_bytes=10 + size)
+        source.sizes |= {"a": 10, "b": size}
+        for base_id in "ab":
+            engine.submit(request(base_id))
+            run(engine)
+        assert engine.bases_held() == ("a", "b")
+        ticket = engine.submit(request("a", adapter=handle_of(source, "a")))
+        run(engine)
+        assert ticket.result(0)
+        assert engine.bases_held() == ("a",)
+        assert source.alive() == 1
+
+    def test_an_adapter_without_any_room_is_refused_with_the_numbers(self, source: Source) -> None:
+        engine = Engine(source, memory_bytes=11)
+        ticket = engine.submit(request("a", adapter=handle_of(source, "a")))
+        run(engine)
+        with pytest.raises(Unavailable, match=rf"takes {self.size(source)} bytes, and .* take 10 of the 11 bytes"):
+            ticket.result(0)
+        assert engine.counters()["adapter_bytes"] == 0
+
+
+class TestLoading:
+    def test_others_go_on_while_one_is_loaded(self, source: Source) -> None:
+        engine = Engine(source)
+        engine.preload(["a"])
+        engine.start()
+        try:
+            source.gate = threading.Event()
+            slow = engine.submit(request("b"))
+            assert source.loading.wait(20)
+            assert engine.submit(request("a")).result(20)
+            assert not slow.done()
+            source.gate.set()
+            assert slow.result(20)
+        finally:
+            engine.stop()
+
+    def test_a_request_may_be_cancelled_while_its_base_is_loaded(self, source: Source) -> None:
+        engine = Engine(source)
+        engine.start()
+        try:
+            source.gate = threading.Event()
+            slow = engine.submit(request("b"))
+            assert source.loading.wait(20)
+            slow.cancel()
+            with ThreadPoolExecutor(1) as pool:  # the queue is empty again although nothing was loaded
+                pool.submit(lambda: wait_until_empty(engine)).result(20)
+            source.gate.set()
+        finally:
+            engine.stop()
+
+    def test_what_cannot_be_loaded_fails_its_requests_only_and_is_tried_again(self, source: Source) -> None:
+        source.broken = {"b"}
+        engine = Engine(source, memory_bytes=20)
+        tickets = [engine.submit(request(base_id)) for base_id in "abba"]
+        run(engine)
+        assert [ticket.exception(0) is None for ticket in tickets] == [True, False, False, True]
+        assert engine.counters()["base_bytes"] == 10, "what a failed load was given is free again"
+        source.broken = set()
+        again = engine.submit(request("b"))
+        run(engine)
+        assert again.result(0)
+
+    def test_an_error_of_foreign_code_is_told_without_its_details(
+        self, source: Source, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(source, "load", lambda _: [][0])
+        engine = Engine(source)
+        ticket = engine.submit(request("a"))
+        run(engine)
+        with pytest.raises(Unavailable, match=r"'a' cannot be loaded \(IndexError\)"):
+            ticket.result(0)
+
+    def test_unknown_bases_are_not_queued(self, source: Source) -> None:
+        engine = Engine(source)
+        with pytest.raises(NotFound):
+            engine.submit(request("nobody"))
+        assert engine.counters()["requests"] == 0
+
+    def test_preload_takes_as_many_as_fit_in_order(self, source: Source) -> None:
+        source.sizes |= {"a": 10, "b": 15, "c": 5}
+        engine = Engine(source, memory_bytes=16)
+        engine.preload(["a", "b", "c"])
+        assert (source.loads, engine.bases_held()) == (["a", "c"], ("a", "c"))
+
+    def test_preload_raises_what_loading_raises(self, source: Source) -> None:
+        source.broken = {"b"}
+        with pytest.raises(Unavailable, match="broken"):
+            Engine(source).preload(["a", "b"])
+
+    def test_stopping_while_a_base_is_loaded_ends_its_requests(self, source: Source) -> None:
+        engine = Engine(source)
+        engine.start()
+        source.gate = threading.Event()
+        slow = engine.submit(request("b"))
+        assert source.loading.wait(20)
+        engine.stop(drain=0)
+        with pytest.raises(Unavailable, match="shutting down"):
+            slow.result(20)
+        source.gate.set()
+        for thread in threading.enumerate():
+            if thread.name == "load-b":
+                thread.join(20)
+
+
+def wait_until_empty(engine: Engine) -> None:
+    while engine.counters()["requests"]:
+        engine.wait_for_place(0.01)
+
+
+class TestSizes:
+    @pytest.mark.parametrize(("dtype", "each"), [("float32", 4), ("bfloat16", 2), ("float16", 2)])
+    def test_bytes_are_known_before_loading(self, entries: dict[str, BaseEntry], dtype: str, each: int) -> None:
+        for entry in entries.values():
+            entry = entry.model_copy(update={"dtype": dtype})
+            model = load_base(entry).model
+            assert weight_bytes(entry) == each * sum(p.numel() for p in model.parameters())
+
+    def test_several_files_count_together(self, entries: dict[str, BaseEntry], tmp_path: Path) -> None:
+        model = load_base(entries["b"]).model
+        model.save_pretrained(tmp_path / "cut", max_shard_size="10KB")
+        assert len(list((tmp_path / "cut").glob("*.safetensors"))) > 1
+        cut = entries["b"].model_copy(update={"source": str(tmp_path / "cut")})
+        assert weight_bytes(cut) == weight_bytes(entries["b"])
+
+    def test_damaged_weights_are_named(self, entries: dict[str, BaseEntry], tmp_path: Path) -> None:
+        (tmp_path / "model.safetensors").write_bytes(b"nothing")
+        with pytest.raises(Unavailable, match=r"'b': model.safetensors cannot be read"):
+            weight_bytes(entries["b"].model_copy(update={"source": str(tmp_path)}))
+
+
+RECURRENT = {
+    "rwkv": {"hidden_size": 32, "num_hidden_layers": 2, "context_length": 64, "max_position_embeddings": 64},
+    "jamba": {
+        "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "intermediate_size": 48, "max_position_embeddings": 64, "num_experts": 2, "attn_layer_offset": 1,
+        "attn_layer_period": 2, "mamba_dt_rank": 4, "use_mamba_kernels": False,
+    },
+}  # fmt: skip
+
+
+class TestTheTrial:
+    def test_every_base_of_these_tests_passes(self, entries: dict[str, BaseEntry]) -> None:
+        for entry in entries.values():
+            check_runs(load_base(entry))
+            check_runs(load_base(entry.model_copy(update={"dtype": "bfloat16"})))
+
+    @pytest.mark.parametrize("family", RECURRENT)
+    @pytest.mark.filterwarnings("ignore")
+    def test_models_with_recurrent_states_are_refused_by_name(self, tmp_path: Path, family: str) -> None:
+        folder = build_tiny_base(tmp_path / family, model_type=family, **RECURRENT[family])
+        base = load_base(BaseEntry(id="r", source=str(folder)))
+        with pytest.raises(Unavailable, match=rf"'r' \(family '{family}'\) cannot generate here"):
+            check_runs(base)
+
+
+def test_an_adapter_that_is_no_number_names_itself(source: Source) -> None:
+    engine = Engine(source)
+    ticket = engine.submit(request("a", adapter=handle_of(source, "a", value=float("nan"))))
+    run(engine)
+    with pytest.raises((InvalidWeights, Unavailable)):
+        ticket.result(0)
+
+
+def test_models_are_built_one_at_a_time(entries: dict[str, BaseEntry]) -> None:
+    """transformers replaces functions of the whole process while it loads: two at once could leave them replaced."""
+    tied = transformers.PreTrainedModel.tie_weights
+    with ThreadPoolExecutor(6) as pool:
+        bases = list(pool.map(lambda number: load_base(entries["ac"[number % 2]]), range(24)))
+    assert transformers.PreTrainedModel.tie_weights is tied
+    for base in bases:
+        assert base.model.lm_head.weight is base.model.get_input_embeddings().weight
+
+
+def test_sources_are_asked_by_many_threads(source: Source) -> None:
+    engine = Engine(source, memory_bytes=20)
+    engine.start()
+
+    def ask(number: int) -> tuple[int, ...]:
+        answer = engine.generate(request("abc"[number % 3], 5))
+        return answer.choices[0].token_ids
+
+    try:
+        with ThreadPoolExecutor(6) as pool:
+            answers = list(pool.map(ask, range(24)))
+    finally:
+        engine.stop()
+    assert [len(set(answers[start::3])) for start in range(3)] == [1, 1, 1]
+    assert source.alive() <= 2
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
