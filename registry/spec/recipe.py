@@ -119,8 +119,8 @@ class MixReport(Frozen):
     relative_cost: float
     """Multiplications a token of the base with the soup, over those of the base with a mean ingredient."""
     residual: float | None = None
-    """Relative error of the soup's layer outputs against the exact mixture, `scale` times the weighted mean of its ingredients':
-    for LoRA in the Frobenius norm of the weight updates, for bottlenecks on fixed normal probes."""
+    """Relative error of the soup's layer outputs against the exact mixture (`scale` times the weighted mean of its
+    ingredients'): for LoRA in the Frobenius norm of the weight updates, for bottlenecks on fixed normal probes."""
     notes: tuple[str, ...] = ()
 
 
