@@ -52,6 +52,7 @@ bench: $(VENV)/.runtime  ## the quick forms of the benchmarks
 	$(RUN) -m benchmarks.cold_start --out benchmarks/results/cold_start.json
 	$(RUN) -m benchmarks.averaging --out benchmarks/results/averaging.json
 	$(RUN) -m benchmarks.serving --out benchmarks/results/serving.json
+	$(RUN) -m benchmarks.breadth --out benchmarks/results/breadth.json
 
 openapi: $(VENV)/.runtime  ## regenerate docs/reference/openapi.json and the API reference from the schema
 	$(RUN) -m docs.generate
