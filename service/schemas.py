@@ -135,8 +135,8 @@ class Alive(Wire):
 
 
 class Ready(Wire):
-    """Whether the database answers and every base model computed a token."""
+    """Whether the database answers and every base model in memory computed a token."""
 
     status: Literal["ready", "not_ready"]
     checks: dict[str, str]
-    """By name: 'ok', or what is wrong."""
+    """By name: 'ok', or what is wrong; 'loads at its next use' for a base model that is not in memory now."""
