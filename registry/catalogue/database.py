@@ -98,7 +98,8 @@ class Database:
         """A transaction that writes: committed when the block ends, rolled back when it raises."""
         with self._turn, self._transaction("write") as connection:
             yield Catalogue(connection)
-            connection.commit()
+            with self.telling("commit"):
+                connection.commit()
 
     @contextmanager
     def _transaction(self, mode: Mode) -> Iterator[Connection]:

@@ -33,7 +33,11 @@ AWAY = ("08", "53", "57", "58", "25P03")
 """Beginnings of states: connection lost, out of resources, shut down or starting, system error, idle too long."""
 READ_ONLY = "25006"
 RETRY_AFTER = 5
-GONE = "The database does not answer; nothing of this was stored. Try again when it is back."
+GONE = "The database does not answer. Try again when it is back."
+UNSURE = (
+    "The database does not answer, and it is not known whether it stored this. When it is back look whether it did, "
+    "or send the request again."
+)
 
 
 def engine_options(url: URL, busy_seconds: float) -> dict[str, Any]:  # noqa: ARG001 (a write says it as it begins)
@@ -75,10 +79,9 @@ def meaning(error: DBAPIError, mode: Mode | None) -> SoupError | None:
     state = getattr(error.orig, "sqlstate", None)
     if state in PASSING:
         return Busy("Others are at work in the database; try again.", retry_after=RETRY_AFTER)
-    if error.connection_invalidated or (isinstance(error, OperationalError) and state is None):
-        return Unavailable(GONE)
-    if state is not None and state.startswith(AWAY):
-        return Unavailable(GONE)
+    unanswered = error.connection_invalidated or (isinstance(error, OperationalError) and state is None)
+    if unanswered or (state is not None and state.startswith(AWAY)):
+        return Unavailable(UNSURE if mode == "commit" else GONE)
     if state == READ_ONLY and mode == "write":
         return Unavailable("The database takes no writes at present (a standby?). Try again when it does.")
     if isinstance(error, DataError):

@@ -23,8 +23,8 @@ Scope = tuple[str, ...] | None
 """Namespaces that are visible; None for all."""
 Kind = Literal["adapter", "soup"]
 SampleState = Literal["none", "pending", "ready", "failed"]
-Mode = Literal["read", "write"]
-"""What a transaction does."""
+Mode = Literal["read", "write", "commit"]
+"""What a transaction does; `commit` is the end of one that writes."""
 JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 Row = TypeVar("Row")
 
