@@ -16,6 +16,8 @@ MAX_LENGTH = 2000
 MAX_REPEAT = 64
 MAX_DEPTH = 4
 MAX_STEPS = 20_000_000
+READING = 100
+"""Steps that a character of an expression counts for: what it takes to read it once."""
 _TOKEN = re.compile(
     r"\(\?:|[()|^$.]|[*+?]\??|\{\d{1,3}(?:,\d{0,3})?\}|\\[dw.\-_^$|()\[\]{}*+?\\]|\[\^?(?:\\.|[^\]\\])+\]|[A-Za-z0-9_\-/:]",
     re.ASCII,
@@ -44,17 +46,21 @@ class Pattern:
 
     def __init__(self, source: str, work: Work | None = None) -> None:
         """Raises UnreadPatternError."""
+        self._work = work or Work()
+        self._work.spend(READING * min(len(source), MAX_LENGTH))
         tokens = _tokens(source)
-        self._match, rest = _Reader(tokens, work or Work()).alternatives(0, depth=0)
+        self._match, rest = _Reader(tokens, self._work).alternatives(0, depth=0)
         if rest != len(tokens):
             raise UnreadPatternError("a ')' without its '('")
 
     def full(self, text: str) -> bool:
         """Whether all of `text` matches, as with `re.fullmatch`; raises UnreadPatternError when that takes too long."""
+        self._work.spend(1)
         return len(text) in self._match(text, {0})
 
     def tail(self, text: str) -> bool:
         r"""Whether `text`, or what follows one of its dots, matches: `(.*\.)?(pattern)$`. Raises as `full` does."""
+        self._work.spend(1 + len(text))
         return len(text) in self._match(text, {0, *(i + 1 for i, character in enumerate(text) if character == ".")})
 
 
@@ -87,7 +93,7 @@ class _Reader:
             branch, at = self._sequence(at, depth=depth)
             branches.append(branch)
             if at == len(self._tokens) or self._tokens[at] != "|":
-                return _either(branches), at
+                return self._either(branches), at
             at += 1
 
     def _sequence(self, at: int, *, depth: int) -> tuple[Matcher, int]:
@@ -104,7 +110,7 @@ class _Reader:
                 part = self._repeated(part, *bounds)
                 at += 1
             parts.append(part)
-        return _in_turn(parts), at
+        return self._in_turn(parts), at
 
     def _atom(self, piece: str) -> Matcher:
         if _bounds(piece):
@@ -117,7 +123,6 @@ class _Reader:
             return lambda text, starts: starts & {0 if piece == "^" else len(text)}
 
         def match(text: str, starts: Set[int]) -> Set[int]:
-            self._work.spend(1 + len(starts))
             return {at + 1 for at in starts if at < len(text) and one.match(text, at)}
 
         return match
@@ -128,7 +133,7 @@ class _Reader:
             seen: set[int] = set()
             number = 0
             while starts and (most is None or number <= most):
-                self._work.spend(1)
+                self._work.spend(1 + len(starts))
                 if number >= least:
                     starts = starts - seen
                     seen |= starts
@@ -137,6 +142,28 @@ class _Reader:
                 number += 1
 
         return lambda text, starts: set().union(*rounds(text, starts))
+
+    def _either(self, branches: list[Matcher]) -> Matcher:
+        if len(branches) == 1:
+            return branches[0]
+
+        def ends(text: str, starts: Set[int]) -> Iterator[Set[int]]:
+            for branch in branches:
+                self._work.spend(1 + len(starts))
+                yield branch(text, starts)
+
+        return lambda text, starts: set().union(*ends(text, starts))
+
+    def _in_turn(self, parts: list[Matcher]) -> Matcher:
+        def match(text: str, starts: Set[int]) -> Set[int]:
+            for part in parts:
+                self._work.spend(1 + len(starts))
+                starts = part(text, starts)
+                if not starts:
+                    break
+            return starts
+
+        return match
 
 
 def _bounds(piece: str) -> tuple[int, int | None] | None:
@@ -151,20 +178,3 @@ def _bounds(piece: str) -> tuple[int, int | None] | None:
     if max(least, most or 0) > MAX_REPEAT:
         raise UnreadPatternError(f"{piece!r}, more than {MAX_REPEAT} repetitions")
     return least, most
-
-
-def _either(branches: list[Matcher]) -> Matcher:
-    if len(branches) == 1:
-        return branches[0]
-    return lambda text, starts: set().union(*(branch(text, starts) for branch in branches))
-
-
-def _in_turn(parts: list[Matcher]) -> Matcher:
-    def match(text: str, starts: Set[int]) -> Set[int]:
-        for part in parts:
-            starts = part(text, starts)
-            if not starts:
-                break
-        return starts
-
-    return match

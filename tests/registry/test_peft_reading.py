@@ -260,7 +260,7 @@ class TestPatterns:
             Pattern(source)
 
     def test_names_are_looked_up_and_expressions_have_a_bounded_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(patterns, "MAX_STEPS", 100_000)
+        monkeypatch.setattr(patterns, "MAX_STEPS", 300_000)
         shapes = tensors({f"model.layers.{i}.m{j}": 4 for i in range(40) for j in range(50)})
         names = {f"layers.{i}.m{j}": 4 for i in range(40) for j in range(50)}
         assert len(lora_config(said(target_modules=None, rank_pattern=names), shapes).modules()) == 2000
@@ -269,6 +269,19 @@ class TestPatterns:
             said(target_modules=None, rank_pattern={f"{costly}z{n}": 4 for n in range(60)}), shapes, "take too long"
         )
         refused(said(target_modules=f"{costly}z|.*"), shapes, "take too long on 2000 modules")
+
+    @pytest.mark.parametrize("source", ["^" * 500, "|" * 500, "()" * 500, "(?:(?:(?:$){64}){64}){64}", "(|){64}" * 9])
+    def test_what_reads_no_character_counts_as_work_too(self, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(patterns, "MAX_STEPS", 200_000)
+        pattern = Pattern(source)
+        with pytest.raises(UnreadPatternError, match="too long"):
+            for _ in range(1000):
+                pattern.tail("")
+
+    def test_reading_expressions_is_work_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(patterns, "MAX_STEPS", 200_000)
+        many = {f"[{n:03}a]": 4 for n in range(1000)}
+        refused(said(rank_pattern=many), tensors({path: 4 for path in PATHS}), "it takes too long")
 
 
 PART = st.sampled_from(["a", "b", "c_attn", "x_b"])
