@@ -148,8 +148,12 @@ def _sentence(error: Mapping[str, Any]) -> str:
     return f"Field '{field}': {message[:1].lower() + message[1:]}."
 
 
-_METHODS = frozenset({"bottleneck", "lora"})
-"""What pydantic puts behind `config` in a location: the configuration's kind, which is no field."""
+_KINDS = {
+    "config": frozenset({"bottleneck", "lora"}),
+    "mixing": frozenset({"auto", "average", "concat"}),
+    "selector": frozenset({"gmm", "cosine", "uniform"}),
+}
+"""What pydantic puts behind a field in a location: the kind of its value, which is no field."""
 
 
 def _place(error: Mapping[str, Any]) -> str:
@@ -165,7 +169,7 @@ def _field(loc: Sequence[Any]) -> str:
     parts = [str(part) for part in loc]
     if parts and parts[0] in {"body", "query", "path", "header"}:
         parts = parts[1:]
-    parts = [part for before, part in pairwise(["", *parts]) if before != "config" or part not in _METHODS]
+    parts = [part for before, part in pairwise(["", *parts]) if part not in _KINDS.get(before, ())]
     return ".".join(part for part in parts if "[" not in part)[:200]
 
 

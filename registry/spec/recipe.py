@@ -37,7 +37,7 @@ def canonical_decimal(value: object) -> str:
         number = Decimal(repr(value) if isinstance(value, float) else value)
     except InvalidOperation:
         raise ValueError("must be a number") from None
-    if not number.is_finite() or abs(number) > 1000:
+    if not number.is_finite() or number.copy_abs() > 1000:  # abs() computes, which overflows
         raise ValueError("must be a finite number of at most 1000")
     plain = format(number.quantize(WEIGHT_PLACES).normalize(), "f")
     return "0" if plain == "-0" else plain

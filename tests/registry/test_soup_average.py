@@ -103,6 +103,12 @@ def test_a_scale_that_leaves_nothing_is_refused(scale):
         AverageMixing(scale=scale)
 
 
+@pytest.mark.parametrize("scale", ["1e999999999999", "-1e400", 1e308, "sNaN", 10**400, "1e99999999999999999999999"])
+def test_a_scale_beyond_every_number_is_refused(scale):
+    with pytest.raises(ValueError, match="scale"):
+        AverageMixing(scale=scale)
+
+
 def test_half_precision_ingredients_are_summed_in_fp32_and_cast_once():
     halves = [{name: t.to(torch.bfloat16) for name, t in tensors(n).items()} for n in range(3)]
     parts = [part(n, w, dtype="BF16") for n, w in enumerate(canonical_weights([1, 1, 1]))]

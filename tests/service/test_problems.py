@@ -9,10 +9,11 @@ from typing import Annotated, Any
 import pytest
 from fastapi import FastAPI, HTTPException, Query
 from fastapi.testclient import TestClient
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from registry import errors
 from registry.errors import SoupError
+from registry.spec import CookRequest
 from service import problems
 
 EVERY = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, SoupError)]
@@ -159,6 +160,23 @@ def test_json_that_is_none(client: TestClient) -> None:
     answer = client.post("/body", content=b'{"name": "a"}', headers={"content-type": "text/plain"})
     assert "application/json" in answer.json()["error"]["message"]
     assert client.post("/body").json()["error"]["message"] == "The request has no JSON body."
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "param"),
+    [
+        ("mixing", {"scale": "nan"}, "mixing.scale"),
+        ("mixing", {"method": "concat", "assume_same_init": True}, "mixing.assume_same_init"),
+        ("mixing", {"method": "ties"}, "mixing.method"),
+        ("selector", {"kind": "gmm", "dimensions": 0}, "selector.dimensions"),
+        ("selector", {"kind": "uniform", "threshold": 1}, "selector.threshold"),
+        ("selector", {"kind": "cosine", "threshold": "x"}, "selector.threshold"),
+    ],
+)
+def test_a_field_is_named_as_it_was_sent(field: str, value: Any, param: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        CookRequest.model_validate({"sample": {"texts": ["a"]}, field: value})
+    assert problems.from_validation(caught.value.errors()).param == param
 
 
 def test_query_parameters_are_named(client: TestClient) -> None:
