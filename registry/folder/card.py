@@ -51,7 +51,9 @@ def parse_card(text: str, *, foreign: bool = False) -> Card:
     if isinstance(values.get("tags"), str):
         values["tags"] = [values["tags"]]
     if foreign:
-        values["tags"] = [tag for tag in values.get("tags", ()) if re.fullmatch(PART_PATTERN, str(tag))]
+        listed = values.get("tags")
+        tags = listed if isinstance(listed, list) else []
+        values["tags"] = [tag for tag in tags if isinstance(tag, str) and re.fullmatch(PART_PATTERN, tag)]
         body = "" if body.lstrip().startswith(UNFILLED) else body
     if matter.get("license") not in (None, ""):
         values["license"] = str(matter["license"])
@@ -74,17 +76,19 @@ def _front_matter(lines: Sequence[str]) -> dict[str, Any]:
     """`key: value` lines, where a value is JSON, a bare word, `[a, b]`, or an indented list or mapping below."""
     found: dict[str, Any] = {}
     key = ""
+    below: Any = None  # the value of the newest key
     for line in lines:
         item = re.fullmatch(r"\s*-\s+(.*)", line)
         pair = re.fullmatch(r"(\s*)([^\s:#][^:]*):(?:\s+(.*)|\s*)", line)
-        below = found.get(key)
         if item and (below == "" or isinstance(below, list)):
-            found[key] = [*(below or ()), _scalar(item[1])]
+            found[key] = below = below or []
+            below.append(_scalar(item[1]))
         elif pair and pair[1] and (below == "" or isinstance(below, dict)):
-            found[key] = {**(below or {}), pair[2].strip(): _scalar(pair[3] or "")}
+            found[key] = below = below or {}
+            below[pair[2].strip()] = _scalar(pair[3] or "")
         elif pair and not pair[1]:
             key = pair[2].strip()
-            found[key] = _scalar(pair[3] or "")
+            found[key] = below = _scalar(pair[3] or "")
     return found
 
 
@@ -93,6 +97,6 @@ def _scalar(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        if text.startswith("[") and text.endswith("]"):
-            return [_scalar(part) for part in text[1:-1].split(",") if part.strip()]
+        if text.startswith("[") and text.endswith("]"):  # a list of words; lists in lists are not read
+            return [_scalar(part.strip(" []")) for part in text.split(",") if part.strip(" []")]
         return text.strip("'")

@@ -227,7 +227,7 @@ UNICODE = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 CARDS = st.builds(
     Card,
     description=UNICODE | st.sampled_from(["---", "---\nx: 1\n---", "\n", "\n\n", "# x\n", "- a", "\r\n"]),
-    license=st.none() | UNICODE.filter(bool),
+    license=st.none() | UNICODE.filter(bool) | st.sampled_from(["[a]", "[a, b]", "[[", "5", "null"]),
     tags=st.lists(PART, max_size=3).map(tuple),
     metadata=st.dictionaries(UNICODE, st.none() | st.booleans() | st.integers() | UNICODE, max_size=3),
 )
@@ -253,6 +253,17 @@ class TestCard:
     @pytest.mark.parametrize("text", ["just text", "---\nnot closed", "", "--- \n", "a\n---\nb: 1\n---"])
     def test_without_front_matter_all_is_text(self, text: str) -> None:
         assert parse_card(text) == Card(description=text.removesuffix("\n"))
+
+    def test_a_foreign_card_gives_the_tags_it_has(self) -> None:
+        for written in ("5", "true", '{"a": 1}', "", "null", "[5, LLaMA]"):
+            assert parse_card(f"---\ntags: {written}\n---\n", foreign=True).tags == ()
+        assert parse_card("---\ntags:\n- law\n- base_model:adapter:x\n---\n", foreign=True).tags == ("law",)
+
+    def test_long_and_deep_front_matter_is_read_at_once(self) -> None:
+        body = "b:\n" + "- a\n" * 50_000 + "c:\n" + "".join(f" k{i}: a\n" for i in range(50_000))
+        nested = "d: " + "[" * 5000 + "x" + "]" * 5000
+        card = parse_card(f"---\n{body}{nested}\nlicense: mit\n---\ntext")
+        assert (card.license, card.description) == ("mit", "text")
 
     def test_values_a_card_cannot_hold(self) -> None:
         with pytest.raises(InvalidManifest, match=r"README\.md: tags"):
