@@ -56,7 +56,13 @@ class Backend(Protocol):
         ...
 
 
-BACKENDS: dict[str, Backend] = {"sqlite": sqlite, "postgresql": postgresql}
+BACKENDS: dict[str, Backend] = {
+    "sqlite": sqlite,
+    "sqlite+pysqlite": sqlite,
+    "postgresql": postgresql,
+    "postgresql+psycopg": postgresql,
+}
+"""By the beginning of the URL: other drivers are not installed, or not for threads."""
 
 
 class Catalogue:
@@ -168,7 +174,7 @@ def _backend(url: str) -> Backend:
     """What we know of the database at this URL; raises InvalidParameter for one that is not served."""
     try:
         parsed = make_url(url)
-        found = None if "@" in (parsed.host or "") else BACKENDS.get(parsed.get_backend_name())
+        found = None if "@" in (parsed.host or "") else BACKENDS.get(parsed.drivername)
     except (ArgumentError, ValueError):  # which may quote the URL, and a URL holds a password
         found = None
     if found is None:

@@ -179,7 +179,15 @@ def test_a_start_without_it_is_one_sentence_without_the_password(own: Postgres, 
 
 
 @pytest.mark.parametrize(
-    "url", [f"postgresql://soup:a@{PASSWORD}@db/soup", f"mysql://soup:{PASSWORD}@db/soup", PASSWORD]
+    "url",
+    [
+        f"postgresql://soup:a@{PASSWORD}@db/soup",
+        f"postgresql+asyncpg://soup:{PASSWORD}@db/soup",
+        f"postgresql+psycopg_async://soup:{PASSWORD}@db/soup",
+        f"mysql://soup:{PASSWORD}@db/soup",
+        "sqlite+aiosqlite:///soup.db",
+        PASSWORD,
+    ],
 )
 def test_a_url_that_is_none_is_not_repeated(tmp_path: Path, url: str) -> None:
     with pytest.raises(InvalidParameter, match="SOUP_DATABASE_URL") as caught:
