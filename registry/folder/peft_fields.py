@@ -106,7 +106,7 @@ class PeftFields:
 
     def _checked(self, what: str, value: object, *, whole: bool) -> float | None:
         numeric = isinstance(value, int | float) and not isinstance(value, bool)
-        if numeric and value > 0 and value < 1e9 and (not whole or value == int(value)):  # type: ignore[operator, call-overload]
+        if numeric and 0 < value <= 1e9 and (not whole or value == int(value)):  # type: ignore[operator, call-overload]
             return value  # type: ignore[return-value]
         self.problems.append(f"{what} is {str(value)[:40]!r}, not a {'whole ' if whole else ''}number above zero.")
         return None

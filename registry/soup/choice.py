@@ -93,8 +93,8 @@ def _instead(parts: Sequence[Part], against: Mapping[str, Sequence[str]]) -> str
 def best_unranked(parts: Sequence[Part], request: MixingRequest) -> Part:
     """Where nothing is ranked: one of the largest group that averages, else of the largest that concatenates."""
     alike = Counter(_alike(part, request) for part in parts)
-    kinds = Counter(_kind(part) for part in parts)
-    return max(parts, key=lambda part: (alike[_alike(part, request)], kinds[_kind(part)]))
+    kinds = Counter(concat.kind_of(part.config) for part in parts)
+    return max(parts, key=lambda part: (alike[_alike(part, request)], kinds[concat.kind_of(part.config)]))
 
 
 def _alike(part: Part, request: MixingRequest) -> object:
@@ -104,10 +104,6 @@ def _alike(part: Part, request: MixingRequest) -> object:
     if request.assume_same_init:
         return part.config
     return part.digest if part.provenance.init_hash is None else (part.config, part.provenance.init_hash)
-
-
-def _kind(part: Part) -> object:
-    return getattr(part.config, "structure", part.config.method)
 
 
 def apart(best: Part, others: Sequence[Part], request: MixingRequest, *, ranked: bool) -> dict[str, str]:

@@ -19,14 +19,16 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from registry.adapters.lora import LORA_A, LORA_B, PREFIX
+from registry.errors import InvalidRecipe
 from registry.soup.compat import Part, by_digest, structure_reasons
 from registry.soup.finite import cast_finite
 from registry.spec import AdapterConfig, BottleneckConfig, ConcatMixing, LoraConfig, LoraModule
 
-_FOLDED = {"bottleneck", "scale", "groups", "rslora"}
+_FOLDED = frozenset({"bottleneck", "scale", "groups", "rslora"})
 """What may differ between ingredients, because widths add up and factors are folded into the weights."""
 _TRAINED_NORM = ".base_norm."
 
@@ -36,9 +38,18 @@ def check(parts: Sequence[Part], _mixing: ConcatMixing) -> list[str]:
 
     Reads tensors only of Houlsby adapters with trained LayerNorms, and only where nothing else stands against them.
     """
-    config = parts[0].config
-    unused = {"layer_norm_eps"} if getattr(config, "structure", "") != "bapna_firat" else set()
-    return structure_reasons(parts, may_differ=_FOLDED | unused) or _norm_reasons(parts)
+    return structure_reasons(parts, may_differ=_may_differ(parts[0].config)) or _norm_reasons(parts)
+
+
+def kind_of(config: AdapterConfig) -> object:
+    """Equal for configurations that can be concatenated, as far as configurations say."""
+    needed = sorted(type(config).model_fields.keys() - _may_differ(config))
+    return tuple((name, getattr(config, name)) for name in needed)
+
+
+def _may_differ(config: AdapterConfig) -> frozenset[str]:
+    has_norm = isinstance(config, BottleneckConfig) and config.structure == "bapna_firat"
+    return _FOLDED if has_norm else _FOLDED | {"layer_norm_eps"}
 
 
 def _norm_reasons(parts: Sequence[Part]) -> list[str]:
@@ -94,14 +105,20 @@ def _widths(config: AdapterConfig) -> dict[str, int]:
 
 
 def result(parts: Sequence[Part], mixing: ConcatMixing) -> AdapterConfig:
-    """The soup's structure: widths or ranks added up, scales folded into the weights."""
+    """The soup's structure: widths or ranks added up, scales folded into the weights.
+
+    Raises InvalidRecipe where modules of so many different ranks are more than a LoRA can have.
+    """
     first = by_digest(parts)[0].config
     if is_itself(parts, mixing):
         return first
     if isinstance(first, BottleneckConfig):
         return first.model_copy(update={"bottleneck": width(parts), "scale": 1.0})
     ranks = _added_up(parts)
-    return LoraConfig.of({path: LoraModule(rank, float(rank)) for path, rank in ranks.items()})
+    try:
+        return LoraConfig.of({path: LoraModule(rank, float(rank)) for path, rank in ranks.items()})
+    except ValidationError as error:
+        raise InvalidRecipe(f"The LoRAs are too many for one: {error.errors()[0]['msg']}.", param="recipe") from None
 
 
 def mix(parts: Sequence[Part], mixing: ConcatMixing) -> dict[str, Tensor]:

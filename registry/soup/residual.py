@@ -8,7 +8,9 @@ soup depends on it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -103,20 +105,20 @@ class Factored(ExactMixture):
 
     def __init__(self, shape: BaseShape, mixing: Mixing) -> None:
         super().__init__(shape, mixing)
-        self._factors: dict[str, list[tuple[Tensor, Tensor]]] = {}
+        self._updates: dict[str, list[_Update]] = {}
 
     def add(self, config: AdapterConfig, tensors: Tensors, factor: float) -> None:
-        """Keep the factors of every module, B times what stands before it."""
-        for path, pair in _factors(config, tensors, factor).items():
-            self._factors.setdefault(path, []).append(pair)
+        """Keep the factors of every module, as they are stored."""
+        for path, update in _updates(config, tensors, factor).items():
+            self._updates.setdefault(path, []).append(update)
 
     def squares(self, config: AdapterConfig, tensors: Tensors) -> tuple[float, float]:
         """Over all modules."""
         difference = size = 0.0
-        soup = _factors(config, tensors, 1.0)
-        for path, pairs in self._factors.items():
-            up, down = torch.cat([b for b, _ in pairs], 1), torch.cat([a for _, a in pairs])
-            found, its_down = soup[path]
+        soup = _updates(config, tensors, 1.0)
+        for path, updates in self._updates.items():
+            up, down = _stacked(updates)
+            found, its_down = _stacked([soup[path]])
             size += _squared_norm(up, down)
             if torch.equal(its_down, down):  # concatenated: half the work, and what is equal cancels to 0
                 difference += _squared_norm(up - found, down)
@@ -125,16 +127,28 @@ class Factored(ExactMixture):
         return difference, size
 
 
-def _factors(config: AdapterConfig, tensors: Tensors, factor: float) -> dict[str, tuple[Tensor, Tensor]]:
-    """(B times factor and scaling (outputs, rank), A (rank, inputs)) by module, in double precision."""
+class _Update(NamedTuple):
+    """`factor` times B (outputs, rank) times A (rank, inputs)."""
+
+    factor: float
+    up: Tensor
+    down: Tensor
+
+
+def _updates(config: AdapterConfig, tensors: Tensors, factor: float) -> dict[str, _Update]:
+    """`factor` times what a LoRA adds to each module's weights."""
     assert isinstance(config, LoraConfig)
     return {
-        path: (
-            tensors[PREFIX + path + LORA_B].double() * (factor * config.scaling(module)),
-            tensors[PREFIX + path + LORA_A].double(),
-        )
+        path: _Update(factor * config.scaling(module), tensors[PREFIX + path + LORA_B], tensors[PREFIX + path + LORA_A])
         for path, module in config.modules().items()
     }
+
+
+def _stacked(updates: Sequence[_Update]) -> tuple[Tensor, Tensor]:
+    """The factors (outputs, ranks) and (ranks, inputs) of a sum, in double precision."""
+    return torch.cat([one.up.double() * one.factor for one in updates], 1), torch.cat(
+        [one.down.double() for one in updates]
+    )
 
 
 def _squared_norm(up: Tensor, down: Tensor) -> float:

@@ -86,6 +86,7 @@ class BottleneckConfig(Frozen):
 
 MAX_LORA_MODULES = 65_536
 MAX_TARGETS = 256
+MAX_GROUPS = 4096
 LAYER = "*"
 """Stands for the layer's number in the path of a LoRA target."""
 ModulePath = Annotated[
@@ -137,7 +138,7 @@ class LoraConfig(Frozen):
 
     method: Literal["lora"] = "lora"
     rslora: bool = False
-    groups: tuple[LoraGroup, ...] = Field(min_length=1, max_length=4096, fail_fast=True)
+    groups: tuple[LoraGroup, ...] = Field(min_length=1, max_length=MAX_GROUPS, fail_fast=True)
 
     @field_validator("groups")
     @classmethod
@@ -151,7 +152,10 @@ class LoraConfig(Frozen):
                 if path in modules:
                     raise ValueError(f"module {path!r} is in two groups")
                 modules[path] = LoraModule(group.rank, group.alpha)
-        return _grouped(modules)
+        canonical = _grouped(modules)
+        if len(canonical) > MAX_GROUPS:  # what is stored has to be readable again
+            raise ValueError(f"the modules are {len(canonical)} groups of like rank and layers; {MAX_GROUPS} can be")
+        return canonical
 
     @classmethod
     def of(cls, modules: Mapping[str, LoraModule], *, rslora: bool = False) -> LoraConfig:

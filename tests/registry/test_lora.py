@@ -18,6 +18,7 @@ from registry.base_model import load_base
 from registry.base_model.loading import LoadedBase
 from registry.errors import Incompatible, Internal, InvalidParameter
 from registry.spec import BaseEntry, BaseShape, LoraConfig, LoraGroup, LoraModule
+from registry.spec.adapter import MAX_GROUPS
 
 ATTN = "transformer.h.0.attn.c_attn"
 FC = "transformer.h.1.mlp.c_fc"
@@ -173,6 +174,18 @@ class TestConfig:
         assert [len(group.targets) for group in config.groups] == [256, 44]
         assert config.modules() == modules
         assert LoraConfig.model_validate(config.model_dump()) == config
+
+    def test_groups_that_are_more_in_canonical_form_are_refused(self) -> None:
+        layers_of = [(i, j) for i in range(120) for j in range(i)][:5000]  # of each target another pair of layers
+        groups = [
+            {"targets": names[start : start + 256], "layers": [layer], "rank": 1, "alpha": 1}
+            for layer in range(120)
+            for names in [[f"h.*.x{n}" for n, pair in enumerate(layers_of) if layer in pair]]
+            for start in range(0, len(names), 256)
+        ]
+        assert len(groups) < MAX_GROUPS
+        with pytest.raises(ValidationError, match="are 5000 groups of like rank and layers; 4096 can be"):
+            LoraConfig.model_validate({"groups": groups})
 
     def test_a_small_text_cannot_name_millions_of_modules(self) -> None:
         groups = [{"targets": [f"t{n}.*" for n in range(256)], "layers": list(range(2048)), "rank": 1, "alpha": 1}]

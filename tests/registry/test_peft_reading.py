@@ -316,6 +316,10 @@ class TestWriting:
             *sorted(path for path in PATHS if "q_proj" in path), "v_proj",
         ]  # fmt: skip
 
+    def test_the_largest_alpha_is_read_back(self) -> None:
+        config = LoraConfig.of({"a.layers.0.a": LoraModule(2, 1e9)})
+        assert lora_config(peft_config(config), tensors({"a.layers.0.a": 2})) == config
+
     def test_fan_in_fan_out_where_modules_are_conv1d(self) -> None:
         config = LoraConfig.of({"transformer.h.0.attn.c_attn": LoraModule(2, 4)})
         assert peft_config(config, model_type="gpt2")["fan_in_fan_out"]

@@ -207,6 +207,13 @@ def test_where_nothing_is_ranked_the_average_of_many_wins():
     assert best_unranked([*loras[:1], *strangers], AverageMixing(assume_same_init=True)) in strangers
 
 
+def test_the_largest_group_is_of_those_that_concatenate_not_of_one_structure():
+    swish = [part(n, bottleneck("pfeiffer", 4 + n, activation="swish")) for n in range(3)]
+    relu = [part(n, bottleneck("pfeiffer", 4, scale=1.0 + n)) for n in range(3, 7)]
+    residual = [part(7, bottleneck("pfeiffer_residual"))]
+    assert best_unranked([*swish, *residual, *relu], AUTO) in relu
+
+
 def test_the_lowest_ranked_leave_until_it_is_narrow_enough():
     strangers = [part(n, bottleneck("pfeiffer", 100)) for n in range(4)]
     assert within_width(strangers, AUTO, max_width=400) == (4, "")

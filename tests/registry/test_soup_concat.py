@@ -325,3 +325,11 @@ def test_the_bytes_do_not_depend_on_the_cpu(capability):
         env=environment, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert run.stdout.strip() == digest_of_some()
+
+
+def test_modules_of_more_ranks_than_a_lora_can_have_are_refused():
+    halves = [
+        LoraConfig.of({f"h.{i}.x": LoraModule(1 + i, 1.0) for i in range(start, start + 4000)}) for start in (0, 4000)
+    ]
+    with pytest.raises(InvalidRecipe, match="too many for one"):
+        MIXINGS["concat"].result([part(n, config) for n, config in enumerate(halves)], ConcatMixing())
