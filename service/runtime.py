@@ -105,7 +105,12 @@ class Runtime:
                 log.info("migrated from %s to %s after a copy to %s", done.before, done.after, done.backup)
         else:
             check_schema(self.database)
-        self.blobs = LocalBlobs(settings.blobs_dir)
+        try:
+            self.blobs = LocalBlobs(settings.blobs_dir)
+        except OSError as error:
+            raise Unavailable(
+                f"The folder of the blobs {settings.blobs_dir} cannot be used: {error.strerror}.", param="blobs"
+            ) from error
         missing = newest_missing(self.database, self.blobs)
         if missing is not None:
             log.warning(

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 
-from sqlalchemy import URL, Connection, Engine, create_engine, make_url, text
+from sqlalchemy import URL, Connection, Engine, create_engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
@@ -137,11 +137,6 @@ class Database:
             raise Unavailable(
                 f"The database cannot be used ({why}): check SOUP_DATABASE_URL.", param="database_url"
             ) from error
-
-    def ping(self) -> None:
-        """Raise whatever the database raises when it cannot answer."""
-        with self.engine.connect() as connection:
-            connection.execute(text("SELECT 1"))
 
     def close(self) -> None:
         """Close every connection."""

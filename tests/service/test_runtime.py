@@ -104,6 +104,13 @@ class TestStart:
         with pytest.raises(Unavailable, match="cannot be used"), owned(tmp_path / "file"):
             pass
 
+    def test_a_folder_of_blobs_that_cannot_be_one_is_named(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        runtime = Runtime(Settings(data=tmp_path / "data", blobs=tmp_path / "file"))
+        with pytest.raises(Unavailable, match=r"folder of the blobs .*file cannot be used: Not a directory") as caught:
+            runtime.start()
+        assert caught.value.param == "blobs"
+
     def test_two_runtimes_live_in_one_process(self, tmp_path: Path, tiny_base_dir: Path, runtime: Runtime) -> None:
         other = Runtime(settings_of(tmp_path / "other", tiny_base_dir))
         other.start()
