@@ -48,7 +48,7 @@ demo: $(VENV)/.runtime  ## the main job, offline; DATA= BASE= ADAPTERS= for your
 	$(RUN) -m demo $(if $(DATA),--data $(DATA)) $(if $(BASE),--base $(BASE)) $(if $(ADAPTERS),--adapters $(ADAPTERS)) \
 	  $(if $(DATABASE),--database-url '$(DATABASE)') $(if $(OUT),--out $(OUT))
 
-bench: $(VENV)/.runtime  ## the quick forms of the benchmarks
+bench: $(VENV)/.dev  ## the quick forms of the benchmarks, beside their peers
 	$(RUN) -m benchmarks.cold_start --out benchmarks/results/cold_start.json
 	$(RUN) -m benchmarks.averaging --out benchmarks/results/averaging.json
 	$(RUN) -m benchmarks.serving --out benchmarks/results/serving.json
