@@ -119,7 +119,7 @@ def test_breadth_measures_all_it_names(monkeypatch, two_families):
     figures = result.figures
     assert figures["families"].value == figures["families"].goal == 10
     assert figures["lora_linear_error"].value > 0.3 > 1e-6 > figures["lora_concat_error"].value
-    assert figures["concat_cost_bottleneck"].value > 0
+    assert figures["concat_cost"].value > 0
     assert figures["concat_cost_lora"].value > 0
     assert {row["method"] for row in result.rows} >= {"houlsby", "lora", "lora_concat", "bottleneck_average"}
 
