@@ -143,6 +143,14 @@ class TestFailures:
         assert (code, out) == (3, "")
         assert all(problem in err for problem in problems)
 
+    def test_the_flag_of_a_field_is_named(self, soup: Soup, server: Server, sample: Path) -> None:
+        message = "The pool's base_model is not given; this server has: a, b."
+        server.on("POST /v1/soups", refusal(400, "invalid_parameter", message, param="pool.base_model"))
+        code, out, err = soup("cook", "--sample", str(sample))
+        assert (code, out) == (1, "")
+        assert "this server has: a, b." in err
+        assert "--base" in err
+
     def test_an_address_that_is_none(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.run(["ls", "--url", "localhost:8000"]) == 1
         assert "http://host:port" in capsys.readouterr().err

@@ -131,7 +131,7 @@ class TestToOurs:
         (source / "pytorch_adapter.bin").unlink()
         code, _, err = soup("convert", source, tmp_path / "a", *DOMAIN)
         assert code == 1
-        assert "pytorch_model_head.bin is no adapter" in err
+        assert "head_config.json and pytorch_model_head.bin are no adapter" in err
 
     def test_what_needs_no_conversion(self, soup: Soup, tmp_path: Path) -> None:
         assert soup("convert", FIXTURES / "gpt2/par_bn", tmp_path / "a", *DOMAIN)[0] == 0

@@ -126,7 +126,7 @@ def _weights_file(folder: Path) -> Path:
         if (folder / name).is_file():
             return folder / name
     beside = [name for name in (*_HEADS, *_FUSION) if (folder / name).is_file()]
-    only = f"; {', '.join(beside)} is no adapter" if beside else ""
+    only = f"; {' and '.join(beside)} {'is' if len(beside) == 1 else 'are'} no adapter" if beside else ""
     raise NotFound(f"{folder} has neither {WEIGHTS_FILE} nor {SAFE_WEIGHTS_FILE}{only}: save the adapter itself.")
 
 
