@@ -21,8 +21,8 @@ def loads_strict(text: str | bytes) -> Any:
         raise InvalidManifest(
             f"The JSON is broken at line {error.lineno}, column {error.colno}: {error.msg}."
         ) from None
-    except ValueError as error:  # an integer of thousands of digits
-        raise InvalidManifest(f"The JSON holds a value that cannot be read: {error}.") from None
+    except ValueError:  # the interpreter's limit on the digits of an integer
+        raise InvalidManifest("The JSON holds a number of thousands of digits, which cannot be read.") from None
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -19,8 +19,8 @@ _NEXT: dict[type[SoupError], str] = {
     Forbidden: "`soup keys create` with an admin key makes a key with other scopes and namespaces.",
     Busy: "Try again in a moment.",
 }
-_FLAGS = {"pool.base_model": "Say which with --base."}
-"""Fields of requests that people give as a flag: the server's sentence knows the field only."""
+_FLAGS = {"base_model": "On the command line that is --base."}
+"""Fields that the server's sentences name, and the flag that people give them by."""
 
 
 def explain(error: SoupError) -> str:
@@ -28,7 +28,7 @@ def explain(error: SoupError) -> str:
     lines = [f"Error: {error.message}"]
     lines += [f"  - {problem}" for problem in error.problems if problem not in error.message]
     lines += [text for kind, text in _NEXT.items() if isinstance(error, kind)]
-    lines += [text for field, text in _FLAGS.items() if error.param == field]
+    lines += [text for field, text in _FLAGS.items() if field in error.message]
     return "\n".join(lines)
 
 

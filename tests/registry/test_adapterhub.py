@@ -261,7 +261,7 @@ class TestBrokenFolders:
         folder = copy(tmp_path)
         (folder / "pytorch_adapter.bin").unlink()
         assert is_checkpoint(folder)
-        with pytest.raises(NotFound, match=r"pytorch_model_head\.bin is no adapter"):
+        with pytest.raises(NotFound, match=r"pytorch_model_head\.bin are no adapter"):
             read_checkpoint(folder)
 
     def test_a_fusion_without_its_adapters(self, tmp_path: Path) -> None:

@@ -143,12 +143,19 @@ class TestFailures:
         assert (code, out) == (3, "")
         assert all(problem in err for problem in problems)
 
-    def test_the_flag_of_a_field_is_named(self, soup: Soup, server: Server, sample: Path) -> None:
+    def test_the_flag_of_a_field_is_named(self, soup: Soup, server: Server, sample: Path, folder: Path) -> None:
         message = "The pool's base_model is not given; this server has: a, b."
         server.on("POST /v1/soups", refusal(400, "invalid_parameter", message, param="pool.base_model"))
         code, out, err = soup("cook", "--sample", str(sample))
         assert (code, out) == (1, "")
         assert "this server has: a, b." in err
+        assert "--base" in err
+        message = (
+            "The adapter records base model 'x', and 2 are that one; say which it is as 'base_model', one of a, b."
+        )
+        server.on("POST /v1/adapters", refusal(422, "incompatible", message, param="base_model"))
+        code, _, err = soup("push", str(folder), "--name", "team/law")
+        assert code == 3
         assert "--base" in err
 
     def test_an_address_that_is_none(self, capsys: pytest.CaptureFixture[str]) -> None:
