@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from registry.adapters.weights import WeightsReport, adapter_digest, check_weights, load_tensors
 from registry.blobs import BlobStore
@@ -126,12 +127,13 @@ def find_base(
                 param="base_fingerprint",
             )
         return matches[0], bases[matches[0]]
-    if manifest.recorded_base is None:
+    recorded = manifest.recorded_base or _recorded_by_peft(manifest.peft_config)
+    if not recorded:
         raise InvalidManifest(
             f"Say which base model the adapter is for: 'base_model' (here: {listed}) or 'base_fingerprint'.",
             param="base_model",
         )
-    base_id = _recorded(manifest.recorded_base, sorted(bases), sources or {})
+    base_id = _recorded(recorded, sorted(bases), sources or {})
     return base_id, bases[base_id]
 
 
@@ -143,6 +145,11 @@ def _same(manifest: Manifest, base_id: str, shape: BaseShape) -> BaseShape:
             param="base_fingerprint",
         )
     return shape
+
+
+def _recorded_by_peft(config: Mapping[str, Any] | None) -> str | None:
+    name = None if config is None else config.get("base_model_name_or_path")
+    return name if isinstance(name, str) else None
 
 
 def _recorded(name: str, ids: Sequence[str], sources: Mapping[str, str]) -> str:

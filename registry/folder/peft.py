@@ -111,6 +111,8 @@ def _empty(value: object) -> bool:
 def _unsupported(peft: Mapping[str, Any]) -> list[str]:
     """One sentence for everything in the configuration that is not plain LoRA on a causal model."""
     kind = peft.get("peft_type")
+    if kind is None:
+        return ["peft_type is missing, which names PEFT's method; LORA is supported."]
     if kind != "LORA":
         return [f"peft_type {str(kind)[:40]!r} is not supported; PEFT's LORA is."]
     found = [

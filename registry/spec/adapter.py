@@ -287,7 +287,8 @@ class Manifest(Frozen):
     recorded_base: Words | None = Field(default=None, max_length=1000)
     """The base model as a file of the adapter names it: a hub repository or a folder of wherever it was trained.
 
-    It stands for the one base model here with this id or source, where neither of the two above says which.
+    It stands for the one base model here with this id or source, where neither of the two above says which. Without
+    it, the name that `peft_config` records is taken.
     """
     config: AdapterConfig | None = None
     peft_config: dict[str, Any] | None = None

@@ -132,7 +132,7 @@ class TestRefusals:
 
     def test_other_methods_by_name(self) -> None:
         refused({"peft_type": "IA3"}, ALL_FOUR, "peft_type 'IA3'", error=UnknownMethod)
-        refused({}, ALL_FOUR, "peft_type 'None'", error=UnknownMethod)
+        refused({}, ALL_FOUR, "peft_type is missing", error=UnknownMethod)
 
     def test_empty_fields_of_other_versions_do_not_matter(self) -> None:
         nothing: dict[str, Any] = {

@@ -193,6 +193,30 @@ class TestRefusals:
         with pytest.raises(Incompatible, match="2 base models here"):
             find_base(manifest, {"tiny": SHAPE, "twin": SHAPE})
 
+    def test_a_recorded_name_is_one_base_or_refused(self, verbs):
+        bases = {"tiny": SHAPE, "twin": SHAPE}
+        sources = {"tiny": "acme/base", "twin": "/models/base/"}
+        peft = {"config": None, "base_model": None, "files": {}}
+        for recorded, expected in (("acme/base", "tiny"), ("/models/base", "twin"), ("twin", "twin")):
+            for fields in (
+                {"recorded_base": recorded},
+                {"peft_config": {"base_model_name_or_path": recorded}},
+                {"recorded_base": recorded, "peft_config": {"base_model_name_or_path": "elsewhere"}},
+            ):
+                manifest = verbs.manifest(**{**peft, "peft_config": {}, **fields})
+                assert find_base(manifest, bases, sources) == (expected, SHAPE)
+        twice = verbs.manifest(base_model=None, recorded_base="acme/base")
+        with pytest.raises(
+            Incompatible, match=r"2 base models here \(tiny, twin\) are that one.*one of tiny, twin"
+        ) as caught:
+            find_base(twice, bases, {"tiny": "acme/base", "twin": "acme/base"})
+        assert "/models" not in str(caught.value)
+        with pytest.raises(Incompatible, match="records base model 'x', and no base model here is that one"):
+            find_base(verbs.manifest(**peft, peft_config={"base_model_name_or_path": "x"}), bases, sources)
+        for nothing in (None, "", 5, ["acme/base"]):
+            with pytest.raises(InvalidManifest, match="Say which base model"):
+                find_base(verbs.manifest(**peft, peft_config={"base_model_name_or_path": nothing}), bases, sources)
+
 
 class TestVectors:
     def test_they_are_ready_at_once_and_hold_no_text(self, verbs):

@@ -12,11 +12,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.adapters import create, from_tensors, paper_config
+from registry.adapters import create, expected_tensors, from_tensors, paper_config
 from registry.adapters.order import canonical_order
 from registry.adapters.weights import adapter_digest, check_weights, init_hash, load_tensors, save_tensors, scale_output
 from registry.errors import InvalidWeights
-from registry.spec import BaseShape
+from registry.spec import AverageMixing, BaseShape, BottleneckConfig, LoraConfig, LoraModule, Recipe, RecipeIngredient
 
 BASE = "sha256:" + "0" * 64
 SHAPE = BaseShape(fingerprint=BASE, model_type="gpt2", hidden_size=8, num_layers=11, context=64, vocab_size=300)
@@ -153,3 +153,41 @@ def test_scale_output_scales_the_update_and_nothing_else():
 def test_scale_output_keeps_dtype():
     half = {name: t.bfloat16() for name, t in TENSORS.items()}
     assert all(t.dtype == torch.bfloat16 for t in scale_output(half, 0.3).values())
+
+
+OTHERWISE = BottleneckConfig(
+    structure="bapna_firat", bottleneck=3, activation="swish", scale=2.5, input="residual", layer_norm_eps=1e-6
+)
+LINEARS = {f"transformer.h.{i}.attn.c_attn": (8, 24) for i in range(11)}
+LORA = LoraConfig.of({path: LoraModule(2, 4.0) for path in LINEARS})
+
+
+@pytest.mark.parametrize(
+    ("config", "digest"),
+    [
+        (paper_config("houlsby", bottleneck=3), "2258805ca3c629d6f017e6895e03626cc0dd6c7921a34c7ed25c6e1a0655bcd4"),
+        (paper_config("pfeiffer", bottleneck=3), "dc67678272ab7ba531b16eda8cd672b9b2bc48a40127a4c695475bf91b199969"),
+        (paper_config("bapna_firat", bottleneck=3), "8937996d8b6d27198319ee74ef7f43e545e2d17642cf0601158c84ff43e19f59"),
+        (paper_config("parallel", bottleneck=3), "10ad4648b91b28b2b747ba811600176949abd712acd8875c193b194e16246b61"),
+        (OTHERWISE, "2f3f540ffbed1bffc54802f4e83b066ecddd5e108e025ae46b13bee1c8283fa9"),
+        (LORA, "334d14d76c96353cbfc50854b82e04dbf95616d2ca88eeb92934fb6d0ef2d5fc"),
+    ],
+)
+def test_digests_stay_what_they_are(config, digest):
+    """Those of bottlenecks are of the first release: what is in people's recipes and refs may never change."""
+    shape = SHAPE.model_copy(update={"linears": LINEARS})
+    tensors = {name: torch.full(size, 0.5) for name, size in expected_tensors(config, shape).items()}
+    assert adapter_digest(BASE, config, tensors) == f"sha256:{digest}"
+
+
+@pytest.mark.parametrize(
+    ("mixing", "digest"),
+    [
+        (AverageMixing(), "79965408218639eeee3037a13e441675fe20a3194c91759e20371de6b48d77ee"),
+        (AverageMixing(scale="0.5"), "6d0d14b79227023e6900e059ea6f60b191bc8c58aa34eb28f9e5f70c52fab445"),
+        (AverageMixing(assume_same_init=True), "5a7bc59314e62d7e15f0156002e36deaf0e221ed74008a903370e76e14f3ade5"),
+    ],
+)
+def test_recipes_that_were_cooked_are_found_again(mixing, digest):
+    two = tuple(RecipeIngredient(digest="sha256:" + one * 64, weight="0.5") for one in "12")
+    assert Recipe(base_fingerprint=BASE, ingredients=two, mixing=mixing).digest == f"sha256:{digest}"
