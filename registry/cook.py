@@ -52,6 +52,7 @@ class Candidate:
     digest: str
     config: AdapterConfig
     load: Load
+    size_bytes: int
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,7 @@ def _make(parts: Sequence[Part], recipe: Recipe, config: AdapterConfig, shape: B
 
 def _verify(mixed: Mixed, sample: CheckedSample, vectors: Vectors | None, kitchen: Kitchen) -> Verification:
     """The soup's NLL on the sample against the base's, which the embedding pass may have yielded already."""
-    candidate = Candidate(mixed.digest, mixed.config, lambda: mixed.tensors)
+    candidate = Candidate(mixed.digest, mixed.config, lambda: mixed.tensors, mixed.report.size_bytes)
     scores = kitchen.score(sample.texts, candidate)
     soup = np.array([score.nll for score in scores])
     tokens = np.array([score.tokens for score in scores])

@@ -115,7 +115,7 @@ def _kitchen(context: JobContext, base_id: str) -> Kitchen:
         context.progress(done, total, "scoring the sample")
 
     def score(texts: Sequence[str], candidate: Candidate | None) -> list[PassageScore]:
-        handle = None if candidate is None else AdapterHandle(candidate.digest, candidate.config, candidate.load)
+        handle = None if candidate is None else _handle(candidate)
         return runtime.engine.score(base_id, texts, handle, progress=advance, patient=True)
 
     def fit(pool: PoolSpec, spec: SelectorSpec, encoder_digest: str | None) -> SelectorRow:
@@ -132,6 +132,10 @@ def _kitchen(context: JobContext, base_id: str) -> Kitchen:
         limits=intake_limits(runtime.settings),
         refit_delay=runtime.settings.refit_delay_seconds,
     )
+
+
+def _handle(candidate: Candidate) -> AdapterHandle:
+    return AdapterHandle(candidate.digest, candidate.config, candidate.load, candidate.size_bytes)
 
 
 def _clean_cook(runtime: Runtime, row: JobRow) -> None:

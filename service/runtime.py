@@ -173,4 +173,4 @@ class Runtime:
                 raise Internal(f"The stored weights of {row.ref} are not those of its digest.")
             return tensors
 
-        return AdapterHandle(row.digest, row.config, load)
+        return AdapterHandle(row.digest, row.config, load, row.size_bytes)

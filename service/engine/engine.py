@@ -98,7 +98,7 @@ class Engine(TextCalls):
 
     def preload(self, base_ids: Sequence[str]) -> None:
         """Load these base models, in this order, as many as fit; before `start`. Raises what loading raises."""
-        for error in self._residence.arrange(base_ids, frozenset(), background=False).values():
+        for error in self._residence.arrange(dict.fromkeys(base_ids, 0), frozenset(), background=False).values():
             raise error
 
     def wait_for_place(self, seconds: float) -> None:

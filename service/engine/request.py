@@ -41,11 +41,15 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class AdapterHandle:
-    """An adapter by its digest, and how to read its tensors when the bank does not hold them yet."""
+    """An adapter by its digest, and how to read its tensors when the bank does not hold them yet.
+
+    `bytes` is the size of its tensors, for which a memory budget keeps room; 0 where nobody knows it before.
+    """
 
     digest: str
     config: AdapterConfig
     load: Callable[[], Mapping[str, Tensor]] = field(compare=False, repr=False)
+    bytes: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Which base models are in memory: loaded when they are wanted, dropped when others are, within one budget.
 
 Used by the engine thread only, except where it says otherwise. Requests are served in the order in which they came:
-of the bases that they want, as many as fit together are planned for, oldest request first. What is not planned for
+of the bases that they want, as many as fit together with the largest adapter that runs on one of them are planned
+for, oldest request first. What is not planned for
 starts no new rows, ends those that generate, and is dropped when its place is needed, least recently used first. So
 no base waits for ever, and none is dropped under the rows that have their caches.
 """
@@ -12,7 +13,7 @@ import gc
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Protocol
 
 import torch
@@ -79,20 +80,25 @@ class Residence:
         self._changed()
         return self._held[base_id]
 
-    def arrange(self, wanted: Sequence[str], busy: Set[str], *, background: bool) -> dict[str, SoupError]:
+    def arrange(self, wanted: Mapping[str, int], busy: Set[str], *, background: bool) -> dict[str, SoupError]:
         """Plan for the bases `wanted`, those of the oldest requests first, while rows generate on the `busy` ones.
 
-        Sets `ready`; starts at most one load, in a thread where `background` says so. Gives the bases that could
-        not be loaded, with the reason.
+        With each wanted base come the bytes of the largest adapter its requests bring. Sets `ready`; starts at most
+        one load, in a thread where `background` says so. Gives the bases that could not be loaded, with the reason.
         """
         self._busy = busy
         failed = self._take_loaded()
-        plan = self._plan([base_id for base_id in wanted if base_id not in failed])
+        plan, spare = self._plan({base_id: size for base_id, size in wanted.items() if base_id not in failed})
+        spare = max([spare, *(wanted.get(base_id, 0) for base_id in busy - set(plan))])
+        ready = set()
         for base_id in plan:
-            if base_id not in self._held and self._loader is None and self._make_room(base_id, keep={*plan, *busy}):
-                self._start(base_id, background=background)
-                failed |= self._take_loaded()
-        self.ready = {base_id for base_id in plan if base_id in self._held}
+            held = base_id in self._held
+            if (held or self._loader is None) and self._make_room(base_id, spare, keep={*plan, *busy}):
+                if not held:
+                    self._start(base_id, background=background)
+                    failed |= self._take_loaded()
+                ready |= {base_id} & self._held.keys()
+        self.ready = ready
         return failed
 
     def room_for_adapters(self, size: int, base_id: str, held: int) -> int:
@@ -119,22 +125,28 @@ class Residence:
 
     # --- planning -------------------------------------------------------------------------------
 
-    def _plan(self, wanted: Sequence[str]) -> list[str]:
-        if self.budget is None:
-            return list(wanted)
-        plan, total = [], 0
-        for base_id in wanted:
-            size = self._size(base_id)
-            if total + size <= self.budget:
-                plan.append(base_id)
-                total += size
-        return plan
+    def _plan(self, wanted: Mapping[str, int]) -> tuple[list[str], int]:
+        """The bases that fit together, and the bytes to spare beside them for the largest adapter of theirs.
 
-    def _make_room(self, base_id: str, *, keep: Set[str]) -> bool:
-        """Drop bases until there is room for this one; False where those to `keep` leave none."""
+        The first is planned for even where its adapter does not fit beside it: then its request is told so.
+        """
+        if self.budget is None:
+            return list(wanted), 0
+        plan: list[str] = []
+        total = spare = 0
+        for base_id, adapter in wanted.items():
+            size = self._size(base_id)
+            needed = size if not plan else total + size + max(spare, adapter)
+            if needed <= self.budget:
+                plan.append(base_id)
+                total, spare = total + size, max(spare, adapter)
+        return plan, min(spare, self.budget - total)
+
+    def _make_room(self, base_id: str, spare: int, *, keep: Set[str]) -> bool:
+        """Drop bases until this one is there with `spare` bytes beside it; False where those to `keep` leave none."""
         if self.budget is None:
             return True
-        allowed = self.budget - self._size(base_id)
+        allowed = self.budget - spare - (0 if base_id in self._held else self._size(base_id))
         going: list[str] = []
         left = self.bytes
         for other in self._held:

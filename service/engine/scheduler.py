@@ -135,9 +135,13 @@ class Scheduler:
         """Requests of which no row has run."""
         return sum(work.state is State.WAITING for work in self._live)
 
-    def wanted(self) -> list[str]:
-        """Ids of the base models that requests want, that of the oldest request first."""
-        return list(dict.fromkeys(work.key[0] for work in self._live))
+    def wanted(self) -> dict[str, int]:
+        """The base models that requests want, that of the oldest first, each with the bytes of its largest adapter."""
+        found: dict[str, int] = {}
+        for work in self._live:
+            adapter = work.request.adapter
+            found[work.key[0]] = max(found.get(work.key[0], 0), 0 if adapter is None else adapter.bytes)
+        return found
 
     def live(self) -> list[Work]:
         """Every request held, oldest first."""

@@ -26,6 +26,8 @@ from service.engine import AdapterHandle, Engine, GenerateRequest, SamplingParam
 from tests.conftest import build_tiny_base
 
 CONFIG = paper_config("bapna_firat", bottleneck=4)
+SIZE = 2 * 4 * (2 * 4 * 32 + 4 + 32 + 2 * 32)
+"""Bytes of an adapter of it, two layers on a base that is 32 wide: D, U, their biases, a LayerNorm."""
 KINDS = {"a": ("gpt2", 300), "b": ("llama", 290), "c": ("qwen2", 280)}
 
 
@@ -112,7 +114,7 @@ def handle_of(source: Source, base_id: str, seed: int = 1, value: float | None =
         state = create(CONFIG, shape, seed=seed).state_dict()
         return {name: torch.full_like(t, value) if value is not None else t for name, t in state.items()}
 
-    return AdapterHandle(f"sha256:{base_id}{seed}", CONFIG, load)
+    return AdapterHandle(f"sha256:{base_id}{seed}", CONFIG, load, SIZE)
 
 
 class TestWithoutABudget:
@@ -300,6 +302,58 @@ class TestAdapters:
         assert ticket.result(0)
         assert engine.bases_held() == ("a",)
         assert source.alive() == 1
+
+    def test_an_adapter_waits_for_its_place_beside_bases_in_use(self, source: Source) -> None:
+        """Two bases fit, but not with an adapter: neither adapter fails because somebody uses the other base."""
+        assert self.size(source) == SIZE
+        engine = Engine(source, memory_bytes=20 + SIZE - 1)
+        tickets = []
+        for number in range(3):
+            for base_id in "ab":
+                tickets += [
+                    engine.submit(request(base_id, 9)),
+                    engine.submit(request(base_id, 9, handle_of(source, base_id))),
+                ]
+                for _ in range(number):
+                    engine.step()
+        run(engine)
+        assert all(ticket.result(0) for ticket in tickets)
+
+    @settings(max_examples=12)
+    @given(
+        wanted=st.lists(
+            st.tuples(st.sampled_from("abc"), st.integers(0, 6), st.sampled_from([None, 1, 2]), st.integers(0, 3)),
+            max_size=12,
+        ),
+        budget=st.sampled_from([10 + SIZE, 19 + SIZE, 20 + SIZE, 10 + 2 * SIZE]),
+    )
+    def test_every_request_ends_well_where_each_alone_would(
+        self, once: Source, wanted: list[tuple[str, int, int | None, int]], budget: int
+    ) -> None:
+        engine = Engine(once, memory_bytes=budget, max_rows=3)
+        tickets = []
+        for base_id, tokens, seed, steps in wanted:
+            adapter = None if seed is None else handle_of(once, base_id, seed)
+            tickets.append(engine.submit(request(base_id, tokens, adapter)))
+            for _ in range(steps):
+                engine.step()
+                figures = engine.counters()
+                assert figures["base_bytes"] + figures["adapter_bytes"] <= budget
+        run(engine)
+        assert all(ticket.result(0) for ticket in tickets)
+
+    def test_a_base_that_comes_takes_no_adapter_away_that_is_in_use(self, source: Source) -> None:
+        engine = Engine(source, memory_bytes=20 + SIZE - 1)
+        running = engine.submit(request("a", 20, handle_of(source, "a")))
+        engine.step()
+        coming = engine.submit(request("b"))
+        while not running.done():
+            assert engine.step()
+            assert source.loads == ["a"]
+        run(engine)
+        assert running.result(0)
+        assert coming.result(0)
+        assert engine.counters()["adapter_loads_total"] == 1
 
     def test_an_adapter_without_any_room_is_refused_with_the_numbers(self, source: Source) -> None:
         engine = Engine(source, memory_bytes=11)
