@@ -141,7 +141,11 @@ def ensure_admin_key(database: Database, path: Path, bootstrap: str | None = Non
             )
             catalogue.audit.record("key.create", "admin", key_id=None, request_id=None, detail={"by": "first start"})
         elif row.revoked_at is not None:
-            raise Conflict(f"The key in {path} was revoked; remove that file, and the next start writes a new one.")
+            raise Conflict(
+                f"The key in {path} was revoked; remove that file, and the next start writes a new one."
+                if bootstrap is None
+                else "The key in SOUP_BOOTSTRAP_KEY was revoked; set another, and the next start makes it an admin key."
+            )
     return path
 
 

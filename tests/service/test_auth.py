@@ -182,5 +182,16 @@ def test_a_revoked_admin_key_is_not_revived(database: Database, tmp_path: Path) 
     ensure_admin_key(database, path)
     with database.write() as catalogue:
         catalogue.keys.revoke(catalogue.keys.list()[0].id)
-    with pytest.raises(Conflict, match="revoked"):
+    with pytest.raises(Conflict, match=r"admin\.key was revoked; remove that file"):
         ensure_admin_key(database, path)
+
+
+def test_a_revoked_bootstrap_key_says_what_helps(database: Database, tmp_path: Path) -> None:
+    path, first, second = tmp_path / "admin.key", new_secret(), new_secret()
+    ensure_admin_key(database, path, first)
+    with database.write() as catalogue:
+        catalogue.keys.revoke(catalogue.keys.list()[0].id)
+    with pytest.raises(Conflict, match="SOUP_BOOTSTRAP_KEY was revoked; set another"):
+        ensure_admin_key(database, path, first)
+    ensure_admin_key(database, path, second)
+    assert authenticate(database, f"Bearer {second}").scopes == {"admin"}
