@@ -202,6 +202,8 @@ class TestStrictJson:
             ('{"a": 1, "a": 1}', "'a' twice"),
             ('[{"x": {"b": 1, "b": 2}}]', "'b' twice"),
             ("NaN", "NaN"),
+            ("[1e999]", "number 1e999, which is larger"),
+            ("-2e400", "number -2e400, which is larger"),
             ('{"a": -Infinity}', "-Infinity"),
             ("[" * 200_000, "deep"),
             ('{"a": }', "line 1, column 7"),
