@@ -56,6 +56,8 @@ class JobRunner:
         self._watchers: dict[str, list[Callable[[], None]]] = defaultdict(list)
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
+        self._claimable = True
+        """False while the database does not answer: the log says that once, not every second of an outage."""
         self.fitting = FitProcess(self._database, self._settings.database, self._settings.blobs_dir)
 
     def start(self) -> None:
@@ -146,11 +148,18 @@ class JobRunner:
     def _claim(self) -> JobRow | None:
         try:
             with self._database.write() as catalogue:
-                return catalogue.jobs.claim(self._name, list(KINDS), self._settings.job_lease_seconds, _now())
+                row = catalogue.jobs.claim(self._name, list(KINDS), self._settings.job_lease_seconds, _now())
         except (Busy, Unavailable) as error:  # the queue is not lost with the connection to it
-            log.warning("no job can be claimed: %s", error.message)
+            if self._claimable:
+                log.warning("no job can be claimed: %s", error.message)
+            self._claimable = False
         except Exception:
             log.exception("claiming a job failed")
+        else:
+            if not self._claimable:
+                log.info("jobs can be claimed again")
+            self._claimable = True
+            return row
         return None
 
     def _run(self, row: JobRow) -> None:

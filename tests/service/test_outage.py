@@ -163,6 +163,7 @@ def test_the_queue_goes_on_and_the_log_tells_no_password(
             break
         waited.wait(0.01)
     assert row["state"] == "succeeded", row
+    assert sum("no job can be claimed" in message for message in caplog.messages) == 1  # not every second of it
     assert world.client.get("/v1/adapters/acme/later").json()["sample_state"] == "ready"
 
 
