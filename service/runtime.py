@@ -133,9 +133,16 @@ class Runtime:
         self.engine.preload(list(self.bases))
         for base_id in sorted(set(self.bases) - set(self.engine.bases_held())):
             log.warning(
-                "base model %s (%d bytes) is loaded at its first use: SOUP_MEMORY_BYTES is %d",
-                base_id, self._allowed.size(base_id), self.settings.memory_bytes,
+                "base model %s (%d bytes) %s: SOUP_MEMORY_BYTES is %d",
+                base_id, self._allowed.size(base_id),
+                "is loaded at its first use" if self.fits(base_id) else "can never be loaded",
+                self.settings.memory_bytes,
             )  # fmt: skip
+
+    def fits(self, base_id: str) -> bool:
+        """Whether the memory budget holds a base model at all."""
+        budget = self.settings.memory_bytes
+        return budget is None or self._allowed.size(base_id) <= budget
 
     def base(self, base_id: str) -> BaseText:
         """Tokenizer and shape of a base model of the allowlist; its weights are the engine's. NotFound, Unavailable."""

@@ -29,6 +29,8 @@ router = APIRouter(tags=["health"])
 _admin = needs("admin")
 WAITS = "loads at its next use"
 """Said of a base model that has no place in memory now, which is no fault."""
+NEVER = "exceeds the memory budget"
+"""Said of one that will never have: the operator's log says so too, and the others are served."""
 TOKEN_SECONDS = 30.0
 """How long one token may take before the engine counts as stuck."""
 
@@ -83,10 +85,11 @@ class Readiness:
 
 
 def _look(runtime: Runtime) -> Ready:
-    checks = {"database": _database(runtime), **{f"base/{base_id}": WAITS for base_id in runtime.bases}}
+    waiting = {f"base/{base_id}": WAITS if runtime.fits(base_id) else NEVER for base_id in runtime.bases}
+    checks = {"database": _database(runtime), **waiting}
     for base_id in _tried(runtime):
         checks[f"base/{base_id}"] = _token(runtime, base_id)
-    healthy = all(state in ("ok", WAITS) for state in checks.values())
+    healthy = all(state in ("ok", WAITS, NEVER) for state in checks.values())
     return Ready(status="ready" if healthy else "not_ready", checks=checks)
 
 

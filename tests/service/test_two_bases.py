@@ -133,7 +133,9 @@ def test_a_probe_loads_nothing_where_memory_is_short(world: World) -> None:
     assert world.runtime.engine.counters()["base_loads_total"] == loads
 
 
-def test_a_base_beyond_the_budget_is_refused_in_one_sentence(sources: dict[str, Path], tmp_path: Path) -> None:
+def test_a_base_beyond_the_budget_is_refused_in_one_sentence(
+    sources: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     size = weight_bytes(BaseEntry(id="lima", source=str(sources["lima"])))
     bases = write_bases(tmp_path / "bases.toml", sources)
     for world in open_world(tmp_path / "data", bases, memory_bytes=size - 1):
@@ -142,6 +144,9 @@ def test_a_base_beyond_the_budget_is_refused_in_one_sentence(sources: dict[str, 
         message = answer.json()["error"]["message"]
         assert f"takes {size} bytes, and this server may hold {size - 1} bytes" in message
         assert post(world, "/tokenize", model="lima", prompt="a").status_code == 200, "text needs no weights"
+        ready = world.client.get("/readyz")
+        assert (ready.status_code, ready.json()["checks"]["base/lima"]) == (200, "exceeds the memory budget")
+        assert [one for one in caplog.messages if "lima" in one and "can never be loaded" in one]
 
 
 def test_a_pool_is_over_one_base(world: World) -> None:
