@@ -99,7 +99,7 @@ class CosineSelector:
         scores = self.means_ @ units.mean(axis=0)
         threshold = self.threshold_ if options.threshold is None else options.threshold
         warnings = list(self.report_["warnings"])
-        if "min_share" in options.model_fields_set:
+        if options.min_share != SelectOptions().min_share:  # options that went through the queue have every field set
             warnings.append("'min_share' is an option of gmm selectors; cosine goes by 'threshold'.")
         ranked = [
             Candidate(

@@ -19,7 +19,7 @@ _NEXT: dict[type[SoupError], str] = {
     Forbidden: "`soup keys create` with an admin key makes a key with other scopes and namespaces.",
     Busy: "Try again in a moment.",
 }
-_FLAGS = {"base_model": "On the command line that is --base."}
+_FLAGS = {"base_model": "--base", "max_width": "--max-width", "mixing.assume_same_init": "--assume-same-init"}
 """Fields that the server's sentences name, and the flag that people give them by."""
 
 
@@ -28,7 +28,7 @@ def explain(error: SoupError) -> str:
     lines = [f"Error: {error.message}"]
     lines += [f"  - {problem}" for problem in error.problems if problem not in error.message]
     lines += [text for kind, text in _NEXT.items() if isinstance(error, kind)]
-    lines += [text for field, text in _FLAGS.items() if field in error.message]
+    lines += [f"On the command line {field} is {flag}." for field, flag in _FLAGS.items() if field in error.message]
     return "\n".join(lines)
 
 

@@ -61,7 +61,7 @@ def fit(
         talk(f"Fitting goes on as a job: `soup jobs watch {fitted['id']}`.")
     else:
         data(fitted["id"])
-        talk(fields([("domains", fitted.get("domains")), *((fitted.get("report") or {}).items())]))
+        talk(fields(list(({"domains": fitted.get("domains")} | (fitted.get("report") or {})).items())))
 
 
 @verb

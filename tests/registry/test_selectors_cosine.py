@@ -119,6 +119,8 @@ def test_an_option_of_the_other_selector_is_noted() -> None:
     selector = CosineSelector(CosineSpec()).fit(axis_domains(3))
     sample = np.eye(3)[:1].repeat(5, axis=0)
     assert any("'min_share'" in w for w in selector.select(sample, options=SelectOptions(min_share=0.2)).warnings)
+    queued = SelectOptions.model_validate_json(SelectOptions().model_dump_json())  # every field set, none asked for
+    assert not any("'min_share'" in w for w in selector.select(sample, options=queued).warnings)
     assert selector.select(sample).warnings == ()
 
 

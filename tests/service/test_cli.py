@@ -157,6 +157,12 @@ class TestFailures:
         code, _, err = soup("push", str(folder), "--name", "team/law")
         assert code == 3
         assert "--base" in err
+        message = "They cannot be mixed. Leave out ingredients, raise max_width, or set mixing.assume_same_init."
+        server.on("POST /v1/soups", refusal(422, "incompatible", message))
+        _, _, err = soup("cook", "--recipe", "team/a,team/b")
+        assert "--max-width" in err
+        assert "--assume-same-init" in err
+        assert "--base" not in err
 
     def test_an_address_that_is_none(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.run(["ls", "--url", "localhost:8000"]) == 1
@@ -389,11 +395,12 @@ class TestChoosing:
         assert body["sample"]["texts"] == ["passage 0", "passage 1", "passage 2"]
 
     def test_fit(self, soup: Soup, server: Server) -> None:
-        fitted = {"object": "selector", "id": "sel-1", "domains": 4, "report": {"held_out_accuracy": 0.9}}
+        fitted = {"object": "selector", "id": "sel-1", "domains": 4, "report": {"domains": 4, "held_out_accuracy": 0.9}}
         server.on("POST /v1/selectors", ok(fitted, 201))
         code, out, err = soup("fit", "--selector", "cosine", "--encoder", "base")
         assert (code, out) == (0, "sel-1\n")
         assert "held_out_accuracy" in err
+        assert err.count("domains") == 1
         assert server.body()["selector"] == {"kind": "cosine", "encoder": "base", "seed": 0}
 
 
