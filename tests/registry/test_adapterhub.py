@@ -413,6 +413,18 @@ class TestWrongTensors:
         error = self.refused(tmp_path, {DOWN.replace("h.1", "h.9999").format("seq_bn"): torch.zeros(4, 16)})
         assert len(error.problems) <= 101
 
+    @pytest.mark.parametrize(
+        "name", ["", "5", "5x.y", "²", "99999999999", "99999999999.output_adapters.x", "9999.output_adapters.x", "9999"]
+    )
+    def test_names_that_look_like_layers_count_for_none(self, tmp_path: Path, name: str) -> None:
+        assert len(self.refused(tmp_path, {name: torch.zeros(1)}).problems) <= 101
+
+    def test_layers_beyond_any_model_are_not_written(self) -> None:
+        config = BottleneckConfig(structure="pfeiffer", bottleneck=2, activation="relu", input="residual")
+        for name in ("layers.999999999.ffn.up.weight", "", "5x"):
+            with pytest.raises(Incompatible):
+                checkpoint_files(config, {name: torch.zeros(4, 2)}, name="x", model_type="gpt2")
+
     def test_a_tensor_too_many(self, tmp_path: Path) -> None:
         error = self.refused(tmp_path, {"transformer.invertible_adapters.seq_bn.F.0.weight": torch.zeros(2)})
         assert "invertible_adapters" in error.message

@@ -9,7 +9,7 @@ Called by `adapterhub`; knows neither files nor JSON. Layer i has, at `output_ad
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +24,8 @@ from registry.tensor_file import refuse
 MAX_WIDTH = 65536
 SHOWN = 4
 _SITES = {"output_adapters": "ffn", "attention_adapters": "attention"}
-_CANONICAL = re.compile(r"layers\.(\d{1,9})\.(ffn|attention)\.(norm|down|up)\.(weight|bias)", re.ASCII)
+_PLACE = re.compile(rf"(\d{{1,4}})\.(?:{'|'.join(_SITES)})\.[\w.]+", re.ASCII)
+_CANONICAL = re.compile(r"layers\.(\d{1,4})\.(ffn|attention)\.(norm|down|up)\.(weight|bias)", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -72,10 +73,10 @@ def to_canonical(found: Mapping[str, Tensor], layout: Layout, *, hidden_size: in
     """
     tensors = _by_place(found, layout)
     width = _width(tensors, found, layout)
-    numbers = {int(place.split(".")[0]) for place in tensors if place[0].isdigit()}
+    layers = _layers(tensors)
     expected = {
         f"{i}.{site}.{leaf}": shape
-        for i in range(max(numbers) + 1)
+        for i in range(layers)
         for site in layout.sites()
         for leaf, shape in layout.leaves(width, hidden_size).items()
     }
@@ -83,7 +84,7 @@ def to_canonical(found: Mapping[str, Tensor], layout: Layout, *, hidden_size: in
     problems = tensor_problems(expected, shapes) + _value_problems(tensors)
     if problems:
         raise refuse("weights", problems)
-    canonical = dict(_canonical(tensors, layout, layers=max(numbers) + 1))
+    canonical = dict(_canonical(tensors, layout, layers=layers))
     beyond = [name for name, tensor in canonical.items() if not torch.isfinite(tensor).all()]
     if beyond:
         dtype = str(canonical[beyond[0]].dtype).removeprefix("torch.")
@@ -106,11 +107,16 @@ def _by_place(found: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]:
     return tensors
 
 
+def _layers(places: Iterable[str]) -> int:
+    """One more than the highest layer of any place; names that are no places do not count."""
+    return 1 + max((int(match[1]) for match in map(_PLACE.fullmatch, places) if match), default=-1)
+
+
 def _width(tensors: Mapping[str, Tensor], found: Mapping[str, Tensor], layout: Layout) -> int:
     downs = {
         place: tensor.shape[0]
         for place, tensor in tensors.items()
-        if place[0].isdigit() and place.endswith(f".{layout.down()}.weight") and tensor.ndim == 2
+        if _PLACE.fullmatch(place) and place.endswith(f".{layout.down()}.weight") and tensor.ndim == 2
     }
     widths = sorted(set(downs.values()))
     if not widths:
@@ -184,7 +190,7 @@ def from_canonical(tensors: Mapping[str, Tensor], layout: Layout, *, width: int,
             continue
         layer, site, part, kind = match.groups()
         found |= {f"{layer}.{sites[site]}.{theirs}.{kind}": tensor for theirs in parts[part]}
-    layers = 1 + max((int(name.split(".")[0]) for name in found if name[0].isdigit()), default=-1)
+    layers = _layers(found)
     expected = {
         f"{i}.{site}.{leaf}": shape
         for i in range(layers)
