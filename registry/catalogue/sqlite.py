@@ -12,7 +12,7 @@ from sqlalchemy import URL, Connection, Engine, event
 from sqlalchemy.exc import DBAPIError
 
 from registry.catalogue.rows import Mode
-from registry.errors import Busy, InvalidParameter, SoupError
+from registry.errors import Busy, InvalidParameter, SoupError, Unavailable
 
 RETRY_AFTER = 5
 PRAGMAS = ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON")
@@ -41,6 +41,8 @@ def meaning(error: DBAPIError, mode: Mode | None) -> SoupError | None:  # noqa: 
     code = getattr(error.orig, "sqlite_errorcode", 0)
     if code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return Busy("Another process is writing to the database; try again.", retry_after=RETRY_AFTER)
+    if code & 0xFF == sqlite3.SQLITE_FULL:
+        return Unavailable("The disk of the database is full. Try again when there is room.")
     return None
 
 

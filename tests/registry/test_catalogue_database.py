@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError, IntegrityError, StatementError
 
+import migrations
 from registry.catalogue import Database
 from registry.catalogue.tables import EPOCH, Microseconds
-from registry.errors import Busy, Internal, InvalidParameter
+from registry.errors import Busy, Internal, InvalidParameter, Unavailable
 from registry.spec import Card
 from tests.registry.catalogue_world import add, new_adapter, new_database, undone
 
@@ -165,6 +166,20 @@ class TestSettings:
         for _ in range(2):
             with database.engine.connect() as connection:
                 assert connection.exec_driver_sql("PRAGMA foreign_keys").scalar() == 1
+        database.close()
+
+    def test_a_full_disk_is_unavailable_and_leaves_nothing(self, tmp_path):
+        database = Database(f"sqlite:///{tmp_path / 'soup.db'}", pool_size=1)
+        migrations.upgrade(database.engine)
+        with database.engine.connect() as connection:
+            connection.exec_driver_sql(
+                f"PRAGMA max_page_count={connection.exec_driver_sql('PRAGMA page_count').scalar()}"
+            )
+        with pytest.raises(Unavailable, match="disk of the database is full"), database.write() as catalogue:
+            for number in range(1000):
+                catalogue.jobs.enqueue("embed", {"text": "x" * 1000}, namespace="acme", created_by=str(number))
+        with database.read() as catalogue:
+            assert catalogue.jobs.list(None, limit=1).rows == ()
         database.close()
 
     @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "sqlite+pysqlite://"])
