@@ -47,7 +47,20 @@ def engine_options(url: URL, busy_seconds: float) -> dict[str, Any]:  # noqa: AR
 
 
 def prepare(engine: Engine, busy_seconds: float) -> None:
-    """Have every write begin with its turn, for which it waits at most `busy_seconds`, and a migration for ever."""
+    """Have every write begin with its turn, for which it waits at most `busy_seconds`, and a migration for ever.
+
+    A database that cannot hold every text is refused as it is connected to (Unavailable).
+    """
+
+    def check_encoding(connection: Any, _record: object) -> None:
+        encoding = connection.info.parameter_status("server_encoding")
+        if encoding not in (None, "UTF8"):  # None: a pooler in between does not tell
+            connection.close()
+            raise Unavailable(
+                f"The database is in {encoding}, which does not hold every text: make one with "
+                "`createdb --encoding=UTF8 --template=template0`.",
+                param="database_url",
+            )
 
     def begin(connection: Connection) -> None:
         mode = connection.get_execution_options().get("soup_mode")
@@ -56,6 +69,7 @@ def prepare(engine: Engine, busy_seconds: float) -> None:
         elif mode == "migrate":
             connection.exec_driver_sql(_turn(0, 0))
 
+    event.listen(engine, "connect", check_encoding)
     event.listen(engine, "begin", begin)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import make_url
 
 import migrations
 from registry.catalogue import Database
@@ -56,6 +57,18 @@ def test_an_empty_database_is_not_filled_by_serving(settings: Settings, capsys: 
     database = Database(settings.database)
     assert migrations.current(database.engine) is None
     database.close()
+
+
+def test_a_database_in_another_encoding_is_refused(postgres: Postgres, tmp_path: Path) -> None:
+    """Else the first name or domain that it cannot hold would be a failure of the server."""
+    postgres.sql("CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
+    url = make_url(postgres.url(empty=True)).set(database="latin").render_as_string(hide_password=False)
+    settings = Settings(data=tmp_path / "data", database_url=url)
+    try:
+        assert "in LATIN1" in refusal(settings)
+        assert "--encoding=UTF8" in refusal(settings)
+    finally:
+        postgres.drop(settings.database)
 
 
 def test_migrate_needs_no_data_folder_and_disturbs_nobodys(
