@@ -6,42 +6,47 @@ import json
 import math
 from typing import Any
 
-from registry.errors import InvalidManifest
+from registry.errors import Invalid, InvalidManifest
 
 
-def loads_strict(text: str | bytes) -> Any:
-    """A JSON value; raises InvalidManifest for duplicate keys, NaN, numbers beyond what a double holds, bad UTF-8,
-    absurd depth or broken syntax."""
+def loads_strict(
+    text: str | bytes, *, what: str = "The JSON", error: type[Invalid] = InvalidManifest, max_keys: int | None = None
+) -> Any:
+    """A JSON value; raises `error` for duplicate keys, NaN, numbers beyond what a double holds, bad UTF-8, lone
+    surrogates, objects of more than `max_keys` keys, absurd depth or broken syntax. Messages begin with `what`."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if max_keys is not None and len(pairs) > max_keys:
+            raise error(f"{what} holds an object with {len(pairs)} keys; at most {max_keys} are taken.")
+        found: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in found:
+                raise error(f"{what} has the key {key[:80]!r} twice in one object.")
+            found[key] = value
+        return found
+
+    def finite(number: str) -> float:
+        value = float(number)
+        if math.isinf(value):
+            raise error(f"{what} holds the number {number[:40]}, which is larger than any that can be kept.")
+        return value
+
+    def no_constant(name: str) -> Any:
+        raise error(f"{what} holds {name}, which is not JSON.")
+
     try:
         decoded = text.decode("utf-8") if isinstance(text, bytes) else text
-        return json.loads(decoded, object_pairs_hook=_unique, parse_float=_finite, parse_constant=_refuse_constant)
-    except UnicodeDecodeError as error:
-        raise InvalidManifest(f"The JSON is not valid UTF-8 at byte {error.start}.") from None
+        value = json.loads(decoded, object_pairs_hook=unique, parse_float=finite, parse_constant=no_constant)
+        if "\\u" in decoded:  # an escaped half of a surrogate pair is a string no UTF-8 can hold
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeDecodeError as problem:
+        raise error(f"{what} is not valid UTF-8 at byte {problem.start}.") from None
+    except UnicodeEncodeError:
+        raise error(f"{what} holds half of a surrogate pair, which is no text.") from None
     except RecursionError:
-        raise InvalidManifest("The JSON is nested too deeply.") from None
-    except json.JSONDecodeError as error:
-        raise InvalidManifest(
-            f"The JSON is broken at line {error.lineno}, column {error.colno}: {error.msg}."
-        ) from None
+        raise error(f"{what} is nested too deeply.") from None
+    except json.JSONDecodeError as problem:
+        raise error(f"{what} is broken at line {problem.lineno}, column {problem.colno}: {problem.msg}.") from None
     except ValueError:  # the interpreter's limit on the digits of an integer
-        raise InvalidManifest("The JSON holds a number of thousands of digits, which cannot be read.") from None
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise InvalidManifest(f"The JSON has the key {key[:80]!r} twice in one object.")
-        found[key] = value
-    return found
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if math.isinf(number):
-        raise InvalidManifest(f"The JSON holds the number {text[:40]}, which is larger than any that can be kept.")
-    return number
-
-
-def _refuse_constant(name: str) -> Any:
-    raise InvalidManifest(f"The JSON holds {name}, which is not JSON.")
+        raise error(f"{what} holds a number of thousands of digits, which cannot be read.") from None
+    return value

@@ -125,8 +125,8 @@ def _header_bytes(data: bytes | memoryview) -> tuple[bytes, int]:
     (length,) = struct.unpack("<Q", beginning)
     if length > MAX_HEADER_BYTES:
         raise ValueError(
-            f"its first 8 bytes announce a header of {length} bytes, beyond the limit of {MAX_HEADER_BYTES}; "
-            "is it a safetensors file?"
+            f"its first 8 bytes announce a header of {length} bytes, beyond the limit of {MAX_HEADER_BYTES}: "
+            "it may be no safetensors file"
         )
     if PREFIX_BYTES + length > total:
         raise ValueError(f"its header of {length} bytes does not fit into the file of {total}: it is cut off")

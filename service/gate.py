@@ -7,9 +7,8 @@ could read differently (duplicate keys, NaN, lone surrogates).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from starlette.concurrency import run_in_threadpool
@@ -17,6 +16,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from registry.errors import Forbidden, InvalidParameter, SoupError, TooLarge
+from registry.strict_json import loads_strict
 from service import problems
 from service.auth import NOBODY_IN_PARTICULAR, Principal, authenticate
 from service.settings import Settings
@@ -183,30 +183,4 @@ def is_json(content_type: str) -> bool:
 
 def check_json(body: bytes) -> None:
     """Raises InvalidParameter unless `body` is JSON that every parser reads the same way."""
-    try:
-        value = json.loads(body, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
-        if b"\\u" in body:  # an escaped half of a surrogate pair is a string no UTF-8 can hold
-            json.dumps(value, ensure_ascii=False).encode()
-    except json.JSONDecodeError as error:
-        raise InvalidParameter(f"The body is not valid JSON: {error.msg} at character {error.pos}.") from error
-    except UnicodeError as error:
-        raise InvalidParameter("The body is not valid JSON: its text is not valid UTF-8.") from error
-    except RecursionError as error:
-        raise InvalidParameter("The body is nested too deeply.") from error
-    except ValueError as error:  # an integer of thousands of digits
-        raise InvalidParameter("The body holds a number that cannot be read.") from error
-
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(pairs) > MAX_KEYS:
-        raise InvalidParameter(f"The body holds an object with {len(pairs)} keys; at most {MAX_KEYS} are taken.")
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise InvalidParameter(f"The body holds the key {name[:80]!r} twice in one object.", param=name[:80])
-        found[name] = value
-    return found
-
-
-def _no_constant(name: str) -> None:
-    raise InvalidParameter(f"The body holds {name}, which is not JSON.")
+    loads_strict(body, what="The body", error=InvalidParameter, max_keys=MAX_KEYS)

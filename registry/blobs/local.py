@@ -7,21 +7,23 @@ holds the operating system's lock on it, and only what nobody holds is swept.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
 import secrets
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
 
 from registry.blobs.contract import Check, hex_of
-from registry.errors import Internal, NotFound
+from registry.errors import Internal, NotFound, Unavailable
 from registry.names import sha256_digest
 
 TEMPORARY = "incoming"
+FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 class LocalBlobs:
@@ -106,7 +108,8 @@ class LocalWriter:
             if self._file is not None:
                 self._file.close()
             self._temporary = self._folder / secrets.token_hex(16)
-            self._file = self._temporary.open("xb")
+            with _telling_of_full_disks():
+                self._file = self._temporary.open("xb")
             with suppress(OSError):  # a file system without locks: there nothing can be swept either
                 fcntl.flock(self._file, fcntl.LOCK_EX)
         return self
@@ -115,18 +118,20 @@ class LocalWriter:
         """Append; raises TooLarge beyond the limit."""
         file = self._open_file()
         self._check.add(chunk)
-        file.write(chunk)
+        with _telling_of_full_disks():
+            file.write(chunk)
 
     def commit(self) -> None:
-        """Verify, sync the file, rename it into place, sync the folder; raises DigestMismatch."""
+        """Verify, sync the file, rename it into place, sync the folder; raises DigestMismatch, or Unavailable."""
         file = self._open_file()
         self._check.verify()
-        file.flush()
-        os.fsync(file.fileno())
-        self._target.parent.mkdir(exist_ok=True)
-        self._temporary.replace(self._target)
-        file.close()  # after the rename: until then the lock says that somebody needs it
-        sync_place(self._target)
+        with _telling_of_full_disks():
+            file.flush()
+            os.fsync(file.fileno())
+            self._target.parent.mkdir(exist_ok=True)
+            self._temporary.replace(self._target)
+            file.close()  # after the rename: until then the lock says that somebody needs it
+            sync_place(self._target)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -134,7 +139,8 @@ class LocalWriter:
         """Close, and remove what was not committed."""
         try:
             if self._file is not None:
-                self._file.close()  # flushes, which fails on a full disk
+                with _telling_of_full_disks():
+                    self._file.close()  # flushes, which fails on a full disk
         finally:
             self._temporary.unlink(missing_ok=True)
 
@@ -142,6 +148,20 @@ class LocalWriter:
         if self._file is None or self._file.closed:
             raise Internal("a blob is written inside 'with' and before its commit")
         return self._file
+
+
+@contextmanager
+def _telling_of_full_disks() -> Iterator[None]:
+    """Raise Unavailable where the disk, or the owner's share of it, is full: nobody's request is to blame."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise Unavailable(
+            f"The folder of the blobs is full ({error.strerror}); nothing of this was stored. Try again when there is "
+            "space."
+        ) from error
 
 
 def _remove_abandoned(temporary: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from registry.blobs import LocalBlobs
-from registry.errors import NotFound
+from registry.errors import NotFound, Unavailable
 from registry.names import sha256_digest
 
 ROOT = Path(__file__).parents[2]
@@ -71,15 +71,19 @@ def test_a_new_folder_is_durable_itself(folder, calls):
 
 
 @pytest.mark.parametrize("step", ["fsync", "replace"])
-def test_a_disk_that_fails_leaves_nothing(folder, monkeypatch, step):
+@pytest.mark.parametrize(
+    ("number", "told", "words"),
+    [(errno.ENOSPC, Unavailable, "is full"), (errno.EDQUOT, Unavailable, "is full"), (errno.EIO, OSError, "Input/")],
+)
+def test_a_disk_that_fails_leaves_nothing(folder, monkeypatch, step, number, told, words):
     store = LocalBlobs(folder)
 
     def fail(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+        raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as patch:
         patch.setattr(*((os, "fsync", fail) if step == "fsync" else (Path, "replace", fail)))
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(told, match=words):
             store.put_bytes(b"hello")
     assert files(folder) == []
     assert store.put_bytes(b"hello") == HELLO
@@ -90,7 +94,7 @@ def test_a_full_disk_that_shows_only_when_closing_leaves_nothing(folder):
     store = LocalBlobs(folder)
     writer = store.writer(HELLO, max_bytes=9)
 
-    with pytest.raises(OSError, match="No space left"), writer:
+    with pytest.raises(Unavailable, match="is full"), writer:
         writer.write(b"hello")
         with Path("/dev/full").open("wb", buffering=0) as full:
             os.dup2(full.fileno(), writer._file.fileno())

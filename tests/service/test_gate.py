@@ -44,18 +44,19 @@ def post(client: TestClient, body: bytes, kind: str = "application/json") -> Any
 @pytest.mark.parametrize(
     ("body", "sentence"),
     [
-        (b'{"a": 1, "a": 2}', "The body holds the key 'a' twice in one object."),
-        (b'{"x": [{"b": {"a": 1, "a": 1}}]}', "The body holds the key 'a' twice in one object."),
-        (b'{"a": 1, "\\u0061": 2}', "The body holds the key 'a' twice in one object."),
-        (b'{"\\ud800": 1, "\\ud800": 2}', "The body holds the key '\\ud800' twice in one object."),
+        (b'{"a": 1, "a": 2}', "The body has the key 'a' twice in one object."),
+        (b'{"x": [{"b": {"a": 1, "a": 1}}]}', "The body has the key 'a' twice in one object."),
+        (b'{"a": 1, "\\u0061": 2}', "The body has the key 'a' twice in one object."),
+        (b'{"\\ud800": 1, "\\ud800": 2}', "The body has the key '\\ud800' twice in one object."),
         (b'{"a": NaN}', "The body holds NaN, which is not JSON."),
         (b'{"a": -Infinity}', "The body holds -Infinity, which is not JSON."),
-        (b'{"a": }', "The body is not valid JSON: Expecting value at character 6."),
-        (b'{"a": "\\ud800"}', "The body is not valid JSON: its text is not valid UTF-8."),
-        (b'{"\\udc00": 1}', "The body is not valid JSON: its text is not valid UTF-8."),
-        (b'{"a": "\xff"}', "The body is not valid JSON: its text is not valid UTF-8."),
+        (b'{"a": }', "The body is broken at line 1, column 7: Expecting value."),
+        (b'{"a": "\\ud800"}', "The body holds half of a surrogate pair, which is no text."),
+        (b'{"\\udc00": 1}', "The body holds half of a surrogate pair, which is no text."),
+        (b'{"a": "\xff"}', "The body is not valid UTF-8 at byte 7."),
         (b"[" * 100_000, "The body is nested too deeply."),
-        (b"1" * 5000, "The body holds a number that cannot be read."),
+        (b'{"a": 1e999}', "The body holds the number 1e999, which is larger than any that can be kept."),
+        (b"1" * 5000, "The body holds a number of thousands of digits, which cannot be read."),
     ],
 )
 def test_bad_json_is_refused_in_one_sentence(client: TestClient, body: bytes, sentence: str) -> None:
