@@ -134,9 +134,10 @@ class Database:
             yield
         except DBAPIError as error:
             why = str(error.orig).strip().partition("\n")[0]
-            raise Unavailable(
-                f"The database cannot be used ({why}): check SOUP_DATABASE_URL.", param="database_url"
-            ) from error
+            url = self.engine.url
+            which = f" {url.database}" if url.get_backend_name() == "sqlite" else ""  # a URL may hold a password
+            what = "restore it from a backup, or move it away" if which else "check SOUP_DATABASE_URL"
+            raise Unavailable(f"The database{which} cannot be used ({why}): {what}.", param="database_url") from error
 
     def close(self) -> None:
         """Close every connection."""

@@ -14,11 +14,14 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from registry.errors import InvalidManifest
 from registry.folder.refusal import refusal
 from registry.names import PART_PATTERN
 from registry.spec import Card
 
 CARD_FILE = "README.md"
+MOST = 20_000
+"""Characters of a description, as `Card` has it."""
 UNFILLED = "# Model Card for Model ID"
 """How the text begins that PEFT writes for its users to fill in."""
 Relation = Literal["adapter", "merge"]
@@ -47,6 +50,10 @@ def parse_card(text: str, *, foreign: bool = False) -> Card:
     and so is a text that nobody filled in.
     """
     matter, body = _split_front_matter(text)
+    if len(body) > MOST:
+        raise InvalidManifest(
+            f"{CARD_FILE} has {len(body)} characters of text, and a description has at most {MOST}: shorten it."
+        )
     values: dict[str, Any] = {key: matter[key] for key in ("tags", "metadata") if matter.get(key) not in (None, "")}
     if isinstance(values.get("tags"), str):
         values["tags"] = [values["tags"]]

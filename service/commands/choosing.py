@@ -31,6 +31,10 @@ PoolTagOption = Annotated[str | None, typer.Option("--pool-tag", help="Only adap
 PoolNamespaceOption = Annotated[
     list[str] | None, typer.Option("--pool-namespace", help="Only adapters of this namespace; may be repeated.")
 ]
+PoolMethodOption = Annotated[
+    Literal["bottleneck", "lora"] | None,
+    typer.Option("--pool-method", help="Only adapters of this method: those of another cannot be mixed with them."),
+]
 SingleOption = Annotated[bool, typer.Option("--single", help="Take the best adapter alone, whatever its score.")]
 MaxOption = Annotated[
     int | None, typer.Option("--max-ingredients", min=1, max=64, help="At most so many adapters; by default 5.")
@@ -69,13 +73,17 @@ def options_of(*, single: bool = False, max_ingredients: int | None = None, top:
     return plain if max_ingredients is None else plain.model_copy(update={"max_ingredients": max_ingredients})
 
 
-def pool_of(*, base: str | None = None, tag: str | None = None, namespaces: Sequence[str] | None = None) -> PoolRequest:
+def pool_of(
+    *, base: str | None = None, tag: str | None = None, namespaces: Sequence[str] | None = None,
+    method: str | None = None,
+) -> PoolRequest:  # fmt: skip
     """The pool the flags describe; open fields are the server's to fill."""
     try:
         return PoolRequest(
             base_model=None if base is None else base.removeprefix("base/"),
             tag=tag,
             namespaces=tuple(namespaces) if namespaces else None,
+            method=method,
         )
     except ValidationError as error:
         raise usage_error(error) from None

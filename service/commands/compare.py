@@ -15,7 +15,7 @@ import typer
 from registry.errors import SoupError
 from registry.spec import CookRequest, CosineSpec, GmmSpec, PoolRequest, SampleSource, SelectOptions, UniformSpec
 from service.client import Progress, SoupClient
-from service.commands.choosing import BaseOption, PoolNamespaceOption, PoolTagOption, pool_of
+from service.commands.choosing import BaseOption, PoolMethodOption, PoolNamespaceOption, PoolTagOption, pool_of
 from service.commands.cook import ingredients_text
 from service.commands.failures import explain, worst_code
 from service.commands.output import as_json, columns, data, progress_bar, talk
@@ -58,6 +58,7 @@ def compare(
     base: BaseOption = None,
     pool_tag: PoolTagOption = None,
     pool_namespace: PoolNamespaceOption = None,
+    pool_method: PoolMethodOption = None,
 ) -> None:
     """Cook with every strategy and compare on other text.
 
@@ -71,7 +72,7 @@ def compare(
     """
     texts = read_texts(test)
     source = session.client.sample(read_texts(sample))
-    pool = pool_of(base=base, tag=pool_tag, namespaces=pool_namespace)
+    pool = pool_of(base=base, tag=pool_tag, namespaces=pool_namespace, method=pool_method)
     with progress_bar("comparing") as report:
         result, failed = run(session.client, source, texts, pool, report)
     if session.json:

@@ -16,6 +16,7 @@ from service.commands.choosing import (
     KindOption,
     MaxOption,
     PaperOption,
+    PoolMethodOption,
     PoolNamespaceOption,
     PoolTagOption,
     SetOption,
@@ -69,6 +70,7 @@ def cook(
     base: BaseOption = None,
     pool_tag: PoolTagOption = None,
     pool_namespace: PoolNamespaceOption = None,
+    pool_method: PoolMethodOption = None,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is cooked.")] = True,
 ) -> None:
     """Cook a soup for a sample, or by a recipe.
@@ -86,7 +88,8 @@ def cook(
     """
     if sample is None and recipe is None:
         raise typer.BadParameter("Give --sample FILE to choose from, or --recipe REF=WEIGHT,... by hand.")
-    if recipe is not None and (selector or paper or single or encoder or parameters or max_ingredients or top):
+    choosing = selector or paper or single or encoder or parameters or max_ingredients or top
+    if recipe is not None and (choosing or pool_tag or pool_namespace or pool_method):
         raise typer.BadParameter("--recipe leaves nothing to select: drop the options that choose.")
     how = _mixing(mixing, scale=scale, assume_same_init=assume_same_init, max_width=max_width)
     try:
@@ -94,7 +97,7 @@ def cook(
             sample=None if sample is None else session.client.sample(read_texts(sample)),
             selector=selector_of(selector, paper=paper, encoder=encoder, parameters=parameters),
             options=options_of(single=single, max_ingredients=max_ingredients, top=top),
-            pool=pool_of(base=base, tag=pool_tag, namespaces=pool_namespace),
+            pool=pool_of(base=base, tag=pool_tag, namespaces=pool_namespace, method=pool_method),
             recipe=None if recipe is None else parse_recipe(recipe),
             name=name,
             verify=verify,

@@ -64,7 +64,10 @@ def push(
       soup push peft-folder --name team/law --domain law --sample law.jsonl --base small
     """
     if len(folders) > 1 and (name or sample or domain):
-        raise typer.BadParameter("--name, --domain and --sample go with one folder; use --namespace for several.")
+        raise typer.BadParameter(
+            "--name, --domain and --sample go with one folder: push one at a time, or use --namespace for several, "
+            "each with its own domain and sample in it."
+        )
     plan = _Plan(
         folders=[(read_folder(path), _checked(name or f"{namespace}/{_slug(path)}")) for path in folders],
         extra={

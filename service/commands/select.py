@@ -13,6 +13,7 @@ from service.commands.choosing import (
     KindOption,
     MaxOption,
     PaperOption,
+    PoolMethodOption,
     PoolNamespaceOption,
     PoolTagOption,
     SetOption,
@@ -37,6 +38,7 @@ def fit(
     base: BaseOption = None,
     pool_tag: PoolTagOption = None,
     pool_namespace: PoolNamespaceOption = None,
+    pool_method: PoolMethodOption = None,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is fitted.")] = True,
 ) -> None:
     """Fit a selector over a pool of adapters.
@@ -51,7 +53,7 @@ def fit(
       soup fit --selector gmm --set covariance=diag --set dimensions=16
     """
     spec = selector_of(selector, paper=paper, encoder=encoder, parameters=parameters) or GmmSpec()
-    pool = pool_of(base=base, tag=pool_tag, namespaces=pool_namespace)
+    pool = pool_of(base=base, tag=pool_tag, namespaces=pool_namespace, method=pool_method)
     with progress_bar("fitting") as report:
         fitted = session.client.fit(spec, pool=pool, wait=wait, progress=report)
     if session.json:
@@ -78,6 +80,7 @@ def select(
     base: BaseOption = None,
     pool_tag: PoolTagOption = None,
     pool_namespace: PoolNamespaceOption = None,
+    pool_method: PoolMethodOption = None,
 ) -> None:
     """Say which adapters fit a sample, and why; nothing is cooked.
 
@@ -89,7 +92,7 @@ def select(
     """
     spec = selector_of(selector, paper=paper, encoder=encoder, parameters=parameters)
     options: SelectOptions = options_of(single=single, max_ingredients=max_ingredients, top=top)
-    pool = pool_of(base=base, tag=pool_tag, namespaces=pool_namespace)
+    pool = pool_of(base=base, tag=pool_tag, namespaces=pool_namespace, method=pool_method)
     source = session.client.sample(read_texts(sample))
     with progress_bar("selecting") as report:
         answer = session.client.select(source, selector=spec, options=options, pool=pool, progress=report)

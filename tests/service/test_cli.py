@@ -383,7 +383,8 @@ class TestChoosing:
     def test_select_explains_itself(self, soup: Soup, server: Server, sample: Path) -> None:
         answer = {"object": "selection", "selection": SELECTION, "sample": {"notes": ["3 sequences"]}, "selector": "s"}
         server.on("POST /v1/select", ok(answer))
-        code, out, err = soup("select", "--sample", sample, "--paper", "--max-ingredients", "2", "--pool-tag", "v2")
+        narrowed = ("--pool-tag", "v2", "--pool-method", "lora")
+        code, out, err = soup("select", "--sample", sample, "--paper", "--max-ingredients", "2", *narrowed)
         assert code == 0
         assert "below 0.1" in out
         assert "few units" in err
@@ -391,7 +392,7 @@ class TestChoosing:
         body = server.body()
         assert body["selector"]["mode"] == "paper"
         assert body["options"]["max_ingredients"] == 2
-        assert body["pool"] == {"tag": "v2", "include_soups": False}
+        assert body["pool"] == {"tag": "v2", "method": "lora", "include_soups": False}
         assert body["sample"]["texts"] == ["passage 0", "passage 1", "passage 2"]
 
     def test_fit(self, soup: Soup, server: Server) -> None:
@@ -463,6 +464,7 @@ class TestCook:
         assert server.requests == []
 
     def test_a_recipe_leaves_nothing_to_select(self, soup: Soup) -> None:
+        assert soup("cook", "--recipe", "a=1", "--pool-method", "lora")[0] == 2
         assert soup("cook", "--recipe", "a/b=1", "--paper")[0] == 2
 
     def test_scale_that_is_none(self, soup: Soup) -> None:
