@@ -136,7 +136,9 @@ class Database:
             why = str(error.orig).strip().partition("\n")[0]
             url = self.engine.url
             which = f" {url.database}" if url.get_backend_name() == "sqlite" else ""  # a URL may hold a password
-            what = "restore it from a backup, or move it away" if which else "check SOUP_DATABASE_URL"
+            what = "check SOUP_DATABASE_URL"
+            if which:
+                what = "check SOUP_DATA and SOUP_DATABASE_URL, or put back a copy of that file"
             raise Unavailable(f"The database{which} cannot be used ({why}): {what}.", param="database_url") from error
 
     def close(self) -> None:

@@ -149,7 +149,7 @@ class TestBusy:
     def test_whoever_starts_on_a_broken_file_hears_of_the_file(self, tmp_path):
         (tmp_path / "soup.db").write_bytes(b"this is no database, and long enough to be sure of it")
         database = Database(f"sqlite:///{tmp_path / 'soup.db'}", busy_seconds=0.01)
-        told = pytest.raises(Unavailable, match=r"soup\.db cannot be used \(.*\): restore it from a backup")
+        told = pytest.raises(Unavailable, match=r"soup\.db cannot be used \(.*\): check SOUP_DATA .* put back a copy")
         with told, database.starting(), database.engine.connect():
             pass
         database.close()

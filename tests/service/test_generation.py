@@ -76,6 +76,7 @@ def held(narrow: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
     found.open()
     for ticket in found.tickets:
         ended(ticket).wait(30)
+    narrow.runtime.engine.wait_for_place(30)  # a cancelled ticket has ended before its place is free
 
 
 def ended(ticket: Ticket) -> threading.Event:
