@@ -20,13 +20,13 @@ from registry.errors import SoupError
 from registry.folder import AdapterFolder, read_folder, write_folder
 from registry.names import digest_of
 from registry.spec import Card
-from training.loop import Recipe
+from training.recipe import TrainingRecipe
 from training.texts import draw
 from training.trainer import train_adapter
 
 BOTTLENECK = 48
 INIT_SEED = 1234
-RECIPE = Recipe(steps=60, batch=8, block=256, learning_rate=3e-3, warmup=0.1, evaluations=3)
+RECIPE = TrainingRecipe(steps=60, batch=8, block=256, learning_rate=3e-3, warmup=0.1, evaluations=3)
 VALID_PASSAGES = 40
 
 

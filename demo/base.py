@@ -21,7 +21,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from demo.packages import MIXED, NOVEL, TRAINING, Domain, collect, version
 from registry.likelihood import token_log_probs
-from training.loop import Outcome, Progress, Recipe, optimise
+from training.loop import Outcome, Progress, optimise
+from training.recipe import TrainingRecipe
 from training.texts import pack
 
 SHIPPED = Path(__file__).parent / "base_model"
@@ -29,7 +30,7 @@ BASE_ID = "docs-2x128"
 VOCABULARY, HIDDEN, LAYERS, HEADS, CONTEXT = 2048, 128, 2, 4, 512
 CHARACTERS = 1_500_000
 """Of each package, at most this much goes into the base model's text."""
-RECIPE = Recipe(
+RECIPE = TrainingRecipe(
     steps=4000, batch=8, block=CONTEXT, learning_rate=4e-3, warmup=0.03, weight_decay=0.1, beta2=0.98, evaluations=12
 )
 _END = "<|endoftext|>"
@@ -51,7 +52,7 @@ def train_tokenizer(texts: Sequence[str], vocabulary: int = VOCABULARY) -> Token
 
 
 def train_base(
-    texts: Sequence[str], valid_texts: Sequence[str], folder: Path, *, recipe: Recipe = RECIPE, seed: int = 0,
+    texts: Sequence[str], valid_texts: Sequence[str], folder: Path, *, recipe: TrainingRecipe = RECIPE, seed: int = 0,
     progress: Progress | None = None,
 ) -> Outcome:  # fmt: skip
     """Train tokenizer and model on `texts` and write both into `folder`, the weights in fp16."""
@@ -61,8 +62,8 @@ def train_base(
         return [0, *tokenizer.encode(text).ids]
 
     mixed = random.Random(seed).sample(list(texts), len(texts))
-    train = pack(mixed, tokens, block=recipe.block)
-    valid = pack(valid_texts, tokens, block=recipe.block, what="validation")
+    train = pack(mixed, tokens, block=recipe.block).blocks
+    valid = pack(valid_texts, tokens, block=recipe.block, what="validation").blocks
     torch.manual_seed(seed)
     model = GPT2LMHeadModel(_config())
 
@@ -100,7 +101,7 @@ def base_texts(domains: dict[str, Domain]) -> tuple[list[str], list[str]]:
     return texts, random.Random(0).sample(valid, min(150, len(valid)))
 
 
-def _readme(texts: Sequence[str], outcome: Outcome, recipe: Recipe) -> str:
+def _readme(texts: Sequence[str], outcome: Outcome, recipe: TrainingRecipe) -> str:
     saw = ", ".join(f"{name} {version(name)}" for name in sorted(TRAINING + MIXED))
     history = "; ".join(f"step {step}: {nll:.3f}" for step, nll in outcome.history)
     return f"""# The demo's base model

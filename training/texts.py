@@ -8,7 +8,8 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -60,11 +61,26 @@ def draw(texts: Sequence[str], most: int, *, seed: int) -> list[str]:
     return [texts[i] for i in sorted(chosen.tolist())]
 
 
+@dataclass(frozen=True)
+class Packed:
+    """Texts as blocks, and what of them is in no block."""
+
+    blocks: np.ndarray
+    """int64 (blocks, block)."""
+    texts: int
+    tokens_left_out: int
+    """Of the rest at the end that fills no block."""
+    texts_left_out: int
+    """Texts that are in that rest as a whole."""
+    texts_cut: int
+    """Texts longer than a block, which stand in several: what is predicted in one does not see the one before."""
+
+
 def pack(
-    texts: Sequence[str], tokenize: Callable[[str], Iterable[int]], *, block: int, what: str = "training",
+    texts: Sequence[str], tokenize: Callable[[str], Sequence[int]], *, block: int, what: str = "training",
     at_least: int = MIN_TEXTS,
-) -> np.ndarray:  # fmt: skip
-    """int64 (blocks, block): the texts' tokens end to end, cut into blocks; what is left at the end is dropped.
+) -> Packed:  # fmt: skip
+    """The texts' tokens end to end, cut into blocks; what is left at the end is dropped, and counted.
 
     `tokenize` puts the BOS in front of each text, so that boundaries are seen. Raises InvalidParameter for fewer
     than `at_least` texts, or for less than one block.
@@ -75,12 +91,21 @@ def pack(
         raise InvalidParameter(
             f"The {what} data holds {len(texts)} texts, and at least {at_least} are needed.", param="texts"
         )
-    stream = np.fromiter((token for text in texts for token in tokenize(text)), dtype=np.int64)
-    if len(stream) < block:
+    parts = [np.asarray(tokenize(text), dtype=np.int64) for text in texts]
+    lengths = np.array([len(part) for part in parts])
+    total = int(lengths.sum())
+    if total < block:
         raise InvalidParameter(
-            f"The {what} data holds {len(stream)} tokens, less than one block of {block}: bring more text, or a "
+            f"The {what} data holds {total} tokens, less than one block of {block}: bring more text, or a "
             "shorter block.",
             param="texts",
         )
-    whole = len(stream) // block
-    return stream[: whole * block].reshape(whole, block)
+    used = total // block * block
+    starts = np.cumsum(lengths) - lengths
+    return Packed(
+        blocks=np.concatenate(parts)[:used].reshape(-1, block),
+        texts=len(texts),
+        tokens_left_out=total - used,
+        texts_left_out=int((starts >= used).sum()),
+        texts_cut=int((lengths > block).sum()),
+    )

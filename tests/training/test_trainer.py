@@ -5,8 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
+import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -16,15 +19,18 @@ from registry.adapters.weights import init_hash, save_tensors
 from registry.base_model import load_base
 from registry.errors import Cancelled, InvalidParameter
 from registry.folder import read_folder
+from registry.names import digest_of
 from registry.spec import BaseEntry
 from service.cli import run as soup
-from training.loop import Recipe
+from service.commands import train_options
+from training.recipe import TrainingRecipe
+from training.targets import lora_for
 from training.texts import pack
 from training.trainer import mean_nll_of, train_adapter
 
 TEXTS = [f"The judge of court {i} held that contract {i * 7} was void." for i in range(40)]
 VALID = [f"The judge of court {i} held that contract {i * 3} was void." for i in range(100, 125)]
-RECIPE = Recipe(steps=12, batch=4, block=32, learning_rate=1e-2, evaluations=3)
+RECIPE = TrainingRecipe(steps=12, batch=4, block=32, learning_rate=1e-2, evaluations=3)
 STRUCTURES = ("bapna_firat", "houlsby", "pfeiffer", "parallel")
 
 
@@ -61,7 +67,7 @@ def test_training_helps_and_frozen_means_frozen(base, structure):
     assert not any(p.requires_grad or p.grad is not None for p in base.model.parameters())
     assert trained.record["valid_perplexity"] < trained.record["valid_perplexity_before"]
     adapter = from_tensors(trained.config, base.shape, trained.tensors)
-    blocks = torch.from_numpy(pack(VALID, base.tokenize, block=32))
+    blocks = torch.from_numpy(pack(VALID, base.tokenize, block=32).blocks)
     with attached(base.model, adapter), torch.no_grad():
         again = math.exp(mean_nll_of(base)(blocks))
     assert again == pytest.approx(trained.record["valid_perplexity"], rel=1e-5)
@@ -87,6 +93,32 @@ def test_the_record_is_json_and_says_how_it_was_made(base):
     assert record["texts"] == len(TEXTS)
     assert record["tokens_trained"] == 12 * 4 * 31
     assert [step for step, _ in record["valid_history"]] == [0, 4, 8, 12]
+    assert [step for step, _ in record["train_history"]] == list(range(1, 13))
+    assert record["train_history"][-1][1] < record["train_history"][0][1]
+    assert record["base"] == {"fingerprint": base.shape.fingerprint, "dtype": "float32"}
+    assert record["data"] == {"train": digest_of(TEXTS), "valid": digest_of(VALID)}
+    tokens = sum(len(base.tokenize(text)) for text in TEXTS)
+    assert record["tokens_available"] + record["tokens_left_out"] == tokens
+    assert (record["data_seed"], record["schedule"], record["dtype"]) == (0, "linear", "float32")
+
+
+@pytest.mark.parametrize("structure", ["houlsby", "bapna_firat"])
+def test_bfloat16_trains_too_and_the_adapter_stays_float32(base, structure):
+    before = state_hash(base.model)
+    trained = train(base, structure, recipe=RECIPE.model_copy(update={"dtype": "bfloat16"}))
+    plain = train(base, structure)
+    assert state_hash(base.model) == before
+    assert {tensor.dtype for tensor in trained.tensors.values()} == {torch.float32}
+    assert trained.record["valid_perplexity"] < trained.record["valid_perplexity_before"]
+    assert trained.record["valid_perplexity"] == pytest.approx(plain.record["valid_perplexity"], rel=0.05)
+    assert trained.record["valid_perplexity_before"] != plain.record["valid_perplexity_before"]
+
+
+def test_accumulation_is_the_large_batch_on_an_adapter_too(base):
+    large = train(base, recipe=RECIPE.model_copy(update={"batch": 8}))
+    small = train(base, recipe=RECIPE.model_copy(update={"batch": 2, "accumulate": 4}))
+    assert small.record["tokens_trained"] == large.record["tokens_trained"]
+    assert small.record["valid_perplexity"] == pytest.approx(large.record["valid_perplexity"], rel=1e-3)
 
 
 def test_backward_stops_at_the_first_adapter(base):
@@ -184,6 +216,29 @@ def test_soup_train_answers_in_json(files, tiny_base_dir, tmp_path, capsys):
     assert said["training"]["steps"] == 4
 
 
+@pytest.mark.parametrize(
+    ("more", "code", "said"),
+    [
+        (["--alpha", "0"], 1, "--alpha"),
+        (["--targets", "q_proj"], 3, "no linear module 'q_proj'; it has c_attn, c_fc, c_proj"),
+        (["--structure", "houlsby"], 2, "--structure: not an option of --method lora"),
+        (["--checkpoint", "out/state"], 1, "cannot be in"),
+    ],
+)
+def test_soup_train_refuses_what_a_lora_cannot_be(
+    files, tiny_base_dir, tmp_path, capsys, more, code, said, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    assert soup(lora(files, tiny_base_dir, tmp_path / "out", *more)) == code
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_soup_train_without_its_files_is_a_question_of_usage(capsys):
+    assert soup(["train", "--texts", "a.jsonl"]) == 2
+    assert "Missing --valid, --out" in capsys.readouterr().err
+
+
 def test_soup_train_on_an_allowlist_names_the_base(files, tiny_base_dir, tmp_path):
     bases = tmp_path / "bases.toml"
     bases.write_text(f'[bases.tiny]\nsource = "{tiny_base_dir}"\n[bases.other]\nsource = "{tiny_base_dir}"\n')
@@ -204,6 +259,10 @@ def test_soup_train_on_an_allowlist_names_the_base(files, tiny_base_dir, tmp_pat
         (["--base", "x"], 2, "--base-folder"),
         (["--structure", "lora"], 2, "structure"),
         (["--lr", "1e30", "--steps", "60"], 1, "diverged"),
+        (["--warmup", "2"], 1, "warmup"),
+        (["--rank", "4", "--alpha", "8"], 2, "--rank, --alpha: not an option of --method bottleneck"),
+        (["--method", "lora"], 2, "--bottleneck: not an option of --method lora"),
+        (["--bottleneck", "70000"], 1, "--bottleneck"),
     ],
 )
 def test_soup_train_refuses_in_one_sentence_and_writes_nothing(
@@ -213,6 +272,79 @@ def test_soup_train_refuses_in_one_sentence_and_writes_nothing(
     assert soup(command(files, tiny_base_dir, out, *more)) == code
     assert said in capsys.readouterr().err
     assert not out.exists()
+
+
+def lora(files, tiny_base_dir, out, *more):
+    arguments = command(files, tiny_base_dir, out, "--method", "lora", "--lr", "0.02", *more)
+    at = arguments.index("--bottleneck")
+    return arguments[:at] + arguments[at + 2 :]
+
+
+def test_soup_train_makes_a_lora_that_peft_reads(files, tiny_base_dir, tmp_path, base):
+    out = tmp_path / "law"
+    assert soup(lora(files, tiny_base_dir, out, "--rank", "2", "--targets", "c_attn,mlp.*")) == 0
+    folder = read_folder(out)
+    assert folder.config == lora_for(base.shape, rank=2, alpha=4, targets=["c_attn", "c_fc", "mlp.c_proj"])
+    assert folder.base_fingerprint == base.shape.fingerprint
+    assert json.loads((out / "adapter_config.json").read_text())["peft_type"] == "LORA"
+
+
+def test_soup_train_goes_on_where_it_was_stopped(files, tiny_base_dir, tmp_path, monkeypatch, capsys):
+    def arguments(name: str, *more: str) -> list[str]:
+        return lora(files, tiny_base_dir, tmp_path / name, "--accumulate", "2", "--schedule", "cosine", *more)
+
+    state = tmp_path / "state"
+    assert soup(arguments("whole")) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(train_options, "stoppable", stop_after(2))
+        assert soup(arguments("law", "--checkpoint", str(state))) == 1
+    assert "step 3 of 4" in (said := capsys.readouterr().err)
+    assert "Run the same command again to go on." in said
+    assert soup(arguments("law", "--checkpoint", str(state), "--seed", "1")) == 1
+    assert "data_seed (0 there, 1 here)" in capsys.readouterr().err
+    assert not (tmp_path / "law").exists()
+    assert soup(arguments("law", "--checkpoint", str(state))) == 0
+    assert "after step 2" in capsys.readouterr().err
+    assert not state.exists()
+    for name in ("adapter_model.safetensors", "soup.json"):
+        assert (tmp_path / "law" / name).read_bytes().replace(b'"law"', b'"whole"') == (
+            tmp_path / "whole" / name
+        ).read_bytes()
+
+
+def stop_after(steps):
+    """In the place of `stoppable`: asked so many times, it stops."""
+
+    @contextmanager
+    def stoppable():
+        asked = []
+        yield lambda: asked.append(1) or len(asked) > steps
+
+    return stoppable
+
+
+def test_a_training_without_a_checkpoint_says_that_nothing_is_kept(files, tiny_base_dir, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(train_options, "stoppable", stop_after(1))
+    assert soup(command(files, tiny_base_dir, tmp_path / "law")) == 1
+    assert "Nothing of it is kept: --checkpoint FOLDER would." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_interrupt_is_noted_and_the_second_ends(number):
+    before = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
+    seen = []
+    try:
+        signal.signal(number, lambda *_: seen.append("ended"))
+        with train_options.stoppable() as should_stop:
+            assert not should_stop()
+            os.kill(os.getpid(), number)
+            assert should_stop()
+            assert seen == []
+            os.kill(os.getpid(), number)
+            assert seen == ["ended"]
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
 
 
 def test_the_help_needs_no_torch():

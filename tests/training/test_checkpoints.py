@@ -1,0 +1,265 @@
+"""Trainings that are stopped, killed, or gone on from the wrong place."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+from registry.adapters import paper_config
+from registry.adapters.weights import save_tensors
+from registry.base_model import load_base
+from registry.errors import Cancelled, Conflict, InvalidParameter, Unavailable
+from registry.spec import BaseEntry
+from tests.conftest import build_tiny_base
+from training.checkpoint import FILE, Checkpoint, Saving, differences, discard
+from training.loop import optimise
+from training.recipe import TrainingRecipe
+from training.trainer import train_adapter
+
+ROOT = Path(__file__).parents[2]
+BLOCKS = np.random.default_rng(1).integers(0, 6, (20, 5))
+TEXTS = [f"The judge of court {i} held that contract {i * 7} was void." for i in range(40)]
+VALID = [f"The judge of court {i} held that contract {i * 3} was void." for i in range(100, 125)]
+RECIPE = TrainingRecipe(steps=12, batch=4, block=32, learning_rate=1e-2, evaluations=3)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def base(tiny_base_dir):
+    return load_base(BaseEntry(id="tiny", source=str(tiny_base_dir)))
+
+
+class Noisy(nn.Module):
+    """A bigram model with dropout and a buffer that changes: what it becomes hangs on every random number."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(6, 6))
+        self.scale = nn.Parameter(torch.ones(()))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+    def mean_nll(self, blocks):
+        if torch.is_grad_enabled():
+            self.seen += len(blocks)
+        rows = nn.functional.dropout(self.table, 0.3, training=torch.is_grad_enabled())[blocks[:, :-1]]
+        return nn.functional.cross_entropy((rows * self.scale).flatten(0, 1), blocks[:, 1:].flatten())
+
+
+def noisy(folder: Path | None = None, *, stop_after: int | None = None, every: int | None = 2, **changes):
+    module, seen = Noisy(), []
+    values = {"steps": 11, "batch": 3, "accumulate": 2, "block": 5, "learning_rate": 0.05, "evaluations": 4, **changes}
+    recipe = TrainingRecipe(**values)
+    saving = None if folder is None else Saving(folder, every_steps=every, every_seconds=None)
+    outcome = optimise(
+        module, module.mean_nll, train=BLOCKS, valid=BLOCKS[:4], recipe=recipe,
+        progress=lambda step, *_: seen.append(step),
+        should_stop=None if stop_after is None else lambda: len(seen) == stop_after,
+        checkpoint=None if saving is None else Checkpoint(saving, recipe.model_dump(mode="json")),
+    )  # fmt: skip
+    return module, outcome, seen
+
+
+def same(one, other) -> bool:
+    (first, told, _), (second, said, _) = one, other
+    tensors = zip(first.state_dict().values(), second.state_dict().values(), strict=True)
+    return all(torch.equal(*pair) for pair in tensors) and [told.history, told.train_history] == [
+        said.history,
+        said.train_history,
+    ]
+
+
+@pytest.mark.parametrize("stop_after", [0, 1, 4, 10])
+def test_a_stopped_training_goes_on_to_the_same_bits(tmp_path, stop_after):
+    whole = noisy()
+    torch.manual_seed(99)  # whatever the caller's random numbers are
+    with pytest.raises(Cancelled, match=f"step {stop_after + 1} of 11.*{tmp_path.name}.*goes on from there"):
+        noisy(tmp_path, stop_after=stop_after)
+    resumed = noisy(tmp_path)
+    assert resumed[2] == list(range(stop_after + 1, 12))
+    assert resumed[1].resumed_at == stop_after
+    assert whole[1].resumed_at is None
+    assert same(resumed, whole)
+
+
+def test_a_training_stopped_again_and_again_ends_the_same(tmp_path):
+    for _ in range(5):
+        with pytest.raises(Cancelled):
+            noisy(tmp_path, stop_after=2, every=None)
+    resumed = noisy(tmp_path)
+    assert resumed[1].resumed_at == 10
+    assert same(resumed, noisy())
+
+
+def test_a_finished_training_is_not_done_twice(tmp_path):
+    first = noisy(tmp_path, every=None)
+    again = noisy(tmp_path)
+    assert again[2] == []
+    assert same(again, first)
+    discard(tmp_path)
+    assert not tmp_path.exists()
+
+
+def test_it_saves_after_steps_and_after_seconds(tmp_path):
+    def written(saving: Saving) -> list[int]:
+        found, now, moment = [], Checkpoint(saving, {}), torch.zeros(1)
+        with now.held():
+            for step in range(1, 7):
+                if now.due(step):
+                    now.write(step, {"x": moment}, {})
+                    found.append(step)
+        return found
+
+    assert written(Saving(tmp_path, every_steps=2, every_seconds=None)) == [2, 4, 6]
+    assert written(Saving(tmp_path, every_steps=None, every_seconds=0.0)) == [1, 2, 3, 4, 5, 6]
+    assert written(Saving(tmp_path, every_steps=None, every_seconds=None)) == []
+
+
+KILLED = """
+    import os, signal, sys
+    from pathlib import Path
+    import torch
+    torch.set_num_threads(1)
+    from registry.adapters import paper_config
+    from registry.base_model import load_base
+    from registry.spec import BaseEntry
+    from tests.training.test_checkpoints import RECIPE, TEXTS, VALID
+    from training.checkpoint import Saving
+    from training.trainer import train_adapter
+
+    def die(step, *_):
+        if step == 8:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    base = load_base(BaseEntry(id="tiny", source=sys.argv[1]))
+    saving = Saving(Path(sys.argv[2]), every_steps=3, every_seconds=None)
+    train_adapter(base, paper_config("houlsby", bottleneck=8), TEXTS, VALID, recipe=RECIPE, progress=die, saving=saving)
+"""
+
+
+def adapter(base, saving=None, **changes):
+    values = {"recipe": RECIPE, "saving": saving, "config": paper_config("houlsby", bottleneck=8), "texts": TEXTS,
+              "valid_texts": VALID, **changes}  # fmt: skip
+    return train_adapter(base, values.pop("config"), values.pop("texts"), values.pop("valid_texts"), **values)
+
+
+def test_a_killed_training_goes_on_to_the_same_bits(base, tiny_base_dir, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(KILLED), str(tiny_base_dir), str(tmp_path / "state")], cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    (tmp_path / "state" / f"{FILE}.new").write_bytes(b"half of one that was being written")
+    resumed, whole = adapter(base, Saving(tmp_path / "state")), adapter(base)
+    assert resumed.resumed_at == 6
+    assert save_tensors(resumed.tensors) == save_tensors(whole.tensors)
+    assert resumed.record == whole.record
+    assert resumed.provenance == whole.provenance
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"recipe": RECIPE.model_copy(update={"learning_rate": 2e-2})}, r"learning_rate \(0.01 there, 0.02 here\)"),
+        ({"recipe": RECIPE.model_copy(update={"schedule": "cosine"})}, r"schedule \(\"linear\" there"),
+        ({"texts": TEXTS[::-1]}, r"data.train \("),
+        ({"valid_texts": VALID[1:]}, r"data.valid \("),
+        ({"config": paper_config("houlsby", bottleneck=4)}, r"config.bottleneck \(8 there, 4 here\)"),
+        ({"init_seed": 5}, r"init_seed \(0 there, 5 here\)"),
+        ({"init": "linear"}, r"init \("),
+    ],
+)
+def test_the_checkpoint_of_another_training_is_refused_with_what_differs(base, tmp_path, changes, said):
+    with pytest.raises(Cancelled):
+        adapter(base, Saving(tmp_path), should_stop=lambda: True)
+    before = (tmp_path / FILE).read_bytes()
+    with pytest.raises(Conflict, match=said) as caught:
+        adapter(base, Saving(tmp_path), **changes)
+    assert any(said.split(r" \(")[0] in problem for problem in caught.value.problems)
+    assert (tmp_path / FILE).read_bytes() == before
+
+
+def test_the_checkpoint_of_another_base_is_refused(base, tmp_path):
+    with pytest.raises(Cancelled):
+        adapter(base, Saving(tmp_path / "state"), should_stop=lambda: True)
+    folder = build_tiny_base(tmp_path / "other", seed=1)
+    with pytest.raises(Conflict, match=r"base\.fingerprint"):
+        adapter(load_base(BaseEntry(id="tiny", source=str(folder))), Saving(tmp_path / "state"))
+
+
+def test_what_is_no_checkpoint_is_refused_in_one_sentence(tmp_path):
+    with pytest.raises(Cancelled):
+        noisy(tmp_path, stop_after=3)
+    path = tmp_path / FILE
+    whole = path.read_bytes()
+    with safetensors.safe_open(path, framework="pt") as file:
+        about = file.metadata()
+    tensors = safetensors.torch.load(whole)
+    other = {**tensors, "now.table": torch.zeros(1)}
+    for data in (
+        b"",
+        whole[:-1],
+        b"\x80\x02" + whole,
+        safetensors.torch.save(tensors),
+        safetensors.torch.save(tensors, {**about, "format": "2"}),
+        safetensors.torch.save(tensors, {**about, "state": "{"}),
+        safetensors.torch.save(tensors, {**about, "state": "[]"}),
+        safetensors.torch.save(tensors, {**about, "state": "{}"}),
+        safetensors.torch.save(other, about),
+        safetensors.torch.save({"order": tensors["order"]}, about),
+    ):
+        path.write_bytes(data)
+        with pytest.raises(InvalidParameter, match="delete it to start anew") as caught:
+            noisy(tmp_path)
+        assert caught.value.param == "checkpoint"
+
+
+def test_one_folder_is_of_one_training_at_a_time(tmp_path):
+    checkpoint = Checkpoint(Saving(tmp_path), {})
+    with checkpoint.held(), pytest.raises(Conflict, match="Another training is saving in"):
+        noisy(tmp_path)
+    noisy(tmp_path)
+
+
+def test_a_folder_that_cannot_be_used_is_said(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(Unavailable, match="Nothing can be saved in"):
+        noisy(tmp_path / "file")
+    (tmp_path / "state" / f"{FILE}.new").mkdir(parents=True)
+    with pytest.raises(Unavailable, match="Nothing can be saved in"):
+        noisy(tmp_path / "state")
+
+
+def test_divergence_after_going_on_is_the_same_divergence(tmp_path):
+    def sentence(folder: Path | None) -> str:
+        with pytest.raises(InvalidParameter, match="diverged") as caught:
+            noisy(folder, learning_rate=200.0, warmup=1.0)
+        return caught.value.message
+
+    with pytest.raises(Cancelled):
+        noisy(tmp_path, learning_rate=200.0, warmup=1.0, stop_after=1)
+    assert sentence(tmp_path) == sentence(None)
+
+
+def test_differences_are_named_by_their_path():
+    saved, now = {"a": 1, "b": {"c": 2, "d": [1]}}, {"a": 1, "b": {"c": 3, "d": [1]}, "e": None}
+    assert differences(saved, now) == ["b.c (2 there, 3 here)"]
+    assert differences(json.loads(json.dumps(saved)), saved) == []
+    assert differences([], {"a": 1}) == [' ([] there, {"a": 1} here)']

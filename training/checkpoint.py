@@ -1,0 +1,186 @@
+"""The state of a training on disk, so that a killed one goes on to the same result.
+
+Called by the loop. One file, `checkpoint.safetensors`: tensors, and the rest as JSON in its metadata, written beside
+and renamed, so that a crash at any moment leaves a whole one. It says of which training it is: another recipe, other
+data or another base model is refused, naming what differs. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from registry.errors import Conflict, InvalidManifest, InvalidParameter, Unavailable
+from registry.strict_json import loads_strict
+
+FILE = "checkpoint.safetensors"
+FORMAT = "1"
+SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Saving:
+    """Where a training is saved, and how often: after so many steps or seconds, whichever comes first.
+
+    None for either leaves it out; a training that is stopped by its caller, and one that ends, is saved in any case.
+    """
+
+    folder: Path
+    every_steps: int | None = None
+    every_seconds: float | None = 60.0
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a checkpoint holds: tensors on the CPU by name, and JSON."""
+
+    tensors: dict[str, Tensor]
+    state: dict[str, Any]
+
+
+class Checkpoint:
+    """The checkpoint of the training that `identity` (JSON) describes in full. To be used while `held`."""
+
+    def __init__(self, saving: Saving, identity: Mapping[str, Any]) -> None:
+        self.folder = saving.folder
+        self._saving = saving
+        self._identity = json.loads(json.dumps(identity, allow_nan=False))
+        self._last = (0, time.monotonic())
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Own the folder, which is made if need be; raises Conflict where another process does.
+
+        The lock is the operating system's and on the folder itself: it is gone with the process, however that ends.
+        A folder that was made for nothing is removed.
+        """
+        made = not self.folder.exists()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            raise _unusable(self.folder, error) from error
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise Conflict(f"Another training is saving in {self.folder}: choose another folder.") from None
+        else:
+            yield
+        finally:
+            os.close(handle)
+            if made:
+                with suppress(OSError):  # something was saved
+                    self.folder.rmdir()
+
+    def read(self) -> Saved | None:
+        """What is saved, None where nothing is.
+
+        Raises Conflict, with every difference, where it is of another training, and InvalidParameter for a file that
+        is no checkpoint.
+        """
+        path = self.folder / FILE
+        if not path.exists():
+            return None
+        try:
+            with safetensors.safe_open(path, framework="pt") as file:
+                about = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+            if about.get("format") != FORMAT:
+                raise _unreadable(path)
+            identity, state = loads_strict(about["identity"]), loads_strict(about["state"])
+        except (safetensors.SafetensorError, InvalidManifest, KeyError, OSError) as error:
+            raise _unreadable(path) from error
+        self._refuse_another(identity)
+        return Saved(tensors, state)
+
+    def _refuse_another(self, identity: object) -> None:
+        found = differences(identity, self._identity)
+        if found:
+            more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+            raise Conflict(
+                f"The checkpoint in {self.folder} is of another training: {found[0]}{more}. Choose another folder, or "
+                f"delete {self.folder / FILE} to start anew.",
+                param="checkpoint",
+                problems=[f"It differs in {one}." for one in found[:SHOWN]],
+            )
+
+    def due(self, step: int) -> bool:
+        """Whether it is time to save after `step`."""
+        steps, seconds = self._saving.every_steps, self._saving.every_seconds
+        return (steps is not None and step - self._last[0] >= steps) or (
+            seconds is not None and time.monotonic() - self._last[1] >= seconds
+        )
+
+    def write(self, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        """Put the state after `step` in the place of the one before; raises Unavailable where it cannot be written."""
+        about = {"format": FORMAT, "identity": _json(self._identity), "state": _json(state)}
+        copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+        try:
+            _replace(self.folder / FILE, safetensors.torch.save(copies, metadata=about))
+        except OSError as error:
+            raise _unusable(self.folder, error) from error
+        self._last = (step, time.monotonic())
+
+
+def discard(folder: Path) -> None:
+    """Remove the checkpoint in `folder`, and the folder where nothing else is in it: what it was for is done."""
+    (folder / FILE).unlink(missing_ok=True)
+    with suppress(OSError):
+        folder.rmdir()
+
+
+def differences(saved: object, now: object, *, at: str = "") -> list[str]:
+    """`name: value there, value here` for everything in which two JSON values differ."""
+    if isinstance(saved, dict) and isinstance(now, dict):
+        names = [*now, *(name for name in saved if name not in now)]
+        return [
+            one
+            for name in names
+            for one in differences(saved.get(name), now.get(name), at=f"{at}.{name}" if at else str(name))
+        ]
+    return [] if saved == now else [f"{at} ({_short(saved)} there, {_short(now)} here)"]
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 40 else text[:28] + "..." + text[-8:]
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, allow_nan=False)
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Write `path` so that it is the old file or the whole new one after any crash."""
+    beside = path.with_name(path.name + ".new")
+    with beside.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+    handle = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _unusable(folder: Path, error: OSError) -> Unavailable:
+    return Unavailable(f"Nothing can be saved in {folder}: {error.strerror or error}.", param="checkpoint")
+
+
+def _unreadable(path: Path) -> InvalidParameter:
+    return InvalidParameter(
+        f"{path} is not a checkpoint that this version reads: delete it to start anew.", param="checkpoint"
+    )
