@@ -63,13 +63,15 @@ class Noisy(nn.Module):
         return nn.functional.cross_entropy((rows * self.scale).flatten(0, 1), blocks[:, 1:].flatten())
 
 
-def noisy(folder: Path | None = None, *, stop_after: int | None = None, every: int | None = 2, **changes):
+def noisy(
+    folder: Path | None = None, *, stop_after: int | None = None, every: int | None = 2, valid=BLOCKS[:4], **changes
+):
     module, seen = Noisy(), []
     values = {"steps": 11, "batch": 3, "accumulate": 2, "block": 5, "learning_rate": 0.05, "evaluations": 4, **changes}
     recipe = TrainingRecipe(**values)
     saving = None if folder is None else Saving(folder, every_steps=every, every_seconds=None)
     outcome = optimise(
-        module, module.mean_nll, train=BLOCKS, valid=BLOCKS[:4], recipe=recipe,
+        module, module.mean_nll, train=BLOCKS, valid=valid, recipe=recipe,
         progress=lambda step, *_: seen.append(step),
         should_stop=None if stop_after is None else lambda: len(seen) == stop_after,
         checkpoint=None if saving is None else Checkpoint(saving, recipe.model_dump(mode="json")),
@@ -106,6 +108,17 @@ def test_a_training_stopped_again_and_again_ends_the_same(tmp_path):
     resumed = noisy(tmp_path)
     assert resumed[1].resumed_at == 10
     assert same(resumed, noisy())
+
+
+def test_the_best_state_of_before_the_stop_is_kept(tmp_path):
+    """Of validation text of other tokens every step makes a worse model, so the best is the first."""
+    valid = np.full((2, 5), 3)
+    with pytest.raises(Cancelled):
+        noisy(tmp_path, stop_after=6, valid=valid)
+    resumed = noisy(tmp_path, valid=valid)
+    assert resumed[1].best_step == 0
+    assert torch.equal(resumed[0].table, torch.zeros(6, 6))
+    assert same(resumed, noisy(valid=valid))
 
 
 def test_a_finished_training_is_not_done_twice(tmp_path):
