@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -117,6 +118,20 @@ def test_the_whole_demo_and_a_second_run_that_reuses_it(world, capsys):
     assert (home / "cells.jsonl").read_text() == cells  # nothing was scored again
     assert "demo/law@1" in json.dumps(result["rows"])
     assert capsys.readouterr().out.split("average perplexity")[0] == said.out.split("average perplexity")[0]
+
+
+def test_the_same_table_on_postgresql(world, postgres, capsys):
+    url = postgres.url(empty=True)
+    assert main([*world, "--database-url", url, "--out", "results/main_job.json"]) == 0
+    table = capsys.readouterr().out.split("average perplexity")[1].split("What to do next")[0]
+    home = next(Path(".demo").glob("main_job-*"))
+    assert not (home / "server" / "soup.db").exists()
+    assert json.loads(Path("results/main_job.json").read_text())["command"].endswith("results/main_job.json")
+    assert url not in Path("results/main_job.json").read_text()
+    shutil.rmtree(home / "server")
+    assert main(world) == 0  # the same adapters and the same soups, by digest, on SQLite
+    assert (home / "server" / "soup.db").exists()
+    assert capsys.readouterr().out.split("average perplexity")[1].split("What to do next")[0] == table
 
 
 def test_a_failing_command_is_told_and_the_server_is_stopped_when_the_demo_fails(world, monkeypatch, capsys):
