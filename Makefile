@@ -45,7 +45,7 @@ serve: $(VENV)/.runtime  ## start the server on loopback (SOUP_BASES names the a
 	$(VENV)/bin/soup serve
 
 demo: $(VENV)/.runtime  ## the main job, offline; DATA= BASE= ADAPTERS= for your own corpora, DATABASE= for PostgreSQL
-	$(RUN) -m demo $(if $(DATA),--data $(DATA)) $(if $(BASE),--base $(BASE)) $(if $(ADAPTERS),--adapters $(ADAPTERS)) \
+	@$(RUN) -m demo $(if $(DATA),--data $(DATA)) $(if $(BASE),--base $(BASE)) $(if $(ADAPTERS),--adapters $(ADAPTERS)) \
 	  $(if $(DATABASE),--database-url '$(DATABASE)') $(if $(OUT),--out $(OUT))
 
 bench: $(VENV)/.dev  ## the quick forms of the benchmarks, beside their peers
