@@ -22,6 +22,7 @@ from registry.base_model import load_base
 from registry.errors import Cancelled, Conflict, InvalidParameter, Unavailable
 from registry.spec import BaseEntry
 from tests.conftest import build_tiny_base
+from tests.training.conftest import TEXTS, VALID
 from training.checkpoint import FILE, Checkpoint, Saving, differences, discard
 from training.loop import optimise
 from training.recipe import TrainingRecipe
@@ -29,22 +30,7 @@ from training.trainer import train_adapter
 
 ROOT = Path(__file__).parents[2]
 BLOCKS = np.random.default_rng(1).integers(0, 6, (20, 5))
-TEXTS = [f"The judge of court {i} held that contract {i * 7} was void." for i in range(40)]
-VALID = [f"The judge of court {i} held that contract {i * 3} was void." for i in range(100, 125)]
 RECIPE = TrainingRecipe(steps=12, batch=4, block=32, learning_rate=1e-2, evaluations=3)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="module")
-def base(tiny_base_dir):
-    return load_base(BaseEntry(id="tiny", source=str(tiny_base_dir)))
 
 
 class Noisy(nn.Module):
@@ -153,7 +139,8 @@ KILLED = """
     from registry.adapters import paper_config
     from registry.base_model import load_base
     from registry.spec import BaseEntry
-    from tests.training.test_checkpoints import RECIPE, TEXTS, VALID
+    from tests.training.conftest import TEXTS, VALID
+    from tests.training.test_checkpoints import RECIPE
     from training.checkpoint import Saving
     from training.trainer import train_adapter
 

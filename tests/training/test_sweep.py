@@ -6,7 +6,6 @@ import gzip
 import json
 
 import pytest
-import torch
 
 from registry.folder import read_folder
 from registry.names import check_part
@@ -14,14 +13,6 @@ from service.cli import run as soup
 from service.commands import train_options
 
 LINES = [json.dumps({"text": f"The judge of court {i} held that contract {i * 7} was void."}) for i in range(60)]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -16,42 +15,19 @@ import torch
 
 from registry.adapters import attached, create, from_tensors, paper_config
 from registry.adapters.weights import init_hash, save_tensors
-from registry.base_model import load_base
 from registry.errors import Cancelled, InvalidParameter
 from registry.folder import read_folder
 from registry.names import digest_of
-from registry.spec import BaseEntry
 from service.cli import run as soup
 from service.commands import train_options
+from tests.training.conftest import TEXTS, VALID, state_hash
 from training.recipe import TrainingRecipe
 from training.targets import lora_for
 from training.texts import pack
 from training.trainer import mean_nll_of, train_adapter
 
-TEXTS = [f"The judge of court {i} held that contract {i * 7} was void." for i in range(40)]
-VALID = [f"The judge of court {i} held that contract {i * 3} was void." for i in range(100, 125)]
 RECIPE = TrainingRecipe(steps=12, batch=4, block=32, learning_rate=1e-2, evaluations=3)
 STRUCTURES = ("bapna_firat", "houlsby", "pfeiffer", "parallel")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="module")
-def base(tiny_base_dir):
-    return load_base(BaseEntry(id="tiny", source=str(tiny_base_dir)))
-
-
-def state_hash(model) -> str:
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(name.encode() + tensor.contiguous().numpy().tobytes())
-    return digest.hexdigest()
 
 
 def train(base, structure="bapna_firat", **changes):

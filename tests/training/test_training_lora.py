@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 
 import pytest
@@ -14,35 +13,19 @@ from registry.errors import Incompatible
 from registry.folder import read_folder
 from registry.spec import BaseEntry, BaseShape
 from tests.conftest import TINY_CONFIGS, build_tiny_base
+from tests.training.conftest import TEXTS, VALID, state_hash
 from training.recipe import TrainingRecipe
 from training.targets import lora_for
 from training.texts import pack
 from training.trainer import mean_nll_of, train_adapter, write_trained
 
-TEXTS = [f"The judge of court {i} held that contract {i * 7} was void." for i in range(40)]
-VALID = [f"The judge of court {i} held that contract {i * 3} was void." for i in range(100, 125)]
 RECIPE = TrainingRecipe(steps=4, batch=4, block=32, learning_rate=2e-2, evaluations=2)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module", params=sorted(TINY_CONFIGS))
 def base(request, tmp_path_factory):
     folder = build_tiny_base(tmp_path_factory.mktemp("bases") / request.param, model_type=request.param)
     return load_base(BaseEntry(id="tiny", source=str(folder)))
-
-
-def state_hash(model) -> str:
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(name.encode() + tensor.contiguous().numpy().tobytes())
-    return digest.hexdigest()
 
 
 @pytest.mark.parametrize("method", ["lora", "bottleneck"])

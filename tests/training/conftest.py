@@ -1,0 +1,42 @@
+"""What every test of the training may use: two lists of texts, the tiny base model, and one thread of torch.
+
+A test module that trains on other bases has its own `base`, which takes this one's place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from registry.base_model import LoadedBase, load_base
+from registry.spec import BaseEntry
+
+TEXTS = [f"The judge of court {i} held that contract {i * 7} was void." for i in range(40)]
+VALID = [f"The judge of court {i} held that contract {i * 3} was void." for i in range(100, 125)]
+
+
+def state_hash(model: torch.nn.Module) -> str:
+    """A digest of every parameter and buffer by name: equal where nothing of the model was changed."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode() + tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """The same sums in the same order whatever the machine has; afterwards as it was."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def base(tiny_base_dir: Path) -> LoadedBase:
+    """The tiny GPT-2, loaded once a module: tests leave it as it was."""
+    return load_base(BaseEntry(id="tiny", source=str(tiny_base_dir)))
