@@ -188,6 +188,15 @@ def _tree(cls: type[SoupError]) -> dict[str, type[SoupError]]:
 BY_CODE: dict[str, type[SoupError]] = _tree(SoupError)
 
 
+def more_problems(found: int, *, stop: str = "") -> str:
+    """What follows the first of `found` problems in a message: ' (2 more problems)', and nothing where it is alone.
+
+    `stop` is the full stop inside the brackets where a whole sentence stands before them.
+    """
+    more = found - 1
+    return f" ({more} more {'problem' if more == 1 else 'problems'}{stop})" if more > 0 else ""
+
+
 def as_dict(error: SoupError) -> dict[str, object]:
     """An error as JSON: what a failed job stores and `rebuild` reads."""
     return {

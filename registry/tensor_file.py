@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from registry.errors import Invalid, InvalidManifest, InvalidWeights, TooLarge
+from registry.errors import Invalid, InvalidManifest, InvalidWeights, TooLarge, more_problems
 from registry.strict_json import loads_strict
 
 DTYPE_BYTES = {
@@ -62,7 +62,7 @@ class Header:
 
 def refuse(what: str, problems: Sequence[str], *, error: type[Invalid] = InvalidWeights) -> Invalid:
     """The error that says all `problems` of a file; the message has the first, the list at most MAX_PROBLEMS."""
-    more = f" ({len(problems) - 1} more problems)" if len(problems) > 1 else ""
+    more = more_problems(len(problems))
     shown = list(problems[:MAX_PROBLEMS])
     if len(problems) > MAX_PROBLEMS:
         shown.append(f"... and {len(problems) - MAX_PROBLEMS} more.")

@@ -118,10 +118,8 @@ def from_validation(found: Sequence[Mapping[str, Any]]) -> SoupError:
         "union_tag_not_found",
     }:
         kind = errors.UnknownMethod
-    rest = f" ({len(found) - 1} more problems.)" if len(found) > 2 else ""
-    rest = " (1 more problem.)" if len(found) == 2 else rest
     return kind(
-        (sentences[0] if sentences else "The request is not valid.") + rest,
+        (sentences[0] if sentences else "The request is not valid.") + errors.more_problems(len(found), stop="."),
         param=where or None,
         problems=sentences if len(sentences) > 1 else (),
     )

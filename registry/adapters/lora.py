@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from registry.adapters.attach import AdapterModule, Edit
-from registry.errors import Incompatible, InvalidParameter
+from registry.errors import Incompatible, InvalidParameter, more_problems
 from registry.spec import BaseShape, LoraConfig
 
 PREFIX = "base_model.model."
@@ -80,7 +80,7 @@ class LoraAdapter(AdapterModule):
                     f"Module {path!r} is {found[0]} -> {found[1]}; the LoRA is for {wanted[0]} -> {wanted[1]}."
                 )
         if problems:
-            more = f" ({len(problems) - 1} more problems)" if len(problems) > 1 else ""
+            more = more_problems(len(problems))
             raise Incompatible(
                 f"The LoRA does not fit this base model: {problems[0].rstrip('.')}{more}.",
                 param="base_model",

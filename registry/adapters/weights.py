@@ -18,7 +18,7 @@ from torch import Tensor
 
 from registry.adapters import expected_tensors, tensor_problems
 from registry.adapters.order import canonical_order
-from registry.errors import Incompatible, InvalidWeights
+from registry.errors import Incompatible, InvalidWeights, more_problems
 from registry.names import canonical_json
 from registry.spec import AdapterConfig, BaseShape
 from registry.tensor_file import Header, parse, refuse, write
@@ -55,7 +55,7 @@ def check_weights(data: bytes, config: AdapterConfig, shape: BaseShape, *, max_b
         refused = refuse("weights", fit)
         raise Incompatible(
             f"The weights are not those of a {config.method} adapter of this configuration on this base: "
-            f"{fit[0].rstrip('.')}" + (f" ({len(fit) - 1} more problems)." if len(fit) > 1 else "."),
+            f"{fit[0].rstrip('.')}{more_problems(len(fit))}.",
             param="weights",
             problems=refused.problems,
         )

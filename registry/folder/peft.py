@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from registry.errors import InvalidManifest, UnknownMethod
+from registry.errors import InvalidManifest, UnknownMethod, more_problems
 from registry.folder.patterns import UnreadPatternError
 from registry.folder.peft_fields import PeftFields
 from registry.spec import LoraConfig, LoraModule
@@ -95,7 +95,7 @@ def _refuse(unsupported: list[str], problems: list[str]) -> None:
     shown = found[:MAX_PROBLEMS]
     if len(found) > MAX_PROBLEMS:
         shown.append(f"... and {len(found) - MAX_PROBLEMS} more.")
-    more = f" ({len(found) - 1} more problems)" if len(found) > 1 else ""
+    more = more_problems(len(found))
     kind = UnknownMethod if unsupported else InvalidManifest
     raise kind(
         f"The PEFT adapter cannot be taken: {found[0].rstrip('.')}{more}.",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from registry.errors import InvalidManifest, UnknownMethod
+from registry.errors import InvalidManifest, UnknownMethod, more_problems
 
 
 def refusal(error: ValidationError, file: Path) -> InvalidManifest | UnknownMethod:
@@ -15,6 +15,8 @@ def refusal(error: ValidationError, file: Path) -> InvalidManifest | UnknownMeth
     problems = [f"{'.'.join(map(str, e['loc'])) or 'the file'}: {e['msg']}" for e in found]
     unknown = found[0]["type"] == "union_tag_invalid" or found[0]["loc"][-1:] == ("structure",)
     kind = UnknownMethod if unknown else InvalidManifest
-    more = f" ({len(problems) - 1} more)" if len(problems) > 1 else ""
-    return kind(f"{file}: {problems[0]}{more}.", param=str(found[0]["loc"][-1]) if found[0]["loc"] else None,
-                problems=problems if more else ())  # fmt: skip
+    return kind(
+        f"{file}: {problems[0]}{more_problems(len(problems))}.",
+        param=str(found[0]["loc"][-1]) if found[0]["loc"] else None,
+        problems=problems if len(problems) > 1 else (),
+    )

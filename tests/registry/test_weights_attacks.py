@@ -231,7 +231,7 @@ def test_all_problems_come_at_once():
 
 def test_wrong_keys_and_shapes_alone_are_a_misfit():
     data = edited(drop=["layers.1.ffn.norm.bias", "layers.1.ffn.norm.weight"])
-    assert len(refused(data, r"bottleneck adapter .* is missing \(1 more problems\)", Incompatible)) == 2
+    assert len(refused(data, r"bottleneck adapter .* is missing \(1 more problem\)", Incompatible)) == 2
     other = paper_config("houlsby", bottleneck=3)
     with pytest.raises(Incompatible):
         check_weights(GOOD, other, SHAPE, max_bytes=LIMIT)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from registry.errors import Incompatible, InvalidManifest, UnknownMethod
+from registry.errors import Incompatible, InvalidManifest, UnknownMethod, more_problems
 from registry.spec import BottleneckConfig
 
 VERSION = "adapters.1.3.0"
@@ -98,7 +98,7 @@ def read_options(config: object, *, versioned: bool) -> Options:
 
 
 def _unknown(problems: list[str]) -> UnknownMethod:
-    more = f" ({len(problems) - 1} more problems)" if len(problems) > 1 else ""
+    more = more_problems(len(problems))
     return UnknownMethod(
         f"The checkpoint cannot be converted: {problems[0].rstrip('.')}{more}.", param="config", problems=problems
     )
