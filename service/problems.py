@@ -19,6 +19,7 @@ from starlette.exceptions import HTTPException
 
 from registry import errors
 from registry.errors import SoupError
+from registry.spec import UNION_MEMBERS
 
 STATUS: dict[type[SoupError], int] = {
     errors.Invalid: 400,
@@ -146,14 +147,6 @@ def _sentence(error: Mapping[str, Any]) -> str:
     return f"Field '{field}': {message[:1].lower() + message[1:]}."
 
 
-_KINDS = {
-    "config": frozenset({"bottleneck", "lora"}),
-    "mixing": frozenset({"auto", "average", "concat"}),
-    "selector": frozenset({"gmm", "cosine", "uniform"}),
-}
-"""What pydantic puts behind a field in a location: the kind of its value, which is no field."""
-
-
 def _place(error: Mapping[str, Any]) -> str:
     """The field an error is about; of a union that is told apart by a field, that field."""
     kind, loc = str(error["type"]), list(error["loc"])
@@ -167,7 +160,7 @@ def _field(loc: Sequence[Any]) -> str:
     parts = [str(part) for part in loc]
     if parts and parts[0] in {"body", "query", "path", "header"}:
         parts = parts[1:]
-    parts = [part for before, part in pairwise(["", *parts]) if part not in _KINDS.get(before, ())]
+    parts = [part for before, part in pairwise(["", *parts]) if part not in UNION_MEMBERS.get(before, ())]
     return ".".join(part for part in parts if "[" not in part)[:200]
 
 

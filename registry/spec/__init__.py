@@ -56,8 +56,10 @@ from registry.spec.selection import (
     UniformSpec,
     encoder_of,
 )
+from registry.spec.unions import UNION_MEMBERS
 
 __all__ = [
+    "UNION_MEMBERS",
     "WEIGHT_PLACES",
     "AdapterConfig",
     "AutoMixing",

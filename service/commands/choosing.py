@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import typer
 from pydantic import TypeAdapter, ValidationError
 
-from registry.spec import PoolRequest, SelectOptions, SelectorSpec
+from registry.spec import UNION_MEMBERS, PoolRequest, SelectOptions, SelectorSpec
 
 Kind = Literal["gmm", "cosine", "uniform"]
 KindOption = Annotated[Kind | None, typer.Option("--selector", help="How adapters are chosen; by default gmm.")]
@@ -42,8 +42,8 @@ MaxOption = Annotated[
 TopOption = Annotated[bool, typer.Option("--top", help="Take the best where nothing passes, instead of abstaining.")]
 
 _SPEC: TypeAdapter[SelectorSpec] = TypeAdapter(SelectorSpec)
-_TAGS = {"gmm", "cosine", "uniform", "auto", "average", "concat"}
-"""Names of members of unions, which are no fields."""
+_KINDS = UNION_MEMBERS["selector"] | UNION_MEMBERS["mixing"]
+"""What is no field in a location; not the methods of adapters, of which one is a field's name too."""
 
 
 def selector_of(
@@ -111,5 +111,5 @@ def _scalar(text: str) -> str | int | float | bool | None:
 def usage_error(error: ValidationError, names: Mapping[str, str] | None = None) -> typer.BadParameter:
     """A value people gave that does not fit, as a usage error that names the field."""
     found = error.errors(include_url=False)[0]
-    field = ".".join(str(part) for part in found["loc"] if part not in _TAGS)
+    field = ".".join(str(part) for part in found["loc"] if part not in _KINDS)
     return typer.BadParameter(f"{(names or {}).get(field, field)}: {found['msg'].removeprefix('Value error, ')}.")
