@@ -8,7 +8,6 @@ and leaves a Principal behind; routes say what they need in their signature (`Re
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import secrets
 from collections.abc import Awaitable, Callable
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 from fastapi import Depends, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
+from registry.durable import replace_file
 from registry.errors import Conflict, Forbidden, InvalidParameter, NotFound, Unauthenticated
 
 if TYPE_CHECKING:
@@ -162,17 +162,7 @@ def _read_secret(path: Path) -> str | None:
 
 
 def _write_secret(path: Path, secret: str) -> None:
-    """Write and fsync beside `path`, then rename, so that the file is never half there; mode 0600 from the start."""
+    """Never half there, and of mode 0600 from the start; the name beside is each process's own."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(secret + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    replace_file(path, f"{secret}\n".encode("ascii"), beside=beside, mode=0o600)

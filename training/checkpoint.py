@@ -21,6 +21,7 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
+from registry.durable import replace_file
 from registry.errors import Conflict, InvalidManifest, InvalidParameter, Unavailable
 from registry.strict_json import loads_strict
 
@@ -127,7 +128,8 @@ class Checkpoint:
         about = {"format": FORMAT, "identity": _json(self._identity), "state": _json(state)}
         copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
         try:
-            _replace(self.folder / FILE, safetensors.torch.save(copies, metadata=about))
+            data = safetensors.torch.save(copies, metadata=about)
+            replace_file(self.folder / FILE, data, beside=self.folder / f"{FILE}.new")
         except OSError as error:
             raise _unusable(self.folder, error) from error
         self._last = (step, time.monotonic())
@@ -159,21 +161,6 @@ def _short(value: object) -> str:
 
 def _json(value: object) -> str:
     return json.dumps(value, allow_nan=False)
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Write `path` so that it is the old file or the whole new one after any crash."""
-    beside = path.with_name(path.name + ".new")
-    with beside.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
-    handle = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _unusable(folder: Path, error: OSError) -> Unavailable:

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import BinaryIO, Self
 
 from registry.blobs.contract import Check, hex_of
+from registry.durable import sync_folder
 from registry.errors import Internal, NotFound, Unavailable
 from registry.names import sha256_digest
 
@@ -178,15 +179,6 @@ def sync_place(path: Path) -> None:
     """Make the name of a blob durable: its folder, and that folder's own name."""
     sync_folder(path.parent)
     sync_folder(path.parent.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _not_found(digest: str) -> NotFound:
