@@ -18,7 +18,7 @@ from registry.errors import InvalidManifest, UnknownMethod, more_problems
 from registry.folder.patterns import UnreadPatternError
 from registry.folder.peft_fields import PeftFields
 from registry.spec import LoraConfig, LoraModule
-from registry.spec.adapter import ModulePath
+from registry.spec.config import ModulePath
 
 MAX_PROBLEMS = 100
 _TENSOR = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight", re.ASCII)

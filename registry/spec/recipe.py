@@ -8,12 +8,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal, InvalidOperation
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    WithJsonSchema,
+    model_serializer,
+    model_validator,
+)
 
 from registry.names import Digest, digest_of
 from registry.spec.adapter import SampleReport, SampleSource
+from registry.spec.config import MaskRule, without_none
 from registry.spec.frozen import Frozen
 from registry.spec.score import Verification
 from registry.spec.selection import PoolRequest, Selection, SelectOptions, SelectorSpec
@@ -61,11 +70,18 @@ class AverageMixing(Frozen):
     """sum w_i theta_i; `scale` multiplies the up-projections (U and b_U); see METHODS section 5.
 
     `assume_same_init` vouches for initialisations that are unknown or differ; it stays in the recipe and card.
+    `masks` says which mask the soup of pruned adapters has: without it, `union` (METHODS section 4).
     """
 
     method: Literal["average"] = "average"
     scale: Scale = "1"
     assume_same_init: bool = False
+    masks: MaskRule | None = None
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A field that came later is in a recipe only where it is set, so that digests stay what they were."""
+        return without_none(dump(self), "masks")
 
 
 class ConcatMixing(Frozen):
@@ -78,11 +94,20 @@ class ConcatMixing(Frozen):
     scale: Scale = "1"
 
 
+class MergeMixing(Frozen):
+    """The adapter of a bank of experts: the mean of their weights and biases (AdaMix, section 3.3).
+
+    Has one ingredient, the bank.
+    """
+
+    method: Literal["merge"] = "merge"
+
+
 class AutoMixing(Frozen):
     """`average` where that is what the paper does, else `concat`: a choice, made before a recipe is written.
 
     Bottlenecks are averaged where structure, scale and initialisation agree (or `assume_same_init` vouches for it)
-    and concatenated where only the structure does; LoRAs are concatenated.
+    and concatenated where only the structure does; LoRAs are concatenated, and a bank alone is merged.
     """
 
     method: Literal["auto"] = "auto"
@@ -90,7 +115,7 @@ class AutoMixing(Frozen):
     assume_same_init: bool = False
 
 
-Mixing = Annotated[AverageMixing | ConcatMixing, Field(discriminator="method")]
+Mixing = Annotated[AverageMixing | ConcatMixing | MergeMixing, Field(discriminator="method")]
 
 
 def _auto_by_default(value: object) -> object:
@@ -99,7 +124,7 @@ def _auto_by_default(value: object) -> object:
 
 
 MixingRequest = Annotated[
-    Annotated[AutoMixing | AverageMixing | ConcatMixing, Field(discriminator="method")],
+    Annotated[AutoMixing | AverageMixing | ConcatMixing | MergeMixing, Field(discriminator="method")],
     BeforeValidator(_auto_by_default),
 ]
 

@@ -18,7 +18,7 @@ from registry.base_model import load_base
 from registry.base_model.loading import LoadedBase
 from registry.errors import Incompatible, Internal, InvalidParameter
 from registry.spec import BaseEntry, BaseShape, LoraConfig, LoraGroup, LoraModule
-from registry.spec.adapter import MAX_GROUPS
+from registry.spec.config import MAX_GROUPS
 
 ATTN = "transformer.h.0.attn.c_attn"
 FC = "transformer.h.1.mlp.c_fc"
