@@ -2,9 +2,9 @@
 
 Used by the engine thread only, except where it says otherwise. Requests are served in the order in which they came:
 of the bases that they want, as many as fit together with the largest adapter that runs on one of them are planned
-for, oldest request first. What is not planned for
-starts no new rows, ends those that generate, and is dropped when its place is needed, least recently used first. So
-no base waits for ever, and none is dropped under the rows that have their caches.
+for, oldest request first. What is not planned for starts no new rows, ends those that generate, and is dropped when
+its place is needed, least recently used first. So no base waits for ever, and none is dropped under the rows that have
+their caches.
 """
 
 from __future__ import annotations
