@@ -182,7 +182,6 @@ def told(what: str) -> str:
     return str(code)
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
 def test_the_variables_as_the_page_makes_them_are_taken(tmp_path: Path) -> None:
     subprocess.run(["bash", "-euc", told("choose")], cwd=tmp_path, check=True)
     assert (tmp_path / ".env").stat().st_mode & 0o777 == 0o600
