@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, get_args
 
-from registry.spec.adapter import AdapterConfig
+from registry.spec.config import AdapterConfig
 from registry.spec.recipe import MixingRequest
 from registry.spec.selection import SelectorSpec
 
