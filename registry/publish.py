@@ -18,7 +18,7 @@ from registry.encoders.contract import Encoder
 from registry.intake import Caller, Vectors, record_vectors
 from registry.names import split_name
 from registry.pools import enqueue_refits
-from registry.soup.compat import Part
+from registry.soup.compat import Part, scale_of
 from registry.spec import AdapterConfig, AverageMixing, Card, Evidence, MixReport, Provenance, Recipe
 
 
@@ -39,7 +39,7 @@ class Mixed:
     @property
     def is_single(self) -> bool:
         """One ingredient at weight 1 is that adapter, not a soup."""
-        return len(self.parts) == 1 and self.recipe.mixing.scale == "1"
+        return len(self.parts) == 1 and scale_of(self.recipe.mixing) == "1"
 
 
 def publish(

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from registry.errors import Incompatible
 from registry.soup import MIXINGS, concat
 from registry.soup.compat import Part, init_reasons
-from registry.spec import AutoMixing, AverageMixing, ConcatMixing, LoraConfig, Mixing, MixingRequest
+from registry.spec import AutoMixing, AverageMixing, ConcatMixing, LoraConfig, MergeMixing, Mixing, MixingRequest
 
-_REFUSED = {"average": "averaged", "concat": "concatenated", "auto": "mixed"}
+_REFUSED = {"average": "averaged", "concat": "concatenated", "merge": "merged", "auto": "mixed"}
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,9 @@ def best_unranked(parts: Sequence[Part], request: MixingRequest) -> Part:
 
 def _alike(part: Part, request: MixingRequest) -> object:
     """Equal for adapters that can be averaged; what cannot be averaged with anything is alone."""
-    if isinstance(request, ConcatMixing) or (isinstance(request, AutoMixing) and isinstance(part.config, LoraConfig)):
+    if isinstance(request, ConcatMixing | MergeMixing) or (
+        isinstance(request, AutoMixing) and isinstance(part.config, LoraConfig)
+    ):
         return part.digest
     if request.assume_same_init:
         return part.config

@@ -12,7 +12,7 @@ from operator import attrgetter
 
 from torch import Tensor
 
-from registry.spec import AdapterConfig, LoraConfig, Provenance
+from registry.spec import AdapterConfig, LoraConfig, MergeMixing, Mixing, Provenance
 
 Tensors = Mapping[str, Tensor]
 Load = Callable[[], Tensors]
@@ -36,6 +36,11 @@ class Part:
 def by_digest(parts: Sequence[Part]) -> list[Part]:
     """The order in which ingredients are mixed: the same soup in whatever order they were named."""
     return sorted(parts, key=lambda part: part.digest)
+
+
+def scale_of(mixing: Mixing) -> str | None:
+    """The canonical decimal that a mixing multiplies updates with; None of a merge, which has none."""
+    return None if isinstance(mixing, MergeMixing) else mixing.scale
 
 
 def differing(

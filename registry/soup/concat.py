@@ -98,10 +98,13 @@ def _added_up(parts: Sequence[Part]) -> dict[str, int]:
 
 
 def _widths(config: AdapterConfig) -> dict[str, int]:
-    """What adds up when adapters are put side by side: the bottleneck, or the rank by module."""
+    """What adds up when adapters are put side by side: the bottleneck, or the rank by module; other methods' have
+    nothing that does."""
     if isinstance(config, BottleneckConfig):
         return {"": config.bottleneck}
-    return {path: module.rank for path, module in config.modules().items()}
+    if isinstance(config, LoraConfig):
+        return {path: module.rank for path, module in config.modules().items()}
+    return {}
 
 
 def result(parts: Sequence[Part], mixing: ConcatMixing) -> AdapterConfig:

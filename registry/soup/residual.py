@@ -19,7 +19,7 @@ from torch import Tensor
 from registry.adapters import from_tensors
 from registry.adapters.bottleneck import Bottleneck
 from registry.adapters.lora import LORA_A, LORA_B, PREFIX
-from registry.soup.compat import Part, Tensors
+from registry.soup.compat import Part, Tensors, scale_of
 from registry.spec import AdapterConfig, BaseShape, BottleneckConfig, LoraConfig, Mixing
 
 PROBES = 64
@@ -31,7 +31,7 @@ class ExactMixture(ABC):
 
     def __init__(self, shape: BaseShape, mixing: Mixing) -> None:
         self.shape = shape
-        self._scale = float(mixing.scale)
+        self._scale = float(scale_of(mixing) or 1)
 
     def watched(self, part: Part) -> Part:
         """The part, taken into account when it is loaded; it has to be loaded exactly once."""
