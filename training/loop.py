@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from registry.errors import Cancelled
 from training.checkpoint import Checkpoint
 from training.recipe import TrainingRecipe
-from training.run import Run
+from training.run import Limit, Run
 
 Progress = Callable[[int, int, str], object]
 """(step, steps, message)."""
@@ -32,6 +32,7 @@ class Outcome:
 
     `train_history` holds about a hundred (step, mean training loss since the one before). `resumed_at` is the step
     after which a checkpoint was gone on from, None where there was none; it has no influence on all else.
+    `resume_note` says where what may decide the last bits was another when that checkpoint was written.
     """
 
     best_step: int
@@ -41,7 +42,9 @@ class Outcome:
     train_history: tuple[tuple[int, float], ...]
     train_tokens: int
     trained_parameters: int
+    examples: int
     resumed_at: int | None = None
+    resume_note: str | None = None
 
 
 def optimise(
@@ -51,6 +54,8 @@ def optimise(
     train: np.ndarray,
     valid: np.ndarray,
     recipe: TrainingRecipe,
+    valid_loss: MeanNll | None = None,
+    limit: Limit = Limit(),
     progress: Progress | None = None,
     should_stop: Callable[[], bool] | None = None,
     checkpoint: Checkpoint | None = None,
@@ -58,13 +63,14 @@ def optimise(
     """Train the parameters of `module` that require gradients, and leave it in its best state by validation loss.
 
     `train` and `valid` are int64 (blocks, block). The state before the first step takes part, so the outcome is
-    never worse on `valid` than doing nothing. With a `checkpoint` the training goes on from what it holds, and saves
+    never worse on `valid` than doing nothing. `valid_loss` scores `valid` where that is not what is trained on, and
+    `limit` says beyond what a loss has diverged. With a `checkpoint` the training goes on from what it holds, and saves
     itself in it; it is there still at the end, for whoever stores the result to discard.
 
     Raises InvalidParameter where nothing is trained, and with step and learning rate where the loss diverges;
     Cancelled when `should_stop` says so; Conflict for the checkpoint of another training.
     """
-    run = Run(module, mean_nll, train=train, recipe=recipe)
+    run = Run(module, mean_nll, train=train, recipe=recipe, valid_loss=valid_loss, limit=limit)
     with nullcontext() if checkpoint is None else checkpoint.held(), _randomness(recipe.data_seed, run.device):
         resumed_at = _begin(run, valid, checkpoint)
         while run.step < recipe.steps:
@@ -77,7 +83,8 @@ def optimise(
     return Outcome(
         best_step=run.best[1], valid_before=run.history[0][1], valid_best=run.best[0], history=tuple(run.history),
         train_history=tuple(run.curve.points), train_tokens=recipe.steps * run.order.size * (train.shape[1] - 1),
-        trained_parameters=sum(parameter.numel() for parameter in run.trained.values()), resumed_at=resumed_at,
+        trained_parameters=sum(parameter.numel() for parameter in run.trained.values()),
+        examples=recipe.steps * run.order.size, resumed_at=resumed_at, resume_note=run.resume_note,
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from registry.errors import InvalidParameter
-from training.checkpoint import Saved
+from training.checkpoint import Saved, differences
 from training.order import DataOrder
 from training.recipe import TrainingRecipe
 
@@ -50,13 +51,19 @@ class Curve:
         self._sum, self._count = float(state["sum"]), int(state["count"])
 
 
+@dataclass(frozen=True)
+class Limit:
+    """How far above the first loss one may be before it has diverged, and what a loss is in."""
+
+    above: float = 2.0
+    unit: str = "nats a token"
+
+
 class Guard:
     """Refuses a loss that is no number, or that has left where it began by more than any noise explains."""
 
-    LEFT = 2.0  # nats per token above the first loss
-
-    def __init__(self, recipe: TrainingRecipe) -> None:
-        self._recipe = recipe
+    def __init__(self, recipe: TrainingRecipe, limit: Limit) -> None:
+        self._recipe, self._limit = recipe, limit
         self.first: float | None = None
 
     def check(self, loss: float, step: int) -> None:
@@ -64,10 +71,10 @@ class Guard:
         if step == 0:
             return self._check_start(loss)
         self.first = loss if self.first is None else self.first
-        if math.isfinite(loss) and loss <= self.first + self.LEFT:
+        if math.isfinite(loss) and loss <= self.first + self._limit.above:
             return None
         raise InvalidParameter(
-            f"Training diverged at step {step} of {self._recipe.steps}: the loss is {loss:.4g} nats a token at "
+            f"Training diverged at step {step} of {self._recipe.steps}: the loss is {loss:.4g} {self._limit.unit} at "
             f"learning rate {self._recipe.learning_rate_at(step):.3g}, and it began at {self.first:.4g}. Use a lower "
             "learning rate.",
             param="learning_rate",
@@ -89,9 +96,11 @@ class Run:
     """
 
     def __init__(
-        self, module: nn.Module, mean_nll: Callable[[Tensor], Tensor], *, train: np.ndarray, recipe: TrainingRecipe
-    ) -> None:
+        self, module: nn.Module, mean_nll: Callable[[Tensor], Tensor], *, train: np.ndarray, recipe: TrainingRecipe,
+        valid_loss: Callable[[Tensor], Tensor] | None = None, limit: Limit = Limit(),
+    ) -> None:  # fmt: skip
         self.recipe, self._mean_nll, self._train = recipe, mean_nll, train
+        self._valid_loss = mean_nll if valid_loss is None else valid_loss
         self.trained = {name: value for name, value in module.named_parameters() if value.requires_grad}
         if not self.trained:
             raise _trains_nothing()
@@ -108,7 +117,8 @@ class Run:
         self.history: list[tuple[int, float]] = []
         self.best = (math.inf, 0)
         self._kept: dict[str, Tensor] = {}
-        self.curve, self._guard = Curve(recipe.steps), Guard(recipe)
+        self.curve, self._guard = Curve(recipe.steps), Guard(recipe, limit)
+        self.resume_note: str | None = None
 
     def advance(self) -> None:
         """One update."""
@@ -146,7 +156,7 @@ class Run:
         for start in range(0, len(blocks), self.recipe.batch):
             part = blocks[start : start + self.recipe.batch]
             with self._precision():
-                total += float(self._mean_nll(torch.from_numpy(part))) * len(part)
+                total += float(self._valid_loss(torch.from_numpy(part))) * len(part)
         found = total / len(blocks)
         self._guard.check(found, self.step)
         self.history.append((self.step, found))
@@ -182,7 +192,7 @@ class Run:
         """All else of a checkpoint, as JSON."""
         return {
             "step": self.step, "best": self.best, "history": self.history, "curve": self.curve.state(),
-            "first_loss": self._guard.first, "order": self.order.state()[0],
+            "first_loss": self._guard.first, "order": self.order.state()[0], "made_with": made_with(),
         }  # fmt: skip
 
     @torch.no_grad()
@@ -221,6 +231,20 @@ class Run:
         self.step, self.best = int(state["step"]), (float(state["best"][0]), int(state["best"][1]))
         self.history = [(int(step), float(loss)) for step, loss in state["history"]]
         self._guard.first = None if state["first_loss"] is None else float(state["first_loss"])
+        self.resume_note = _note(state.get("made_with"))
+
+
+def made_with() -> dict[str, str | int]:
+    """What may decide the last bits of a sum, and is in no recipe."""
+    return {"torch": torch.__version__, "threads": torch.get_num_threads()}
+
+
+def _note(before: object) -> str | None:
+    """What of `made_with` was another when a checkpoint was written; None for one from before it was recorded."""
+    if not isinstance(before, dict):
+        return None
+    found = differences(before, made_with())
+    return f"The last bits may differ from an unbroken training's: {', '.join(found)}." if found else None
 
 
 def _fill(tensor: Tensor, value: Tensor) -> Tensor:

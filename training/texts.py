@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -27,27 +28,44 @@ def read_texts(path: Path) -> list[str]:
 
     Raises NotFound, or InvalidParameter with the line that is wrong.
     """
-    try:
-        data = path.read_bytes()
-        lines = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8-sig").split("\n")
-    except OSError as problem:
-        raise NotFound(f"{path} cannot be read: {problem.strerror or problem}.", param="texts") from None
-    except UnicodeDecodeError as problem:
-        raise InvalidParameter(f"{path} is not UTF-8 text (byte {problem.start}).", param="texts") from None
-    except (EOFError, zlib.error):
-        raise InvalidParameter(f"{path} is not a whole gzip file.", param="texts") from None
-    texts = [_text_of(line, path, number) for number, line in enumerate(lines, start=1) if line.strip()]
+    texts = [text_of(value, str(path), number) for number, value in read_lines(path)]
     return [text for text in texts if text.strip()]
 
 
-def _text_of(line: str, path: Path, number: int) -> str:
+def read_lines(path: Path) -> list[tuple[int, Any]]:
+    """(line number, JSON value) of each line of a .jsonl or .jsonl.gz file that is not blank.
+
+    Raises NotFound, or InvalidParameter with the line that is no JSON.
+    """
     try:
-        value = json.loads(line)
+        return json_lines(path.read_bytes(), where=str(path))
+    except OSError as problem:
+        raise NotFound(f"{path} cannot be read: {problem.strerror or problem}.", param="texts") from None
+
+
+def json_lines(data: bytes, *, where: str) -> list[tuple[int, Any]]:
+    """As `read_lines`, from bytes that are of `where`."""
+    try:
+        lines = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8-sig").split("\n")
+    except UnicodeDecodeError as problem:
+        raise InvalidParameter(f"{where} is not UTF-8 text (byte {problem.start}).", param="texts") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        raise InvalidParameter(f"{where} is not a whole gzip file.", param="texts") from None
+    return [(number, _json(line, where, number)) for number, line in enumerate(lines, start=1) if line.strip()]
+
+
+def _json(line: str, where: str, number: int) -> Any:
+    try:
+        return json.loads(line)
     except (ValueError, RecursionError):
-        value = None
+        raise InvalidParameter(f"{where}, line {number}, is not JSON.", param="texts") from None
+
+
+def text_of(value: object, where: str, number: int) -> str:
+    """The text of a {"text"} object; raises InvalidParameter with the line."""
     if not isinstance(value, dict) or not isinstance(value.get("text"), str):
         raise InvalidParameter(
-            f'{path}, line {number}, is not JSON with a string "text": texts are JSON lines of {{"text": ...}}.',
+            f'{where}, line {number}, is not JSON with a string "text": texts are JSON lines of {{"text": ...}}.',
             param="texts",
         )
     return str(value["text"])

@@ -1,4 +1,4 @@
-"""Training an adapter for a domain: language modelling on a frozen base model.
+"""Training an adapter for a task on a frozen base model; without another task, for a domain's language.
 
 Called by `soup train` and the demo. Adapters that are to be averaged must start from the same tensors: the same
 structure, base, `init` and `init_seed` give the same `init_hash` (AdapterSoup, appendix A.1).
@@ -6,27 +6,28 @@ structure, base, `init` and `init_seed` give the same `init_hash` (AdapterSoup, 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from registry.adapters import Init, attached, create
+from registry.adapters import AdapterModule, Init, attached, create, from_tensors
 from registry.adapters.weights import init_hash, save_tensors
 from registry.base_model import LoadedBase
-from registry.errors import InvalidParameter
+from registry.errors import Incompatible, InvalidParameter
 from registry.folder import AdapterFolder, write_folder
-from registry.likelihood import token_log_probs
 from registry.names import digest_of
-from registry.spec import AdapterConfig, LoraConfig, Provenance
+from registry.spec import AdapterConfig, BankConfig, LoraConfig, Provenance, UnionConfig, head_of
 from training.checkpoint import Checkpoint, Saving
 from training.loop import MeanNll, Outcome, Progress, optimise
+from training.options import Consistency, PruningOptions
 from training.recipe import TrainingRecipe
-from training.texts import MIN_VALID_TEXTS, Packed, pack
+from training.run import Limit
+from training.task import Examples, Task, prefix_length
+from training.tasks import LANGUAGE_MODELLING
+from training.texts import MIN_VALID_TEXTS
 
 LORA_INIT = "zero_b"
 """How every LoRA starts, whatever `init` says: A uniform, B zero."""
@@ -37,7 +38,7 @@ class Trained:
     """A trained adapter: canonical tensors in fp32, the hash of those it started from, and how it was made.
 
     `record` is plain JSON; it goes into the provenance of whatever is pushed. `resumed_at` is the step after which a
-    checkpoint was gone on from: it is in no record, for the adapter is the same either way.
+    checkpoint was gone on from, `resume_note` what was another then than now: they are in no record.
     """
 
     config: AdapterConfig
@@ -46,6 +47,7 @@ class Trained:
     init_seed: int
     record: dict[str, Any]
     resumed_at: int | None = None
+    resume_note: str | None = None
 
     @property
     def provenance(self) -> Provenance:
@@ -58,73 +60,161 @@ class Trained:
 def train_adapter(
     base: LoadedBase,
     config: AdapterConfig,
-    texts: Sequence[str],
-    valid_texts: Sequence[str],
+    texts: Sequence[Any],
+    valid_texts: Sequence[Any],
     *,
     recipe: TrainingRecipe,
     init_seed: int = 0,
     init: Init = "near_identity",
+    task: Task = LANGUAGE_MODELLING,
+    pruning: PruningOptions | None = None,
+    consistency: Consistency | None = None,
+    start: Mapping[str, Tensor] | None = None,
     progress: Progress | None = None,
     should_stop: Callable[[], bool] | None = None,
     saving: Saving | None = None,
 ) -> Trained:
     """Train an adapter on `texts`, keeping its best state on `valid_texts`. Nothing of `base` changes.
 
+    `texts` are the task's items: texts for language modelling. `config` has the head that the task needs
+    (`training.task.with_head`). With `pruning` it is pruned before the first step; a bank (AdaMix) is trained with
+    `consistency` (by default "released") and scored as its merge; `start` replaces initial tensors by name.
+
     With `saving` the training goes on from the checkpoint in its folder, where there is one. Raises InvalidParameter
-    for too little text, a block beyond the context or a loss that diverges, Incompatible for a base the adapter
-    cannot be put on, Conflict for the checkpoint of another training, Cancelled when `should_stop` says so.
+    for too little data, a block beyond the context or a loss that diverges, Incompatible for a base the adapter
+    cannot be put on or a task it has no head for, Conflict for the checkpoint of another training, Cancelled when
+    `should_stop` says so.
     """
-    _check_block(recipe, base)
-    train = pack(texts, base.tokenize, block=recipe.block)
-    valid = pack(valid_texts, base.tokenize, block=recipe.block, what="validation", at_least=MIN_VALID_TEXTS)
-    adapter = create(config, base.shape, seed=init_seed, init=init, base=base.model)
-    about = inputs_of(base, config, texts, valid_texts, recipe=recipe, init=init)
+    _check_options(config, task, pruning=pruning, consistency=consistency)
+    _check_block(recipe, base, config)
+    head = head_of(config)
+    train = task.encode(base, texts, block=recipe.block, head=head)
+    valid = task.encode(
+        base, valid_texts, block=recipe.block, head=head, what="validation", at_least=MIN_VALID_TEXTS
+    )  # fmt: skip
+    about = inputs_of(
+        base, config, texts, valid_texts, recipe=recipe, init=init, task=task, pruning=pruning,
+        consistency=consistency, start=start,
+    )  # fmt: skip
+    adapter = _started(base, config, init_seed=init_seed, init=init, start=start)
     started = init_hash(adapter.state_dict())
     identity = {**about, "config": config.identity(), "init_seed": init_seed, "init_hash": started}
-    with attached(base.model, adapter.to(base.model.device)):
+    if pruning is not None:
+        adapter = _pruned(base, adapter, task, train, pruning, batch=recipe.batch, data_digest=about["data"]["train"])
+    with attached(base.model, adapter):
         outcome = optimise(
-            adapter, mean_nll_of(base), train=train.blocks, valid=valid.blocks, recipe=recipe, progress=progress,
-            should_stop=should_stop, checkpoint=None if saving is None else Checkpoint(saving, identity),
+            adapter, _training_loss(base, adapter, task, consistency), train=train.rows, valid=valid.rows,
+            recipe=recipe, valid_loss=loss_of(base, adapter, task), limit=Limit(task.noise, task.unit),
+            progress=progress, should_stop=should_stop,
+            checkpoint=None if saving is None else Checkpoint(saving, identity),
         )  # fmt: skip
     return Trained(
-        config=config,
+        config=adapter.config,
         tensors={name: tensor.detach().cpu() for name, tensor in adapter.state_dict().items()},
         init_hash=started,
         init_seed=init_seed,
-        record={**about, **_data_record(train, valid), **_outcome_record(outcome, base)},
+        record={**about, **task.record(train, valid), **_outcome_record(outcome, base, adapter.config, task, train)},
         resumed_at=outcome.resumed_at,
+        resume_note=outcome.resume_note,
     )
 
 
 def inputs_of(
-    base: LoadedBase, config: AdapterConfig, texts: Sequence[str], valid_texts: Sequence[str], *,
-    recipe: TrainingRecipe, init: Init,
+    base: LoadedBase, config: AdapterConfig, texts: Sequence[Any], valid_texts: Sequence[Any], *,
+    recipe: TrainingRecipe, init: Init, task: Task = LANGUAGE_MODELLING, pruning: PruningOptions | None = None,
+    consistency: Consistency | None = None, start: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """What of the record is known before a training begins: with the configuration and `init_seed` it decides all.
 
-    The data are named by the digests of their texts in their order.
+    The data are named by the digests of their texts in their order. What is not asked for has no key, so that records
+    and checkpoints of before it was there stay valid.
     """
-    return {
-        "task": "language modelling",
+    about: dict[str, Any] = {
+        "task": task.name,
         "base": {"fingerprint": base.shape.fingerprint, "dtype": base.entry.dtype},
         "init": LORA_INIT if isinstance(config, LoraConfig) else init,
-        "data": {"train": digest_of(list(texts)), "valid": digest_of(list(valid_texts))},
+        "data": {"train": digest_of(task.identity(texts)), "valid": digest_of(task.identity(valid_texts))},
         **recipe.model_dump(mode="json"),
     }
+    if pruning is not None:
+        about["pruning"] = pruning.model_dump(mode="json")
+    if isinstance(config, BankConfig):
+        about["consistency"] = consistency or "released"
+    if start is not None:
+        about["start"] = init_hash(start)
+    return about
 
 
-def mean_nll_of(base: LoadedBase) -> MeanNll:
-    """Mean NLL per predicted token of packed blocks under the base, with whatever is attached to it.
+def loss_of(base: LoadedBase, adapter: AdapterModule | None = None, task: Task = LANGUAGE_MODELLING) -> MeanNll:
+    """The task's mean loss of rows under the base, with `adapter` attached to it by the caller."""
+    return lambda rows: task.loss(base, adapter, rows)
 
-    Only the parts above the first adapter keep what a backward pass needs: the base's parameters ask for no
-    gradient, so what lies below the first trained tensor leaves no graph.
-    """
 
-    def mean_nll(blocks: Tensor) -> Tensor:  # (batch, block)
-        ids = blocks.to(base.model.device)
-        return -token_log_probs(base.model, ids, torch.ones_like(ids)).mean()
+def _check_options(
+    config: AdapterConfig, task: Task, *, pruning: PruningOptions | None, consistency: Consistency | None
+) -> None:
+    if consistency is not None and not isinstance(config, BankConfig):
+        raise InvalidParameter(
+            f"Consistency is between the experts of a bank, and this adapter is a {config.method}.",
+            param="consistency",
+        )
+    if pruning is not None and isinstance(config, BankConfig):
+        raise InvalidParameter("The experts of a bank are not pruned: choose one of the two.", param="pruning")
+    found = head_of(config)
+    if task.answers != (None if found is None else found.task):
+        raise Incompatible(
+            f"{task.name.capitalize()} needs an adapter with {_named(task.answers)}, and this {config.method} adapter "
+            f"has {_named(None if found is None else found.task)}.",
+            param="config",
+        )
 
-    return mean_nll
+
+def _named(head: str | None) -> str:
+    return "no head" if head is None else f"a head for {head.replace('_', ' ')}"
+
+
+def _check_block(recipe: TrainingRecipe, base: LoadedBase, config: AdapterConfig) -> None:
+    taken = prefix_length(config)
+    if recipe.block + taken > base.shape.context:
+        less = f", of which the prefix takes {taken}" if taken else ""
+        raise InvalidParameter(
+            f"A block of {recipe.block} tokens does not fit the base model's context of {base.shape.context}{less}.",
+            param="block",
+        )
+
+
+def _started(
+    base: LoadedBase, config: AdapterConfig, *, init_seed: int, init: Init, start: Mapping[str, Tensor] | None
+) -> AdapterModule:
+    """The adapter at step 0 on the base's device."""
+    adapter = create(config, base.shape, seed=init_seed, init=init, base=base.model)
+    if start:
+        adapter = from_tensors(config, base.shape, {**adapter.state_dict(), **start})
+    return adapter.to(base.model.device)
+
+
+def _pruned(
+    base: LoadedBase, adapter: AdapterModule, task: Task, train: Examples, options: PruningOptions, *, batch: int,
+    data_digest: str,
+) -> AdapterModule:  # fmt: skip
+    """The adapter with some entries at zero for good; the same from the same start, also before going on."""
+    from training.pruning import prune
+
+    with attached(base.model, adapter):
+        return prune(
+            adapter, loss_of(base, adapter, task), train.rows, options, batch=batch, data_digest=data_digest
+        )  # fmt: skip
+
+
+def _training_loss(
+    base: LoadedBase, adapter: AdapterModule, task: Task, consistency: Consistency | None
+) -> MeanNll:  # fmt: skip
+    """The loss of a step: the task's, or for a bank that of its routes and of their agreement."""
+    if not isinstance(adapter.config, BankConfig):
+        return loss_of(base, adapter, task)
+    from training.adamix import consistent_loss
+
+    return consistent_loss(lambda rows: task.scored(base, adapter, rows), adapter, consistency or "released")
 
 
 def write_trained(
@@ -150,42 +240,26 @@ def write_trained(
     )
 
 
-def _check_block(recipe: TrainingRecipe, base: LoadedBase) -> None:
-    if recipe.block > base.shape.context:
-        raise InvalidParameter(
-            f"A block of {recipe.block} tokens does not fit the base model's context of {base.shape.context}.",
-            param="block",
-        )
-
-
-def _data_record(train: Packed, valid: Packed) -> dict[str, Any]:
-    """What went in, and what of it was left out."""
-    return {
-        "texts": train.texts,
-        "texts_left_out": train.texts_left_out,
-        "texts_cut": train.texts_cut,
-        "tokens_available": int(train.blocks.size),
-        "tokens_left_out": train.tokens_left_out,
-        "valid_texts": valid.texts,
-        "valid_tokens": int(valid.blocks.size),
-        "valid_tokens_left_out": valid.tokens_left_out,
-    }
-
-
-def _outcome_record(outcome: Outcome, base: LoadedBase) -> dict[str, Any]:
-    """What came of it, and how large it is beside the base model."""
+def _outcome_record(
+    outcome: Outcome, base: LoadedBase, config: AdapterConfig, task: Task, train: Examples
+) -> dict[str, Any]:
+    """What came of it, and how large it is beside the base model; pruned entries are not trained."""
     parameters = sum(parameter.numel() for parameter in base.model.parameters())
+    trained = outcome.trained_parameters - masked_entries(config)
     return {
         "optimizer": "AdamW",
-        "parameters": {
-            "trained": outcome.trained_parameters,
-            "base": parameters,
-            "share": outcome.trained_parameters / parameters,
-        },
-        "tokens_trained": outcome.train_tokens,
+        "parameters": {"trained": trained, "base": parameters, "share": trained / parameters},
         "best_step": outcome.best_step,
-        "valid_perplexity_before": math.exp(outcome.valid_before),
-        "valid_perplexity": math.exp(outcome.valid_best),
+        **task.outcome(
+            examples=outcome.examples, width=train.rows.shape[1], before=outcome.valid_before, best=outcome.valid_best
+        ),
         "valid_history": [[step, nll] for step, nll in outcome.history],
         "train_history": [[step, nll] for step, nll in outcome.train_history],
     }
+
+
+def masked_entries(config: AdapterConfig) -> int:
+    """How many entries of an adapter are held at zero."""
+    members = config.members if isinstance(config, UnionConfig) else (config,)
+    found = (getattr(member, "pruned", None) for member in members)
+    return sum(pruned.masked for pruned in found if pruned is not None)

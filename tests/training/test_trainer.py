@@ -24,7 +24,7 @@ from tests.training.conftest import TEXTS, VALID, state_hash
 from training.recipe import TrainingRecipe
 from training.targets import lora_for
 from training.texts import pack
-from training.trainer import mean_nll_of, train_adapter
+from training.trainer import loss_of, train_adapter
 
 RECIPE = TrainingRecipe(steps=12, batch=4, block=32, learning_rate=1e-2, evaluations=3)
 STRUCTURES = ("bapna_firat", "houlsby", "pfeiffer", "parallel")
@@ -45,7 +45,7 @@ def test_training_helps_and_frozen_means_frozen(base, structure):
     adapter = from_tensors(trained.config, base.shape, trained.tensors)
     blocks = torch.from_numpy(pack(VALID, base.tokenize, block=32).blocks)
     with attached(base.model, adapter), torch.no_grad():
-        again = math.exp(mean_nll_of(base)(blocks))
+        again = math.exp(loss_of(base)(blocks))
     assert again == pytest.approx(trained.record["valid_perplexity"], rel=1e-5)
 
 
@@ -107,7 +107,7 @@ def test_backward_stops_at_the_first_adapter(base):
         for i, layer in enumerate(layers)
     ]
     with attached(base.model, adapter):
-        mean_nll_of(base)(torch.randint(0, 300, (2, 16)))
+        loss_of(base)(torch.randint(0, 300, (2, 16)))
     for handle in handles:
         handle.remove()
     assert needs == {0: False, 1: True}

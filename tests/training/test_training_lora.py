@@ -17,7 +17,7 @@ from tests.training.conftest import TEXTS, VALID, state_hash
 from training.recipe import TrainingRecipe
 from training.targets import lora_for
 from training.texts import pack
-from training.trainer import mean_nll_of, train_adapter, write_trained
+from training.trainer import loss_of, train_adapter, write_trained
 
 RECIPE = TrainingRecipe(steps=4, batch=4, block=32, learning_rate=2e-2, evaluations=2)
 
@@ -43,7 +43,7 @@ def test_every_family_is_trained_and_stays_frozen(base, method, tmp_path):
     assert written.config == config
     adapter = from_tensors(config, base.shape, trained.tensors)
     with attached(base.model, adapter), torch.no_grad():
-        again = float(mean_nll_of(base)(torch.from_numpy(pack(VALID, base.tokenize, block=32).blocks)).exp())
+        again = float(loss_of(base)(torch.from_numpy(pack(VALID, base.tokenize, block=32).blocks)).exp())
     assert again == pytest.approx(record["valid_perplexity"], rel=1e-5)
 
 
@@ -56,7 +56,7 @@ def test_a_lora_starts_at_the_base_and_is_written_as_peft_reads_it(base, tmp_pat
     assert first.init_hash == second.init_hash
     assert first.record["init"] == "zero_b"
     with torch.no_grad():
-        plain = float(mean_nll_of(base)(torch.from_numpy(pack(VALID, base.tokenize, block=32).blocks)).exp())
+        plain = float(loss_of(base)(torch.from_numpy(pack(VALID, base.tokenize, block=32).blocks)).exp())
     assert first.record["valid_perplexity_before"] == pytest.approx(plain, rel=1e-5)
     write_trained(tmp_path / "law", first, base, domain="law", base_id="tiny")
     peft = json.loads((tmp_path / "law" / "adapter_config.json").read_text())

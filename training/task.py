@@ -1,0 +1,141 @@
+"""What an adapter is trained for: how data become rows, how rows become a loss, and what is measured on new data.
+
+The trainer and `training.evaluate` know a task by this alone; the tasks there are, are in `training.tasks`. A task
+holds nothing: what depends on the data, such as the label map, is in the adapter's configuration.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from registry.adapters import AdapterModule
+from registry.base_model import LoadedBase
+from registry.errors import Incompatible
+from registry.spec import AdapterConfig, BankConfig, FusionConfig, HeadConfig, PrefixConfig, UnionConfig
+from training.texts import MIN_TEXTS
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Data as rows int64 (examples, width), whose layout is the task's own, and what became of the data.
+
+    `counts` goes into the record: what was received, what was cut, what was left out.
+    """
+
+    rows: np.ndarray
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+
+class Scored(NamedTuple):
+    """What a model says of a batch: fp32 logits (n, classes), int64 targets (n,), fp32 weights (n,) that sum to 1.
+
+    The loss is the weighted mean of the targets' cross-entropy in nats.
+    """
+
+    logits: Tensor
+    targets: Tensor
+    weights: Tensor
+
+    def loss(self) -> Tensor:
+        """Weighted mean cross-entropy in nats, a scalar."""
+        found = self.logits.gather(-1, self.targets[:, None]).squeeze(-1) - self.logits.logsumexp(dim=-1)
+        return -(found * self.weights).sum()
+
+
+HeadTask = Literal["classification", "question_answering"]
+
+
+class Task(ABC):
+    """One task; rows of a batch count alike, so that the mean over parts of a batch is that of the whole."""
+
+    key: str
+    """Its name in options and requests."""
+    name: str
+    """Its name for people, and in records."""
+    unit: str = "nats"
+    """What its loss is in."""
+    answers: HeadTask | None = None
+    """What of a head its adapters need; None where the base model's own output layer answers."""
+    noise: float = 2.0
+    """How far above the first loss, in `unit`, that of a step may be without having diverged."""
+
+    @abstractmethod
+    def items(self, lines: Sequence[tuple[int, Any]], *, where: str) -> list[Any]:
+        """The data of (line number, JSON value) pairs; raises InvalidParameter with the line that is wrong."""
+
+    @abstractmethod
+    def text_of(self, item: Any) -> str:
+        """The text of one item, for the sample that stands for an adapter's domain."""
+
+    @abstractmethod
+    def identity(self, items: Sequence[Any]) -> list[Any]:
+        """The items as JSON, for the digest that names the data in records."""
+
+    @abstractmethod
+    def head(self, items: Sequence[Any]) -> HeadConfig | None:
+        """The head that training on these items needs, its label map included; None where there is none.
+
+        Raises InvalidParameter for items that make no task (a single label).
+        """
+
+    @abstractmethod
+    def encode(
+        self, base: LoadedBase, items: Sequence[Any], *, block: int, what: str = "training", at_least: int = MIN_TEXTS,
+        head: HeadConfig | None = None,
+    ) -> Examples:  # fmt: skip
+        """Items as rows of at most `block` tokens; `head` is the adapter's, where the task has one.
+
+        Raises InvalidParameter for fewer than `at_least` items, and for labels that `head` has not.
+        """
+
+    @abstractmethod
+    def scored(self, base: LoadedBase, adapter: AdapterModule | None, rows: Tensor) -> Scored:
+        """What the base, with `adapter` attached to it by the caller, says of rows (batch, width); differentiable."""
+
+    def loss(self, base: LoadedBase, adapter: AdapterModule | None, rows: Tensor) -> Tensor:
+        """Mean loss of rows (batch, width) in `unit`, a scalar; as `scored` says it where nothing cheaper is known."""
+        return self.scored(base, adapter, rows).loss()
+
+    @abstractmethod
+    def metrics(
+        self, base: LoadedBase, adapter: AdapterModule | None, items: Sequence[Any], *, block: int, batch: int = 8
+    ) -> dict[str, float]:
+        """Figures of the task on `items`, with `adapter` attached to the base by the caller; nothing is trained."""
+
+    def record(self, train: Examples, valid: Examples) -> dict[str, Any]:
+        """What of the data an adapter's record says."""
+        return {**train.counts, **{f"valid_{name}": count for name, count in valid.counts.items()}}
+
+    def outcome(self, *, examples: int, width: int, before: float, best: float) -> dict[str, Any]:
+        """What of a training's outcome the record says: examples seen, validation loss before and at its best."""
+        del width
+        return {"examples_trained": examples, "valid_loss_before": before, "valid_loss": best}
+
+
+def with_head(config: AdapterConfig, head: HeadConfig | None) -> AdapterConfig:
+    """The adapter of `config` that answers with `head`; as it is where there is none.
+
+    Raises Incompatible for what no head can be put beside: banks, fusions, and what has another one.
+    """
+    if head is None or config == head:
+        return config
+    members = config.members if isinstance(config, UnionConfig) else (config,)
+    if any(isinstance(member, BankConfig | FusionConfig | HeadConfig) for member in members):
+        raise Incompatible(
+            f"A head for {head.task.replace('_', ' ')} cannot be put beside an adapter of method {config.method!r}: "
+            "take a bottleneck, a LoRA, a prefix or MAM.",
+            param="config",
+        )
+    return UnionConfig.model_validate({"members": [*members, head]})
+
+
+def prefix_length(config: AdapterConfig) -> int:
+    """How many positions of the context an adapter takes."""
+    members = config.members if isinstance(config, UnionConfig) else (config,)
+    return sum(member.length for member in members if isinstance(member, PrefixConfig))

@@ -1,0 +1,140 @@
+"""Causal language modelling: texts end to end in blocks, the mean NLL of each next token.
+
+Registered in `training.tasks`. Perplexity of new texts is that of METHODS section 6: each text by itself, every token
+scored once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from registry.adapters import AdapterModule
+from registry.base_model import LoadedBase
+from registry.evaluate import report
+from registry.likelihood import hidden_states, lm_logits, score_windows, token_log_probs, windows
+from registry.spec import HeadConfig, PassageScore
+from training.task import Examples, Scored, Task
+from training.texts import MIN_TEXTS, pack, text_of
+
+
+class LanguageModelling(Task):
+    """Items are texts; a row is a block of them (block,)."""
+
+    key = "language_modelling"
+    name = "language modelling"
+    unit = "nats a token"
+
+    def items(self, lines: Sequence[tuple[int, Any]], *, where: str) -> list[str]:
+        """The texts of {"text"} objects, empty ones left out; raises InvalidParameter with the line."""
+        found = [text_of(value, where, number) for number, value in lines]
+        return [text for text in found if text.strip()]
+
+    def text_of(self, item: str) -> str:
+        """The text itself."""
+        return item
+
+    def identity(self, items: Sequence[str]) -> list[Any]:
+        """The texts."""
+        return list(items)
+
+    def head(self, items: Sequence[str]) -> HeadConfig | None:
+        """None: the base model's own output layer predicts."""
+        del items
+        return None
+
+    def encode(
+        self, base: LoadedBase, items: Sequence[str], *, block: int, what: str = "training", at_least: int = MIN_TEXTS,
+        head: HeadConfig | None = None,
+    ) -> Examples:  # fmt: skip
+        """The texts' tokens in blocks; raises InvalidParameter for too few texts or less than one block."""
+        del head
+        packed = pack(items, base.tokenize, block=block, what=what, at_least=at_least)
+        return Examples(
+            packed.blocks,
+            {
+                "texts": packed.texts,
+                "texts_left_out": packed.texts_left_out,
+                "texts_cut": packed.texts_cut,
+                "tokens_available": int(packed.blocks.size),
+                "tokens_left_out": packed.tokens_left_out,
+            },
+        )
+
+    def scored(self, base: LoadedBase, adapter: AdapterModule | None, rows: Tensor) -> Scored:
+        """Logits (batch * (block - 1), vocabulary) of each next token."""
+        del adapter
+        ids = rows.to(base.model.device)
+        hidden = hidden_states(base.model, ids, torch.ones_like(ids))[:, :-1]
+        logits = lm_logits(base.model, hidden).float().flatten(0, 1)
+        targets = ids[:, 1:].flatten()
+        return Scored(logits, targets, torch.full(targets.shape, 1.0 / len(targets), device=ids.device))
+
+    def loss(self, base: LoadedBase, adapter: AdapterModule | None, rows: Tensor) -> Tensor:
+        """Mean NLL per predicted token of blocks (batch, block).
+
+        Only the parts above the first adapter keep what a backward pass needs: the base's parameters ask for no
+        gradient, so what lies below the first trained tensor leaves no graph.
+        """
+        del adapter
+        ids = rows.to(base.model.device)
+        return -token_log_probs(base.model, ids, torch.ones_like(ids)).mean()
+
+    def metrics(
+        self, base: LoadedBase, adapter: AdapterModule | None, items: Sequence[str], *, block: int, batch: int = 8
+    ) -> dict[str, float]:
+        """Perplexity of the texts, each cut into windows of at most `block` tokens, with its standard error."""
+        del adapter
+        found = report(passage_scores(base, items, block=block, batch=batch))
+        return {
+            "perplexity": found.perplexity,
+            "nll": found.mean_nll,
+            "nll_standard_error": found.standard_error,
+            "bits_per_byte": found.bits_per_byte,
+            "tokens": found.tokens,
+            "texts": len(found.texts),
+        }
+
+    def record(self, train: Examples, valid: Examples) -> dict[str, Any]:
+        """What went in, and what of it was left out."""
+        return {
+            **train.counts,
+            "valid_texts": valid.counts["texts"],
+            "valid_tokens": valid.counts["tokens_available"],
+            "valid_tokens_left_out": valid.counts["tokens_left_out"],
+        }
+
+    def outcome(self, *, examples: int, width: int, before: float, best: float) -> dict[str, Any]:
+        """Tokens that were predicted, and perplexity on the validation blocks."""
+        return {
+            "tokens_trained": examples * (width - 1),
+            "valid_perplexity_before": math.exp(before),
+            "valid_perplexity": math.exp(best),
+        }
+
+
+def passage_scores(base: LoadedBase, texts: Sequence[str], *, block: int, batch: int = 8) -> list[PassageScore]:
+    """The log-likelihood of each text under the base with whatever is attached to it (METHODS section 6).
+
+    A text is BOS + its tokens, in windows of at most `block`, each with BOS. Memory is that of `batch` blocks.
+    """
+    cut = [windows(base.tokenize(text, bos=False), context=block, bos_id=_bos(base)) for text in texts]
+    flat = [window for parts in cut for window in parts]
+    scores = iter(score_windows(base.model, flat, max_tokens=batch * block, pad_id=0))
+    return [
+        PassageScore(
+            nll=sum(next(scores) for _ in parts),
+            tokens=sum(len(window) - 1 for window in parts),
+            bytes=len(text.encode()),
+            windows=max(1, len(parts)),
+        )
+        for text, parts in zip(texts, cut, strict=True)
+    ]
+
+
+def _bos(base: LoadedBase) -> int | None:
+    return base.bos_id if base.entry.bos else None
