@@ -1,6 +1,6 @@
 """Putting an adapter on a frozen base model for one forward pass, and taking it off again.
 
-Forward hooks only: no parameter, buffer or attribute of the base changes, and the hooks leave with the context,
+Hooks only: no parameter, buffer or attribute of the base changes, and the hooks leave with the context,
 whatever happens inside. Called by the engine's runner (once per forward pass, so it must be cheap) and by the
 trainer (the hooks are differentiable). A hook changes what everybody who runs that model gets, so the caller must
 be the only one who runs it.
@@ -8,6 +8,7 @@ be the only one who runs it.
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +22,8 @@ from registry.spec import AdapterConfig
 
 Edit = Callable[[nn.Module, Tensor, Tensor], Tensor]
 """(hooked module, its argument (batch, time, hidden), its output (batch, time, hidden)) -> the output to use."""
+InputEdit = Callable[[nn.Module, dict[str, Any]], dict[str, Any]]
+"""(hooked module, the arguments of its forward pass by name) -> those to use."""
 
 
 class AdapterModule(nn.Module, ABC):
@@ -45,6 +48,10 @@ class AdapterModule(nn.Module, ABC):
         an edit may also only look at what passes, and give the output back as it came.
         """
 
+    def inputs(self, _model: nn.Module) -> Iterator[tuple[nn.Module, InputEdit]]:
+        """Pairs of a module of `model` and the edit of what its forward pass is given; most adapters have none."""
+        return iter(())
+
 
 @dataclass(frozen=True)
 class OutputHook:
@@ -58,6 +65,20 @@ class OutputHook:
         if isinstance(output, tuple):
             return (self.edit(module, source, output[0]), *output[1:])
         return self.edit(module, source, output)
+
+
+@dataclass(frozen=True)
+class InputHook:
+    """A forward pre-hook that edits a module's arguments."""
+
+    edit: InputEdit
+
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The edited arguments, all by name."""
+        named = dict(zip(inspect.signature(module.forward).parameters, args, strict=False)) if args else {}
+        return (), self.edit(module, {**named, **kwargs})
 
 
 class InUse:
@@ -79,6 +100,8 @@ def attached(model: nn.Module, adapter: AdapterModule) -> Iterator[None]:
         raise Internal("An adapter is attached to this base model already.")
     handles = [model.register_forward_pre_hook(InUse())]
     try:
+        for module, change in adapter.inputs(model):
+            handles.append(module.register_forward_pre_hook(InputHook(change), with_kwargs=True))
         for module, edit in adapter.edits(model):
             handles.append(module.register_forward_hook(OutputHook(edit), with_kwargs=True))
         yield

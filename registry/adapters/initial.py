@@ -35,10 +35,7 @@ def initial_tensors(
     LayerNorms start at 1 and 0; Houlsby's trained copies of norms start as the base's. Raises InvalidParameter for
     an unknown `init`, a negative seed, or copies without `base`, and Incompatible for norms that cannot be trained.
     """
-    if init not in INITS:
-        raise InvalidParameter(f"Initialisation {init!r} is not one of {', '.join(INITS)}.", param="init")
-    if seed < 0:
-        raise InvalidParameter(f"A seed is not negative, and {seed} is.", param="seed")
+    check_start(seed=seed, init=init)
     rng = np.random.Generator(np.random.PCG64(seed))
     norms = _base_norms(shapes, base)
     tensors = {}
@@ -52,12 +49,20 @@ def initial_tensors(
     return tensors
 
 
+def check_start(*, seed: int, init: Init) -> None:
+    """Raises InvalidParameter for an unknown `init` or a negative seed."""
+    if init not in INITS:
+        raise InvalidParameter(f"Initialisation {init!r} is not one of {', '.join(INITS)}.", param="init")
+    if seed < 0:
+        raise InvalidParameter(f"A seed is not negative, and {seed} is.", param="seed")
+
+
 def _projection(rng: np.random.Generator, name: str, shapes: Mapping[str, tuple[int, ...]], init: Init) -> np.ndarray:
     """float64 values of a projection's weight or bias."""
     shape = shapes[name]
     is_bias = name.endswith(".bias")
     if init == "near_identity":
-        return np.zeros(shape) if is_bias else NEAR_IDENTITY_STD * _truncated_normal(rng, shape)
+        return np.zeros(shape) if is_bias else NEAR_IDENTITY_STD * truncated_normal(rng, shape)
     if init == "zero_up" and (is_bias or name.endswith(".up.weight")):
         return np.zeros(shape)
     fan_in = shapes[name.removesuffix("bias") + "weight" if is_bias else name][1]
@@ -65,7 +70,7 @@ def _projection(rng: np.random.Generator, name: str, shapes: Mapping[str, tuple[
     return rng.uniform(-bound, bound, size=shape)
 
 
-def _truncated_normal(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+def truncated_normal(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     """Standard normal draws; those beyond two standard deviations are drawn again."""
     values = rng.standard_normal(math.prod(shape))
     while (beyond := np.flatnonzero(np.abs(values) > TRUNCATION)).size:

@@ -1,0 +1,90 @@
+"""Heads of task adapters: a linear layer on the base's last hidden states, whose outputs are labels or span scores.
+
+A head changes nothing in the base model's own forward pass: whoever trains or evaluates a task asks it for its logits
+(Devlin et al., NAACL 2019, section 4: [CLS] for sequences, a start and an end vector for spans; a causal model has
+read the whole sequence at its last token, Radford et al., 2018). Called by the tasks of `training`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from registry.adapters.attach import AdapterModule, Edit
+from registry.adapters.initial import Init, check_start, truncated_normal
+from registry.errors import Incompatible
+from registry.spec import BaseShape, HeadConfig
+
+HEAD_STD = 0.02
+"""Spread of the weights at the start, as BERT's (`initializer_range`); a head has no state to be close to."""
+
+
+class HeadModule(AdapterModule):
+    """A head without values: built on torch's meta device and filled by its maker."""
+
+    config: HeadConfig
+
+    def __init__(self, config: HeadConfig, shape: BaseShape, *, device: torch.device | str = "meta") -> None:
+        super().__init__()
+        self.config = config
+        self.hidden_size = shape.hidden_size
+        self.reads_last = shape.kind == "causal"
+        self.out = nn.Linear(shape.hidden_size, len(config.labels), device=device)
+
+    def check_fit(self, model: nn.Module) -> None:
+        """Raises Incompatible for another hidden size."""
+        config: Any = model.config
+        found = int(getattr(config, "hidden_size", 0))
+        if found != self.hidden_size:
+            raise Incompatible(
+                f"The head reads hidden states of size {self.hidden_size}; this base model's are of size {found}.",
+                param="base_model",
+            )
+
+    def edits(self, _model: nn.Module) -> Iterator[tuple[nn.Module, Edit]]:
+        """None: a head edits nothing."""
+        return iter(())
+
+    def logits(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        """What the head says of last hidden states (batch, time, hidden), whose tokens `mask` (batch, time) marks.
+
+        Classification: (batch, labels), of the first token of an encoder and the last of a causal model, wherever the
+        padding is. Question answering: (batch, time, 2), the scores of a span's start and end; the caller leaves
+        out positions where no answer can be. In the head's own dtype (fp32 as built).
+        """
+        states = hidden if self.config.task == "question_answering" else self._read(hidden, mask)
+        found: Tensor = self.out(states.to(self.out.weight.dtype))
+        return found
+
+    def _read(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        """(batch, hidden): the states of the token that stands for its sequence."""
+        tokens = mask.to(torch.int64)
+        place = mask.shape[1] - 1 - tokens.flip(1).argmax(1) if self.reads_last else tokens.argmax(1)
+        return hidden[torch.arange(len(hidden), device=hidden.device), place]
+
+
+def head_module(adapter: AdapterModule) -> HeadModule | None:
+    """The head of an adapter: itself, or a member of a union; None where it has none."""
+    return next((part for part in adapter.modules() if isinstance(part, HeadModule)), None)
+
+
+def initial_head(
+    shapes: Mapping[str, tuple[int, ...]], *, seed: int, init: Init, **_not_needed: object
+) -> dict[str, Tensor]:
+    """fp32 tensors for `shapes`: weights N(0, 0.02) truncated at two standard deviations, biases zero.
+
+    Whatever `init` says, which is about adapters inside of the base. Drawn with NumPy's PCG64, like
+    `initial.initial_tensors`. Raises InvalidParameter for an unknown `init` or a negative seed.
+    """
+    check_start(seed=seed, init=init)
+    rng = np.random.Generator(np.random.PCG64(seed))
+    return {
+        name: torch.from_numpy((HEAD_STD * truncated_normal(rng, shape)).astype(np.float32))
+        if name.endswith("weight")
+        else torch.zeros(shape)
+        for name, shape in shapes.items()
+    }

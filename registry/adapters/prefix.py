@@ -1,0 +1,160 @@
+"""Prefix tuning (Li & Liang, ACL 2021): trained keys and values of virtual tokens before every text.
+
+Stored and computed as PEFT 0.21 does it for PREFIX_TUNING without a projection: one tensor `prompt_embeddings`
+(length, layers * 2 * heads * size), layer by layer, keys before values, and the text's positions begin at `length`.
+They enter through the key-value cache of the model's forward pass: nothing is hooked inside of the layers, so any
+family takes them whose layers have keys and values of one size (`BaseShape.kv`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import Cache, DynamicCache
+
+from registry.adapters.attach import AdapterModule, Edit, InputEdit
+from registry.adapters.initial import NEAR_IDENTITY_STD, Init, check_start, truncated_normal
+from registry.adapters.sites import model_type_of
+from registry.errors import Incompatible, Internal, InvalidParameter
+from registry.spec import BaseShape, PrefixConfig
+
+PROMPT = "prompt_embeddings"
+
+
+class PrefixAdapter(AdapterModule):
+    """A prefix without values: built on torch's meta device and filled by its maker.
+
+    Raises Incompatible for a base model without one size of keys and values, or with no room for text after it.
+    """
+
+    config: PrefixConfig
+
+    def __init__(self, config: PrefixConfig, shape: BaseShape, *, device: torch.device | str = "meta") -> None:
+        super().__init__()
+        if shape.kv is None:
+            raise Incompatible(
+                f"A prefix cannot be put before the texts of this base model (family {shape.model_type!r}): its "
+                f"layers have no keys and values of one size, or it is no causal model.",
+                param="base_model",
+            )
+        if config.length > shape.context - 2:
+            raise Incompatible(
+                f"A prefix of {config.length} virtual tokens leaves no room for text in a context of {shape.context}.",
+                param="base_model",
+            )
+        self.config = config
+        self.model_type = shape.model_type
+        self.num_layers = shape.num_layers
+        self.hidden_size = shape.hidden_size
+        self.kv = shape.kv
+        self.context = shape.context
+        heads, size = shape.kv
+        self.prompt_embeddings = nn.Parameter(
+            torch.empty(config.length, shape.num_layers * 2 * heads * size, device=device)
+        )
+
+    def check_fit(self, model: nn.Module) -> None:
+        """Raises Incompatible for another family, other sizes, or other keys and values."""
+        if model_type_of(model) != self.model_type:
+            raise Incompatible(
+                f"The prefix is for base models of family {self.model_type!r}; this one is of family "
+                f"{model_type_of(model)!r}.",
+                param="base_model",
+            )
+        config: Any = model.config
+        found = int(getattr(config, "num_hidden_layers", 0)), int(getattr(config, "hidden_size", 0))
+        heads = getattr(config, "num_key_value_heads", None) or self.kv[0]
+        if (*found, heads) != (self.num_layers, self.hidden_size, self.kv[0]):
+            raise Incompatible(
+                f"The prefix is for {self.num_layers} layers of hidden size {self.hidden_size} with {self.kv[0]} heads "
+                f"of keys and values; this base model has {found[0]} of {found[1]} with {heads}.",
+                param="base_model",
+            )
+
+    def edits(self, _model: nn.Module) -> Iterator[tuple[nn.Module, Edit]]:
+        """None: a prefix edits no output."""
+        return iter(())
+
+    def inputs(self, model: nn.Module) -> Iterator[tuple[nn.Module, InputEdit]]:
+        """The transformer below the language-modelling head, and what its forward pass is given instead."""
+        yield cast(nn.Module, model.base_model), self.before
+
+    def layers(self, rows: int, *, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of every layer, each (rows, heads, length, size), for `rows` texts."""
+        heads, size = self.kv
+        states = self.prompt_embeddings.to(dtype).view(self.config.length, self.num_layers, 2, heads, size)
+        states = states.permute(1, 2, 3, 0, 4).unsqueeze(2).expand(-1, -1, rows, -1, -1, -1)
+        return [(layer[0], layer[1]) for layer in states]
+
+    def before(self, module: nn.Module, given: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of a forward pass with the prefix in its cache, its mask, and before its positions.
+
+        A cache that is empty, or none, gets the prefix; one that holds states was filled in a pass with the prefix and
+        has it. The mask, as the caller knows it, covers what is cached and what is new, without the prefix. Raises
+        Internal where it does not, which means that the cache was filled without; and InvalidParameter for more
+        text than fits.
+        """
+        source = given["input_ids"] if given.get("input_ids") is not None else given["inputs_embeds"]
+        rows, new = int(source.shape[0]), int(source.shape[1])
+        cache: Cache | None = given.get("past_key_values")
+        if cache is None:
+            cache = DynamicCache()
+        if cache.get_seq_length() == 0:
+            for number, (keys, values) in enumerate(self.layers(rows, dtype=cast(torch.dtype, module.dtype))):
+                cache.update(keys, values, number)
+        self._check_room(cache.get_seq_length() + new)
+        changed = {**given, "past_key_values": cache}
+        mask, positions = given.get("attention_mask"), given.get("position_ids")
+        if mask is not None:
+            changed["attention_mask"] = self._covering(mask, cached=cache.get_seq_length(), new=new)
+        if positions is not None:
+            changed["position_ids"] = positions + self.config.length
+        return changed
+
+    def _check_room(self, tokens: int) -> None:
+        if tokens > self.context:
+            length = self.config.length
+            raise InvalidParameter(
+                f"The text has {tokens - length} tokens, and {self.context - length} fit: the prefix takes {length} of "
+                f"the base model's context of {self.context}.",
+                param="tokens",
+            )
+
+    def _covering(self, mask: object, *, cached: int, new: int) -> Tensor:
+        """The mask with the prefix's columns in front: everybody sees them."""
+        length = self.config.length
+        if not isinstance(mask, Tensor) or mask.ndim not in (2, 4):
+            raise Internal("A prefix needs an attention mask that is one tensor (rows, time) or (rows, 1, new, time).")
+        if mask.shape[-1] + length != cached + new:
+            raise Internal(
+                f"An attention mask of {mask.shape[-1]} columns does not go with {cached} cached and {new} new tokens, "
+                f"{length} of them the prefix: the cache was filled without it."
+            )
+        seen = 0.0 if mask.is_floating_point() and mask.ndim == 4 else 1.0  # such a mask is added to the scores
+        return F.pad(mask, (length, 0), value=seen)
+
+
+def initial_prefix(
+    shapes: Mapping[str, tuple[int, ...]], *, seed: int, init: Init, **_not_needed: object
+) -> dict[str, Tensor]:
+    """fp32 `prompt_embeddings`, drawn with NumPy's PCG64; no start leaves the base exactly as it is, because the
+    virtual tokens take part of the attention.
+
+    - `near_identity`, `zero_up`: N(0, 1e-2) truncated at two standard deviations; zeros would keep the virtual tokens
+      equal to each other for ever.
+    - `linear`: N(0, 1), the default of the embedding in which PEFT keeps it.
+
+    Raises InvalidParameter for an unknown `init` or a negative seed.
+    """
+    check_start(seed=seed, init=init)
+    rng = np.random.Generator(np.random.PCG64(seed))
+    return {name: torch.from_numpy(_drawn(rng, shape, init).astype(np.float32)) for name, shape in shapes.items()}
+
+
+def _drawn(rng: np.random.Generator, shape: tuple[int, ...], init: Init) -> np.ndarray:
+    return rng.standard_normal(shape) if init == "linear" else NEAR_IDENTITY_STD * truncated_normal(rng, shape)
