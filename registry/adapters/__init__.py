@@ -7,7 +7,8 @@ Canonical tensor names, for layer i: `layers.<i>.<site>.down.weight` (m, d), `.d
 `.up.bias` (d) with site `ffn` or `attention`; `layers.<i>.ffn.norm.weight|bias` (d) for Bapna-Firat;
 `layers.<i>.base_norm.<j>.weight|bias` (d) for Houlsby, without a bias where the base's norms have none. A LoRA's are
 PEFT's, for each module of the base by its path: `base_model.model.<path>.lora_A.weight` (rank, inputs) and
-`.lora_B.weight` (outputs, rank). Canonical order: by layer number, then name.
+`.lora_B.weight` (outputs, rank). Of a pruned adapter each projection has a `.mask` beside its weight (`masks`).
+Canonical order: by layer number, then name.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from registry.adapters.attach import AdapterModule, attached
 from registry.adapters.bottleneck import BottleneckAdapter
 from registry.adapters.initial import Init, initial_tensors
 from registry.adapters.lora import LoraAdapter, initial_lora
+from registry.adapters.masks import add_masks, is_mask, pruned_members
 from registry.adapters.order import canonical_order
-from registry.errors import Incompatible, UnknownMethod
+from registry.errors import Incompatible, InvalidParameter, UnknownMethod
 from registry.spec import AdapterConfig, BaseShape, BottleneckConfig
 
 __all__ = [
@@ -89,12 +91,19 @@ def _method(config: AdapterConfig) -> Method:
     return method
 
 
+def _built(config: AdapterConfig, shape: BaseShape) -> AdapterModule:
+    """The module of a configuration, without values, with masks where it is pruned."""
+    module = _method(config).build(config, shape)
+    add_masks(module)
+    return module
+
+
 def expected_tensors(config: AdapterConfig, shape: BaseShape) -> dict[str, tuple[int, ...]]:
     """Names and shapes of an adapter's tensors in canonical order.
 
     Raises UnknownMethod, or Incompatible where the base cannot take it.
     """
-    state = _method(config).build(config, shape).state_dict()
+    state = _built(config, shape).state_dict()
     return {name: tuple(state[name].shape) for name in canonical_order(state)}
 
 
@@ -108,15 +117,17 @@ def create(
 ) -> AdapterModule:
     """A fresh adapter, fp32, on the CPU, ready to train; Houlsby's needs `base` to copy its LayerNorms.
 
-    Raises InvalidParameter (see `initial.initial_tensors`), UnknownMethod or Incompatible.
+    Raises InvalidParameter (see `initial.initial_tensors`, and for a pruned adapter), UnknownMethod or Incompatible.
     """
+    if pruned_members(config):
+        raise InvalidParameter("A pruned adapter is not drawn: draw the dense one, and prune it.", param="config")
     tensors = _method(config).initial(expected_tensors(config, shape), seed=seed, init=init, base=base)
     return from_tensors(config, shape, tensors)
 
 
 def from_tensors(config: AdapterConfig, shape: BaseShape, tensors: Mapping[str, Tensor]) -> AdapterModule:
     """An adapter with copies of `tensors` in fp32; raises Incompatible with every wrong name and shape."""
-    module = _method(config).build(config, shape)
+    module = _built(config, shape)
     expected = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
     problems = tensor_problems(expected, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
     if problems:
@@ -125,7 +136,10 @@ def from_tensors(config: AdapterConfig, shape: BaseShape, tensors: Mapping[str, 
             param="tensors",
             problems=problems,
         )
-    copies = {name: tensor.detach().to(torch.float32, copy=True) for name, tensor in tensors.items()}
+    copies = {
+        name: tensor.detach().to(torch.uint8 if is_mask(name) else torch.float32, copy=True)
+        for name, tensor in tensors.items()
+    }
     module.load_state_dict(copies, assign=True)
     return module
 

@@ -17,20 +17,25 @@ import torch
 from torch import Tensor
 
 from registry.adapters import expected_tensors, tensor_problems
+from registry.adapters.masks import is_mask, mask_problems, pruned_members, values
 from registry.adapters.order import canonical_order
-from registry.errors import Incompatible, InvalidWeights, more_problems
+from registry.errors import Incompatible, Internal, InvalidWeights, more_problems
 from registry.names import canonical_json
 from registry.spec import AdapterConfig, BaseShape
 from registry.tensor_file import Header, parse, refuse, write
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_MASK_DTYPE = "U8"
 _OUTPUT = (".up.weight", ".up.bias", ".lora_B.weight")
 
 
 @dataclass(frozen=True)
 class WeightsReport:
-    """What a checked file holds: the one dtype of its tensors, its parameters, its length in bytes."""
+    """What a checked file holds: the one dtype of its tensors, its parameters that are not pruned, its length in bytes.
+
+    Masks are no parameters, and of no dtype.
+    """
 
     dtype: str
     parameters: int
@@ -41,14 +46,15 @@ def check_weights(data: bytes, config: AdapterConfig, shape: BaseShape, *, max_b
     """Everything about a weights file that can be wrong, against its configuration and base.
 
     Raises TooLarge; InvalidWeights for a file that is not clean safetensors of one dtype among F32, F16, BF16 with
-    finite values; Incompatible where only names and shapes are not those of `config` on this base. `problems` has all
-    of them either way.
+    finite values, or whose masks are not what `config` says; Incompatible where only names and shapes are not those
+    of `config` on this base. `problems` has all of them either way.
     """
     header = parse(data, max_bytes=max_bytes)
     fit = tensor_problems(expected_tensors(config, shape), {n: entry.shape for n, entry in header.entries.items()})
     broken = _dtype_problems(header)
     if not broken:
-        broken = _value_problems(_read(data))
+        tensors = _read(data)
+        broken = _value_problems(tensors) or ([] if fit else mask_problems(config, tensors))
     if broken:
         raise refuse("weights", [*broken, *fit])
     if fit:
@@ -59,14 +65,21 @@ def check_weights(data: bytes, config: AdapterConfig, shape: BaseShape, *, max_b
             param="weights",
             problems=refused.problems,
         )
-    dtype = next(iter(header.entries.values())).dtype
-    parameters = sum(math.prod(entry.shape) for entry in header.entries.values())
+    stored = {name: entry for name, entry in header.entries.items() if not is_mask(name)}
+    dtype = next(iter(stored.values())).dtype
+    parameters = sum(math.prod(entry.shape) for entry in stored.values())
+    parameters -= sum(pruned.masked for pruned in pruned_members(config).values())
     return WeightsReport(dtype=dtype, parameters=parameters, bytes=len(data))
 
 
 def _dtype_problems(header: Header) -> list[str]:
-    dtypes = {name: entry.dtype for name, entry in header.entries.items()}
+    dtypes = {name: entry.dtype for name, entry in header.entries.items() if not is_mask(name)}
     problems = [f"Tensor {n[:80]!r} is {d}; F32, F16 and BF16 are read." for n, d in dtypes.items() if d not in DTYPES]
+    problems += [
+        f"Tensor {name[:80]!r} is {entry.dtype}; masks are read as {_MASK_DTYPE}."
+        for name, entry in header.entries.items()
+        if is_mask(name) and entry.dtype != _MASK_DTYPE
+    ]
     if len(set(dtypes.values())) > 1:
         problems.append(
             f"Its tensors are of several dtypes ({', '.join(sorted(set(dtypes.values())))}): store them in one."
@@ -76,7 +89,7 @@ def _dtype_problems(header: Header) -> list[str]:
 
 def _value_problems(tensors: Mapping[str, Tensor]) -> list[str]:
     problems = []
-    for name in canonical_order(tensors):
+    for name in canonical_order(values(tensors)):
         bad = int((~torch.isfinite(tensors[name])).sum())
         if bad:
             problems.append(f"Tensor {name[:80]!r} holds {bad} values that are NaN or infinite.")
@@ -103,20 +116,24 @@ def load_tensors(data: bytes) -> dict[str, Tensor]:
 def save_tensors(tensors: Mapping[str, Tensor], *, metadata: dict[str, str] | None = None) -> bytes:
     """A safetensors file in canonical order, byte for byte the same for the same tensors and metadata.
 
-    Raises InvalidWeights for a dtype other than fp32, fp16 and bf16.
+    Raises InvalidWeights for a dtype other than fp32, fp16 and bf16, and for masks other than uint8.
     """
     return write(
-        ((name, _dtype_name(tensors[name]), tuple(tensors[name].shape), _bytes(tensors[name]))
+        ((name, _dtype_name(name, tensors[name]), tuple(tensors[name].shape), _bytes(tensors[name]))
          for name in canonical_order(tensors)),
         metadata,
     )  # fmt: skip
 
 
-def _dtype_name(tensor: Tensor) -> str:
-    name = _DTYPE_NAMES.get(tensor.dtype)
-    if name is None:
+def _dtype_name(name: str, tensor: Tensor) -> str:
+    if is_mask(name):
+        if tensor.dtype != torch.uint8:
+            raise InvalidWeights(f"Masks are stored as uint8, not {tensor.dtype}.", param="weights")
+        return _MASK_DTYPE
+    found = _DTYPE_NAMES.get(tensor.dtype)
+    if found is None:
         raise InvalidWeights(f"Adapters are stored as fp32, fp16 or bf16, not {tensor.dtype}.", param="weights")
-    return name
+    return found
 
 
 def _bytes(tensor: Tensor) -> bytes:
@@ -138,15 +155,19 @@ def adapter_digest(base_fingerprint: str, config: AdapterConfig, tensors: Mappin
 def init_hash(tensors: Mapping[str, Tensor]) -> str:
     """Hash of all trainable tensors at step 0 as fp32, in canonical order, LayerNorms and biases included.
 
-    Adapters whose hashes are equal started from the same point and may be averaged (AdapterSoup, appendix A.1).
+    Adapters whose hashes are equal started from the same point and may be averaged (AdapterSoup, appendix A.1). It is
+    taken before pruning, so that a sparse adapter has its dense twin's; raises Internal where it would be of what
+    pruning has left.
     """
+    if any(map(is_mask, tensors)):
+        raise Internal("An initialisation was hashed after pruning.")
     return _hash({"kind": "init"}, {name: tensor.to(torch.float32) for name, tensor in tensors.items()})
 
 
 def _hash(about: Mapping[str, object], tensors: Mapping[str, Tensor]) -> str:
     """sha256 over a line of canonical JSON that fixes every length, then the bytes of the tensors."""
     names = canonical_order(tensors)
-    table = [[name, _dtype_name(tensors[name]), list(tensors[name].shape)] for name in names]
+    table = [[name, _dtype_name(name, tensors[name]), list(tensors[name].shape)] for name in names]
     digest = hashlib.sha256(canonical_json({**about, "tensors": table}) + b"\n")
     for name in names:
         digest.update(_bytes(tensors[name]))

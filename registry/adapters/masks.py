@@ -1,0 +1,161 @@
+"""Masks of pruned adapters (METHODS section 4): which entries of the projections are held at zero.
+
+Called by what builds, checks and stores adapters, by averaging, and by pruning. A mask is one bit an entry, 1 where
+it is kept, row-major, packed as `numpy.packbits` does, in a uint8 tensor `<projection>.mask` beside
+`<projection>.weight`; an adapter has them where its configuration says `pruned`. Only the projections named here are
+masked, never a bias, a norm, a head or a prefix.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from registry.adapters.attach import AdapterModule
+from registry.adapters.order import canonical_order
+from registry.spec import AdapterConfig, BottleneckConfig, FusionConfig, LoraConfig, Pruned, UnionConfig
+
+MASK = ".mask"
+_WEIGHT = ".weight"
+PROJECTIONS = {"bottleneck": ("down", "up"), "lora": ("lora_A", "lora_B"), "fusion": ("query", "key", "value")}
+"""Last part of the names of modules whose weights may be masked, by method; a fusion's members are frozen."""
+Prunable = BottleneckConfig | LoraConfig | FusionConfig
+
+
+def is_mask(name: str) -> bool:
+    """Whether a tensor of this name is a mask."""
+    return name.endswith(MASK)
+
+
+def mask_of(weight: str) -> str:
+    """The name of the mask of a projection's weight."""
+    return weight.removesuffix(_WEIGHT) + MASK
+
+
+def values(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors without masks, in their order."""
+    return {name: tensor for name, tensor in tensors.items() if not is_mask(name)}
+
+
+def packed_bytes(entries: int) -> int:
+    """Length of the mask of so many entries."""
+    return -(-entries // 8)
+
+
+def pack(keep: Tensor) -> Tensor:
+    """uint8 (ceil(entries / 8),) from bool of any shape; the bits after the last entry are 0."""
+    return torch.from_numpy(np.packbits(keep.detach().cpu().reshape(-1).numpy().astype(bool)))
+
+
+def unpack(packed: Tensor, size: Sequence[int]) -> Tensor:
+    """bool of shape `size` on the CPU from uint8 (ceil(entries / 8),)."""
+    bits = np.unpackbits(packed.detach().cpu().numpy(), count=math.prod(size))
+    return torch.from_numpy(bits.astype(bool)).reshape(tuple(size))
+
+
+# --- which adapters have masks --------------------------------------------------------------------
+
+
+def prunable_members(config: AdapterConfig) -> dict[str, Prunable]:
+    """What of an adapter can be pruned, by the prefix of its tensors' names: itself, or members of a union."""
+    if isinstance(config, UnionConfig):
+        return {f"{one.method}.": one for one in config.members if isinstance(one, BottleneckConfig | LoraConfig)}
+    return {"": config} if isinstance(config, Prunable) else {}
+
+
+def pruned_members(config: AdapterConfig) -> dict[str, Pruned]:
+    """What is said of the masks of each pruned part, by the prefix of its tensors' names; empty for a dense adapter."""
+    return {prefix: one.pruned for prefix, one in prunable_members(config).items() if one.pruned is not None}
+
+
+def with_pruned(config: AdapterConfig, pruned: Mapping[str, Pruned]) -> AdapterConfig:
+    """The configuration with exactly these parts pruned, by the prefix of their tensors' names."""
+    if isinstance(config, UnionConfig):
+        changed = {
+            prefix: one.model_copy(update={"pruned": pruned.get(prefix)})
+            for prefix, one in prunable_members(config).items()
+        }
+        members = tuple(changed.get(f"{one.method}.", one) for one in config.members)
+        return config.model_copy(update={"members": members})
+    return config.model_copy(update={"pruned": pruned.get("")}) if isinstance(config, Prunable) else config
+
+
+def dense(config: AdapterConfig) -> AdapterConfig:
+    """The configuration of the same adapter without masks: equal for those that differ only in what is pruned."""
+    return with_pruned(config, {})
+
+
+def projections(config: AdapterConfig, names: Iterable[str]) -> dict[str, list[str]]:
+    """Weights that may be masked among `names`, in canonical order, by the prefix of the part they belong to."""
+    ordered = canonical_order(names)
+    return {
+        prefix: [name for name in ordered if name.startswith(prefix) and _is_projection(name, one.method)]
+        for prefix, one in prunable_members(config).items()
+    }
+
+
+def _is_projection(name: str, method: str) -> bool:
+    *_, module, leaf = ("", *name.split("."))
+    return leaf == "weight" and module in PROJECTIONS[method]
+
+
+# --- in modules and files -------------------------------------------------------------------------
+
+
+def add_masks(module: nn.Module) -> None:
+    """Give the projections of every pruned part of an adapter, a union's members included, a buffer `mask`.
+
+    It has no values yet: as the parameters beside it, it is filled by its maker.
+    """
+    for linear in _masked_linears(module):
+        size = packed_bytes(linear.weight.numel())
+        linear.register_buffer("mask", torch.zeros(size, dtype=torch.uint8, device=linear.weight.device))
+
+
+def _masked_linears(module: nn.Module) -> Iterator[nn.Linear]:
+    for part in module.modules():
+        if not isinstance(part, AdapterModule) or getattr(part.config, "pruned", None) is None:
+            continue
+        names = PROJECTIONS[part.config.method]
+        for name, linear in part.named_modules():
+            if isinstance(linear, nn.Linear) and name.rpartition(".")[2] in names:
+                yield linear
+
+
+def mask_problems(config: AdapterConfig, tensors: Mapping[str, Tensor]) -> list[str]:
+    """What is wrong with the masks of tensors whose names and shapes are those of `config`, a sentence each."""
+    problems = []
+    for prefix, pruned in pruned_members(config).items():
+        names = projections(config, tensors)[prefix]
+        entries = sum(tensors[name].numel() for name in names)
+        masked = 0
+        for name in names:
+            problems += _one_mask_problems(name, tensors[name], tensors[mask_of(name)])
+            masked += int((~unpack(tensors[mask_of(name)], tensors[name].shape)).sum())
+        problems += _count_problems(prefix, pruned, masked, entries, projections=len(names))
+    return problems
+
+
+def _one_mask_problems(name: str, weight: Tensor, packed: Tensor) -> list[str]:
+    problems = []
+    beyond = np.unpackbits(packed.numpy())[weight.numel() :]
+    if beyond.any():
+        problems.append(f"Tensor {mask_of(name)!r} has {int(beyond.sum())} bits set beyond the last entry.")
+    wrong = int((weight[~unpack(packed, weight.shape)] != 0).sum())
+    if wrong:
+        problems.append(f"Tensor {name!r} holds {wrong} entries that are masked and not zero.")
+    return problems
+
+
+def _count_problems(prefix: str, pruned: Pruned, masked: int, entries: int, *, projections: int) -> list[str]:
+    """The count is exact; the share is the one asked for, up to rounding once, or once a projection."""
+    of = f" of {prefix.removesuffix('.')}" if prefix else ""
+    if masked != pruned.masked:
+        return [f"The masks{of} leave out {masked} entries, and the configuration says {pruned.masked}."]
+    if abs(masked - pruned.sparsity * entries) > max(1, projections):
+        return [f"The masks{of} leave out {masked} of {entries} entries, no share of {pruned.sparsity:g}."]
+    return []
