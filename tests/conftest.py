@@ -84,7 +84,40 @@ def build_tiny_base(
     return folder
 
 
-def _write_tiny_tokenizer(folder: Path, vocab_size: int) -> None:
+TINY_ENCODERS: dict[str, dict[str, Any]] = {
+    "bert": {**_SIZES, "intermediate_size": 48, "max_position_embeddings": TINY_CONTEXT, "pad_token_id": 1},
+    "roberta": {**_SIZES, "intermediate_size": 48, "max_position_embeddings": TINY_CONTEXT + 2, "pad_token_id": 1},
+    "distilbert": {
+        "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "max_position_embeddings": TINY_CONTEXT,
+        "pad_token_id": 1,
+    },
+}  # fmt: skip
+_ENCODER_TOKENS = {"cls_token": "<s>", "pad_token": "<pad>", "sep_token": "</s>", "mask_token": "<mask>"}
+
+
+def build_tiny_encoder(
+    folder: Path, *, seed: int = 0, model_type: str = "bert", vocab_size: int = 300, **settings: Any
+) -> Path:
+    """Write a tiny encoder (with a head for masked tokens, as such models are saved) and its tokenizer into `folder`.
+
+    `settings` are added to the configuration that TINY_ENCODERS has for `model_type`. Context 64 for all of them.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForMaskedLM
+
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_tiny_tokenizer(folder, vocab_size, _ENCODER_TOKENS)
+    torch.manual_seed(seed)
+    fields = {"vocab_size": vocab_size, **TINY_ENCODERS[model_type], **settings}
+    model = AutoModelForMaskedLM.from_config(AutoConfig.for_model(model_type, **fields), dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(4.0) if parameter.ndim == 2 else parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    model.save_pretrained(folder)
+    return folder
+
+
+def _write_tiny_tokenizer(folder: Path, vocab_size: int, special: dict[str, str] | None = None) -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -92,7 +125,7 @@ def _write_tiny_tokenizer(folder: Path, vocab_size: int) -> None:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=["<|endoftext|>"],
+        special_tokens=list((special or {"eos_token": "<|endoftext|>"}).values()),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -101,9 +134,7 @@ def _write_tiny_tokenizer(folder: Path, vocab_size: int) -> None:
     (folder / "tokenizer_config.json").write_text(
         json.dumps(
             {
-                "bos_token": "<|endoftext|>",
-                "eos_token": "<|endoftext|>",
-                "unk_token": "<|endoftext|>",
+                **(special or dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")),
                 "model_max_length": TINY_CONTEXT,
                 "tokenizer_class": "PreTrainedTokenizerFast",
             }

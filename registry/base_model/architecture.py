@@ -12,82 +12,106 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_MAPPING_NAMES
 from transformers.pytorch_utils import Conv1D
 
 from registry.base_model.building import BUILDING
+from registry.base_model.encoder import encoder_problems, longest_text, without_pooler
+from registry.base_model.kv import kv_of
 from registry.errors import Unavailable
 from registry.names import Digest
-from registry.spec import BaseShape
+from registry.spec import BaseEntry, BaseKind, BaseShape
 
 _SIZES = ("hidden_size", "num_hidden_layers", "max_position_embeddings", "vocab_size")
 _UNUSABLE = (ValueError, TypeError, KeyError, AttributeError, ArithmeticError)
 """What transformers raises for numbers that make no model."""
 
 
-def causal_config(folder: Path, base_id: str) -> Any:
-    """The configuration in `folder`; raises Unavailable, with every reason, where it is no usable causal LM.
+def usable_config(folder: Path, entry: BaseEntry) -> Any:
+    """The configuration in `folder`; raises Unavailable, with every reason, where it is none of the entry's kind.
 
     Code that comes with a model is never run: a family that transformers does not know is refused.
     """
+    base_id = entry.id
     try:
         config: Any = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (*_UNUSABLE, OSError, StrictDataclassError) as problem:
         raise Unavailable(f"Base model {base_id!r}: its configuration cannot be used: {problem}") from problem
-    problems = _problems(config)
+    problems = _problems(config, entry.kind)
     if problems:
         raise Unavailable(f"Base model {base_id!r}: {'; '.join(problems)}.", problems=problems)
     return config
 
 
-def _problems(config: Any) -> list[str]:
-    """Why a model of this configuration cannot be a base model."""
-    kind, saved = str(config.model_type), list(getattr(config, "architectures", None) or [])
-    named = f"a {saved[0]} (family {kind!r})" if saved else f"of family {kind!r}"
-    if getattr(config, "is_encoder_decoder", False):
-        return [f"it is {named}, an encoder-decoder, and not a causal language model"]
-    causal = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind)
-    if causal is None or (saved and not {causal, MODEL_MAPPING_NAMES.get(kind)} & set(saved)):
-        return [f"it is {named}, and not a causal language model"]
+def _problems(config: Any, kind: BaseKind) -> list[str]:
+    """Why a model of this configuration cannot be a base model of this kind."""
+    family, saved = str(config.model_type), list(getattr(config, "architectures", None) or [])
+    named = f"a {saved[0]} (family {family!r})" if saved else f"of family {family!r}"
+    refused = encoder_problems(config, named) if kind == "encoder" else _causal_problems(config, named)
+    if refused:
+        return refused
     if config.get_text_config() is not config:
         return [f"it is {named}, which takes more than text, and only models of text alone are served"]
     problems = [
-        f"its configuration (family {kind!r}) has no number {name!r}, which says how adapters and texts must fit"
+        f"its configuration (family {family!r}) has no number {name!r}, which says how adapters and texts must fit"
         for name in _SIZES
         if type(getattr(config, name, None)) is not int
     ]
     if getattr(config, "quantization_config", None) is not None:
         problems.append("its weights are quantised, and adapters are put on float32, bfloat16 and float16 ones")
-    if kind == "opt" and not config.do_layer_norm_before:
+    if family == "opt" and not config.do_layer_norm_before:
         problems.append("it is an OPT whose norms come after the sub-layers (do_layer_norm_before is false)")
-    if kind == "opt" and config.word_embed_proj_dim != getattr(config, "hidden_size", None):
+    if family == "opt" and config.word_embed_proj_dim != getattr(config, "hidden_size", None):
         problems.append("it is an OPT whose embeddings are projected (word_embed_proj_dim is not hidden_size)")
     return problems
 
 
-def shape_from(config: Any, fingerprint: Digest, base_id: str) -> BaseShape:
+def _causal_problems(config: Any, named: str) -> list[str]:
+    """Why a model of this configuration, which is `named` so, is no causal language model."""
+    family, saved = str(config.model_type), set(getattr(config, "architectures", None) or [])
+    if getattr(config, "is_encoder_decoder", False):
+        return [f"it is {named}, an encoder-decoder, and not a causal language model"]
+    if not encoder_problems(config, named):
+        return [f"it is {named}, an encoder and not a causal language model: it needs kind = 'encoder'"]
+    causal = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(family)
+    if causal is None or (saved and not {causal, MODEL_MAPPING_NAMES.get(family)} & saved):
+        return [f"it is {named}, and not a causal language model"]
+    return []
+
+
+def shape_from(config: Any, fingerprint: Digest, base_id: str, kind: BaseKind = "causal") -> BaseShape:
     """What adapters must fit; raises Unavailable where transformers cannot build the model from `config`."""
+    model = _built(config, base_id, kind)
     return BaseShape(
         fingerprint=fingerprint,
         model_type=config.model_type,
         hidden_size=config.hidden_size,
         num_layers=config.num_hidden_layers,
-        context=config.max_position_embeddings,
+        context=longest_text(model, config) if kind == "encoder" else config.max_position_embeddings,
         vocab_size=config.vocab_size,
-        linears=_linears(config, base_id),
+        linears=_linears(model),
+        kind=kind,
+        kv=kv_of(model, config.num_hidden_layers) if kind == "causal" else None,
     )
 
 
-def _linears(config: Any, base_id: str) -> dict[str, tuple[int, int]]:
-    """(inputs, outputs) of every linear module by its path, in the model's order."""
+def _built(config: Any, base_id: str, kind: BaseKind) -> nn.Module:
+    """The model on the meta device."""
+    builder: Any = AutoModel if kind == "encoder" else AutoModelForCausalLM
+    options = without_pooler(config) if kind == "encoder" else {}
     try:
         with BUILDING, torch.device("meta"):
-            model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=False)  # type: ignore[no-untyped-call]
+            model: nn.Module = builder.from_config(config, trust_remote_code=False, **options)
     except (*_UNUSABLE, RuntimeError, ImportError) as problem:
         raise Unavailable(
             f"Base model {base_id!r}: no model can be built from its configuration: {problem}"
         ) from problem
+    return model
+
+
+def _linears(model: nn.Module) -> dict[str, tuple[int, int]]:
+    """(inputs, outputs) of every linear module by its path, in the model's order."""
     found: dict[str, tuple[int, int]] = {}
     for path, module in model.named_modules():
         if isinstance(module, nn.Linear):

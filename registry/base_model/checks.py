@@ -11,16 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from registry.base_model.encoder import states_problem
 from registry.errors import Unavailable
 from registry.likelihood import hidden_states, lm_logits
+from registry.spec import BaseEntry
 
 _TOKENS = 6
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Of the largest logit; equal computations differ by less."""
 
 
-def check_loaded(model: Any, tokenizer: Any, *, missing: list[str], base_id: str) -> None:
+def check_loaded(model: Any, tokenizer: Any, *, missing: list[str], entry: BaseEntry) -> None:
     """Raises Unavailable where tensors are `missing`, token ids do not fit, or the forward pass is not as expected."""
+    base_id = entry.id
     if missing:
         raise Unavailable(
             f"Base model {base_id!r}: its weights lack {len(missing)} of the model's tensors, {missing[0]} for one.",
@@ -32,7 +35,7 @@ def check_loaded(model: Any, tokenizer: Any, *, missing: list[str], base_id: str
             f"Base model {base_id!r}: its tokenizer has {len(tokenizer)} tokens, and its embeddings are of {rows}."
         )
     try:
-        problem = _forward_problem(model, rows)
+        problem = (states_problem if entry.kind == "encoder" else _forward_problem)(model, rows)
     except (AttributeError, TypeError, ValueError, RuntimeError) as broken:
         raise Unavailable(f"Base model {base_id!r} cannot be run on a text: {broken}") from broken
     if problem is not None:

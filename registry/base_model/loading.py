@@ -15,12 +15,13 @@ import httpx2
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import XetDownloadError
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from registry.base_model.architecture import causal_config, shape_from
+from registry.base_model.architecture import shape_from, usable_config
 from registry.base_model.building import BUILDING
 from registry.base_model.checks import check_loaded
+from registry.base_model.encoder import tokenizer_problem, without_pooler
 from registry.base_model.fingerprint import CONFIG, TOKENIZER, fingerprint
 from registry.errors import InvalidParameter, Unavailable
 from registry.spec import BaseEntry, BaseShape
@@ -32,7 +33,10 @@ _NOT_HUB_FILES = ["*/*"]  # other formats of the same weights lie in folders
 
 @dataclass(frozen=True, kw_only=True)
 class BaseText:
-    """What a base model makes of text, without its weights; `bos_id` and `eos_id` are the tokenizer's, or None."""
+    """What a base model makes of text, without its weights.
+
+    `bos_id` and `eos_id` are the tokenizer's, or None; of an encoder they are its CLS and SEP tokens.
+    """
 
     entry: BaseEntry
     tokenizer: Any
@@ -80,9 +84,13 @@ def load_text(entry: BaseEntry, *, cache_dir: Path | None = None) -> BaseText:
         tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
-    return BaseText(
-        entry=entry, tokenizer=tokenizer, shape=shape, bos_id=tokenizer.bos_token_id, eos_id=tokenizer.eos_token_id
-    )
+    first, last = tokenizer.bos_token_id, tokenizer.eos_token_id
+    if entry.kind == "encoder":
+        problem = tokenizer_problem(tokenizer)
+        if problem is not None:
+            raise Unavailable(f"Base model {entry.id!r} {problem}.")
+        first, last = tokenizer.cls_token_id, tokenizer.sep_token_id
+    return BaseText(entry=entry, tokenizer=tokenizer, shape=shape, bos_id=first, eos_id=last)
 
 
 def load_base(entry: BaseEntry, *, cache_dir: Path | None = None) -> LoadedBase:
@@ -91,10 +99,10 @@ def load_base(entry: BaseEntry, *, cache_dir: Path | None = None) -> LoadedBase:
     `cache_dir` keeps fingerprints by the size and time of the files they were computed from.
     """
     text = load_text(entry, cache_dir=cache_dir)
-    with BUILDING, _loading(entry), _quiet():
+    with BUILDING, _loading(entry), _quiet(reports=entry.kind == "causal"):
         model, report = _from_pretrained(source_folder(entry), entry)
         model.to(torch.device(entry.device)).eval().requires_grad_(False)
-    check_loaded(model, text.tokenizer, missing=sorted(report["missing_keys"]), base_id=entry.id)
+    check_loaded(model, text.tokenizer, missing=sorted(report["missing_keys"]), entry=entry)
     return LoadedBase(**vars(text), model=model)
 
 
@@ -109,8 +117,14 @@ def _loading(entry: BaseEntry) -> Iterator[None]:
 
 def _from_pretrained(folder: Path, entry: BaseEntry) -> tuple[Any, dict[str, Any]]:
     """The model on the CPU, and transformers' report on how its tensors were found."""
-    model: Any = AutoModelForCausalLM.from_pretrained(
+    builder: Any = AutoModelForCausalLM
+    options: dict[str, Any] = {}
+    if entry.kind == "encoder":
+        config = usable_config(folder, entry)
+        builder, options = AutoModel, {"config": config, **without_pooler(config)}
+    model: Any = builder.from_pretrained(
         folder,
+        **options,
         dtype=_DTYPES[entry.dtype],
         use_safetensors=True,
         local_files_only=True,
@@ -121,13 +135,19 @@ def _from_pretrained(folder: Path, entry: BaseEntry) -> tuple[Any, dict[str, Any
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Without transformers' progress bars while open."""
-    shown = transformers_logging.is_progress_bar_enabled()
+def _quiet(*, reports: bool) -> Iterator[None]:
+    """Without transformers' progress bars while open, and without its reports on tensors unless `reports`.
+
+    An encoder's files hold heads that are not loaded, which is nothing to warn of; what is missing is refused.
+    """
+    shown, told = transformers_logging.is_progress_bar_enabled(), transformers_logging.get_verbosity()
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    if not reports:
+        transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
+        transformers_logging.set_verbosity(told)
         if shown:
             transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
@@ -158,5 +178,5 @@ def _shape(folder: Path, entry: BaseEntry, cache_dir: Path | None) -> BaseShape:
     missing = [name for name in (CONFIG, TOKENIZER) if not (folder / name).is_file()]
     if missing:
         raise Unavailable(f"Base model {entry.id!r}: {folder} has no {' and no '.join(missing)}.")
-    config = causal_config(folder, entry.id)
-    return shape_from(config, fingerprint(folder, cache_dir=cache_dir), entry.id)
+    config = usable_config(folder, entry)
+    return shape_from(config, fingerprint(folder, cache_dir=cache_dir), entry.id, entry.kind)

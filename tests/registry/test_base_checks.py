@@ -44,7 +44,7 @@ def written(folder, **config):
     [
         ({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}, "T5ForConditionalGeneration.*encoder"),
         ({"model_type": "t5"}, "family 't5', an encoder-decoder"),
-        ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "BertForMaskedLM.*not a causal language model"),
+        ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "BertForMaskedLM.*needs kind = 'encoder'"),
         ({"model_type": "gpt2", "architectures": ["GPT2ForSequenceClassification"]}, "GPT2ForSequenceClassification"),
         ({"model_type": "vit"}, "family 'vit', and not a causal"),
         ({"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"]}, "takes more than text"),
