@@ -21,13 +21,17 @@ import torch
 from torch import Tensor, nn
 
 from registry.adapters.attach import AdapterModule, attached
+from registry.adapters.bank import BankAdapter, initial_bank
 from registry.adapters.bottleneck import BottleneckAdapter
+from registry.adapters.head import HeadModule, initial_head
 from registry.adapters.initial import Init, initial_tensors
 from registry.adapters.lora import LoraAdapter, initial_lora
 from registry.adapters.masks import add_masks, is_mask, pruned_members
 from registry.adapters.order import canonical_order
+from registry.adapters.prefix import PrefixAdapter, initial_prefix
+from registry.adapters.union import UnionAdapter, initial_union
 from registry.errors import Incompatible, InvalidParameter, UnknownMethod
-from registry.spec import AdapterConfig, BaseShape, BottleneckConfig
+from registry.spec import AdapterConfig, BaseShape, BottleneckConfig, UnionConfig
 
 __all__ = [
     "METHODS",
@@ -53,6 +57,14 @@ class Method:
     initial: Callable[..., dict[str, Tensor]]
 
 
+def _union(config: UnionConfig, shape: BaseShape) -> UnionAdapter:
+    return UnionAdapter(config, [METHODS[one.method].build(one, shape) for one in config.members])
+
+
+def _initial_union(shapes: Mapping[str, tuple[int, ...]], **start: object) -> dict[str, Tensor]:
+    return initial_union(shapes, {name: method.initial for name, method in METHODS.items()}, **start)
+
+
 METHODS: dict[str, Method] = {
     "bottleneck": Method(
         name="bottleneck",
@@ -65,6 +77,30 @@ METHODS: dict[str, Method] = {
         paper="Hu et al., ICLR 2022; rsLoRA: Kalajdzievski, 2023",
         build=LoraAdapter,
         initial=initial_lora,
+    ),
+    "prefix": Method(
+        name="prefix",
+        paper="Li & Liang, ACL 2021",
+        build=PrefixAdapter,
+        initial=initial_prefix,
+    ),
+    "head": Method(
+        name="head",
+        paper="Devlin et al., NAACL 2019, section 4; Radford et al., 2018, section 3.2",
+        build=HeadModule,
+        initial=initial_head,
+    ),
+    "union": Method(
+        name="union",
+        paper="MAM: He et al., ICLR 2022",
+        build=_union,
+        initial=_initial_union,
+    ),
+    "adamix": Method(
+        name="adamix",
+        paper="AdaMix: Wang et al., EMNLP 2022",
+        build=BankAdapter,
+        initial=initial_bank,
     ),
 }
 

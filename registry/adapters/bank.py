@@ -1,0 +1,194 @@
+"""Banks of AdaMix (Wang et al., EMNLP 2022): copies of an adapter's projections, drawn at random while they train.
+
+Each site of the adapter has `experts` copies of its down- and of its up-projection, or one copy of what
+`BankConfig.share` names; norms are shared always. `draw` says which copy serves each projection of a forward pass
+(section 3.1), `routed` puts that into effect, and without a route a bank computes its merge, the mean of the copies
+(section 3.3), which is what is served in its place. Used by the trainer, and by `soup.merge` for stored banks.
+
+Tensor names are the adapter's own; the weight and bias of a projection with copies have a leading dimension of
+them. All copies start as the projection of a plain adapter does (so do the LoRA experts of the paper's code): the
+merge of a bank's start is the start of a plain adapter of the same seed, bit for bit, and the bank carries that
+adapter's `init_hash`. What trains apart merges well only because it began together (AdapterSoup, appendix A.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from registry.adapters.attach import AdapterModule, Edit
+from registry.adapters.bottleneck import BottleneckAdapter
+from registry.adapters.initial import Init, initial_tensors
+from registry.adapters.lora import LORA_A, LoraAdapter, initial_lora
+from registry.errors import Internal
+from registry.spec import BankConfig, BaseShape, BottleneckConfig
+
+Routes = Mapping[str, int]
+"""Which copy serves, by the path of a projection that has copies (`layers.0.ffn.down`)."""
+
+_SIDES = {"down": "down", "lora_A": "down", "up": "up", "lora_B": "up"}
+"""Which of the two a projection is, by the last part of its path."""
+
+
+class Experts(nn.Module):
+    """The copies of one linear projection; `weight` and `bias` are what the present route makes of them.
+
+    What it stores under these names has a leading dimension (experts, ...): it can stand wherever the adapter has a
+    plain projection, which is only ever asked for its weight, its bias and its output.
+    """
+
+    def __init__(self, plain: nn.Linear, experts: int) -> None:
+        super().__init__()
+        self.in_features, self.out_features = plain.in_features, plain.out_features
+        self.chosen: int | None = None
+        for name, parameter in plain.named_parameters():
+            self._parameters[name] = nn.Parameter(parameter.new_empty((experts, *parameter.shape)))
+
+    @property
+    def weight(self) -> Tensor:
+        """(outputs, inputs): of the chosen copy, or of the merge."""
+        found = self._routed("weight")
+        assert found is not None  # a projection without a bias still has a weight
+        return found
+
+    @property
+    def bias(self) -> Tensor | None:
+        """(outputs,), of the same copy; None where the projection has none."""
+        return self._routed("bias")
+
+    def _routed(self, name: str) -> Tensor | None:
+        copies = self._parameters.get(name)
+        if copies is None:
+            return None
+        return mean_of(copies).to(copies.dtype) if self.chosen is None else copies[self.chosen]
+
+    def forward(self, source: Tensor) -> Tensor:
+        """(..., inputs) -> (..., outputs)."""
+        return F.linear(source, self.weight, self.bias)
+
+
+def mean_of(copies: Tensor) -> Tensor:
+    """The mean over the first dimension in fp32: x_0 + sum_i (x_i - x_0) / M, term by term in order.
+
+    Bit-identical on every machine (DESIGN, invariant 2), and exactly the copy where all copies are the same one.
+    """
+    share = torch.tensor(1.0 / len(copies), dtype=torch.float32)
+    first, *others = copies.to(torch.float32).unbind()
+    mean = first
+    for copy in others:
+        mean = mean + share * (copy - first)
+    return mean
+
+
+class BankAdapter(AdapterModule):
+    """A bank without values: built on torch's meta device and filled by its maker.
+
+    Raises Incompatible where the base cannot take the bank's experts.
+    """
+
+    config: BankConfig
+    _expert: AdapterModule
+
+    def __init__(self, config: BankConfig, shape: BaseShape) -> None:
+        super().__init__()
+        self.config = config
+        one = config.expert
+        expert = BottleneckAdapter(one, shape) if isinstance(one, BottleneckConfig) else LoraAdapter(one, shape)
+        self._experts = {path: Experts(plain, config.experts) for path, plain in _unshared(expert, config)}
+        for path, experts in self._experts.items():
+            parent, _, name = path.rpartition(".")
+            expert.get_submodule(parent)._modules[name] = experts
+        for name, child in expert.named_children():  # so that its tensors have the names of the expert's
+            self.add_module(name, child)
+        self.__dict__["_expert"] = expert  # not a child of its own: its children are the bank's
+
+    @property
+    def projections(self) -> tuple[str, ...]:
+        """The paths of the projections that have copies, the keys of every route."""
+        return tuple(self._experts)
+
+    def check_fit(self, model: nn.Module) -> None:
+        """Raises Incompatible, with every reason, where the experts cannot be put on `model`."""
+        self._expert.check_fit(model)
+
+    def edits(self, model: nn.Module) -> Iterator[tuple[nn.Module, Edit]]:
+        """What the expert does to `model`, with the projections of the present route."""
+        yield from self._expert.edits(model)
+
+    def draw(self, avoiding: Routes | None = None) -> Routes:
+        """A copy for every projection that has several, drawn uniformly from torch's global generator.
+
+        With `avoiding` each is drawn from the others than the one named there, as the paper's second pass is.
+        """
+        count = self.config.experts
+        least = 0 if avoiding is None else 1  # that many copies further than the one to avoid
+        steps = torch.randint(least, count, (len(self._experts),)).tolist()
+        return {
+            path: (step + (0 if avoiding is None else avoiding[path])) % count
+            for path, step in zip(self._experts, steps, strict=True)
+        }
+
+    @contextmanager
+    def routed(self, routes: Routes) -> Iterator[None]:
+        """While open, forward passes go through these copies; afterwards as before. Raises Internal for others'."""
+        if routes.keys() != self._experts.keys() or not all(0 <= one < self.config.experts for one in routes.values()):
+            raise Internal("These routes are of another bank.")
+        before = {path: experts.chosen for path, experts in self._experts.items()}
+        self._choose(routes)
+        try:
+            yield
+        finally:
+            self._choose(before)
+
+    def _choose(self, routes: Mapping[str, int | None]) -> None:
+        for path, experts in self._experts.items():
+            experts.chosen = routes[path]
+
+
+def _unshared(expert: nn.Module, config: BankConfig) -> list[tuple[str, nn.Linear]]:
+    """The projections of an adapter that have copies in the bank, by path, in the order of its layers."""
+    return [
+        (path, module)
+        for path, module in expert.named_modules()
+        if isinstance(module, nn.Linear) and _has_copies(path, config)
+    ]
+
+
+def _has_copies(path: str, config: BankConfig) -> bool:
+    side = _SIDES.get(path.rpartition(".")[2])
+    return side is not None and side != config.share
+
+
+def merge_bank(config: BankConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The adapter of a bank (AdaMix, section 3.3): the mean of each projection's copies, all else as it is, in fp32."""
+    return {
+        name: mean_of(tensor) if _has_copies(name.rpartition(".")[0], config) else tensor.to(torch.float32)
+        for name, tensor in tensors.items()
+    }
+
+
+def initial_bank(
+    shapes: Mapping[str, tuple[int, ...]], *, seed: int, init: Init, base: nn.Module | None
+) -> dict[str, Tensor]:
+    """fp32 tensors for `shapes`: every copy of a projection is what a plain adapter of this seed starts with.
+
+    Raises what `initial_tensors` or `initial_lora` does.
+    """
+    several = {name: size[0] for name, size in shapes.items() if _copies(name, shapes)}
+    plain = {name: size[1:] if name in several else size for name, size in shapes.items()}
+    draw = initial_lora if any(name.endswith(LORA_A) for name in shapes) else initial_tensors
+    start = draw(plain, seed=seed, init=init, base=base)
+    return {
+        name: tensor.repeat(several[name], *(1 for _ in tensor.shape)) if name in several else tensor
+        for name, tensor in start.items()
+    }
+
+
+def _copies(name: str, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Whether the tensor is of a projection with copies: its weight then has three dimensions."""
+    weight = shapes[name.removesuffix("bias") + "weight" if name.endswith("bias") else name]
+    return len(weight) == 3
