@@ -8,7 +8,7 @@ family takes them whose layers have keys and values of one size (`BaseShape.kv`)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -24,6 +24,10 @@ from registry.errors import Incompatible, Internal, InvalidParameter
 from registry.spec import BaseShape, PrefixConfig
 
 PROMPT = "prompt_embeddings"
+
+
+class OnePassCache(DynamicCache):
+    """Brings the prefix into a pass whose caller wants no cache; some models give it back all the same."""
 
 
 class PrefixAdapter(AdapterModule):
@@ -81,8 +85,12 @@ class PrefixAdapter(AdapterModule):
         return iter(())
 
     def inputs(self, model: nn.Module) -> Iterator[tuple[nn.Module, InputEdit]]:
-        """The transformer below the language-modelling head, and what its forward pass is given instead."""
-        yield cast(nn.Module, model.base_model), self.before
+        """The module that every pass over the layers goes through, and what it is given instead.
+
+        That is where the model takes its cache: `base_model`, or what that hands everything on to (OPT's decoder, which
+        the language model calls directly). `BaseShape.kv` is None where passes do not go through it.
+        """
+        yield cast(Callable[[], nn.Module], model.get_decoder)(), self.before
 
     def layers(self, rows: int, *, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
         """Keys and values of every layer, each (rows, heads, length, size), for `rows` texts."""
@@ -102,8 +110,8 @@ class PrefixAdapter(AdapterModule):
         source = given["input_ids"] if given.get("input_ids") is not None else given["inputs_embeds"]
         rows, new = int(source.shape[0]), int(source.shape[1])
         cache: Cache | None = given.get("past_key_values")
-        if cache is None:
-            cache = DynamicCache()
+        if cache is None or isinstance(cache, OnePassCache):
+            cache = OnePassCache() if given.get("use_cache") is False else DynamicCache()
         if cache.get_seq_length() == 0:
             for number, (keys, values) in enumerate(self.layers(rows, dtype=cast(torch.dtype, module.dtype))):
                 cache.update(keys, values, number)

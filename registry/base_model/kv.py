@@ -1,4 +1,4 @@
-"""The sizes of a model's keys and values, seen in one pass over the model on torch's meta device.
+"""The sizes of a model's keys and values, seen in a pass over the model on torch's meta device.
 
 Called by `architecture`. What configurations say of heads is not what every family caches (one head of several, keys
 wider than values, layers that differ, states that are none of both), so the cache itself is looked at.
@@ -9,27 +9,35 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import DynamicCache
 
 _NO_PASS = (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RuntimeError, IndexError, AssertionError)
 """What a model raises that does not run with a plain cache, or not on the meta device."""
 
 
-def kv_of(model: nn.Module, layers: int) -> tuple[int, int] | None:
+def kv_of(model: Any, layers: int) -> tuple[int, int] | None:
     """(heads, size of a head) of the keys and of the values of each of `layers`; None where they have no one size.
 
-    `model` is a causal language model on the meta device; nothing is computed.
+    None too where a pass over the model, or over the transformer below its head, does not go through the model's
+    decoder once: that is where a prefix is put in. `model` is a causal language model on the meta device; nothing is
+    computed.
     """
-    cache = DynamicCache()
-    ids = torch.zeros((1, 1), dtype=torch.long, device="meta")
+    passes: list[Any] = []
     try:
-        with torch.no_grad():
-            model.eval()
-            getattr(model, "base_model")(input_ids=ids, past_key_values=cache, use_cache=True)  # noqa: B009
-        sizes = {tuple(state.shape) for layer in cache.layers for state in _states(layer)}
+        handle = model.get_decoder().register_forward_pre_hook(lambda *_: passes.append(None))
+        found = [_sizes(part, layers) for part in (model, model.base_model)]
     except _NO_PASS:
         return None
+    handle.remove()
+    return found[0] if found[0] == found[1] and len(passes) == 2 else None
+
+
+@torch.no_grad()
+def _sizes(model: Any, layers: int) -> tuple[int, int] | None:
+    cache = DynamicCache()
+    model.eval()(input_ids=torch.zeros((1, 1), dtype=torch.long, device="meta"), past_key_values=cache, use_cache=True)
+    sizes = {tuple(state.shape) for layer in cache.layers for state in _states(layer)}
     if len(cache.layers) != layers or len(sizes) != 1:
         return None
     rows, heads, time, size = sizes.pop()
