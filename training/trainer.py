@@ -14,12 +14,14 @@ from typing import Any
 from torch import Tensor
 
 from registry.adapters import AdapterModule, Init, attached, create, from_tensors
+from registry.adapters.bank import BankAdapter, merge_bank
 from registry.adapters.weights import init_hash, save_tensors
 from registry.base_model import LoadedBase
 from registry.errors import Incompatible, InvalidParameter
 from registry.folder import AdapterFolder, write_folder
 from registry.names import digest_of
 from registry.spec import AdapterConfig, BankConfig, LoraConfig, Provenance, UnionConfig, head_of
+from training.adamix import consistent_loss
 from training.checkpoint import Checkpoint, Saving
 from training.loop import MeanNll, Outcome, Progress, optimise
 from training.options import Consistency, PruningOptions
@@ -97,7 +99,7 @@ def train_adapter(
         consistency=consistency, start=start,
     )  # fmt: skip
     adapter = _started(base, config, init_seed=init_seed, init=init, start=start)
-    started = init_hash(adapter.state_dict())
+    started = _hash_of_start(adapter)
     identity = {**about, "config": config.identity(), "init_seed": init_seed, "init_hash": started}
     if pruning is not None:
         adapter = _pruned(base, adapter, task, train, pruning, batch=recipe.batch, data_digest=about["data"]["train"])
@@ -193,6 +195,12 @@ def _started(
     return adapter.to(base.model.device)
 
 
+def _hash_of_start(adapter: AdapterModule) -> str:
+    """The hash that adapters share which average well; of a bank that of its merge, for which it is kept."""
+    state = adapter.state_dict()
+    return init_hash(merge_bank(adapter.config, state) if isinstance(adapter, BankAdapter) else state)
+
+
 def _pruned(
     base: LoadedBase, adapter: AdapterModule, task: Task, train: Examples, options: PruningOptions, *, batch: int,
     data_digest: str,
@@ -210,10 +218,8 @@ def _training_loss(
     base: LoadedBase, adapter: AdapterModule, task: Task, consistency: Consistency | None
 ) -> MeanNll:  # fmt: skip
     """The loss of a step: the task's, or for a bank that of its routes and of their agreement."""
-    if not isinstance(adapter.config, BankConfig):
+    if not isinstance(adapter, BankAdapter):
         return loss_of(base, adapter, task)
-    from training.adamix import consistent_loss
-
     return consistent_loss(lambda rows: task.scored(base, adapter, rows), adapter, consistency or "released")
 
 
