@@ -1,0 +1,92 @@
+"""Paired statistics of claims: the contrast, its error from passages and from seeds, and the verdict."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.claims import Claim, Estimate, Scored, claim_row, claim_rows, contrast, verdict
+from registry.errors import InvalidParameter
+
+
+def scored(*, seeds: int = 3, passages: int = 200, effect: float = 0.1, noise: float = 0.05, seed: int = 0) -> Scored:
+    """`a` is `effect` nats a token above `b`, with noise of its own for every seed and passage."""
+    draw = np.random.default_rng(seed)
+    tokens = draw.integers(100, 500, passages)
+    common = tokens * draw.normal(3.5, 0.4, passages)
+    b = np.stack([common for _ in range(seeds)])
+    a = b + tokens * (effect + noise * draw.standard_normal((seeds, passages)))
+    return Scored(tokens, {"a": a, "b": b, "base": common[None]})
+
+
+def test_a_difference_is_found_though_passages_differ_far_more():
+    found = contrast({"x": scored(), "y": scored(seed=1)}, {"b": 1.0, "a": -1.0})
+    assert found.value == pytest.approx(-0.1, abs=0.01)
+    assert 0 < found.standard_error < 0.01
+    assert found.verdict == "agrees"
+    assert contrast({"x": scored()}, {"a": 1.0, "b": -1.0}).verdict == "disagrees"
+    assert set(found.by_domain) == {"x", "y"}
+
+
+def test_without_an_effect_nothing_is_determined():
+    found = contrast({"x": scored(effect=0.0)}, {"a": 1.0, "b": -1.0})
+    assert found.verdict == "undetermined"
+    assert found.minimum_detectable == pytest.approx(2.84 * found.standard_error)
+
+
+def test_seeds_that_disagree_widen_the_error():
+    tokens = np.full(50, 100)
+    flat = np.full((1, 50), 350.0)
+    apart = flat + 100 * np.array([[0.3], [0.1], [-0.1]])
+    found = contrast({"x": Scored(tokens, {"a": apart, "b": flat})}, {"a": 1.0, "b": -1.0})
+    assert found.value == pytest.approx(0.1)
+    assert found.from_passages == pytest.approx(0.0)
+    assert found.from_seeds == pytest.approx(0.2 / np.sqrt(3))
+    assert found.verdict == "undetermined"
+
+
+def test_what_has_no_seeds_stands_beside_every_seed():
+    found = contrast({"x": scored()}, {"a": 1.0, "base": -1.0})
+    assert found.value == pytest.approx(0.1, abs=0.01)
+    alone = contrast({"x": scored(seeds=1)}, {"a": 1.0, "base": -1.0})
+    assert alone.from_seeds == 0.0 < alone.from_passages
+
+
+@given(st.floats(-2, 2), st.floats(-2, 2))
+def test_a_contrast_is_linear(x, y):
+    domains = {"x": scored(passages=20)}
+    one = contrast(domains, {"a": x, "b": -x}).value
+    other = contrast(domains, {"a": y, "base": -y}).value
+    both = contrast(domains, {"a": x + y, "b": -x, "base": -y}).value
+    assert both == pytest.approx(one + other, abs=1e-9)
+
+
+def test_what_cannot_be_compared_is_refused():
+    domains = {"x": scored()}
+    with pytest.raises(InvalidParameter, match="add up to 0"):
+        contrast(domains, {"a": 1.0})
+    with pytest.raises(InvalidParameter, match="c was not measured"):
+        contrast(domains, {"a": 1.0, "c": -1.0})
+    few = Scored(domains["x"].tokens, {**domains["x"].nll, "c": domains["x"].nll["a"][:2]})
+    with pytest.raises(InvalidParameter, match="2, 200"):
+        contrast({"x": few}, {"a": 1.0, "c": -1.0})
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "expected"),
+    [(-0.21, 0.1, "agrees"), (0.21, 0.1, "disagrees"), (-0.2, 0.1, "undetermined"), (0.0, 0.0, "undetermined")],
+)
+def test_a_verdict_is_beyond_two_errors(value, error, expected):
+    assert verdict(value, error) == expected
+
+
+def test_rows_hold_what_the_documentation_quotes():
+    claim = Claim("b_below_a", "Paper, table 1: b 1.0, a 2.0", "b is better than a", {"b": 1.0, "a": -1.0})
+    [row] = claim_rows({"x": scored()}, [claim])
+    assert row["verdict"] == "agrees"
+    assert row["minimum_detectable"] > row["standard_error"] > 0
+    assert row["unit"] == "nats a token"
+    other = claim_row(claim, Estimate(-0.3, 0.1, 0.1, 0.0, {"x": -0.3}), unit="share of the steps")
+    assert (other["verdict"], other["unit"]) == ("agrees", "share of the steps")
