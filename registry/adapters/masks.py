@@ -159,3 +159,22 @@ def _count_problems(prefix: str, pruned: Pruned, masked: int, entries: int, *, p
     if abs(masked - pruned.sparsity * entries) > max(1, projections):
         return [f"The masks{of} leave out {masked} of {entries} entries, no share of {pruned.sparsity:g}."]
     return []
+
+
+# --- choosing -------------------------------------------------------------------------------------
+
+
+def highest(scores: Mapping[str, Tensor], masked: int) -> dict[str, Tensor]:
+    """Masks, bool of each score's shape, that leave out exactly the `masked` lowest scores over all of them.
+
+    Of equal scores that of the lower index goes first: by the order of `scores`, then row-major.
+    """
+    flat = np.concatenate([score.detach().cpu().reshape(-1).numpy() for score in scores.values()])
+    keep = np.ones(flat.size, dtype=bool)
+    keep[np.argsort(flat, kind="stable")[:masked]] = False
+    ends = np.cumsum([score.numel() for score in scores.values()])
+    parts = np.split(keep, ends[:-1])
+    return {
+        name: torch.from_numpy(part).reshape(score.shape)
+        for (name, score), part in zip(scores.items(), parts, strict=True)
+    }
