@@ -13,16 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from registry.adapters import Init
 from registry.base_model import LoadedBase
 from registry.errors import Conflict, InvalidParameter, NotFound
 from registry.folder import AdapterFolder, read_folder
-from registry.spec import AdapterConfig
 from training.checkpoint import Saving, differences, discard
 from training.loop import Progress
-from training.recipe import TrainingRecipe, recipe_of
-from training.texts import draw, read_texts
-from training.trainer import inputs_of, train_adapter, write_trained
+from training.making import Data, Member, inputs, make, passages, read_items
+from training.recipe import recipe_of
+from training.spec import TrainingSpec
+from training.trainer import write_trained
 
 CHECKPOINTS = ".checkpoints"
 """In the folder of the adapters: hidden, so that `OUT/*` names adapters only."""
@@ -31,11 +30,10 @@ DIVERGED = "learning_rate"
 
 @dataclass(frozen=True)
 class Domain:
-    """The texts of a domain, from `train.jsonl(.gz)` and `valid.jsonl(.gz)` of a folder."""
+    """The data of a domain, from `train.jsonl(.gz)` and `valid.jsonl(.gz)` of a folder."""
 
     name: str
-    texts: tuple[str, ...]
-    valid_texts: tuple[str, ...]
+    data: Data
 
 
 @dataclass(frozen=True)
@@ -69,21 +67,28 @@ class Row:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that the cells of a grid share: the adapter and where it starts, the recipe but for two numbers, places."""
+    """All that the cells of a grid share: what is trained but for two numbers of its recipe, and the places."""
 
-    config: AdapterConfig
-    recipe: TrainingRecipe
+    spec: TrainingSpec
     out: Path
-    init: Init = "near_identity"
-    init_seed: int = 0
+    members: tuple[Member, ...] = ()
     sample: int = 200
     base_id: str | None = None
 
+    def spec_of(self, cell: Cell) -> TrainingSpec:
+        """What a cell trains; raises InvalidParameter for a number out of its range."""
+        numbers = {"learning_rate": cell.learning_rate, "data_seed": cell.data_seed}
+        recipe_of(numbers)
+        return self.spec.with_numbers(**numbers)
 
-def read_domain(folder: Path) -> Domain:
-    """The domain of a folder, called by its name; raises NotFound where a file is missing, or as `read_texts` does."""
+
+def read_domain(folder: Path, spec: TrainingSpec = TrainingSpec()) -> Domain:
+    """The domain of a folder, called by its name, with the items of the spec's task.
+
+    Raises NotFound where a file is missing, or as `read_items` does.
+    """
     train, valid = (_file(folder, part) for part in ("train", "valid"))
-    return Domain(folder.resolve().name, tuple(read_texts(train)), tuple(read_texts(valid)))
+    return Domain(folder.resolve().name, Data(read_items(spec, train), read_items(spec, valid)))
 
 
 def _file(folder: Path, part: str) -> Path:
@@ -117,14 +122,14 @@ def sweep(
     raises Conflict where one is of another training. Raises Cancelled when `should_stop` says so, and otherwise what
     `train_adapter` does.
     """
-    recipes = [_recipe(cell, plan) for cell in cells]
-    kept = {cell.name: _kept(base, cell, plan, recipe) for cell, recipe in zip(cells, recipes, strict=True)}
-    for number, (cell, recipe) in enumerate(zip(cells, recipes, strict=True)):
+    specs = [plan.spec_of(cell) for cell in cells]
+    kept = {cell.name: _kept(base, cell, plan, spec) for cell, spec in zip(cells, specs, strict=True)}
+    for number, (cell, spec) in enumerate(zip(cells, specs, strict=True)):
         folder = kept[cell.name]
         if folder is not None:
             yield Row(cell, "kept", folder)
             continue
-        yield _train(base, cell, plan, recipe, _within(progress, number, len(cells), cell.name), should_stop)
+        yield _train(base, cell, plan, spec, _within(progress, number, len(cells), cell.name), should_stop)
     with suppress(OSError):  # the checkpoint of a cell that diverged is still in it
         (plan.out / CHECKPOINTS).rmdir()
 
@@ -136,45 +141,39 @@ def _within(progress: Progress | None, number: int, count: int, name: str) -> Pr
     return lambda step, steps, message: progress(number * steps + step, count * steps, f"{name}: {message}")
 
 
-def _recipe(cell: Cell, plan: Plan) -> TrainingRecipe:
-    numbers = plan.recipe.model_dump() | {"learning_rate": cell.learning_rate, "data_seed": cell.data_seed}
-    return recipe_of(numbers)
-
-
 def _train(
-    base: LoadedBase, cell: Cell, plan: Plan, recipe: TrainingRecipe, progress: Progress | None,
+    base: LoadedBase, cell: Cell, plan: Plan, spec: TrainingSpec, progress: Progress | None,
     should_stop: Callable[[], bool] | None,
 ) -> Row:  # fmt: skip
     domain, checkpoint = cell.domain, plan.out / CHECKPOINTS / cell.name
     try:
-        trained = train_adapter(
-            base, plan.config, domain.texts, domain.valid_texts, recipe=recipe, init=plan.init,
-            init_seed=plan.init_seed, progress=progress, should_stop=should_stop, saving=Saving(checkpoint),
+        trained = make(
+            spec, base, domain.data, members=plan.members, progress=progress, should_stop=should_stop,
+            saving=Saving(checkpoint),
         )  # fmt: skip
     except InvalidParameter as problem:
         if problem.param != DIVERGED:
             raise
         return Row(cell, "diverged", problem=problem.message)
-    passages = draw(domain.texts, plan.sample, seed=plan.init_seed)
     folder = write_trained(
-        plan.out / cell.name, trained, base, domain=domain.name, base_id=plan.base_id, passages=passages
-    )
+        plan.out / cell.name, trained, base, domain=domain.name, base_id=plan.base_id,
+        passages=passages(spec, domain.data.train, plan.sample, seed=spec.init_seed),
+    )  # fmt: skip
     discard(checkpoint)
     return Row(cell, "trained", folder)
 
 
-def _kept(base: LoadedBase, cell: Cell, plan: Plan, recipe: TrainingRecipe) -> AdapterFolder | None:
+def _kept(base: LoadedBase, cell: Cell, plan: Plan, spec: TrainingSpec) -> AdapterFolder | None:
     """The cell's adapter where it is there; raises Conflict where it is of another training than the plan's."""
     path = plan.out / cell.name
     if not path.exists():
         return None
     folder = read_folder(path)
-    domain = cell.domain
-    now = inputs_of(base, plan.config, domain.texts, domain.valid_texts, recipe=recipe, init=plan.init)
+    config, now = inputs(spec, base, cell.domain.data, members=plan.members)
     record = folder.provenance.training
     found = differences({name: record.get(name) for name in now}, now)
-    found += differences(folder.config.identity(), plan.config.identity(), at="config")
-    found += differences(folder.provenance.init_seed, plan.init_seed, at="init_seed")
+    found += differences(_dense(folder.config.identity()), config.identity(), at="config")
+    found += differences(folder.provenance.init_seed, spec.init_seed, at="init_seed")
     if found:
         raise Conflict(
             f"{path} is there, and of another training: {found[0]}. Choose another folder for the sweep, or remove it.",
@@ -182,3 +181,10 @@ def _kept(base: LoadedBase, cell: Cell, plan: Plan, recipe: TrainingRecipe) -> A
             problems=[f"It differs in {one}." for one in found],
         )
     return folder
+
+
+def _dense(identity: Any) -> Any:
+    """A configuration as it was before pruning, which the record tells apart: what was pruned depends on the data."""
+    if isinstance(identity, dict):
+        return {name: _dense(value) for name, value in identity.items() if name != "pruned"}
+    return [_dense(value) for value in identity] if isinstance(identity, list) else identity

@@ -230,7 +230,7 @@ def test_soup_train_on_an_allowlist_names_the_base(files, tiny_base_dir, tmp_pat
 @pytest.mark.parametrize(
     ("more", "code", "said"),
     [
-        (["--lr", "0"], 1, "learning_rate"),
+        (["--lr", "0"], 1, "--lr: "),
         (["--block", "999"], 1, "context of 64"),
         (["--base", "x"], 2, "--base-folder"),
         (["--structure", "lora"], 2, "structure"),

@@ -1,0 +1,120 @@
+"""`soup train sweep`: a grid of adapters from one initialisation, and one table of what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from service.commands import train_options as options
+from service.commands.failures import FAILED
+from service.commands.output import as_json as print_json
+from service.commands.output import columns, data, progress_bar, talk
+from service.commands.train_asked import Asked, asking
+
+if TYPE_CHECKING:
+    from registry.spec import BaseEntry
+    from training.spec import TrainingSpec
+    from training.sweep import Row
+
+
+@asking(without=("learning_rate", "data_seed"))
+def sweep(
+    domains: Annotated[
+        list[Path], typer.Argument(help="Folders with train.jsonl(.gz) and valid.jsonl(.gz).", metavar="DOMAIN...")
+    ],
+    *,
+    out: Annotated[Path, typer.Option("--out", help="Folder for the adapter directories.")],
+    learning_rates: Annotated[str, typer.Option("--lr", help="Learning rates, separated by commas.")] = "1e-3",
+    seeds: Annotated[str, typer.Option("--seed", help="Seeds of the order of the data, by commas.")] = "0",
+    base_folder: options.BaseFolder = None,
+    base_kind: options.BaseKind = "causal",
+    bases: options.Bases = None,
+    base: options.Base = None,
+    asked: Asked,
+    sample: options.Sample = options.SAMPLE,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
+) -> None:
+    """Train a grid of adapters from one initialisation: learning rates x seeds x domains.
+
+    One cell after another, each a directory OUT/DOMAIN-lrRATE-seedSEED. The same command run again goes on where it
+    was stopped and trains nothing twice. A cell that diverges does not end the others. Prints a table.
+
+    \b
+    Examples:
+      soup train sweep texts/law --bases bases.toml --lr 7e-3,4e-3,1e-3 --seed 1,2,3 --out adapters --steps 500
+      soup push adapters/* --namespace team --wait
+    """
+    rows = _sweep(
+        options.entry_of(base_folder, bases, base, base_kind), domains, asked.spec(),
+        grid=(options.floats("--lr", learning_rates), options.integers("--seed", seeds)),
+        out=out, sample=sample, base_id=base,
+    )  # fmt: skip
+    if as_json:
+        print_json({"object": "list", "data": [_json_row(row) for row in rows]})
+    else:
+        data(columns(("adapter", "state", "before", "after", "best step", "steps"), [_line(row) for row in rows]))
+    diverged = [row for row in rows if row.problem is not None]
+    for row in diverged:
+        talk(f"{row.cell.name}: {row.problem}")
+    if diverged:
+        raise typer.Exit(FAILED)
+
+
+def _sweep(
+    entry: BaseEntry, folders: list[Path], spec: TrainingSpec, *, grid: tuple[list[float], list[int]], out: Path,
+    sample: int, base_id: str | None,
+) -> list[Row]:  # fmt: skip
+    """Every cell's outcome, told on the way."""
+    from registry.base_model import load_base
+    from training import sweep as sweeping
+
+    cells = sweeping.grid([sweeping.read_domain(folder, spec) for folder in folders], *grid)
+    plan = sweeping.Plan(spec=spec, out=out, sample=sample, base_id=base_id)
+    base = load_base(entry)
+    rows: list[Row] = []
+    with (
+        options.saying_how_to_go_on(saved=True),
+        options.stoppable() as should_stop,
+        progress_bar("sweep") as report,
+    ):
+        for row in sweeping.sweep(base, cells, plan, progress=report, should_stop=should_stop):
+            rows.append(row)
+            talk(f"{len(rows)} of {len(cells)}: {row.cell.name} {_said(row)}")
+    return rows
+
+
+def validation(record: Mapping[str, Any]) -> tuple[float | None, float | None]:
+    """Perplexity on validation data before and after a training; the loss where the task has no perplexity."""
+    what = "valid_perplexity" if "valid_perplexity" in record else "valid_loss"
+    return record.get(f"{what}_before"), record.get(what)
+
+
+def _said(row: Row) -> str:
+    if row.state == "diverged":
+        return "diverged"
+    what = "perplexity" if "valid_perplexity" in row.record else "loss"
+    before, after = validation(row.record)
+    return f"{row.state}, validation {what} {before:.4g} -> {after:.4g}"
+
+
+def _line(row: Row) -> tuple[object, ...]:
+    found = [row.record.get(name) for name in ("best_step", "steps")]
+    return (row.cell.name, row.state, *validation(row.record), *found)
+
+
+def _json_row(row: Row) -> dict[str, Any]:
+    folder = row.folder
+    return {
+        "object": "folder",
+        "name": row.cell.name,
+        "domain": row.cell.domain.name,
+        "learning_rate": row.cell.learning_rate,
+        "data_seed": row.cell.data_seed,
+        "state": row.state,
+        "path": None if folder is None else str(folder.path),
+        "problem": row.problem,
+        **({} if folder is None else folder.provenance.model_dump(mode="json")),
+    }

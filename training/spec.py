@@ -1,0 +1,193 @@
+"""What a training makes and how, as one value: what the command line, a grid and a request to the server describe.
+
+Torch-free. A spec is what is asked for; with a base model it becomes an adapter's configuration, and with data an
+adapter, in `training.making`. What is left open has its paper's value, or what suits the base model.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, StringConstraints, model_validator
+
+from registry.spec import Frozen, PruningScore
+from training.options import Consistency, PruningOptions
+from training.recipe import TrainingRecipe
+
+BLOCK = 512
+"""Tokens in a block where nothing else is said, at most the base's context."""
+SPARSITY = 0.4
+Init = Literal["near_identity", "linear", "zero_up"]
+Structure = Literal["bapna_firat", "houlsby", "pfeiffer", "parallel"]
+TaskKey = Literal["language_modelling", "classification", "question_answering", "summarisation"]
+HEADED: frozenset[str] = frozenset({"classification", "question_answering"})
+"""Tasks whose adapters answer with a head of their own."""
+
+
+class BottleneckRequest(Frozen):
+    """A bottleneck adapter; without `activation` and `scale` they are the structure's paper's."""
+
+    method: Literal["bottleneck"] = "bottleneck"
+    structure: Structure = "bapna_firat"
+    bottleneck: int = Field(default=64, ge=1, le=65536)
+    activation: Literal["relu", "gelu", "swish"] | None = None
+    scale: float | None = None
+    input: Literal["module", "residual"] = "module"
+    trained_norms: bool = True
+
+
+Target = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+
+
+class LoraRequest(Frozen):
+    """A LoRA on the modules that `targets` name, by default the attention's projections; alpha is twice the rank."""
+
+    method: Literal["lora"] = "lora"
+    rank: int = Field(default=8, ge=1, le=65536)
+    alpha: float | None = Field(default=None, gt=0, le=1e9)
+    targets: tuple[Target, ...] = Field(default=(), max_length=256, fail_fast=True)
+
+
+class PrefixRequest(Frozen):
+    """A prefix of so many virtual tokens."""
+
+    method: Literal["prefix"] = "prefix"
+    length: int = Field(default=30, ge=1, le=4096)
+
+
+class MamRequest(Frozen):
+    """MAM: a prefix and a parallel bottleneck (He et al., ICLR 2022)."""
+
+    method: Literal["mam"] = "mam"
+    length: int = Field(default=30, ge=1, le=4096)
+    bottleneck: int = Field(default=64, ge=1, le=65536)
+
+
+class FusionRequest(Frozen):
+    """AdapterFusion over trained adapters of one structure: directories, or on a server adapters by name or digest."""
+
+    method: Literal["fusion"] = "fusion"
+    members: tuple[Annotated[str, StringConstraints(min_length=1, max_length=4096)], ...] = Field(
+        min_length=2, max_length=64, fail_fast=True
+    )
+
+
+class HeadRequest(Frozen):
+    """The head of the task and nothing else: what the frozen base model knows by itself."""
+
+    method: Literal["head"] = "head"
+
+
+def _bottleneck_by_default(value: object) -> object:
+    """A request that names no method is for a bottleneck."""
+    return {"method": "bottleneck", **value} if isinstance(value, dict) else value
+
+
+AdapterRequest = Annotated[
+    Annotated[
+        BottleneckRequest | LoraRequest | PrefixRequest | MamRequest | FusionRequest | HeadRequest,
+        Field(discriminator="method"),
+    ],
+    BeforeValidator(_bottleneck_by_default),
+]
+
+
+class AdamixRequest(Frozen):
+    """A bank of `experts` trained by random routing (METHODS section 3)."""
+
+    experts: int = Field(default=4, ge=2, le=64)
+    share: Literal["up", "down", "none"] = "up"
+    consistency: Consistency = "released"
+
+
+class PruningRequest(Frozen):
+    """Pruning before the training (METHODS section 4).
+
+    `widen` makes a bottleneck or a rank so many times as wide (Large-Sparse); the sparsity is then by default the one
+    that keeps the number of parameters, 1 - 1 / widen.
+    """
+
+    score: PruningScore = "snip"
+    sparsity: float | None = Field(default=None, gt=0, lt=1)
+    scope: Literal["global", "layer"] = "global"
+    seed: int = Field(default=0, ge=0)
+    batches: int = Field(default=4, ge=1, le=4096)
+    widen: int = Field(default=1, ge=1, le=64)
+
+    def options(self) -> PruningOptions:
+        """As the trainer takes them."""
+        by_default = SPARSITY if self.widen == 1 else 1 - 1 / self.widen
+        return PruningOptions(
+            score=self.score, sparsity=by_default if self.sparsity is None else self.sparsity, scope=self.scope,
+            seed=self.seed, batches=self.batches,
+        )  # fmt: skip
+
+
+class RecipeRequest(TrainingRecipe):
+    """How the loop runs; a block is by default of 512 tokens, or of the base's context where that is shorter."""
+
+    block: int | None = Field(default=None, ge=2, le=131_072)  # type: ignore[assignment]
+
+    def on(self, context: int) -> TrainingRecipe:
+        """The recipe where a block may have `context` tokens; that one asked for fits is the trainer's to check."""
+        block = min(context, BLOCK) if self.block is None else self.block
+        return TrainingRecipe.model_validate({**self.model_dump(), "block": block})
+
+
+class TrainingSpec(Frozen):
+    """All that a training is, but for its base model and its data.
+
+    Adapters that are to be averaged need the same `adapter`, `init` and `init_seed`. Without `init` a parallel
+    bottleneck starts as `zero_up` and every other as `near_identity`.
+    """
+
+    adapter: AdapterRequest = BottleneckRequest()
+    init: Init | None = None
+    init_seed: int = Field(default=0, ge=0, lt=2**63)
+    task: TaskKey = "language_modelling"
+    adamix: AdamixRequest | None = None
+    pruning: PruningRequest | None = None
+    recipe: RecipeRequest = RecipeRequest()
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        problems = [problem for problem in self._problems() if problem]
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    def _problems(self) -> list[str | None]:
+        method, expert = self.adapter.method, self.adapter.method in ("bottleneck", "lora")
+        return [
+            f"'init' is not for method '{method}'" if self.init and method not in ("bottleneck", "mam") else None,
+            "'adamix' makes experts of a bottleneck or a LoRA" if self.adamix and not expert else None,
+            "'adamix' and 'pruning' exclude each other" if self.adamix and self.pruning else None,
+            f"'adamix' is not for task '{self.task}', which has a head" if self.adamix and self.headed else None,
+            f"a fusion is not for task '{self.task}'" if method == "fusion" and self.headed else None,
+            f"task '{self.task}' has no head to train alone" if method == "head" and not self.headed else None,
+            f"a {method} has no projections to prune" if self.pruning and method in ("prefix", "head") else None,
+            "'widen' is not for a fusion" if self._widen > 1 and method == "fusion" else None,
+        ]  # fmt: skip
+
+    @property
+    def headed(self) -> bool:
+        """Whether its adapter answers with a head of its own."""
+        return self.task in HEADED
+
+    @property
+    def start(self) -> Init:
+        """How a bottleneck starts; of no meaning for others."""
+        if self.init is not None:
+            return self.init
+        parallel = isinstance(self.adapter, MamRequest) or (
+            isinstance(self.adapter, BottleneckRequest) and self.adapter.structure == "parallel"
+        )
+        return "zero_up" if parallel else "near_identity"
+
+    @property
+    def _widen(self) -> int:
+        return 1 if self.pruning is None else self.pruning.widen
+
+    def with_numbers(self, **numbers: Any) -> TrainingSpec:
+        """The spec with other numbers in its recipe, which are not checked here."""
+        return self.model_copy(update={"recipe": self.recipe.model_copy(update=numbers)})
