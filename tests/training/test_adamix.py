@@ -20,7 +20,7 @@ from registry.errors import Cancelled, InvalidParameter
 from registry.folder import read_folder
 from registry.spec import BankConfig
 from tests.training.conftest import TEXTS, VALID, state_hash
-from training.adamix import consistent_loss
+from training.adamix import consistent_loss, merged
 from training.checkpoint import Saving
 from training.options import PruningOptions
 from training.recipe import TrainingRecipe
@@ -254,3 +254,16 @@ def test_what_makes_no_sense_is_refused(base):
         train_adapter(base, expert_of("pfeiffer", base), TEXTS, VALID, recipe=RECIPE, consistency="paper")
     with pytest.raises(InvalidParameter, match="diverged"):
         train(base, recipe=RECIPE.model_copy(update={"learning_rate": 1e30, "steps": 50}))
+
+
+def test_the_adapter_of_a_bank_has_its_start_and_says_of_what_it_was_made(base, tmp_path):
+    trained = train(base, "houlsby", share="down", experts=3)
+    one = merged(trained)
+    assert one.config == paper_config("houlsby", bottleneck=8)
+    assert one.tensors.keys() == merge_bank(trained.config, trained.tensors).keys()
+    assert one.provenance.init_hash == trained.init_hash
+    assert one.record == {**trained.record, "bank": {"experts": 3, "share": "down"}}
+    write_trained(tmp_path / "one", one, base, domain="law")
+    from_tensors(one.config, base.shape, load_tensors(read_folder(tmp_path / "one").weights.read_bytes()))
+    with pytest.raises(InvalidParameter, match="this adapter is a bottleneck"):
+        merged(one)
