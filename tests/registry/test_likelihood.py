@@ -167,3 +167,32 @@ def test_batches_hold_every_row_once_within_the_limit(lengths, max_tokens):
         assert len(batch) == 1 or longest * len(batch) <= max_tokens
     order = [lengths[index] for batch in grouped for index in batch]
     assert order == sorted(order, reverse=True)
+
+
+@pytest.mark.parametrize("cells", [1, 12, 10**9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_chosen_log_probs_and_their_gradients_are_those_of_log_softmax(monkeypatch, cells, dtype):
+    monkeypatch.setattr(likelihood, "_CACHED_CELLS", cells)
+    logits = torch.randn(5, 7, generator=torch.Generator().manual_seed(0)).mul(3).to(dtype).requires_grad_(True)
+    ids, weights = torch.tensor([0, 3, 6, 6, 1]), torch.tensor([1.0, -2.0, 0.5, 0.0, 3.0])
+    found = likelihood.chosen_log_probs(logits, ids)
+    want = torch.log_softmax(logits.float(), dim=-1).gather(1, ids[:, None]).squeeze(1)
+    torch.testing.assert_close(found, want)
+    ours, plain_one = (torch.autograd.grad((one * weights).sum(), logits)[0] for one in (found, want))
+    assert ours.dtype == dtype
+    torch.testing.assert_close(ours, plain_one)
+
+
+def test_chosen_log_probs_are_differentiable_twice():
+    ids = torch.tensor([0, 3, 6, 6, 1])
+
+    def loss(logits):
+        return likelihood.chosen_log_probs(logits, ids).square().sum()
+
+    def plain_loss(logits):
+        return torch.log_softmax(logits, dim=-1).gather(1, ids[:, None]).square().sum()
+
+    at = torch.randn(5, 7, generator=torch.Generator().manual_seed(1))
+    hessian = torch.autograd.functional.hessian
+    torch.testing.assert_close(hessian(loss, at), hessian(plain_loss, at), atol=1e-5, rtol=1e-4)
+    assert likelihood.chosen_log_probs(torch.empty(0, 7), ids[:0]).shape == (0,)
