@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from registry.adapters.attach import AdapterModule, attached
 from registry.adapters.bank import BankAdapter, initial_bank
 from registry.adapters.bottleneck import BottleneckAdapter
+from registry.adapters.fusion import FusionAdapter, initial_fusion
 from registry.adapters.head import HeadModule, initial_head
 from registry.adapters.initial import Init, initial_tensors
 from registry.adapters.lora import LoraAdapter, initial_lora
@@ -95,6 +96,12 @@ METHODS: dict[str, Method] = {
         paper="MAM: He et al., ICLR 2022",
         build=_union,
         initial=_initial_union,
+    ),
+    "fusion": Method(
+        name="fusion",
+        paper="Pfeiffer et al., EACL 2021",
+        build=FusionAdapter,
+        initial=initial_fusion,
     ),
     "adamix": Method(
         name="adamix",

@@ -275,6 +275,8 @@ class FusionConfig(Frozen):
     def _one_site(self) -> Self:
         if self.member.structure == "houlsby":
             raise ValueError("members of structure 'houlsby' act at two places of a layer, and a fusion at one")
+        if self.member.pruned is not None:
+            raise ValueError("the members of a fusion are frozen, zeros and all: 'member' says nothing of pruning")
         return self
 
     def identity(self) -> dict[str, Any]:

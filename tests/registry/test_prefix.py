@@ -1,0 +1,323 @@
+"""Prefix tuning against PEFT itself: every family, both directions, padding, caches; and what must be refused."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import DynamicCache
+
+from registry.adapters import attached, create, expected_tensors, from_tensors
+from registry.adapters.initial import INITS
+from registry.adapters.prefix import PROMPT
+from registry.adapters.weights import init_hash
+from registry.base_model import load_base
+from registry.base_model.loading import LoadedBase
+from registry.errors import Incompatible, Internal, InvalidParameter
+from registry.likelihood import score_windows, token_log_probs
+from registry.spec import BaseEntry, BaseShape, PrefixConfig
+from tests.conftest import TINY_CONFIGS, TINY_CONTEXT, build_tiny_base, build_tiny_encoder
+
+LENGTH = 5
+KV = {
+    "gpt2": (2, 16), "llama": (2, 8), "qwen2": (2, 8), "qwen3": (2, 12), "mistral": (2, 8), "gpt_neox": (4, 8),
+    "opt": (4, 8),
+}  # fmt: skip
+IDS = torch.tensor([[0, 5, 17, 250, 3, 99], [0, 0, 8, 8, 130, 21]])
+LEFT = torch.tensor([[1] * 6, [0, 0, 1, 1, 1, 1]])
+POSITIONS = (LEFT.cumsum(1) - 1).clamp(min=0)
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory):
+    """A loaded base of every family, made when it is first asked for."""
+    folder, loaded = tmp_path_factory.mktemp("prefix"), {}
+
+    def base(family: str) -> LoadedBase:
+        if family not in loaded:
+            path = build_tiny_base(folder / family, model_type=family)
+            loaded[family] = load_base(BaseEntry(id="tiny", source=str(path)))
+        return loaded[family]
+
+    return base
+
+
+@pytest.fixture(params=sorted(TINY_CONFIGS))
+def base(request, bases) -> LoadedBase:
+    return bases(request.param)
+
+
+@pytest.fixture(scope="module")
+def gpt2(bases) -> LoadedBase:
+    return bases("gpt2")
+
+
+def prefix_of(base: LoadedBase, length: int = LENGTH, seed: int = 1):
+    """Keys and values as far from nothing as PEFT's own start."""
+    return create(PrefixConfig(length=length), base.shape, seed=seed, init="linear")
+
+
+def in_peft(base: LoadedBase, length: int = LENGTH):
+    from peft import PrefixTuningConfig, get_peft_model
+
+    config = PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=length)
+    with warnings.catch_warnings():  # PEFT asks transformers in a way that it will not answer in its next version
+        warnings.simplefilter("ignore", FutureWarning)
+        return get_peft_model(copy.deepcopy(base.model), config).eval()
+
+
+def test_every_family_is_here_and_its_keys_and_values_are_seen(base):
+    assert set(KV) == set(TINY_CONFIGS)
+    assert base.shape.kv == KV[base.shape.model_type]
+
+
+@torch.inference_mode()
+def test_logits_are_pefts(base):
+    adapter, peft = prefix_of(base), in_peft(base)
+    peft.prompt_encoder["default"].embedding.weight.copy_(adapter.prompt_embeddings)
+    wanted = peft(IDS, attention_mask=LEFT).logits, peft(IDS, attention_mask=LEFT, position_ids=POSITIONS).logits
+    plain = base.model(IDS, attention_mask=LEFT).logits
+    with attached(base.model, adapter):
+        found = (
+            base.model(IDS, attention_mask=LEFT).logits,
+            base.model(IDS, attention_mask=LEFT, position_ids=POSITIONS, use_cache=False).logits,
+        )
+    tokens = LEFT.bool()
+    for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours[tokens], theirs[tokens], rtol=0, atol=1e-5)
+    assert (found[0] - plain)[tokens].abs().max() > 0.1
+    assert torch.equal(base.model(IDS, attention_mask=LEFT).logits, plain), "it has left no trace"
+
+
+@torch.inference_mode()
+def test_a_prefix_that_peft_drew_is_taken_as_it_is(base):
+    peft = in_peft(base)
+    tensors = {PROMPT: peft.get_prompt_embedding_to_save("default")}
+    adapter = from_tensors(PrefixConfig(length=LENGTH), base.shape, tensors)
+    with attached(base.model, adapter):
+        found = base.model(IDS).logits
+    torch.testing.assert_close(found, peft(IDS).logits, rtol=0, atol=1e-5)
+
+
+@torch.inference_mode()
+def test_generation_is_pefts_with_a_cache_and_without(base):
+    adapter, peft = prefix_of(base), in_peft(base)
+    peft.prompt_encoder["default"].embedding.weight.copy_(adapter.prompt_embeddings)
+    how = {"attention_mask": LEFT, "max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    wanted = peft.generate(input_ids=IDS, **how)
+    with attached(base.model, adapter):
+        assert torch.equal(base.model.generate(IDS, **how), wanted)
+        assert torch.equal(base.model.generate(IDS, use_cache=False, **how), wanted)
+    assert not torch.equal(base.model.generate(IDS, **how), wanted)
+
+
+@torch.inference_mode()
+def test_steps_with_a_cache_are_one_pass(base):
+    adapter = prefix_of(base)
+    cache = DynamicCache()
+    with attached(base.model, adapter):
+        whole = base.model(IDS, attention_mask=LEFT, position_ids=POSITIONS).logits
+        parts = [
+            base.model(
+                IDS[:, start:stop], attention_mask=LEFT[:, :stop], position_ids=POSITIONS[:, start:stop],
+                past_key_values=cache, use_cache=True,
+            ).logits
+            for start, stop in ((0, 3), (3, 4), (4, 6))
+        ]  # fmt: skip
+    assert cache.get_seq_length() == LENGTH + 6
+    tokens = LEFT.bool()
+    torch.testing.assert_close(torch.cat(parts, 1)[tokens], whole[tokens], rtol=0, atol=1e-5)
+
+
+@torch.inference_mode()
+def test_a_row_computes_what_it_computes_alone(base):
+    """On either side of the padding, in a pass over the model and in one below its head."""
+    adapter = prefix_of(base)
+    alone = IDS[1:, 2:]
+    right = torch.cat([alone, torch.zeros((1, 2), dtype=torch.long)], 1)
+    with attached(base.model, adapter):
+        wanted = base.model(alone).logits
+        padded_left = base.model(IDS, attention_mask=LEFT, position_ids=POSITIONS).logits[1:, 2:]
+        padded_right = base.model(right, attention_mask=torch.tensor([[1, 1, 1, 1, 0, 0]])).logits[:, :4]
+        below = base.model.base_model(input_ids=alone, attention_mask=torch.ones_like(alone), use_cache=False)
+        head = base.model.get_output_embeddings()
+        torch.testing.assert_close(head(below.last_hidden_state), wanted, rtol=0, atol=1e-5)
+    torch.testing.assert_close(padded_left, wanted, rtol=0, atol=1e-5)
+    torch.testing.assert_close(padded_right, wanted, rtol=0, atol=1e-5)
+
+
+@torch.inference_mode()
+def test_masks_of_four_dimensions_cover_the_prefix(gpt2):
+    adapter = prefix_of(gpt2)
+    seen = torch.ones(1, 1, 6, 6, dtype=torch.bool).tril()
+    added = torch.zeros(1, 1, 6, 6).masked_fill(~seen, torch.finfo(torch.float32).min)
+    with attached(gpt2.model, adapter):
+        wanted = gpt2.model(IDS[:1]).logits
+        for mask in (seen, added):
+            torch.testing.assert_close(gpt2.model(IDS[:1], attention_mask=mask).logits, wanted, rtol=0, atol=1e-5)
+
+
+@torch.inference_mode()
+def test_arguments_by_position_are_understood(gpt2):
+    adapter = prefix_of(gpt2)
+    with attached(gpt2.model, adapter):
+        wanted = gpt2.model.transformer(input_ids=IDS, attention_mask=LEFT).last_hidden_state
+        assert torch.equal(gpt2.model.transformer(IDS, None, LEFT).last_hidden_state, wanted)
+        embeds = gpt2.model.transformer.wte(IDS)
+        found = gpt2.model.transformer(inputs_embeds=embeds, attention_mask=LEFT).last_hidden_state
+        assert torch.equal(found, wanted)
+
+
+def test_gradients_reach_the_prefix_and_nothing_else(base):
+    adapter = prefix_of(base, length=2)
+    with attached(base.model, adapter):
+        (-token_log_probs(base.model, IDS, torch.ones_like(IDS)).mean()).backward()
+    assert adapter.prompt_embeddings.grad is not None
+    columns = adapter.prompt_embeddings.grad.view(2, base.shape.num_layers, 2, -1)
+    assert (columns.abs().amax(-1) > 0).all(), "of every layer, of keys and of values"
+    assert all(parameter.grad is None for parameter in base.model.parameters())
+
+
+def test_a_finite_difference_is_the_gradient(gpt2):
+    adapter = prefix_of(gpt2, length=2)
+
+    def loss() -> Tensor:
+        with attached(gpt2.model, adapter):
+            return -token_log_probs(gpt2.model, IDS, torch.ones_like(IDS)).double().sum()
+
+    loss().backward()
+    weight = adapter.prompt_embeddings
+    place = divmod(int(weight.grad.abs().argmax()), weight.shape[1])
+    with torch.no_grad():
+        values = []
+        for step in (1e-2, -1e-2):
+            weight[place] += step
+            values.append(float(loss()))
+            weight[place] -= step
+    assert (values[0] - values[1]) / 2e-2 == pytest.approx(float(weight.grad[place]), rel=2e-2)
+
+
+@given(length=st.integers(1, 12), layers=st.integers(1, 4), heads=st.integers(1, 4), size=st.integers(1, 16))
+def test_the_count_is_the_formula(length, layers, heads, size):
+    shape = BaseShape(
+        fingerprint="sha256:" + "0" * 64, model_type="any", hidden_size=32, num_layers=layers, context=64,
+        vocab_size=300, kv=(heads, size),
+    )  # fmt: skip
+    shapes = expected_tensors(PrefixConfig(length=length), shape)
+    assert {name: math.prod(dims) for name, dims in shapes.items()} == {PROMPT: length * 2 * layers * heads * size}
+
+
+def test_starts(gpt2):
+    started = {
+        init: create(PrefixConfig(length=64 - 3), gpt2.shape, seed=3, init=init).prompt_embeddings for init in INITS
+    }
+    assert torch.equal(started["near_identity"], started["zero_up"])
+    assert 1.9e-2 < started["near_identity"].abs().max() <= 2e-2
+    assert started["linear"].std().item() == pytest.approx(1.0, rel=0.05)
+    again = create(PrefixConfig(length=64 - 3), gpt2.shape, seed=3).state_dict()
+    assert init_hash(again) == init_hash({PROMPT: started["near_identity"]})
+    assert init_hash(again) != init_hash(create(PrefixConfig(length=64 - 3), gpt2.shape, seed=4).state_dict())
+    with pytest.raises(InvalidParameter, match="negative"):
+        create(PrefixConfig(length=2), gpt2.shape, seed=-1)
+    with pytest.raises(InvalidParameter, match="not one of"):
+        create(PrefixConfig(length=2), gpt2.shape, seed=0, init="ones")  # type: ignore[arg-type]
+
+
+class TestRefused:
+    def test_a_base_without_keys_and_values_of_one_size(self, gpt2):
+        with pytest.raises(Incompatible, match="no keys and values of one size"):
+            expected_tensors(PrefixConfig(length=2), gpt2.shape.model_copy(update={"kv": None}))
+
+    def test_an_encoder(self, tmp_path):
+        path = build_tiny_encoder(tmp_path / "bert", model_type="bert")
+        base = load_base(BaseEntry(id="tiny", source=str(path), kind="encoder"))
+        assert base.shape.kv is None
+        with pytest.raises(Incompatible, match="no causal model"):
+            create(PrefixConfig(length=2), base.shape, seed=0)
+
+    def test_a_prefix_without_room_for_text(self, gpt2):
+        with pytest.raises(Incompatible, match=r"63 virtual tokens leaves no room for text in a context of 64"):
+            expected_tensors(PrefixConfig(length=63), gpt2.shape)
+        create(PrefixConfig(length=62), gpt2.shape, seed=0)
+
+    def test_another_base(self, bases):
+        adapter = prefix_of(bases("llama"))
+        for family, reason in (("gpt2", "family 'llama'"), ("qwen2", "family 'llama'")):
+            with pytest.raises(Incompatible, match=reason), attached(bases(family).model, adapter):
+                pass
+
+    def test_other_heads(self, tmp_path, bases):
+        path = build_tiny_base(tmp_path / "mha", model_type="llama", num_key_value_heads=4)
+        other = load_base(BaseEntry(id="tiny", source=str(path)))
+        with pytest.raises(Incompatible, match=r"with 2 heads.*2 of 32 with 4"):
+            prefix_of(bases("llama")).check_fit(other.model)
+
+    def test_too_long_a_text(self, base):
+        adapter = prefix_of(base)
+        fits = torch.ones((1, TINY_CONTEXT - LENGTH), dtype=torch.long)
+        with attached(base.model, adapter), torch.inference_mode():
+            assert torch.isfinite(base.model(fits).logits).all()
+            with pytest.raises(InvalidParameter, match=r"has 60 tokens, and 59 fit: the prefix takes 5"):
+                base.model(torch.ones((1, TINY_CONTEXT - LENGTH + 1), dtype=torch.long))
+
+    def test_a_cache_that_was_filled_without_it(self, gpt2):
+        adapter, cache = prefix_of(gpt2), DynamicCache()
+        with torch.inference_mode():
+            gpt2.model(IDS, attention_mask=torch.ones_like(IDS), past_key_values=cache)
+            with attached(gpt2.model, adapter), pytest.raises(Internal, match="filled without it"):
+                gpt2.model(IDS[:, :1], attention_mask=torch.ones((2, 7), dtype=torch.long), past_key_values=cache)
+
+    def test_a_mask_that_is_no_tensor(self, gpt2):
+        adapter = prefix_of(gpt2)
+        with attached(gpt2.model, adapter), pytest.raises(Internal, match="one tensor"):
+            gpt2.model.transformer(input_ids=IDS, attention_mask={"full_attention": None})
+
+    def test_a_second_adapter(self, gpt2):
+        plain = gpt2.model(IDS).logits
+        with attached(gpt2.model, prefix_of(gpt2)):
+            with (
+                pytest.raises(Internal, match="attached to this base model already"),
+                attached(gpt2.model, prefix_of(gpt2, seed=2)),
+            ):
+                pass
+            assert not torch.equal(gpt2.model(IDS).logits, plain), "the first is still there"
+
+
+def test_training_in_mixed_precision(base):
+    adapter = prefix_of(base)
+    with attached(base.model, adapter), torch.autocast("cpu", dtype=torch.bfloat16):
+        (-token_log_probs(base.model, IDS, LEFT).mean()).backward()
+    assert torch.isfinite(adapter.prompt_embeddings.grad).all()
+    assert adapter.prompt_embeddings.grad.any()
+
+
+def test_half_precision_bases(tmp_path: Path):
+    path = build_tiny_base(tmp_path / "base")
+    base = load_base(BaseEntry(id="tiny", source=str(path), dtype="bfloat16"))
+    adapter = prefix_of(base)
+    with torch.inference_mode(), attached(base.model, adapter):
+        found = base.model(IDS, attention_mask=LEFT)
+    assert found.logits.dtype == torch.bfloat16
+    assert found.past_key_values.layers[0].keys.dtype == torch.bfloat16
+    assert torch.isfinite(found.logits).all()
+
+
+def test_scoring_is_that_of_a_text_after_virtual_tokens(gpt2):
+    """A prefix whose keys and values are those of real tokens scores as those tokens in front of the text would."""
+    front, text = torch.tensor([[0, 44, 7]]), [[250, 3, 99, 12]]
+    with torch.inference_mode():
+        cache = gpt2.model(front, use_cache=True).past_key_values
+        states = torch.stack([part for layer in cache.layers for part in (layer.keys[0], layer.values[0])])
+        tensors = {PROMPT: states.permute(2, 0, 1, 3).reshape(3, -1)}
+        adapter = from_tensors(PrefixConfig(length=3), gpt2.shape, tensors)
+        whole = token_log_probs(gpt2.model, torch.cat([front, torch.tensor(text)], 1), torch.ones((1, 7)))
+        with attached(gpt2.model, adapter):
+            found = score_windows(gpt2.model, text, max_tokens=64, pad_id=0)
+    assert found[0] == pytest.approx(-float(whole[0, 3:].double().sum()), abs=1e-4)
