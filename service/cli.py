@@ -46,6 +46,7 @@ VERBS = {
     "keys": Verb("keys", "Make, list and revoke keys."),
     "jobs": Verb("jobs", "List, show, watch and cancel jobs."),
     "train": Verb("train", "Train an adapter on texts of a domain."),
+    "evaluate": Verb("evaluate", "Evaluate a trained adapter on data of its task."),
     "convert": Verb("convert", "Convert AdapterHub checkpoints to adapter directories, and back."),
 }
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
-from registry.adapters import AdapterModule
+from registry.adapters import AdapterModule, attached
 from registry.base_model import LoadedBase
 from registry.errors import Incompatible
 from registry.spec import AdapterConfig, BankConfig, FusionConfig, HeadConfig, PrefixConfig, UnionConfig
@@ -60,6 +61,8 @@ class Task(ABC):
     """Its name for people, and in records."""
     unit: str = "nats"
     """What its loss is in."""
+    causal: bool = False
+    """Whether it needs a base model that writes."""
     answers: HeadTask | None = None
     """What of a head its adapters need; None where the base model's own output layer answers."""
     noise: float = 2.0
@@ -99,14 +102,30 @@ class Task(ABC):
         """What the base, with `adapter` attached to it by the caller, says of rows (batch, width); differentiable."""
 
     def loss(self, base: LoadedBase, adapter: AdapterModule | None, rows: Tensor) -> Tensor:
-        """Mean loss of rows (batch, width) in `unit`, a scalar; as `scored` says it where nothing cheaper is known."""
+        """Mean loss of rows (batch, width) in `unit`, a scalar: that of `scored`, where nothing cheaper is known."""
         return self.scored(base, adapter, rows).loss()
 
     @abstractmethod
     def metrics(
         self, base: LoadedBase, adapter: AdapterModule | None, items: Sequence[Any], *, block: int, batch: int = 8
     ) -> dict[str, float]:
-        """Figures of the task on `items`, with `adapter` attached to the base by the caller; nothing is trained."""
+        """Figures of the task on `items`, in windows of at most `block` tokens, under the base with `adapter`.
+
+        It is put on and taken off here. Raises Incompatible for an adapter without the head that the task needs.
+        """
+
+    def inputs(self) -> dict[str, Any]:
+        """What beside the data decides how rows come to be, for records and checkpoints."""
+        return {}
+
+    def check_base(self, base: LoadedBase) -> None:
+        """Raises Incompatible for an encoder where the task needs a model that writes."""
+        if self.causal and base.shape.kind == "encoder":
+            raise Incompatible(
+                f"{self.name.capitalize()} is for causal base models, and {base.entry.id!r} is an encoder: classify "
+                "with it, or answer questions.",
+                param="task",
+            )
 
     def record(self, train: Examples, valid: Examples) -> dict[str, Any]:
         """What of the data an adapter's record says."""
@@ -116,6 +135,11 @@ class Task(ABC):
         """What of a training's outcome the record says: examples seen, validation loss before and at its best."""
         del width
         return {"examples_trained": examples, "valid_loss_before": before, "valid_loss": best}
+
+
+def under(base: LoadedBase, adapter: AdapterModule | None) -> AbstractContextManager[None]:
+    """While open, the base runs with `adapter`, or by itself."""
+    return nullcontext() if adapter is None else attached(base.model, adapter)
 
 
 def with_head(config: AdapterConfig, head: HeadConfig | None) -> AdapterConfig:

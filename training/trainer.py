@@ -15,16 +15,18 @@ from torch import Tensor
 
 from registry.adapters import AdapterModule, Init, attached, create, from_tensors
 from registry.adapters.bank import BankAdapter, merge_bank
+from registry.adapters.masks import pruned_members
 from registry.adapters.weights import init_hash, save_tensors
 from registry.base_model import LoadedBase
 from registry.errors import Incompatible, InvalidParameter
 from registry.folder import AdapterFolder, write_folder
 from registry.names import digest_of
-from registry.spec import AdapterConfig, BankConfig, LoraConfig, Provenance, UnionConfig, head_of
+from registry.spec import AdapterConfig, BankConfig, LoraConfig, Provenance, head_of
 from training.adamix import consistent_loss
 from training.checkpoint import Checkpoint, Saving
 from training.loop import MeanNll, Outcome, Progress, optimise
 from training.options import Consistency, PruningOptions
+from training.pruning import prune
 from training.recipe import TrainingRecipe
 from training.run import Limit
 from training.task import Examples, Task, prefix_length
@@ -32,7 +34,7 @@ from training.tasks import LANGUAGE_MODELLING
 from training.texts import MIN_VALID_TEXTS
 
 LORA_INIT = "zero_b"
-"""How every LoRA starts, whatever `init` says: A uniform, B zero."""
+"""How a LoRA starts unless `init` is "small_b": A uniform, B zero."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ def train_adapter(
     `should_stop` says so.
     """
     _check_options(config, task, pruning=pruning, consistency=consistency)
+    task.check_base(base)
     _check_block(recipe, base, config)
     head = head_of(config)
     train = task.encode(base, texts, block=recipe.block, head=head)
@@ -134,9 +137,10 @@ def inputs_of(
     about: dict[str, Any] = {
         "task": task.name,
         "base": {"fingerprint": base.shape.fingerprint, "dtype": base.entry.dtype},
-        "init": LORA_INIT if isinstance(config, LoraConfig) else init,
+        "init": LORA_INIT if isinstance(config, LoraConfig) and init != "small_b" else init,
         "data": {"train": digest_of(task.identity(texts)), "valid": digest_of(task.identity(valid_texts))},
         **recipe.model_dump(mode="json"),
+        **task.inputs(),
     }
     if pruning is not None:
         about["pruning"] = pruning.model_dump(mode="json")
@@ -201,13 +205,17 @@ def _hash_of_start(adapter: AdapterModule) -> str:
     return init_hash(merge_bank(adapter.config, state) if isinstance(adapter, BankAdapter) else state)
 
 
+def _start_hash(adapter: AdapterModule) -> str:
+    """The hash of the initial tensors; that of a bank is its merge's, for whose sake it is there."""
+    state = adapter.state_dict()
+    return init_hash(merge_bank(adapter.config, state) if isinstance(adapter.config, BankConfig) else state)
+
+
 def _pruned(
     base: LoadedBase, adapter: AdapterModule, task: Task, train: Examples, options: PruningOptions, *, batch: int,
     data_digest: str,
 ) -> AdapterModule:  # fmt: skip
     """The adapter with some entries at zero for good; the same from the same start, also before going on."""
-    from training.pruning import prune
-
     with attached(base.model, adapter):
         return prune(
             adapter, loss_of(base, adapter, task), train.rows, options, batch=batch, data_digest=data_digest
@@ -251,7 +259,8 @@ def _outcome_record(
 ) -> dict[str, Any]:
     """What came of it, and how large it is beside the base model; pruned entries are not trained."""
     parameters = sum(parameter.numel() for parameter in base.model.parameters())
-    trained = outcome.trained_parameters - masked_entries(config)
+    masked = sum(pruned.masked for pruned in pruned_members(config).values())
+    trained = outcome.trained_parameters - masked
     return {
         "optimizer": "AdamW",
         "parameters": {"trained": trained, "base": parameters, "share": trained / parameters},
@@ -262,10 +271,3 @@ def _outcome_record(
         "valid_history": [[step, nll] for step, nll in outcome.history],
         "train_history": [[step, nll] for step, nll in outcome.train_history],
     }
-
-
-def masked_entries(config: AdapterConfig) -> int:
-    """How many entries of an adapter are held at zero."""
-    members = config.members if isinstance(config, UnionConfig) else (config,)
-    found = (getattr(member, "pruned", None) for member in members)
-    return sum(pruned.masked for pruned in found if pruned is not None)

@@ -6,9 +6,14 @@ Called by the trainer, the evaluation and whoever describes a training.
 from __future__ import annotations
 
 from training.task import Task
+from training.tasks.answering import QuestionAnswering
+from training.tasks.classification import Classification
 from training.tasks.language import LanguageModelling
+from training.tasks.summarisation import Summarisation
 
 __all__ = ["LANGUAGE_MODELLING", "TASKS"]
 
 LANGUAGE_MODELLING = LanguageModelling()
-TASKS: dict[str, Task] = {task.key: task for task in (LANGUAGE_MODELLING,)}
+TASKS: dict[str, Task] = {
+    task.key: task for task in (LANGUAGE_MODELLING, Classification(), QuestionAnswering(), Summarisation())
+}

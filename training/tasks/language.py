@@ -17,8 +17,8 @@ from registry.adapters import AdapterModule
 from registry.base_model import LoadedBase
 from registry.evaluate import report
 from registry.likelihood import hidden_states, lm_logits, score_windows, token_log_probs, windows
-from registry.spec import HeadConfig, PassageScore
-from training.task import Examples, Scored, Task
+from registry.spec import HeadConfig, PassageScore, PerplexityReport
+from training.task import Examples, Scored, Task, under
 from training.texts import MIN_TEXTS, pack, text_of
 
 
@@ -28,6 +28,7 @@ class LanguageModelling(Task):
     key = "language_modelling"
     name = "language modelling"
     unit = "nats a token"
+    causal = True
 
     def items(self, lines: Sequence[tuple[int, Any]], *, where: str) -> list[str]:
         """The texts of {"text"} objects, empty ones left out; raises InvalidParameter with the line."""
@@ -87,16 +88,23 @@ class LanguageModelling(Task):
     def metrics(
         self, base: LoadedBase, adapter: AdapterModule | None, items: Sequence[str], *, block: int, batch: int = 8
     ) -> dict[str, float]:
-        """Perplexity of the texts, each cut into windows of at most `block` tokens, with its standard error."""
-        del adapter
-        found = report(passage_scores(base, items, block=block, batch=batch))
+        """Perplexity of the texts, each cut into windows of at most `block` tokens, and its standard error.
+
+        With an adapter also that of the base alone, and the difference of mean NLL with its paired standard error.
+        """
+        alone = passage_scores(base, items, block=block, batch=batch)
+        if adapter is None:
+            return _figures(report(alone))
+        with under(base, adapter):
+            scores = passage_scores(base, items, block=block, batch=batch)
+        found = report(scores, alone)
+        assert found.baseline is not None
         return {
-            "perplexity": found.perplexity,
-            "nll": found.mean_nll,
-            "nll_standard_error": found.standard_error,
-            "bits_per_byte": found.bits_per_byte,
-            "tokens": found.tokens,
-            "texts": len(found.texts),
+            **_figures(found),
+            "base_perplexity": found.baseline.perplexity,
+            "base_nll": found.baseline.mean_nll,
+            "difference": found.baseline.difference,
+            "difference_standard_error": found.baseline.standard_error,
         }
 
     def record(self, train: Examples, valid: Examples) -> dict[str, Any]:
@@ -115,6 +123,17 @@ class LanguageModelling(Task):
             "valid_perplexity_before": math.exp(before),
             "valid_perplexity": math.exp(best),
         }
+
+
+def _figures(found: PerplexityReport) -> dict[str, float]:
+    return {
+        "perplexity": found.perplexity,
+        "nll": found.mean_nll,
+        "nll_standard_error": found.standard_error,
+        "bits_per_byte": found.bits_per_byte,
+        "tokens": found.tokens,
+        "texts": len(found.texts),
+    }
 
 
 def passage_scores(base: LoadedBase, texts: Sequence[str], *, block: int, batch: int = 8) -> list[PassageScore]:

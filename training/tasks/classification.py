@@ -1,0 +1,186 @@
+"""Classifying texts, or pairs of texts, by a linear head (Houlsby et al., ICML 2019, section 3.2; GLUE).
+
+Registered in `training.tasks`. The label map is in the adapter's head; a row is the label's index, where the second
+text begins, and the tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from registry.adapters import AdapterModule
+from registry.adapters.head import HeadModule, head_module
+from registry.base_model import LoadedBase
+from registry.errors import Incompatible, InvalidParameter
+from registry.spec import HeadConfig, head_of
+from training.task import Examples, Scored, Task, under
+from training.tasks.encoding import batch_of, frame, rows_of, slices, states, tokens_of
+from training.tasks.reading import SHOWN, enough, fields_of, place, string, wrong_line
+from training.texts import MIN_TEXTS
+
+LEADS = 2
+MAX_LABELS = 4096
+NEEDS = '{"text": ..., "label": ...}, with "pair" for a second text'
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """A text, or two, and its label; `line` is that of the file it came from, 0 for none."""
+
+    text: str
+    label: str
+    pair: str | None = None
+    line: int = field(default=0, compare=False)
+
+
+class Classification(Task):
+    """Items are `Labelled`."""
+
+    key = "classification"
+    name = "sequence classification"
+    answers = "classification"
+    noise = 20.0  # one text that is wrong with confidence, in a small batch
+
+    def items(self, lines: Sequence[tuple[int, Any]], *, where: str) -> list[Labelled]:
+        """Of {"text", "label"} and, for pairs, "pair"; labels are strings, whole numbers, or true and false."""
+        return [_labelled(value, where, line) for line, value in lines]
+
+    def text_of(self, item: Labelled) -> str:
+        """Both texts."""
+        return item.text if item.pair is None else f"{item.text}\n{item.pair}"
+
+    def identity(self, items: Sequence[Labelled]) -> list[Any]:
+        """Texts and labels."""
+        return [[item.text, item.pair, item.label] for item in items]
+
+    def head(self, items: Sequence[Labelled]) -> HeadConfig:
+        """A head with the labels of the items, numbers by their size; raises InvalidParameter for fewer than two."""
+        labels = {item.label for item in items}
+        if not 2 <= len(labels) <= MAX_LABELS:
+            raise InvalidParameter(
+                f"The data has {len(labels)} labels, and a classification has 2 to {MAX_LABELS}.", param="texts"
+            )
+        return HeadConfig(task="classification", labels=tuple(sorted(labels, key=_by_size)))
+
+    def encode(
+        self, base: LoadedBase, items: Sequence[Labelled], *, block: int, what: str = "training",
+        at_least: int = MIN_TEXTS, head: HeadConfig | None = None,
+    ) -> Examples:  # fmt: skip
+        """A row an item, the longer of its texts cut until both fit into `block`.
+
+        Raises InvalidParameter for fewer than `at_least` items, a label that `head` has not, a block with no room.
+        """
+        enough(items, what, at_least, of="texts")
+        indices = _indices(items, self.head(items) if head is None else head, what)
+        found, cut = [], 0
+        for item, index in zip(items, indices, strict=True):
+            around = frame(base, pair=item.pair is not None)
+            first = tokens_of(base, item.text).ids
+            second = [] if item.pair is None else tokens_of(base, item.pair).ids
+            kept = _kept(len(first), len(second), block - around.taken)
+            cut += kept != (len(first), len(second))
+            ids, second_at = around.around(first[: kept[0]], second[: kept[1]])
+            found.append(([index, second_at if item.pair is not None else len(ids)], ids))
+        return Examples(
+            rows_of(found), {"texts": len(items), "texts_cut": cut, "tokens": sum(len(ids) for _, ids in found)}
+        )
+
+    def scored(self, base: LoadedBase, adapter: AdapterModule | None, rows: Tensor) -> Scored:
+        """Logits (batch, labels)."""
+        batch = batch_of(base, rows, leads=LEADS)
+        hidden = states(base, batch, second_at=batch.leads[:, 1])
+        logits = needed_head(adapter, self).logits(hidden, batch.mask).float()
+        return Scored(logits, batch.leads[:, 0], torch.full((len(rows),), 1 / len(rows), device=logits.device))
+
+    def metrics(
+        self, base: LoadedBase, adapter: AdapterModule | None, items: Sequence[Labelled], *, block: int, batch: int = 8
+    ) -> dict[str, float]:
+        """Accuracy, Matthews' correlation and macro F1 (over the labels that occur), and the mean loss in nats."""
+        head = needed_head(adapter, self)
+        data = self.encode(base, items, block=block, what="evaluation", at_least=1, head=head.config)
+        guesses, losses = [], 0.0
+        with under(base, adapter), torch.no_grad():
+            for part in slices(len(data.rows), batch):
+                rows = torch.from_numpy(data.rows[part])
+                scored = self.scored(base, adapter, rows)
+                guesses += scored.logits.argmax(dim=1).tolist()
+                losses += float(scored.loss()) * len(rows)
+        figures = agreement(data.rows[:, 0], np.array(guesses), labels=len(head.config.labels))
+        return {**figures, "loss": losses / len(items), "texts": len(items), "texts_cut": data.counts["texts_cut"]}
+
+
+def agreement(truth: np.ndarray, guesses: np.ndarray, *, labels: int) -> dict[str, float]:
+    """Accuracy, Matthews' correlation (Gorodkin's for several labels; 0 where undefined) and macro F1.
+
+    `truth` and `guesses` are indices (n,) below `labels`.
+    """
+    table = np.zeros((labels, labels))
+    np.add.at(table, (truth, guesses), 1)
+    right, true, guessed, total = np.diag(table), table.sum(axis=1), table.sum(axis=0), table.sum()
+    spread = (total**2 - (true**2).sum()) * (total**2 - (guessed**2).sum())
+    mcc = (right.sum() * total - true @ guessed) / np.sqrt(spread) if spread > 0 else 0.0
+    occurs = (true + guessed) > 0
+    f1 = 2 * right[occurs] / (true + guessed)[occurs]
+    return {"accuracy": float(right.sum() / total), "mcc": float(mcc), "macro_f1": float(f1.mean())}
+
+
+def needed_head(adapter: AdapterModule | None, task: Task) -> HeadModule:
+    """The adapter's head; raises Incompatible where it has none for the task."""
+    head = None if adapter is None else head_module(adapter)
+    if head is None or head.config.task != task.answers:
+        what = "the base model alone" if adapter is None else f"an adapter with {head_of(adapter.config) or 'no head'}"
+        raise Incompatible(f"{task.name.capitalize()} needs an adapter with a head for it, not {what}.", param="task")
+    return head
+
+
+def _labelled(value: object, where: str, line: int) -> Labelled:
+    fields = fields_of(value, where, line, needs=NEEDS)
+    text = string(fields, "text", where, line, needs=NEEDS)
+    pair = None if fields.get("pair") is None else string(fields, "pair", where, line, needs=NEEDS)
+    label = fields.get("label")
+    if isinstance(label, bool | int):
+        label = str(label).lower()
+    if not isinstance(label, str) or not 1 <= len(label) <= 200:
+        raise wrong_line(where, line, f'has no "label" of 1 to 200 characters, or a whole number: it needs {NEEDS}')
+    return Labelled(text, label, pair, line)
+
+
+def _by_size(label: str) -> tuple[bool, int, str]:
+    number = label.removeprefix("-").isdecimal()
+    return (not number, int(label) if number else 0, label)
+
+
+def _indices(items: Sequence[Labelled], head: HeadConfig, what: str) -> list[int]:
+    """The place of each item's label in the head's; raises InvalidParameter naming every item with another."""
+    known = {label: index for index, label in enumerate(head.labels)}
+    wrong = [(index, item) for index, item in enumerate(items) if item.label not in known]
+    if wrong:
+        labels = ", ".join(repr(label) for label in head.labels[:SHOWN])
+        said = [f"{place(item.line, index)}: {item.label[:80]!r}" for index, item in wrong[:SHOWN]]
+        more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        raise InvalidParameter(
+            f"The {what} data has a label outside the set ({labels}): {said[0]}{more}.",
+            param="texts",
+            problems=[f"Not in the set of labels, {one}." for one in said],
+        )
+    return [known[item.label] for item in items]
+
+
+def _kept(first: int, second: int, room: int) -> tuple[int, int]:
+    """How many tokens of each text are kept in `room`: the longer one is cut first."""
+    if room < (2 if second else 1):
+        raise InvalidParameter(f"A block of {max(room, 0)} tokens beside the special ones has no room.", param="block")
+    if first + second <= room:
+        return first, second
+    half = room // 2
+    if second <= half:
+        return room - second, second
+    if first <= room - half:
+        return first, room - first
+    return room - half, half

@@ -1,0 +1,172 @@
+"""Summaries by a causal model: the document and a prompt, and the loss on the summary alone (Radford et al., 2019).
+
+Registered in `training.tasks`. A row is where the summary begins, and the tokens: BOS, document, prompt, summary, end.
+The prompt is in the adapter's record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from registry.adapters import AdapterModule
+from registry.base_model import LoadedBase
+from registry.errors import InvalidParameter
+from registry.likelihood import lm_logits
+from registry.spec import HeadConfig
+from training.task import Examples, Scored, Task, under
+from training.tasks.encoding import batch_of, rows_of, slices, states, tokens_of
+from training.tasks.overlap import rouge
+from training.tasks.reading import enough, fields_of, string
+from training.texts import MIN_TEXTS
+
+PROMPT = "\n\nSummary:"
+"""Between a document and a space, with which its summary begins."""
+LEADS = 1
+LEAST_OF_A_DOCUMENT = 8
+"""Tokens: a summary that leaves no room for so many is left out."""
+LONGEST = 128
+"""Tokens of a summary that is generated."""
+NEEDS = '{"text": ..., "summary": ...}'
+
+
+@dataclass(frozen=True)
+class Summarised:
+    """A document and its summary."""
+
+    text: str
+    summary: str
+    line: int = field(default=0, compare=False)
+
+
+class Summarisation(Task):
+    """Items are `Summarised`."""
+
+    key = "summarisation"
+    name = "summarisation"
+    unit = "nats a token"
+    causal = True
+
+    def items(self, lines: Sequence[tuple[int, Any]], *, where: str) -> list[Summarised]:
+        """Of {"text", "summary"}; raises InvalidParameter with the line."""
+        return [_summarised(value, where, line) for line, value in lines]
+
+    def text_of(self, item: Summarised) -> str:
+        """The document."""
+        return item.text
+
+    def identity(self, items: Sequence[Summarised]) -> list[Any]:
+        """Documents and summaries."""
+        return [[item.text, item.summary] for item in items]
+
+    def head(self, items: Sequence[Summarised]) -> HeadConfig | None:
+        """None: the base model's own output layer writes."""
+        del items
+        return None
+
+    def inputs(self) -> dict[str, Any]:
+        """The prompt."""
+        return {"prompt": PROMPT}
+
+    def encode(
+        self, base: LoadedBase, items: Sequence[Summarised], *, block: int, what: str = "training",
+        at_least: int = MIN_TEXTS, head: HeadConfig | None = None,
+    ) -> Examples:  # fmt: skip
+        """A row an item, its document cut where both do not fit; one whose summary does not fit is left out.
+
+        Raises InvalidParameter for too few items, or where none is left.
+        """
+        del head
+        enough(items, what, at_least, of="documents")
+        found, cut = [], 0
+        for item in items:
+            target = [*tokens_of(base, f" {item.summary.strip()}").ids, *_end(base)]
+            prompt, whole = _prompt(base, item.text, block - len(target))
+            if prompt is not None:
+                cut += not whole
+                found.append(([len(prompt)], [*prompt, *target]))
+        if not found:
+            raise InvalidParameter(
+                f"No summary of the {what} data fits into a block of {block} tokens with its document.", param="block"
+            )
+        targets = sum(len(ids) - lead[0] for lead, ids in found)
+        return Examples(
+            rows_of(found),
+            {
+                "documents": len(items), "documents_cut": cut, "documents_left_out": len(items) - len(found),
+                "summary_tokens": targets,
+            },
+        )  # fmt: skip
+
+    def scored(self, base: LoadedBase, adapter: AdapterModule | None, rows: Tensor) -> Scored:
+        """Logits (tokens of the summaries, vocabulary); each summary counts alike, however long."""
+        del adapter
+        batch = batch_of(base, rows, leads=LEADS)
+        places = torch.arange(1, batch.ids.shape[1], device=batch.ids.device)
+        wanted = (places >= batch.leads) & batch.mask[:, 1:].bool()  # (batch, longest - 1)
+        logits = lm_logits(base.model, states(base, batch)[:, :-1][wanted]).float()
+        weights = (wanted / wanted.sum(dim=1, keepdim=True) / len(rows))[wanted]
+        return Scored(logits, batch.ids[:, 1:][wanted], weights)
+
+    def metrics(
+        self, base: LoadedBase, adapter: AdapterModule | None, items: Sequence[Summarised], *, block: int,
+        batch: int = 8,
+    ) -> dict[str, float]:  # fmt: skip
+        """ROUGE of greedy summaries, and the mean loss of the given ones (mean NLL a token, in nats)."""
+        data = self.encode(base, items, block=block, what="evaluation", at_least=1)
+        with under(base, adapter), torch.no_grad():
+            losses = [
+                float(self.loss(base, adapter, torch.from_numpy(data.rows[part]))) * len(data.rows[part])
+                for part in slices(len(data.rows), batch)
+            ]
+            written = [summary_of(base, item.text, block=block) for item in items]
+        scores = [rouge(one, item.summary) for one, item in zip(written, items, strict=True)]
+        figures = {name: float(np.mean([score[name] for score in scores])) for name in scores[0]}
+        return {**figures, "loss": sum(losses) / len(data.rows), **data.counts}
+
+
+@torch.no_grad()
+def summary_of(base: LoadedBase, text: str, *, block: int) -> str:
+    """The base's greedy summary of a document, with whatever is attached to it; at most `LONGEST` tokens."""
+    room = min(LONGEST, block // 2)
+    prompt, _ = _prompt(base, text, block - room)
+    if prompt is None:
+        raise InvalidParameter(f"A block of {block} tokens has no room for a document and a summary.", param="block")
+    cache, ids = DynamicCache(config=base.model.config), prompt
+    written: list[int] = []
+    while len(written) < room:
+        given = torch.tensor([ids], device=base.model.device)
+        out = base.model(given, past_key_values=cache, use_cache=True)
+        token = int(out.logits[0, -1].argmax())
+        if token in _end(base)[:1]:
+            break
+        written.append(token)
+        ids = [token]
+    return str(base.tokenizer.backend_tokenizer.decode(written)).strip()
+
+
+def _summarised(value: object, where: str, line: int) -> Summarised:
+    fields = fields_of(value, where, line, needs=NEEDS)
+    text, summary = (string(fields, name, where, line, needs=NEEDS) for name in ("text", "summary"))
+    return Summarised(text, summary, line)
+
+
+def _end(base: LoadedBase) -> list[int]:
+    """What ends a summary: EOS, or a line break where the tokenizer has none."""
+    return tokens_of(base, "\n").ids if base.eos_id is None else [base.eos_id]
+
+
+def _prompt(base: LoadedBase, text: str, room: int) -> tuple[list[int] | None, bool]:
+    """BOS, the document cut to what fits into `room`, and the prompt; None without room. And whether it is whole."""
+    bos = [base.bos_id] if base.entry.bos and base.bos_id is not None else []
+    document, after = tokens_of(base, text).ids, tokens_of(base, PROMPT).ids
+    most = room - len(bos) - len(after)
+    if most < min(LEAST_OF_A_DOCUMENT, len(document)):
+        return None, False
+    return [*bos, *document[:most], *after], len(document) <= most
