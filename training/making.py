@@ -48,6 +48,7 @@ from training.task import Task, prefix_length, with_head
 from training.tasks import TASKS
 from training.texts import draw, json_lines, read_lines
 from training.trainer import Trained, inputs_of, train_adapter
+from training.widening import widened
 
 HELD_OUT_SEED = 0
 
@@ -126,9 +127,7 @@ def config_of(
     try:
         config = _plain(spec.adapter, shape, head, members)
         if spec.pruning is not None and spec.pruning.widen > 1:
-            from training.pruning import widen
-
-            config = widen(config, spec.pruning.widen)
+            config = widened(config, spec.pruning.widen)
         if spec.adamix is not None:
             made = {"expert": config.model_dump(), "experts": spec.adamix.experts, "share": spec.adamix.share}
             config = BankConfig.model_validate(made)

@@ -17,7 +17,7 @@ from training.recipe import TrainingRecipe
 BLOCK = 512
 """Tokens in a block where nothing else is said, at most the base's context."""
 SPARSITY = 0.4
-Init = Literal["near_identity", "linear", "zero_up"]
+Init = Literal["near_identity", "linear", "zero_up", "small_b"]
 Structure = Literal["bapna_firat", "houlsby", "pfeiffer", "parallel"]
 TaskKey = Literal["language_modelling", "classification", "question_answering", "summarisation"]
 HEADED: frozenset[str] = frozenset({"classification", "question_answering"})
@@ -138,7 +138,8 @@ class TrainingSpec(Frozen):
     """All that a training is, but for its base model and its data.
 
     Adapters that are to be averaged need the same `adapter`, `init` and `init_seed`. Without `init` a parallel
-    bottleneck starts as `zero_up` and every other as `near_identity`.
+    bottleneck starts as `zero_up` and every other as `near_identity`; a LoRA starts with B = 0, or as `small_b`, which
+    pruning by SNIP or GraSP needs.
     """
 
     adapter: AdapterRequest = BottleneckRequest()
@@ -159,7 +160,7 @@ class TrainingSpec(Frozen):
     def _problems(self) -> list[str | None]:
         method, expert = self.adapter.method, self.adapter.method in ("bottleneck", "lora")
         return [
-            f"'init' is not for method '{method}'" if self.init and method not in ("bottleneck", "mam") else None,
+            self._init_problem(),
             "'adamix' makes experts of a bottleneck or a LoRA" if self.adamix and not expert else None,
             "'adamix' and 'pruning' exclude each other" if self.adamix and self.pruning else None,
             f"'adamix' is not for task '{self.task}', which has a head" if self.adamix and self.headed else None,
@@ -168,6 +169,16 @@ class TrainingSpec(Frozen):
             f"a {method} has no projections to prune" if self.pruning and method in ("prefix", "head") else None,
             "'widen' is not for a fusion" if self._widen > 1 and method == "fusion" else None,
         ]  # fmt: skip
+
+    def _init_problem(self) -> str | None:
+        method = self.adapter.method
+        if self.init is None or (method == "lora" and self.init == "small_b"):
+            return None
+        if method == "lora":
+            return "a LoRA starts with B = 0, or with 'init' 'small_b'"
+        if method not in ("bottleneck", "mam"):
+            return f"'init' is not for method '{method}'"
+        return "'init' 'small_b' is a LoRA's" if self.init == "small_b" else None
 
     @property
     def headed(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from registry.adapters.sites import layer_sites
 from registry.errors import InvalidParameter
 
-Init = Literal["near_identity", "linear", "zero_up"]
+Init = Literal["near_identity", "linear", "zero_up", "small_b"]
 INITS: tuple[Init, ...] = ("near_identity", "linear", "zero_up")
+"""Those of bottlenecks; `small_b` is a start of LoRAs (`lora.initial_lora`)."""
 NEAR_IDENTITY_STD = 1e-2  # robust below, harmful above (Houlsby et al., section 3.6)
 TRUNCATION = 2.0
 
@@ -33,9 +34,12 @@ def initial_tensors(
     - `zero_up`: D as `linear`, U and all biases zero: exactly the base at step 0, but SNIP scores are all zero.
 
     LayerNorms start at 1 and 0; Houlsby's trained copies of norms start as the base's. Raises InvalidParameter for
-    an unknown `init`, a negative seed, or copies without `base`, and Incompatible for norms that cannot be trained.
+    an unknown `init` or a LoRA's, a negative seed, or copies without `base`, and Incompatible for norms that cannot be
+    trained.
     """
     check_start(seed=seed, init=init)
+    if init not in INITS:
+        raise InvalidParameter(f"{init!r} is a start of LoRAs: bottlenecks have {', '.join(INITS)}.", param="init")
     rng = np.random.Generator(np.random.PCG64(seed))
     norms = _base_norms(shapes, base)
     tensors = {}
@@ -51,8 +55,9 @@ def initial_tensors(
 
 def check_start(*, seed: int, init: Init) -> None:
     """Raises InvalidParameter for an unknown `init` or a negative seed."""
-    if init not in INITS:
-        raise InvalidParameter(f"Initialisation {init!r} is not one of {', '.join(INITS)}.", param="init")
+    known = get_args(Init)
+    if init not in known:
+        raise InvalidParameter(f"Initialisation {init!r} is not one of {', '.join(known)}.", param="init")
     if seed < 0:
         raise InvalidParameter(f"A seed is not negative, and {seed} is.", param="seed")
 

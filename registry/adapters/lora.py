@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from registry.adapters.attach import AdapterModule, Edit
-from registry.errors import Incompatible, InvalidParameter, more_problems
+from registry.adapters.initial import NEAR_IDENTITY_STD, Init, check_start, truncated_normal
+from registry.errors import Incompatible, more_problems
 from registry.spec import BaseShape, LoraConfig
 
 PREFIX = "base_model.model."
@@ -138,19 +139,22 @@ def _sizes(model: nn.Module, path: str) -> tuple[int, int] | None:
     return None
 
 
-def initial_lora(shapes: Mapping[str, tuple[int, ...]], *, seed: int, **_same_for_all: object) -> dict[str, Tensor]:
+def initial_lora(
+    shapes: Mapping[str, tuple[int, ...]], *, seed: int, init: Init = "near_identity", **_same_for_all: object
+) -> dict[str, Tensor]:
     """fp32 tensors for `shapes`: A uniform as PEFT's Kaiming with a = sqrt(5), B zero, so exactly the base at step 0.
 
-    Drawn with NumPy's PCG64 in canonical order, like `initial.initial_tensors`. A LoRA starts like
-    this whatever `init` says, and needs nothing of the base. Raises InvalidParameter for a negative seed.
+    With `small_b` B is N(0, 1e-2) truncated at two standard deviations: near the base, with gradients in A from the
+    first step, which scores for pruning need. Every other `init` leaves it at zero. Drawn with NumPy's PCG64 in
+    canonical order, like `initial.initial_tensors`. Raises InvalidParameter for an unknown `init` or a negative seed.
     """
-    if seed < 0:
-        raise InvalidParameter(f"A seed is not negative, and {seed} is.", param="seed")
+    check_start(seed=seed, init=init)
     rng = np.random.Generator(np.random.PCG64(seed))
     tensors = {}
     for name, shape in shapes.items():
         if name.endswith(LORA_B):
-            tensors[name] = torch.zeros(shape)
+            small = NEAR_IDENTITY_STD * truncated_normal(rng, shape) if init == "small_b" else np.zeros(shape)
+            tensors[name] = torch.from_numpy(small.astype(np.float32))
             continue
         bound = 1.0 / math.sqrt(shape[1])  # sqrt(6 / ((1 + a^2) fan_in)) for a = sqrt(5)
         tensors[name] = torch.from_numpy(rng.uniform(-bound, bound, size=shape).astype(np.float32))

@@ -68,7 +68,9 @@ ASKED: dict[str, Asks] = {
         ("adapter", "members"), list[str], "--members",
         "Adapters of one structure that a fusion holds frozen, separated by commas; may be repeated.",
     ),
-    "init": Asks(("init",), Init, "--init", "How a bottleneck starts; by default near_identity, for parallel zero_up."),
+    "init": Asks(
+        ("init",), Init, "--init", "How it starts; by default near_identity, parallel zero_up, a LoRA with B = 0."
+    ),
     "init_seed": Asks(
         ("init_seed",), int, "--init-seed", "Only adapters that share it can be averaged; by default 0.", 0
     ),

@@ -66,6 +66,21 @@ class TestTensors:
             (f"base_model.model.{FC}.lora_B.weight", (128, 3)),
         ]
 
+    def test_b_starts_at_zero_or_small_and_a_as_ever(self, shape: BaseShape) -> None:
+        plain, small, again = (
+            create(a_config(), shape, seed=5, init=init).state_dict()
+            for init in ("near_identity", "small_b", "small_b")
+        )
+        assert all(not tensor.any() for name, tensor in plain.items() if "lora_B" in name)
+        drawn = torch.cat([tensor.reshape(-1) for name, tensor in small.items() if "lora_B" in name])
+        assert 0.005 < float(drawn.std()) < 0.01
+        assert float(drawn.abs().max()) <= 0.02
+        assert init_hash(small) == init_hash(again) != init_hash(plain)
+        first = f"base_model.model.{ATTN}.lora_A.weight"  # drawn before any B
+        assert torch.equal(plain[first], small[first])
+        with pytest.raises(InvalidParameter, match="not one of"):
+            create(a_config(), shape, seed=5, init="gaussian")  # type: ignore[arg-type]
+
     def test_layer_ten_comes_after_layer_two(self) -> None:
         names = [f"base_model.model.h.{i}.a.lora_A.weight" for i in (10, 2)] + [
             "base_model.model.lm_head.lora_A.weight"

@@ -234,6 +234,16 @@ def test_lora_is_pruned_in_both_factors(base):
     assert {name.split(".")[-2] for name in projections(config, tensors_of(adapter))[""]} == {"lora_A", "lora_B"}
 
 
+@pytest.mark.parametrize("score", ["snip", "grasp"])
+def test_a_lora_that_starts_small_can_be_scored_by_gradients(base, score):
+    config = lora_for(base.shape, rank=3, alpha=6.0)
+    adapter = pruned_one(base, config, init="small_b", score=score)
+    assert mask_problems(adapter.config, tensors_of(adapter)) == []
+    trained = train(base, config, init="small_b", pruning=PruningOptions(score=score))
+    assert trained.record["init"] == "small_b"
+    assert trained.config.pruned is not None
+
+
 def test_mam_is_pruned_in_its_bottleneck(base):
     config = UnionConfig(members=(PrefixConfig(length=4), paper_config("parallel", bottleneck=4)))
     adapter = pruned_one(base, config)
