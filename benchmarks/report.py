@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 ROOT = Path(__file__).parents[1]
 FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_tile")
@@ -199,6 +199,12 @@ def machine() -> dict[str, Any]:
         "torch": version("torch"),
         "transformers": version("transformers"),
     }
+
+
+def best_dtype() -> Literal["float32", "bfloat16"]:
+    """What trains fastest on this CPU: bf16 where it has instructions for it; elsewhere that is emulated, and slow."""
+    flags = _cpuinfo().get("flags", "").split()
+    return "bfloat16" if {"avx512_bf16", "amx_bf16"} & set(flags) else "float32"
 
 
 def _cpuinfo() -> dict[str, str]:

@@ -42,6 +42,14 @@ def test_ratios_are_taken_repeat_by_repeat():
         report.ratios([1.0], [1.0, 2.0])
 
 
+def test_the_dtype_is_the_one_the_machine_has_instructions_for(monkeypatch):
+    for flags, best in (("avx2 avx512f", "float32"), ("avx2 avx512_bf16", "bfloat16"), ("amx_bf16", "bfloat16")):
+        monkeypatch.setattr(report, "_cpuinfo", lambda flags=flags: {"flags": flags})
+        assert report.best_dtype() == best
+    monkeypatch.setattr(report, "_cpuinfo", dict)
+    assert report.best_dtype() == "float32"
+
+
 def test_a_table_has_a_column_for_each_key():
     assert report.table([{"a": 1, "bb": 0.123456}, {"a": None, "bb": 2}]) == "a  bb    \n1  0.1235\n-  2     "
     assert report.table([]) == ""
