@@ -1,14 +1,21 @@
 """Bottleneck adapters (METHODS section 2), one module class for the four structures.
 
-- Bapna-Firat (Bapna & Firat, EMNLP 2019): y = h + s (U g(D LN(h) + b_D) + b_U), with a LayerNorm of its own;
-  h is the feed-forward module's output before the residual add, or the layer's output with `input="residual"`.
-- Houlsby (Houlsby et al., ICML 2019): y = z + s (U g(D z + b_D) + b_U) after both sub-layers, before the residual
-  add; the base's norms are trained too (`base_norm` holds the copies that replace them while attached) unless
-  `trained_norms` is false, as in AdapterHub's `double_seq_bn`.
+On bases whose layers normalise before their sub-modules, with A(x) = s (U g(D x + b_D) + b_U):
+
+- Bapna-Firat (Bapna & Firat, EMNLP 2019): y = h + A(LN(h)), with a LayerNorm of its own; h is the feed-forward
+  module's output before the residual add, or the layer's output with `input="residual"`.
+- Houlsby (Houlsby et al., ICML 2019): y = z + A(z) after both sub-layers, before the residual add; the base's norms
+  are trained too (`base_norm` holds the copies that replace them while attached) unless `trained_norms` is false, as
+  in AdapterHub's `double_seq_bn`.
 - Pfeiffer (Pfeiffer et al., EACL 2021): the same after the feed-forward module only, or on the layer's output with
   `input="residual"` (AdapterHub's `seq_bn`).
-- parallel (He et al., ICLR 2022, MAM): y = h + s (U g(D x + b_D) + b_U), h the feed-forward module's output, x its
-  argument, or with `input="residual"` the argument of the norm before it (AdapterHub's `par_bn`).
+- parallel (He et al., ICLR 2022, MAM): y = h + A(x), h the feed-forward module's output, x its argument, or with
+  `input="residual"` the argument of the norm before it (AdapterHub's `par_bn`).
+
+On bases that normalise after them (BERT: the layer's output is LN(h + x), x the residual stream) Houlsby, Bapna-Firat
+and parallel are the same words: LN(h + A(h) + x), and for Bapna-Firat with `input="residual"` the layer's output
+after that norm. Pfeiffer with `input="residual"` is AdapterHub's there, which reads what the norm makes of the sum and
+adds before it: LN(h + x + A(LN(h + x))) (`original_ln_before`, `original_ln_after` and `residual_before_ln`).
 
 s is `config.scale`, g `config.activation`, D (m, d), U (d, m) for hidden size d and bottleneck m.
 """
@@ -44,29 +51,21 @@ class Bottleneck(nn.Module):
         self._activation = ACTIVATIONS[config.activation]
         self._scale = config.scale
 
-    def forward(self, source: Tensor, hidden: Tensor) -> Tensor:
-        """`hidden` plus the bottleneck of `source`, both (batch, time, hidden), in the dtype of `hidden`."""
+    def update(self, source: Tensor) -> Tensor:
+        """A(source): what is added, (batch, time, hidden) as `source`, in the dtype of the adapter."""
         x = source.to(self.down.weight.dtype)
         if self.norm is not None:
             x = self.norm(x)
         update: Tensor = self.up(self._activation(self.down(x)))
-        if self._scale != 1.0:
-            update = update * self._scale
-        return (hidden + update).to(hidden.dtype)
+        return update if self._scale == 1.0 else update * self._scale
 
-    def on_output(self, _module: nn.Module, _source: Tensor, hidden: Tensor) -> Tensor:
-        """The edit of a module whose output is read and added to."""
-        out: Tensor = self(hidden, hidden)
-        return out
+    def forward(self, source: Tensor, hidden: Tensor) -> Tensor:
+        """`hidden` plus the bottleneck of `source`, both (batch, time, hidden), in the dtype of `hidden`."""
+        return (hidden + self.update(source)).to(hidden.dtype)
 
-    def reading(self, argument: Argument) -> Edit:
-        """The edit of a module whose output is added to, while the argument of an earlier one is read."""
 
-        def edit(_module: nn.Module, _source: Tensor, hidden: Tensor) -> Tensor:
-            out: Tensor = self(argument.take(), hidden)
-            return out
-
-        return edit
+Update = Callable[[Tensor], Tensor]
+"""What is read (batch, time, hidden) -> what is added, of the same shape."""
 
 
 class Argument:
@@ -86,6 +85,36 @@ class Argument:
             raise Internal("A parallel adapter's layer ran without the module whose argument it reads.")
         kept, self._kept = self._kept, None
         return kept
+
+
+def ffn_edits(config: BottleneckConfig, sites: LayerSites, update: Update) -> Iterator[tuple[nn.Module, Edit]]:
+    """Pairs of a base module and the edit of its output that put `update` where adapters of `config` act, in one layer.
+
+    Of Houlsby's two places it is the one after the feed-forward module. Whatever computes the update (one
+    bottleneck, or a fusion of several): what it reads and where its result is added are the structure's.
+    """
+
+    def on_output(_module: nn.Module, _source: Tensor, hidden: Tensor) -> Tensor:
+        return (hidden + update(hidden)).to(hidden.dtype)
+
+    def around_norm(norm: nn.Module, source: Tensor, hidden: Tensor) -> Tensor:
+        assert isinstance(norm, nn.LayerNorm)
+        x = (source + update(hidden)).to(hidden.dtype)
+        return F.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+
+    residual = config.input == "residual"
+    if config.structure == "parallel":
+        argument = Argument()
+
+        def beside(_module: nn.Module, _source: Tensor, hidden: Tensor) -> Tensor:
+            return (hidden + update(argument.take())).to(hidden.dtype)
+
+        yield sites.norms[-1] if residual else sites.ffn_input, argument.keep
+        yield sites.ffn, beside
+    elif residual and sites.post_norm and config.structure == "pfeiffer":
+        yield sites.norms[-1], around_norm
+    else:
+        yield sites.block if residual else sites.ffn, on_output
 
 
 class TrainedNorm(nn.Module):
@@ -130,29 +159,31 @@ class BottleneckLayer(nn.Module):
 
     def edits(self, sites: LayerSites) -> Iterator[tuple[nn.Module, Edit]]:
         """Pairs of a base module and the edit of its output."""
-        residual = self._config.input == "residual"
-        if self._config.structure == "parallel":
-            argument = Argument()
-            yield sites.norms[-1] if residual else sites.ffn_input, argument.keep
-            yield sites.ffn, self.ffn.reading(argument)
-            return
-        yield sites.block if residual else sites.ffn, self.ffn.on_output
+        yield from ffn_edits(self._config, sites, self.ffn.update)
         if self._config.structure == "houlsby":
-            yield sites.attention, self.attention.on_output
+            yield sites.attention, self._on_attention
             if self._config.trained_norms:
                 for norm, trained in zip(sites.norms, self.base_norm, strict=True):
                     assert isinstance(trained, TrainedNorm)
                     yield norm, trained.instead
 
+    def _on_attention(self, _module: nn.Module, _source: Tensor, hidden: Tensor) -> Tensor:
+        out: Tensor = self.attention(hidden, hidden)
+        return out
+
 
 class BottleneckAdapter(AdapterModule):
-    """A bottleneck adapter of all layers, without values: built on torch's meta device and filled by its maker."""
+    """A bottleneck adapter of all layers, without values: built on torch's meta device and filled by its maker.
+
+    Raises Incompatible for a family without known sites, or where the structure's `input` has no meaning.
+    """
 
     config: BottleneckConfig
 
     def __init__(self, config: BottleneckConfig, shape: BaseShape, *, device: torch.device | str = "meta") -> None:
         super().__init__()
         family = family_of(shape.model_type)
+        check_input(config, family, shape.model_type)
         self.config = config
         self.model_type = shape.model_type
         self.num_layers = shape.num_layers
@@ -175,7 +206,7 @@ class BottleneckAdapter(AdapterModule):
                 f"has {found[0]} of {found[1]}.",
                 param="base_model",
             )
-        if self.config.structure == "houlsby" and self.config.trained_norms:
+        if _acts_on_norms(self.config, layers[0].post_norm if layers else False):
             for sites in layers:
                 sites.check_norms()
 
@@ -184,3 +215,19 @@ class BottleneckAdapter(AdapterModule):
         for layer, sites in zip(self.layers, layer_sites(model), strict=True):
             assert isinstance(layer, BottleneckLayer)
             yield from layer.edits(sites)
+
+
+def check_input(config: BottleneckConfig, family: Family, model_type: str) -> None:
+    """Raises Incompatible for parallel adapters of `input="residual"` where both inputs are the same tensor."""
+    if config.structure == "parallel" and config.input == "residual" and family.post_norm:
+        raise Incompatible(
+            f"In base models of family {model_type!r} the feed-forward module's argument is the residual stream: "
+            "a parallel adapter reads it with input='module', and input='residual' is nothing else.",
+            param="config",
+        )
+
+
+def _acts_on_norms(config: BottleneckConfig, post_norm: bool) -> bool:
+    if config.structure == "houlsby":
+        return config.trained_norms
+    return post_norm and config.structure == "pfeiffer" and config.input == "residual"

@@ -21,7 +21,8 @@ class Family:
     The outputs of `attention` and `ffn` (or the first items of their output tuples) are what the layer adds to
     its residual stream. The feed-forward module's argument is that of `ffn_input`: of another module than `ffn`
     where the two are not in one. `norms` names the layer's norms in order, the last the one before the feed-forward
-    module; with `rms_norms` they are RMSNorms (a weight, no bias), otherwise LayerNorms.
+    module, or with `post_norm` (BERT) the one after it: there each norm takes the sum of a sub-module's output and
+    the residual stream. With `rms_norms` they are RMSNorms (a weight, no bias), otherwise LayerNorms.
     """
 
     layers: str
@@ -30,6 +31,7 @@ class Family:
     norms: tuple[str, ...]
     ffn_input: str
     rms_norms: bool = False
+    post_norm: bool = False
 
 
 _LLAMA = Family(
@@ -40,8 +42,25 @@ _LLAMA = Family(
     norms=("input_layernorm", "post_attention_layernorm"),
     rms_norms=True,
 )
+_BERT = Family(
+    layers="encoder.layer",
+    attention="attention.output.dense",
+    ffn="output.dense",
+    ffn_input="intermediate",
+    norms=("attention.output.LayerNorm", "output.LayerNorm"),
+    post_norm=True,
+)
 
 FAMILIES: dict[str, Family] = {
+    "bert": _BERT,
+    "distilbert": Family(
+        layers="transformer.layer",
+        attention="attention.out_lin",
+        ffn="ffn.lin2",
+        ffn_input="ffn.lin1",
+        norms=("sa_layer_norm", "output_layer_norm"),
+        post_norm=True,
+    ),
     "gpt2": Family(layers="transformer.h", attention="attn", ffn="mlp", ffn_input="mlp", norms=("ln_1", "ln_2")),
     "gpt_neox": Family(
         layers="gpt_neox.layers",
@@ -61,6 +80,8 @@ FAMILIES: dict[str, Family] = {
     ),
     "qwen2": _LLAMA,
     "qwen3": _LLAMA,
+    "roberta": _BERT,
+    "xlm-roberta": _BERT,
 }
 
 
@@ -74,6 +95,7 @@ class LayerSites:
     ffn_input: nn.Module
     norms: tuple[nn.Module, ...]
     rms_norms: bool
+    post_norm: bool
 
     def check_norms(self) -> None:
         """Raises Incompatible where a norm is not of the family's kind, with a weight (and a bias) to train."""
@@ -83,7 +105,7 @@ class LayerSites:
             if not known or getattr(norm, "weight", None) is None or bias == self.rms_norms:
                 kind = "RMSNorms with a weight" if self.rms_norms else "LayerNorms with weight and bias"
                 raise Incompatible(
-                    f"Houlsby adapters for this family replace {kind}; one of this base model is "
+                    f"Adapters that act on this family's norms need {kind}; one of this base model is "
                     f"none ({type(norm).__name__}).",
                     param="base_model",
                 )
@@ -118,6 +140,7 @@ def layer_sites(model: nn.Module) -> Sequence[LayerSites]:
             ffn_input=block.get_submodule(family.ffn_input),
             norms=tuple(block.get_submodule(path) for path in family.norms),
             rms_norms=family.rms_norms,
+            post_norm=family.post_norm,
         )
         for block in blocks
     ]
