@@ -36,10 +36,10 @@ class Attention(nn.Module):
         self.value = nn.Linear(hidden_size, hidden_size, bias=False, device=device)
 
     def forward(self, source: Tensor, updates: Tensor) -> Tensor:
-        """(batch, time, hidden) from `source` of that shape and `updates` (batch, time, members, hidden)."""
+        """(..., hidden) from `source` of that shape and `updates` (..., members, hidden)."""
         query: Tensor = self.query(source)
-        scores = (self.key(updates) * query.unsqueeze(2)).sum(-1)  # (batch, time, members)
-        mixed = (torch.softmax(scores, dim=-1).unsqueeze(-1) * updates).sum(2)
+        scores = (self.key(updates) * query.unsqueeze(-2)).sum(-1)  # (..., members)
+        mixed = (torch.softmax(scores, dim=-1).unsqueeze(-1) * updates).sum(-2)
         found: Tensor = self.value(mixed)  # linear, so that V of the mixture is the mixture of V
         return found
 
@@ -55,9 +55,9 @@ class FusionLayer(nn.Module):
             self.add_module(name, BottleneckLayer(config.member, shape, family, device).requires_grad_(False))
 
     def update(self, source: Tensor) -> Tensor:
-        """What is added, (batch, time, hidden), for the `source` of that shape that the members read."""
+        """What is added, (..., hidden), for the `source` of that shape that the members read."""
         members = [cast(BottleneckLayer, self.get_submodule(name)) for name in self._members]
-        updates = torch.stack([member.ffn.update(source) for member in members], dim=2)
+        updates = torch.stack([member.ffn.update(source) for member in members], dim=-2)
         found: Tensor = self.fusion(source.to(updates.dtype), updates)
         return found
 

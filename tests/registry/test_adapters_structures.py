@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from typing import get_args
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from registry.adapters.initial import INITS
 from registry.adapters.order import canonical_order
 from registry.adapters.weights import init_hash
 from registry.errors import Incompatible, InvalidParameter, UnknownMethod
-from registry.spec import BaseShape, BottleneckConfig
+from registry.spec import AdapterConfig, BaseShape, BottleneckConfig
 from tests.conftest import build_tiny_base
 
 FINGERPRINT = "sha256:" + "0" * 64
@@ -192,9 +194,17 @@ def test_bad_requests_are_refused():
         create(config, TINY, seed=0, init="ones")
     with pytest.raises(InvalidParameter, match="not negative"):
         create(config, TINY, seed=-1)
-    with pytest.raises(UnknownMethod, match="'prefix' is not one of bottleneck, lora"):
-        expected_tensors(config.model_copy(update={"method": "prefix"}), TINY)
-    assert list(METHODS) == ["bottleneck", "lora"]
+    with pytest.raises(
+        UnknownMethod, match="'ia3' is not one of adamix, bottleneck, fusion, head, lora, prefix, union"
+    ):
+        expected_tensors(config.model_copy(update={"method": "ia3"}), TINY)
+
+
+def test_every_configuration_has_its_method():
+    members = get_args(get_args(AdapterConfig)[0])
+    assert {member.model_fields["method"].default for member in members} == set(METHODS)
+    assert all(name == method.name for name, method in METHODS.items())
+    assert all(re.search(r"(19|20)\d\d", method.paper) for method in METHODS.values())
 
 
 def test_from_tensors_says_everything_that_is_wrong_at_once():

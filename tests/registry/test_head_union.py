@@ -1,0 +1,301 @@
+"""Heads, and unions: MAM by hand, task adapters, and that each member is what it is alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from registry.adapters import attached, create, expected_tensors, from_tensors, paper_config
+from registry.adapters.head import HeadModule, head_module
+from registry.adapters.initial import INITS
+from registry.adapters.weights import adapter_digest, init_hash
+from registry.base_model import load_base
+from registry.base_model.loading import LoadedBase
+from registry.errors import Incompatible, InvalidParameter
+from registry.likelihood import hidden_states
+from registry.spec import (
+    AdapterConfig,
+    BaseEntry,
+    BaseShape,
+    BottleneckConfig,
+    HeadConfig,
+    LoraConfig,
+    LoraModule,
+    PrefixConfig,
+    UnionConfig,
+    head_of,
+)
+from tests.conftest import build_tiny_base
+
+IDS = torch.tensor([[0, 5, 17, 250, 3, 99], [0, 8, 8, 130, 21, 60]])
+FAMILIES = ("gpt2", "llama", "qwen2", "opt")
+PARALLEL = paper_config("parallel", bottleneck=4)
+MAM = UnionConfig(members=(PrefixConfig(length=3), PARALLEL))
+LABELS = HeadConfig(task="classification", labels=("no", "yes", "maybe"))
+SPANS = HeadConfig(task="question_answering", labels=("start", "end"))
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory):
+    folder, loaded = tmp_path_factory.mktemp("unions"), {}
+
+    def base(family: str) -> LoadedBase:
+        if family not in loaded:
+            path = build_tiny_base(folder / family, model_type=family)
+            loaded[family] = load_base(BaseEntry(id="tiny", source=str(path)))
+        return loaded[family]
+
+    return base
+
+
+@pytest.fixture(params=FAMILIES)
+def base(request, bases) -> LoadedBase:
+    return bases(request.param)
+
+
+@pytest.fixture(scope="module")
+def gpt2(bases) -> LoadedBase:
+    return bases("gpt2")
+
+
+def lora(base: LoadedBase) -> LoraConfig:
+    return LoraConfig.of({path: LoraModule(2, 6.0) for path in base.shape.linears if "lm_head" not in path})
+
+
+def drawn(config: AdapterConfig, shape: BaseShape, seed: int = 0) -> dict[str, Tensor]:
+    """Values far from nothing, so that whatever is misplaced shows."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.randn(size, generator=generator) * 0.3 + (0.8 if "norm" in name and "weight" in name else 0.0)
+        for name, size in expected_tensors(config, shape).items()
+    }
+
+
+def own(tensors: dict[str, Tensor], method: str) -> dict[str, Tensor]:
+    return {name.removeprefix(f"{method}."): t for name, t in tensors.items() if name.startswith(f"{method}.")}
+
+
+def logits(base: LoadedBase) -> Tensor:
+    with torch.inference_mode():
+        found: Tensor = base.model(IDS).logits
+    return found
+
+
+class TestMam:
+    def test_names_are_the_members_below_their_methods(self, gpt2: LoadedBase) -> None:
+        shapes = expected_tensors(MAM, gpt2.shape)
+        assert list(shapes)[-1] == "bottleneck.layers.1.ffn.up.weight"
+        assert shapes == {
+            "prefix.prompt_embeddings": (3, 2 * 2 * 2 * 16),
+            **{f"bottleneck.{name}": size for name, size in expected_tensors(PARALLEL, gpt2.shape).items()},
+        }
+
+    def test_it_is_the_prefix_in_the_cache_and_the_bottleneck_beside_each_ffn(self, base: LoadedBase) -> None:
+        """The prefix as states that were cached, the parallel adapter written out over the base's own modules."""
+        tensors = drawn(MAM, base.shape)
+        with attached(base.model, from_tensors(MAM, base.shape, tensors)):
+            found = logits(base)
+        assert base.shape.kv is not None
+        heads, size = base.shape.kv
+        states = tensors["prefix.prompt_embeddings"].view(3, 2, 2, heads, size).permute(1, 2, 3, 0, 4)
+        from transformers import DynamicCache
+
+        cache = DynamicCache()
+        for layer in range(2):
+            keys, values = (states[layer, which].unsqueeze(0).expand(2, -1, -1, -1) for which in (0, 1))
+            cache.update(keys, values, layer)
+        with by_hand(base, own(tensors, "bottleneck")), torch.inference_mode():
+            wanted = base.model(IDS, past_key_values=cache).logits
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+
+    def test_both_members_count(self, base: LoadedBase) -> None:
+        tensors = drawn(MAM, base.shape)
+        found = []
+        for without in ("", "prefix.", "bottleneck."):
+            kept = {n: t * 0 if without and n.startswith(without) else t for n, t in tensors.items()}
+            with attached(base.model, from_tensors(MAM, base.shape, kept)):
+                found.append(logits(base))
+        assert (found[0] - found[1]).abs().max() > 1e-2 < (found[0] - found[2]).abs().max()
+
+    def test_generation_with_a_cache_is_generation_without(self, base: LoadedBase) -> None:
+        how = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "attention_mask": torch.ones_like(IDS)}
+        with attached(base.model, from_tensors(MAM, base.shape, drawn(MAM, base.shape))), torch.inference_mode():
+            assert torch.equal(base.model.generate(IDS, **how), base.model.generate(IDS, use_cache=False, **how))
+
+    def test_gradients_reach_every_member(self, base: LoadedBase) -> None:
+        adapter = from_tensors(MAM, base.shape, drawn(MAM, base.shape))
+        with attached(base.model, adapter):
+            base.model(IDS).logits.logsumexp(-1).mean().backward()
+        for name, parameter in adapter.named_parameters():
+            assert parameter.grad is not None, name
+            assert parameter.grad.any(), name
+
+
+@contextmanager
+def by_hand(base: LoadedBase, tensors: dict[str, Tensor]) -> Iterator[None]:
+    """Parallel adapters by this test's own hooks: 4 (U relu(D x + b_D) + b_U) beside each feed-forward module."""
+    paths = {
+        "gpt2": ("transformer.h.{}.mlp", "transformer.h.{}.mlp"),
+        "opt": ("model.decoder.layers.{}.fc1", "model.decoder.layers.{}.fc2"),
+    }
+    before, after = paths.get(base.shape.model_type, ("model.layers.{}.mlp", "model.layers.{}.mlp"))
+    handles = []
+    for layer in range(2):
+        t = {n.removeprefix(f"layers.{layer}.ffn."): x for n, x in tensors.items() if f"layers.{layer}." in n}
+        seen: list[Tensor] = []
+
+        def keep(_module, args, seen=seen) -> None:
+            seen[:] = [args[0]]
+
+        def add(_module, _args, output, seen=seen, t=t) -> Tensor:
+            inner = torch.relu(seen[0] @ t["down.weight"].T + t["down.bias"])
+            return output + 4.0 * (inner @ t["up.weight"].T + t["up.bias"])
+
+        handles.append(base.model.get_submodule(before.format(layer)).register_forward_pre_hook(keep))
+        handles.append(base.model.get_submodule(after.format(layer)).register_forward_hook(add))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class TestUnions:
+    @pytest.mark.parametrize("structure", ["houlsby", "pfeiffer", "bapna_firat", "parallel"])
+    def test_the_count_is_the_sum_of_the_members(self, base: LoadedBase, structure: str) -> None:
+        bottleneck = paper_config(structure, bottleneck=5)  # type: ignore[arg-type]
+        members = (bottleneck, lora(base), PrefixConfig(length=3), LABELS)
+        counts = [count(expected_tensors(one, base.shape)) for one in (*members, UnionConfig(members=members))]
+        assert counts[-1] == sum(counts[:-1])
+        assert counts[2:4] == [3 * 2 * 2 * math.prod(base.shape.kv or ()), 3 * 32 + 3]
+
+    @pytest.mark.parametrize("init", INITS)
+    def test_each_member_starts_as_it_starts_alone(self, base: LoadedBase, init: str) -> None:
+        members = (paper_config("houlsby", bottleneck=3), lora(base), PrefixConfig(length=2), LABELS)
+        state = create(
+            UnionConfig(members=members), base.shape, seed=5, init=init, base=base.model  # type: ignore[arg-type]
+        ).state_dict()  # fmt: skip
+        for one in members:
+            alone = create(one, base.shape, seed=5, init=init, base=base.model).state_dict()  # type: ignore[arg-type]
+            assert init_hash(own(state, one.method)) == init_hash(alone)
+
+    def test_a_lora_is_before_a_bottleneck_at_the_same_module(self, bases) -> None:
+        """On OPT both can sit on fc2: the LoRA changes the module, the bottleneck reads what the module then gives."""
+        base = bases("opt")
+        both = UnionConfig(
+            members=(
+                BottleneckConfig(structure="pfeiffer", bottleneck=3, activation="gelu"),
+                LoraConfig.of({"model.decoder.layers.0.fc2": LoraModule(2, 4.0)}),
+            )
+        )
+        tensors = drawn(both, base.shape)
+        with attached(base.model, from_tensors(both, base.shape, tensors)):
+            found = logits(base)
+        module = base.model.get_submodule("model.decoder.layers.0.fc2")
+        a, b = (tensors[f"lora.base_model.model.model.decoder.layers.0.fc2.lora_{x}.weight"] for x in "AB")
+        kept = module.weight.clone()
+        try:
+            with torch.no_grad():
+                module.weight += 2.0 * b @ a
+            with attached(base.model, from_tensors(both.members[0], base.shape, own(tensors, "bottleneck"))):
+                wanted = logits(base)
+        finally:
+            module.weight.data = kept
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)
+
+    def test_a_head_changes_nothing_of_what_the_base_computes(self, base: LoadedBase) -> None:
+        task = UnionConfig(members=(PARALLEL, LABELS))
+        tensors = drawn(task, base.shape)
+        with attached(base.model, from_tensors(task, base.shape, tensors)):
+            found = logits(base)
+        with attached(base.model, from_tensors(PARALLEL, base.shape, own(tensors, "bottleneck"))):
+            assert torch.equal(logits(base), found)
+
+    def test_reasons_of_all_members_are_told(self, bases) -> None:
+        union = UnionConfig(members=(PARALLEL, LABELS, PrefixConfig(length=2), lora(bases("gpt2"))))
+        adapter = create(union, bases("gpt2").shape, seed=0)
+        with pytest.raises(Incompatible, match="does not fit") as found:
+            adapter.check_fit(bases("llama").model)
+        told = " ".join(found.value.problems)
+        for reason in ("family 'gpt2'", "The prefix is for", "transformer.h.0"):
+            assert reason in told
+
+    def test_the_digest_has_the_label_map_in_it(self, gpt2: LoadedBase) -> None:
+        other = HeadConfig(task="classification", labels=("yes", "no", "maybe"))
+        tensors = drawn(UnionConfig(members=(PARALLEL, LABELS)), gpt2.shape)
+        digests = {
+            adapter_digest(gpt2.shape.fingerprint, UnionConfig(members=(PARALLEL, head)), tensors)
+            for head in (LABELS, other)
+        }
+        assert len(digests) == 2
+
+
+def count(shapes: dict[str, tuple[int, ...]]) -> int:
+    return sum(math.prod(size) for size in shapes.values())
+
+
+class TestHeads:
+    @given(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=4), left=st.booleans(), causal=st.booleans())
+    def test_classification_reads_one_token_wherever_the_padding_is(self, gpt2, lengths, left, causal) -> None:
+        shape = gpt2.shape if causal else gpt2.shape.model_copy(update={"kind": "encoder"})
+        head = create(LABELS, shape, seed=1)
+        assert isinstance(head, HeadModule)
+        hidden = torch.randn(len(lengths), 6, 32, generator=torch.Generator().manual_seed(0))
+        starts = [6 - n if left else 0 for n in lengths]
+        mask = torch.zeros(len(lengths), 6, dtype=torch.int64)
+        for row, (start, n) in enumerate(zip(starts, lengths, strict=True)):
+            mask[row, start : start + n] = 1
+        read = [start + n - 1 if causal else start for start, n in zip(starts, lengths, strict=True)]
+        wanted = torch.stack([head.out(hidden[row, place]) for row, place in enumerate(read)])
+        torch.testing.assert_close(head.logits(hidden, mask), wanted)
+        torch.testing.assert_close(head.logits(hidden, mask.bool()), wanted)
+
+    def test_question_answering_reads_every_token(self, gpt2: LoadedBase) -> None:
+        head = create(SPANS, gpt2.shape, seed=1)
+        assert isinstance(head, HeadModule)
+        hidden = hidden_states(gpt2.model, IDS, torch.ones_like(IDS))
+        found = head.logits(hidden, torch.ones_like(IDS))
+        assert found.shape == (2, 6, 2)
+        torch.testing.assert_close(found, head.out(hidden))
+
+    def test_of_half_precision_states_the_logits_are_single(self, gpt2: LoadedBase) -> None:
+        head = create(LABELS, gpt2.shape, seed=1)
+        assert isinstance(head, HeadModule)
+        assert head.logits(torch.zeros(1, 2, 32, dtype=torch.bfloat16), torch.ones(1, 2)).dtype == torch.float32
+
+    def test_gradients_reach_head_and_adapter(self, gpt2: LoadedBase) -> None:
+        adapter = create(UnionConfig(members=(PARALLEL, LABELS)), gpt2.shape, seed=0)
+        head = head_module(adapter)
+        assert head is not None
+        with attached(gpt2.model, adapter):
+            hidden = hidden_states(gpt2.model, IDS, torch.ones_like(IDS))
+            torch.nn.functional.cross_entropy(
+                head.logits(hidden, torch.ones_like(IDS)), torch.tensor([0, 2])
+            ).backward()
+        assert all(parameter.grad is not None and parameter.grad.any() for parameter in adapter.parameters())
+
+    def test_start(self, gpt2: LoadedBase) -> None:
+        many = HeadConfig(task="classification", labels=tuple(f"label {i}" for i in range(200)))
+        weight = create(many, gpt2.shape, seed=1).state_dict()["out.weight"]
+        assert weight.abs().max() <= 4e-2
+        assert weight.std().item() == pytest.approx(0.8796 * 2e-2, rel=0.05)
+        assert not create(many, gpt2.shape, seed=1).state_dict()["out.bias"].any()
+        with pytest.raises(InvalidParameter, match="negative"):
+            create(many, gpt2.shape, seed=-1)
+
+    def test_the_head_is_found_wherever_it_is(self, gpt2: LoadedBase) -> None:
+        for config, has in ((LABELS, True), (UnionConfig(members=(PARALLEL, SPANS)), True), (MAM, False)):
+            assert (head_module(create(config, gpt2.shape, seed=0)) is not None) == has
+            assert (head_of(config) is not None) == has
+
+    def test_another_hidden_size_is_refused(self, gpt2: LoadedBase) -> None:
+        wide = create(LABELS, gpt2.shape.model_copy(update={"hidden_size": 48}), seed=0)
+        with pytest.raises(Incompatible, match=r"size 48; this base model's are of size 32"):
+            wide.check_fit(gpt2.model)
