@@ -16,7 +16,7 @@ import numpy as np
 from registry.adapters.arrays import read_embeddings, save_embeddings
 from registry.blobs import BlobStore
 from registry.catalogue.database import Catalogue, Database
-from registry.catalogue.rows import EmbeddingRow
+from registry.catalogue.rows import AdapterRow, EmbeddingRow
 from registry.encoders.contract import Encoder, Progress
 from registry.errors import InvalidManifest, InvalidSample, NotFound, TooLarge
 from registry.names import digest_of, sha256_digest
@@ -191,3 +191,15 @@ def record_vectors(catalogue: Catalogue, sample_digest: str, vectors: Vectors, e
             truncated=vectors.truncated,
         )
     )
+
+
+def enqueue_embed(catalogue: Catalogue, row: AdapterRow, *, created_by: str) -> str:
+    """Queue the embedding of an adapter's sample by every encoder; returns the job's id."""
+    job = catalogue.jobs.enqueue(
+        "embed",
+        {"adapter_id": row.id},
+        namespace=row.namespace,
+        created_by=created_by,
+        dedupe_key=f"embed:{row.id}",
+    )
+    return job.id

@@ -1,13 +1,14 @@
 """Publishing a soup: stored like any adapter, with its recipe, its evidence and its audit entry in one transaction.
 
 Called by the verb `cook`. A recipe cooked before under the same name is the row there is; the bytes are stored
-before the row that names them.
+before the row that names them. The merge of a bank (AdaMix) is no soup of several: it takes the place of the bank in
+pools, as an adapter of the bank's domain with the bank's sample.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -15,11 +16,21 @@ from registry.blobs import BlobStore
 from registry.catalogue.database import Catalogue, Database
 from registry.catalogue.rows import AdapterRow, NewAdapter
 from registry.encoders.contract import Encoder
-from registry.intake import Caller, Vectors, record_vectors
+from registry.intake import Caller, Vectors, enqueue_embed, record_vectors
 from registry.names import split_name
 from registry.pools import enqueue_refits
 from registry.soup.compat import Part, scale_of
-from registry.spec import AdapterConfig, AverageMixing, Card, Evidence, MixReport, Provenance, Recipe
+from registry.spec import (
+    AdapterConfig,
+    AverageMixing,
+    BankConfig,
+    Card,
+    Evidence,
+    MergeMixing,
+    MixReport,
+    Provenance,
+    Recipe,
+)
 
 
 @dataclass(frozen=True)
@@ -40,6 +51,11 @@ class Mixed:
     def is_single(self) -> bool:
         """One ingredient at weight 1 is that adapter, not a soup."""
         return len(self.parts) == 1 and scale_of(self.recipe.mixing) == "1"
+
+    @property
+    def is_merge(self) -> bool:
+        """The adapter of a bank of experts."""
+        return isinstance(self.recipe.mixing, MergeMixing)
 
 
 def publish(
@@ -62,10 +78,13 @@ def publish(
     """
     target = split_name(name) if name else (namespace, "soup-" + mixed.digest.removeprefix("sha256:")[:12])
     weights_blob = blobs.put_bytes(mixed.data)
+    vectors = None if mixed.is_merge else vectors  # it keeps its bank's
     if vectors is not None:
         blobs.put_bytes(vectors.data)
     new = _new_row(mixed, target, base_id, weights_blob, evidence, vectors, caller)
     with database.write() as catalogue:
+        if mixed.is_merge:
+            new = _in_place_of(catalogue.adapters.get(mixed.parts[0].adapter_id), new)
         catalogue.blobs.seen(weights_blob, len(mixed.data))
         catalogue.soups.add_recipe(mixed.recipe, mixed.digest, weights_blob, mixed.report)
         known = catalogue.adapters.find_same(*target, mixed.digest)
@@ -74,6 +93,8 @@ def publish(
             record_vectors(catalogue, evidence.sample.digest, vectors, encoders[vectors.encoder])
         if known is None:
             enqueue_refits(catalogue, row, created_by=caller.key_id, delay=refit_delay)
+        if known is None and row.sample_state == "pending":
+            enqueue_embed(catalogue, row, created_by=caller.key_id)
         catalogue.soups.add_evidence(row.id, mixed.recipe.digest, evidence.model_dump(mode="json"))
         _audit(catalogue, row, mixed, caller)
     return row, known is None
@@ -123,23 +144,37 @@ def _new_row(
     )
 
 
+def _in_place_of(bank: AdapterRow, new: NewAdapter) -> NewAdapter:
+    """The row of a bank's merge: an adapter of the bank's domain, and where both are of one namespace its sample."""
+    new = replace(new, kind="adapter", domain=bank.domain)
+    if bank.sample is None or bank.namespace != new.namespace:
+        return new  # who sees this namespace need not see the bank's text
+    waits = bank.sample_state != "ready" and bank.sample.has_text
+    return replace(new, sample=bank.sample, sample_state="pending" if waits else bank.sample_state)
+
+
 def _card(mixed: Mixed, namespace: str) -> Card:
     """Who sees the soup need not see its ingredients: those of other namespaces are called by their digest."""
     names = {p.digest: p.ref if p.ref.startswith(f"{namespace}/") else p.digest[:19] for p in mixed.parts}
     members = ", ".join(f"{names[part.digest]} at {part.weight}" for part in mixed.parts)
+    described = f"Soup of {members}."
+    bank = mixed.parts[0].config
+    if isinstance(bank, BankConfig):
+        described = f"Merge of {names[mixed.parts[0].digest]}, a bank of {bank.experts} experts."
     metadata: dict[str, str | int | float | bool | None] = {"mixing": mixed.recipe.mixing.method}
     if _vouched(mixed.recipe):
         metadata["assume_same_init"] = True
-    return Card(description=f"Soup of {members}."[:20_000], metadata=metadata)
+    return Card(description=described[:20_000], metadata=metadata)
 
 
 def inherited(parts: Sequence[Part], recipe: Recipe) -> Provenance:
     """An average inherits an initialisation that all its ingredients share; any doubt makes it unknown.
 
-    A concatenation has tensors of other shapes than any ingredient started from: unknown too.
+    A concatenation has tensors of other shapes than any ingredient started from: unknown too. A bank's is that of its
+    merge (`adapters.bank`).
     """
     hashes = {part.provenance.init_hash for part in parts}
-    averaged = isinstance(recipe.mixing, AverageMixing) and not _vouched(recipe)
+    averaged = isinstance(recipe.mixing, AverageMixing | MergeMixing) and not _vouched(recipe)
     if averaged and len(hashes) == 1 and None not in hashes:
         return Provenance(init_hash=hashes.pop(), init_source="declared")
     return Provenance()

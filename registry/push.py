@@ -17,7 +17,16 @@ from registry.catalogue.rows import AdapterRow, NewAdapter
 from registry.encoders.contract import Encoder
 from registry.errors import Incompatible, Internal, InvalidManifest
 from registry.folder.peft import lora_config
-from registry.intake import BlobReader, Caller, CheckedSample, Limits, check_sample, embed_texts, record_vectors
+from registry.intake import (
+    BlobReader,
+    Caller,
+    CheckedSample,
+    Limits,
+    check_sample,
+    embed_texts,
+    enqueue_embed,
+    record_vectors,
+)
 from registry.names import sha256_digest, split_name
 from registry.pools import enqueue_refits
 from registry.samples import decode_lines
@@ -228,14 +237,7 @@ def _record_sample(
         return None
     if sample.texts:
         catalogue.blobs.seen(sample.report.digest, len(sample.data))
-        job = catalogue.jobs.enqueue(
-            "embed",
-            {"adapter_id": row.id},
-            namespace=row.namespace,
-            created_by=caller.key_id,
-            dedupe_key=f"embed:{row.id}",
-        )
-        return job.id
+        return enqueue_embed(catalogue, row, created_by=caller.key_id)
     for vectors in sample.vectors:
         record_vectors(catalogue, sample.report.digest, vectors, encoders[vectors.encoder])
     catalogue.adapters.set_sample_state(row.id, "ready")

@@ -158,9 +158,12 @@ def _unshared(expert: nn.Module, config: BankConfig) -> list[tuple[str, nn.Linea
     ]
 
 
+def _side(path: str) -> str | None:
+    return _SIDES.get(path.rpartition(".")[2])
+
+
 def _has_copies(path: str, config: BankConfig) -> bool:
-    side = _SIDES.get(path.rpartition(".")[2])
-    return side is not None and side != config.share
+    return _side(path) not in (None, config.share)
 
 
 def merge_bank(config: BankConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -169,6 +172,21 @@ def merge_bank(config: BankConfig, tensors: Mapping[str, Tensor]) -> dict[str, T
         name: mean_of(tensor) if _has_copies(name.rpartition(".")[0], config) else tensor.to(torch.float32)
         for name, tensor in tensors.items()
     }
+
+
+def mean_routes(config: BankConfig, tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+    """The adapters whose mean output is that of all routes through a bank, in fp32: one for each down-projection.
+
+    What an adapter adds is linear in its up-projections, so for the mean over routes theirs can be averaged first.
+    """
+    merged = merge_bank(config, tensors)
+    differ = [name for name, tensor in tensors.items() if tensor.shape != merged[name].shape]
+    several = [name for name in differ if _side(name.rpartition(".")[0]) == "down"]
+    if not several:
+        return [merged]
+    return [
+        {**merged, **{name: tensors[name][one].to(torch.float32) for name in several}} for one in range(config.experts)
+    ]
 
 
 def initial_bank(

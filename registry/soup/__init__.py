@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from registry.soup import average, concat
+from registry.soup import average, concat, merge
 from registry.soup.compat import Part
 from registry.spec import AdapterConfig
 
@@ -44,5 +44,13 @@ MIXINGS: dict[str, MixingMethod] = {
         check=concat.check,
         result=concat.result,
         mix=concat.mix,
+    ),
+    "merge": MixingMethod(
+        name="merge",
+        paper="AdaMix, Wang et al., EMNLP 2022, section 3.3",
+        formula="theta = 1/M sum_i theta_i over the M experts of one bank, in every projection",
+        check=merge.check,
+        result=merge.result,
+        mix=merge.mix,
     ),
 }

@@ -1,4 +1,4 @@
-"""Which mixing a soup gets: `auto` becomes `average` or `concat` before a recipe is written (DESIGN, section 1).
+"""Which mixing a soup gets: `auto` becomes one of the methods before a recipe is written (DESIGN, section 1).
 
 Called by `plan`, which keeps what can be mixed with the best-ranked adapter, and by `cook`, which settles on the
 method or refuses with all reasons and what could be done instead.
@@ -10,10 +10,20 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from registry.adapters.masks import dense
 from registry.errors import Incompatible
 from registry.soup import MIXINGS, concat
 from registry.soup.compat import Part, init_reasons
-from registry.spec import AutoMixing, AverageMixing, ConcatMixing, LoraConfig, MergeMixing, Mixing, MixingRequest
+from registry.spec import (
+    AutoMixing,
+    AverageMixing,
+    BankConfig,
+    ConcatMixing,
+    LoraConfig,
+    MergeMixing,
+    Mixing,
+    MixingRequest,
+)
 
 _REFUSED = {"average": "averaged", "concat": "concatenated", "merge": "merged", "auto": "mixed"}
 
@@ -30,6 +40,8 @@ def candidates(parts: Sequence[Part], request: MixingRequest) -> list[Mixing]:
     """The mixings that a request allows for these parts, the preferred first."""
     if not isinstance(request, AutoMixing):
         return [request]
+    if any(isinstance(part.config, BankConfig) for part in parts):
+        return [MergeMixing()]  # nothing else can be done with a bank
     joined = ConcatMixing(scale=request.scale)
     if all(isinstance(part.config, LoraConfig) for part in parts):
         return [joined]  # the average of their factors has cross terms: on request only
@@ -41,6 +53,7 @@ def settle(parts: Sequence[Part], request: MixingRequest, *, max_width: int) -> 
     against: dict[str, list[str]] = {}
     for mixing in candidates(parts, request):
         reasons = MIXINGS[mixing.method].check(parts, mixing) or too_wide(parts, mixing, max_width)
+        reasons += _not_of_a_merge(mixing, request)
         if not reasons:
             return Choice(mixing, _why(parts, mixing, against) if isinstance(request, AutoMixing) else "")
         against[mixing.method] = reasons
@@ -60,7 +73,18 @@ def too_wide(parts: Sequence[Part], mixing: Mixing, max_width: int) -> list[str]
     return [f"Concatenated they would be {concat.width(parts)} wide ({own}), and max_width is {max_width}."]
 
 
+def _not_of_a_merge(mixing: Mixing, request: MixingRequest) -> list[str]:
+    """What `auto` was asked for beside the method and a merge cannot give."""
+    if isinstance(mixing, MergeMixing) and isinstance(request, AutoMixing) and request.scale != "1":
+        return [f"A merge has no scale, and {request.scale} is asked for: merge the bank, then scale what comes of it."]
+    return []
+
+
 def _why(parts: Sequence[Part], mixing: Mixing, against: Mapping[str, Sequence[str]]) -> str:
+    if isinstance(mixing, MergeMixing):
+        bank = parts[0].config
+        assert isinstance(bank, BankConfig)  # checked by the method
+        return f"the mean of its {bank.experts} experts"
     if len(parts) == 1:
         return ""
     if isinstance(mixing, AverageMixing):
@@ -74,6 +98,10 @@ def _why(parts: Sequence[Part], mixing: Mixing, against: Mapping[str, Sequence[s
 
 def _instead(parts: Sequence[Part], against: Mapping[str, Sequence[str]]) -> str:
     """What could be done about it, of what would really help."""
+    if any(isinstance(part.config, BankConfig) for part in parts):
+        return "Merge each bank by itself, by mixing 'merge' of a recipe of it alone, and mix what comes of them."
+    if "merge" in against:
+        return "Name the bank alone, or mix adapters by 'auto'."
     ways = []
     if not MIXINGS["concat"].check(parts, ConcatMixing()):
         exact = "mix by 'concat', which asks for one method and structure only"
@@ -104,8 +132,8 @@ def _alike(part: Part, request: MixingRequest) -> object:
     ):
         return part.digest
     if request.assume_same_init:
-        return part.config
-    return part.digest if part.provenance.init_hash is None else (part.config, part.provenance.init_hash)
+        return dense(part.config)
+    return part.digest if part.provenance.init_hash is None else (dense(part.config), part.provenance.init_hash)
 
 
 def apart(best: Part, others: Sequence[Part], request: MixingRequest, *, ranked: bool) -> dict[str, str]:

@@ -12,7 +12,7 @@ from operator import attrgetter
 
 from torch import Tensor
 
-from registry.spec import AdapterConfig, LoraConfig, MergeMixing, Mixing, Provenance
+from registry.spec import AdapterConfig, BankConfig, LoraConfig, MergeMixing, Mixing, Provenance
 
 Tensors = Mapping[str, Tensor]
 Load = Callable[[], Tensors]
@@ -61,7 +61,7 @@ def structure_reasons(parts: Sequence[Part], *, may_differ: Collection[str] = ()
 
     Adapters of several methods have no fields in common, so that the method is then the only reason beside the base.
     """
-    reasons = differing(parts, "The base models", lambda part: part.base_fingerprint[:19])
+    reasons = differing(parts, "The base models", lambda part: part.base_fingerprint[:19]) + bank_reasons(parts)
     methods = differing(parts, "The methods", attrgetter("config.method"))
     if methods:
         return reasons + methods
@@ -71,6 +71,15 @@ def structure_reasons(parts: Sequence[Part], *, may_differ: Collection[str] = ()
         elif name not in may_differ:
             reasons += differing(parts, f"The values of '{name}'", attrgetter(f"config.{name}"))
     return reasons
+
+
+def bank_reasons(parts: Sequence[Part]) -> list[str]:
+    """Reasons of banks: what they are mixed by is their merge, which is made of each by itself before."""
+    banks = [part.ref for part in parts if isinstance(part.config, BankConfig)]
+    if not banks:
+        return []
+    shown = ", ".join(banks[:4]) + (f" and {len(banks) - 4} more" if len(banks) > 4 else "")
+    return [f"{shown} {'are banks' if len(banks) > 1 else 'is a bank'} of experts, which only its merge can stand for."]
 
 
 def lora_text(part: Part) -> str:

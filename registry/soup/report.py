@@ -9,9 +9,11 @@ import math
 from collections.abc import Sequence
 
 from registry.adapters import expected_tensors
+from registry.adapters.masks import pruned_members, values
+from registry.soup import sparse
 from registry.soup.compat import Part, Tensors
 from registry.soup.concat import width_of
-from registry.spec import AdapterConfig, BaseShape, MixReport, Recipe
+from registry.spec import AdapterConfig, BankConfig, BaseShape, MixReport, Recipe
 
 
 def report_of(
@@ -28,14 +30,23 @@ def report_of(
         method=recipe.mixing.method,
         members=len(parts),
         weights=tuple(part.weight for part in parts),
-        parameters=sum(tensor.numel() for tensor in tensors.values()),
+        parameters=_parameters(config, tensors),
         size_bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()),
-        width_in=tuple(width_of(part.config) for part in parts),
+        width_in=tuple(width_of(_running(part.config)) for part in parts),
         width_out=width_of(config),
         relative_cost=relative_cost([part.config for part in parts], config, shape),
         residual=residual,
-        notes=() if residual is not None else ("The ingredients cancel each other out: no residual can be given.",),
+        notes=(
+            *sparse.notes(parts, recipe, config),
+            *(() if residual is not None else ("The ingredients cancel each other out: no residual can be given.",)),
+        ),
     )
+
+
+def _parameters(config: AdapterConfig, tensors: Tensors) -> int:
+    """Without what is pruned; masks are no parameters."""
+    stored = sum(tensor.numel() for tensor in values(tensors).values())
+    return stored - sum(pruned.masked for pruned in pruned_members(config).values())
 
 
 def relative_cost(members: Sequence[AdapterConfig], soup: AdapterConfig, shape: BaseShape) -> float:
@@ -52,4 +63,10 @@ def relative_cost(members: Sequence[AdapterConfig], soup: AdapterConfig, shape: 
 
 def _multiplications(config: AdapterConfig, shape: BaseShape) -> int:
     """Of an adapter's projections, for one token: an entry of a matrix is used once."""
-    return sum(math.prod(size) for size in expected_tensors(config, shape).values() if len(size) == 2)
+    sizes = expected_tensors(_running(config), shape).values()
+    return sum(math.prod(size) for size in sizes if len(size) == 2)
+
+
+def _running(config: AdapterConfig) -> AdapterConfig:
+    """What runs in a forward pass: of a bank one expert."""
+    return config.expert if isinstance(config, BankConfig) else config

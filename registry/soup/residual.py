@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from registry.adapters import from_tensors
+from registry.adapters.bank import mean_routes
 from registry.adapters.bottleneck import Bottleneck
 from registry.adapters.lora import LORA_A, LORA_B, PREFIX
 from registry.soup.compat import Part, Tensors, scale_of
-from registry.spec import AdapterConfig, BaseShape, BottleneckConfig, LoraConfig, Mixing
+from registry.spec import AdapterConfig, BankConfig, BaseShape, BottleneckConfig, LoraConfig, Mixing
 
 PROBES = 64
 SEED = 0
@@ -34,11 +35,20 @@ class ExactMixture(ABC):
         self._scale = float(scale_of(mixing) or 1)
 
     def watched(self, part: Part) -> Part:
-        """The part, taken into account when it is loaded; it has to be loaded exactly once."""
+        """The part, taken into account when it is loaded; it has to be loaded exactly once.
+
+        Of a bank of experts the exact mixture is the mean over all of its routes.
+        """
 
         def load() -> Tensors:
             tensors = part.load()
-            self.add(part.config, tensors, float(part.weight) * self._scale)
+            factor = float(part.weight) * self._scale
+            if not isinstance(part.config, BankConfig):
+                self.add(part.config, tensors, factor)
+                return tensors
+            routes = mean_routes(part.config, tensors)
+            for route in routes:
+                self.add(part.config.expert, route, factor / len(routes))
             return tensors
 
         return replace(part, load=load)
@@ -60,7 +70,7 @@ class ExactMixture(ABC):
 
 
 def exact_mixture(config: AdapterConfig, shape: BaseShape, mixing: Mixing) -> ExactMixture:
-    """The exact mixture for adapters of a method, before any ingredient."""
+    """The exact mixture for adapters of a method, before any ingredient; `config` is the soup's."""
     return Probed(shape, mixing) if isinstance(config, BottleneckConfig) else Factored(shape, mixing)
 
 
