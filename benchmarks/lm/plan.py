@@ -1,0 +1,347 @@
+"""Which cells there are: two domains x three seeds of every variant, and the trainings that choose learning rates.
+
+Called by `lm_adapters`. One stage needs what an earlier one found: learning rates are chosen on validation text with
+a seed that no variant has, one for each family of variants; then every variant is trained at its family's rate and
+scored on test text; fusions come last, since they are over adapters of the stage before (`STAGES`).
+
+A step is 4 blocks of 128 tokens, a cell 64 steps or 32,768 tokens. What that comes to on base-lm (4 layers), at
+4,000 training and 10,000 scoring tokens a second for two processes in all:
+
+    cells                                     cells  trained  scored   minutes
+    rates: 9 families x 3 x 2 domains            54    1.97M   0.71M       9.4
+    variants and base, 3 seeds x 2 domains      194    7.26M   7.49M      42.7
+    fusions and what they are over               14    0.46M   0.53M       2.8
+    all                                         262    9.69M   8.73M      54.9
+
+`--plan` prints the list cell by cell and `tests/test_lm_plan.py` holds the sum below 60 minutes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from benchmarks.lm.cells import Cell, Data
+from registry.adapters import paper_config
+from registry.names import Digest
+from registry.spec import BankConfig, BaseShape, BottleneckConfig, Frozen, FusionConfig, PrefixConfig, UnionConfig
+from training.options import PruningOptions
+from training.recipe import TrainingDtype, TrainingRecipe
+from training.targets import lora_for
+from training.widening import sparsity_of, widened
+
+TRAINING_PER_S, SCORING_PER_S = 4_000, 10_000
+"""Tokens a second that the plan is made for: two processes on two slow cores in all."""
+PASSAGE = 450
+"""Tokens of a mean passage, for the plan."""
+RATE_SEED = 0
+EXPERTS = 4
+PREFIX = 16
+BATCHES = 4
+"""Of training data that SNIP and GraSP take their gradients on."""
+
+RATES: dict[str, tuple[float, ...]] = {
+    "houlsby": (2e-3, 5e-3, 1.2e-2), "pfeiffer": (2e-3, 5e-3, 1.2e-2), "adamix": (2e-3, 5e-3, 1.2e-2),
+    "lora": (2e-3, 5e-3, 1.2e-2), "mam": (2e-3, 5e-3, 1.2e-2), "fusion": (5e-4, 1e-3, 2e-3),
+    "full": (3e-4, 7e-4, 1.5e-3), "top": (5e-4, 1e-3, 2e-3), "norms": (5e-3, 1.2e-2, 3e-2),
+}  # fmt: skip
+"""Candidates of each family of variants."""
+REFERENCE = {
+    "houlsby": "houlsby_16", "pfeiffer": "pfeiffer_16", "adamix": "adamix", "lora": "lora", "mam": "mam",
+    "fusion": "fusion", "full": "full", "top": "top_1", "norms": "norms",
+}  # fmt: skip
+"""The variant that a family's rate is chosen with."""
+
+
+class Size(Frozen):
+    """How large the experiment is."""
+
+    domains: tuple[str, ...] = ("king_james_bible", "biomed_papers")
+    others: tuple[str, ...] = ("linux_man_pages", "state_of_the_union")
+    """Domains of a fusion's further members."""
+    seeds: tuple[int, ...] = (1, 2, 3)
+    steps: int = 60
+    batch: int = 4
+    block: int = 128
+    texts: int = 200
+    """Passages to train on: "all data"; a tenth of them is "a tenth"."""
+    valid_texts: int = 8
+    test_texts: int = 56
+    span_texts: int = 24
+    draws: int = 2
+    evaluations: int = 2
+    curve: int = 10
+    """Evaluations where the speed of convergence is compared."""
+    sizes: tuple[int, ...] = (8, 16, 64)
+    scales: tuple[float, ...] = (1e-4, 1e-3, 1e-1, 1.0)
+    """Standard deviations of initial projections beside 1e-2, on Houlsby's largest size."""
+
+
+NORMAL = Size()
+LONG = Size(
+    seeds=(1, 2, 3, 4, 5), steps=320, texts=2000, valid_texts=40, test_texts=160, span_texts=64, draws=4, curve=20,
+    sizes=(8, 16, 64, 256), scales=(1e-6, 1e-4, 1e-3, 3e-2, 1e-1, 1.0),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Given:
+    """What all cells have in common: the size, the base model, the texts, and the dtype of training."""
+
+    size: Size
+    shape: BaseShape
+    data: Mapping[tuple[str, bool], Data]
+    """By domain, and whether it is a tenth of the texts."""
+    dtype: TrainingDtype
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way of training, in both domains and with every seed; `fields` are those of its cells."""
+
+    name: str
+    paper: Literal["houlsby", "adamix", "sparse"]
+    family: str
+    label: str
+    fields: Mapping[str, Any]
+    tenth: bool = False
+    steps: int = 1
+    """Times the steps of the others."""
+    curve: bool = False
+
+
+def variants(size: Size, shape: BaseShape) -> list[Variant]:
+    """Every variant there is, by paper."""
+    return [*_houlsby(size), *_adamix(), *_sparse(shape)]
+
+
+def _adapter(config: Any, **fields: Any) -> dict[str, Any]:
+    return {"trains": "adapter", "config": config, "measures": ("test",), **fields}
+
+
+def _houlsby(size: Size) -> Iterator[Variant]:
+    largest = size.sizes[-1] if 64 not in size.sizes else 64
+    for m in size.sizes:
+        fields = _adapter(paper_config("houlsby", bottleneck=m))
+        if m == largest:
+            fields |= {"measures": ("test", "spans"), "span_texts": size.span_texts}
+        yield Variant(f"houlsby_{m}", "houlsby", "houlsby", f"Houlsby, m = {m}", fields, curve=m == 16)
+    for name, family, label, fields in (
+        ("full", "full", "full fine-tuning", {"trains": "all"}),
+        ("top_1", "top", "last layer only", {"trains": "top", "layers": 1}),
+        ("top_2", "top", "last two layers only", {"trains": "top", "layers": 2}),
+        ("norms", "norms", "LayerNorms only", {"trains": "norms"}),
+    ):
+        yield Variant(name, "houlsby", family, label, {**fields, "measures": ("test",)})
+    for scale in size.scales:
+        fields = _adapter(paper_config("houlsby", bottleneck=largest), std=scale)
+        name = f"init_{scale:g}".replace("-", "m").replace(".", "p")
+        yield Variant(name, "houlsby", "houlsby", f"Houlsby, m = {largest}, start {scale:g}", fields)
+
+
+def _adamix() -> Iterator[Variant]:
+    expert = paper_config("pfeiffer", bottleneck=16)
+    single, bank = _adapter(expert), BankConfig(expert=expert, experts=EXPERTS)
+    apart = BankConfig(expert=expert, experts=EXPERTS, share="none")
+    shared = _adapter(bank, consistency="released")
+    unshared = _adapter(apart, consistency="released")
+    routed = {**shared, "measures": ("test", "routing")}
+    yield Variant("pfeiffer_16", "adamix", "pfeiffer", "Pfeiffer, m = 16", {**single, "keeps": True})
+    yield Variant("pfeiffer_16_twice", "adamix", "pfeiffer", "Pfeiffer, m = 16, twice the steps", single, steps=2)
+    yield Variant("adamix", "adamix", "adamix", "AdaMix, 4 experts, merged", routed)
+    lone = _adapter(bank, consistency="none")
+    yield Variant("adamix_no_consistency", "adamix", "adamix", "AdaMix without consistency", lone)
+    yield Variant("adamix_no_sharing", "adamix", "adamix", "AdaMix without sharing", unshared)
+    yield Variant(
+        "pfeiffer_16_tenth", "adamix", "pfeiffer", "Pfeiffer, m = 16, a tenth of the data", single, tenth=True
+    )
+    yield Variant("adamix_tenth", "adamix", "adamix", "AdaMix, a tenth of the data", shared, tenth=True)
+    label = "AdaMix without sharing, a tenth of the data"
+    yield Variant("adamix_no_sharing_tenth", "adamix", "adamix", label, unshared, tenth=True)
+
+
+def _pruned(fields: Mapping[str, Any], score: Any = "snip", sparsity: float = 0.4) -> dict[str, Any]:
+    return {**fields, "pruning": PruningOptions(score=score, sparsity=sparsity, batches=BATCHES)}
+
+
+def _sparse(shape: BaseShape) -> Iterator[Variant]:
+    dense = _adapter(paper_config("houlsby", bottleneck=16))
+    for score in ("random", "magnitude", "erdos_renyi", "snip", "grasp"):
+        label = f"Houlsby, m = 16, {score.replace('_', '-')} 40 %"
+        yield Variant(f"{score}_40", "sparse", "houlsby", label, _pruned(dense, score))
+    for share in (60, 80):
+        label = f"Houlsby, m = 16, snip {share} %"
+        yield Variant(f"snip_{share}", "sparse", "houlsby", label, _pruned(dense, sparsity=share / 100))
+    for factor in (2, 3, 4):
+        wide = _adapter(widened(paper_config("houlsby", bottleneck=16), factor))
+        label = f"Large-Sparse {factor}x, m = {16 * factor}, snip {round(100 - 100 / factor)} %"
+        fields = _pruned(wide, sparsity=sparsity_of(factor))
+        yield Variant(f"large_{factor}", "sparse", "houlsby", label, fields, curve=True)
+    lora = _adapter(lora_for(shape, rank=8, alpha=16.0), init="small_b")
+    parallel = paper_config("parallel", bottleneck=16)
+    mam = _adapter(UnionConfig(members=(PrefixConfig(length=PREFIX), parallel)))
+    for name, label, fields in (
+        ("pfeiffer_16", "Pfeiffer, m = 16", _adapter(paper_config("pfeiffer", bottleneck=16))),
+        ("lora", "LoRA, rank 8", lora),
+        ("mam", f"MAM, prefix {PREFIX} and parallel m = 16", mam),
+    ):
+        family = name.removesuffix("_16")
+        if name != "pfeiffer_16":
+            yield Variant(name, "sparse", family, label, fields)
+        yield Variant(f"{name}_snip", "sparse", family, f"{label}, snip 40 %", _pruned(fields))
+
+
+# --- cells ------------------------------------------------------------------------------------------
+
+
+def recipe(given: Given, *, rate: float, seed: int, steps: int = 1, evaluations: int) -> TrainingRecipe:
+    """One recipe for all, but for the learning rate: Adam (.9, .98), a tenth warm-up, then linear decay."""
+    size = given.size
+    return TrainingRecipe(
+        steps=size.steps * steps, batch=size.batch, block=size.block, learning_rate=rate, warmup=0.1, beta2=0.98,
+        dtype=given.dtype, evaluations=evaluations, data_seed=seed,
+    )  # fmt: skip
+
+
+def cell(given: Given, variant: Variant, domain: str, *, rate: float, seed: int, **fields: Any) -> Cell:
+    """One cell of a variant; `fields` replace the variant's."""
+    size = given.size
+    evaluations = size.curve if variant.curve else size.evaluations
+    values = {**variant.fields, **fields}
+    pruning = values.get("pruning")
+    if pruning is not None:
+        values["pruning"] = pruning.model_copy(update={"seed": seed})
+    if "routing" in values["measures"]:
+        values["draws"] = size.draws
+    return Cell(
+        variant=variant.name, data=given.data[domain, variant.tenth], seed=seed, base=given.shape.fingerprint,
+        recipe=recipe(given, rate=rate, seed=seed, steps=variant.steps, evaluations=evaluations),
+        window=given.shape.context - PREFIX, **values,
+    )  # fmt: skip
+
+
+def base_cells(given: Given) -> list[Cell]:
+    """The base model on the test text of each domain."""
+    variant = Variant("base", "houlsby", "base", "base model", {"trains": "nothing", "measures": ("test",)})
+    return [cell(given, variant, domain, rate=1.0, seed=0) for domain in given.size.domains]
+
+
+def rate_cells(given: Given, families: Iterable[str], members: Members | None = None) -> list[Cell]:
+    """The candidates of some families in every domain; nothing but validation text is scored."""
+    named = {variant.name: variant for variant in [*variants(given.size, given.shape), *fusions()]}
+    nothing: dict[str, Any] = {"measures": (), "keeps": False}
+    return [
+        cell(
+            given, named[REFERENCE[family]], domain, rate=rate, seed=RATE_SEED,
+            **nothing, **(_fused(members(domain, given.size.seeds[0])) if family == "fusion" and members else {}),
+        )
+        for family in families
+        for rate in RATES[family]
+        for domain in given.size.domains
+    ]  # fmt: skip
+
+
+def variant_cells(given: Given, rates: Mapping[str, float]) -> list[Cell]:
+    """Every variant but the fusions, in both domains and with every seed, and the fusions' further members."""
+    size = given.size
+    found = [
+        cell(given, variant, domain, rate=rates[variant.family], seed=seed)
+        for variant in variants(size, given.shape)
+        for domain in size.domains
+        for seed in size.seeds
+    ]
+    member = next(variant for variant in variants(size, given.shape) if variant.name == "pfeiffer_16")
+    return found + [
+        cell(given, member, domain, rate=rates["pfeiffer"], seed=size.seeds[0], measures=()) for domain in size.others
+    ]
+
+
+Members = Callable[[str, int], list[Cell]]
+"""(domain, seed) -> the cells whose adapters the fusion there is over."""
+
+
+def members_among(cells: Sequence[Cell], size: Size) -> Members:
+    """A fusion's members: the adapters of both domains with its seed, and those of the further domains."""
+    made = {(one.data.domain, one.seed): one for one in cells if one.variant == "pfeiffer_16" and one.keeps}
+    return lambda _domain, seed: [
+        *(made[domain, seed] for domain in size.domains), *(made[domain, size.seeds[0]] for domain in size.others)
+    ]  # fmt: skip
+
+
+def fusions() -> list[Variant]:
+    """Fusions over adapters there are, dense and pruned; their configuration is completed by the members."""
+    dense = _adapter(None)
+    return [
+        Variant("fusion", "sparse", "fusion", "AdapterFusion over 4", dense),
+        Variant("fusion_snip", "sparse", "fusion", "AdapterFusion over 4, snip 40 %", _pruned(dense)),
+    ]
+
+
+def _fused(members: Sequence[Cell]) -> dict[str, Any]:
+    first = members[0].config
+    assert isinstance(first, BottleneckConfig)
+    config = FusionConfig(member=first, members=len(members))
+    return {"config": config, "members": tuple(one.key for one in members)}
+
+
+def fusion_cells(given: Given, rate: float, members: Members) -> list[Cell]:
+    """The fusions in both domains and with every seed."""
+    return [
+        cell(given, variant, domain, rate=rate, seed=seed, **_fused(members(domain, seed)))
+        for variant in fusions()
+        for domain in given.size.domains
+        for seed in given.size.seeds
+    ]
+
+
+# --- what it costs ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Tokens of some cells."""
+
+    cells: int
+    training: int
+    scoring: int
+
+    @property
+    def seconds(self) -> float:
+        """At the speed that the plan is made for."""
+        return self.training / TRAINING_PER_S + self.scoring / SCORING_PER_S
+
+
+def cost(cells: Sequence[Cell], *, layers: int) -> Cost:
+    """What some cells cost together."""
+    return Cost(
+        len(cells),
+        sum(one.training_tokens for one in cells),
+        sum(one.scoring_tokens(passage=PASSAGE, layers=layers) for one in cells),
+    )
+
+
+def every_cell(given: Given) -> dict[str, list[Cell]]:
+    """All cells by stage, as if the first candidate of each family were the best: what they cost does not differ."""
+    rates = {family: candidates[0] for family, candidates in RATES.items()}
+    plain = [family for family in RATES if family != "fusion"]
+    trained = variant_cells(given, rates)
+    members = members_among(trained, given.size)
+    return {
+        "rates": [*base_cells(given), *rate_cells(given, plain)],
+        "variants": trained,
+        "fusion's rate": rate_cells(given, ["fusion"], members),
+        "fusions": fusion_cells(given, rates["fusion"], members),
+    }
+
+
+def example_data(size: Size, digest: Digest) -> dict[tuple[str, bool], Data]:
+    """Texts that are not there, to plan with."""
+    return {
+        (domain, tenth): Data(
+            domain=domain, texts=size.texts // (10 if tenth else 1), valid_texts=size.valid_texts,
+            test_texts=size.test_texts, digest=digest,
+        )
+        for domain in (*size.domains, *size.others)
+        for tenth in (False, True)
+    }  # fmt: skip
