@@ -3,32 +3,44 @@
 Bit-identical on every machine: fp32, a separate multiply and add per ingredient, ingredients in the order of
 their digests, one cast at the end (DESIGN, invariant 2). For bottlenecks of one initialisation this is the paper's
 soup. For LoRA the average of the factors has cross terms, sum_ij w_i w_j B_i A_j: it is made on request only, and
-the report's residual says how far it is from the mixture of the updates.
+the report's residual says how far it is from the mixture of the updates. Of pruned ingredients the soup has one mask,
+made by the rule `masks` (`sparse`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from registry.adapters.masks import dense, is_mask
 from registry.adapters.weights import DTYPES, scale_output
+from registry.soup import sparse
 from registry.soup.compat import Part, by_digest, init_reasons, structure_reasons
 from registry.soup.finite import cast_finite
 from registry.spec import AdapterConfig, AverageMixing
 
 
 def check(parts: Sequence[Part], mixing: AverageMixing) -> list[str]:
-    """Every reason why these cannot be averaged; empty when they can. No tensor is read."""
-    reasons = structure_reasons(parts)
+    """Every reason why these cannot be averaged; empty when they can. No tensor is read.
+
+    What of an adapter is pruned may differ, or that anything is.
+    """
+    reasons = structure_reasons([replace(part, config=dense(part.config)) for part in parts])
     of_one_method = len({part.config.method for part in parts}) == 1
     return reasons + init_reasons(parts) if of_one_method and not mixing.assume_same_init else reasons
 
 
-def result(parts: Sequence[Part], _mixing: AverageMixing) -> AdapterConfig:
-    """The soup's structure: that of each ingredient."""
-    return parts[0].config
+def result(parts: Sequence[Part], mixing: AverageMixing) -> AdapterConfig:
+    """The soup's structure: that of each ingredient, where they are pruned with the mask they are given.
+
+    Reads the masks of pruned ingredients; raises Incompatible where they have nothing in common that is kept.
+    """
+    if len(parts) == 1 or not sparse.is_sparse(parts):
+        return parts[0].config
+    return sparse.soup_config(parts, mixing)
 
 
 def result_dtype(parts: Sequence[Part]) -> str:
@@ -43,11 +55,17 @@ def mix(parts: Sequence[Part], mixing: AverageMixing) -> dict[str, Tensor]:
     Raises InvalidRecipe where an ingredient holds NaN or infinity, or the result leaves the dtype's range.
     """
     total: dict[str, Tensor] = {}
-    for part in by_digest(parts):
-        weight = torch.tensor(float(part.weight), dtype=torch.float32)
-        for name, tensor in part.load().items():
-            product = weight * tensor.to(torch.float32)
-            total[name] = product if name not in total else total[name] + product
+    ordered, masks = by_digest(parts), []
+    for part in ordered:
+        weight, tensors = torch.tensor(float(part.weight), dtype=torch.float32), part.load()
+        for name, tensor in tensors.items():
+            if not is_mask(name):
+                product = weight * tensor.to(torch.float32)
+                total[name] = product if name not in total else total[name] + product
+        if sparse.is_sparse(parts):
+            masks.append(sparse.masks_of(part.config, tensors))
+    if masks:
+        total = sparse.put_on(total, ordered, masks, mixing)
     if mixing.scale != "1":
         total = scale_output(total, float(mixing.scale))
     return cast_finite(total, DTYPES[result_dtype(parts)])

@@ -28,8 +28,8 @@ from registry.soup.compat import Part, by_digest, structure_reasons
 from registry.soup.finite import cast_finite
 from registry.spec import AdapterConfig, BottleneckConfig, ConcatMixing, LoraConfig, LoraModule
 
-_FOLDED = frozenset({"bottleneck", "scale", "groups", "rslora"})
-"""What may differ between ingredients, because widths add up and factors are folded into the weights."""
+_FOLDED = frozenset({"bottleneck", "scale", "groups", "rslora", "pruned"})
+"""What may differ between ingredients: widths add up, factors are folded into the weights, and zeros are values."""
 _TRAINED_NORM = ".base_norm."
 
 
@@ -108,7 +108,7 @@ def _widths(config: AdapterConfig) -> dict[str, int]:
 
 
 def result(parts: Sequence[Part], mixing: ConcatMixing) -> AdapterConfig:
-    """The soup's structure: widths or ranks added up, scales folded into the weights.
+    """The soup's structure: widths or ranks added up, scales folded into the weights, without masks.
 
     Raises InvalidRecipe where modules of so many different ranks are more than a LoRA can have.
     """
@@ -116,7 +116,7 @@ def result(parts: Sequence[Part], mixing: ConcatMixing) -> AdapterConfig:
     if is_itself(parts, mixing):
         return first
     if isinstance(first, BottleneckConfig):
-        return first.model_copy(update={"bottleneck": width(parts), "scale": 1.0})
+        return first.model_copy(update={"bottleneck": width(parts), "scale": 1.0, "pruned": None})
     ranks = _added_up(parts)
     try:
         return LoraConfig.of({path: LoraModule(rank, float(rank)) for path, rank in ranks.items()})

@@ -7,13 +7,17 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from registry.adapters.masks import is_mask, values
 from registry.adapters.weights import DTYPES
 from registry.errors import InvalidRecipe
 
 
 def cast_finite(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """The tensors in the soup's dtype; raises InvalidRecipe where values are NaN, infinite or out of its range."""
-    result = {name: tensor.to(dtype) for name, tensor in tensors.items()}
+    """The tensors in the soup's dtype, masks as they are.
+
+    Raises InvalidRecipe where values are NaN, infinite or out of its range.
+    """
+    result = {name: tensor if is_mask(name) else tensor.to(dtype) for name, tensor in tensors.items()}
     broken = sorted(name for name, tensor in result.items() if not torch.isfinite(tensor).all())
     if broken:
         raise InvalidRecipe(
@@ -25,5 +29,5 @@ def cast_finite(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, 
 
 def dtype_of(tensors: Mapping[str, Tensor]) -> str:
     """The one dtype of a soup's tensors as the catalogue calls it: F32, F16 or BF16."""
-    dtype = next(iter(tensors.values())).dtype
+    dtype = next(iter(values(tensors).values())).dtype
     return next(name for name, one in DTYPES.items() if one == dtype)
