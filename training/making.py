@@ -17,7 +17,7 @@ from torch import Tensor
 
 from registry.adapters import paper_config
 from registry.adapters.weights import load_tensors
-from registry.base_model import LoadedBase
+from registry.base_model import BaseText, LoadedBase
 from registry.errors import Incompatible, InvalidParameter, NotFound
 from registry.folder import read_folder
 from registry.spec import (
@@ -200,7 +200,7 @@ def make(
 
 
 def inputs(
-    spec: TrainingSpec, base: LoadedBase, data: Data, *, members: Sequence[Member] = ()
+    spec: TrainingSpec, base: BaseText, data: Data, *, members: Sequence[Member] = ()
 ) -> tuple[AdapterConfig, dict[str, Any]]:
     """The configuration (before pruning) and what of the record is known before anything is trained."""
     config, how = _described(spec, base, data, members)
@@ -208,7 +208,7 @@ def inputs(
 
 
 def _described(
-    spec: TrainingSpec, base: LoadedBase, data: Data, members: Sequence[Member]
+    spec: TrainingSpec, base: BaseText, data: Data, members: Sequence[Member]
 ) -> tuple[AdapterConfig, dict[str, Any]]:
     """The configuration, and everything else that the trainer is told of what to do."""
     task = task_of(spec)

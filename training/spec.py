@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 from registry.spec import Frozen, PruningScore
 from training.options import Consistency, PruningOptions
 from training.recipe import TrainingRecipe
+from training.widening import sparsity_of
 
 BLOCK = 512
 """Tokens in a block where nothing else is said, at most the base's context."""
@@ -116,7 +117,7 @@ class PruningRequest(Frozen):
 
     def options(self) -> PruningOptions:
         """As the trainer takes them."""
-        by_default = SPARSITY if self.widen == 1 else 1 - 1 / self.widen
+        by_default = SPARSITY if self.widen == 1 else sparsity_of(self.widen)
         return PruningOptions(
             score=self.score, sparsity=by_default if self.sparsity is None else self.sparsity, scope=self.scope,
             seed=self.seed, batches=self.batches,

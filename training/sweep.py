@@ -2,7 +2,7 @@
 
 Called by `soup train sweep`; the single-domain soups of AdapterSoup are made of one such grid (METHODS section 1).
 Each cell is a directory to push. One that is there is not trained again, and one that was stopped goes on from its
-checkpoint, so that the same call finishes what an earlier one began.
+checkpoint, so that the same call finishes what an earlier one began. Several at once are `training.parallel`'s.
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from registry.base_model import LoadedBase
+from registry.base_model import BaseText, LoadedBase
 from registry.errors import Conflict, InvalidParameter, NotFound
 from registry.folder import AdapterFolder, read_folder
-from training.checkpoint import Saving, differences, discard
-from training.loop import Progress
-from training.making import Data, Member, inputs, make, passages, read_items
+from registry.spec import BankConfig
+from training.checkpoint import differences
+from training.making import Data, inputs, read_items
 from training.recipe import recipe_of
 from training.spec import TrainingSpec
-from training.trainer import write_trained
+from training.work import SAMPLE, Work, do, members_of
 
 CHECKPOINTS = ".checkpoints"
 """In the folder of the adapters: hidden, so that `OUT/*` names adapters only."""
@@ -33,6 +34,8 @@ class Domain:
     """The data of a domain, from `train.jsonl(.gz)` and `valid.jsonl(.gz)` of a folder."""
 
     name: str
+    train: Path
+    valid: Path
     data: Data
 
 
@@ -52,10 +55,13 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """What became of a cell: trained now, there before, or diverged, with the sentence that says where."""
+    """What became of a cell: trained now, there before, or diverged, with the sentence that says where.
+
+    One has failed whose process ended without a word; the same call again goes on from its checkpoint.
+    """
 
     cell: Cell
-    state: Literal["trained", "kept", "diverged"]
+    state: Literal["trained", "kept", "diverged", "failed"]
     folder: AdapterFolder | None = None
     problem: str | None = None
 
@@ -71,8 +77,7 @@ class Plan:
 
     spec: TrainingSpec
     out: Path
-    members: tuple[Member, ...] = ()
-    sample: int = 200
+    sample: int = SAMPLE
     base_id: str | None = None
 
     def spec_of(self, cell: Cell) -> TrainingSpec:
@@ -81,6 +86,18 @@ class Plan:
         recipe_of(numbers)
         return self.spec.with_numbers(**numbers)
 
+    def work_of(self, cell: Cell) -> Work:
+        """A cell as a training from files to a directory."""
+        return Work(
+            spec=self.spec_of(cell), train=cell.domain.train, valid=cell.domain.valid, out=self.out / cell.name,
+            domain=cell.domain.name, base_id=self.base_id, sample=self.sample, sample_seed=self.spec.init_seed,
+            checkpoint=self.out / CHECKPOINTS / cell.name,
+        )  # fmt: skip
+
+
+CellProgress = Callable[[Cell, int, int, str], object]
+"""(cell, step, steps, message)."""
+
 
 def read_domain(folder: Path, spec: TrainingSpec = TrainingSpec()) -> Domain:
     """The domain of a folder, called by its name, with the items of the spec's task.
@@ -88,7 +105,7 @@ def read_domain(folder: Path, spec: TrainingSpec = TrainingSpec()) -> Domain:
     Raises NotFound where a file is missing, or as `read_items` does.
     """
     train, valid = (_file(folder, part) for part in ("train", "valid"))
-    return Domain(folder.resolve().name, Data(read_items(spec, train), read_items(spec, valid)))
+    return Domain(folder.resolve().name, train, valid, Data(read_items(spec, train), read_items(spec, valid)))
 
 
 def _file(folder: Path, part: str) -> Path:
@@ -113,67 +130,65 @@ def sweep(
     cells: Sequence[Cell],
     plan: Plan,
     *,
-    progress: Progress | None = None,
+    progress: CellProgress | None = None,
     should_stop: Callable[[], bool] | None = None,
 ) -> Iterator[Row]:
     """Train the cells one after another, and give what became of each.
 
     A cell that diverges does not end the others. Before the first is trained, those that are there are checked:
     raises Conflict where one is of another training. Raises Cancelled when `should_stop` says so, and otherwise what
-    `train_adapter` does.
+    `training.work.do` does.
     """
-    specs = [plan.spec_of(cell) for cell in cells]
-    kept = {cell.name: _kept(base, cell, plan, spec) for cell, spec in zip(cells, specs, strict=True)}
-    for number, (cell, spec) in enumerate(zip(cells, specs, strict=True)):
-        folder = kept[cell.name]
-        if folder is not None:
-            yield Row(cell, "kept", folder)
+    kept = kept_cells(base, cells, plan)
+    for cell in cells:
+        if cell.name in kept:
+            yield Row(cell, "kept", kept[cell.name])
             continue
-        yield _train(base, cell, plan, spec, _within(progress, number, len(cells), cell.name), should_stop)
+        report = None if progress is None else partial(progress, cell)
+        try:
+            do(plan.work_of(cell), base, data=cell.domain.data, progress=report, should_stop=should_stop)
+        except InvalidParameter as problem:
+            yield diverged(cell, problem)
+        else:
+            yield Row(cell, "trained", read_folder(plan.out / cell.name))
+    forget_checkpoints(plan)
+
+
+def diverged(cell: Cell, problem: InvalidParameter) -> Row:
+    """The row of a cell that diverged; raises any other problem, which is one of all cells."""
+    if problem.param != DIVERGED:
+        raise problem
+    return Row(cell, "diverged", problem=problem.message)
+
+
+def forget_checkpoints(plan: Plan) -> None:
+    """Remove the folder of the checkpoints, where none is left in it."""
     with suppress(OSError):  # the checkpoint of a cell that diverged is still in it
         (plan.out / CHECKPOINTS).rmdir()
 
 
-def _within(progress: Progress | None, number: int, count: int, name: str) -> Progress | None:
-    """Steps of one cell as steps of all of them."""
-    if progress is None:
-        return None
-    return lambda step, steps, message: progress(number * steps + step, count * steps, f"{name}: {message}")
+def kept_cells(base: BaseText, cells: Sequence[Cell], plan: Plan) -> dict[str, AdapterFolder]:
+    """The adapters that are there, by the names of their cells; raises Conflict where one is of another training."""
+    works = [plan.work_of(cell) for cell in cells]  # a number out of its range, before anything else
+    found = {cell.name: _kept(base, cell, work) for cell, work in zip(cells, works, strict=True)}
+    return {name: folder for name, folder in found.items() if folder is not None}
 
 
-def _train(
-    base: LoadedBase, cell: Cell, plan: Plan, spec: TrainingSpec, progress: Progress | None,
-    should_stop: Callable[[], bool] | None,
-) -> Row:  # fmt: skip
-    domain, checkpoint = cell.domain, plan.out / CHECKPOINTS / cell.name
-    try:
-        trained = make(
-            spec, base, domain.data, members=plan.members, progress=progress, should_stop=should_stop,
-            saving=Saving(checkpoint),
-        )  # fmt: skip
-    except InvalidParameter as problem:
-        if problem.param != DIVERGED:
-            raise
-        return Row(cell, "diverged", problem=problem.message)
-    folder = write_trained(
-        plan.out / cell.name, trained, base, domain=domain.name, base_id=plan.base_id,
-        passages=passages(spec, domain.data.train, plan.sample, seed=spec.init_seed),
-    )  # fmt: skip
-    discard(checkpoint)
-    return Row(cell, "trained", folder)
-
-
-def _kept(base: LoadedBase, cell: Cell, plan: Plan, spec: TrainingSpec) -> AdapterFolder | None:
-    """The cell's adapter where it is there; raises Conflict where it is of another training than the plan's."""
-    path = plan.out / cell.name
+def _kept(base: BaseText, cell: Cell, work: Work) -> AdapterFolder | None:
+    path = work.out
     if not path.exists():
         return None
     folder = read_folder(path)
-    config, now = inputs(spec, base, cell.domain.data, members=plan.members)
+    config, now = inputs(work.spec, base, cell.domain.data, members=members_of(work, base))
     record = folder.provenance.training
     found = differences({name: record.get(name) for name in now}, now)
-    found += differences(_dense(folder.config.identity()), config.identity(), at="config")
-    found += differences(folder.provenance.init_seed, spec.init_seed, at="init_seed")
+    if isinstance(config, BankConfig):
+        found += differences(
+            record.get("bank"), config.model_dump(mode="json", include={"experts", "share"}), at="bank"
+        )
+    made = config.expert if isinstance(config, BankConfig) else config
+    found += differences(_dense(folder.config.identity()), made.identity(), at="config")
+    found += differences(folder.provenance.init_seed, work.spec.init_seed, at="init_seed")
     if found:
         raise Conflict(
             f"{path} is there, and of another training: {found[0]}. Choose another folder for the sweep, or remove it.",

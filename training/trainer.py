@@ -17,7 +17,7 @@ from registry.adapters import AdapterModule, Init, attached, create, from_tensor
 from registry.adapters.bank import BankAdapter, merge_bank
 from registry.adapters.masks import pruned_members
 from registry.adapters.weights import init_hash, save_tensors
-from registry.base_model import LoadedBase
+from registry.base_model import BaseText, LoadedBase
 from registry.errors import Incompatible, InvalidParameter
 from registry.folder import AdapterFolder, write_folder
 from registry.names import digest_of
@@ -125,7 +125,7 @@ def train_adapter(
 
 
 def inputs_of(
-    base: LoadedBase, config: AdapterConfig, texts: Sequence[Any], valid_texts: Sequence[Any], *,
+    base: BaseText, config: AdapterConfig, texts: Sequence[Any], valid_texts: Sequence[Any], *,
     recipe: TrainingRecipe, init: Init, task: Task = LANGUAGE_MODELLING, pruning: PruningOptions | None = None,
     consistency: Consistency | None = None, start: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Any]:  # fmt: skip

@@ -17,10 +17,10 @@ from service.commands.output import as_json as print_json
 from service.commands.output import data, progress_bar, talk
 from service.commands.train_asked import Asked, asking
 from service.commands.train_sweep import sweep, validation
+from training.work import Work
 
 if TYPE_CHECKING:
     from registry.spec import BaseEntry
-    from training.spec import TrainingSpec
     from training.trainer import Trained
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -79,12 +79,14 @@ def train(
         options.refuse_before_verb(context)
         return
     texts, valid, out = options.needed(texts=texts, valid=valid, out=out)
-    _check_places(out, checkpoint, replace=replace)
-    trained = _train(
-        options.entry_of(base_folder, bases, base, base_kind), (texts, valid), asked.spec(), out=out,
-        domain=domain or out.resolve().name, base_id=base, sample=sample, replace=replace,
-        checkpoint=None if checkpoint is None else (checkpoint, checkpoint_steps, checkpoint_seconds),
+    spec = asked.spec()
+    work = Work(
+        spec=spec, train=texts, valid=valid, out=out, domain=domain or out.resolve().name, base_id=base, sample=sample,
+        sample_seed=spec.recipe.data_seed, replace=replace, checkpoint=checkpoint, every_steps=checkpoint_steps,
+        every_seconds=checkpoint_seconds,
     )  # fmt: skip
+    _check_places(work)
+    trained = _train(options.entry_of(base_folder, bases, base, base_kind), work)
     _tell(trained)
     if as_json:
         print_json({"object": "folder", "path": str(out), **trained.provenance.model_dump(mode="json")})
@@ -92,47 +94,31 @@ def train(
         data(str(out))
 
 
-def _check_places(out: Path, checkpoint: Path | None, *, replace: bool) -> None:
-    if out.exists() and not replace and (not out.is_dir() or any(out.iterdir())):
-        raise Conflict(f"{out} exists and is not empty: choose another directory, or add --replace.")
-    if checkpoint is not None and checkpoint.resolve().is_relative_to(out.resolve()):
+def _check_places(work: Work) -> None:
+    places = [work.out] if work.spec.adamix is None else [work.out, work.bank]
+    for place in places:
+        if place.exists() and not work.replace and (not place.is_dir() or any(place.iterdir())):
+            raise Conflict(f"{place} exists and is not empty: choose another directory, or add --replace.")
+    if work.checkpoint is not None and work.checkpoint.resolve().is_relative_to(work.out.resolve()):
         raise InvalidParameter(
-            f"The checkpoint cannot be in {out}, which the adapter takes the place of: choose another folder.",
+            f"The checkpoint cannot be in {work.out}, which the adapter takes the place of: choose another folder.",
             param="checkpoint",
         )
 
 
-def _train(
-    entry: BaseEntry, files: tuple[Path, Path], spec: TrainingSpec, *, out: Path, domain: str, base_id: str | None,
-    sample: int, replace: bool, checkpoint: tuple[Path, int | None, float] | None,
-) -> Trained:  # fmt: skip
+def _train(entry: BaseEntry, work: Work) -> Trained:
     """Train, and write what comes of it."""
     from registry.base_model import load_base
-    from training import making
-    from training.checkpoint import Saving, discard
-    from training.spec import FusionRequest
-    from training.trainer import write_trained
+    from training.work import do, read_data
 
-    given = making.Data(*(making.read_items(spec, path) for path in files))
+    given = read_data(work)  # what is wrong whatever the base is, before it is loaded
     base = load_base(entry)
-    names = spec.adapter.members if isinstance(spec.adapter, FusionRequest) else ()
-    members = [making.read_member(Path(name), base.shape) for name in names]
-    saving = None if checkpoint is None else Saving(*checkpoint)
     with (
-        options.saying_how_to_go_on(saved=saving is not None),
+        options.saying_how_to_go_on(saved=work.checkpoint is not None),
         options.stoppable() as should_stop,
         progress_bar("training") as report,
     ):
-        trained = making.make(
-            spec, base, given, members=members, progress=report, should_stop=should_stop, saving=saving
-        )
-    write_trained(
-        out, trained, base, domain=domain, base_id=base_id, replace=replace,
-        passages=making.passages(spec, given.train, sample, seed=spec.recipe.data_seed),
-    )  # fmt: skip
-    if saving is not None:
-        discard(saving.folder)
-    return trained
+        return do(work, base, data=given, progress=report, should_stop=should_stop)
 
 
 def _tell(trained: Trained) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,13 +11,14 @@ import typer
 from service.commands import train_options as options
 from service.commands.failures import FAILED
 from service.commands.output import as_json as print_json
-from service.commands.output import columns, data, progress_bar, talk
+from service.commands.output import columns, data, talk
 from service.commands.train_asked import Asked, asking
+from service.commands.train_table import Table, progress_table
 
 if TYPE_CHECKING:
     from registry.spec import BaseEntry
     from training.spec import TrainingSpec
-    from training.sweep import Row
+    from training.sweep import Cell, Plan, Row
 
 
 @asking(without=("learning_rate", "data_seed"))
@@ -35,12 +36,14 @@ def sweep(
     base: options.Base = None,
     asked: Asked,
     sample: options.Sample = options.SAMPLE,
+    parallel: Annotated[int, typer.Option("--parallel", min=1, help="Cells at once, each in a process.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
 ) -> None:
     """Train a grid of adapters from one initialisation: learning rates x seeds x domains.
 
-    One cell after another, each a directory OUT/DOMAIN-lrRATE-seedSEED. The same command run again goes on where it
-    was stopped and trains nothing twice. A cell that diverges does not end the others. Prints a table.
+    One cell after another, or several at once with --parallel, each a directory OUT/DOMAIN-lrRATE-seedSEED. The same
+    command run again goes on where it was stopped and trains nothing twice. A cell that diverges does not end the
+    others. Prints a table.
 
     \b
     Examples:
@@ -50,40 +53,57 @@ def sweep(
     rows = _sweep(
         options.entry_of(base_folder, bases, base, base_kind), domains, asked.spec(),
         grid=(options.floats("--lr", learning_rates), options.integers("--seed", seeds)),
-        out=out, sample=sample, base_id=base,
+        out=out, sample=sample, base_id=base, processes=parallel,
     )  # fmt: skip
     if as_json:
         print_json({"object": "list", "data": [_json_row(row) for row in rows]})
     else:
         data(columns(("adapter", "state", "before", "after", "best step", "steps"), [_line(row) for row in rows]))
-    diverged = [row for row in rows if row.problem is not None]
-    for row in diverged:
+    missing = [row for row in rows if row.problem is not None]
+    for row in missing:
         talk(f"{row.cell.name}: {row.problem}")
-    if diverged:
+    if missing:
         raise typer.Exit(FAILED)
 
 
 def _sweep(
     entry: BaseEntry, folders: list[Path], spec: TrainingSpec, *, grid: tuple[list[float], list[int]], out: Path,
-    sample: int, base_id: str | None,
+    sample: int, base_id: str | None, processes: int,
 ) -> list[Row]:  # fmt: skip
-    """Every cell's outcome, told on the way."""
-    from registry.base_model import load_base
+    """Every cell's outcome in the order of the grid, told on the way."""
     from training import sweep as sweeping
 
     cells = sweeping.grid([sweeping.read_domain(folder, spec) for folder in folders], *grid)
     plan = sweeping.Plan(spec=spec, out=out, sample=sample, base_id=base_id)
-    base = load_base(entry)
-    rows: list[Row] = []
+    rows: dict[str, Row] = {}
     with (
         options.saying_how_to_go_on(saved=True),
         options.stoppable() as should_stop,
-        progress_bar("sweep") as report,
+        progress_table([cell.name for cell in cells]) as table,
     ):
-        for row in sweeping.sweep(base, cells, plan, progress=report, should_stop=should_stop):
-            rows.append(row)
+        for row in _outcomes(entry, cells, plan, processes, table, should_stop):
+            rows[row.cell.name] = row
+            table.ended(row.cell.name, row.state)
             talk(f"{len(rows)} of {len(cells)}: {row.cell.name} {_said(row)}")
-    return rows
+    return [rows[cell.name] for cell in cells]
+
+
+def _outcomes(
+    entry: BaseEntry, cells: list[Cell], plan: Plan, processes: int, table: Table, should_stop: Callable[[], bool]
+) -> Iterator[Row]:
+    """The cells' outcomes as they come."""
+    from registry.base_model import load_base, load_text
+    from training.parallel import sweep_in_processes
+    from training.sweep import sweep
+
+    def report(cell: Cell, step: int, steps: int, message: str) -> None:
+        table.at(cell.name, step, steps, message)
+
+    if processes == 1:
+        return sweep(load_base(entry), cells, plan, progress=report, should_stop=should_stop)
+    return sweep_in_processes(
+        load_text(entry), cells, plan, processes=processes, progress=report, should_stop=should_stop
+    )
 
 
 def validation(record: Mapping[str, Any]) -> tuple[float | None, float | None]:
@@ -93,8 +113,8 @@ def validation(record: Mapping[str, Any]) -> tuple[float | None, float | None]:
 
 
 def _said(row: Row) -> str:
-    if row.state == "diverged":
-        return "diverged"
+    if row.problem is not None:
+        return row.state
     what = "perplexity" if "valid_perplexity" in row.record else "loss"
     before, after = validation(row.record)
     return f"{row.state}, validation {what} {before:.4g} -> {after:.4g}"

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import shutil
+import signal
 
 import pytest
 
+from registry.errors import InvalidParameter, as_dict
 from registry.folder import read_folder
 from registry.names import check_part
+from registry.spec import BaseEntry
 from service.cli import run as soup
 from service.commands import train_options
+from service.commands.train_table import Table
+from training import parallel
+from training.making import Data
+from training.spec import TrainingSpec
+from training.sweep import Cell, Domain, Plan
+from training.worker import Bench
 
 LINES = [json.dumps({"text": f"The judge of court {i} held that contract {i * 7} was void."}) for i in range(60)]
 
@@ -27,8 +38,8 @@ def domains(tmp_path):
 
 @pytest.fixture
 def command(domains, tiny_base_dir, tmp_path):
-    def arguments(*more: str, grid: tuple[str, str] = ("1e-2,1e-3", "1,2")) -> list[str]:
-        return ["train", "sweep", *domains, "--base-folder", str(tiny_base_dir), "--out", str(tmp_path / "out"),
+    def arguments(*more: str, grid: tuple[str, str] = ("1e-2,1e-3", "1,2"), of: int = 2) -> list[str]:
+        return ["train", "sweep", *domains[:of], "--base-folder", str(tiny_base_dir), "--out", str(tmp_path / "out"),
                 "--steps", "3", "--batch", "2", "--block", "32", "--bottleneck", "4", "--lr", grid[0], "--seed",
                 grid[1], *more]  # fmt: skip
 
@@ -134,3 +145,95 @@ def test_bad_grids_are_refused_in_one_sentence(command, tmp_path, capsys, more, 
 def test_options_before_the_verb_are_refused(command, capsys):
     assert soup(["train", "--steps", "3", *command()[1:]]) == 2
     assert "go after 'sweep'" in capsys.readouterr().err
+
+
+def test_cells_at_once_come_out_as_one_after_another(command, tmp_path, capsys):
+    """Two processes, a cell that diverges, one that is there, and the same bytes as in one process."""
+    grid = ("1e30,1e-2,1e-3", "1")
+    assert soup(command("--steps", "30", grid=grid)) == 1
+    whole = contents(tmp_path / "out")
+    shutil.rmtree(tmp_path / "out" / "law-lr0.01-seed1")
+    capsys.readouterr()
+    assert soup(command("--steps", "30", "--parallel", "2", "--json", grid=grid)) == 1
+    said = capsys.readouterr()
+    rows = json.loads(said.out)["data"]
+    assert [row["state"] for row in rows] == ["diverged", "trained", "kept", "diverged", "kept", "kept"]
+    assert "law-lr1e+30-seed1: Training diverged at step" in said.err
+    assert contents(tmp_path / "out") == whole
+
+
+def test_a_sweep_in_processes_that_is_stopped_goes_on_to_the_same_adapters(command, tmp_path, capsys, monkeypatch):
+    again = command("--steps", "300", grid=("1e-3", "1"), of=1)
+    assert soup(again) == 0
+    whole = contents(tmp_path / "out")
+    (tmp_path / "out").rename(tmp_path / "whole")
+    saved = tmp_path / "out" / ".checkpoints" / "law-lr0.001-seed1"
+    with monkeypatch.context() as patch:
+        patch.setattr(train_options, "stoppable", stop_when(saved.exists))  # a training makes it as it begins
+        assert soup([*again, "--parallel", "2"]) == 1
+    assert "Run the same command again to go on." in capsys.readouterr().err
+    assert saved.is_dir()
+    assert soup(again) == 0
+    assert contents(tmp_path / "out") == whole
+    assert not (tmp_path / "out" / ".checkpoints").exists()
+
+
+def stop_when(done):
+    from contextlib import contextmanager
+
+    @contextmanager
+    def stoppable():
+        yield done
+
+    return stoppable
+
+
+def test_a_process_that_is_killed_leaves_its_cell_for_the_next_time(command, tmp_path, capsys, monkeypatch):
+    give = parallel._Hands.give
+
+    def give_and_kill(self, cell):
+        give(self, cell)
+        os.kill(next(iter(self.busy)).pid, signal.SIGKILL)
+
+    monkeypatch.setattr(parallel._Hands, "give", give_and_kill)
+    again = command(grid=("1e-3", "1"), of=1)
+    assert soup([*again, "--parallel", "2"]) == 1
+    said = capsys.readouterr()
+    assert [line.split()[1] for line in said.out.splitlines()[1:]] == ["failed"]
+    assert "law-lr0.001-seed1: Its process ended with status -9." in said.err
+    assert soup(again) == 0
+    assert len(contents(tmp_path / "out")) == 1
+
+
+def test_what_is_wrong_with_all_cells_ends_them_all(tmp_path):
+    hands = parallel._Hands(Bench(entry=BaseEntry(id="tiny", source="none")), Plan(TrainingSpec(), tmp_path), None)
+    cell = Cell(Domain("law", tmp_path, tmp_path, Data([], [])), 1e-3, 1)
+    wrong = as_dict(InvalidParameter("A block of 999 tokens does not fit.", param="block"))
+    with pytest.raises(InvalidParameter, match="does not fit"):
+        hands._row(cell, {"error": wrong})
+    row = hands._row(cell, {"error": {**wrong, "param": "learning_rate"}})
+    assert (row.state, row.problem) == ("diverged", "A block of 999 tokens does not fit.")
+
+
+def test_a_table_of_progress_has_a_line_a_cell():
+    from rich.console import Console
+
+    table = Table(["law-lr0.001-seed1", "[b]strange[/b]"])
+    table.at("law-lr0.001-seed1", 3, 10, "loss 2.5")
+    table.ended("[b]strange[/b]", "kept")
+    console = Console(width=80, color_system=None)
+    with console.capture() as captured:
+        console.print(table)
+    lines = [line.split() for line in captured.get().splitlines()]
+    assert lines[1:] == [["law-lr0.001-seed1", "training", "3/10", "loss", "2.5"], ["[b]strange[/b]", "kept"]]
+
+
+def test_a_bank_of_experts_is_swept_to_its_merge_beside_it(command, tmp_path):
+    assert soup(command("--adamix", "2", grid=("1e-3", "1"))) == 0
+    made = {path.name: read_folder(path) for path in (tmp_path / "out").iterdir()}
+    assert {folder.config.method for name, folder in made.items() if name.endswith("-bank")} == {"adamix"}
+    assert {name: folder.config.method for name, folder in made.items() if not name.endswith("-bank")} == dict.fromkeys(
+        ("law-lr0.001-seed1", "more_law-lr0.001-seed1"), "bottleneck"
+    )
+    assert soup(command("--adamix", "2", grid=("1e-3", "1"))) == 0
+    assert soup(command("--adamix", "3", grid=("1e-3", "1"))) == 1
