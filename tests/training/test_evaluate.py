@@ -1,0 +1,193 @@
+"""`soup evaluate` and the library function behind it, on directories that `soup train` or `write_trained` made."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+
+from registry.adapters import create, from_tensors, paper_config
+from registry.adapters.weights import save_tensors
+from registry.base_model import load_base
+from registry.errors import Incompatible, InvalidParameter
+from registry.folder import read_folder, write_folder
+from registry.spec import BankConfig, BaseEntry, PrefixConfig, UnionConfig
+from service.cli import run as soup
+from tests.conftest import build_tiny_base, build_tiny_encoder
+from tests.training.conftest import TEXTS, VALID, state_hash
+from tests.training.items import ITEMS, LABELLED, as_json
+from training.evaluation import adapter_of, evaluate_task, task_named, task_of
+from training.recipe import TrainingRecipe
+from training.task import with_head
+from training.tasks import LANGUAGE_MODELLING, TASKS
+from training.trainer import train_adapter, write_trained
+
+RECIPE = TrainingRecipe(steps=25, batch=8, block=56, learning_rate=1e-2, evaluations=2)
+
+
+def trained(base, key, folder):
+    task, items = TASKS[key], {**ITEMS, "language_modelling": TEXTS}[key]
+    config = with_head(paper_config("pfeiffer", bottleneck=8), task.head(items))
+    found = train_adapter(base, config, items, items[:20], recipe=RECIPE, task=task)
+    return write_trained(folder, found, base, domain="law")
+
+
+@pytest.fixture(scope="module")
+def folders(base, tmp_path_factory):
+    root = tmp_path_factory.mktemp("adapters")
+    return {key: trained(base, key, root / key) for key in TASKS}
+
+
+@pytest.fixture
+def data(tmp_path):
+    def write(key, items=None):
+        path = tmp_path / f"{key}.jsonl"
+        items = [{"text": text} for text in VALID] if key == "language_modelling" else [
+            as_json(key, item) for item in (items or ITEMS[key])[:12]
+        ]  # fmt: skip
+        path.write_text("".join(json.dumps(item) + "\n" for item in items))
+        return str(path)
+
+    return write
+
+
+SAYS = {
+    "language_modelling": ["perplexity", "base perplexity", "difference standard error"],
+    "classification": ["accuracy", "mcc", "macro f1"],
+    "question_answering": ["exact match", "f1", "questions unanswerable"],
+    "summarisation": ["rouge1", "rougeL", "loss"],
+}
+
+
+@pytest.mark.parametrize("key", TASKS)
+def test_a_directory_is_evaluated_on_its_own_task(base, folders, data, tiny_base_dir, capsys, key):
+    command = ["evaluate", str(folders[key].path), "--data", data(key), "--base-folder", str(tiny_base_dir)]
+    assert soup([*command, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["object"], said["task"]) == ("evaluation", TASKS[key].name)
+    items = VALID if key == "language_modelling" else ITEMS[key][:12]
+    before = state_hash(base.model)
+    assert said["figures"] == pytest.approx(evaluate_task(base, adapter_of(folders[key], base), TASKS[key], items))
+    assert state_hash(base.model) == before
+    assert soup(command) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert all(any(line.startswith(f"{name} ") for line in lines) for name in SAYS[key])
+
+
+def test_perplexity_is_that_of_each_text_by_itself_and_paired_with_the_base(base, folders):
+    figures = evaluate_task(base, adapter_of(folders["language_modelling"], base), LANGUAGE_MODELLING, VALID)
+    alone = evaluate_task(base, None, LANGUAGE_MODELLING, VALID)
+    assert alone["perplexity"] == pytest.approx(figures["base_perplexity"])
+    assert figures["perplexity"] < figures["base_perplexity"]
+    assert figures["difference"] == pytest.approx(figures["nll"] - alone["nll"], rel=1e-6)
+    assert figures["difference"] + 2 * figures["difference_standard_error"] < 0
+    total = tokens = 0.0
+    for text in VALID:
+        ids = torch.tensor([base.tokenize(text)])
+        with torch.no_grad():
+            scores = torch.log_softmax(base.model(ids).logits[0, :-1], -1)
+        total -= float(scores.gather(1, ids[0, 1:, None]).sum())
+        tokens += ids.shape[1] - 1
+    assert alone["nll"] == pytest.approx(total / tokens, rel=1e-5)
+    assert alone["tokens"] == tokens
+
+
+def test_texts_over_the_context_are_scored_in_windows(base):
+    long = " ".join(VALID)
+    figures = evaluate_task(base, None, LANGUAGE_MODELLING, [long], block=16)
+    assert figures["tokens"] == len(base.tokenize(long, bos=False))
+    assert math.isfinite(figures["perplexity"])
+
+
+def test_what_a_prefix_takes_is_no_room_for_texts(base):
+    prefix = create(PrefixConfig(length=40), base.shape, seed=0)
+    figures = evaluate_task(base, prefix, LANGUAGE_MODELLING, [" ".join(VALID)])
+    assert math.isfinite(figures["perplexity"])
+    for block in (25, 1):
+        with pytest.raises(InvalidParameter, match="not between 2 and 24"):
+            evaluate_task(base, prefix, LANGUAGE_MODELLING, VALID, block=block)
+    config = UnionConfig(members=(PrefixConfig(length=40), paper_config("parallel", bottleneck=2)))
+    recipe = RECIPE.model_copy(update={"block": 32})
+    with pytest.raises(InvalidParameter, match="context of 64, of which the prefix takes 40"):
+        train_adapter(base, config, TEXTS, VALID, recipe=recipe)
+
+
+def test_a_bank_is_measured_as_its_merge(base):
+    from registry.adapters.bank import merge_bank
+
+    config = BankConfig(expert=paper_config("pfeiffer", bottleneck=4), experts=3)
+    found = train_adapter(base, config, TEXTS, VALID, recipe=RECIPE.model_copy(update={"steps": 5}))
+    bank = evaluate_task(base, from_tensors(config, base.shape, found.tensors), LANGUAGE_MODELLING, VALID)
+    merged = from_tensors(config.expert, base.shape, merge_bank(config, found.tensors))
+    assert evaluate_task(base, merged, LANGUAGE_MODELLING, VALID) == pytest.approx(bank, rel=1e-6)
+
+
+@pytest.mark.parametrize("key", TASKS)
+def test_the_task_is_read_off_the_directory(folders, key):
+    assert task_of(folders[key]) is TASKS[key]
+
+
+def test_an_adapter_of_unknown_making_models_language(base, tmp_path):
+    adapter = create(paper_config("pfeiffer", bottleneck=2), base.shape, seed=0)
+    folder = write_folder(
+        tmp_path / "a", config=adapter.config, domain="x", weights=save_tensors(adapter.state_dict())
+    )  # fmt: skip
+    assert task_of(folder) is LANGUAGE_MODELLING
+    evaluate_task(base, adapter_of(folder, base), task_of(folder), VALID)  # no fingerprint to hold it to
+    with pytest.raises(InvalidParameter, match="'chess' is not one of language_modelling, classification"):
+        task_named("chess")
+
+
+def test_another_base_than_recorded_is_refused(folders, tmp_path):
+    other = load_base(BaseEntry(id="other", source=str(build_tiny_base(tmp_path, seed=5))))
+    with pytest.raises(Incompatible, match="was made for the base model with fingerprint"):
+        adapter_of(folders["classification"], other)
+
+
+def test_no_items_are_refused(base):
+    with pytest.raises(InvalidParameter, match="evaluation data is empty"):
+        evaluate_task(base, None, LANGUAGE_MODELLING, [])
+
+
+@pytest.mark.parametrize(
+    ("key", "more", "code", "said"),
+    [
+        ("classification", ["--task", "language_modelling"], 1, "line 1"),
+        ("classification", ["--task", "chess"], 1, "Task 'chess' is not one of"),
+        ("classification", ["--block", "65"], 1, "not between 2 and 64"),
+        ("language_modelling", ["--base-kind", "encoder"], 1, "encoder"),
+        ("language_modelling", ["--base", "x"], 2, "--base-folder"),
+    ],
+)
+def test_soup_evaluate_refuses_in_one_sentence(folders, data, tiny_base_dir, capsys, key, more, code, said):
+    other = data("question_answering" if "language_modelling" in more else key)
+    command = ["evaluate", str(folders[key].path), "--data", other, "--base-folder", str(tiny_base_dir), *more]
+    assert soup(command) == code
+    found = capsys.readouterr()
+    assert said in found.err
+    assert found.out == ""
+
+
+def test_soup_evaluate_names_a_label_outside_the_set_by_its_line(folders, tiny_base_dir, tmp_path, capsys):
+    path = tmp_path / "data.jsonl"
+    lines = [as_json("classification", item) for item in LABELLED[:3]] + [{"text": "x", "label": "neutral"}]
+    path.write_text("\n\n".join(json.dumps(line) for line in lines))
+    folder = str(folders["classification"].path)
+    assert soup(["evaluate", folder, "--data", str(path), "--base-folder", str(tiny_base_dir)]) == 1
+    assert "a label outside the set ('bad', 'good'): line 7: 'neutral'" in capsys.readouterr().err
+    path.write_text("")
+    assert soup(["evaluate", folder, "--data", str(path), "--base-folder", str(tiny_base_dir)]) == 1
+    assert "empty" in capsys.readouterr().err
+    assert soup(["evaluate", folder, "--data", str(tmp_path / "no"), "--base-folder", str(tiny_base_dir)]) == 1
+
+
+def test_an_encoders_adapter_is_evaluated_from_its_directory(tmp_path, data, capsys):
+    source = build_tiny_encoder(tmp_path / "base", model_type="roberta")
+    encoder = load_base(BaseEntry(id="encoder", source=str(source), kind="encoder"))
+    folder = trained(encoder, "classification", tmp_path / "reviews")
+    assert read_folder(folder.path).config.head.labels == ("bad", "good")
+    command = ["evaluate", str(folder.path), "--data", data("classification"), "--base-folder", str(source)]
+    assert soup([*command, "--base-kind", "encoder", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["figures"]["texts"] == 12
