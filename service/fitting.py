@@ -1,19 +1,15 @@
 """Fits selectors in a child process at lower priority, so that a long fit keeps no stream and no health check waiting.
 
-`FitProcess` is the parent's side, used by `service/jobs.py`; `main` is the child's. They speak JSON lines over the
-child's standard input and output. The child opens its own database connection and blob store, and is told where by
+`FitProcess` is the parent's side, used by `service/jobs.py`; `main` is the child's. They speak as `training.child`
+says. The child opens its own database connection and blob store, and is told where by
 the parent's first line (a command line would show a database's password to every user of the machine). It stays
 alive between fits, because starting one costs seconds of imports, and ends when its standard input does.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import select
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,8 +19,8 @@ from typing import Any
 from registry.catalogue.database import Database
 from registry.catalogue.rows import SelectorRow
 from registry.errors import Internal, SoupError, Unavailable, as_dict, rebuild
-from registry.names import canonical_json
 from registry.spec import PoolSpec, SelectorSpec
+from training.child import Answers, Child, next_request
 
 log = logging.getLogger("soup.fitting")
 
@@ -40,7 +36,7 @@ class FitProcess:
         self._database = database
         self._where = {"database": database_url, "blobs": str(blobs_dir)}
         self._lock = threading.Lock()
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
 
     def fit(self, pool: PoolSpec, spec: SelectorSpec, encoder_digest: str | None, *, progress: Progress) -> SelectorRow:
         """Fit and return the stored selector; raises what the fit or `progress` raised, or Unavailable for a crash."""
@@ -70,81 +66,62 @@ class FitProcess:
 
     def _ask(self, request: dict[str, Any], progress: Progress) -> dict[str, Any]:
         child = self._running(request)
-        assert child.stdout is not None
         said: tuple[int, int, str] = (0, 1, "waiting for the fit to start")
-        pending = b""
         while True:
-            ready, _, _ = select.select([child.stdout], [], [], TICK_SECONDS)
-            chunk = os.read(child.stdout.fileno(), 65536) if ready else None
-            if chunk == b"":
-                raise Unavailable(f"The process that fits selectors ended with status {child.wait()}; try again.")
-            *lines, pending = (pending + (chunk or b"")).split(b"\n")
-            for line in lines:
-                answer: dict[str, Any] = json.loads(line)
+            try:
+                answers = child.answers(TICK_SECONDS)
+            except EOFError as ended:
+                raise Unavailable(
+                    f"The process that fits selectors ended with status {ended.args[0]}; try again."
+                ) from ended
+            for answer in answers:
                 if "progress" not in answer:
                     return answer
                 said = tuple(answer["progress"])
             progress(*said)  # also when the child is silent: this is where a cancellation is raised
 
-    def _running(self, request: dict[str, Any]) -> subprocess.Popen[bytes]:
+    def _running(self, request: dict[str, Any]) -> Child:
         """A child that has been given the request: the one there is, or a new one where that has ended."""
         if self._child is not None:
             with suppress(OSError):
-                return self._tell(self._child, request)
+                self._child.tell(request)
+                return self._child
             self._kill()
-        self._child = subprocess.Popen(
-            [sys.executable, "-m", "service.fitting"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-            start_new_session=True,  # Ctrl-C is for the server, which then ends this one
-        )
         try:
-            self._tell(self._child, self._where)
-            return self._tell(self._child, request)
+            self._child = Child("service.fitting", self._where, request)
         except OSError as error:
             raise Unavailable("The process that fits selectors could not be started; try again.") from error
-
-    def _tell(self, child: subprocess.Popen[bytes], value: dict[str, Any]) -> subprocess.Popen[bytes]:
-        assert child.stdin is not None
-        child.stdin.write(canonical_json(value) + b"\n")
-        return child
+        return self._child
 
     def _kill(self) -> None:
         child, self._child = self._child, None
-        if child is None:
-            return
-        child.kill()
-        child.wait()
-        for pipe in (child.stdin, child.stdout):
-            if pipe is not None:
-                pipe.close()
+        if child is not None:
+            child.end()
 
 
 def main() -> None:
     """The child: where, then one request a line on standard input; progress and one answer a line on its output."""
     os.nice(NICENESS)
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a stray print of a library must not look like an answer
+    answers = Answers()
     from registry.blobs import LocalBlobs
     from service.observe import configure_logging
 
     configure_logging("info")
-    where = json.loads(sys.stdin.buffer.readline() or b"{}")
-    if not where:
+    where = next_request()
+    if where is None:
         return
     database, blobs = Database(where["database"]), LocalBlobs(Path(where["blobs"]))
-    for line in sys.stdin.buffer:
-        answers.write(canonical_json(_answer(json.loads(line), database, blobs, answers.write)) + b"\n")
+    while (request := next_request()) is not None:
+        answers.send(_answer(request, database, blobs, answers))
 
 
-def _answer(request: dict[str, Any], database: Database, blobs: Any, write: Callable[[bytes], Any]) -> dict[str, Any]:
+def _answer(request: dict[str, Any], database: Database, blobs: Any, answers: Answers) -> dict[str, Any]:
     from pydantic import TypeAdapter
 
     from registry.fit import fit
 
     def progress(done: int, total: int, message: str) -> None:
-        write(canonical_json({"progress": [done, total, message]}) + b"\n")
+        answers.send({"progress": [done, total, message]})
 
     try:
         row = fit(
