@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 from pydantic import ValidationError
 
-from registry.spec import CookRequest, HandRecipe, WeightedRef
+from registry.spec import CookRequest, HandRecipe, MaskRule, WeightedRef
 from service.commands.choosing import (
     BaseOption,
     EncoderOption,
@@ -57,8 +57,11 @@ def cook(
     ] = True,
     name: Annotated[str | None, typer.Option("--name", help="namespace/name of the soup.")] = None,
     mixing: Annotated[
-        Literal["auto", "average", "concat"],
-        typer.Option("--mixing", help="average: the cost of one adapter; concat: exact; auto: average where it fits."),
+        Literal["auto", "average", "concat", "merge"],
+        typer.Option(
+            "--mixing",
+            help="average: the cost of one adapter; concat: exact; merge: a bank of experts, alone; auto: what fits.",
+        ),
     ] = "auto",
     max_width: Annotated[
         int | None, typer.Option("--max-width", help="The widest soup that concat may make; by default 512.")
@@ -67,6 +70,10 @@ def cook(
     assume_same_init: Annotated[
         bool, typer.Option("--assume-same-init", help="Vouch for one initialisation; the recipe says so.")
     ] = False,
+    masks: Annotated[
+        MaskRule | None,
+        typer.Option("--masks", help="The one mask of an average of pruned adapters; by default their union."),
+    ] = None,
     base: BaseOption = None,
     pool_tag: PoolTagOption = None,
     pool_namespace: PoolNamespaceOption = None,
@@ -84,6 +91,8 @@ def cook(
       soup cook --sample contracts.jsonl --paper --no-verify --name team/contracts
       soup cook --recipe "team/law=0.5,team/finance=0.5"
       soup cook --recipe "team/law,team/contracts" --mixing concat --max-width 256
+      soup cook --recipe team/law-bank --name team/law
+      soup cook --recipe "team/sparse-law,team/sparse-news" --masks intersect
       soup generate "$(soup cook --sample contracts.jsonl)" "This agreement"
     """
     if sample is None and recipe is None:
@@ -91,7 +100,7 @@ def cook(
     choosing = selector or paper or single or encoder or parameters or max_ingredients or top
     if recipe is not None and (choosing or pool_tag or pool_namespace or pool_method):
         raise typer.BadParameter("--recipe leaves nothing to select: drop the options that choose.")
-    how = _mixing(mixing, scale=scale, assume_same_init=assume_same_init, max_width=max_width)
+    how = _mixing(mixing, scale=scale, assume_same_init=assume_same_init, max_width=max_width, masks=masks)
     try:
         request = CookRequest(
             sample=None if sample is None else session.client.sample(read_texts(sample)),
@@ -117,13 +126,23 @@ def cook(
         data(cooked["model"])
 
 
-def _mixing(method: str, *, scale: str | None, assume_same_init: bool, max_width: int | None) -> dict[str, Any]:
-    """The fields of a request that say how to mix; raises a usage error for flags that contradict each other."""
+def _mixing(
+    method: str, *, scale: str | None, assume_same_init: bool, max_width: int | None, masks: str | None
+) -> dict[str, Any]:
+    """The fields of a request that say how to mix; raises a usage error for flags that contradict each other.
+
+    A rule for masks asks for an average: nothing else keeps any.
+    """
+    if masks is not None and method not in ("auto", "average"):
+        raise typer.BadParameter(f"--mixing {method} keeps no mask: drop --masks, or mix by average.")
+    method = method if masks is None else "average"
+    if method == "merge" and (scale is not None or assume_same_init or max_width is not None):
+        raise typer.BadParameter("--mixing merge is of one bank: drop --scale, --assume-same-init and --max-width.")
     if method == "concat" and assume_same_init:
         raise typer.BadParameter("--mixing concat needs no common initialisation: drop --assume-same-init.")
     if method == "average" and max_width is not None:
         raise typer.BadParameter("--mixing average makes nothing wider: drop --max-width.")
-    given = {"method": method, "scale": scale, "assume_same_init": assume_same_init or None}
+    given = {"method": method, "scale": scale, "assume_same_init": assume_same_init or None, "masks": masks}
     fields: dict[str, Any] = {"mixing": {name: value for name, value in given.items() if value is not None}}
     return fields | ({} if max_width is None else {"max_width": max_width})
 

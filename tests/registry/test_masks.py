@@ -33,6 +33,7 @@ from registry.adapters.weights import (
 )
 from registry.errors import Incompatible, Internal, InvalidParameter, InvalidWeights
 from registry.spec import HeadConfig, Pruned, UnionConfig
+from registry.tensor_file import write
 from tests.registry.soup_parts import BASE, SHAPE, STRUCTURES, bottleneck, lora
 from tests.registry.sparse_parts import sparse
 
@@ -203,3 +204,23 @@ def test_masks_of_another_dtype_or_shape_or_of_a_dense_adapter():
         save_tensors({DOWN + ".mask": torch.zeros(3)})
     with pytest.raises(InvalidWeights, match="fp32, fp16 or bf16"):
         save_tensors({DOWN + ".weight": torch.zeros(3, dtype=torch.uint8)})
+
+
+def test_masks_are_bytes_and_weights_are_not():
+    def stored(dtypes):
+        sizes = {"F32": 4, "U8": 1}
+        return write(
+            (name, dtypes.get(name, "U8" if is_mask(name) else "F32"), tuple(tensor.shape),
+             bytes(tensor.numel() * sizes[dtypes.get(name, "U8" if is_mask(name) else "F32")]))
+            for name, tensor in TENSORS.items()
+        )  # fmt: skip
+
+    for dtypes, sentence in (
+        ({DOWN + ".mask": "F32"}, f"Tensor '{DOWN}.mask' is F32; masks are read as U8."),
+        ({DOWN + ".weight": "U8"}, f"Tensor '{DOWN}.weight' is U8; F32, F16 and BF16 are read."),
+    ):
+        with pytest.raises(InvalidWeights) as caught:
+            check_weights(stored(dtypes), CONFIG, SHAPE, max_bytes=10**7)
+        assert sentence in caught.value.problems
+        with pytest.raises(InvalidWeights):
+            load_tensors(stored(dtypes))

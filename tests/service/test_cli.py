@@ -443,6 +443,12 @@ class TestCook:
         assert soup("cook", "--recipe", "team/a")[2].splitlines()[-1] == "team/a@1 alone."
         assert "2 adapters by concat. (1.20 times the cost of one adapter, width 16, 3e-08 from the exact" in err
 
+    def test_a_rule_for_masks_asks_for_an_average(self, soup: Soup, server: Server) -> None:
+        server.on("POST /v1/soups", ok({**SOUP, "selection": None, "verification": None}))
+        assert soup("cook", "--recipe", "team/a,team/b", "--masks", "intersect")[0] == 0
+        mixing = {"method": "average", "scale": "1", "assume_same_init": False, "masks": "intersect"}
+        assert server.body()["mixing"] == mixing
+
     @pytest.mark.parametrize(
         ("flags", "about"),
         [
@@ -450,6 +456,8 @@ class TestCook:
             (("--mixing", "average", "--max-width", "9"), "--max-width"),
             (("--max-width", "0"), "--max-width"),
             (("--mixing", "blend"), "--mixing"),
+            (("--mixing", "concat", "--masks", "union"), "--masks"),
+            (("--masks", "xor"), "--masks"),
         ],
     )
     def test_ways_to_mix_that_are_none(self, soup: Soup, server: Server, flags: tuple[str, ...], about: str) -> None:
