@@ -51,6 +51,10 @@ class Cells:
         self._path = path
         self._known = _read(path)
 
+    def has(self, digest: str, texts: Sequence[str]) -> bool:
+        """Whether a model was scored on texts before."""
+        return digest_of([digest, list(texts)]) in self._known
+
     def get(self, digest: str, texts: Sequence[str], score: Callable[[], dict[str, Any]]) -> Cell:
         """The cell of a model on texts; `score` asks the server for it (an answer of /v1/perplexity) if need be."""
         key = digest_of([digest, list(texts)])

@@ -19,6 +19,7 @@ from registry.errors import InvalidManifest, InvalidWeights, NotFound
 from registry.folder import AdapterFolder, write_folder
 from registry.spec import BottleneckConfig, Card, Provenance
 
+INITIAL = "initial.safetensors"
 _NEUTRAL = re.compile(r"layers\.(\d+)\.(norm|down|up)\.(weight|bias)")
 
 
@@ -71,6 +72,11 @@ def _neutral_tensors(path: Path) -> dict[str, Tensor]:
         raise NotFound(f"{path} cannot be read: {problem.strerror}.") from None
 
 
+def initial_tensors(source: Path) -> dict[str, Tensor]:
+    """The tensors that the adapters of a neutral folder started from, under the canonical names; raises NotFound."""
+    return _neutral_tensors(source / INITIAL)
+
+
 def _about(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -90,11 +96,10 @@ def _config(about: Mapping[str, Any]) -> BottleneckConfig:
 
 
 def _provenance(source: Path, about: Mapping[str, Any]) -> Provenance:
-    initial = source / "initial.safetensors"
-    if not initial.is_file():
+    if not (source / INITIAL).is_file():
         return Provenance(training=dict(about))
     return Provenance(
-        init_hash=init_hash(_neutral_tensors(initial)),
+        init_hash=init_hash(initial_tensors(source)),
         init_source="declared",
         init_seed=about.get("init_seed"),
         training=dict(about),

@@ -1,0 +1,213 @@
+"""What the experiment trains: the grid and the pairs of the mixing curves through `soup train sweep`, and three
+adapters of the shared collection again from their recorded recipes.
+
+Called by the experiment. All of it is kept in the experiment's folder and goes on where it was stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.single.scoring import Ingredient, ingredient
+from benchmarks.single.setting import INIT_SEED, INITS, ORDERS, OTHER_SEED, RATES, Init, Setting, Texts
+from demo.convert import convert, initial_tensors
+from registry.base_model import load_base, shape_of
+from registry.errors import Internal
+from registry.folder import read_folder
+from registry.spec import BaseEntry, BottleneckConfig
+from training.checkpoint import Saving, discard
+from training.recipe import TrainingRecipe
+from training.texts import read_texts
+from training.trainer import inputs_of, train_adapter, write_trained
+
+REPRODUCED = ("king_james_bible", "biomed_papers", "linux_man_pages")
+BOTTLENECK = 64
+Say = Callable[[str], object]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """One sweep: the cells of learning rates x data orders from one initialisation."""
+
+    init: Init
+    init_seed: int
+    rates: tuple[float, ...]
+    orders: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two adapters on whose line a mixing curve lies."""
+
+    init: Init
+    same_seed: bool
+    one: Ingredient
+    other: Ingredient
+
+    @property
+    def name(self) -> str:
+        """`near_identity, same seed`."""
+        return f"{self.init}, {'same' if self.same_seed else 'other'} seed"
+
+
+MAIN = Grid("near_identity", INIT_SEED, RATES, ORDERS)
+
+
+def curve_grids(rate: float) -> Iterator[Grid]:
+    """What the curves need beside the main grid: for each init two orders of one seed, and the second of another."""
+    for init in INITS:
+        if init != MAIN.init:
+            yield Grid(init, INIT_SEED, (rate,), ORDERS[:2])
+        yield Grid(init, OTHER_SEED, (rate,), ORDERS[1:2])
+
+
+def train_grids(setting: Setting, *, processes: int, say: Say) -> None:
+    """Train every cell that is not there; raises CalledProcessError where `soup train sweep` fails."""
+    folder = setting.home / "text" / setting.sizes.domain
+    for part, texts in (("train", setting.train), ("valid", setting.stopping)):
+        _write(folder / f"{part}.jsonl", texts)
+    for grid in (MAIN, *curve_grids(setting.sizes.curve_rate)):
+        arguments = sweep_arguments(setting, grid, folder, processes=processes)
+        say(f"$ soup {' '.join(arguments)}")
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        subprocess.run(
+            [sys.executable, "-m", "service.cli", *arguments], env=environment, stdout=subprocess.DEVNULL, check=True
+        )
+
+
+def sweep_arguments(setting: Setting, grid: Grid, folder: Path, *, processes: int) -> list[str]:
+    """What `soup` is told to train a grid."""
+    sizes = setting.sizes
+    said: Mapping[str, object] = {
+        "--base-folder": setting.base.source, "--out": _out(setting, grid), "--init": grid.init,
+        "--init-seed": grid.init_seed, "--lr": ",".join(f"{rate:g}" for rate in grid.rates),
+        "--seed": ",".join(map(str, grid.orders)), "--bottleneck": BOTTLENECK, "--steps": sizes.steps,
+        "--batch": sizes.batch, "--block": sizes.block, "--evaluations": sizes.evaluations, "--dtype": setting.dtype,
+        "--sample": 0, "--parallel": processes,
+    }  # fmt: skip
+    return ["train", "sweep", str(folder), *(str(word) for pair in said.items() for word in pair)]
+
+
+def _out(setting: Setting, grid: Grid) -> Path:
+    return setting.home / "adapters" / f"{grid.init}-{grid.init_seed}"
+
+
+def cell(setting: Setting, grid: Grid, rate: float, order: int) -> Ingredient:
+    """A trained adapter; raises NotFound where it diverged, which the sweep has said."""
+    name = f"{setting.sizes.domain}-lr{rate:g}-seed{order}"
+    return ingredient(f"{grid.init}-{grid.init_seed}/{name}", _out(setting, grid) / name)
+
+
+def pairs(setting: Setting) -> list[Pair]:
+    """For each initialisation: one adapter with another order of the data, and with another seed besides."""
+    rate = setting.sizes.curve_rate
+    found = []
+    for init in INITS:
+        here, there = (Grid(init, seed, (rate,), ORDERS) for seed in (INIT_SEED, OTHER_SEED))
+        one, same, other = (cell(setting, here, rate, 1), cell(setting, here, rate, 2), cell(setting, there, rate, 2))
+        found += [Pair(init, True, one, same), Pair(init, False, one, other)]
+    return found
+
+
+def _write(path: Path, texts: Texts) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts.passages), encoding="utf-8")
+
+
+# --- the shared adapters again ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Again:
+    """An adapter that was trained elsewhere, and ours from the same recipe and initial tensors."""
+
+    domain: str
+    recorded: Mapping[str, Any]
+    ours: Mapping[str, Any]
+    theirs: Ingredient
+    made: Ingredient
+
+
+def train_again(setting: Setting, *, processes: int, say: Say, domains: Sequence[str] = REPRODUCED) -> list[Again]:
+    """Each adapter again, several at once, one thread each; what is there is kept."""
+    folder = setting.home.parent / "reproduced"
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, mp_context=context) as pool:
+        jobs = {
+            pool.submit(_again, setting.base, setting.data, setting.adapters, domain, folder): domain
+            for domain in domains
+        }
+        for job in as_completed(jobs):
+            job.result()
+            say(f"{jobs[job]} trained from its recorded recipe")
+    return [_found(setting, domain, folder) for domain in domains]
+
+
+def _again(base_entry: BaseEntry, data: Path, adapters: Path, domain: str, out: Path) -> None:
+    """Train one domain as its record says, in fp32, from the recorded initial tensors."""
+    torch.set_num_threads(1)
+    base = load_base(base_entry)
+    recorded = _record(adapters, domain)
+    recipe, config = recorded_recipe(recorded), _config(recorded)
+    texts, valid = (read_texts(data / "train" / domain / f"{part}.jsonl.gz") for part in ("train", "valid"))
+    start = initial_tensors(adapters)
+    about = inputs_of(base, config, texts, valid, recipe=recipe, init="near_identity", start=start)
+    if (out / domain).exists():
+        kept = read_folder(out / domain).provenance.training
+        if {name: kept.get(name) for name in about} == about:
+            return
+    saving = Saving(out / ".checkpoints" / domain)
+    trained = train_adapter(base, config, texts, valid, recipe=recipe, start=start, saving=saving)
+    write_trained(out / domain, trained, base, domain=domain, base_id=base_entry.id, replace=True)
+    discard(saving.folder)
+
+
+def recorded_recipe(recorded: Mapping[str, Any]) -> TrainingRecipe:
+    """The recipe of a neutral adapter's record; raises Internal for one that our loop would not follow."""
+    ours = {"optimizer": "AdamW", "schedule": "5 % warm-up, then linear to zero", "precision": "fp32"}
+    for name, value in ours.items():
+        if recorded.get(name) != value:
+            raise Internal(f"The record says {name} {recorded.get(name)!r}, and only {value!r} is known here.")
+    batch, block = recorded["batch"]
+    return TrainingRecipe(
+        steps=recorded["steps"], batch=batch, block=block, learning_rate=recorded["learning_rate"], schedule="linear",
+        warmup=0.05, weight_decay=recorded["weight_decay"], clip=recorded["clip"],
+        data_seed=recorded["data_order_seed"],
+    )  # fmt: skip
+
+
+def _config(recorded: Mapping[str, Any]) -> BottleneckConfig:
+    return BottleneckConfig(
+        structure="bapna_firat", bottleneck=recorded["bottleneck"], activation=recorded["activation"]
+    )
+
+
+def _record(adapters: Path, domain: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((adapters / domain / "adapter.json").read_text(encoding="utf-8"))
+    return found
+
+
+def _found(setting: Setting, domain: str, folder: Path) -> Again:
+    theirs = folder / "recorded" / domain
+    fingerprint = shape_of(setting.base, setting.home.parent / "cache").fingerprint
+    convert(
+        setting.adapters, domain, theirs, base_model=setting.base.id, base_fingerprint=fingerprint, texts=None
+    )  # fmt: skip
+    return Again(
+        domain=domain,
+        recorded=_record(setting.adapters, domain),
+        ours=dict(read_folder(folder / domain).provenance.training),
+        theirs=ingredient(f"recorded/{domain}", theirs),
+        made=ingredient(f"again/{domain}", folder / domain),
+    )
