@@ -2,8 +2,9 @@
 
 Called by the client (push, pull), by the trainer and by converters; knows nothing of tensors or HTTP. The
 directory holds `adapter_config.json`, `adapter_model.safetensors`, optionally `samples.jsonl` or
-`embeddings.safetensors`, and `README.md`, whose front matter is the card. A LoRA's is PEFT's own: what its
-`adapter_config.json` cannot say stands beside it in `soup.json`, which may be missing. No file is opened but these six.
+`embeddings.safetensors`, and `README.md`, whose front matter is the card. The directory of a LoRA or a prefix is PEFT's
+own: what its `adapter_config.json` cannot say stands beside it in `soup.json`, which may be missing. No file is opened
+but these six.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from pydantic import Field, ValidationError
 
 from registry.errors import Conflict, Invalid, InvalidManifest, InvalidSample, NotFound
 from registry.folder.card import CARD_FILE, Relation, format_card, parse_card
-from registry.folder.peft import lora_config
-from registry.folder.peft_writing import peft_config
+from registry.folder.peft import adapter_config
+from registry.folder.peft_writing import PeftConfig, is_pefts, peft_config
 from registry.folder.refusal import refusal
 from registry.names import Digest
-from registry.spec import AdapterConfig, BaseShape, Card, Frozen, LoraConfig, Provenance, Unit
+from registry.spec import AdapterConfig, BaseShape, Card, Frozen, Provenance, Unit
 from registry.strict_json import loads_strict
 from registry.tensor_file import header_of
 
@@ -45,7 +46,7 @@ class EmbeddingsNote(Frozen):
 
 
 class FolderNotes(Frozen):
-    """`soup.json`: what is known of a LoRA beside PEFT's configuration."""
+    """`soup.json`: what is known of an adapter beside PEFT's configuration."""
 
     base_model: str | None = Field(default=None, max_length=64)
     base_fingerprint: Digest | None = None
@@ -84,10 +85,10 @@ class AdapterFolder:
 
 
 def read_folder(path: Path) -> AdapterFolder:
-    """An adapter directory, its files named but not opened; of a LoRA's weights the names and shapes are read.
+    """An adapter directory, its files named but not opened; of PEFT's weights the names and shapes are read.
 
     Raises NotFound where a file is missing, InvalidManifest (every problem listed), UnknownMethod, or InvalidWeights
-    for a LoRA's weights whose names and shapes cannot be read.
+    for PEFT's weights whose names and shapes cannot be read.
     """
     if not path.is_dir():
         raise NotFound(f"{path} is not a directory: give a directory that holds {CONFIG_FILE} and {WEIGHTS_FILE}.")
@@ -127,11 +128,11 @@ def _ours(said: Any, path: Path) -> tuple[AdapterConfig, FolderNotes]:
     return described.config, described
 
 
-def _peft(said: Mapping[str, Any], path: Path) -> tuple[LoraConfig, FolderNotes]:
+def _peft(said: Mapping[str, Any], path: Path) -> tuple[PeftConfig, FolderNotes]:
     """A PEFT configuration with the names and shapes of the weights beside it; the directory is in every message."""
     try:
         shapes = {name: entry.shape for name, entry in header_of(path / WEIGHTS_FILE).entries.items()}
-        config = lora_config(said, shapes)
+        config = adapter_config(said, shapes)
     except Invalid as error:
         raise type(error)(f"{path}: {error.message}", param=error.param, problems=error.problems) from None
     beside = path / SOUP_FILE
@@ -188,13 +189,13 @@ def folder_files(
 ) -> dict[str, bytes]:
     """What a directory says of its adapter, by file name: the same bytes for the same values.
 
-    A LoRA's is PEFT's configuration and `soup.json`; `shape` makes it short, `base_name` is how PEFT calls the base.
+    A LoRA's or a prefix's is PEFT's configuration and `soup.json`; `shape` is of its base, `base_name` how PEFT calls
+    that. What PEFT cannot say, a pruned LoRA too, has a configuration of ours.
     """
     about = notes.model_dump(mode="json", exclude_none=True)
-    if not isinstance(config, LoraConfig):
+    if not is_pefts(config):
         return {CONFIG_FILE: config_json({**about, "config": config.model_dump(mode="json")})}
-    family, linears = ("", ()) if shape is None else (shape.model_type, shape.linears)
-    peft = peft_config(config, linears=linears, model_type=family, base_name=base_name)
+    peft = peft_config(config, shape=shape, base_name=base_name)
     return {CONFIG_FILE: config_json(peft), SOUP_FILE: config_json(about)}
 
 
@@ -221,12 +222,13 @@ def write_folder(
 ) -> AdapterFolder:
     """Write an adapter directory: all of it appears at once, or nothing does. Gives what `read_folder` would.
 
-    `weights` and `embeddings` are safetensors bytes. A LoRA becomes a PEFT directory, shorter where `shape` is given.
+    `weights` and `embeddings` are safetensors bytes. A LoRA or prefix becomes a PEFT directory, for which `shape` is
+    of use.
     Raises Conflict where `path` exists and `replace` is False.
     """
     if texts is not None and embeddings is not None:
         raise InvalidManifest("A directory holds a sample's texts or its embeddings, not both.")
-    if domain is None and not isinstance(config, LoraConfig):
+    if domain is None and not is_pefts(config):
         raise InvalidManifest(f"The directory of a {config.method} adapter needs its domain.", param="domain")
     note = None if embeddings is None else embeddings[1]
     notes = FolderNotes(

@@ -1,4 +1,4 @@
-"""What a PEFT LoRA directory says: `adapter_config.json` and the header of its weights as our configuration, no torch.
+"""What a PEFT directory says: `adapter_config.json` and the header of its weights as our configuration, no torch.
 
 The tensors decide which modules there are and of which rank; the configuration is read as PEFT 0.21 reads it
 (`peft/tuners/lora/config.py`, `peft/utils/other.py: get_pattern_key`,
@@ -14,13 +14,14 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from registry.errors import InvalidManifest, UnknownMethod, more_problems
+from registry.errors import InvalidManifest
 from registry.folder.patterns import UnreadPatternError
 from registry.folder.peft_fields import PeftFields
-from registry.spec import LoraConfig, LoraModule
+from registry.folder.peft_prefix import PREFIX_TUNING, prefix_config
+from registry.folder.refusal import peft_refusal, unsupported_fields
+from registry.spec import LoraConfig, LoraModule, PrefixConfig
 from registry.spec.config import ModulePath
 
-MAX_PROBLEMS = 100
 _TENSOR = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight", re.ASCII)
 _PATH: TypeAdapter[str] = TypeAdapter(ModulePath)
 
@@ -62,11 +63,18 @@ _TENSOR_KINDS = {
 }
 
 
-def lora_config(peft: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]) -> LoraConfig:
-    """The configuration of a PEFT LoRA from its `adapter_config.json` and the shapes of its tensors by name.
+def adapter_config(peft: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]) -> LoraConfig | PrefixConfig:
+    """The configuration of a PEFT adapter from its `adapter_config.json` and the shapes of its tensors by name.
 
     Raises UnknownMethod where it asks for what is not supported, else InvalidManifest; `problems` lists everything.
     """
+    if peft.get("peft_type") == PREFIX_TUNING:
+        return prefix_config(peft, tensors)
+    return lora_config(peft, tensors)
+
+
+def lora_config(peft: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]) -> LoraConfig:
+    """That of a LoRA; raises as `adapter_config` does."""
     unsupported = _unsupported(peft)
     ranks, problems = _ranks(tensors)
     fields = PeftFields(peft)
@@ -83,59 +91,38 @@ def lora_config(peft: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]])
     except UnreadPatternError:
         problems.append(f"Its regular expressions take too long on {len(ranks)} modules; name the modules.")
     if unsupported or problems:
-        _refuse(unsupported, problems)
+        raise peft_refusal(unsupported, problems)
     try:
         return LoraConfig.of(modules, rslora=bool(peft.get("use_rslora")))
     except ValidationError as error:
         raise InvalidManifest(f"The LoRA cannot be taken: {error.errors()[0]['msg']}.", param="peft_config") from None
 
 
-def _refuse(unsupported: list[str], problems: list[str]) -> None:
-    found = [*unsupported, *problems]
-    shown = found[:MAX_PROBLEMS]
-    if len(found) > MAX_PROBLEMS:
-        shown.append(f"... and {len(found) - MAX_PROBLEMS} more.")
-    more = more_problems(len(found))
-    kind = UnknownMethod if unsupported else InvalidManifest
-    raise kind(
-        f"The PEFT adapter cannot be taken: {found[0].rstrip('.')}{more}.",
-        param="method" if unsupported else "peft_config",
-        problems=shown,
-    )
-
-
-def _empty(value: object) -> bool:
-    return value is None or value is False or (isinstance(value, str | list | dict | tuple) and not value)
-
-
 def _unsupported(peft: Mapping[str, Any]) -> list[str]:
-    """One sentence for everything in the configuration that is not plain LoRA on a causal model."""
+    """One sentence for everything in the configuration that is not plain LoRA."""
     kind = peft.get("peft_type")
     if kind is None:
-        return ["peft_type is missing, which names PEFT's method; LORA is supported."]
+        return ["peft_type is missing, which names PEFT's method; LORA and PREFIX_TUNING are supported."]
     if kind != "LORA":
-        return [f"peft_type {str(kind)[:40]!r} is not supported; PEFT's LORA is."]
-    found = [
-        f"{field} is not supported: it means {_REFUSED[field]}." for field in _REFUSED if not _empty(peft.get(field))
-    ]
+        return [f"peft_type {str(kind)[:40]!r} is not supported; PEFT's LORA and PREFIX_TUNING are."]
+    found = []
     bias = peft.get("bias", "none")
     if bias not in ("none", None):
         found.append(
             f"bias {str(bias)[:40]!r} is not supported, only 'none': the base model's biases stay as they are."
         )
     task = peft.get("task_type")
-    if task not in (None, "CAUSAL_LM"):
-        found.append(f"task_type {str(task)[:40]!r} is not supported; CAUSAL_LM is.")
+    if task not in (None, "CAUSAL_LM", "FEATURE_EXTRACTION"):
+        found.append(
+            f"task_type {str(task)[:40]!r} is not supported; CAUSAL_LM is, and FEATURE_EXTRACTION for an encoder."
+        )
     init = peft.get("init_lora_weights")
     if not any(init is known or (isinstance(init, str) and init == known) for known in _HARMLESS_INITS):
         found.append(
             f"init_lora_weights {str(init)[:40]!r} is not supported: it changes the base model; have PEFT convert the "
             "adapter to plain LoRA (path_initial_model_for_weight_conversion)."
         )
-    known = _READ | _WITHOUT_EFFECT | _REFUSED.keys()
-    unknown = sorted(field for field in peft if field not in known and not _empty(peft[field]))
-    found += [f"Field {field[:60]!r} is not known here, and {str(peft[field])[:40]!r} may matter." for field in unknown]
-    return found
+    return [*unsupported_fields(peft, refused=_REFUSED, known=_READ | _WITHOUT_EFFECT), *found]
 
 
 def _ranks(tensors: Mapping[str, tuple[int, ...]]) -> tuple[dict[str, int], list[str]]:

@@ -1,6 +1,6 @@
-"""A LoRA configuration of ours as the `adapter_config.json` that PEFT reads, minimal and readable. No torch.
+"""A LoRA's or a prefix's configuration as the `adapter_config.json` that PEFT reads, minimal and readable. No torch.
 
-Called by the files route and by whoever writes a LoRA directory. PEFT computes the same with it, and `peft` reads the
+Called by the files route and by whoever writes a directory. PEFT computes the same with it, and `peft` reads the
 same configuration from it.
 """
 
@@ -8,30 +8,38 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
-from registry.spec import LoraConfig, LoraModule
+from registry.folder.peft_prefix import peft_prefix
+from registry.spec import AdapterConfig, BaseShape, LoraConfig, LoraModule, PrefixConfig
 
 CONV1D_FAMILIES = frozenset({"gpt2", "openai-gpt", "imagegpt", "decision_transformer"})
 """Families of transformers whose linear modules are Conv1D, which keeps its weight as (inputs, outputs)."""
 
 
-def peft_config(
-    config: LoraConfig, *, linears: Collection[str] = (), model_type: str = "", base_name: str | None = None
-) -> dict[str, Any]:
-    """PEFT's configuration of a LoRA.
+PeftConfig = LoraConfig | PrefixConfig
 
-    `linears` are the paths of the base's linear modules: where they say that a short name means exactly the LoRA's
-    modules, it stands for them; without them every module is named in full. `base_name` is what PEFT calls
-    base_model_name_or_path.
+
+def is_pefts(config: AdapterConfig) -> TypeGuard[PeftConfig]:
+    """Whether PEFT can say what this adapter is: a LoRA that is not pruned, or a prefix."""
+    return isinstance(config, PrefixConfig) or (isinstance(config, LoraConfig) and config.pruned is None)
+
+
+def peft_config(config: PeftConfig, *, shape: BaseShape | None = None, base_name: str | None = None) -> dict[str, Any]:
+    """PEFT's configuration of an adapter.
+
+    `shape` is the base's: where its linear modules say that a short name means exactly a LoRA's modules, it stands for
+    them; without it every module is named in full. `base_name` is what PEFT calls base_model_name_or_path.
     """
+    if isinstance(config, PrefixConfig):
+        return peft_prefix(config, shape=shape, base_name=base_name)
     modules = config.modules()
-    short = _short_names(modules, linears)
+    short = _short_names(modules, () if shape is None else shape.linears)
     rank = _most_common(module.rank for module in modules.values())
     alpha = _most_common(module.alpha for module in modules.values())
     return {
         "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
+        "task_type": "FEATURE_EXTRACTION" if shape is not None and shape.kind == "encoder" else "CAUSAL_LM",
         "base_model_name_or_path": base_name,
         "inference_mode": True,
         "r": rank,
@@ -40,7 +48,7 @@ def peft_config(
         "rank_pattern": _pattern(modules, lambda module: module.rank, usual=rank),
         "alpha_pattern": _pattern(modules, lambda module: _plain(module.alpha), usual=_plain(alpha)),
         "use_rslora": config.rslora,
-        "fan_in_fan_out": model_type in CONV1D_FAMILIES,
+        "fan_in_fan_out": shape is not None and shape.model_type in CONV1D_FAMILIES,
         "bias": "none",
         "lora_dropout": 0.0,
         "init_lora_weights": True,

@@ -1,12 +1,16 @@
-"""A value of a file that pydantic refused, as one of our errors."""
+"""What a file of an adapter says and cannot be taken, as one of our errors: values, and PEFT's configurations."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
 from registry.errors import InvalidManifest, UnknownMethod, more_problems
+
+MAX_PROBLEMS = 100
 
 
 def refusal(error: ValidationError, file: Path) -> InvalidManifest | UnknownMethod:
@@ -20,3 +24,32 @@ def refusal(error: ValidationError, file: Path) -> InvalidManifest | UnknownMeth
         param=str(found[0]["loc"][-1]) if found[0]["loc"] else None,
         problems=problems if len(problems) > 1 else (),
     )
+
+
+def peft_refusal(unsupported: Sequence[str], problems: Sequence[str]) -> InvalidManifest | UnknownMethod:
+    """A PEFT adapter that cannot be taken: for what it asks, or for what is wrong with it; `problems` lists both."""
+    found = [*unsupported, *problems]
+    shown = found[:MAX_PROBLEMS]
+    if len(found) > MAX_PROBLEMS:
+        shown.append(f"... and {len(found) - MAX_PROBLEMS} more.")
+    kind = UnknownMethod if unsupported else InvalidManifest
+    return kind(
+        f"The PEFT adapter cannot be taken: {found[0].rstrip('.')}{more_problems(len(found))}.",
+        param="method" if unsupported else "peft_config",
+        problems=shown,
+    )
+
+
+def unsupported_fields(peft: Mapping[str, Any], *, refused: Mapping[str, str], known: Collection[str]) -> list[str]:
+    """One sentence for every field of a PEFT configuration that asks for something, and is `refused` or not `known`."""
+    asking = [field for field in peft if not _empty(peft[field])]
+    found = [f"{field} is not supported: it means {refused[field]}." for field in refused if field in asking]
+    return found + [
+        f"Field {field[:60]!r} is not known here, and {str(peft[field])[:40]!r} may matter."
+        for field in sorted(asking)
+        if field not in known and field not in refused
+    ]
+
+
+def _empty(value: object) -> bool:
+    return value is None or value is False or (isinstance(value, str | list | dict | tuple) and not value)

@@ -145,7 +145,7 @@ class Manifest(Frozen):
     """
     config: AdapterConfig | None = None
     peft_config: dict[str, Any] | None = None
-    """PEFT's `adapter_config.json` of a LoRA as it is."""
+    """PEFT's `adapter_config.json` of a LoRA or a prefix as it is."""
     files: dict[str, FileSource]
     sample: SampleSource | None = None
     card: Card = Card()

@@ -169,7 +169,7 @@ class TestRefusals:
         edit_config(folder, config={"method": "bottleneck", "structure": "odd", "bottleneck": 1, "activation": "relu"})
         with pytest.raises(UnknownMethod, match="structure"):
             read_folder(folder)
-        edit_config(folder, config={"method": "prefix"})
+        edit_config(folder, config={"method": "ia3"})
         with pytest.raises(UnknownMethod, match="'bottleneck', 'lora'"):
             read_folder(folder)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Collection
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from registry.folder import patterns
 from registry.folder.patterns import Pattern, UnreadPatternError
 from registry.folder.peft import lora_config
 from registry.folder.peft_writing import peft_config
-from registry.spec import LoraConfig, LoraModule
+from registry.spec import BaseKind, BaseShape, LoraConfig, LoraModule
 
 LAYER = "model.layers.{}.self_attn.{}"
 PATHS = [LAYER.format(i, x) for i in (0, 1, 10) for x in ("q_proj", "v_proj")]
@@ -29,6 +30,13 @@ def tensors(ranks: dict[str, int], *, sizes: tuple[int, int] = (8, 12)) -> dict[
         found[f"base_model.model.{path}.lora_A.weight"] = (rank, sizes[0])
         found[f"base_model.model.{path}.lora_B.weight"] = (sizes[1], rank)
     return found
+
+
+def base(linears: Collection[str], *, model_type: str = "llama", kind: BaseKind = "causal") -> BaseShape:
+    return BaseShape(
+        fingerprint="sha256:" + "0" * 64, model_type=model_type, hidden_size=8, num_layers=12, context=64,
+        vocab_size=10, linears=dict.fromkeys(linears, (8, 12)), kind=kind,
+    )  # fmt: skip
 
 
 def said(**fields: Any) -> dict[str, Any]:
@@ -300,7 +308,7 @@ class TestWriting:
         config = LoraConfig.of(modules, rslora=rslora)
         extra = data.draw(st.lists(st.sampled_from(["a.layers.0.a", "b.layers.3.b", "lm_head"]), max_size=3))
         linears = data.draw(st.sampled_from([[], [*modules, *extra]]))
-        written = peft_config(config, linears=linears, base_name="acme/base")
+        written = peft_config(config, shape=base(linears), base_name="acme/base")
         assert lora_config(written, tensors({p: m.rank for p, m in modules.items()})) == config
         named = written["target_modules"]
         targeted = {p for p in linears if any(p == n or p.endswith(f".{n}") for n in named)}
@@ -308,11 +316,11 @@ class TestWriting:
 
     def test_it_is_short_where_the_base_is_known(self) -> None:
         config = LoraConfig.of({path: LoraModule(8 if "v_proj" in path else 4, 16.0) for path in PATHS})
-        written = peft_config(config, linears=[*PATHS, "lm_head"], model_type="llama")
+        written = peft_config(config, shape=base([*PATHS, "lm_head"]))
         assert written["target_modules"] == ["q_proj", "v_proj"]
         assert (written["r"], written["rank_pattern"], written["lora_alpha"]) == (4, {"v_proj": 8}, 16)
         assert not written["fan_in_fan_out"]
-        assert peft_config(config, linears=[*PATHS, LAYER.format(2, "q_proj")])["target_modules"] == [
+        assert peft_config(config, shape=base([*PATHS, LAYER.format(2, "q_proj")]))["target_modules"] == [
             *sorted(path for path in PATHS if "q_proj" in path), "v_proj",
         ]  # fmt: skip
 
@@ -322,4 +330,10 @@ class TestWriting:
 
     def test_fan_in_fan_out_where_modules_are_conv1d(self) -> None:
         config = LoraConfig.of({"transformer.h.0.attn.c_attn": LoraModule(2, 4)})
-        assert peft_config(config, model_type="gpt2")["fan_in_fan_out"]
+        assert peft_config(config, shape=base([], model_type="gpt2"))["fan_in_fan_out"]
+
+    def test_of_an_encoder_it_is_for_its_features(self) -> None:
+        config = LoraConfig.of({"encoder.layer.0.attention.self.query": LoraModule(2, 4)})
+        written = peft_config(config, shape=base([], model_type="bert", kind="encoder"))
+        assert written["task_type"] == "FEATURE_EXTRACTION"
+        assert lora_config(written, tensors({"encoder.layer.0.attention.self.query": 2})) == config
