@@ -16,7 +16,7 @@ from registry.catalogue.database import Catalogue, Database
 from registry.catalogue.rows import AdapterRow, NewAdapter
 from registry.encoders.contract import Encoder
 from registry.errors import Incompatible, Internal, InvalidManifest
-from registry.folder.peft import lora_config
+from registry.folder.peft import adapter_config
 from registry.intake import (
     BlobReader,
     Caller,
@@ -109,7 +109,7 @@ def _config(manifest: Manifest, weights: bytes, limits: Limits) -> AdapterConfig
     if manifest.peft_config is None:
         raise Internal("a manifest without a configuration was accepted")
     header = parse(weights, max_bytes=limits.weights_bytes)
-    return lora_config(manifest.peft_config, {name: entry.shape for name, entry in header.entries.items()})
+    return adapter_config(manifest.peft_config, {name: entry.shape for name, entry in header.entries.items()})
 
 
 def find_base(
