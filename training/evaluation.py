@@ -14,8 +14,8 @@ from registry.adapters.weights import load_tensors
 from registry.base_model import LoadedBase
 from registry.errors import Incompatible, InvalidParameter
 from registry.folder import AdapterFolder
-from registry.spec import head_of
-from training.task import Task, prefix_length
+from registry.spec import head_of, prefix_length
+from training.task import Task
 from training.tasks import LANGUAGE_MODELLING, TASKS
 
 

@@ -29,6 +29,7 @@ from registry.spec import (
     HeadConfig,
     PrefixConfig,
     UnionConfig,
+    prefix_length,
 )
 from training.checkpoint import Saving
 from training.loop import Progress
@@ -44,7 +45,7 @@ from training.spec import (
     TrainingSpec,
 )
 from training.targets import lora_for
-from training.task import Task, prefix_length, with_head
+from training.task import Task, with_head
 from training.tasks import TASKS
 from training.texts import draw, json_lines, read_lines
 from training.trainer import Trained, inputs_of, train_adapter
@@ -144,7 +145,7 @@ def _plain(
     """What is asked for, before it is widened, multiplied or given a head."""
     match request:
         case BottleneckRequest():
-            return _bottleneck(request)
+            return _bottleneck(request, shape)
         case LoraRequest():
             alpha = 2.0 * request.rank if request.alpha is None else request.alpha
             return lora_for(shape, rank=request.rank, alpha=alpha, targets=request.targets)
@@ -161,9 +162,11 @@ def _plain(
             return _fusion(members)
 
 
-def _bottleneck(request: BottleneckRequest) -> BottleneckConfig:
-    """The structure with its paper's values where nothing else is asked for."""
+def _bottleneck(request: BottleneckRequest, shape: BaseShape) -> BottleneckConfig:
+    """The structure with its paper's values where nothing else is asked for; on BERT Pfeiffer's reads the residual."""
     paper = paper_config(request.structure, bottleneck=request.bottleneck)
+    if request.structure == "pfeiffer" and shape.kind == "encoder":
+        paper = paper.model_copy(update={"input": "residual"})
     asked = request.model_dump(include={"activation", "scale", "input", "trained_norms"}, exclude_none=True)
     if request.structure != "houlsby" and request.trained_norms:
         del asked["trained_norms"]

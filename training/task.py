@@ -18,7 +18,7 @@ from torch import Tensor
 from registry.adapters import AdapterModule, attached
 from registry.base_model import LoadedBase
 from registry.errors import Incompatible
-from registry.spec import AdapterConfig, BankConfig, FusionConfig, HeadConfig, PrefixConfig, UnionConfig
+from registry.spec import AdapterConfig, BankConfig, FusionConfig, HeadConfig, UnionConfig
 from training.texts import MIN_TEXTS
 
 
@@ -157,9 +157,3 @@ def with_head(config: AdapterConfig, head: HeadConfig | None) -> AdapterConfig:
             param="config",
         )
     return UnionConfig.model_validate({"members": [*members, head]})
-
-
-def prefix_length(config: AdapterConfig) -> int:
-    """How many positions of the context an adapter takes."""
-    members = config.members if isinstance(config, UnionConfig) else (config,)
-    return sum(member.length for member in members if isinstance(member, PrefixConfig))

@@ -21,7 +21,7 @@ from registry.base_model import BaseText, LoadedBase
 from registry.errors import Incompatible, InvalidParameter
 from registry.folder import AdapterFolder, write_folder
 from registry.names import digest_of
-from registry.spec import AdapterConfig, BankConfig, LoraConfig, Provenance, head_of
+from registry.spec import AdapterConfig, BankConfig, LoraConfig, Provenance, head_of, prefix_length
 from training.adamix import consistent_loss
 from training.checkpoint import Checkpoint, Saving
 from training.loop import MeanNll, Outcome, Progress, optimise
@@ -29,7 +29,7 @@ from training.options import Consistency, PruningOptions
 from training.pruning import prune
 from training.recipe import TrainingRecipe
 from training.run import Limit
-from training.task import Examples, Task, prefix_length
+from training.task import Examples, Task
 from training.tasks import LANGUAGE_MODELLING
 from training.texts import MIN_VALID_TEXTS
 
