@@ -15,7 +15,7 @@ from registry.adapters import attached, create, from_tensors, paper_config
 from registry.adapters.masks import dense, is_mask, mask_of, mask_problems, projections, unpack, values
 from registry.adapters.weights import check_weights, init_hash, save_tensors
 from registry.errors import Cancelled, InvalidParameter
-from registry.spec import HeadConfig, PrefixConfig, UnionConfig
+from registry.spec import FusionConfig, HeadConfig, PrefixConfig, UnionConfig
 from tests.training.conftest import TEXTS, VALID
 from training.checkpoint import Saving
 from training.options import PruningOptions
@@ -254,6 +254,18 @@ def test_mam_is_pruned_in_its_bottleneck(base):
     assert mask_problems(adapter.config, tensors) == []
     again = from_tensors(adapter.config, base.shape, tensors)
     assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in tensors.items())
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_a_fusion_is_pruned_in_its_attention(base, score):
+    config = FusionConfig(member=paper_config("pfeiffer", bottleneck=3), members=2)
+    adapter = pruned_one(base, config, init="linear", score=score)
+    tensors = tensors_of(adapter)
+    assert mask_problems(adapter.config, tensors) == []
+    assert {name.split(".")[-2] for name in tensors if is_mask(name)} == {"query", "key", "value"}
+    fresh = adapter_of(base, config, "linear").state_dict()
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in fresh.items() if ".member" in name)
+    check_weights(save_tensors(tensors), adapter.config, base.shape, max_bytes=10**7)
 
 
 # --- zero for good --------------------------------------------------------------------------------
