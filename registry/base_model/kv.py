@@ -36,7 +36,9 @@ def kv_of(model: Any, layers: int) -> tuple[int, int] | None:
 @torch.no_grad()
 def _sizes(model: Any, layers: int) -> tuple[int, int] | None:
     cache = DynamicCache()
-    model.eval()(input_ids=torch.zeros((1, 1), dtype=torch.long, device="meta"), past_key_values=cache, use_cache=True)
+    ids = torch.zeros((1, 1), dtype=torch.long, device="meta")
+    embedded = model.get_input_embeddings()(ids)  # among ids some families look for padding, and these have no values
+    model.eval()(inputs_embeds=embedded, past_key_values=cache, use_cache=True)
     sizes = {tuple(state.shape) for layer in cache.layers for state in _states(layer)}
     if len(cache.layers) != layers or len(sizes) != 1:
         return None

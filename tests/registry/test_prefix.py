@@ -78,6 +78,12 @@ def test_every_family_is_here_and_its_keys_and_values_are_seen(base):
     assert base.shape.kv == KV[base.shape.model_type]
 
 
+@pytest.mark.parametrize("family", ["gpt2", "qwen2"])
+def test_a_base_with_a_padding_token_takes_one_too(tmp_path, family):
+    path = build_tiny_base(tmp_path, model_type=family, pad_token_id=0)
+    assert load_base(BaseEntry(id="tiny", source=str(path))).shape.kv == KV[family]
+
+
 @torch.inference_mode()
 def test_logits_are_pefts(base):
     adapter, peft = prefix_of(base), in_peft(base)
