@@ -8,21 +8,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal, InvalidOperation
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
-    SerializerFunctionWrapHandler,
     WithJsonSchema,
-    model_serializer,
     model_validator,
 )
 
 from registry.names import Digest, digest_of
 from registry.spec.adapter import SampleReport, SampleSource
-from registry.spec.config import MaskRule, without_none
+from registry.spec.config import MaskRule
 from registry.spec.frozen import Frozen
 from registry.spec.score import Verification
 from registry.spec.selection import PoolRequest, Selection, SelectOptions, SelectorSpec
@@ -66,6 +64,11 @@ Scale = Annotated[
 ]
 
 
+def _not_set(value: object) -> bool:
+    """A field that came later is in a recipe only where it is set, so that digests stay what they were."""
+    return value is None
+
+
 class AverageMixing(Frozen):
     """sum w_i theta_i; `scale` multiplies the up-projections (U and b_U); see METHODS section 5.
 
@@ -76,12 +79,7 @@ class AverageMixing(Frozen):
     method: Literal["average"] = "average"
     scale: Scale = "1"
     assume_same_init: bool = False
-    masks: MaskRule | None = None
-
-    @model_serializer(mode="wrap")
-    def _as_before(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A field that came later is in a recipe only where it is set, so that digests stay what they were."""
-        return without_none(dump(self), "masks")
+    masks: MaskRule | None = Field(default=None, exclude_if=_not_set)
 
 
 class ConcatMixing(Frozen):
