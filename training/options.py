@@ -21,7 +21,8 @@ class PruningOptions(Frozen):
     """How an adapter is pruned before its training (METHODS section 4).
 
     `sparsity` is the share of the projections' entries that is pruned, ranked over all of them or within each layer;
-    scores that need a gradient take it on `batches` batches of the training data. `seed` draws random scores.
+    scores that need a gradient take it on `batches` batches of the training data. `seed` draws random scores,
+    and those batches.
     """
 
     score: PruningScore = "snip"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
 from pydantic import BaseModel, ValidationError
@@ -18,7 +18,17 @@ from registry.errors import InvalidParameter
 from registry.spec import PruningScore
 from training.options import Consistency
 from training.recipe import Schedule, TrainingDtype, TrainingRecipe
-from training.spec import BLOCK, SPARSITY, AdamixRequest, Init, PruningRequest, Structure, TaskKey, TrainingSpec
+from training.spec import (
+    BLOCK,
+    METHODS,
+    SPARSITY,
+    AdamixRequest,
+    Init,
+    PruningRequest,
+    Structure,
+    TaskKey,
+    TrainingSpec,
+)
 
 
 class Asks(NamedTuple):
@@ -96,7 +106,9 @@ ASKED: dict[str, Asks] = {
         ("pruning", "scope"), Literal["global", "layer"], "--scope",
         "Entries ranked over all projections, or within each layer; by default global.",
     ),
-    "pruning_seed": Asks(("pruning", "seed"), int, "--pruning-seed", "Of random scores; by default 0.", 0),
+    "pruning_seed": Asks(
+        ("pruning", "seed"), int, "--pruning-seed", "Draws random scores, or the batches of others; by default 0.", 0
+    ),
     "pruning_batches": Asks(
         ("pruning", "batches"), int, "--pruning-batches",
         f"Batches that scores take their gradient on; by default {_default(PruningRequest, 'batches')}.", 1,
@@ -212,9 +224,6 @@ def _refused(error: ValidationError, method: str) -> Exception:
     name = _flag(found[0]["loc"])
     said = str(found[0]["msg"]).removeprefix("Value error, ")
     return InvalidParameter(f"{name}: {said}." if name else f"{said[:1].upper()}{said[1:]}.", param=name or None)
-
-
-METHODS = frozenset(get_args(ASKED["method"].kind))
 
 
 def _flag(loc: tuple[int | str, ...]) -> str:
