@@ -96,12 +96,13 @@ def test_the_merge_is_an_adapter_of_the_banks_domain_with_its_sample(world):
     assert row.sample == bank.sample
 
 
-def test_it_is_found_for_its_domain_without_any_option_for_soups(world):
+def test_it_is_found_for_its_domain_and_the_bank_never(world):
+    """Also not where the bank is the newer of the two."""
     world.ready("acme/code", seed=1)
     merged = merge(world, name="acme/merged")
-    soup = world.cook(
-        sample={"texts": passages("law", 30, seed=9)}, selector={"kind": "cosine"}, options={"single": True}
-    )
+    world.ready("acme/bank", seed=4, config=BANK, domain="law", text="law")
+    sample = {"texts": passages("law", 30, seed=9)}
+    soup = world.cook(sample=sample, selector={"kind": "cosine"}, options={"single": True})
     assert soup.model == "acme/merged@1"
     assert soup.digest == merged.digest
 
