@@ -28,6 +28,8 @@ class Data(Frozen):
     """The texts of a domain that a size of the experiment draws: how many of each part, and the digest of them all."""
 
     domain: str
+    tenth: bool
+    """Whether a tenth of the size's training texts."""
     texts: int
     valid_texts: int
     test_texts: int

@@ -4,14 +4,15 @@ Called by `lm_adapters`. One stage needs what an earlier one found: learning rat
 a seed that no variant has, one for each family of variants; then every variant is trained at its family's rate and
 scored on test text; fusions come last, since they are over adapters of the stage before (`STAGES`).
 
-A step is 4 blocks of 128 tokens, a cell 64 steps or 32,768 tokens. What that comes to on base-lm (4 layers), at
+A step is 4 blocks of 128 tokens, a cell 60 steps or 30,720 tokens. What that comes to on base-lm (4 layers), at
 4,000 training and 10,000 scoring tokens a second for two processes in all:
 
-    cells                                     cells  trained  scored   minutes
-    rates: 9 families x 3 x 2 domains            54    1.97M   0.71M       9.4
-    variants and base, 3 seeds x 2 domains      194    7.26M   7.49M      42.7
-    fusions and what they are over               14    0.46M   0.53M       2.8
-    all                                         262    9.69M   8.73M      54.9
+    stage                              cells   trained    scored   minutes
+    learning rates, 8 families x 3        48     1.66M     0.52M       7.8
+    variants and the base model          208     7.40M     9.06M      45.9
+    the fusions' learning rate             6     0.18M     0.06M       0.9
+    fusions                               12     0.38M     0.43M       2.3
+    all                                  274     9.62M    10.07M      56.9
 
 `--plan` prints the list cell by cell and `tests/test_lm_plan.py` holds the sum below 60 minutes.
 """
@@ -19,10 +20,11 @@ A step is 4 blocks of 128 tokens, a cell 64 steps or 32,768 tokens. What that co
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from benchmarks.lm.cells import Cell, Data
+from benchmarks.lm.papers import scale_name
 from registry.adapters import paper_config
 from registry.names import Digest
 from registry.spec import BankConfig, BaseShape, BottleneckConfig, Frozen, FusionConfig, PrefixConfig, UnionConfig
@@ -136,8 +138,7 @@ def _houlsby(size: Size) -> Iterator[Variant]:
         yield Variant(name, "houlsby", family, label, {**fields, "measures": ("test",)})
     for scale in size.scales:
         fields = _adapter(paper_config("houlsby", bottleneck=largest), std=scale)
-        name = f"init_{scale:g}".replace("-", "m").replace(".", "p")
-        yield Variant(name, "houlsby", "houlsby", f"Houlsby, m = {largest}, start {scale:g}", fields)
+        yield Variant(scale_name(scale), "houlsby", "houlsby", f"Houlsby, m = {largest}, start {scale:g}", fields)
 
 
 def _adamix() -> Iterator[Variant]:
@@ -229,7 +230,8 @@ def base_cells(given: Given) -> list[Cell]:
 
 def rate_cells(given: Given, families: Iterable[str], members: Members | None = None) -> list[Cell]:
     """The candidates of some families in every domain; nothing but validation text is scored."""
-    named = {variant.name: variant for variant in [*variants(given.size, given.shape), *fusions()]}
+    known = [*variants(given.size, given.shape), *fusions()]
+    named = {variant.name: replace(variant, curve=False) for variant in known}
     nothing: dict[str, Any] = {"measures": (), "keeps": False}
     return [
         cell(
@@ -328,9 +330,9 @@ def every_cell(given: Given) -> dict[str, list[Cell]]:
     trained = variant_cells(given, rates)
     members = members_among(trained, given.size)
     return {
-        "rates": [*base_cells(given), *rate_cells(given, plain)],
-        "variants": trained,
-        "fusion's rate": rate_cells(given, ["fusion"], members),
+        "rates": rate_cells(given, plain),
+        "variants": [*base_cells(given), *trained],
+        "the fusions' rate": rate_cells(given, ["fusion"], members),
         "fusions": fusion_cells(given, rates["fusion"], members),
     }
 
@@ -339,7 +341,7 @@ def example_data(size: Size, digest: Digest) -> dict[tuple[str, bool], Data]:
     """Texts that are not there, to plan with."""
     return {
         (domain, tenth): Data(
-            domain=domain, texts=size.texts // (10 if tenth else 1), valid_texts=size.valid_texts,
+            domain=domain, tenth=tenth, texts=size.texts // (10 if tenth else 1), valid_texts=size.valid_texts,
             test_texts=size.test_texts, digest=digest,
         )
         for domain in (*size.domains, *size.others)

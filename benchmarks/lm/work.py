@@ -56,16 +56,16 @@ def texts_of(corpora: Path, domain: str, size: Size, *, tenth: bool = False) -> 
     parts = {part: read_texts(corpora / domain / f"{part}.jsonl.gz") for part in ("train", "valid", "test")}
     train = draw(parts["train"], size.texts, seed=DRAW_SEED)
     return Texts(
-        draw(train, size.texts // 10, seed=DRAW_SEED) if tenth else train,
+        draw(train, len(train) // 10, seed=DRAW_SEED) if tenth else train,
         draw(parts["valid"], size.valid_texts, seed=DRAW_SEED),
         draw(parts["test"], size.test_texts, seed=DRAW_SEED),
     )
 
 
-def data_of(domain: str, texts: Texts) -> Data:
+def data_of(domain: str, texts: Texts, *, tenth: bool = False) -> Data:
     """What cells say of these passages."""
     return Data(
-        domain=domain, texts=len(texts.train), valid_texts=len(texts.valid), test_texts=len(texts.test),
+        domain=domain, tenth=tenth, texts=len(texts.train), valid_texts=len(texts.valid), test_texts=len(texts.test),
         digest=texts.digest,
     )  # fmt: skip
 

@@ -1,0 +1,116 @@
+"""The claims of Houlsby et al., AdaMix and SparseAdapter, measured where differences can be decided: perplexity.
+
+`python -m benchmarks.lm_adapters --base DIR --data DIR` trains every variant of the three papers on two domains with
+three seeds (`benchmarks.lm.plan` has the list, and what it costs), scores test text, and gives a verdict for each claim
+(`benchmarks.claims`). Learning rates and best states are chosen on validation text. Results of cells are kept in
+`--folder`: the same call goes on where one was stopped. `--long` is a larger grid, `--plan` prints what would be run.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.lm import findings, plan, runner
+from benchmarks.lm.cells import Cell
+from benchmarks.lm.plan import Given, Size
+from benchmarks.lm.runner import Place
+from benchmarks.report import Result, best_dtype, options, table
+from registry.base_model import shape_of
+from registry.errors import SoupError
+
+FOLDER = Path(".reproduce") / "lm"
+
+
+@dataclass
+class Experiment:
+    """All stages, one after another; `cells` and `records` are what has been run so far."""
+
+    place: Place
+    given: Given
+    parallel: int
+    cells: list[Cell] = field(default_factory=list)
+    records: dict[str, Any] = field(default_factory=dict)
+
+    def stage(self, what: str, cells: Sequence[Cell]) -> Sequence[Cell]:
+        """Run what is not there yet of some cells."""
+        self.records |= runner.run_all(self.place, cells, parallel=self.parallel, what=what)
+        self.cells += cells
+        return cells
+
+    def run(self) -> Result:
+        """Everything."""
+        given, size = self.given, self.given.size
+        families = [family for family in plan.RATES if family != "fusion"]
+        rates = self._rates(plan.rate_cells(given, families))
+        chosen = {family: findings.best_rate(losses) for family, losses in rates.items()}
+        trained = self.stage("variants", [*plan.base_cells(given), *plan.variant_cells(given, chosen)])
+        members = plan.members_among(trained, size)
+        rates |= self._rates(plan.rate_cells(given, ["fusion"], members))
+        self.stage("fusions", plan.fusion_cells(given, findings.best_rate(rates["fusion"]), members))
+        variants = [*plan.variants(size, given.shape), *plan.fusions()]
+        run = findings.Run(size, given.shape.num_layers, variants, self.cells, self.records)
+        return findings.result_of(run, rates)
+
+    def _rates(self, cells: Sequence[Cell]) -> dict[str, dict[float, float]]:
+        return findings.chosen_rates(self.stage("learning rates", cells), self.records)
+
+
+def show(given: Given) -> str:
+    """The list of cells by variant, with tokens and minutes at the speed that the plan is made for."""
+    rows: list[Mapping[str, Any]] = []
+    total = 0.0
+    for stage, cells in plan.every_cell(given).items():
+        names = list(dict.fromkeys(cell.variant for cell in cells))
+        for name in names:
+            cost = plan.cost([cell for cell in cells if cell.variant == name], layers=given.shape.num_layers)
+            total += cost.seconds
+            rows.append(
+                {
+                    "stage": stage, "cells of": name, "cells": cost.cells, "training tokens": cost.training,
+                    "scoring tokens": cost.scoring, "minutes": cost.seconds / 60,
+                }
+            )  # fmt: skip
+    return f"{table(rows)}\n\n{total / 60:.1f} minutes at {plan.TRAINING_PER_S:,} training and " + (
+        f"{plan.SCORING_PER_S:,} scoring tokens a second"
+    )
+
+
+def main(arguments: Sequence[str] | None = None, *, size: Size | None = None) -> int:
+    """Run or plan; gives the exit code. `size` is for tests."""
+    parser = options(__doc__)
+    parser.add_argument("--base", type=Path, required=True, help="folder of the base model")
+    parser.add_argument(
+        "--data", type=Path, required=True, help="folder with train/<domain>/{train,valid,test}.jsonl.gz"
+    )
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where results of cells are kept")
+    parser.add_argument("--parallel", type=int, default=2, help="cells at once, each with one thread")
+    parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="of training")
+    parser.add_argument("--long", action="store_true", help="more seeds, steps, passages, sizes and scales")
+    parser.add_argument("--plan", action="store_true", help="print the cells and what they cost, and run nothing")
+    asked = parser.parse_args(arguments)
+    chosen = size or (plan.LONG if asked.long else plan.NORMAL)
+    try:
+        place = Place(asked.base, asked.data / "train", asked.folder, chosen)
+        shape = shape_of(runner.entry(place))
+        dtype = best_dtype() if asked.dtype == "auto" else asked.dtype
+        if asked.plan:
+            data = plan.example_data(chosen, shape.fingerprint)
+            print(show(Given(chosen, shape, data, dtype)))
+            return 0
+        given = Given(chosen, shape, runner.all_data(place), dtype)
+        Experiment(place, given, asked.parallel).run().finish(asked.out)
+    except SoupError as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("stopped; what is done is kept, the same call goes on from there.", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
