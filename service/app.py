@@ -32,6 +32,7 @@ from service.routes import (
     selectors,
     soups,
     tokens,
+    trainings,
 )
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ ROUTERS = (
     adapters.router,
     selectors.router,
     soups.router,
+    trainings.router,
     perplexity.router,
     completions.router,
     chat.router,

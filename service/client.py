@@ -43,6 +43,7 @@ from registry.spec import (
 )
 from service.connection import Connection, Json, read_chunks
 from service.samples import as_blob
+from service.training_schemas import TrainingRequest
 
 INLINE_BYTES = 1024 * 1024
 MAX_FITS = 5
@@ -205,6 +206,14 @@ class SoupClient:
         body = {**request.model_dump(mode="json", exclude_none=True), "wait": 0}
         answer = self._http.json("POST", "/v1/soups", json=body)
         return answer if answer["object"] != "job" or not wait else self._result(answer, progress)
+
+    def train(self, request: TrainingRequest, *, wait: bool = True, progress: Progress | None = None) -> Json:
+        """Train an adapter on uploaded data: what the job gave (`adapter`, its name and version, and `digest`).
+
+        A Job where `wait` is False. The same request again gives the same, and goes on where one was stopped.
+        """
+        job = self._http.json("POST", "/v1/trainings", json=request.model_dump(mode="json", exclude_none=True))
+        return self._result(job, progress) if wait else job
 
     def _result(self, job: Json, progress: Progress | None) -> Json:
         """What a job came to, once it has succeeded."""

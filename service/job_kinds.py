@@ -1,4 +1,4 @@
-"""What each kind of job does: embed a pushed sample, fit a pool, cook a soup. `service/jobs.py` runs them.
+"""What each kind of job does: embed a pushed sample, fit a pool, cook a soup, train. `service/jobs.py` runs them.
 
 Arguments are ids and small parameters; texts wait in a blob of their own that is deleted when the job ends, so that
 no sample of a novel domain outlives its request.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import TypeAdapter
 
@@ -18,19 +18,31 @@ from registry.catalogue.rows import JobRow, Scope, SelectorRow
 from registry.cook import Candidate, Kitchen, cook
 from registry.errors import Unavailable
 from registry.intake import Caller
+from registry.names import split_name
 from registry.plan import by_hand
 from registry.pools import enqueue_refits, pool_base
 from registry.push import embed
 from registry.select import encoder_for
-from registry.spec import CookRequest, PassageScore, PoolSpec, SelectorSpec
+from registry.spec import (
+    CookRequest,
+    HandRecipe,
+    MergeMixing,
+    PassageScore,
+    PoolSpec,
+    SelectorSpec,
+    WeightedRef,
+)
 from service.engine import AdapterHandle
 from service.limits import intake_limits
+from service.training_job import Training, train
+from service.training_schemas import TrainingRequest
 
 if TYPE_CHECKING:
     from service.fitting import FitProcess
     from service.runtime import Runtime
 
 Progress = Callable[[int, int, str], None]
+Lane = Literal["quick", "training"]
 SPEC: TypeAdapter[SelectorSpec] = TypeAdapter(SelectorSpec)
 
 
@@ -50,12 +62,14 @@ class JobKind:
 
     `run` does it; `ended_without` is told, in the transaction that ends it, that there will be no result; `clean`
     removes what only the job needed, and may be called again; `reach` is the namespaces it works on (None: all).
+    Jobs of one `lane` keep only each other waiting: a training takes hours.
     """
 
     run: Callable[[JobContext], dict[str, Any]]
     ended_without: Callable[[Catalogue, JobRow], None]
     clean: Callable[[Runtime, JobRow], None]
     reach: Callable[[JobRow], Scope]
+    lane: Lane = "quick"
 
 
 def _nothing(where: object, row: JobRow) -> None:
@@ -134,6 +148,28 @@ def _kitchen(context: JobContext, base_id: str) -> Kitchen:
     )
 
 
+def _train(context: JobContext) -> dict[str, Any]:
+    arguments = context.row.arguments
+    request = TrainingRequest.model_validate(arguments["request"])
+    training = Training(context.runtime, request, arguments, context.row.created_by, context.progress)
+    pushed = train(training)
+    found: dict[str, Any] = {
+        "adapter": pushed.row.ref, "digest": pushed.row.digest, "created": pushed.created,
+        "warnings": list(pushed.warnings),
+    }  # fmt: skip
+    if request.spec.adamix is None:
+        return found
+    merge = CookRequest(
+        recipe=HandRecipe(ingredients=(WeightedRef(ref=pushed.row.ref),)), mixing=MergeMixing(), name=request.name,
+        verify=False,
+    )  # fmt: skip
+    cooked = cook(
+        merge, kitchen=_kitchen(context, request.base_model), caller=training.caller,
+        namespace=split_name(request.name)[0], progress=context.progress,
+    )  # fmt: skip
+    return {**found, "bank": found["adapter"], "adapter": cooked.model, "digest": cooked.digest}
+
+
 def _handle(candidate: Candidate) -> AdapterHandle:
     return AdapterHandle(candidate.digest, candidate.config, candidate.load, candidate.size_bytes)
 
@@ -149,5 +185,6 @@ def _namespaces(found: Sequence[str] | None) -> Scope:
 KINDS: dict[str, JobKind] = {
     "embed": JobKind(_embed, _not_embedded, _nothing, lambda row: (row.namespace,)),
     "fit": JobKind(_fit, _nothing, _nothing, lambda row: _namespaces(row.arguments["pool"]["namespaces"])),
+    "train": JobKind(_train, _nothing, _nothing, lambda row: _namespaces(row.arguments["reach"]), lane="training"),
     "cook": JobKind(_cook, _nothing, _clean_cook, lambda row: _namespaces(row.arguments["scope"])),
 }

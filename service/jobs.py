@@ -15,13 +15,15 @@ import uuid
 from collections import defaultdict
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from registry.catalogue.jobs import Jobs
 from registry.catalogue.rows import JobRow
 from registry.errors import Busy, Cancelled, Internal, SoupError, Unavailable, as_dict, rebuild
 from service.fitting import FitProcess
-from service.job_kinds import KINDS, JobContext
+from service.job_kinds import KINDS, JobContext, Lane
+from service.training_job import sweep
 
 if TYPE_CHECKING:
     from service.runtime import Runtime
@@ -42,7 +44,7 @@ class Interrupted(SoupError):
 
 
 class JobRunner:
-    """Threads that run jobs one at a time each; `settings.job_workers` of them."""
+    """Threads that run jobs one at a time each: `settings.job_workers` for what is quick, others for trainings."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -61,10 +63,12 @@ class JobRunner:
         self.fitting = FitProcess(self._database, self._settings.database, self._settings.blobs_dir)
 
     def start(self) -> None:
-        """Put back what a dead process left running, then start the workers and the heartbeat."""
+        """Put back what a dead process left running, drop what nobody went on with, start workers and heartbeat."""
         with self._database.write() as catalogue:
             catalogue.jobs.requeue_expired(_now() + timedelta(days=3650) if self._runtime.sole_owner else _now())
-        loops = [self._work] * self._settings.job_workers + [self._beat]
+        sweep(self._settings.trainings_dir, older_than=self._settings.keep_training_seconds)
+        quick, training = self._settings.job_workers, self._settings.training_workers
+        loops = [partial(self._work, "quick")] * quick + [partial(self._work, "training")] * training + [self._beat]
         self._threads = [
             threading.Thread(target=loop, name=f"soup-jobs-{number}", daemon=True) for number, loop in enumerate(loops)
         ]
@@ -128,10 +132,10 @@ class JobRunner:
 
     # --- the worker threads ---------------------------------------------------------------------
 
-    def _work(self) -> None:
+    def _work(self, lane: Lane) -> None:
         while not self._stopping.is_set():
             rung = self._rung
-            row = self._claim()
+            row = self._claim(lane)
             if row is None:
                 with self._wake:
                     if self._rung == rung:
@@ -145,10 +149,11 @@ class JobRunner:
             except Exception:
                 log.exception("ending a job failed", extra={"fields": {"job": row.id, "kind": row.kind}})
 
-    def _claim(self) -> JobRow | None:
+    def _claim(self, lane: Lane) -> JobRow | None:
+        kinds = [name for name, kind in KINDS.items() if kind.lane == lane]
         try:
             with self._database.write() as catalogue:
-                row = catalogue.jobs.claim(self._name, list(KINDS), self._settings.job_lease_seconds, _now())
+                row = catalogue.jobs.claim(self._name, kinds, self._settings.job_lease_seconds, _now())
         except (Busy, Unavailable) as error:  # the queue is not lost with the connection to it
             if self._claimable:
                 log.warning("no job can be claimed: %s", error.message)

@@ -20,6 +20,7 @@ from starlette.exceptions import HTTPException
 from registry import errors
 from registry.errors import SoupError
 from registry.spec import UNION_MEMBERS
+from training.spec import METHODS
 
 STATUS: dict[type[SoupError], int] = {
     errors.Invalid: 400,
@@ -42,6 +43,9 @@ STATUS: dict[type[SoupError], int] = {
 
 MOST_LISTED = 50
 """Problems of one request that are named; how many there are in all is said."""
+
+MEMBERS = {**UNION_MEMBERS, "adapter": METHODS}
+"""Field of a request -> names that pydantic puts behind it in an error's place, and nobody sent."""
 
 INTERNAL_MESSAGE = "Something went wrong on the server; its log has the details under this request id."
 
@@ -160,7 +164,7 @@ def _field(loc: Sequence[Any]) -> str:
     parts = [str(part) for part in loc]
     if parts and parts[0] in {"body", "query", "path", "header"}:
         parts = parts[1:]
-    parts = [part for before, part in pairwise(["", *parts]) if part not in UNION_MEMBERS.get(before, ())]
+    parts = [part for before, part in pairwise(["", *parts]) if part not in MEMBERS.get(before, ())]
     return ".".join(part for part in parts if "[" not in part)[:200]
 
 

@@ -98,6 +98,21 @@ class Settings(BaseSettings):
     max_wait_seconds: float = Field(300.0, ge=0, description="The longest `wait` a request may ask for.")
     max_ingredients: int = Field(64, ge=1, description="Largest number of ingredients of a recipe.")
 
+    # --- trainings ----------------------------------------------------------------------------------
+    trainings: Path | None = Field(
+        None, description="Folder of what trainings save on the way; by default in the data folder."
+    )
+    training_workers: int = Field(
+        1, ge=0, le=64, description="Trainings at once, each a process; 0 leaves them queued."
+    )
+    training_queue: int = Field(100, ge=1, description="Trainings that wait or run; beyond it 429.")
+    max_training_bytes: int = Field(256 * MIB, ge=1, description="Largest blob of training data.")
+    max_training_steps: int = Field(100_000, ge=1, description="Largest number of updates of a training.")
+    max_training_tokens: int = Field(65_536, ge=1, description="Largest batch times block of a training.")
+    keep_training_seconds: float = Field(
+        14 * 86_400.0, ge=0, description="How long what a stopped training saved is kept, for the same to go on from."
+    )
+
     @field_validator("allowed_hosts", mode="before")
     @classmethod
     def _split_hosts(cls, value: object) -> object:
@@ -119,6 +134,11 @@ class Settings(BaseSettings):
     def cache(self) -> Path:
         """Folder of caches, safe to delete while the server is down."""
         return self.cache_dir or self.data / "cache"
+
+    @property
+    def trainings_dir(self) -> Path:
+        """Folder of what trainings save on the way."""
+        return self.trainings or self.data / "trainings"
 
     @property
     def admin_key_path(self) -> Path:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
 from registry.spec import Frozen, PruningScore
+from registry.spec.unions import member_names
 from training.options import Consistency, PruningOptions
 from training.recipe import TrainingRecipe
 from training.widening import sparsity_of
@@ -26,14 +27,14 @@ HEADED: frozenset[str] = frozenset({"classification", "question_answering"})
 
 
 class BottleneckRequest(Frozen):
-    """A bottleneck adapter; without `activation` and `scale` they are the structure's paper's."""
+    """A bottleneck adapter; what is left out of `activation`, `scale` and `input` is as in the structure's paper."""
 
     method: Literal["bottleneck"] = "bottleneck"
     structure: Structure = "bapna_firat"
     bottleneck: int = Field(default=64, ge=1, le=65536)
     activation: Literal["relu", "gelu", "swish"] | None = None
     scale: float | None = None
-    input: Literal["module", "residual"] = "module"
+    input: Literal["module", "residual"] | None = None
     trained_norms: bool = True
 
 
@@ -91,6 +92,10 @@ AdapterRequest = Annotated[
     ],
     BeforeValidator(_bottleneck_by_default),
 ]
+
+
+METHODS = member_names(AdapterRequest)
+"""The kinds of adapters there are requests for; pydantic puts such a name behind `adapter` in an error's place."""
 
 
 class AdamixRequest(Frozen):
@@ -164,7 +169,6 @@ class TrainingSpec(Frozen):
             self._init_problem(),
             "'adamix' makes experts of a bottleneck or a LoRA" if self.adamix and not expert else None,
             "'adamix' and 'pruning' exclude each other" if self.adamix and self.pruning else None,
-            f"'adamix' is not for task '{self.task}', which has a head" if self.adamix and self.headed else None,
             f"a fusion is not for task '{self.task}'" if method == "fusion" and self.headed else None,
             f"task '{self.task}' has no head to train alone" if method == "head" and not self.headed else None,
             f"a {method} has no projections to prune" if self.pruning and method in ("prefix", "head") else None,

@@ -135,6 +135,11 @@ class Jobs:
         query = select(jobs).where(jobs.c.kind == kind, jobs.c.state.in_(("queued", "running")))
         return [_row(row) for row in self._connection.execute(query.order_by(jobs.c.sequence)).mappings()]
 
+    def unended_like(self, dedupe_key: str) -> JobRow | None:
+        """The oldest job under this key that is queued or running."""
+        query = select(jobs).where(jobs.c.dedupe_key == dedupe_key, jobs.c.state.in_(("queued", "running")))
+        return self._one(query.order_by(jobs.c.sequence).limit(1))
+
     def get(self, scope: Scope, id: str) -> JobRow:
         """A job of a visible namespace; raises NotFound."""
         query = select(jobs).where(jobs.c.id == id)

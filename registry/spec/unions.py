@@ -15,7 +15,8 @@ from registry.spec.recipe import MixingRequest
 from registry.spec.selection import SelectorSpec
 
 
-def _names(union: Any) -> frozenset[str]:
+def member_names(union: Any) -> frozenset[str]:
+    """The names by which the members of a union (a type that says what tells them apart) are told apart."""
     members, about, *_ = get_args(union)
     return frozenset(
         name for member in get_args(members) for name in get_args(member.model_fields[about.discriminator].annotation)
@@ -23,6 +24,10 @@ def _names(union: Any) -> frozenset[str]:
 
 
 UNION_MEMBERS: Mapping[str, frozenset[str]] = MappingProxyType(
-    {"config": _names(AdapterConfig), "mixing": _names(MixingRequest), "selector": _names(SelectorSpec)}
+    {
+        "config": member_names(AdapterConfig),
+        "mixing": member_names(MixingRequest),
+        "selector": member_names(SelectorSpec),
+    }
 )
 """Field of a request -> names of the members its value may be."""

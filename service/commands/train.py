@@ -16,6 +16,7 @@ from service.commands import train_options as options
 from service.commands.output import as_json as print_json
 from service.commands.output import data, progress_bar, talk
 from service.commands.train_asked import Asked, asking
+from service.commands.train_submit import submit
 from service.commands.train_sweep import sweep, validation
 from training.work import Work
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 app.command("sweep")(sweep)
+app.command("submit")(submit)
 
 
 @app.callback(invoke_without_command=True)
@@ -73,6 +75,7 @@ def train(
       soup train --bases bases.toml --base small --texts a.jsonl.gz --valid b.jsonl.gz --out adapters/a --steps 500
       soup train --bases bases.toml --texts a.jsonl --valid b.jsonl --out lora/a --method lora --rank 16 --lr 3e-4
       soup train sweep texts/law texts/medicine --bases bases.toml --lr 1e-3,1e-4 --seed 1,2,3 --out adapters
+      soup train submit --texts law.jsonl --name team/law --base small --steps 500
       soup push adapters/law --name team/law --wait
     """
     if context.invoked_subcommand is not None:

@@ -1,0 +1,144 @@
+"""Asking for a training: refused at once where that can be seen, then queued as a job, one for like requests.
+
+Called by the route; `service.training_job` does what is queued.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from registry.adapters import expected_tensors
+from registry.catalogue import Catalogue
+from registry.catalogue.rows import AdapterRow, JobRow
+from registry.errors import Busy, Incompatible, InvalidParameter, NotFound, TooLarge
+from registry.names import check_part, digest_of, parse_ref, split_name
+from registry.spec import BottleneckConfig
+from service.training_schemas import TrainingRequest
+from training.making import config_of
+from training.spec import FusionRequest
+from training.work import BANK
+
+if TYPE_CHECKING:
+    from service.auth import Principal
+    from service.runtime import Runtime
+
+KIND = "train"
+
+
+def submit(request: TrainingRequest, who: Principal, *, runtime: Runtime, request_id: str) -> JobRow:
+    """Queue a training, or give the job that is at the same one already.
+
+    Raises what can be known before the data are read: Forbidden, InvalidName, NotFound (base model, blob, member),
+    InvalidParameter, Incompatible, TooLarge, and Busy where too many wait.
+    """
+    namespace, name = split_name(request.name)
+    who.check_write(namespace)
+    if request.spec.adamix is not None:
+        check_part(f"{name}{BANK}", "name of the bank")
+    members = _members(request, who, runtime)
+    _check_size(request, members, runtime)
+    for what, digest in (("texts", request.texts), ("valid", request.valid)):
+        if digest is not None:
+            _check_blob(digest, what, who, runtime)
+    pinned = _pinned(request, members)
+    shape = runtime.shape(request.base_model)
+    arguments = {
+        "request": pinned.model_dump(mode="json"),
+        "fingerprint": shape.fingerprint,
+        "key": _key(pinned, shape.fingerprint),
+        "reach": sorted({namespace, *(member.namespace for member in members)}),
+        "scope": None if who.namespaces is None else list(who.namespaces),
+        "request_id": request_id,
+    }
+    with runtime.database.write() as catalogue:
+        dedupe = f"{KIND}:{arguments['key']}"
+        known = catalogue.jobs.unended_like(dedupe)
+        if known is not None:
+            return known
+        _check_queue(catalogue, runtime)
+        return catalogue.jobs.enqueue(KIND, arguments, namespace=namespace, created_by=who.key_id, dedupe_key=dedupe)
+
+
+def _check_queue(catalogue: Catalogue, runtime: Runtime) -> None:
+    waiting = len(catalogue.jobs.unended(KIND))
+    if waiting >= runtime.settings.training_queue:
+        raise Busy(f"{waiting} trainings wait or run here already; try again when one has ended.", retry_after=60)
+
+
+def _members(request: TrainingRequest, who: Principal, runtime: Runtime) -> list[AdapterRow]:
+    """The adapters that a fusion is over, which the caller sees."""
+    adapter = request.spec.adapter
+    if not isinstance(adapter, FusionRequest):
+        return []
+    fingerprint = runtime.shape(request.base_model).fingerprint
+    with runtime.database.read() as catalogue:
+        rows = [catalogue.adapters.resolve(who.namespaces, parse_ref(ref)) for ref in adapter.members]
+    problems = [
+        f"{row.ref} is a {row.config.method} adapter: a fusion is over bottleneck adapters."
+        if not isinstance(row.config, BottleneckConfig)
+        else f"{row.ref} is of another base model."
+        for row in rows
+        if not isinstance(row.config, BottleneckConfig) or row.base_fingerprint != fingerprint
+    ]
+    if problems:
+        raise Incompatible(problems[0], param="spec.adapter.members", problems=problems)
+    return rows
+
+
+def _check_size(request: TrainingRequest, members: Sequence[AdapterRow], runtime: Runtime) -> None:
+    """Refuse what is no training on this base, and what is too large for this server."""
+    spec, settings, shape = request.spec, runtime.settings, runtime.shape(request.base_model)
+    numbers = spec.recipe.on(shape.context)
+    if numbers.steps > settings.max_training_steps:
+        raise TooLarge(
+            f"{numbers.steps} steps were asked for, and the limit is {settings.max_training_steps} "
+            "(SOUP_MAX_TRAINING_STEPS).",
+            param="spec.recipe.steps",
+        )
+    if numbers.batch * numbers.block > settings.max_training_tokens:
+        raise TooLarge(
+            f"A batch of {numbers.batch} blocks of {numbers.block} tokens is {numbers.batch * numbers.block}, and the "
+            f"limit is {settings.max_training_tokens} (SOUP_MAX_TRAINING_TOKENS): take a smaller 'batch' with more "
+            "'accumulate'.",
+            param="spec.recipe.batch",
+        )
+    if spec.headed:
+        return  # its head has a row a label, which only the data say; the rest is checked when they are read
+    frozen = [member.config for member in members if isinstance(member.config, BottleneckConfig)]
+    tensors = expected_tensors(config_of(spec, shape, members=frozen), shape)
+    size = sum(4 * math.prod(found) for found in tensors.values())
+    if size > settings.max_weights_bytes:
+        raise TooLarge(
+            f"The adapter would have {size} bytes, and the limit is {settings.max_weights_bytes} "
+            "(SOUP_MAX_WEIGHTS_BYTES).",
+            param="spec.adapter",
+        )
+
+
+def _check_blob(digest: str, what: str, who: Principal, runtime: Runtime) -> None:
+    """Raises NotFound for a blob that the caller does not see, TooLarge, and InvalidParameter for a gzip file."""
+    with runtime.database.read() as catalogue:
+        visible = catalogue.blobs.visible(who.namespaces, digest)
+    if not visible or not runtime.blobs.has(digest):
+        raise NotFound(f"Blob {digest} is not known: upload it first with PUT /v1/blobs/{digest}.", param=what)
+    size, limit = runtime.blobs.size(digest), runtime.settings.max_training_bytes
+    if size > limit:
+        raise TooLarge(f"{what} has {size} bytes and the limit is {limit} (SOUP_MAX_TRAINING_BYTES).", param=what)
+    with runtime.blobs.open(digest) as file:
+        if file.read(2) == b"\x1f\x8b":
+            raise InvalidParameter(f"{what} is a gzip file: upload the JSON lines as they are.", param=what)
+
+
+def _pinned(request: TrainingRequest, members: Sequence[AdapterRow]) -> TrainingRequest:
+    """The request with members by digest: what a name means may change while it waits."""
+    if not members:
+        return request
+    adapter = FusionRequest(members=tuple(member.digest for member in members))
+    return request.model_copy(update={"spec": request.spec.model_copy(update={"adapter": adapter})})
+
+
+def _key(request: TrainingRequest, fingerprint: str) -> str:
+    """The digest of all that a training and what is pushed of it depend on."""
+    return digest_of([fingerprint, request.model_dump(mode="json")])
