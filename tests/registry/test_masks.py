@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.adapters import create, expected_tensors, from_tensors
+from registry.adapters.formats import checkpoint_files
 from registry.adapters.masks import (
     dense,
     is_mask,
@@ -151,6 +152,13 @@ def test_scaling_leaves_masks_alone():
     assert all(torch.equal(scaled[name], tensor) for name, tensor in TENSORS.items() if is_mask(name))
     assert torch.equal(scaled["layers.0.ffn.up.weight"], TENSORS["layers.0.ffn.up.weight"] * 0.5)
     assert not mask_problems(CONFIG, scaled)
+
+
+def test_what_has_no_place_for_masks_is_not_written():
+    config, tensors = sparse(bottleneck("pfeiffer"), 1)
+    with pytest.raises(Incompatible, match="no place for the masks"):
+        checkpoint_files(config, tensors, name="law", model_type="gpt2")
+    assert checkpoint_files(dense(config), values(tensors), name="law", model_type="gpt2")
 
 
 # --- what a push refuses --------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from registry.adapters.formats.adapterhub_config import VERSION, Options, read_o
 from registry.adapters.formats.adapterhub_tensors import Layout, from_canonical, to_canonical
 from registry.adapters.formats.torch_file import read_torch_file
 from registry.adapters.weights import load_tensors, save_tensors
-from registry.errors import InvalidManifest, InvalidParameter, NotFound, TooLarge, UnknownMethod
+from registry.errors import Incompatible, InvalidManifest, InvalidParameter, NotFound, TooLarge, UnknownMethod
 from registry.spec import AdapterConfig, BottleneckConfig
 from registry.strict_json import loads_strict
 
@@ -198,6 +198,11 @@ def checkpoint_files(
     """
     if not isinstance(config, BottleneckConfig):
         raise UnknownMethod(f"Adapters of method {config.method!r} are not written for AdapterHub.", param="config")
+    if config.pruned is not None:
+        raise Incompatible(
+            "A checkpoint of AdapterHub has no place for the masks of a pruned adapter: it would train as a dense one.",
+            param="config",
+        )
     if not _NAME.fullmatch(name):
         raise InvalidParameter(f"Name {name[:60]!r}: letters, digits, '_' and '-' are needed.", param="name")
     hidden_size = next((int(t.shape[0]) for n, t in tensors.items() if n.endswith(".up.weight")), 1)
