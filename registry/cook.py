@@ -15,7 +15,7 @@ from registry.adapters.weights import adapter_digest, load_tensors, save_tensors
 from registry.blobs import BlobStore
 from registry.catalogue.database import Database
 from registry.encoders.contract import Encoder
-from registry.errors import Incompatible, Internal, InvalidSample
+from registry.errors import Incompatible, Internal, InvalidParameter, InvalidSample
 from registry.intake import BlobReader, Caller, CheckedSample, Limits, Vectors, check_sample
 from registry.plan import by_hand, by_selection
 from registry.publish import Mixed, publish
@@ -38,6 +38,7 @@ from registry.spec import (
     RecipeIngredient,
     SampleReport,
     Verification,
+    head_of,
 )
 from registry.uncertainty import paired_difference
 
@@ -88,6 +89,8 @@ def cook(request: CookRequest, *, kitchen: Kitchen, caller: Caller, namespace: s
     evidence = _evidence(sample, chosen)
     if chosen is not None and not parts:
         return _abstain(chosen.selection.reason, kitchen, evidence)
+    if request.verify and sample is not None:
+        _check_verifiable(parts, kitchen)
     progress(2, STEPS, f"mixing {len(parts)} adapters")
     mixed, why = _mix(parts, request, kitchen)
     vectors = None if chosen is None else chosen.vectors
@@ -98,6 +101,18 @@ def cook(request: CookRequest, *, kitchen: Kitchen, caller: Caller, namespace: s
         if not verification.helps:
             return _abstain(_does_not_help(verification), kitchen, evidence)
     return _serve(request, mixed, why, evidence, vectors, kitchen, caller, namespace)
+
+
+def _check_verifiable(parts: Sequence[Part], kitchen: Kitchen) -> None:
+    """Raises InvalidParameter where a soup of these parts has no likelihood of a text, before anything is mixed."""
+    named = f"base model {kitchen.base_id!r} is an encoder" if kitchen.shape.kind == "encoder" else None
+    headed = next((part for part in parts if head_of(part.config) is not None), None)
+    if named is None and headed is not None:
+        named = f"{headed.ref} answers with a head"
+    if named is not None:
+        raise InvalidParameter(
+            f"Verifying scores the sample as text, and {named}: set 'verify' to false.", param="verify"
+        )
 
 
 def _choose(

@@ -12,7 +12,7 @@ from registry.catalogue.database import Catalogue
 from registry.catalogue.rows import AdapterRow, MemberRow, SelectorRow
 from registry.errors import Forbidden, InvalidParameter
 from registry.names import digest_of
-from registry.spec import BaseShape, PoolRequest, PoolSpec, SelectorSpec
+from registry.spec import BaseShape, PoolRequest, PoolSpec, SelectorSpec, is_language_model
 
 
 def pool_base(request: PoolRequest, bases: Mapping[str, BaseShape]) -> str:
@@ -54,12 +54,13 @@ def spec_digest(spec: SelectorSpec) -> str:
 def current_members(catalogue: Catalogue, pool: PoolSpec, encoder_digest: str | None) -> list[AdapterRow]:
     """The adapters a fit of this pool would use now, in the order of their domains.
 
-    The newest of each domain label; bytes that were pushed under several names count once, as the newest of them.
+    Adapters with a head and banks of experts are none of it: a soup for a sample is a language model. Of the others
+    the newest of each domain label; bytes that were pushed under several names count once, as the newest of them.
     """
     newest: dict[str, AdapterRow] = {}
     digests: set[str] = set()
     for row in sorted(catalogue.adapters.pool(pool), key=lambda row: row.id, reverse=True):
-        if row.domain in newest or row.digest in digests:
+        if row.domain in newest or row.digest in digests or not is_language_model(row.config):
             continue
         if encoder_digest is not None and not _embedded(catalogue, row, encoder_digest):
             continue
@@ -105,6 +106,7 @@ def _may_hold(pool: PoolSpec, row: AdapterRow) -> bool:
         (pool.namespaces is None or row.namespace in pool.namespaces)
         and pool.method in (None, row.config.method)
         and (pool.include_soups or row.kind == "adapter")
+        and is_language_model(row.config)
     )
 
 

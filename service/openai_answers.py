@@ -105,13 +105,17 @@ class EncoderCard(Wire):
 
 
 class ModelCard(Wire):
-    """A model that can be named in `model`; `digest` is null for base models, which have a fingerprint and encoders."""
+    """A model that can be named in `model`; `digest` is null for base models, which have a fingerprint and encoders.
+
+    `speaks` says whether it continues and scores text: adapters with a head, banks of experts and encoders do not.
+    """
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str
     kind: Literal["base", "adapter", "soup"]
+    speaks: bool
     base_model: str
     digest: str | None
     max_model_len: int | None = None

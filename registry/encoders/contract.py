@@ -20,11 +20,11 @@ class EmbeddedText:
     """One passage after one forward pass of the base model, as whoever runs the model hands it over.
 
     `vector` (d,) is the mean of the first window's last hidden states; `nll` in nats is summed over `tokens`, all
-    windows; `truncated` says that the passage is longer than the first window.
+    windows, and None where the base is an encoder; `truncated` says that the passage is longer than the first window.
     """
 
     vector: npt.NDArray[np.float32]
-    nll: float
+    nll: float | None
     tokens: int
     truncated: bool
 

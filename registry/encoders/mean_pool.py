@@ -34,7 +34,7 @@ class MeanPoolEncoder:
     def encode(
         self, texts: Sequence[str], *, seed: int = 0, max_units: int | None = None, progress: Progress | None = None
     ) -> Embedded:
-        """One vector, NLL and token count a passage; all passages unless `max_units` says otherwise.
+        """One vector, and of a causal base NLL and token count, a passage; all passages unless `max_units` is given.
 
         Raises InvalidSample where there is no text, and whatever `progress` or the model raises.
         """
@@ -49,13 +49,15 @@ class MeanPoolEncoder:
             rows.extend(self._checked(self._embed(chunk), len(chunk)))
         if progress is not None:
             progress(len(source), len(source), "embedded with the base model")
+        nll = [row.nll for row in rows if row.nll is not None]
+        scored = len(nll) == len(rows)
         return Embedded(
             vectors=np.stack([row.vector for row in rows]).astype(np.float32),
             source=source,
             unit=self.unit,
             truncated=sum(row.truncated for row in rows),
-            nll=np.array([row.nll for row in rows], dtype=np.float64),
-            tokens=np.array([row.tokens for row in rows], dtype=np.int64),
+            nll=np.array(nll, dtype=np.float64) if scored else None,
+            tokens=np.array([row.tokens for row in rows], dtype=np.int64) if scored else None,
         )
 
     def _checked(self, rows: Sequence[EmbeddedText], count: int) -> Sequence[EmbeddedText]:

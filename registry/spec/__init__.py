@@ -33,6 +33,8 @@ from registry.spec.config import (
     PruningScore,
     UnionConfig,
     head_of,
+    is_language_model,
+    prefix_length,
     without_none,
 )
 from registry.spec.frozen import Frozen
@@ -134,6 +136,8 @@ __all__ = [
     "canonical_weights",
     "encoder_of",
     "head_of",
+    "is_language_model",
+    "prefix_length",
     "weights_by_digest",
     "without_none",
 ]

@@ -288,18 +288,23 @@ class FusionConfig(Frozen):
 class BankConfig(Frozen):
     """A bank of AdaMix (Wang et al., EMNLP 2022): `experts` copies of each projection of `expert`.
 
-    Of the projections that `share` names (up: LoRA's B; down: A) there is one copy. Trained by random routing; what
-    is served is its merge, the mean of the experts.
+    Of the projections that `share` names (up: LoRA's B; down: A) there is one copy, as of the head that an expert may
+    have for a task. Trained by random routing; what is served is its merge, the mean of the experts.
     """
 
     method: Literal["adamix"] = "adamix"
-    expert: Annotated[BottleneckConfig | LoraConfig, Field(discriminator="method")]
+    expert: Annotated[BottleneckConfig | LoraConfig | UnionConfig, Field(discriminator="method")]
     experts: int = Field(default=4, ge=2, le=64)
     share: Literal["up", "down", "none"] = "up"
 
     @model_validator(mode="after")
-    def _dense(self) -> Self:
-        if self.expert.pruned is not None:
+    def _experts_can_be_copied(self) -> Self:
+        members = self.expert.members if isinstance(self.expert, UnionConfig) else (self.expert,)
+        copied = [member for member in members if isinstance(member, BottleneckConfig | LoraConfig)]
+        heads = [member for member in members if isinstance(member, HeadConfig)]
+        if len(copied) != 1 or len(copied) + len(heads) < len(members):
+            raise ValueError("the experts of a bank are bottlenecks or LoRAs, with or without a head")
+        if copied[0].pruned is not None:
             raise ValueError("the experts of a bank are not pruned")
         return self
 
@@ -316,6 +321,19 @@ AdapterConfig = Annotated[
 
 def head_of(config: AdapterConfig) -> HeadConfig | None:
     """The head that an adapter answers with; None for one that changes what the base model says."""
+    if isinstance(config, BankConfig):
+        return head_of(config.expert)
     if isinstance(config, UnionConfig):
         return config.head
     return config if isinstance(config, HeadConfig) else None
+
+
+def prefix_length(config: AdapterConfig) -> int:
+    """How many positions of the context an adapter takes before every text."""
+    members = config.members if isinstance(config, UnionConfig) else (config,)
+    return sum(member.length for member in members if isinstance(member, PrefixConfig))
+
+
+def is_language_model(config: AdapterConfig) -> bool:
+    """Whether a causal base model with such an adapter is one: it has no head, and is no bank, whose merge is."""
+    return head_of(config) is None and not isinstance(config, BankConfig)

@@ -35,18 +35,18 @@ class ScoreDraft:
 
     def __init__(self, request: ScoreRequest) -> None:
         self.request = request
-        self.nll = [0.0] * len(request.windows)
+        self.nll: list[float | None] = [None] * len(request.windows)
         self.vectors: dict[int, np.ndarray] = {}
 
-    def take(self, index: int, nll: float, vector: np.ndarray) -> None:
-        """What became of window `index`; `vector` (hidden,) is kept where it was asked for."""
+    def take(self, index: int, nll: float | None, vector: np.ndarray) -> None:
+        """What became of window `index`, without NLL of an encoder; `vector` (hidden,) is kept where it was wanted."""
         self.nll[index] = nll
         if index in self.request.pooled:
             self.vectors[index] = vector.copy()
 
     def result(self) -> Scores:
         """The answer, once every window is scored."""
-        return Scores(tuple(self.nll), self.vectors)
+        return Scores(tuple(nll for nll in self.nll if nll is not None), self.vectors)
 
 
 Draft = GenerationDraft | ScoreDraft

@@ -53,8 +53,9 @@ class Executor:
         nll, vectors = self._runner.score(base, adapter, windows, bos=[draft.request.bos for draft in drafts])
         self.counts["prompt_tokens_total"] += sum(map(len, windows))
         failures: Failures = []
-        for row, draft, value, vector in zip(batch.rows, drafts, nll, vectors, strict=True):
-            if math.isfinite(value):
+        for number, (row, draft, vector) in enumerate(zip(batch.rows, drafts, vectors, strict=True)):
+            value = None if nll is None else nll[number]
+            if math.isfinite(float(vector.sum()) if value is None else value):
                 draft.take(row.index, value, vector)
             else:
                 failures.append((row.work, not_numbers(row)))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from registry.errors import InvalidParameter, InvalidPrompt
 from registry.spec import AdapterConfig, BaseShape
+from service.engine.served import check_speaks, room
 
 if TYPE_CHECKING:
     import numpy as np
@@ -94,28 +95,29 @@ class GenerateRequest:
     on_token: Callable[[Delta], None] | None = None
 
     def check(self, shape: BaseShape) -> None:
-        """Raises InvalidPrompt or InvalidParameter where the base model cannot take this."""
-        check_tokens(self.prompt, shape)
-        wanted, room = self.params.max_tokens or 0, shape.context - len(self.prompt)
-        if wanted > room:
+        """Raises InvalidPrompt or InvalidParameter where the base model cannot take this, or is no language model."""
+        check_speaks(shape, _config(self.adapter), _named(self.base_id, self.adapter))
+        check_tokens(self.prompt, shape, self.adapter)
+        wanted, left = self.params.max_tokens or 0, room(shape, _config(self.adapter)) - len(self.prompt)
+        if wanted > left:
             raise InvalidParameter(
                 f"The prompt has {len(self.prompt)} tokens and max_tokens is {wanted}: together "
-                f"{len(self.prompt) + wanted}, and the context of the base model is {shape.context}; "
-                f"ask for at most {room}.",
+                f"{len(self.prompt) + wanted}, and {_context(shape, self.adapter)}; ask for at most {left}.",
                 param="max_tokens",
             )
 
     def length_limit(self, shape: BaseShape) -> int:
         """The most tokens a choice may get."""
         limit = self.params.max_tokens
-        return shape.context - len(self.prompt) if limit is None else limit
+        return room(shape, _config(self.adapter)) - len(self.prompt) if limit is None else limit
 
 
 @dataclass(frozen=True)
 class ScoreRequest:
     """Log-likelihoods of windows of token ids; `pooled` are the windows whose mean hidden state is wanted too.
 
-    `bos` says that each window starts with a BOS, which is left out of the mean.
+    `bos` says that each window starts with a BOS, which is left out of the mean. Of an encoder only mean states can
+    be asked for: every window is then one of `pooled`.
     """
 
     base_id: str
@@ -125,24 +127,48 @@ class ScoreRequest:
     bos: bool = True
 
     def check(self, shape: BaseShape) -> None:
-        """Raises InvalidPrompt where the base model cannot take a window, or there is none."""
+        """Raises InvalidPrompt where the base model cannot take a window, or there is none.
+
+        InvalidParameter where log-likelihoods are asked of what is no language model.
+        """
         if not self.windows:
             raise InvalidPrompt("There is nothing to score: send at least one token.", param="prompt")
+        if not self.embeds(shape):
+            check_speaks(shape, _config(self.adapter), _named(self.base_id, self.adapter))
         for window in self.windows:
-            check_tokens(window, shape)
+            check_tokens(window, shape, self.adapter)
+
+    def embeds(self, shape: BaseShape) -> bool:
+        """Whether mean states of an encoder are all that is asked for."""
+        every = len(self.pooled) == len(self.windows)
+        return shape.kind == "encoder" and self.adapter is None and every
 
 
 Request = GenerateRequest | ScoreRequest
 
 
-def check_tokens(ids: tuple[int, ...], shape: BaseShape) -> None:
+def _config(adapter: AdapterHandle | None) -> AdapterConfig | None:
+    return None if adapter is None else adapter.config
+
+
+def _named(base_id: str, adapter: AdapterHandle | None) -> str:
+    return f"Base model {base_id!r}" if adapter is None else f"Adapter {adapter.digest}"
+
+
+def _context(shape: BaseShape, adapter: AdapterHandle | None) -> str:
+    """How much fits, as the end of a sentence."""
+    left = room(shape, _config(adapter))
+    taken = "" if left == shape.context else f", of which the adapter's prefix takes {shape.context - left}"
+    return f"the context of the base model is {shape.context}{taken}"
+
+
+def check_tokens(ids: tuple[int, ...], shape: BaseShape, adapter: AdapterHandle | None = None) -> None:
     """Raises InvalidPrompt for no tokens, too many, or ids beyond the vocabulary."""
     if not ids:
         raise InvalidPrompt("The prompt is empty: send at least one token.", param="prompt")
-    if len(ids) > shape.context:
+    if len(ids) > room(shape, _config(adapter)):
         raise InvalidPrompt(
-            f"The prompt has {len(ids)} tokens and the context of the base model is {shape.context}: shorten it.",
-            param="prompt",
+            f"The prompt has {len(ids)} tokens and {_context(shape, adapter)}: shorten it.", param="prompt"
         )
     wrong = next((i for i in ids if not 0 <= i < shape.vocab_size), None)
     if wrong is not None:
@@ -201,7 +227,10 @@ class Generation:
 
 @dataclass(frozen=True)
 class Scores:
-    """What a ScoreRequest gives: NLL in nats of each window, and float32 (d,) vectors of the pooled ones."""
+    """What a ScoreRequest gives: NLL in nats of each window, and float32 (d,) vectors of the pooled ones.
+
+    An encoder has no NLL: `nll` is then empty.
+    """
 
     nll: tuple[float, ...]
     vectors: Mapping[int, np.ndarray] = field(default_factory=dict)

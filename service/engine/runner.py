@@ -2,7 +2,8 @@
 
 Used by the engine thread only, which is what makes hooks on the shared base model safe. Rows that generate together
 form a group with one key-value cache, padded on the left; positions and mask are explicit, so that a row computes
-what it computes alone. Rows join a group by padding the shorter cache, and leave by selection.
+what it computes alone. Rows join a group by padding the shorter cache, and leave by selection. An adapter may put
+states of its own before all others (a prefix): the cache then has more columns than the mask, in front.
 """
 
 from __future__ import annotations
@@ -41,6 +42,11 @@ class Group:
     cache: DynamicCache
     mask: Tensor
 
+    @property
+    def before(self) -> int:
+        """Columns of the cache before those of the mask: states that an adapter put there, and every row sees."""
+        return self.cache.get_seq_length() - self.mask.shape[1]
+
 
 class Runner:
     """Runs base models with at most one adapter attached, and keeps the caches of rows that generate."""
@@ -53,18 +59,20 @@ class Runner:
     @torch.inference_mode()
     def score(
         self, base: LoadedBase, adapter: AdapterModule | None, windows: Sequence[Sequence[int]], *, bos: Sequence[bool]
-    ) -> tuple[list[float], np.ndarray]:
+    ) -> tuple[list[float] | None, np.ndarray]:
         """NLL in nats of each window (summed in fp64), and float32 (windows, hidden) means of the last hidden states.
 
-        `bos` says of each window whether its first position is a BOS, which the mean leaves out.
+        `bos` says of each window whether its first position is a BOS, which the mean leaves out. An encoder has no
+        NLL: None.
         """
         ids, mask = padded(windows, pad_id=PAD, device=base.model.device)
+        nll: list[float] | None = None
         with _with(base, adapter):
             hidden = hidden_states(base.model, ids, mask)
-            found = log_probs_of_next(base.model, hidden, ids, mask)
+            if base.shape.kind == "causal":
+                nll = (-log_probs_of_next(base.model, hidden, ids, mask).double().sum(dim=1)).tolist()
         pooled = mask.clone()
         pooled[:, 0] *= torch.tensor([not flag for flag in bos], device=mask.device)
-        nll: list[float] = (-found.double().sum(dim=1)).tolist()
         vectors: np.ndarray = mean_pool(hidden, pooled).cpu().numpy()
         return nll, vectors
 
@@ -165,15 +173,27 @@ def _merged(one: Group, two: Group) -> Group:
     for group in (one, two):
         missing = longest - group.mask.shape[1]
         masks.append(F.pad(group.mask, (missing, 0)))
-        caches.append([(_earlier(keys, missing), _earlier(values, missing)) for keys, values in _layers(group.cache)])
+        caches.append([
+            (_padded_after(keys, group.before, missing), _padded_after(values, group.before, missing))
+            for keys, values in _layers(group.cache)
+        ])  # fmt: skip
     pairs = zip(caches[0], caches[1], strict=True)
     cache = _cache([(torch.cat([k1, k2]), torch.cat([v1, v2])) for (k1, v1), (k2, v2) in pairs])
     return Group([*one.rows, *two.rows], cache, torch.cat(masks))
 
 
-def _earlier(states: Tensor, count: int) -> Tensor:
-    """Keys or values (rows, heads, time, size) with `count` empty positions in front."""
-    return F.pad(states, (0, 0, count, 0))
+def _padded_after(states: Tensor, before: int, count: int) -> Tensor:
+    """Keys or values (rows, heads, time, size) with `count` empty positions after the first `before`."""
+    if before == 0 or count == 0:
+        return F.pad(states, (0, 0, count, 0))
+    return torch.cat([F.pad(states[:, :, :before], (0, 0, 0, count)), states[:, :, before:]], dim=2)
+
+
+def _chosen(states: Tensor, rows: Sequence[int], before: int, first: int) -> Tensor:
+    """Some rows of keys or values, without `first` columns after the first `before`."""
+    states = states[list(rows)]
+    kept = states[:, :, before + first :]
+    return kept if before == 0 else torch.cat([states[:, :, :before], kept], dim=2)
 
 
 def _selected(group: Group, kept: Sequence[int]) -> Group:
@@ -181,7 +201,10 @@ def _selected(group: Group, kept: Sequence[int]) -> Group:
     rows = list(kept)
     mask = group.mask[rows]
     first = int(mask.any(dim=0).int().argmax())
-    cache = _cache([(k[rows, :, first:], v[rows, :, first:]) for k, v in _layers(group.cache)])
+    before = group.before
+    cache = _cache([
+        (_chosen(k, rows, before, first), _chosen(v, rows, before, first)) for k, v in _layers(group.cache)
+    ])  # fmt: skip
     return Group([group.rows[number] for number in rows], cache, mask[:, first:])
 
 

@@ -16,9 +16,10 @@ from registry.base_model import BaseText
 from registry.encoders.contract import EmbeddedText
 from registry.errors import Busy, Cancelled, InvalidPrompt
 from registry.likelihood import windows
-from registry.spec import PassageScore
+from registry.spec import AdapterConfig, PassageScore
 from service.engine.request import AdapterHandle, GenerateRequest, Generation, Request, ScoreRequest, Scores
 from service.engine.scheduler import Ticket
+from service.engine.served import room
 
 POLL_SECONDS = 0.1
 """How often a waiting caller is asked whether to go on."""
@@ -63,7 +64,7 @@ class TextCalls(ABC):
     ) -> list[PassageScore]:
         """Log-likelihood of each text; an empty one has no tokens and an NLL of 0."""
         base = self.base(base_id)
-        cut = [text_windows(base, text) for text in texts]
+        cut = [text_windows(base, text, None if adapter is None else adapter.config) for text in texts]
         flat = tuple(window for part in cut for window in part)
         nll: list[float] = []
         if flat:
@@ -80,14 +81,17 @@ class TextCalls(ABC):
         self,
         base_id: str,
         texts: Sequence[str],
-        adapter: AdapterHandle | None = None,
         *,
         should_stop: ShouldStop | None = None,
         progress: Progress | None = None,
         patient: bool = False,
     ) -> list[EmbeddedText]:
-        """Vector of each text's first window and its NLL over all windows; raises InvalidPrompt for an empty text."""
+        """Vector of each text's first window and its NLL over all windows; raises InvalidPrompt for an empty text.
+
+        An encoder runs the first windows only, and has no NLL.
+        """
         base = self.base(base_id)
+        speaks = base.shape.kind == "causal"
         cut = [text_windows(base, text) for text in texts]
         starts: list[int] = []
         flat: Windows = []
@@ -95,16 +99,16 @@ class TextCalls(ABC):
             if not part:
                 raise InvalidPrompt(f"Text {number} is empty: there is nothing to embed.", param="input")
             starts.append(len(flat))
-            flat += part
+            flat += part if speaks else part[:1]
         if not flat:
             return []
-        request = ScoreRequest(base_id, tuple(flat), adapter, pooled=frozenset(starts), bos=has_bos(base))
+        request = ScoreRequest(base_id, tuple(flat), pooled=frozenset(starts), bos=has_bos(base))
         found: Scores = self._answer(request, should_stop, progress, patient)
         return [
             EmbeddedText(
                 vector=found.vectors[start],
-                nll=sum(found.nll[start : start + len(part)]),
-                tokens=_scored(part),
+                nll=sum(found.nll[start : start + len(part)]) if speaks else None,
+                tokens=_scored(part) if speaks else 0,
                 truncated=len(part) > 1,
             )
             for start, part in zip(starts, cut, strict=True)
@@ -152,11 +156,17 @@ def has_bos(base: BaseText) -> bool:
     return base.entry.bos and base.bos_id is not None
 
 
-def text_windows(base: BaseText, text: str) -> Windows:
-    """A text's windows of token ids; none for an empty text."""
-    ids = base.tokenize(text, bos=False)
+def text_windows(base: BaseText, text: str, config: AdapterConfig | None = None) -> Windows:
+    """A text's windows of token ids for an adapter of `config`, or for the base alone; none for an empty text."""
+    ids, end = base.tokenize(text, bos=False), closing(base)
     bos_id = base.bos_id if has_bos(base) else None
-    return [tuple(window) for window in windows(ids, context=base.shape.context, bos_id=bos_id)]
+    context = room(base.shape, config) - len(end)
+    return [(*window, *end) for window in windows(ids, context=context, bos_id=bos_id)]
+
+
+def closing(base: BaseText) -> tuple[int, ...]:
+    """What stands after every text: an encoder's SEP, as it was trained; nothing where text goes on."""
+    return (base.eos_id,) if base.shape.kind == "encoder" and base.eos_id is not None else ()
 
 
 def _scored(part: Windows) -> int:

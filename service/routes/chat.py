@@ -22,7 +22,7 @@ from service.openai_answers import ChatAnswer
 from service.openai_schemas import ChatRequest
 from service.routes.completions import STREAM, check_sampling
 from service.routes.generation import DONE, EventStream, TokenStream, event, finish
-from service.routes.resolve import ResolvedModel, resolve_model
+from service.routes.resolve import ResolvedModel, language_model
 from service.routes.state import State
 from service.routes.token_text import TokenText
 from service.routes.tokens import check_text
@@ -52,7 +52,7 @@ def _prepare(runtime: Runtime, who: Principal, body: ChatRequest) -> tuple[Resol
     check_sampling(runtime, n=body.n, logprobs=body.top_logprobs, logprobs_name="top_logprobs")
     for message in body.messages:
         check_text(message.text, runtime, param="messages")
-    model = resolve_model(runtime, who, body.model)
+    model = language_model(runtime, who, body.model)
     return model, tuple(model.base.tokenize(conversation(model, body), bos=False))
 
 

@@ -23,7 +23,7 @@ from service.engine.texts import has_bos
 from service.openai_answers import CompletionAnswer
 from service.openai_schemas import CompletionRequest
 from service.routes.generation import DONE, EventStream, TokenStream, event, finish
-from service.routes.resolve import ResolvedModel, resolve_model
+from service.routes.resolve import ResolvedModel, language_model
 from service.routes.state import State
 from service.routes.token_text import TokenText
 from service.routes.tokens import check_ids, check_text
@@ -85,7 +85,7 @@ def _prepare(runtime: Runtime, who: Principal, body: CompletionRequest) -> tuple
         raise InvalidPrompt("The prompt is empty: send some text, or at least one token id.", param="prompt")
     for given in body.prompts:
         check_text(given, runtime, param="prompt")
-    model = resolve_model(runtime, who, body.model)
+    model = language_model(runtime, who, body.model)
     return model, [_prompt(model, given) for given in body.prompts]
 
 

@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from registry.errors import InvalidParameter, InvalidPrompt
 from service.auth import Caller, Principal
 from service.engine import ScoreRequest, Scores
-from service.engine.texts import has_bos
+from service.engine.texts import closing, has_bos
 from service.openai_answers import EmbeddingAnswer
 from service.openai_schemas import EmbeddingRequest
 from service.routes.generation import finish
@@ -30,7 +30,9 @@ router = APIRouter(tags=["inference"])
 
 @router.post("/v1/embeddings", response_model=EmbeddingAnswer)
 async def embeddings(request: Request, body: EmbeddingRequest, runtime: State, who: Caller) -> Response:
-    """One vector per text. Padding and the BOS are left out of the mean; a text beyond the context is refused."""
+    """One vector per text. Padding and the BOS (an encoder's CLS) are left out of the mean; a text beyond the context
+    is refused.
+    """
     texts = [body.input] if isinstance(body.input, str) else body.input
     model, asked = await run_in_threadpool(_prepare, runtime, who, body, texts)
     tickets = await run_in_threadpool(runtime.engine.submit_all, [asked])
@@ -53,7 +55,7 @@ def _prepare(
         )
     if body.dimensions not in {None, shape.hidden_size}:
         raise InvalidParameter(f"Vectors of this model have {shape.hidden_size} dimensions.", param="dimensions")
-    rows = [tuple(model.base.tokenize(text)) for text in texts]
+    rows = [(*model.base.tokenize(text), *closing(model.base)) for text in texts]
     for number, row in enumerate(rows):
         if len(row) > shape.context:
             raise InvalidPrompt(

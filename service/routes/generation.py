@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 
 from registry.errors import Cancelled, SoupError, Unavailable
 from service import problems
-from service.engine import Delta, GenerateRequest, Generation, SamplingParams, Ticket
+from service.engine import Delta, GenerateRequest, Generation, SamplingParams, ScoreRequest, Ticket
 from service.routes.resolve import ResolvedModel
 
 if TYPE_CHECKING:
@@ -33,17 +33,19 @@ STREAM_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 DONE = "data: [DONE]\n\n"
 
 
-def one_token(runtime: Runtime, model: ResolvedModel, *, timeout: float) -> int:
-    """Compute one token greedily, blocking; raises TimeoutError, or what the engine raises."""
-    start = model.base.bos_id or 0
-    ticket = runtime.engine.submit(
-        GenerateRequest(model.base_id, (start,), params=SamplingParams(max_tokens=1, temperature=0.0))
-    )
+def one_token(runtime: Runtime, model: ResolvedModel, *, timeout: float) -> None:
+    """Compute one token, of an encoder one vector, blocking; raises TimeoutError, or what the engine raises."""
+    start = (model.base.bos_id or 0,)
+    asked: GenerateRequest | ScoreRequest
+    if model.base.shape.kind == "encoder":
+        asked = ScoreRequest(model.base_id, (start,), pooled=frozenset({0}), bos=False)
+    else:
+        asked = GenerateRequest(model.base_id, start, params=SamplingParams(max_tokens=1, temperature=0.0))
+    ticket = runtime.engine.submit(asked)
     try:
-        generation: Generation = ticket.result(timeout)
+        ticket.result(timeout)
     finally:
         ticket.cancel()
-    return generation.choices[0].token_ids[0]
 
 
 async def finish(request: Request, tickets: Sequence[Ticket]) -> list[Any]:

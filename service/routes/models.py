@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from fastapi import APIRouter, Depends
 
 from registry.names import BaseRef, parse_ref
+from registry.spec import is_language_model
 from service.auth import Principal, needs
 from service.openai_answers import EncoderCard, ModelCard, ModelList
 from service.routes.resolve import base_entry
@@ -26,7 +27,10 @@ PAGE = 200
 
 @router.get("")
 def list_models(runtime: State, who: Either) -> ModelList:
-    """Base models, then adapters and soups, newest first, each name once."""
+    """Base models, then the adapters and soups that answer with text, newest first, each name once.
+
+    `/v1/adapters` has the others: adapters with a head, banks of experts, and those of encoders.
+    """
     found = [_base_card(runtime, base_id) for base_id in runtime.bases]
     names: set[str] = set()
     cursor: str | None = None
@@ -37,7 +41,8 @@ def list_models(runtime: State, who: Either) -> ModelList:
                 name = f"{row.namespace}/{row.name}"
                 if name not in names:
                     names.add(name)
-                    found.append(_adapter_card(row, name))
+                    card = _adapter_card(runtime, row, name)
+                    found += [card] if card.speaks else []
             cursor = page.next_cursor
             if cursor is None:
                 break
@@ -61,7 +66,7 @@ def _card(runtime: Runtime, who: Principal, text: str) -> ModelCard:
     if isinstance(ref, BaseRef):
         return _base_card(runtime, base_entry(runtime, ref.id).id)
     with runtime.database.read() as catalogue:
-        return _adapter_card(catalogue.adapters.resolve(who.namespaces, ref), text)
+        return _adapter_card(runtime, catalogue.adapters.resolve(who.namespaces, ref), text)
 
 
 def _base_card(runtime: Runtime, base_id: str) -> ModelCard:
@@ -71,6 +76,7 @@ def _base_card(runtime: Runtime, base_id: str) -> ModelCard:
         created=0,
         owned_by="base",
         kind="base",
+        speaks=shape.kind == "causal",
         base_model=base_id,
         digest=None,
         max_model_len=shape.context,
@@ -82,12 +88,15 @@ def _base_card(runtime: Runtime, base_id: str) -> ModelCard:
     )
 
 
-def _adapter_card(row: AdapterRow, name: str) -> ModelCard:
+def _adapter_card(runtime: Runtime, row: AdapterRow, name: str) -> ModelCard:
+    """Of an adapter whose base model is no longer served, what it would be on a causal one."""
+    encoder = row.base_model in runtime.bases and runtime.bases[row.base_model].kind == "encoder"
     return ModelCard(
         id=name,
         created=int(row.created_at.timestamp()),
         owned_by=row.namespace,
         kind=row.kind,
+        speaks=not encoder and is_language_model(row.config),
         base_model=row.base_model,
         digest=row.digest,
     )

@@ -20,7 +20,7 @@ from service.auth import Caller, Principal
 from service.engine import ScoreRequest, Scores
 from service.engine.texts import Windows, has_bos, text_windows
 from service.routes.generation import finish
-from service.routes.resolve import ResolvedModel, resolve_model
+from service.routes.resolve import ResolvedModel, language_model
 from service.routes.state import State
 from service.routes.tokens import check_text
 from service.schemas import ComparedModel, PerplexityAnswer, PerplexityRequest
@@ -83,8 +83,14 @@ def check_texts(texts: Sequence[str], runtime: Runtime, *, param: str) -> None:
 def _prepare(runtime: Runtime, who: Principal, body: PerplexityRequest) -> list[Asked]:
     check_texts(body.texts, runtime, param="texts")
     names = [body.model] if body.baseline is None else [body.model, body.baseline]
-    models = [resolve_model(runtime, who, name) for name in names]
-    return [Asked(model, [text_windows(model.base, text) for text in body.texts]) for model in models]
+    models = [language_model(runtime, who, name) for name in names]
+    return [
+        Asked(
+            model,
+            [text_windows(model.base, text, None if model.row is None else model.row.config) for text in body.texts],
+        )
+        for model in models
+    ]
 
 
 def _answer(body: PerplexityRequest, asked: Sequence[Asked], scores: Sequence[Scores]) -> PerplexityAnswer:

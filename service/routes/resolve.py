@@ -13,6 +13,7 @@ from registry.errors import Incompatible, NotFound, Unavailable
 from registry.names import BaseRef, check_part, parse_ref
 from registry.spec import BaseEntry
 from service.auth import Principal
+from service.engine.served import check_speaks
 
 if TYPE_CHECKING:
     from registry.base_model import BaseText
@@ -64,6 +65,17 @@ def resolve_model(runtime: Runtime, principal: Principal, text: str) -> Resolved
             f"({row.base_fingerprint[:19]} and not {base.shape.fingerprint[:19]})."
         )
     return ResolvedModel(asked=text, base_id=row.base_model, base=base, row=row, handle=runtime.handle(row))
+
+
+def language_model(runtime: Runtime, principal: Principal, text: str) -> ResolvedModel:
+    """`resolve_model` for a route that continues or scores text.
+
+    Raises InvalidParameter, in one sentence that says what it is and what to do, for adapters with a head, banks of
+    experts, and encoders.
+    """
+    model = resolve_model(runtime, principal, text)
+    check_speaks(model.base.shape, None if model.row is None else model.row.config, f"'{text}'")
+    return model
 
 
 def base_entry(runtime: Runtime, base_id: str) -> BaseEntry:
