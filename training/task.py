@@ -18,6 +18,7 @@ from torch import Tensor
 from registry.adapters import AdapterModule, attached
 from registry.base_model import LoadedBase
 from registry.errors import Incompatible
+from registry.likelihood import chosen_log_probs
 from registry.spec import AdapterConfig, BankConfig, FusionConfig, HeadConfig, UnionConfig
 from training.texts import MIN_TEXTS
 
@@ -45,8 +46,7 @@ class Scored(NamedTuple):
 
     def loss(self) -> Tensor:
         """Weighted mean cross-entropy in nats, a scalar."""
-        found = self.logits.gather(-1, self.targets[:, None]).squeeze(-1) - self.logits.logsumexp(dim=-1)
-        return -(found * self.weights).sum()
+        return -(chosen_log_probs(self.logits, self.targets) * self.weights).sum()
 
 
 HeadTask = Literal["classification", "question_answering"]
@@ -145,12 +145,14 @@ def under(base: LoadedBase, adapter: AdapterModule | None) -> AbstractContextMan
 def with_head(config: AdapterConfig, head: HeadConfig | None) -> AdapterConfig:
     """The adapter of `config` that answers with `head`; as it is where there is none.
 
-    Raises Incompatible for what no head can be put beside: banks, fusions, and what has another one.
+    A bank's experts share it. Raises Incompatible for what no head can be put beside: fusions, and what has another.
     """
     if head is None or config == head:
         return config
+    if isinstance(config, BankConfig):
+        return BankConfig.model_validate({**config.model_dump(), "expert": with_head(config.expert, head).model_dump()})
     members = config.members if isinstance(config, UnionConfig) else (config,)
-    if any(isinstance(member, BankConfig | FusionConfig | HeadConfig) for member in members):
+    if any(isinstance(member, FusionConfig | HeadConfig) for member in members):
         raise Incompatible(
             f"A head for {head.task.replace('_', ' ')} cannot be put beside an adapter of method {config.method!r}: "
             "take a bottleneck, a LoRA, a prefix or MAM.",

