@@ -18,7 +18,7 @@ from torch import Tensor
 from registry.adapters.masks import dense, is_mask
 from registry.adapters.weights import DTYPES, scale_output
 from registry.soup import sparse
-from registry.soup.compat import Part, by_digest, init_reasons, structure_reasons
+from registry.soup.compat import Part, average_reasons, by_digest, init_reasons, structure_reasons
 from registry.soup.finite import cast_finite
 from registry.spec import AdapterConfig, AverageMixing
 
@@ -29,6 +29,7 @@ def check(parts: Sequence[Part], mixing: AverageMixing) -> list[str]:
     What of an adapter is pruned may differ, or that anything is.
     """
     reasons = structure_reasons([replace(part, config=dense(part.config)) for part in parts])
+    reasons += average_reasons(parts, mixing.scale)
     of_one_method = len({part.config.method for part in parts}) == 1
     return reasons + init_reasons(parts) if of_one_method and not mixing.assume_same_init else reasons
 
@@ -56,13 +57,14 @@ def mix(parts: Sequence[Part], mixing: AverageMixing) -> dict[str, Tensor]:
     """
     total: dict[str, Tensor] = {}
     ordered, masks = by_digest(parts), []
+    pruned = sparse.is_sparse(parts)
     for part in ordered:
         weight, tensors = torch.tensor(float(part.weight), dtype=torch.float32), part.load()
         for name, tensor in tensors.items():
             if not is_mask(name):
                 product = weight * tensor.to(torch.float32)
                 total[name] = product if name not in total else total[name] + product
-        if sparse.is_sparse(parts):
+        if pruned:
             masks.append(sparse.masks_of(part.config, tensors))
     if masks:
         total = sparse.put_on(total, ordered, masks, mixing)
