@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from registry.adapters.masks import dense
 from registry.errors import Incompatible
 from registry.soup import MIXINGS, concat
-from registry.soup.compat import Part, init_reasons
+from registry.soup.compat import Part, init_reasons, members_of
 from registry.spec import (
     AutoMixing,
     AverageMixing,
@@ -43,9 +43,13 @@ def candidates(parts: Sequence[Part], request: MixingRequest) -> list[Mixing]:
     if any(isinstance(part.config, BankConfig) for part in parts):
         return [MergeMixing()]  # nothing else can be done with a bank
     joined = ConcatMixing(scale=request.scale)
-    if all(isinstance(part.config, LoraConfig) for part in parts):
+    if all(_has_lora(part) for part in parts):
         return [joined]  # the average of their factors has cross terms: on request only
     return [AverageMixing(scale=request.scale, assume_same_init=request.assume_same_init), joined]
+
+
+def _has_lora(part: Part) -> bool:
+    return any(isinstance(one, LoraConfig) for one in members_of(part.config))
 
 
 def settle(parts: Sequence[Part], request: MixingRequest, *, max_width: int) -> Choice:
@@ -106,6 +110,8 @@ def _instead(parts: Sequence[Part], against: Mapping[str, Sequence[str]]) -> str
     if not MIXINGS["concat"].check(parts, ConcatMixing()):
         exact = "mix by 'concat', which asks for one method and structure only"
         ways.append("leave out ingredients, or raise max_width" if "concat" in against else exact)
+    if "average" not in against and not MIXINGS["average"].check(parts, AverageMixing()):
+        ways.append("mix by 'average', which takes the factors of a LoRA apart")
     if "average" in against and list(against["average"]) == init_reasons(parts):
         ways.append("set mixing.assume_same_init if you know that they started from the same tensors")
     if not ways:
@@ -127,9 +133,7 @@ def best_unranked(parts: Sequence[Part], request: MixingRequest) -> Part:
 
 def _alike(part: Part, request: MixingRequest) -> object:
     """Equal for adapters that can be averaged; what cannot be averaged with anything is alone."""
-    if isinstance(request, ConcatMixing | MergeMixing) or (
-        isinstance(request, AutoMixing) and isinstance(part.config, LoraConfig)
-    ):
+    if isinstance(request, ConcatMixing | MergeMixing) or (isinstance(request, AutoMixing) and _has_lora(part)):
         return part.digest
     if request.assume_same_init:
         return dense(part.config)
@@ -150,7 +154,7 @@ def apart(best: Part, others: Sequence[Part], request: MixingRequest, *, ranked:
     taken = reasons
     if len(reasons) > 1:
         averaged, joined = ({one for one, why in found.items() if not why} for found in reasons.values())
-        if not averaged <= joined or (averaged and not ranked):
+        if not averaged <= joined or (averaged and not ranked) or not concat.can_be_joined(best.config):
             taken = {"average": reasons["average"]}
         else:
             taken = {"concat": reasons["concat"]}

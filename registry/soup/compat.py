@@ -7,12 +7,22 @@ invariant 3). The mixing methods' checks are made of these; the values come from
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 from torch import Tensor
 
-from registry.spec import AdapterConfig, BankConfig, LoraConfig, MergeMixing, Mixing, Provenance
+from registry.spec import (
+    AdapterConfig,
+    BankConfig,
+    FusionConfig,
+    HeadConfig,
+    LoraConfig,
+    MergeMixing,
+    Mixing,
+    Provenance,
+    UnionConfig,
+)
 
 Tensors = Mapping[str, Tensor]
 Load = Callable[[], Tensors]
@@ -61,16 +71,55 @@ def structure_reasons(parts: Sequence[Part], *, may_differ: Collection[str] = ()
 
     Adapters of several methods have no fields in common, so that the method is then the only reason beside the base.
     """
-    reasons = differing(parts, "The base models", lambda part: part.base_fingerprint[:19]) + bank_reasons(parts)
-    methods = differing(parts, "The methods", attrgetter("config.method"))
+    bases = differing(parts, "The base models", lambda part: part.base_fingerprint[:19])
+    return bases + bank_reasons(parts) + _config_reasons(parts, may_differ)
+
+
+def _config_reasons(parts: Sequence[Part], may_differ: Collection[str]) -> list[str]:
+    methods = differing(parts, "The methods", _methods)
     if methods:
-        return reasons + methods
+        return methods
+    reasons = []
+    unions = [part.config for part in parts if isinstance(part.config, UnionConfig)]
+    for members in zip(*(union.members for union in unions), strict=True):
+        alone = [replace(part, config=member) for part, member in zip(parts, members, strict=True)]
+        reasons += _config_reasons(alone, may_differ)
     for name in type(parts[0].config).model_fields:
-        if name == "groups" and name not in may_differ:
-            reasons += differing(parts, "The LoRAs' modules and ranks", attrgetter("config.groups"), lora_text)
-        elif name not in may_differ:
-            reasons += differing(parts, f"The values of '{name}'", attrgetter(f"config.{name}"))
+        if name not in may_differ and not (unions and name == "members"):
+            what, show = _SHOWN.get(name, (f"The values of '{name}'", None))
+            reasons += differing(parts, what, attrgetter(f"config.{name}"), show)
     return reasons
+
+
+def _methods(part: Part) -> str:
+    """The method of an adapter; those of its members for a union."""
+    return " + ".join(one.method for one in members_of(part.config))
+
+
+def members_of(config: AdapterConfig) -> tuple[AdapterConfig, ...]:
+    """The members of a union, or the adapter itself."""
+    return config.members if isinstance(config, UnionConfig) else (config,)
+
+
+def average_reasons(parts: Sequence[Part], scale: str) -> list[str]:
+    """Reasons of methods whose tensors have no average, or nothing that `scale` could multiply.
+
+    One adapter as it is at scale 1 is itself, whatever its method.
+    """
+    reasons = []
+    fusions = [part.ref for part in parts if isinstance(part.config, FusionConfig)]
+    if fusions and (len(parts) > 1 or scale != "1"):
+        reasons.append(f"{fusions[0]} is a fusion, whose attention was trained over members of its own.")
+    fixed = [part.ref for part in parts if not _scalable(part.config)]
+    if fixed and scale != "1":
+        reasons.append(f"A scale of {scale} multiplies up-projections, and not all of {fixed[0]} goes through one.")
+    return reasons
+
+
+def _scalable(config: AdapterConfig) -> bool:
+    """Whether all that an adapter adds inside of the base goes through an up-projection; a head adds nothing there."""
+    methods = {one.method for one in members_of(config)}
+    return methods <= {"bottleneck", "lora", "head"} and methods != {"head"}
 
 
 def bank_reasons(parts: Sequence[Part]) -> list[str]:
@@ -90,6 +139,20 @@ def lora_text(part: Part) -> str:
     shown = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
     ranks, alphas = ({one.rank for one in modules.values()}, {one.alpha for one in modules.values()})
     return f"{len(modules)} modules ({shown}) of rank {_span(ranks)} and alpha {_span(alphas)}"
+
+
+def _labels_text(part: Part) -> str:
+    """The labels of a head, for people: `3 labels (no, yes, maybe)`."""
+    assert isinstance(part.config, HeadConfig)
+    labels = part.config.labels
+    return f"{len(labels)} labels ({', '.join(labels[:6])}{', ...' if len(labels) > 6 else ''})"
+
+
+_SHOWN: dict[str, tuple[str, Callable[[Part], object] | None]] = {
+    "groups": ("The LoRAs' modules and ranks", lora_text),
+    "labels": ("The labels", _labels_text),
+}
+"""Fields of configurations that are told in words of their own."""
 
 
 def _span(values: Collection[float]) -> str:

@@ -24,9 +24,17 @@ from torch import Tensor
 
 from registry.adapters.lora import LORA_A, LORA_B, PREFIX
 from registry.errors import InvalidRecipe
-from registry.soup.compat import Part, by_digest, structure_reasons
+from registry.soup.compat import Part, by_digest, members_of, structure_reasons
 from registry.soup.finite import cast_finite
-from registry.spec import AdapterConfig, BottleneckConfig, ConcatMixing, LoraConfig, LoraModule
+from registry.spec import (
+    AdapterConfig,
+    BankConfig,
+    BottleneckConfig,
+    ConcatMixing,
+    FusionConfig,
+    LoraConfig,
+    LoraModule,
+)
 
 _FOLDED = frozenset({"bottleneck", "scale", "groups", "rslora", "pruned"})
 """What may differ between ingredients: widths add up, factors are folded into the weights, and zeros are values."""
@@ -38,7 +46,21 @@ def check(parts: Sequence[Part], _mixing: ConcatMixing) -> list[str]:
 
     Reads tensors only of Houlsby adapters with trained LayerNorms, and only where nothing else stands against them.
     """
-    return structure_reasons(parts, may_differ=_may_differ(parts[0].config)) or _norm_reasons(parts)
+    reasons = structure_reasons(parts, may_differ=_may_differ(parts[0].config))
+    return reasons + _method_reasons(parts) or _norm_reasons(parts)
+
+
+def can_be_joined(config: AdapterConfig) -> bool:
+    """Whether adapters of this method have widths or ranks that can be put side by side."""
+    return isinstance(config, BottleneckConfig | LoraConfig)
+
+
+def _method_reasons(parts: Sequence[Part]) -> list[str]:
+    others = [part for part in parts if not (can_be_joined(part.config) or isinstance(part.config, BankConfig))]
+    if not others:
+        return []
+    what = f"{others[0].ref} is a {others[0].config.method}"
+    return [f"Bottlenecks and LoRAs can be put side by side as one adapter, and {what}."]
 
 
 def kind_of(config: AdapterConfig) -> object:
@@ -80,12 +102,14 @@ def is_itself(parts: Sequence[Part], mixing: ConcatMixing) -> bool:
 
 def width(parts: Sequence[Part]) -> int:
     """The bottleneck, or the largest rank of any module, that concatenating these would give."""
-    return max(_added_up(parts).values())
+    return max(_added_up(parts).values(), default=0)
 
 
 def width_of(config: AdapterConfig) -> int:
-    """An adapter's bottleneck, or its largest rank."""
-    return max(_widths(config).values())
+    """An adapter's bottleneck, or its largest rank; of a union its widest member's; 0 where there is neither."""
+    if isinstance(config, FusionConfig):
+        return width_of(config.member)
+    return max((size for one in members_of(config) for size in _widths(one).values()), default=0)
 
 
 def _added_up(parts: Sequence[Part]) -> dict[str, int]:
@@ -98,8 +122,7 @@ def _added_up(parts: Sequence[Part]) -> dict[str, int]:
 
 
 def _widths(config: AdapterConfig) -> dict[str, int]:
-    """What adds up when adapters are put side by side: the bottleneck, or the rank by module; other methods' have
-    nothing that does."""
+    """What adds up when adapters are put side by side: the bottleneck, or the rank by module; else nothing."""
     if isinstance(config, BottleneckConfig):
         return {"": config.bottleneck}
     if isinstance(config, LoraConfig):

@@ -13,6 +13,7 @@ from registry.adapters.masks import pruned_members, values
 from registry.soup import sparse
 from registry.soup.compat import Part, Tensors
 from registry.soup.concat import width_of
+from registry.soup.residual import no_residual
 from registry.spec import AdapterConfig, BankConfig, BaseShape, MixReport, Recipe
 
 
@@ -38,7 +39,7 @@ def report_of(
         residual=residual,
         notes=(
             *sparse.notes(parts, recipe, config),
-            *(() if residual is not None else ("The ingredients cancel each other out: no residual can be given.",)),
+            *(() if residual is not None else (no_residual(config),)),
         ),
     )
 

@@ -20,8 +20,17 @@ from registry.adapters import from_tensors
 from registry.adapters.bank import mean_routes
 from registry.adapters.bottleneck import Bottleneck
 from registry.adapters.lora import LORA_A, LORA_B, PREFIX
-from registry.soup.compat import Part, Tensors, scale_of
-from registry.spec import AdapterConfig, BankConfig, BaseShape, BottleneckConfig, LoraConfig, Mixing
+from registry.soup.compat import Part, Tensors, members_of, scale_of
+from registry.spec import (
+    AdapterConfig,
+    BankConfig,
+    BaseShape,
+    BottleneckConfig,
+    FusionConfig,
+    LoraConfig,
+    Mixing,
+    PrefixConfig,
+)
 
 PROBES = 64
 SEED = 0
@@ -58,6 +67,14 @@ class ExactMixture(ABC):
         """Take `factor` times an ingredient's update into account."""
 
     @abstractmethod
+    def residual(self, config: AdapterConfig, tensors: Tensors) -> float | None:
+        """The relative error of a soup; None where there is none (`no_residual`)."""
+
+
+class Measured(ExactMixture):
+    """A mixture of which the soup's difference has a size."""
+
+    @abstractmethod
     def squares(self, config: AdapterConfig, tensors: Tensors) -> tuple[float, float]:
         """Squared norms of the soup's difference from the exact mixture, and of the exact mixture."""
 
@@ -71,10 +88,56 @@ class ExactMixture(ABC):
 
 def exact_mixture(config: AdapterConfig, shape: BaseShape, mixing: Mixing) -> ExactMixture:
     """The exact mixture for adapters of a method, before any ingredient; `config` is the soup's."""
-    return Probed(shape, mixing) if isinstance(config, BottleneckConfig) else Factored(shape, mixing)
+    if isinstance(config, BottleneckConfig):
+        return Probed(shape, mixing)
+    return Factored(shape, mixing) if isinstance(config, LoraConfig) else Members(config, shape, mixing)
 
 
-class Probed(ExactMixture):
+def no_residual(config: AdapterConfig) -> str:
+    """Why a soup of this configuration has no residual, a sentence for people."""
+    if _undefined(config):
+        return "What a prefix or a fusion adds goes through a softmax: there is no exact mixture, and no residual."
+    return "The ingredients cancel each other out: no residual can be given."
+
+
+def _undefined(config: AdapterConfig) -> bool:
+    return any(isinstance(one, PrefixConfig | FusionConfig) for one in members_of(config))
+
+
+class Members(ExactMixture):
+    """Unions: that of every member by itself, of which the largest error counts; none where a member has none.
+
+    Heads are linear in their tensors: their average is exact, and they are left out.
+    """
+
+    def __init__(self, config: AdapterConfig, shape: BaseShape, mixing: Mixing) -> None:
+        super().__init__(shape, mixing)
+        measured = [one for one in members_of(config) if isinstance(one, BottleneckConfig | LoraConfig)]
+        self._members = {one.method: exact_mixture(one, shape, mixing) for one in measured}
+
+    def add(self, config: AdapterConfig, tensors: Tensors, factor: float) -> None:
+        """Hand each member's tensors to its own mixture."""
+        for one in members_of(config):
+            if one.method in self._members:
+                self._members[one.method].add(one, _of_member(tensors, one.method), factor)
+
+    def residual(self, config: AdapterConfig, tensors: Tensors) -> float | None:
+        """The largest of the members'; 0 of a head alone."""
+        if _undefined(config):
+            return None
+        found = [
+            self._members[one.method].residual(one, _of_member(tensors, one.method))
+            for one in members_of(config)
+            if one.method in self._members
+        ]
+        return None if None in found else max((one for one in found if one is not None), default=0.0)
+
+
+def _of_member(tensors: Tensors, method: str) -> Tensors:
+    return {name.removeprefix(f"{method}."): one for name, one in tensors.items() if name.startswith(f"{method}.")}
+
+
+class Probed(Measured):
     """Bottlenecks: what they add to standard normal probes, the same for all, at every site.
 
     Houlsby's trained LayerNorms are linear in their tensors: their average is exact, and they are left out.
@@ -106,7 +169,7 @@ class Probed(ExactMixture):
         return [site(probes, torch.zeros_like(probes)) for site, probes in zip(sites, self._probes, strict=True)]
 
 
-class Factored(ExactMixture):
+class Factored(Measured):
     """LoRA: the updates s B A themselves, by the Frobenius norm, through the QR of their stacked factors.
 
     ||B A||_F = ||R_B R_A^T||_F for B = Q_B R_B and A^T = Q_A R_A: the full matrix is never made, and nothing
