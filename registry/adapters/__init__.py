@@ -26,13 +26,13 @@ from registry.adapters.bottleneck import BottleneckAdapter
 from registry.adapters.fusion import FusionAdapter, initial_fusion
 from registry.adapters.head import HeadModule, initial_head
 from registry.adapters.initial import Init, initial_tensors
-from registry.adapters.lora import LoraAdapter, initial_lora
+from registry.adapters.lora import LORA_A, LoraAdapter, initial_lora
 from registry.adapters.masks import add_masks, is_mask, pruned_members
 from registry.adapters.order import canonical_order
 from registry.adapters.prefix import PrefixAdapter, initial_prefix
 from registry.adapters.union import UnionAdapter, initial_union
 from registry.errors import Incompatible, InvalidParameter, UnknownMethod
-from registry.spec import AdapterConfig, BaseShape, BottleneckConfig, UnionConfig
+from registry.spec import AdapterConfig, BankConfig, BaseShape, BottleneckConfig, UnionConfig
 
 __all__ = [
     "METHODS",
@@ -64,6 +64,17 @@ def _union(config: UnionConfig, shape: BaseShape) -> UnionAdapter:
 
 def _initial_union(shapes: Mapping[str, tuple[int, ...]], **start: object) -> dict[str, Tensor]:
     return initial_union(shapes, {name: method.initial for name, method in METHODS.items()}, **start)
+
+
+def _bank(config: BankConfig, shape: BaseShape) -> BankAdapter:
+    return BankAdapter(config, METHODS[config.expert.method].build(config.expert, shape))
+
+
+def _initial_bank(shapes: Mapping[str, tuple[int, ...]], **start: object) -> dict[str, Tensor]:
+    with_head = any(name.startswith("head.") for name in shapes)
+    lora = any(name.endswith(LORA_A) for name in shapes)
+    expert = METHODS["union" if with_head else "lora" if lora else "bottleneck"]
+    return initial_bank(shapes, expert.initial, **start)
 
 
 METHODS: dict[str, Method] = {
@@ -106,8 +117,8 @@ METHODS: dict[str, Method] = {
     "adamix": Method(
         name="adamix",
         paper="AdaMix: Wang et al., EMNLP 2022",
-        build=BankAdapter,
-        initial=initial_bank,
+        build=_bank,
+        initial=_initial_bank,
     ),
 }
 

@@ -5,7 +5,8 @@ Each site of the adapter has `experts` copies of its down- and of its up-project
 (section 3.1), `routed` puts that into effect, and without a route a bank computes its merge, the mean of the copies
 (section 3.3), which is what is served in its place. Used by the trainer, and by `soup.merge` for stored banks.
 
-Tensor names are the adapter's own; the weight and bias of a projection with copies have a leading dimension of
+Knows no list of methods: its maker hands it the adapter of one expert, which may have a head, shared too. Tensor
+names are that adapter's own; the weight and bias of a projection with copies have a leading dimension of
 them. All copies start as the projection of a plain adapter does (so do the LoRA experts of the paper's code): the
 merge of a bank's start is the start of a plain adapter of the same seed, bit for bit, and the bank carries that
 adapter's `init_hash`. What trains apart merges well only because it began together (AdapterSoup, appendix A.1).
@@ -13,19 +14,16 @@ adapter's `init_hash`. What trains apart merges well only because it began toget
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from registry.adapters.attach import AdapterModule, Edit
-from registry.adapters.bottleneck import BottleneckAdapter
-from registry.adapters.initial import Init, initial_tensors
-from registry.adapters.lora import LORA_A, LoraAdapter, initial_lora
+from registry.adapters.attach import AdapterModule, Edit, InputEdit
 from registry.errors import Internal
-from registry.spec import BankConfig, BaseShape, BottleneckConfig
+from registry.spec import BankConfig
 
 Routes = Mapping[str, int]
 """Which copy serves, by the path of a projection that has copies (`layers.0.ffn.down`)."""
@@ -87,17 +85,15 @@ def mean_of(copies: Tensor) -> Tensor:
 class BankAdapter(AdapterModule):
     """A bank without values: built on torch's meta device and filled by its maker.
 
-    Raises Incompatible where the base cannot take the bank's experts.
+    `expert` is the plain adapter of the experts' configuration, which becomes the bank's own.
     """
 
     config: BankConfig
     _expert: AdapterModule
 
-    def __init__(self, config: BankConfig, shape: BaseShape) -> None:
+    def __init__(self, config: BankConfig, expert: AdapterModule) -> None:
         super().__init__()
         self.config = config
-        one = config.expert
-        expert = BottleneckAdapter(one, shape) if isinstance(one, BottleneckConfig) else LoraAdapter(one, shape)
         self._experts = {path: Experts(plain, config.experts) for path, plain in _unshared(expert, config)}
         for path, experts in self._experts.items():
             parent, _, name = path.rpartition(".")
@@ -118,6 +114,10 @@ class BankAdapter(AdapterModule):
     def edits(self, model: nn.Module) -> Iterator[tuple[nn.Module, Edit]]:
         """What the expert does to `model`, with the projections of the present route."""
         yield from self._expert.edits(model)
+
+    def inputs(self, model: nn.Module) -> Iterator[tuple[nn.Module, InputEdit]]:
+        """What the expert does to what modules of `model` are given."""
+        yield from self._expert.inputs(model)
 
     def draw(self, avoiding: Routes | None = None) -> Routes:
         """A copy for every projection that has several, drawn uniformly from torch's global generator.
@@ -190,19 +190,17 @@ def mean_routes(config: BankConfig, tensors: Mapping[str, Tensor]) -> list[dict[
 
 
 def initial_bank(
-    shapes: Mapping[str, tuple[int, ...]], *, seed: int, init: Init, base: nn.Module | None
+    shapes: Mapping[str, tuple[int, ...]], initial: Callable[..., dict[str, Tensor]], **start: object
 ) -> dict[str, Tensor]:
-    """fp32 tensors for `shapes`: every copy of a projection is what a plain adapter of this seed starts with.
+    """fp32 tensors for `shapes`: every copy of a projection is what a plain adapter, by its `initial`, starts with.
 
-    Raises what `initial_tensors` or `initial_lora` does.
+    Raises what that does.
     """
     several = {name: size[0] for name, size in shapes.items() if _copies(name, shapes)}
     plain = {name: size[1:] if name in several else size for name, size in shapes.items()}
-    draw = initial_lora if any(name.endswith(LORA_A) for name in shapes) else initial_tensors
-    start = draw(plain, seed=seed, init=init, base=base)
     return {
         name: tensor.repeat(several[name], *(1 for _ in tensor.shape)) if name in several else tensor
-        for name, tensor in start.items()
+        for name, tensor in initial(plain, **start).items()
     }
 
 

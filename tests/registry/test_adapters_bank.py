@@ -17,16 +17,30 @@ from pydantic import ValidationError
 
 from registry.adapters import attached, create, expected_tensors, from_tensors, paper_config
 from registry.adapters.bank import BankAdapter, Routes, mean_of, merge_bank
+from registry.adapters.head import head_module
 from registry.adapters.weights import check_weights, init_hash, save_tensors
 from registry.base_model import load_base
 from registry.errors import Incompatible, Internal
-from registry.spec import BankConfig, BaseEntry, BaseShape, BottleneckConfig, LoraConfig, LoraModule, Pruned
+from registry.spec import (
+    BankConfig,
+    BaseEntry,
+    BaseShape,
+    BottleneckConfig,
+    HeadConfig,
+    LoraConfig,
+    LoraModule,
+    PrefixConfig,
+    Pruned,
+    UnionConfig,
+    head_of,
+)
 from tests.conftest import build_tiny_base
 from tests.registry.soup_parts import SHAPE, STRUCTURES, bottleneck, lora
 
 SHARES = ("up", "down", "none")
 EXPERTS = {**{kind: bottleneck(kind) for kind in STRUCTURES}, "lora": lora(leaves=("c_attn", "c_fc"))}
 IDS = [0, 40, 41, 42, 43, 44]
+HEAD = HeadConfig(task="classification", labels=("good", "bad"))
 
 
 def bank_config(expert: BottleneckConfig | LoraConfig, **fields: Any) -> BankConfig:
@@ -154,6 +168,45 @@ def test_experts_are_dense():
     pruned = Pruned(score="magnitude", sparsity=0.4, masked=3)
     with pytest.raises(ValidationError, match="not pruned"):
         bank_config(bottleneck("pfeiffer", pruned=pruned))
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        (PrefixConfig(length=3), bottleneck("parallel")),
+        (lora(), bottleneck("pfeiffer")),
+        (PrefixConfig(length=3), HEAD),
+        (bottleneck("pfeiffer", pruned=Pruned(score="magnitude", sparsity=0.4, masked=3)), HEAD),
+    ],
+)
+def test_experts_are_bottlenecks_or_loras_with_or_without_a_head(members):
+    with pytest.raises(ValidationError, match="experts of a bank"):
+        BankConfig(expert=UnionConfig(members=members))
+
+
+@pytest.mark.parametrize("expert", [lora(), bottleneck("houlsby")])
+def test_a_head_is_shared_and_starts_and_trains_as_a_plain_adapters(expert, bases):
+    """The tasks of the paper are classifications: the head is no expert of its own."""
+    model, shape = bases("gpt2")
+    one = expert_on("lora", shape) if isinstance(expert, LoraConfig) else expert
+    with_head = UnionConfig(members=(one, HEAD))
+    config = BankConfig(expert=with_head, experts=3, share="none")
+    assert head_of(config) == HEAD
+    assert BankConfig.model_validate(config.model_dump(mode="json")) == config
+    shapes = expected_tensors(config, shape)
+    assert shapes["head.out.weight"] == (2, shape.hidden_size)
+    bank = create(config, shape, seed=4, base=model)
+    assert isinstance(bank, BankAdapter)
+    assert len(bank.projections) == len(bank_of(BankConfig(expert=one, experts=3, share="none"), shape).projections)
+    plain = create(with_head, shape, seed=4, base=model).state_dict()
+    assert init_hash(merge_bank(config, bank.state_dict())) == init_hash(plain)
+    head = head_module(bank)
+    assert head is not None
+    with attached(model, bank), bank.routed(bank.draw()):
+        hidden = model.transformer(torch.tensor([IDS])).last_hidden_state
+        head.logits(hidden, torch.ones(1, len(IDS))).sum().backward()
+    assert head.out.weight.grad is not None
+    assert model.transformer.wte.weight.grad is None
 
 
 @pytest.mark.parametrize(

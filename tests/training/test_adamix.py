@@ -16,21 +16,31 @@ from torch import Tensor
 from registry.adapters import attached, create, from_tensors, paper_config
 from registry.adapters.bank import BankAdapter, merge_bank
 from registry.adapters.weights import init_hash, load_tensors, save_tensors
+from registry.base_model import LoadedBase, load_base
 from registry.errors import Cancelled, InvalidParameter
 from registry.folder import read_folder
-from registry.spec import BankConfig
+from registry.spec import BankConfig, BaseEntry, UnionConfig, head_of
+from tests.conftest import build_tiny_encoder
 from tests.training.conftest import TEXTS, VALID, state_hash
+from tests.training.items import LABELLED
 from training.adamix import consistent_loss, merged
 from training.checkpoint import Saving
 from training.options import PruningOptions
 from training.recipe import TrainingRecipe
 from training.targets import lora_for
-from training.task import Scored
+from training.task import Scored, with_head
+from training.tasks import TASKS
 from training.texts import pack
 from training.trainer import Trained, loss_of, train_adapter, write_trained
 
 RECIPE = TrainingRecipe(steps=8, batch=4, block=32, learning_rate=1e-2, evaluations=2)
 MODES = ("released", "paper", "none")
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> LoadedBase:
+    folder = build_tiny_encoder(tmp_path_factory.mktemp("encoder"), model_type="bert")
+    return load_base(BaseEntry(id="encoder", source=str(folder), kind="encoder"))
 
 
 def expert_of(kind, base):
@@ -267,3 +277,23 @@ def test_the_adapter_of_a_bank_has_its_start_and_says_of_what_it_was_made(base, 
     from_tensors(one.config, base.shape, load_tensors(read_folder(tmp_path / "one").weights.read_bytes()))
     with pytest.raises(InvalidParameter, match="this adapter is a bottleneck"):
         merged(one)
+
+
+@pytest.mark.parametrize(("kind", "mode"), [("bert", "released"), *(("gpt2", mode) for mode in MODES)])
+def test_a_bank_learns_to_classify_with_one_head_for_all_its_experts(base, encoder, kind, mode):
+    """The tasks of the paper: labels by a head that is trained with the bank and kept by its merge."""
+    task, on = TASKS["classification"], encoder if kind == "bert" else base
+    before = state_hash(on.model)
+    bank = BankConfig(expert=paper_config("houlsby", bottleneck=8), experts=3)
+    config = with_head(bank, task.head(LABELLED))
+    assert head_of(config) == task.head(LABELLED)
+    recipe = TrainingRecipe(steps=40, batch=8, block=60, learning_rate=2e-2, evaluations=2)
+    made = train_adapter(on, config, LABELLED[:40], LABELLED[40:], recipe=recipe, task=task, consistency=mode)
+    assert state_hash(on.model) == before
+    one = merged(made)
+    assert isinstance(one.config, UnionConfig)
+    adapter = from_tensors(one.config, on.shape, one.tensors)
+    found = task.metrics(on, adapter, LABELLED[40:], block=60)
+    assert found["loss"] == pytest.approx(made.record["valid_loss"], rel=1e-4)
+    assert found["accuracy"] == 1.0 or kind == "bert"  # a random encoder's first token says little of a text
+    assert made.record["valid_loss"] < made.record["valid_loss_before"]
