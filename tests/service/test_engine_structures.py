@@ -1,0 +1,227 @@
+"""Prefixes, MAM and fusions in the engine: rows that generate together get what each gets alone, in what is left of
+the context, and what is no language model is refused by what it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+import torch
+
+from registry.adapters import attached, expected_tensors, from_tensors
+from registry.base_model import LoadedBase, load_base
+from registry.errors import InvalidParameter, InvalidPrompt, Unavailable
+from registry.likelihood import hidden_states, lm_logits, score_windows
+from registry.spec import (
+    AdapterConfig,
+    BankConfig,
+    BaseEntry,
+    BottleneckConfig,
+    FusionConfig,
+    HeadConfig,
+    PrefixConfig,
+    UnionConfig,
+)
+from service.engine import AdapterHandle, Engine, GenerateRequest, SamplingParams, ScoreRequest
+from service.engine.texts import text_windows
+from tests.conftest import build_tiny_base, build_tiny_encoder
+from tests.service.given import Given
+
+PREFIX = PrefixConfig(length=5)
+PARALLEL = BottleneckConfig(structure="parallel", bottleneck=4, activation="relu", scale=4.0)
+PFEIFFER = BottleneckConfig(structure="pfeiffer", bottleneck=4, activation="relu")
+HEAD = HeadConfig(task="classification", labels=("bad", "good"))
+SPAN = HeadConfig(task="question_answering", labels=("start", "end"))
+STRUCTURES: dict[str, AdapterConfig] = {
+    "prefix": PREFIX,
+    "mam": UnionConfig(members=(PREFIX, PARALLEL)),
+    "fusion": FusionConfig(member=PFEIFFER, members=3),
+}
+
+
+@pytest.fixture(scope="module", params=["gpt2", "llama"])
+def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedBase:
+    folder = build_tiny_base(tmp_path_factory.mktemp("base"), model_type=request.param)
+    return load_base(BaseEntry(id="tiny", source=str(folder)))
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> LoadedBase:
+    folder = build_tiny_encoder(tmp_path_factory.mktemp("encoder"))
+    return load_base(BaseEntry(id="bert", source=str(folder), kind="encoder"))
+
+
+def handle_of(base: LoadedBase, config: AdapterConfig, seed: int = 1) -> AdapterHandle:
+    """An adapter that visibly changes what the model says."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = expected_tensors(config, base.shape)
+    tensors = {name: 0.5 * torch.randn(size, generator=generator) for name, size in shapes.items()}
+    return AdapterHandle(f"sha256:{seed:064x}", config, lambda: tensors)
+
+
+def run(engine: Engine) -> None:
+    while engine.step():
+        pass
+
+
+def greedy(tokens: int | None) -> SamplingParams:
+    return SamplingParams(max_tokens=tokens, temperature=0.0)
+
+
+@torch.no_grad()
+def reference(base: LoadedBase, prompt: tuple[int, ...], tokens: int, handle: AdapterHandle | None) -> tuple[int, ...]:
+    """One row, every token from a pass over the whole text: no cache, no padding."""
+    ids = list(prompt)
+    with ExitStack() as stack:
+        if handle is not None:
+            stack.enter_context(attached(base.model, from_tensors(handle.config, base.shape, handle.load())))
+        for _ in range(tokens):
+            row = torch.tensor([ids])
+            hidden = hidden_states(base.model, row, torch.ones_like(row))
+            ids.append(int(lm_logits(base.model, hidden[0, -1]).argmax()))
+            if ids[-1] == base.eos_id:
+                break
+    return tuple(ids[len(prompt) :])
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_rows_that_join_and_leave_at_any_time_get_what_they_get_alone(
+    base: LoadedBase, structure: str, seed: int
+) -> None:
+    engine, draw, wanted = Engine(Given(base), max_rows=3), np.random.default_rng(seed), []
+    for _ in range(8):
+        prompt = tuple(int(i) for i in draw.integers(1, 300, size=draw.integers(1, 25)))
+        handle = handle_of(base, STRUCTURES[structure]) if draw.random() < 0.8 else None
+        request = GenerateRequest("tiny", prompt, handle, greedy(int(draw.integers(1, 20))))
+        wanted.append((request, engine.submit(request)))
+        for _ in range(draw.integers(0, 5)):
+            engine.step()
+    run(engine)
+    for request, ticket in wanted:
+        found = ticket.result(0).choices[0].token_ids
+        assert found == reference(base, request.prompt, request.params.max_tokens or 0, request.adapter)
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_one_prompt_in_several_choices_and_with_its_own_scores(base: LoadedBase, structure: str) -> None:
+    engine, handle = Engine(Given(base)), handle_of(base, STRUCTURES[structure])
+    params = SamplingParams(max_tokens=4, temperature=0.0, n=2, logprobs=1, prompt_logprobs=True)
+    prompt = (7, 250, 3, 99)
+    tickets = [engine.submit(GenerateRequest("tiny", one, handle, params)) for one in (prompt, (0, *prompt, *prompt))]
+    run(engine)
+    generation = tickets[0].result(0)
+    assert {choice.token_ids for choice in generation.choices} == {reference(base, prompt, 4, handle)}
+    with attached(base.model, from_tensors(handle.config, base.shape, handle.load())):
+        [own] = score_windows(base.model, [prompt], max_tokens=100, pad_id=0)
+    assert sum(generation.prompt.token_logprobs[1:]) == pytest.approx(-own, rel=1e-4)
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_texts_of_any_length_are_scored_as_they_are_alone(base: LoadedBase, structure: str) -> None:
+    engine, handle = Engine(Given(base)), handle_of(base, STRUCTURES[structure])
+    engine.start()
+    texts = ["x", "Heat the oil, add the onions. " * 9, "A soup"]
+    found = engine.score("tiny", texts, handle)
+    engine.stop(drain=0)
+    for text, score in zip(texts, found, strict=True):
+        windows = text_windows(base, text, handle.config)
+        assert sum(len(window) - 1 for window in windows) == score.tokens == len(base.tokenize(text, bos=False))
+        with attached(base.model, from_tensors(handle.config, base.shape, handle.load())):
+            alone = [score_windows(base.model, [window], max_tokens=100, pad_id=0)[0] for window in windows]
+        assert score.nll == pytest.approx(sum(alone), rel=1e-4)
+
+
+@pytest.mark.parametrize("structure", ["prefix", "mam"])
+def test_a_prefix_takes_its_part_of_the_context(base: LoadedBase, structure: str) -> None:
+    engine, handle = Engine(Given(base)), handle_of(base, STRUCTURES[structure])
+    assert max(len(window) for window in text_windows(base, "Heat the oil. " * 50, handle.config)) == 64 - 5
+    prompt = tuple(range(5, 55))  # 50 tokens, 5 of the prefix: 9 are left
+    ticket = engine.submit(GenerateRequest("tiny", prompt, handle, greedy(None)))
+    run(engine)
+    assert ticket.result(0).choices[0].token_ids == reference(base, prompt, 9, handle)
+    with pytest.raises(InvalidParameter, match=r"context of the base model is 64, of which .* prefix takes 5; .* 9\."):
+        engine.submit(GenerateRequest("tiny", prompt, handle, greedy(10)))
+    with pytest.raises(InvalidPrompt, match=r"60 tokens and the context of the base model is 64, of which .* takes 5"):
+        engine.submit(ScoreRequest("tiny", (tuple(range(60)),), handle))
+    engine.submit(GenerateRequest("tiny", prompt, None, greedy(14)))  # the base itself has it all
+    run(engine)
+
+
+# --- what is no language model --------------------------------------------------------------------
+
+NO_TEXT: dict[str, tuple[AdapterConfig, str]] = {
+    "head": (HEAD, r"answers with a head for classification \(labels 'bad', 'good'\) and not with text"),
+    "spans": (UnionConfig(members=(PFEIFFER, SPAN)), "answers with a head for question answering and not"),
+    "bank": (BankConfig(expert=PFEIFFER, experts=3), r"bank of 3 experts \(AdaMix\).*cook a soup from a recipe of it"),
+}
+
+
+@pytest.mark.parametrize("kind", NO_TEXT)
+def test_heads_and_banks_are_refused_by_what_they_are(base: LoadedBase, kind: str) -> None:
+    config, match = NO_TEXT[kind]
+    engine, handle = Engine(Given(base)), AdapterHandle("sha256:" + "a" * 64, config, dict)
+    for request in (
+        GenerateRequest("tiny", (1, 2), handle, greedy(1)),
+        ScoreRequest("tiny", ((1, 2),), handle),
+        ScoreRequest("tiny", ((1, 2),), handle, pooled=frozenset({0})),
+    ):
+        with pytest.raises(InvalidParameter, match=match) as caught:
+            engine.submit(request)
+        assert caught.value.message.startswith("Adapter sha256:aaa")
+        assert caught.value.message.count(". ") == 0, "one sentence"
+
+
+def test_many_labels_are_not_all_told(base: LoadedBase) -> None:
+    labels = tuple(f"label {number}" for number in range(40))
+    config = HeadConfig(task="classification", labels=labels)
+    with pytest.raises(InvalidParameter, match=r"'label 4' and 35 more\)"):
+        Engine(Given(base)).submit(GenerateRequest("tiny", (1,), AdapterHandle("sha256:" + "a" * 64, config, dict)))
+
+
+@pytest.fixture
+def reading(encoder: LoadedBase) -> Iterator[Engine]:
+    engine = Engine(Given(encoder))
+    engine.start()
+    yield engine
+    engine.stop(drain=0)
+
+
+def test_an_encoder_embeds_and_does_nothing_else(encoder: LoadedBase, reading: Engine) -> None:
+    adapter = AdapterHandle("sha256:" + "a" * 64, PFEIFFER, dict)
+    for handle, match in ((None, r"Base model 'bert' is an encoder \(family 'bert'\)"), (adapter, "an adapter of an")):
+        for request in (
+            GenerateRequest("bert", (0, 5), handle),
+            ScoreRequest("bert", ((0, 5), (0, 6)), handle, pooled=frozenset({0})),
+        ):
+            with pytest.raises(InvalidParameter, match=match):
+                reading.submit(request)
+    with pytest.raises(InvalidParameter, match="an adapter of an encoder"):
+        reading.submit(ScoreRequest("bert", ((0, 5),), adapter, pooled=frozenset({0})))
+
+
+def test_vectors_of_an_encoder_are_means_between_cls_and_the_end(encoder: LoadedBase, reading: Engine) -> None:
+    texts = ["Heat the oil.", "The court held that the contract was void. " * 10]
+    found = reading.embed("bert", texts)
+    assert [one.nll for one in found] == [None, None]
+    assert [one.truncated for one in found] == [False, True]
+    for text, one in zip(texts, found, strict=True):
+        ids = torch.tensor([[0, *encoder.tokenize(text, bos=False)[:62], 2]])
+        own = hidden_states(encoder.model, ids, torch.ones_like(ids))[0, 1:].mean(0)
+        np.testing.assert_allclose(one.vector, own, rtol=1e-4, atol=1e-5)
+    with pytest.raises(InvalidPrompt, match="is empty"):
+        reading.embed("bert", ["a", ""])
+
+
+def test_an_encoder_whose_states_are_no_numbers_says_so(encoder: LoadedBase) -> None:
+    engine = Engine(Given(encoder))
+    weight = encoder.model.get_submodule("encoder.layer.1.output.LayerNorm").weight
+    kept = weight.data.clone()
+    weight.data[0] = float("nan")
+    ticket = engine.submit(ScoreRequest("bert", ((0, 5),), pooled=frozenset({0})))
+    run(engine)
+    weight.data.copy_(kept)
+    with pytest.raises(Unavailable, match="not finite numbers"):
+        ticket.result(0)
