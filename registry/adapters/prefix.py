@@ -43,7 +43,7 @@ class PrefixAdapter(AdapterModule):
         if shape.kv is None:
             raise Incompatible(
                 f"A prefix cannot be put before the texts of this base model (family {shape.model_type!r}): its "
-                f"layers have no keys and values of one size, or it is no causal model.",
+                f"layers do not show keys and values of one size, or it is no causal model.",
                 param="base_model",
             )
         if config.length > shape.context - 2:
@@ -95,7 +95,7 @@ class PrefixAdapter(AdapterModule):
     def layers(self, rows: int, *, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
         """Keys and values of every layer, each (rows, heads, length, size), for `rows` texts."""
         heads, size = self.kv
-        states = self.prompt_embeddings.to(dtype).view(self.config.length, self.num_layers, 2, heads, size)
+        states = self.prompt_embeddings.to(dtype).reshape(self.config.length, self.num_layers, 2, heads, size)
         states = states.permute(1, 2, 3, 0, 4).unsqueeze(2).expand(-1, -1, rows, -1, -1, -1)
         return [(layer[0], layer[1]) for layer in states]
 

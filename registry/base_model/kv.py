@@ -20,7 +20,8 @@ def kv_of(model: Any, layers: int) -> tuple[int, int] | None:
     """(heads, size of a head) of the keys and of the values of each of `layers`; None where they have no one size.
 
     None too where a pass over the model, or over the transformer below its head, does not go through the model's
-    decoder once: that is where a prefix is put in. `model` is a causal language model on the meta device; nothing is
+    decoder once: that is where a prefix is put in; and where a pass depends on values (a mixture of experts), so that
+    nothing can be seen. `model` is a causal language model on the meta device; nothing is
     computed.
     """
     passes: list[Any] = []

@@ -238,7 +238,7 @@ def test_starts(gpt2):
 
 class TestRefused:
     def test_a_base_without_keys_and_values_of_one_size(self, gpt2):
-        with pytest.raises(Incompatible, match="no keys and values of one size"):
+        with pytest.raises(Incompatible, match="do not show keys and values of one size"):
             expected_tensors(PrefixConfig(length=2), gpt2.shape.model_copy(update={"kv": None}))
 
     def test_an_encoder(self, tmp_path):
