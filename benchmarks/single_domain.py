@@ -34,7 +34,7 @@ from benchmarks.report import Figure, Result, best_dtype, options
 from benchmarks.single import making, table
 from benchmarks.single.choosing import Chosen, choose
 from benchmarks.single.scoring import Scorer, worker_pool
-from benchmarks.single.setting import LONG, ORDERS, RATES, SHORT, Setting, Texts, setting
+from benchmarks.single.setting import LONG, SHORT, Setting, Texts, setting
 from demo.progress import Talk
 from registry.adapters import expected_tensors, paper_config
 from registry.base_model import shape_of
@@ -48,11 +48,10 @@ STAGES = 6
 def run(found: Setting, *, processes: int, talk: Talk, again: bool = True) -> Result:
     """All of it; what was made or scored before is used again."""
     result = Result("single_domain")
-    talk.stage(f"train: {len(RATES)} learning rates x {len(ORDERS)} orders on {found.sizes.domain}, and the curves'")
+    rates, orders = making.MAIN.rates, making.MAIN.orders
+    talk.stage(f"train: {len(rates)} learning rates x {len(orders)} orders on {found.sizes.domain}, and the curves'")
     making.train_grids(found, processes=processes, say=talk.line)
-    grid = {
-        (rate, order): making.cell(found, making.MAIN, rate, order) for rate in making.MAIN.rates for order in ORDERS
-    }
+    grid = {(rate, order): making.cell(found, making.MAIN, rate, order) for rate in rates for order in orders}
     with worker_pool(found.base, block=found.sizes.block, processes=processes) as pool:
         scorer = Scorer(found.base, found.home.parent / "cells.jsonl", pool, block=found.sizes.block)
         talk.stage("choose: every triple on validation text")

@@ -22,13 +22,13 @@ import torch
 from benchmarks.single.scoring import Ingredient, ingredient
 from benchmarks.single.setting import INIT_SEED, INITS, ORDERS, OTHER_SEED, RATES, Init, Setting, Texts
 from demo.convert import convert, initial_tensors
+from demo.job import Job
 from registry.base_model import load_base, shape_of
 from registry.errors import Internal
 from registry.folder import read_folder
 from registry.spec import BaseEntry, BottleneckConfig
 from training.checkpoint import Saving, discard
 from training.recipe import TrainingRecipe
-from training.texts import read_texts
 from training.trainer import inputs_of, train_adapter, write_trained
 
 REPRODUCED = ("king_james_bible", "biomed_papers", "linux_man_pages")
@@ -145,7 +145,7 @@ def train_again(setting: Setting, *, processes: int, say: Say, domains: Sequence
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=context) as pool:
         jobs = {
-            pool.submit(_again, setting.base, setting.data, setting.adapters, domain, folder): domain
+            pool.submit(train_one_again, setting.base, setting.data, setting.adapters, domain, folder): domain
             for domain in domains
         }
         for job in as_completed(jobs):
@@ -154,13 +154,14 @@ def train_again(setting: Setting, *, processes: int, say: Say, domains: Sequence
     return [_found(setting, domain, folder) for domain in domains]
 
 
-def _again(base_entry: BaseEntry, data: Path, adapters: Path, domain: str, out: Path) -> None:
+def train_one_again(base_entry: BaseEntry, data: Path, adapters: Path, domain: str, out: Path) -> None:
     """Train one domain as its record says, in fp32, from the recorded initial tensors."""
     torch.set_num_threads(1)
     base = load_base(base_entry)
     recorded = _record(adapters, domain)
     recipe, config = recorded_recipe(recorded), _config(recorded)
-    texts, valid = (read_texts(data / "train" / domain / f"{part}.jsonl.gz") for part in ("train", "valid"))
+    job = Job("again", out, data, base_entry, (), (), "")
+    texts, valid = (job.texts("train", domain, part) for part in ("train", "valid"))
     start = initial_tensors(adapters)
     about = inputs_of(base, config, texts, valid, recipe=recipe, init="near_identity", start=start)
     if (out / domain).exists():

@@ -1,0 +1,230 @@
+"""What training an adapter costs: tokens a second in our loop, beside full fine-tuning and PEFT's LoRA, and memory.
+
+Every variant is one step of `training.run.Run` (what `soup train` runs) on blocks of random tokens; values do not
+matter for speed. A measurement is a process of its own, since the largest memory a process had cannot be unlearnt: it
+warms up, takes the median of some steps, and says how much memory it had at most. All variants take turns in each
+repeat, and ratios are taken repeat by repeat.
+
+- `adapter_vs_full`: a Bapna-Firat adapter over full fine-tuning. Forward passes are the same and a little more;
+  backward, no base weight gets a gradient, and nothing below the first adapter is passed.
+- `adapter_vs_peft_lora`: the same adapter over a LoRA of PEFT with as many parameters (within a percent) on the
+  attention's projections; `lora_vs_peft_lora`: our LoRA over PEFT's on the same modules with the same rank.
+- `adamix_overhead`: a pass with a drawn route through a bank of four experts over the plain adapter's pass;
+  `adamix_step_overhead`: a whole step with consistency over twice the plain step, which it has two passes for.
+- `mask_overhead`: a step of the adapter with 40 % of its entries pruned over the plain step.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, Literal
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports transformers
+
+from benchmarks.report import Figure, Result, Row, best_dtype, options, ratios, repeated, seconds
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from registry.base_model import LoadedBase
+    from training.loop import MeanNll
+
+BOTTLENECK, RANK = 64, 22
+"""Of the adapter and of the LoRAs: 134,400 and 135,168 parameters on the shared base model."""
+EXPERTS, SPARSITY = 4, 0.4
+BATCH, BLOCK = 8, 512
+WARM = 2
+SEED = 0
+SHARED_BASE = Path("../shared/base-lm")
+Dtype = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a step trains, and how: the module, its loss, and what has to be open meanwhile."""
+
+    module: nn.Module
+    loss: MeanNll
+    attached: AbstractContextManager[None]
+
+
+# --- one measurement, in a process of its own -------------------------------------------------------
+
+
+def measure(base_folder: Path, variant: str, *, dtype: Dtype, steps: int, block: int = BLOCK) -> Row:
+    """Median seconds of a step, parameters trained, and the most memory this process has had."""
+    import numpy as np
+
+    from registry.base_model import load_base
+    from registry.spec import BaseEntry
+    from training.recipe import TrainingRecipe
+    from training.run import Run
+
+    base = load_base(BaseEntry(id="base", source=str(base_folder.resolve())))
+    blocks = np.random.default_rng(SEED).integers(1, base.shape.vocab_size, (4 * BATCH, block))
+    recipe = TrainingRecipe(
+        steps=WARM + steps, batch=BATCH, block=block, learning_rate=1e-4, dtype=dtype, evaluations=1
+    )  # fmt: skip
+    prepared = VARIANTS[variant](base)
+    with prepared.attached:
+        run = Run(prepared.module, prepared.loss, train=blocks, recipe=recipe)
+        for _ in range(WARM):
+            run.advance()
+        taken = [seconds(run.advance) for _ in range(steps)]
+    step = median(taken)
+    return {
+        "variant": variant, "step_s": step, "tokens_per_s": BATCH * block / step,
+        "parameters_trained": sum(parameter.numel() for parameter in run.trained.values()),
+        "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }  # fmt: skip
+
+
+def _full(base: LoadedBase) -> Prepared:
+    from training.full import unfrozen
+    from training.trainer import loss_of
+
+    model = unfrozen(base.model, "all")
+    return Prepared(model, loss_of(replace(base, model=model)), nullcontext())
+
+
+def _adapter(base: LoadedBase, *, lora: bool = False, masked: bool = False) -> Prepared:
+    from registry.adapters import attached, create, paper_config
+    from training.options import PruningOptions
+    from training.pruning import prune
+    from training.targets import lora_for
+    from training.trainer import loss_of
+
+    plain = paper_config("bapna_firat", bottleneck=BOTTLENECK)
+    config = lora_for(base.shape, rank=RANK, alpha=2.0 * RANK) if lora else plain
+    adapter = create(config, base.shape, seed=SEED, base=base.model)
+    loss = loss_of(base, adapter)
+    if masked:
+        how = PruningOptions(score="magnitude", sparsity=SPARSITY)
+        adapter = prune(adapter, loss, _no_rows(), how, batch=BATCH, data_digest="")
+    return Prepared(adapter, loss, attached(base.model, adapter))
+
+
+def _no_rows() -> Any:
+    """What a score that takes no gradient reads of the data."""
+    import numpy as np
+
+    return np.empty((0, BLOCK), dtype=np.int64)
+
+
+def _bank(base: LoadedBase, *, consistency: Literal["none", "released"]) -> Prepared:
+    from registry.adapters import attached, create, paper_config
+    from registry.adapters.bank import BankAdapter
+    from registry.spec import BankConfig
+    from training.adamix import consistent_loss
+    from training.tasks import LANGUAGE_MODELLING
+
+    config = BankConfig(expert=paper_config("bapna_firat", bottleneck=BOTTLENECK), experts=EXPERTS)
+    bank = create(config, base.shape, seed=SEED, base=base.model)
+    assert isinstance(bank, BankAdapter)
+    loss = consistent_loss(lambda rows: LANGUAGE_MODELLING.scored(base, bank, rows), bank, consistency)
+    return Prepared(bank, loss, attached(base.model, bank))
+
+
+def _peft_lora(base: LoadedBase) -> Prepared:
+    import peft
+
+    from training.targets import lora_for
+    from training.trainer import loss_of
+
+    ours = lora_for(base.shape, rank=RANK, alpha=2.0 * RANK)
+    model = copy.deepcopy(base.model)
+    theirs = peft.LoraConfig(
+        r=RANK, lora_alpha=2 * RANK, target_modules=list(ours.modules()),
+        fan_in_fan_out=base.shape.model_type == "gpt2",
+    )  # fmt: skip
+    wrapped: Any = peft.get_peft_model(model, theirs)
+    return Prepared(wrapped, loss_of(replace(base, model=wrapped.base_model.model)), nullcontext())
+
+
+VARIANTS: Mapping[str, Callable[[LoadedBase], Prepared]] = {
+    "full": _full,
+    "adapter": _adapter,
+    "lora": partial(_adapter, lora=True),
+    "peft_lora": _peft_lora,
+    "adamix_pass": partial(_bank, consistency="none"),
+    "adamix_step": partial(_bank, consistency="released"),
+    "masked": partial(_adapter, masked=True),
+}
+
+
+# --- all of them ------------------------------------------------------------------------------------
+
+
+def in_a_process(base_folder: Path, variant: str, *, dtype: Dtype, steps: int) -> Row:
+    """One measurement in a fresh process; raises CalledProcessError."""
+    command = [sys.executable, "-m", "benchmarks.training", "--variant", variant, "--base", str(base_folder),
+               "--dtype", dtype, "--steps", str(steps)]  # fmt: skip
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    found: Row = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def run(take: Callable[[str], Row], *, repeats: int, dtype: str) -> Result:
+    """`repeats` measurements of each variant by `take`, in turn, and the ratios."""
+    taken: dict[str, list[Row]] = {variant: [] for variant in VARIANTS}
+    for _ in range(repeats):
+        for variant, rows in taken.items():
+            rows.append(take(variant))
+    result = Result("training")
+    for rows in taken.values():
+        named = ("step_s", "tokens_per_s", "peak_memory_mib")
+        result.rows.append({**rows[0], **{name: median(row[name] for row in rows) for name in named}, "dtype": dtype})
+    result.figures.update(_figures(taken))
+    return result
+
+
+def _figures(taken: Mapping[str, list[Row]]) -> dict[str, Figure]:
+    step = {variant: [row["step_s"] for row in rows] for variant, rows in taken.items()}
+    one, two = (ratios(step[variant], step["adapter"]) for variant in ("adamix_pass", "adamix_step"))
+    masked = ratios(step["masked"], step["adapter"])
+    overheads = {
+        "adamix_overhead": [ratio - 1 for ratio in one],
+        "adamix_step_overhead": [ratio / 2 - 1 for ratio in two],
+        "mask_overhead": [ratio - 1 for ratio in masked],
+    }
+    found = {
+        "adapter_vs_full": repeated(ratios(step["full"], step["adapter"]), "ratio", goal=1.2, note="stretch 1.35"),
+        "adapter_vs_peft_lora": repeated(ratios(step["peft_lora"], step["adapter"]), "ratio", goal=0.97),
+        "lora_vs_peft_lora": repeated(ratios(step["peft_lora"], step["lora"]), "ratio", goal=0.97),
+    }
+    found |= {name: repeated(values, "fraction", goal=0.1) for name, values in overheads.items()}
+    for variant, rows in taken.items():
+        found[f"peak_memory_{variant}_mib"] = repeated([row["peak_memory_mib"] for row in rows], "MiB")
+        found[f"tokens_per_s_{variant}"] = repeated([row["tokens_per_s"] for row in rows], "tokens/s")
+    return found
+
+
+def main() -> None:
+    """The command line; with --variant one measurement, as JSON."""
+    parser = options(__doc__)
+    parser.add_argument("--variant", choices=tuple(VARIANTS), help="measure this one here, and print it as JSON")
+    parser.add_argument("--base", type=Path, default=SHARED_BASE, help="folder of the base model")
+    parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
+    parser.add_argument("--steps", type=int, default=9, help="steps of a measurement; their median counts")
+    given = parser.parse_args()
+    dtype = best_dtype() if given.dtype == "auto" else given.dtype
+    if given.variant:
+        print(json.dumps(measure(given.base, given.variant, dtype=dtype, steps=given.steps)))
+        return
+    take = partial(in_a_process, given.base, dtype=dtype, steps=given.steps)
+    run(take, repeats=given.repeats, dtype=dtype).finish(given.out)
+
+
+if __name__ == "__main__":
+    main()
