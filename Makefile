@@ -7,10 +7,10 @@ PIP := $(VENV)/bin/python -m pip install --disable-pip-version-check -q -c const
 RUN := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test check format serve demo bench openapi clean
+.PHONY: help setup test check format serve demo bench reproduce-lm reproduce-single openapi clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -53,9 +53,16 @@ bench: $(VENV)/.dev  ## the quick forms of the benchmarks, beside their peers
 	$(RUN) -m benchmarks.averaging --out benchmarks/results/averaging.json
 	$(RUN) -m benchmarks.serving --out benchmarks/results/serving.json
 	$(RUN) -m benchmarks.breadth --out benchmarks/results/breadth.json
+	$(RUN) -m benchmarks.training --out benchmarks/results/training.json
+
+reproduce-lm: $(VENV)/.dev  ## three adapter papers on language models, 262 small trainings (an hour; resumable; LONG=1: larger)
+	$(RUN) -m benchmarks.lm_adapters --out benchmarks/results/lm_adapters.json $(if $(LONG),--long)
+
+reproduce-single: $(VENV)/.dev  ## the single-domain soups of AdapterSoup (an hour; resumable; LONG=1: larger)
+	$(RUN) -m benchmarks.single_domain --out benchmarks/results/single_domain.json $(if $(LONG),--long)
 
 openapi: $(VENV)/.runtime  ## regenerate docs/reference/openapi.json and the API reference from the schema
 	$(RUN) -m docs.generate
 
-clean:  ## remove the virtual environment and the demo's files
-	rm -rf $(VENV) .demo
+clean:  ## remove the virtual environment, the demo's files and those of experiments
+	rm -rf $(VENV) .demo .reproduce
