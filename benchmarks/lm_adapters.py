@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.lm import findings, plan, runner
 from benchmarks.lm.cells import Cell
 from benchmarks.lm.plan import Given, Size
-from benchmarks.lm.runner import Place
+from benchmarks.lm.runner import Place, Runner
 from benchmarks.report import Result, best_dtype, options, table
 from registry.base_model import shape_of
 from registry.errors import SoupError
@@ -29,15 +29,14 @@ FOLDER = Path(".reproduce") / "lm"
 class Experiment:
     """All stages, one after another; `cells` and `records` are what has been run so far."""
 
-    place: Place
+    runner: Runner
     given: Given
-    parallel: int
     cells: list[Cell] = field(default_factory=list)
     records: dict[str, Any] = field(default_factory=dict)
 
     def stage(self, what: str, cells: Sequence[Cell]) -> Sequence[Cell]:
         """Run what is not there yet of some cells."""
-        self.records |= runner.run_all(self.place, cells, parallel=self.parallel, what=what)
+        self.records |= self.runner.run(cells, what=what)
         self.cells += cells
         return cells
 
@@ -102,7 +101,9 @@ def main(arguments: Sequence[str] | None = None, *, size: Size | None = None) ->
             print(show(Given(chosen, shape, data, dtype)))
             return 0
         given = Given(chosen, shape, runner.all_data(place), dtype)
-        Experiment(place, given, asked.parallel).run().finish(asked.out)
+        with Runner(place, parallel=asked.parallel) as running:
+            result = Experiment(running, given).run()
+        result.finish(asked.out)
     except SoupError as problem:
         print(f"error: {problem}", file=sys.stderr)
         return 1

@@ -1,7 +1,8 @@
 """Numbers of the documentation: each comes from a file of benchmarks/results, none is typed by hand.
 
 A page holds `<!-- figures:NAME -->` and `<!-- /figures -->`; `docs.generate` fills what is between from
-benchmarks/results/NAME.json (DESIGN section 9). `NAME:domains` is the same run domain by domain.
+benchmarks/results/NAME.json (DESIGN section 9). `NAME:domains` is the same run domain by domain; the views of
+`docs.papers` are claims with verdicts, and pictures; `NAME:run` is the figures as they are in the file.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from docs import papers
 
 MARK = re.compile(r"(<!-- figures:(?P<name>[a-z0-9_]+)(?::(?P<view>[a-z]+))? -->\n).*?(<!-- /figures -->)", re.DOTALL)
 Result = Mapping[str, Any]
@@ -28,9 +31,11 @@ def block(folder: Path, name: str, view: str | None = None) -> str:
     if not path.is_file():
         return f"\nNot measured yet: there is no `benchmarks/results/{name}.json`.\n"
     result: Result = json.loads(path.read_text(encoding="utf-8"))
-    if view == "domains":
+    if view in papers.VIEWS:
+        lines = papers.VIEWS[view](result)
+    elif view == "domains":
         lines = _by_domain(result)
-    elif _compares(result):
+    elif view != "run" and _compares(result):
         lines = _comparison(result)
     else:
         lines = _plain(result)

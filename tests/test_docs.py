@@ -169,13 +169,13 @@ def test_commands_shown_exist_with_their_options() -> None:
 def test_variables_targets_and_calls_named_exist() -> None:
     variables = {f"SOUP_{name.upper()}" for name in [*Settings.model_fields, *ClientSettings.model_fields]}
     makefile = read(Path("Makefile"))
-    targets = set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
     document = json.loads(read(Path("docs/reference/openapi.json")))
     calls = {(method.upper(), path) for path, operations in document["paths"].items() for method in operations}
     for path in WRITTEN:
         text = read(path)
         assert set(re.findall(r"\bSOUP_[A-Z_]+[A-Z]\b", text)) <= variables, path
-        assert set(re.findall(r"(?:^    |`)make ([a-z]+)", text, re.MULTILINE)) <= targets, path
+        assert set(re.findall(r"(?:^    |`)make ([a-z-]+)", text, re.MULTILINE)) <= targets, path
         for method, called in re.findall(r"`(GET|PUT|POST|PATCH|DELETE|HEAD) (/[^`\s?]*)", text):
             assert any(m == method and re.fullmatch(re.sub(r"\{[^}]*\}", "[^/]+", p), called) for m, p in calls), path
 

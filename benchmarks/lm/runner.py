@@ -71,28 +71,42 @@ def kept(place: Place, cells: Iterable[Cell]) -> dict[str, Record]:
     return found
 
 
-def run_all(place: Place, cells: Sequence[Cell], *, parallel: int, what: str) -> dict[str, Record]:
-    """The results of all cells by their keys, those that are not there yet run now, the longest first.
+class Runner:
+    """Runs cells in processes that are there from the first cell to be run until it is closed."""
 
-    Raises what the first cell that fails raises, once those that run beside it are done; they are kept.
-    """
-    found = kept(place, cells)
-    todo = sorted((cell for cell in cells if cell.key not in found), key=lambda one: -one.training_tokens)
-    tell = Progress(what, len(cells), found=len(found), left=sum(map(_tokens, todo)))
-    if not todo:
+    def __init__(self, place: Place, *, parallel: int) -> None:
+        self._place, self._parallel = place, parallel
+        self._pool: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def run(self, cells: Sequence[Cell], *, what: str) -> dict[str, Record]:
+        """The results of all cells by their keys, those that are not there yet run now, the longest first.
+
+        Raises what the first cell that fails raises; those that run beside it are kept.
+        """
+        found = kept(self._place, cells)
+        todo = sorted((cell for cell in cells if cell.key not in found), key=lambda one: -one.training_tokens)
+        tell = Progress(what, len(cells), found=len(found), left=sum(map(_tokens, todo)))
+        running = {self._submit(cell): cell for cell in todo}
+        for cell, record in _as_they_end(running):
+            found[cell.key] = record
+            tell.done(cell, _tokens(cell), record)
         return found
-    place.cells.mkdir(parents=True, exist_ok=True)
-    started = multiprocessing.get_context("spawn")  # a fork would inherit torch's threads, and hang
-    with ProcessPoolExecutor(parallel, mp_context=started, initializer=_begin, initargs=(place,)) as pool:
-        running = {pool.submit(_run, cell): cell for cell in todo}
-        try:
-            for cell, record in _as_they_end(running):
-                found[cell.key] = record
-                tell.done(cell, _tokens(cell), record)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    return found
+
+    def _submit(self, cell: Cell) -> Future[Record]:
+        if self._pool is None:
+            self._place.cells.mkdir(parents=True, exist_ok=True)
+            started = multiprocessing.get_context("spawn")  # a fork would inherit torch's threads, and hang
+            self._pool = ProcessPoolExecutor(
+                self._parallel, mp_context=started, initializer=_begin, initargs=(self._place,)
+            )
+        return self._pool.submit(_run, cell)
 
 
 def _as_they_end(running: Mapping[Future[Record], Cell]) -> Iterable[tuple[Cell, Record]]:

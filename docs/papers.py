@@ -1,0 +1,213 @@
+"""What the pages about the papers' claims quote from a results file: claims, models, rates, and pictures with tables.
+
+Called by `docs.figures` for the blocks `<!-- figures:NAME:VIEW -->`, and by `docs.generate` for the pictures, which
+are written beside the pages where there is a result to draw.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from docs.pictures import Series, curves, heat_map
+
+Result = Mapping[str, Any]
+Row = Mapping[str, Any]
+FOLDER = Path("docs") / "explanation" / "pictures"
+"""From the project's root; the pages that show them are in the folder above."""
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a Markdown table."""
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    return lines + [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
+
+
+def _rows(result: Result, key: str) -> list[Row]:
+    return [row for row in result["rows"] if key in row]
+
+
+# --- claims and models ------------------------------------------------------------------------------
+
+
+def claims(result: Result) -> list[str]:
+    """Each claim with the paper's figure, ours, and the verdict."""
+    head = ("the paper", "here", "difference", "smallest that would be found", "verdict")
+    rows = [
+        (str(row["paper"]), str(row["says"]), _difference(row), _size(row), f"*{row['verdict']}*")
+        for row in _rows(result, "claim")
+    ]
+    units = sorted({str(row["unit"]) for row in _rows(result, "claim") if row["unit"]})
+    note = (
+        f"Difference ± standard error ({' or '.join(units)}); below zero is what the claim says. A verdict is beyond "
+        "two standard errors; the next column is what a true effect would have to be to be found four times in five."
+    )
+    return [*table(head, rows), "", note]
+
+
+def _difference(row: Row) -> str:
+    if row["difference"] is None:
+        return str(row.get("note", ""))
+    return f"{row['difference']:+.4f} ± {row['standard_error']:.4f}"
+
+
+def _size(row: Row) -> str:
+    return "" if row["minimum_detectable"] is None else f"{row['minimum_detectable']:.4f}"
+
+
+def models(result: Result) -> list[str]:
+    """Each variant with parameters, cost, and perplexity in every domain."""
+    found: dict[str, dict[str, Row]] = {}
+    for row in _rows(result, "method"):
+        found.setdefault(row["method"], {})[row["domain"]] = row
+    domains = list(next(iter(found.values())))
+    head = ("model", "parameters trained", "relative inference cost", "learning rate", *domains)
+    return [
+        *table(head, [_model(rows, domains) for rows in found.values()]),
+        "",
+        "Perplexity on test passages, mean over seeds; difference of mean NLL to the base ± its standard error.",
+    ]
+
+
+def _model(rows: Mapping[str, Row], domains: Sequence[str]) -> list[str]:
+    first = next(iter(rows.values()))
+    known = next((row for row in rows.values() if "parameters_trained" in row), None)
+    rate = first.get("learning_rate")
+    return [
+        str(first["label"]),
+        "" if known is None else f"{known['parameters_trained']:,}",
+        "" if known is None else f"{known['relative_cost']:.3f}",
+        "" if rate is None else f"{rate:g}",
+        *(_quality(rows[domain]) for domain in domains),
+    ]
+
+
+def _quality(row: Row) -> str:
+    if "diverged" in row:
+        return "diverged"
+    if not row["parameters_trained"]:
+        return f"{row['perplexity']:.2f}"
+    return f"{row['perplexity']:.2f} ({row['difference']:+.4f} ± {row['standard_error']:.4f})"
+
+
+def rates(result: Result) -> list[str]:
+    """The learning rates that were tried on validation text."""
+    rows = [
+        (
+            str(row["rate_of"]), f"{row['learning_rate']:g}",
+            "diverged" if row["valid_nll"] is None else f"{row['valid_nll']:.4f}",
+            "" if not row["chosen"] else "chosen, the last of its list" if row["at_the_end"] else "chosen",
+        )
+        for row in _rows(result, "rate_of")
+    ]  # fmt: skip
+    return table(("family", "learning rate", "validation loss, mean of the domains", ""), rows)
+
+
+# --- pictures ---------------------------------------------------------------------------------------
+
+
+def spans(result: Result) -> list[str]:
+    """What is lost without the adapters of a span, in each domain."""
+    found = _rows(result, "span")
+    domains = list(dict.fromkeys(row["domain"] for row in found))
+    by_span: dict[str, dict[str, Row]] = {}
+    for row in found:
+        by_span.setdefault(row["span"], {})[row["domain"]] = row
+    rows = [[span, *(_difference(by[domain]) for domain in domains)] for span, by in by_span.items()]
+    return [
+        *_image(result, "spans", "Loss without the adapters of a span of layers"),
+        *table(("layers", *domains), rows),
+    ]
+
+
+def draw_spans(result: Result) -> str:
+    """Figure 6 of Houlsby et al., left: first layer down, last layer across, mean of the domains."""
+    values: dict[tuple[str, str], list[float]] = {}
+    for row in _rows(result, "span"):
+        first, last = row["span"].split("-")
+        values.setdefault((first, last), []).append(row["difference"])
+    names = sorted({name for pair in values for name in pair}, key=int)
+    means = {pair: sum(some) / len(some) for pair, some in values.items()}
+    return heat_map(
+        "NLL lost without the adapters of a span of layers", rows=names, columns=names, values=means,
+        left="first layer of the span", below="last layer of the span (nats a token, mean of domains)",
+    )  # fmt: skip
+
+
+def _scales(result: Result) -> list[Row]:
+    """Houlsby adapters of one size by the scale of their start; the usual one is 1e-2."""
+    started = [row for row in _rows(result, "init_std") if "nll" in row]
+    sizes = {row["parameters_trained"] for row in started}
+    usual = [
+        {**row, "init_std": 1e-2}
+        for row in _rows(result, "method")
+        if row["method"].startswith("houlsby_") and row.get("parameters_trained") in sizes
+    ]
+    return sorted([*started, *usual], key=lambda row: (row["init_std"], row["domain"]))
+
+
+def scales(result: Result) -> list[str]:
+    """Loss by the standard deviation of the initial projections."""
+    rows = [(f"{row['init_std']:g}", row["domain"], f"{row['nll']:.4f}", _difference(row)) for row in _scales(result)]
+    head = ("standard deviation", "domain", "NLL", "difference to the base")
+    return [*_image(result, "scales", "Loss by the scale of the start"), *table(head, rows)]
+
+
+def draw_scales(result: Result) -> str:
+    """Figure 6 of Houlsby et al., right."""
+    by_domain: dict[str, list[tuple[float, float]]] = {}
+    for row in _scales(result):
+        by_domain.setdefault(row["domain"], []).append((row["init_std"], row["nll"]))
+    series = [Series(domain, points) for domain, points in by_domain.items()]
+    return curves(
+        "NLL by the scale of the start", series, across="standard deviation of initial projections",
+        up="nats a token", logarithmic=True,
+    )  # fmt: skip
+
+
+def convergence(result: Result) -> list[str]:
+    """Validation loss by step, dense and Large-Sparse."""
+    by_step: dict[int, dict[str, float]] = {}
+    labels: dict[str, str] = {}
+    for row in _rows(result, "curve"):
+        labels[row["curve"]] = row["label"]
+        by_step.setdefault(row["step"], {})[row["curve"]] = row["valid_nll"]
+    rows = [[str(step), *(f"{by[name]:.4f}" for name in labels)] for step, by in by_step.items()]
+    return [*_image(result, "convergence", "Validation loss by step"), *table(("step", *labels.values()), rows)]
+
+
+def draw_convergence(result: Result) -> str:
+    """The convergence of SparseAdapter's Large-Sparse."""
+    points: dict[str, list[tuple[float, float]]] = {}
+    for row in _rows(result, "curve"):
+        points.setdefault(row["label"].partition(",")[0], []).append((row["step"], row["valid_nll"]))
+    series = [Series(label, some) for label, some in points.items()]
+    return curves("Validation loss, mean of domains and seeds", series, across="step", up="nats a token")
+
+
+def _image(result: Result, view: str, said: str) -> list[str]:
+    return [f"![{said}]({FOLDER.name}/{result['name']}_{view}.svg)", ""]
+
+
+VIEWS: dict[str, Callable[[Result], list[str]]] = {
+    "claims": claims, "models": models, "rates": rates, "spans": spans, "scales": scales, "convergence": convergence,
+}  # fmt: skip
+"""Views of a results file, as `<!-- figures:NAME:VIEW -->` names them."""
+PICTURES: dict[str, tuple[str, Callable[[Result], str]]] = {
+    "lm_adapters_spans": ("lm_adapters", draw_spans),
+    "lm_adapters_scales": ("lm_adapters", draw_scales),
+    "lm_adapters_convergence": ("lm_adapters", draw_convergence),
+}
+"""File in `FOLDER` -> the result it is drawn from, and how."""
+
+
+def pictures(results: Path) -> dict[Path, str]:
+    """Every picture whose result is there, by its path from the project's root."""
+    found = {}
+    for name, (result, draw) in PICTURES.items():
+        path = results / f"{result}.json"
+        if path.is_file():
+            found[FOLDER / f"{name}.svg"] = draw(json.loads(path.read_text(encoding="utf-8")))
+    return found

@@ -1,0 +1,107 @@
+"""Claims, models and pictures on the pages about the papers: what a results file holds is what a reader sees."""
+
+from __future__ import annotations
+
+import json
+from xml.etree import ElementTree
+
+import pytest
+
+from docs import figures, papers
+from docs.pictures import Series, curves, heat_map
+
+CLAIM = {
+    "claim": "a_over_b", "paper": "Paper, table 1: 90 | 80", "says": "a is better than b", "difference": -0.0123,
+    "standard_error": 0.004, "minimum_detectable": 0.01136, "unit": "nats a token", "verdict": "agrees",
+}  # fmt: skip
+MODEL = {
+    "label": "Houlsby, m = 64", "parameters_trained": 268800, "relative_cost": 1.062, "learning_rate": 0.005,
+    "nll": 3.4, "perplexity": 30.0, "difference": -0.1, "standard_error": 0.01,
+}  # fmt: skip
+ROWS = [
+    {**MODEL, "method": "base", "label": "base model", "domain": "law", "parameters_trained": 0, "difference": 0.0},
+    {**MODEL, "method": "houlsby_64", "domain": "law"},
+    {**MODEL, "method": "init_0p1", "domain": "law", "label": "start 0.1", "init_std": 0.1, "nll": 3.6},
+    {"method": "init_1", "domain": "law", "label": "start 1", "init_std": 1.0, "learning_rate": 0.005,
+     "diverged": "Training diverged at step 3"},
+    CLAIM,
+    {**CLAIM, "claim": "c", "difference": None, "standard_error": None, "minimum_detectable": None, "unit": "",
+     "verdict": "undetermined", "note": "init_1 diverged"},
+    {"rate_of": "lora", "learning_rate": 0.002, "valid_nll": 3.1, "chosen": True, "at_the_end": True},
+    {"rate_of": "lora", "learning_rate": 0.2, "valid_nll": None, "chosen": False, "at_the_end": False},
+    *({"span": span, "domain": "law", "difference": value, "standard_error": 0.001}
+      for span, value in (("0-0", 0.01), ("0-1", 0.09), ("1-1", -0.002))),
+    *({"curve": name, "label": f"{name}, m = 1", "step": step, "valid_nll": loss}
+      for name in ("dense", "wide & <sparse>") for step, loss in ((0, 4.0), (30, 3.6), (60, 3.5))),
+]  # fmt: skip
+
+
+@pytest.fixture
+def results(tmp_path):
+    result = {
+        "name": "lm_adapters", "date": "2026-11-21T10:00:00+00:00", "commit": "0123456789abcdef",
+        "machine": {"processor": "Some CPU", "cores": 2}, "rows": ROWS,
+        "figures": {"claims_agrees": {"value": 1, "goal": None, "unit": "claims", "note": "of 2"}},
+    }  # fmt: skip
+    (tmp_path / "lm_adapters.json").write_text(json.dumps(result))
+    return tmp_path
+
+
+def test_a_claim_stands_beside_the_papers_figure(results):
+    block = figures.block(results, "lm_adapters", "claims")
+    line = "| Paper, table 1: 90 \\| 80 | a is better than b | -0.0123 ± 0.0040 | 0.0114 | *agrees* |"
+    assert line in block.splitlines()
+    assert "| init_1 diverged |  | *undetermined* |" in block
+    assert "commit 0123456789ab" in block
+
+
+def test_every_model_has_parameters_and_cost(results):
+    lines = figures.block(results, "lm_adapters", "models").splitlines()
+    assert "| Houlsby, m = 64 | 268,800 | 1.062 | 0.005 | 30.00 (-0.1000 ± 0.0100) |" in lines
+    assert "| start 1 |  |  | 0.005 | diverged |" in lines
+    assert any(line.startswith("| base model | 0 | 1.062 | 0.005 | 30.00 |") for line in lines)
+
+
+def test_rates_and_figures_are_listed(results):
+    assert "| lora | 0.002 | 3.1000 | chosen, the last of its list |" in figures.block(results, "lm_adapters", "rates")
+    assert "| lora | 0.2 | diverged |  |" in figures.block(results, "lm_adapters", "rates")
+    assert "| claims agrees | 1 | claims |  | of 2 |" in figures.block(results, "lm_adapters", "run")
+
+
+@pytest.mark.parametrize("view", ["spans", "scales", "convergence"])
+def test_a_picture_has_its_table_and_its_file(results, view):
+    block = figures.block(results, "lm_adapters", view)
+    assert f"(pictures/lm_adapters_{view}.svg)" in block
+    assert "| " in block
+    drawn = papers.pictures(results)
+    svg = drawn[papers.FOLDER / f"lm_adapters_{view}.svg"]
+    assert ElementTree.fromstring(svg).tag.endswith("svg")
+    assert svg == papers.pictures(results)[papers.FOLDER / f"lm_adapters_{view}.svg"]
+
+
+def test_without_a_result_nothing_is_drawn(tmp_path):
+    assert papers.pictures(tmp_path) == {}
+    assert "Not measured yet" in figures.block(tmp_path, "lm_adapters", "spans")
+
+
+def test_a_heat_map_has_the_number_in_every_square():
+    svg = heat_map(
+        "t", rows=["0", "1"], columns=["0", "1"], values={("0", "1"): 0.5, ("1", "1"): -0.25}, left="l", below="b"
+    )
+    texts = [element.text for element in ElementTree.fromstring(svg).iter() if element.tag.endswith("text")]
+    assert {"+0.500", "-0.250"} <= set(texts)
+    assert svg.count("<rect") == 2
+
+
+def test_curves_stay_in_their_frame_and_differ_by_more_than_colour():
+    series = [Series("one <&>", [(1, 2.0), (2, 1.0)]), Series("two", [(1, 3.0), (2, 3.0)])]
+    root = ElementTree.fromstring(curves("t", series, across="x", up="y"))
+    discs = [element for element in root.iter() if element.tag.endswith("circle")]
+    assert all(0 <= float(disc.get("cx")) <= 680 and 0 <= float(disc.get("cy")) <= 380 for disc in discs)
+    lines = {element.get("stroke-dasharray") for element in root.iter() if element.get("stroke-dasharray")}
+    assert len(lines) == 2
+    assert "one <&>" in [element.text for element in root.iter()]
+    flat = curves("t", [Series("flat", [(1, 1.0)])], across="x", up="y")
+    assert "nan" not in flat
+    with pytest.raises(ValueError, match="empty"):
+        curves("t", [], across="x", up="y")

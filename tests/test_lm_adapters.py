@@ -1,0 +1,265 @@
+"""The language model experiment, whole and tiny: every variant, the choice of rates, what is kept, and the verdicts."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import lm_adapters
+from benchmarks.lm import findings, plan, runner, scoring
+from benchmarks.lm.plan import Given, Size
+from benchmarks.lm.runner import Place
+from registry.adapters import create, paper_config
+from registry.base_model import load_base, shape_of
+from registry.errors import Internal
+from registry.spec import BankConfig, BaseEntry, FusionConfig, UnionConfig
+from tests.conftest import build_tiny_base
+
+TINY = Size(
+    domains=("law", "cooking"), others=("music",), seeds=(1,), steps=2, batch=2, block=16, texts=200, valid_texts=6,
+    test_texts=8, span_texts=4, draws=2, evaluations=1, curve=2, sizes=(8, 16, 64), scales=(1e-3, 1e-1),
+)  # fmt: skip
+SENTENCES = {
+    "law": "The judge of court {i} held that contract {j} was void for want of consideration.",
+    "cooking": "Heat {i} spoons of oil, add {j} onions and stir until they are golden.",
+    "music": "In bar {i} the violins enter, and {j} bars later the horns answer them softly.",
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Place:
+    folder = tmp_path_factory.mktemp("lm")
+    for domain, sentence in SENTENCES.items():
+        for number, (part, count) in enumerate((("train", 220), ("valid", 10), ("test", 12))):
+            texts = [sentence.format(i=i + 1000 * number, j=i * 7) for i in range(count)]
+            path = folder / "data" / "train" / domain / f"{part}.jsonl.gz"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(gzip.compress("\n".join(json.dumps({"text": text}) for text in texts).encode()))
+    base = build_tiny_base(folder / "base")
+    return Place(base, folder / "data" / "train", folder / "kept", TINY)
+
+
+@pytest.fixture(scope="module")
+def shape(place):
+    return shape_of(runner.entry(place))
+
+
+@pytest.fixture(scope="module")
+def given(place, shape) -> Given:
+    return Given(TINY, shape, runner.all_data(place), "float32")
+
+
+def call(place: Place, *arguments: str, out: Path | None = None) -> int:
+    where = ["--base", str(place.base), "--data", str(place.corpora.parent), "--folder", str(place.folder)]
+    return lm_adapters.main(
+        [*where, "--dtype", "float32", *(["--out", str(out)] if out else []), *arguments], size=TINY
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def outcome(place, tmp_path_factory) -> dict:
+    """Everything, run once, two cells at a time."""
+    out = tmp_path_factory.mktemp("out") / "lm_adapters.json"
+    assert call(place, "--parallel", "2", out=out) == 0
+    return json.loads(out.read_text())
+
+
+# --- the plan ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def four_layers(tmp_path_factory):
+    path = build_tiny_base(tmp_path_factory.mktemp("deep"), n_layer=4, n_positions=512)
+    return shape_of(BaseEntry(id="deep", source=str(path)))
+
+
+def all_cells(size: Size, shape) -> list:
+    given = Given(size, shape, plan.example_data(size, shape.fingerprint), "float32")
+    return [cell for cells in plan.every_cell(given).values() for cell in cells]
+
+
+def test_it_fits_an_hour_at_the_speed_of_two_slow_cores(four_layers):
+    cost = plan.cost(all_cells(plan.NORMAL, four_layers), layers=4)
+    assert cost.seconds <= 60 * 60
+    assert cost.seconds == pytest.approx(cost.training / 4_000 + cost.scoring / 10_000)
+    assert plan.cost(all_cells(plan.LONG, four_layers), layers=4).seconds > 4 * cost.seconds
+
+
+def test_every_cell_is_another_one_and_each_variant_has_two_domains_and_three_seeds(four_layers):
+    cells = all_cells(plan.NORMAL, four_layers)
+    assert len({cell.key for cell in cells}) == len(cells)
+    variants = [*plan.variants(plan.NORMAL, four_layers), *plan.fusions()]
+    assert len({variant.name for variant in variants}) == len(variants) >= 36
+    for variant in variants:
+        found = {(cell.data.domain, cell.seed) for cell in cells if cell.variant == variant.name and cell.measures}
+        assert len(found) == 6, variant.name
+
+
+def test_two_passes_and_gradients_of_scores_are_counted(four_layers):
+    cells = {cell.variant: cell for cell in all_cells(plan.NORMAL, four_layers) if cell.measures}
+    one = plan.NORMAL.steps * plan.NORMAL.batch * plan.NORMAL.block
+    batch = plan.NORMAL.batch * plan.NORMAL.block
+    assert cells["houlsby_16"].training_tokens == cells["adamix_no_consistency"].training_tokens == one
+    assert cells["adamix"].training_tokens == cells["pfeiffer_16_twice"].training_tokens == 2 * one
+    assert cells["random_40"].training_tokens == one
+    assert cells["snip_40"].training_tokens == one + plan.BATCHES * batch
+    assert cells["grasp_40"].training_tokens == one + 3 * plan.BATCHES * batch
+    assert cells["base"].training_tokens == 0
+
+
+def test_rates_are_chosen_without_a_look_at_test_text_and_with_a_seed_of_their_own(given):
+    cells = plan.rate_cells(given, [family for family in plan.RATES if family != "fusion"])
+    assert all(cell.measures == () and cell.seed not in TINY.seeds for cell in cells)
+    assert len(cells) == 8 * 3 * 2
+
+
+def test_large_sparse_has_as_many_weights_as_the_dense_adapter(shape):
+    dense, *wide = (
+        next(one for one in plan.variants(TINY, shape) if one.name == name)
+        for name in ("houlsby_16", "large_2", "large_3", "large_4")
+    )
+    for variant in wide:
+        kept = variant.fields["config"].bottleneck * (1 - variant.fields["pruning"].sparsity)
+        assert kept == pytest.approx(dense.fields["config"].bottleneck)
+
+
+def test_the_plan_is_printed_and_nothing_is_run(place, capsys):
+    assert call(place, "--plan") == 0
+    shown = capsys.readouterr().out
+    assert "grasp_40" in shown
+    assert "minutes at 4,000 training and 10,000 scoring tokens a second" in shown
+
+
+# --- the run ----------------------------------------------------------------------------------------
+
+
+def test_every_claim_has_a_verdict_and_what_could_have_been_found(outcome):
+    claims = [row for row in outcome["rows"] if "claim" in row]
+    assert len(claims) >= 34
+    assert {row["of"] for row in claims} == {"houlsby", "adamix", "sparse"}
+    for row in claims:
+        assert row["verdict"] in {"agrees", "disagrees", "undetermined"}
+        assert row["paper"]
+        assert row["says"]
+        if row["difference"] is None:
+            assert "diverged" in row["note"]
+        else:
+            assert row["minimum_detectable"] == pytest.approx(2.84 * row["standard_error"])
+            beyond = abs(row["difference"]) > 2 * row["standard_error"]
+            assert (row["verdict"] != "undetermined") == beyond
+    counted = sum(outcome["figures"][f"claims_{one}"]["value"] for one in ("agrees", "disagrees", "undetermined"))
+    assert counted == len(claims)
+
+
+def test_every_row_has_parameters_and_cost(outcome):
+    rows = [row for row in outcome["rows"] if "method" in row]
+    by_name = {(row["method"], row["domain"]): row for row in rows}
+    assert {name for name, _ in by_name} >= {
+        "base",
+        "full",
+        "adamix",
+        "mam_snip",
+        "fusion_snip",
+        "grasp_40",
+        "init_0p1",
+    }
+    trained = [row for row in rows if "diverged" not in row and row["method"] != "base"]
+    assert all(row["parameters_trained"] > 0 and row["relative_cost"] >= 1.0 for row in trained)
+    bank, single = by_name["adamix", "law"], by_name["pfeiffer_16", "law"]
+    assert bank["parameters_trained"] > single["parameters_trained"] == bank["parameters_served"]
+    assert bank["relative_cost"] == single["relative_cost"] > 1.0 == by_name["full", "law"]["relative_cost"]
+    dense, pruned = by_name["houlsby_16", "law"], by_name["snip_40", "law"]
+    weights = 2 * 2 * 2 * 32 * 16  # layers, sites, projections
+    assert pruned["parameters_trained"] == dense["parameters_trained"] - round(0.4 * weights)
+    assert by_name["base", "law"]["difference"] == 0.0
+    for row in trained:
+        assert len(row["nll_by_seed"]) == len(TINY.seeds)
+        assert row["nll"] == pytest.approx(np.mean(row["nll_by_seed"]))
+        assert row["perplexity"] == pytest.approx(np.exp(row["nll"]))
+
+
+def test_spans_curves_and_rates_are_told(outcome):
+    rows = outcome["rows"]
+    assert [row["span"] for row in rows if "span" in row and row["domain"] == "law"] == ["0-0", "0-1", "1-1"]
+    curves = {row["curve"] for row in rows if "curve" in row}
+    assert curves == {"houlsby_16", "large_2", "large_3", "large_4"}
+    chosen = [row for row in rows if row.get("chosen")]
+    assert {row["rate_of"] for row in chosen} == set(plan.RATES)
+    assert len(chosen) == len(plan.RATES)
+    used = {row["learning_rate"] for row in rows if row.get("method") == "lora"}
+    assert used == {row["learning_rate"] for row in chosen if row["rate_of"] == "lora"}
+
+
+def test_what_is_kept_is_not_run_again_and_what_is_lost_comes_back_the_same(place, outcome, tmp_path, capsys):
+    files = {path: path.read_bytes() for path in place.cells.glob("*.json")}
+    lost = next(path for path, data in files.items() if json.loads(data)["cell"]["variant"] == "adamix")
+    lost.unlink()
+    capsys.readouterr()
+    again = tmp_path / "again.json"
+    assert call(place, "--parallel", "1", out=again) == 0
+    assert "adamix" in capsys.readouterr().err
+    assert json.loads(lost.read_bytes())["result"] == json.loads(files[lost])["result"]
+    assert all(path.read_bytes() == data for path, data in files.items() if path != lost)
+    found = json.loads(again.read_text())
+    assert found["rows"] == outcome["rows"]
+
+
+def test_a_member_without_its_adapter_is_run_again(place, outcome, given):
+    cells = plan.variant_cells(given, {family: rates[0] for family, rates in plan.RATES.items()})
+    folder = [json.loads(path.read_text())["cell"] for path in place.cells.glob("*.json")]
+    assert any(one["keeps"] for one in folder)
+    keeping = [cell for cell in cells if cell.keeps and place.file(cell).is_file()]
+    for cell in keeping:
+        adapter = place.file(cell).with_suffix(".safetensors")
+        data = adapter.read_bytes()
+        adapter.unlink()
+        assert cell.key not in runner.kept(place, [cell])
+        adapter.write_bytes(data)
+        assert cell.key in runner.kept(place, [cell])
+
+
+def test_other_texts_are_another_cell(place, given):
+    cell = plan.base_cells(given)[0]
+    from benchmarks.lm.work import run_cell, texts_of
+
+    other = texts_of(place.corpora, "cooking", TINY)
+    with pytest.raises(Internal, match="not those"):
+        run_cell(cell, load_base(runner.entry(place)), other, place.cells)
+
+
+# --- parts ------------------------------------------------------------------------------------------
+
+
+def test_removing_all_spans_leaves_the_norms_alone(shape, place):
+    base = load_base(runner.entry(place))
+    tensors = create(paper_config("houlsby", bottleneck=4), shape, seed=0, init="linear", base=base.model).state_dict()
+    left = scoring.without_layers(tensors, 1, 1)
+    changed = {name for name in tensors if not torch.equal(tensors[name], left[name])}
+    assert changed == {f"layers.1.{site}.up.{part}" for site in ("ffn", "attention") for part in ("weight", "bias")}
+    assert scoring.spans(4)[0] == (0, 0)
+    assert len(scoring.spans(4)) == 10
+
+
+def test_the_share_of_the_steps_is_read_between_points():
+    history = [[0, 4.0], [10, 3.0], [20, 2.5]]
+    assert findings.steps_to(history, 3.0) == pytest.approx(0.5)
+    assert findings.steps_to(history, 3.5) == pytest.approx(0.25)
+    assert findings.steps_to(history, 4.5) == 0.0
+    assert findings.steps_to(history, 2.0) == 1.0
+
+
+def test_of_equal_rates_the_lower_is_taken_and_a_diverged_one_never():
+    assert findings.best_rate({1e-2: 3.0, 1e-3: 3.0, 1e-1: float("inf")}) == 1e-3
+
+
+def test_configurations_are_those_of_the_papers(shape):
+    by_name = {one.name: one.fields.get("config") for one in plan.variants(TINY, shape)}
+    assert isinstance(by_name["adamix_no_sharing"], BankConfig)
+    assert by_name["adamix_no_sharing"].share == "none"
+    assert isinstance(by_name["mam"], UnionConfig)
+    assert all(not isinstance(config, FusionConfig) for config in by_name.values())
