@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -345,3 +346,30 @@ def test_codes_of_a_newer_server_stay_errors(stage: Stage) -> None:
     stage.change(lambda jobs: jobs.fail(job, {"code": "from_the_future", "message": "New."}, None))
     with pytest.raises(SoupError, match=r"New\."):
         result_of(stage.row(job))
+
+
+class TestLanes:
+    def test_a_training_keeps_nothing_quick_waiting(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+        quick = JobKind(lambda _: {"quick": True}, lambda *_: None, lambda *_: None, lambda _: None)
+        slow = replace(stage.kind(), lane="training")
+        monkeypatch.setattr(module, "KINDS", {"test": slow, "quick": quick})
+        stage.run = stage.hold
+        runner = stage.runner()
+        training = stage.enqueue()
+        assert stage.started.acquire(timeout=PATIENCE)
+        with stage.database.write() as catalogue:
+            job = catalogue.jobs.enqueue("quick", {}, namespace="acme", created_by="key-1")
+        runner.wake()
+        assert stage.until(runner, job.id, lambda row: row.state in FINAL).result == {"quick": True}
+        assert stage.row(training).state == "running"
+        stage.go_on.set()
+        assert stage.ended(runner, training).state == "succeeded"
+
+    def test_a_server_that_trains_nothing_leaves_trainings_queued(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(module, "KINDS", {"test": replace(stage.kind(), lane="training")})
+        idle = stage.runner(training_workers=0)
+        job = stage.enqueue()
+        idle.stop()
+        assert stage.row(job).state == "queued"
