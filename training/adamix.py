@@ -121,7 +121,8 @@ def _part(
     apart = log_a - log_b
     p_a, p_b = log_a.exp_(), log_b.exp_()
     half = torch.sub(p_a, p_b, out=of_b).mul_(0.5)
-    total: Tensor = ((half * apart).sum(-1) - of_targets.squeeze(-1)) @ weights
+    found = (half * apart).sum(-1) - of_targets.squeeze(-1)
+    total: Tensor = (found * weights).sum()  # not a matrix product, which autocast would take in bf16
     torch.add(p_a, half, out=of_a)
     half.neg_()
     if not constant_targets:

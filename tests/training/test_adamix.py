@@ -124,6 +124,22 @@ def test_many_rows_are_taken_some_at_a_time_and_give_the_same(base):
     )
 
 
+def test_autocast_leaves_the_loss_in_full_precision(base):
+    first, second, targets, weights = (one.detach() for one in batch_of(3, 40, 11))
+    parts = [one.float().requires_grad_() for one in (first, second)]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = Played(base, *parts, targets=targets, weights=weights.float()).loss("paper")
+    assert found.dtype == torch.float32
+    expected = written_out(*parts, targets, weights.float(), "paper")
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_a_bank_trains_in_bfloat16(base):
+    recipe = RECIPE.model_copy(update={"dtype": "bfloat16"})
+    record = train(base, "houlsby", recipe=recipe).record
+    assert record["valid_perplexity"] < record["valid_perplexity_before"]
+
+
 def test_passes_that_agree_cost_their_cross_entropy_alone(base):
     first, _, targets, weights = batch_of(0, 5, 4)
     same = first.detach().clone().requires_grad_()
