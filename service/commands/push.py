@@ -69,7 +69,7 @@ def push(
             "each with its own domain and sample in it."
         )
     plan = _Plan(
-        folders=[(read_folder(path), _checked(name or f"{namespace}/{_slug(path)}")) for path in folders],
+        folders=[(read_folder(path), _checked(name or f"{namespace}/{slug(path)}")) for path in folders],
         extra={
             "domain": domain,
             "base": None if base is None else base.removeprefix("base/"),
@@ -143,6 +143,6 @@ def _checked(name: str) -> str:
     return name
 
 
-def _slug(path: Path) -> str:
+def slug(path: Path) -> str:
     """A folder's name as an adapter's: lower case, other characters as `-`."""
     return re.sub(r"[^a-z0-9._-]+", "-", path.resolve().name.lower()).lstrip("._-")[:64] or "adapter"

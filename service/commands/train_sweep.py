@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from registry.names import check_part
 from service.commands import train_options as options
 from service.commands.failures import FAILED
 from service.commands.output import as_json as print_json
 from service.commands.output import columns, data, talk
+from service.commands.session import KeyOption, UrlOption
 from service.commands.train_asked import Asked, asking
+from service.commands.train_push import client_of, push_rows
 from service.commands.train_table import Table, progress_table
 
 if TYPE_CHECKING:
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 
 @asking(without=("learning_rate", "data_seed"))
 def sweep(
+    context: typer.Context,
     domains: Annotated[
         list[Path], typer.Argument(help="Folders with train.jsonl(.gz) and valid.jsonl(.gz).", metavar="DOMAIN...")
     ],
@@ -37,32 +41,41 @@ def sweep(
     asked: Asked,
     sample: options.Sample = options.SAMPLE,
     parallel: Annotated[int, typer.Option("--parallel", min=1, help="Cells at once, each in a process.")] = 1,
+    push: Annotated[
+        str | None, typer.Option("--push", help="Push all that is there to this namespace of a server.")
+    ] = None,
+    url: UrlOption = None,
+    key: KeyOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
 ) -> None:
     """Train a grid of adapters from one initialisation: learning rates x seeds x domains.
 
     One cell after another, or several at once with --parallel, each a directory OUT/DOMAIN-lrRATE-seedSEED. The same
     command run again goes on where it was stopped and trains nothing twice. A cell that diverges does not end the
-    others. Prints a table.
+    others. Prints a table. With --push everything that is there is then pushed, a bank of experts with its merge.
 
     \b
     Examples:
       soup train sweep texts/law --bases bases.toml --lr 7e-3,4e-3,1e-3 --seed 1,2,3 --out adapters --steps 500
+      soup train sweep texts/* --bases bases.toml --base small --out adapters --parallel 2 --push team
       soup push adapters/* --namespace team --wait
     """
+    if push is not None:
+        check_part(push, "namespace")  # before hours of work
     rows = _sweep(
         options.entry_of(base_folder, bases, base, base_kind), domains, asked.spec(),
         grid=(options.floats("--lr", learning_rates), options.integers("--seed", seeds)),
         out=out, sample=sample, base_id=base, processes=parallel,
     )  # fmt: skip
+    pushed = {} if push is None else push_rows(client_of(context, url, key), rows, push)
     if as_json:
-        print_json({"object": "list", "data": [_json_row(row) for row in rows]})
+        print_json({"object": "list", "data": [{**_json_row(row), **_pushed(row, pushed, push)} for row in rows]})
     else:
         data(columns(("adapter", "state", "before", "after", "best step", "steps"), [_line(row) for row in rows]))
     missing = [row for row in rows if row.problem is not None]
     for row in missing:
         talk(f"{row.cell.name}: {row.problem}")
-    if missing:
+    if missing or (push is not None and len(pushed) < len(rows)):
         raise typer.Exit(FAILED)
 
 
@@ -123,6 +136,10 @@ def _said(row: Row) -> str:
 def _line(row: Row) -> tuple[object, ...]:
     found = [row.record.get(name) for name in ("best_step", "steps")]
     return (row.cell.name, row.state, *validation(row.record), *found)
+
+
+def _pushed(row: Row, pushed: Mapping[str, str], push: str | None) -> dict[str, Any]:
+    return {} if push is None else {"ref": pushed.get(row.cell.name)}
 
 
 def _json_row(row: Row) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from registry.spec import BaseEntry
 from service.cli import run as soup
 from service.commands import train_options
 from service.commands.train_table import Table
+from tests.service.scripted import Server, ok, refusal
 from training import parallel
 from training.making import Data
 from training.spec import TrainingSpec
@@ -213,6 +214,37 @@ def test_what_is_wrong_with_all_cells_ends_them_all(tmp_path):
         hands._row(cell, {"error": wrong})
     row = hands._row(cell, {"error": {**wrong, "param": "learning_rate"}})
     assert (row.state, row.problem) == ("diverged", "A block of 999 tokens does not fit.")
+
+
+def test_what_a_grid_made_is_pushed_in_one_go(command, tmp_path, capsys):
+    """Over a scripted server, which refuses one; a bank goes there and its merge is cooked there."""
+    server = Server()
+    pushed, cooked = [], []
+
+    def push(request):
+        manifest = json.loads(request.content)
+        pushed.append((manifest["name"], manifest["config"]["method"], len(manifest["sample"]["texts"])))
+        if manifest["name"].startswith("team/more"):
+            return refusal(403, "forbidden", "This key may not write there.")
+        return ok({"ref": manifest["name"] + "@1"})
+
+    def cook(request):
+        cooked.append(json.loads(request.content))
+        return ok({"object": "soup", "model": cooked[-1]["name"] + "@1"})
+
+    server.on("POST /v1/adapters", push)
+    server.on("POST /v1/soups", cook)
+    again = command("--adamix", "2", "--push", "team", "--json", grid=("1e-3", "1"))
+    assert soup(again, connect=lambda url, key: server.client()) == 1
+    said = capsys.readouterr()
+    assert [row["ref"] for row in json.loads(said.out)["data"]] == ["team/law-lr0.001-seed1@1", None]
+    assert "This key may not write there." in said.err
+    assert pushed == [(f"team/{name}-lr0.001-seed1-bank", "adamix", 40) for name in ("law", "more_law")]
+    (recipe,) = cooked
+    assert recipe["recipe"]["ingredients"] == [{"ref": "team/law-lr0.001-seed1-bank@1", "weight": 1.0}]
+    assert recipe["mixing"]["method"] == "merge"
+    assert soup(command("--push", "No Namespace")) == 1
+    assert "Namespace" in capsys.readouterr().err
 
 
 def test_a_table_of_progress_has_a_line_a_cell():

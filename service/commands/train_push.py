@@ -1,0 +1,57 @@
+"""What a grid made, pushed in one go: called by `soup train sweep --push`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import typer
+
+from registry.errors import SoupError
+from registry.folder import AdapterFolder, read_folder
+from registry.spec import CookRequest, HandRecipe, MergeMixing, WeightedRef
+from service.client import SoupClient
+from service.commands.failures import explain
+from service.commands.output import talk
+from service.commands.push import slug
+from service.commands.session import Connect, connect
+from service.samples import read_texts
+from service.transfer import push_folder
+from training.work import BANK
+
+if TYPE_CHECKING:
+    from training.sweep import Row
+
+
+def client_of(context: typer.Context, url: str | None, key: str | None) -> SoupClient:
+    """The client of a command that needs a server only for a part of what it does."""
+    make: Connect = context.obj if callable(context.obj) else connect
+    return make(url, key)
+
+
+def push_rows(client: SoupClient, rows: Sequence[Row], namespace: str) -> dict[str, str]:
+    """Push every adapter of the grid; name and version by cell. One that is refused does not keep the others."""
+    pushed = {}
+    with client:
+        for row in rows:
+            if row.folder is None:
+                continue
+            name = f"{namespace}/{slug(row.folder.path)}"
+            try:
+                pushed[row.cell.name] = _push(client, row.folder, name)
+            except SoupError as error:
+                talk(f"{row.cell.name}: {explain(error)}")
+            else:
+                talk(f"{row.cell.name} is {pushed[row.cell.name]}")
+    return pushed
+
+
+def _push(client: SoupClient, folder: AdapterFolder, name: str) -> str:
+    """Push one; of a bank its merge is made by the server, which then knows what it was made of."""
+    bank = folder.path.with_name(folder.path.name + BANK)
+    if "bank" not in folder.provenance.training or not bank.is_dir():
+        return str(push_folder(client, folder, name=name)["ref"])
+    sample = None if folder.sample is None else read_texts(folder.sample)
+    ref = str(push_folder(client, read_folder(bank), name=name + BANK, texts=sample)["ref"])
+    recipe = HandRecipe(ingredients=(WeightedRef(ref=ref),))
+    return str(client.cook(CookRequest(recipe=recipe, mixing=MergeMixing(), name=name, verify=False))["model"])
