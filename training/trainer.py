@@ -21,7 +21,16 @@ from registry.base_model import BaseText, LoadedBase
 from registry.errors import Incompatible, InvalidParameter
 from registry.folder import AdapterFolder, write_folder
 from registry.names import digest_of
-from registry.spec import AdapterConfig, BankConfig, LoraConfig, Provenance, head_of, prefix_length
+from registry.spec import (
+    AdapterConfig,
+    BankConfig,
+    BottleneckConfig,
+    LoraConfig,
+    Provenance,
+    UnionConfig,
+    head_of,
+    prefix_length,
+)
 from training.adamix import consistent_loss
 from training.checkpoint import Checkpoint, Saving
 from training.loop import MeanNll, Outcome, Progress, optimise
@@ -137,7 +146,7 @@ def inputs_of(
     about: dict[str, Any] = {
         "task": task.name,
         "base": {"fingerprint": base.shape.fingerprint, "dtype": base.entry.dtype},
-        "init": LORA_INIT if isinstance(config, LoraConfig) and init != "small_b" else init,
+        "init": _init_of(config, init),
         "data": {"train": digest_of(task.identity(texts)), "valid": digest_of(task.identity(valid_texts))},
         **recipe.model_dump(mode="json"),
         **task.inputs(),
@@ -149,6 +158,15 @@ def inputs_of(
     if start is not None:
         about["start"] = init_hash(start)
     return about
+
+
+def _init_of(config: AdapterConfig, init: Init) -> str:
+    """How the parts of an adapter that have a choice start, or its LoRA where none has."""
+    whole = config.expert if isinstance(config, BankConfig) else config
+    parts = whole.members if isinstance(whole, UnionConfig) else (whole,)
+    lora = any(isinstance(part, LoraConfig) for part in parts)
+    other = any(isinstance(part, BottleneckConfig) for part in parts)
+    return LORA_INIT if lora and not other and init != "small_b" else init
 
 
 def loss_of(base: LoadedBase, adapter: AdapterModule | None = None, task: Task = LANGUAGE_MODELLING) -> MeanNll:

@@ -12,7 +12,7 @@ from registry.adapters.bank import merge_bank
 from registry.adapters.masks import is_mask
 from registry.adapters.weights import init_hash, save_tensors
 from registry.errors import Cancelled, Conflict, Incompatible, InvalidParameter
-from registry.spec import BankConfig, PrefixConfig, UnionConfig
+from registry.spec import BankConfig, HeadConfig, PrefixConfig, UnionConfig
 from tests.training.conftest import TEXTS, VALID, state_hash
 from training.checkpoint import Saving
 from training.fusion import fusion_config, fusion_start
@@ -189,3 +189,14 @@ def test_going_on_with_other_threads_is_noted(base, tmp_path):
         torch.set_num_threads(1)
     assert resumed.resume_note == "The last bits may differ from an unbroken training's: threads (1 there, 2 here)."
     assert "threads" not in str(resumed.record)
+
+
+def test_the_record_says_how_a_lora_starts_wherever_it_is(base):
+    lora, head = lora_for(base.shape, rank=2, alpha=4), HeadConfig(task="classification", labels=("a", "b"))
+
+    def said(config, init="near_identity"):
+        return inputs_of(base, config, TEXTS, VALID, recipe=RECIPE, init=init)["init"]
+
+    assert said(lora) == said(BankConfig(expert=lora)) == said(UnionConfig(members=(lora, head))) == "zero_b"
+    assert said(lora, "small_b") == said(BankConfig(expert=lora), "small_b") == "small_b"
+    assert said(PLAIN) == said(BANK) == said(UnionConfig(members=(lora, PLAIN))) == "near_identity"
