@@ -24,9 +24,11 @@ from registry.spec import (
     AverageMixing,
     BankConfig,
     ConcatMixing,
+    HeadConfig,
     MergeMixing,
     Recipe,
     RecipeIngredient,
+    UnionConfig,
 )
 from tests.registry.soup_parts import BASE, INIT, SHAPE, STRUCTURES, bottleneck, lora, part, tensors_of, updates
 
@@ -197,3 +199,15 @@ def test_experts_that_are_the_same_are_merged_exactly():
             tensors[name] = tensors[name][:1].repeat(5, *(1 for _ in tensors[name].shape[1:]))
     found, _ = report(bank(config=config, load=lambda: tensors))
     assert found.residual == pytest.approx(0.0, abs=1e-12)
+
+
+@pytest.mark.parametrize("expert", [bottleneck("houlsby"), lora()])
+def test_a_head_is_kept_as_it_is(expert):
+    head = HeadConfig(task="classification", labels=("good", "bad", "so so"))
+    config = BankConfig(expert=UnionConfig(members=(expert, head)), experts=3, share="none")
+    found, tensors = report(bank(7, config))
+    trained = tensors_of(config, 7)
+    assert torch.equal(tensors["head.out.weight"], trained["head.out.weight"])
+    assert torch.equal(tensors["head.out.bias"], trained["head.out.bias"])
+    assert (found.method, found.relative_cost, found.width_out) == ("merge", 1.0, 4)
+    from_tensors(config.expert, SHAPE, tensors)
