@@ -49,7 +49,7 @@ LINEARS = {
 }
 SHAPE = BaseShape(
     fingerprint=sha256_digest(b"the base"), model_type="gpt2", hidden_size=8, num_layers=2, context=64, vocab_size=300,
-    linears=LINEARS,
+    linears=LINEARS, kv=(2, 4),
 )  # fmt: skip
 CONFIG = BottleneckConfig(structure="pfeiffer", bottleneck=2, activation="relu")
 OTHER_CONFIG = BottleneckConfig(structure="bapna_firat", bottleneck=2, activation="relu")

@@ -1,0 +1,139 @@
+"""Push and cook with the structures beside bottleneck and LoRA: what is stored, averaged, refused and told."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from registry.adapters import create
+from registry.adapters.weights import adapter_digest, load_tensors, save_tensors
+from registry.errors import Incompatible, InvalidManifest, InvalidWeights, UnknownMethod
+from registry.spec import (
+    AdapterConfig,
+    AverageMixing,
+    FusionConfig,
+    HeadConfig,
+    PrefixConfig,
+    UnionConfig,
+)
+from tests.registry.verb_world import CONFIG, OTHER_INIT, SHAPE, WEIGHTS, VerbWorld, inline, passages, weights
+
+PREFIX = PrefixConfig(length=3)
+HEAD = HeadConfig(task="classification", labels=("no", "yes"))
+MAM = UnionConfig(members=(PREFIX, CONFIG.model_copy(update={"structure": "parallel", "scale": 4.0})))
+TASK = UnionConfig(members=(CONFIG, HEAD))
+FUSION = FusionConfig(member=CONFIG, members=2)
+ALL: dict[str, AdapterConfig] = {"prefix": PREFIX, "head": HEAD, "mam": MAM, "task": TASK, "fusion": FUSION}
+
+
+def by_hand(*refs: str) -> dict[str, list[dict[str, str]]]:
+    return {"ingredients": [{"ref": ref} for ref in refs]}
+
+
+def prefix_file(length: int = 3) -> bytes:
+    return save_tensors(create(PrefixConfig(length=length), SHAPE, seed=0).state_dict())
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_it_is_stored_with_its_configuration_and_digest(verbs: VerbWorld, name: str) -> None:
+    config = ALL[name]
+    row = verbs.push("acme/one", config=config, seed=1).row
+    assert row.config == config
+    tensors = load_tensors(weights(1, config))
+    assert row.digest == adapter_digest(SHAPE.fingerprint, config, tensors)
+    assert row.parameters == sum(tensor.numel() for tensor in tensors.values())
+    assert not verbs.push("acme/one", config=config, seed=1).created
+
+
+@pytest.mark.parametrize("name", ["prefix", "head", "mam", "task"])
+def test_two_of_one_start_are_averaged(verbs: VerbWorld, name: str) -> None:
+    for seed, ref in enumerate(("acme/a", "acme/b")):
+        verbs.push(ref, config=ALL[name], seed=seed)
+    cooked = verbs.cook(recipe=by_hand("acme/a", "acme/b"), name="acme/both")
+    assert cooked.recipe is not None
+    assert cooked.recipe.mixing == AverageMixing()
+    row = verbs.row(cooked.soup_id)
+    assert (row.config, row.kind, row.provenance.init_source) == (ALL[name], "soup", "declared")
+    found = load_tensors(verbs.blobs.read(row.weights_blob))
+    one, two = (load_tensors(weights(seed, ALL[name])) for seed in (0, 1))
+    for key, tensor in found.items():
+        torch.testing.assert_close(tensor, (one[key] + two[key]) / 2)
+    again = verbs.cook(recipe=by_hand("acme/b", "acme/a"), name="acme/both")
+    assert (again.cached, again.digest, again.created) == (True, cooked.digest, False)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_one_at_weight_one_is_that_adapter(verbs: VerbWorld, name: str) -> None:
+    verbs.push("acme/one", config=ALL[name])
+    cooked = verbs.cook(recipe=by_hand("acme/one"))
+    assert cooked.model == "acme/one@1"
+    assert not cooked.created
+
+
+def test_fusions_and_other_starts_are_refused_with_what_could_be_done(verbs: VerbWorld) -> None:
+    for seed, ref in enumerate(("acme/a", "acme/b")):
+        verbs.push(ref, config=FUSION, seed=seed)
+        verbs.push(f"{ref}-mam", config=MAM, seed=seed, provenance=OTHER_INIT if seed else {})
+    with pytest.raises(Incompatible, match="is a fusion, whose attention was trained over members of its own"):
+        verbs.cook(recipe=by_hand("acme/a", "acme/b"))
+    with pytest.raises(Incompatible, match=r"Set mixing\.assume_same_init if you know"):
+        verbs.cook(recipe=by_hand("acme/a-mam", "acme/b-mam"))
+
+
+def test_a_pool_of_many_kinds_gives_a_soup_of_one(verbs: VerbWorld) -> None:
+    for seed, (domain, config) in enumerate({"law": MAM, "code": MAM, "zoo": PREFIX, "sea": FUSION}.items()):
+        verbs.ready(f"acme/{domain}", seed=seed, config=config)
+    texts = [text for domain in ("law", "code", "zoo", "sea") for text in passages(domain, 9, seed=7)]
+    texts += passages("law", 6, seed=8)
+    cooked = verbs.cook(sample={"texts": texts})
+    assert cooked.evidence.selection is not None
+    assert {one.domain for one in cooked.evidence.selection.selected} == {"law", "code"}
+    why = {one.domain: one.reason for one in cooked.evidence.selection.left_out}
+    assert set(why) == {"zoo", "sea"}
+    assert all("Cannot be mixed with acme/law@1: The methods differ" in reason for reason in why.values())
+
+
+class TestPeft:
+    SAID = {"peft_type": "PREFIX_TUNING", "task_type": "CAUSAL_LM", "num_virtual_tokens": 3}  # noqa: RUF012
+
+    def push(self, verbs: VerbWorld, said: dict[str, object], data: bytes):
+        return verbs.push("acme/prefix", config=None, files={WEIGHTS: inline(data)}, peft_config=said)
+
+    def test_its_configuration_is_taken_as_it_is(self, verbs: VerbWorld) -> None:
+        row = self.push(verbs, self.SAID, prefix_file()).row
+        assert row.config == PREFIX
+        same = verbs.push("acme/other", config=PREFIX, files={WEIGHTS: inline(prefix_file())}).row
+        assert same.digest == row.digest
+
+    def test_what_does_not_agree_is_refused(self, verbs: VerbWorld) -> None:
+        with pytest.raises(InvalidManifest, match="3 virtual tokens in the weights and 4"):
+            self.push(verbs, self.SAID | {"num_virtual_tokens": 4}, prefix_file())
+        with pytest.raises(UnknownMethod, match="P_TUNING"):
+            self.push(verbs, self.SAID | {"peft_type": "P_TUNING"}, prefix_file())
+
+
+class TestBadWeights:
+    def test_another_size_of_keys_and_values(self, verbs: VerbWorld) -> None:
+        data = save_tensors({"prompt_embeddings": torch.zeros(3, 40)})
+        with pytest.raises(Incompatible, match=r"shape \[3, 40\], and \[3, 32\] is needed"):
+            verbs.push("acme/bad", config=PREFIX, files={WEIGHTS: inline(data)})
+
+    def test_a_prefix_that_leaves_no_room(self, verbs: VerbWorld) -> None:
+        long = PrefixConfig(length=63)
+        data = save_tensors({"prompt_embeddings": torch.zeros(63, 32)})
+        with pytest.raises(Incompatible, match="leaves no room for text in a context of 64"):
+            verbs.push("acme/bad", config=long, files={WEIGHTS: inline(data)})
+
+    def test_a_union_with_a_member_missing_or_not_finite(self, verbs: VerbWorld) -> None:
+        tensors = load_tensors(weights(0, MAM))
+        some = {key: one for key, one in tensors.items() if not key.startswith("prefix.")}
+        with pytest.raises(Incompatible, match=r"Tensor prefix\.prompt_embeddings \[3, 32\] is missing"):
+            verbs.push("acme/bad", config=MAM, files={WEIGHTS: inline(save_tensors(some))})
+        tensors["bottleneck.layers.1.ffn.up.bias"][0] = float("nan")
+        with pytest.raises(InvalidWeights, match="NaN or infinite"):
+            verbs.push("acme/bad", config=MAM, files={WEIGHTS: inline(save_tensors(tensors))})
+
+    def test_a_head_with_other_labels_than_outputs(self, verbs: VerbWorld) -> None:
+        three = HeadConfig(task="classification", labels=("a", "b", "c"))
+        with pytest.raises(Incompatible, match=r"out\.bias has shape \[2\], and \[3\] is needed"):
+            verbs.push("acme/bad", config=three, files={WEIGHTS: inline(weights(0, HEAD))})
