@@ -24,8 +24,8 @@ from registry.spec import FileSource, Manifest, SampleSource
 from service.limits import intake_limits
 from service.training_process import in_child
 from service.training_schemas import TrainingRequest
-from training.spec import FusionRequest
-from training.work import BANK, Work
+from training.spec import BANK, FusionRequest
+from training.work import Work
 from training.worker import Bench, Task
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from pydantic import Field, model_validator
 
 from registry.names import Digest
 from registry.spec import Card, Frozen, Words
-from training.spec import TrainingSpec
-from training.work import SAMPLE, VALID_SHARE
+from training.spec import SAMPLE, VALID_SHARE, TrainingSpec
 
 
 class TrainingRequest(Frozen):

@@ -17,8 +17,7 @@ from registry.names import check_part, digest_of, parse_ref, split_name
 from registry.spec import BottleneckConfig
 from service.training_schemas import TrainingRequest
 from training.making import config_of
-from training.spec import FusionRequest
-from training.work import BANK
+from training.spec import BANK, FusionRequest
 
 if TYPE_CHECKING:
     from service.auth import Principal

@@ -19,6 +19,12 @@ from training.widening import sparsity_of
 BLOCK = 512
 """Tokens in a block where nothing else is said, at most the base's context."""
 SPARSITY = 0.4
+VALID_SHARE = 0.1
+"""Of the data, held out to validate on where there are no others for it."""
+SAMPLE = 200
+"""Training passages that become the sample of an adapter."""
+BANK = "-bank"
+"""Ends the name of a bank of experts; the one without is its merge's."""
 Init = Literal["near_identity", "linear", "zero_up", "small_b"]
 Structure = Literal["bapna_firat", "houlsby", "pfeiffer", "parallel"]
 TaskKey = Literal["language_modelling", "classification", "question_answering", "summarisation"]

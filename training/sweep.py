@@ -21,8 +21,8 @@ from registry.spec import BankConfig
 from training.checkpoint import differences
 from training.making import Data, inputs, read_items
 from training.recipe import recipe_of
-from training.spec import TrainingSpec
-from training.work import SAMPLE, Work, do, members_of
+from training.spec import SAMPLE, TrainingSpec
+from training.work import Work, do, members_of
 
 CHECKPOINTS = ".checkpoints"
 """In the folder of the adapters: hidden, so that `OUT/*` names adapters only."""

@@ -14,18 +14,13 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from registry.spec import BankConfig, Frozen
-from training.spec import FusionRequest, TrainingSpec
+from training.spec import BANK, SAMPLE, VALID_SHARE, FusionRequest, TrainingSpec
 
 if TYPE_CHECKING:
     from registry.base_model import BaseText, LoadedBase
     from training.loop import Progress
     from training.making import Data, Member
     from training.trainer import Trained
-
-VALID_SHARE = 0.1
-SAMPLE = 200
-BANK = "-bank"
-"""Ends the name of a bank's directory; the one without is its merge's."""
 
 
 class Work(Frozen):

@@ -18,6 +18,7 @@ from service.commands.output import data, progress_bar, talk
 from service.commands.train_asked import Asked, asking
 from service.commands.train_submit import submit
 from service.commands.train_sweep import sweep, validation
+from training.spec import SAMPLE
 from training.work import Work
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def train(
     base: options.Base = None,
     domain: Annotated[str | None, typer.Option("--domain", help="Domain label; by default the folder's name.")] = None,
     asked: Asked,
-    sample: options.Sample = options.SAMPLE,
+    sample: options.Sample = SAMPLE,
     checkpoint: Annotated[
         Path | None,
         typer.Option("--checkpoint", help="Folder to save the state in, and to go on from where it holds one."),

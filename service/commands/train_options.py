@@ -31,7 +31,6 @@ Sample = Annotated[
 BaseKind = Annotated[
     Literal["causal", "encoder"], typer.Option("--base-kind", help="Of the model in --base-folder: encoder for BERT.")
 ]
-SAMPLE = 200
 
 
 def entry_of(

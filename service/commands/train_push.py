@@ -17,7 +17,7 @@ from service.commands.push import slug
 from service.commands.session import Connect, connect
 from service.samples import read_texts
 from service.transfer import push_folder
-from training.work import BANK
+from training.spec import BANK
 
 if TYPE_CHECKING:
     from training.sweep import Row

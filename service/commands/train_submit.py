@@ -17,8 +17,9 @@ from service.commands.choosing import usage_error
 from service.commands.output import as_json, data, progress_bar, talk
 from service.commands.session import Session, verb
 from service.commands.train_asked import Asked, asking
-from service.commands.train_options import SAMPLE, Sample
+from service.commands.train_options import Sample
 from service.training_schemas import TrainingRequest
+from training.spec import SAMPLE
 
 _NAMES = {"domain": "--domain", "base_model": "--base", "name": "--name", "valid_share": "--valid-share",
           "sample": "--sample", "": "--valid, --valid-share"}  # fmt: skip

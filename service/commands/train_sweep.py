@@ -17,6 +17,7 @@ from service.commands.session import KeyOption, UrlOption
 from service.commands.train_asked import Asked, asking
 from service.commands.train_push import client_of, push_rows
 from service.commands.train_table import Table, progress_table
+from training.spec import SAMPLE
 
 if TYPE_CHECKING:
     from registry.spec import BaseEntry
@@ -39,7 +40,7 @@ def sweep(
     bases: options.Bases = None,
     base: options.Base = None,
     asked: Asked,
-    sample: options.Sample = options.SAMPLE,
+    sample: options.Sample = SAMPLE,
     parallel: Annotated[int, typer.Option("--parallel", min=1, help="Cells at once, each in a process.")] = 1,
     push: Annotated[
         str | None, typer.Option("--push", help="Push all that is there to this namespace of a server.")
