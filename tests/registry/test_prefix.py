@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import DynamicCache
+from transformers import DynamicCache, StaticCache
 
 from registry.adapters import attached, create, expected_tensors, from_tensors
 from registry.adapters.initial import INITS
@@ -140,6 +140,27 @@ def test_steps_with_a_cache_are_one_pass(base):
     assert cache.get_seq_length() == LENGTH + 6
     tokens = LEFT.bool()
     torch.testing.assert_close(torch.cat(parts, 1)[tokens], whole[tokens], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["plain", "of the model", "static", "none"])
+@torch.inference_mode()
+def test_texts_beyond_a_sliding_window(bases, kind: str):
+    """Mistral's window is 16 tokens here, of which the prefix takes its part: as in PEFT, it falls out of sight."""
+    base = bases("mistral")
+    adapter, config = prefix_of(base), base.model.config
+    ids = torch.randint(1, 300, (2, 30), generator=torch.Generator().manual_seed(0))
+    cache = {
+        "plain": DynamicCache(),
+        "of the model": DynamicCache(config=config),
+        "static": StaticCache(config=config, max_cache_len=TINY_CONTEXT),
+    }.get(kind)
+    with attached(base.model, adapter):
+        whole, parts = base.model(ids).logits, []
+        for at in range(30):
+            out = base.model(ids[:, at : at + 1], past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            parts.append(out.logits)
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=0, atol=1e-5)
 
 
 @torch.inference_mode()
