@@ -182,6 +182,24 @@ def test_embeddings_made_by_the_client_are_those_of_the_server(home: Home, tiny_
     assert (home.folder / "embeddings.safetensors").is_file()
 
 
+@needs_curl
+def test_a_training_is_asked_for_with_curl(home: Home) -> None:
+    ((what, language, code),) = blocks("docs/how-to/train-adapters.md")
+    assert what == "training"
+    law = home.folder / "texts" / "law"
+    law.mkdir(parents=True)
+    (law / "train.jsonl").write_text(lines(passages("court", 60)))
+    code = code.replace('"small"', f'"{BASE}"').replace('"steps": 500', '"steps": 2, "block": 32')
+    answers = home.run(language, f"export SOUP_KEY={home.live.world.admin}\n{code}").replace("}{", "}\n{").splitlines()
+    stored, job = (json.loads(answer) for answer in answers)
+    assert (stored["object"], job["kind"]) == ("blob", "train")
+    from service.client import SoupClient
+
+    with SoupClient(home.live.url, home.live.world.admin) as client:
+        assert client.wait_job(job["id"])["result"]["adapter"] == "team/law@1"
+        assert client.adapter("team/law")["config"]["bottleneck"] == 48
+
+
 def test_the_tutorial_trains_what_the_demo_can_be_mixed_with() -> None:
     from demo.adapters import BOTTLENECK, INIT_SEED
     from demo.base import BASE_ID
