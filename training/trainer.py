@@ -223,12 +223,6 @@ def _hash_of_start(adapter: AdapterModule) -> str:
     return init_hash(merge_bank(adapter.config, state) if isinstance(adapter, BankAdapter) else state)
 
 
-def _start_hash(adapter: AdapterModule) -> str:
-    """The hash of the initial tensors; that of a bank is its merge's, for whose sake it is there."""
-    state = adapter.state_dict()
-    return init_hash(merge_bank(adapter.config, state) if isinstance(adapter.config, BankConfig) else state)
-
-
 def _pruned(
     base: LoadedBase, adapter: AdapterModule, task: Task, train: Examples, options: PruningOptions, *, batch: int,
     data_digest: str,
