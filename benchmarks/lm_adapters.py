@@ -1,6 +1,6 @@
 """The claims of Houlsby et al., AdaMix and SparseAdapter, measured where differences can be decided: perplexity.
 
-`python -m benchmarks.lm_adapters --base DIR --data DIR` trains every variant of the three papers on two domains with
+`python -m benchmarks.lm_adapters` (--base DIR --data DIR) trains every variant of the three papers on two domains with
 three seeds (`benchmarks.lm.plan` has the list, and what it costs), scores test text, and gives a verdict for each claim
 (`benchmarks.claims`). Learning rates and best states are chosen on validation text. Results of cells are kept in
 `--folder`: the same call goes on where one was stopped. `--long` is a larger grid, `--plan` prints what would be run.
@@ -23,6 +23,7 @@ from registry.base_model import shape_of
 from registry.errors import SoupError
 
 FOLDER = Path(".reproduce") / "lm"
+SHARED = Path("../shared")
 
 
 @dataclass
@@ -81,7 +82,7 @@ def show(given: Given) -> str:
 def main(arguments: Sequence[str] | None = None, *, size: Size | None = None) -> int:
     """Run or plan; gives the exit code. `size` is for tests."""
     parser = options(__doc__)
-    parser.add_argument("--base", type=Path, required=True, help="folder of the base model")
+    parser.add_argument("--base", type=Path, default=SHARED / "base-lm", help="folder of the base model")
     parser.add_argument(
         "--data", type=Path, required=True, help="folder with train/<domain>/{train,valid,test}.jsonl.gz"
     )

@@ -2,7 +2,7 @@
 
 Called by `lm_adapters`. One stage needs what an earlier one found: learning rates are chosen on validation text with
 a seed that no variant has, one for each family of variants; then every variant is trained at its family's rate and
-scored on test text; fusions come last, since they are over adapters of the stage before (`STAGES`).
+scored on test text; fusions come last, since they are over adapters of the stage before.
 
 A step is 4 blocks of 128 tokens, a cell 60 steps or 30,720 tokens. What that comes to on base-lm (4 layers), at
 4,000 training and 10,000 scoring tokens a second for two processes in all:
@@ -14,7 +14,7 @@ A step is 4 blocks of 128 tokens, a cell 60 steps or 30,720 tokens. What that co
     fusions                               12     0.38M     0.43M       2.3
     all                                  274     9.62M    10.07M      56.9
 
-`--plan` prints the list cell by cell and `tests/test_lm_plan.py` holds the sum below 60 minutes.
+`--plan` prints the list cell by cell and `tests/test_lm_adapters.py` holds the sum below 60 minutes.
 """
 
 from __future__ import annotations
