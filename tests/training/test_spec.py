@@ -1,0 +1,139 @@
+"""A training's spec: what is left open, what cannot go together, and the same said by flags."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+import typer
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from registry.adapters.initial import Init as AnyInit
+from registry.errors import Incompatible, InvalidParameter
+from registry.spec import BankConfig, BottleneckConfig, LoraConfig, PrefixConfig, UnionConfig
+from service.commands.train_asked import ASKED, FLAGS, Asked
+from training.making import HELD_OUT_SEED, config_of, held_out
+from training.recipe import TrainingRecipe
+from training.spec import METHODS, Init, RecipeRequest, TaskKey, TrainingSpec
+from training.tasks import TASKS
+
+
+def spec(**fields: Any) -> TrainingSpec:
+    return TrainingSpec.model_validate(fields)
+
+
+def test_the_names_are_those_of_what_they_name():
+    assert set(get_args(TaskKey)) == set(TASKS)
+    assert set(get_args(Init)) == set(get_args(AnyInit))
+    assert set(get_args(ASKED["method"].kind)) == METHODS
+    assert set(RecipeRequest.model_fields) == set(TrainingRecipe.model_fields)
+
+
+def test_every_field_of_a_spec_has_a_flag():
+    recipe = {("recipe", name) for name in RecipeRequest.model_fields}
+    assert recipe <= set(FLAGS)
+    for part in ("adamix", "pruning"):
+        (model, _) = get_args(TrainingSpec.model_fields[part].annotation)
+        assert {(part, name) for name in model.model_fields} <= set(FLAGS)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "kind"),
+    [
+        ({}, BottleneckConfig),
+        ({"structure": "houlsby", "trained_norms": False}, BottleneckConfig),
+        ({"method": "lora", "rank": 2}, LoraConfig),
+        ({"method": "prefix", "length": 3}, PrefixConfig),
+        ({"method": "mam", "length": 3}, UnionConfig),
+    ],
+)
+def test_a_spec_becomes_the_configuration_on_a_base(base, adapter, kind):
+    assert isinstance(config_of(spec(adapter=adapter), base.shape), kind)
+
+
+def test_what_is_left_open_is_the_papers(base):
+    parallel = config_of(spec(adapter={"structure": "parallel"}), base.shape)
+    assert (parallel.scale, parallel.activation) == (4.0, "relu")
+    assert spec(adapter={"structure": "parallel"}).start == spec(adapter={"method": "mam"}).start == "zero_up"
+    assert spec().start == "near_identity"
+    assert config_of(spec(adapter={"method": "lora", "rank": 4}), base.shape).groups[0].alpha == 8.0
+    assert spec().recipe.on(64).block == 64
+    assert spec().recipe.on(4096).block == 512
+    assert spec(pruning={}).pruning.options().sparsity == 0.4
+    assert spec(pruning={"widen": 4}).pruning.options().sparsity == 0.75
+    assert spec(pruning={"widen": 4, "sparsity": 0.1}).pruning.options().sparsity == 0.1
+    bank = config_of(spec(adapter={"bottleneck": 4}, adamix={}), base.shape)
+    assert isinstance(bank, BankConfig)
+    assert (bank.experts, bank.share, bank.expert.bottleneck) == (4, "up", 4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"adamix": {}, "pruning": {}}, "exclude each other"),
+        ({"adamix": {}, "adapter": {"method": "prefix"}}, "experts of a bottleneck or a LoRA"),
+        ({"adapter": {"method": "head"}}, "no head to train alone"),
+        ({"adapter": {"method": "prefix"}, "pruning": {}}, "no projections to prune"),
+        ({"adapter": {"method": "lora"}, "init": "linear"}, "B = 0"),
+        ({"init": "small_b"}, "a LoRA's"),
+        ({"adapter": {"method": "fusion", "members": ["a", "b"]}, "task": "classification"}, "not for task"),
+        ({"adapter": {"method": "fusion", "members": ["a", "b"]}, "pruning": {"widen": 2}}, "'widen'"),
+    ],
+)
+def test_what_cannot_go_together_is_said(fields, said):
+    with pytest.raises(ValidationError, match=said):
+        spec(**fields)
+
+
+def test_what_a_configuration_cannot_be_is_said(base):
+    with pytest.raises(InvalidParameter, match="residual"):
+        config_of(spec(adapter={"structure": "houlsby", "input": "residual"}), base.shape)
+    with pytest.raises(InvalidParameter, match="trained_norms"):
+        config_of(spec(adapter={"structure": "pfeiffer", "trained_norms": False}), base.shape)
+    fusion = spec(adapter={"method": "fusion", "members": ["a", "b", "c"]})
+    one, other = (BottleneckConfig(structure="pfeiffer", bottleneck=m, activation="relu") for m in (4, 8))
+    with pytest.raises(Incompatible, match="member 3 is not as the first"):
+        config_of(fusion, base.shape, members=[one, one, other])
+
+
+def test_flags_say_what_json_says():
+    flags = {
+        "method": "lora", "rank": 4, "targets": ["q_proj, v_proj", "mlp.*"], "init_seed": 3, "sparsity": 0.3,
+        "score": "random", "learning_rate": 0.01, "beta2": 0.98, "clip": 0.5, "adamix": None,
+    }  # fmt: skip
+    assert Asked(flags).spec() == spec(
+        adapter={"method": "lora", "rank": 4, "targets": ["q_proj", "v_proj", "mlp.*"]}, init_seed=3,
+        pruning={"sparsity": 0.3, "score": "random"}, recipe={"learning_rate": 0.01, "beta2": 0.98, "clip": 0.5},
+    )  # fmt: skip
+    assert Asked({}).spec() == TrainingSpec()
+
+
+@pytest.mark.parametrize(
+    ("flags", "kind", "said"),
+    [
+        ({"method": "prefix", "rank": 3}, typer.BadParameter, "--rank: not an option of --method prefix"),
+        ({"method": "fusion"}, typer.BadParameter, "needs --members"),
+        ({"share": "up"}, typer.BadParameter, "only with --adamix"),
+        ({"sparsity": 1.0}, InvalidParameter, "--sparsity: "),
+        ({"beta1": 2.0}, InvalidParameter, "--beta1: "),
+        ({"method": "fusion", "members": ["a"]}, InvalidParameter, "--members: "),
+        ({"adamix": 4, "sparsity": 0.3}, InvalidParameter, "exclude each other"),
+    ],
+)
+def test_what_flags_cannot_say_is_refused_by_their_names(flags, kind, said):
+    with pytest.raises(kind, match=said):
+        Asked(flags).spec()
+
+
+@given(count=st.integers(2, 400), share=st.floats(0.01, 0.99))
+def test_a_share_that_is_held_out_is_a_partition_in_order(count, share):
+    items = list(range(count))
+    data = held_out(items, share)
+    assert sorted([*data.train, *data.valid]) == items
+    assert list(data.train) == sorted(data.train)
+    assert list(data.valid) == sorted(data.valid)
+    assert len(data.valid) == round(share * count)
+    assert held_out(items, share) == data
+    assert HELD_OUT_SEED == 0
