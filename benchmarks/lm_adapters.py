@@ -83,9 +83,7 @@ def main(arguments: Sequence[str] | None = None, *, size: Size | None = None) ->
     """Run or plan; gives the exit code. `size` is for tests."""
     parser = options(__doc__)
     parser.add_argument("--base", type=Path, default=SHARED / "base-lm", help="folder of the base model")
-    parser.add_argument(
-        "--data", type=Path, required=True, help="folder with train/<domain>/{train,valid,test}.jsonl.gz"
-    )
+    parser.add_argument("--data", type=Path, default=SHARED / "corpora", help="folder with train/<domain>/")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where results of cells are kept")
     parser.add_argument("--parallel", type=int, default=2, help="cells at once, each with one thread")
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="of training")
