@@ -60,7 +60,7 @@ def check_weights(data: bytes, config: AdapterConfig, shape: BaseShape, *, max_b
     if fit:
         refused = refuse("weights", fit)
         raise Incompatible(
-            f"The weights are not those of a {config.method} adapter of this configuration on this base: "
+            f"The weights are not those of this configuration's {config.method} adapter on this base: "
             f"{fit[0].rstrip('.')}{more_problems(len(fit))}.",
             param="weights",
             problems=refused.problems,
