@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from registry.adapters.formats import Checkpoint
 
 Format = Literal["soup", "adapterhub"]
-Family = Literal["gpt2", "llama", "mistral"]
+Family = Literal["gpt2", "llama", "mistral", "bert", "roberta", "distilbert"]
 MAX_CARD_BYTES = 2**20
 ORIGIN = "adapterhub"
 """Where a converted adapter's provenance keeps what its checkpoint said; read again on the way back."""

@@ -243,7 +243,7 @@ class TestOptionsWithoutCounterpart:
         with pytest.raises(UnknownMethod, match="gelu_new"):
             read_checkpoint(folder)
 
-    @pytest.mark.parametrize("family", ["bert", "roberta", "t5", "../../x"])
+    @pytest.mark.parametrize("family", ["electra", "xlm-roberta", "t5", "../../x"])
     def test_other_families(self, tmp_path: Path, family: str) -> None:
         with pytest.raises(UnknownMethod, match="gpt2, llama, mistral") as caught:
             read_checkpoint(about(tmp_path, model_type=family))
@@ -605,4 +605,4 @@ class TestWriting:
 
 
 def test_the_fixtures_are_small() -> None:
-    assert sum(path.stat().st_size for path in FIXTURES.rglob("*") if path.is_file()) < 300_000
+    assert sum(path.stat().st_size for path in FIXTURES.rglob("*") if path.is_file()) < 600_000

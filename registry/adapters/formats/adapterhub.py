@@ -9,6 +9,12 @@ stream before its norm, its layers compute (adapters 1.3, methods/modeling.py):
 - Houlsby (`double_seq_bn`): the second form after both sub-layers, the base's norms untouched: `trained_norms=False`.
 - parallel (`par_bn`): f + r + s U g(D r), ours with `input="residual"`.
 
+On BERT and its kin, whose layers normalise after their sub-modules (LN(f + r)):
+
+- Pfeiffer: LN(f + r + U g(D LN(f + r))), ours with `input="residual"`; without `original_ln_before`
+  LN(f + r + U g(D f)), ours with `input="module"`; Houlsby the latter twice.
+- parallel: LN(f + r + s U g(D r)), ours with `input="module"`: r is the feed-forward module's argument.
+
 Width and number of layers are read from the tensors.
 """
 
@@ -46,17 +52,25 @@ _NAME = re.compile(r"[\w-]{1,100}", re.ASCII)
 
 
 class _Family(NamedTuple):
-    """The library's class of a causal model, and where that keeps its layers."""
+    """The library's class of a model with a head for tokens, where that keeps its layers, and how they are made."""
 
     model_class: str
     prefix: str
     layers: str
+    called: Mapping[str, str] = {"attention_adapters": "attention_adapters", "output_adapters": "output_adapters"}
+    post_norm: bool = False
+
+
+_BERT_SITES = {"attention_adapters": "attention.output", "output_adapters": "output"}
 
 
 _FAMILIES = {
     "gpt2": _Family("GPT2LMHeadModel", "transformer", "h"),
     "llama": _Family("LlamaForCausalLM", "model", "layers"),
     "mistral": _Family("MistralForCausalLM", "model", "layers"),
+    "bert": _Family("BertForMaskedLM", "bert", "encoder.layer", _BERT_SITES, post_norm=True),
+    "roberta": _Family("RobertaForMaskedLM", "roberta", "encoder.layer", _BERT_SITES, post_norm=True),
+    "distilbert": _Family("DistilBertForMaskedLM", "distilbert", "transformer.layer", post_norm=True),
 }
 FAMILIES = tuple(_FAMILIES)
 
@@ -102,8 +116,9 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     """
     weights = _weights_file(folder)
     table = _table(folder)
-    options = read_options(table.get("config"), versioned="version" in table)
     about = _about(table)
+    post_norm = _family(about.model_type).post_norm
+    options = read_options(table.get("config"), versioned="version" in table, post_norm=post_norm)
     if (folder / _INTERFACE).is_file():
         raise UnknownMethod(f"{folder} was made through {_INTERFACE}, whose places of adapters are not known here.")
     layout = _layout(about.model_type, about.name, options)
@@ -170,6 +185,12 @@ def _about(table: Mapping[str, Any]) -> _About:
 
 
 def _layout(model_type: str, name: str, options: Options) -> Layout:
+    family = _family(model_type)
+    return Layout(prefix=family.prefix, layers=family.layers, name=name, options=options, called=family.called)
+
+
+def _family(model_type: str) -> _Family:
+    """The family's entry; raises UnknownMethod naming the known ones."""
     family = _FAMILIES.get(model_type)
     if family is None:
         raise UnknownMethod(
@@ -177,7 +198,7 @@ def _layout(model_type: str, name: str, options: Options) -> Layout:
             f"here: {', '.join(_FAMILIES)}.",
             param="model_type",
         )
-    return Layout(prefix=family.prefix, layers=family.layers, name=name, options=options)
+    return family
 
 
 def _tensors(file: Path) -> dict[str, Tensor]:
@@ -206,8 +227,9 @@ def checkpoint_files(
     if not _NAME.fullmatch(name):
         raise InvalidParameter(f"Name {name[:60]!r}: letters, digits, '_' and '-' are needed.", param="name")
     hidden_size = next((int(t.shape[0]) for n, t in tensors.items() if n.endswith(".up.weight")), 1)
-    written = write_options(config, hidden_size=hidden_size)
-    layout = _layout(model_type, name, read_options(written, versioned=True))
+    post_norm = _family(model_type).post_norm
+    written = write_options(config, hidden_size=hidden_size, post_norm=post_norm)
+    layout = _layout(model_type, name, read_options(written, versioned=True, post_norm=post_norm))
     theirs = from_canonical(tensors, layout, width=config.bottleneck, hidden_size=hidden_size)
     table = {
         "config": written,

@@ -73,8 +73,11 @@ class Options:
         )
 
 
-def read_options(config: object, *, versioned: bool) -> Options:
+def read_options(config: object, *, versioned: bool, post_norm: bool = False) -> Options:
     """The meaning of `config` in a checkpoint's adapter_config.json; `versioned` where the file names a version.
+
+    `post_norm` is for base models that normalise after their sub-modules, as BERT does: the same options mean
+    something else there.
 
     Raises InvalidManifest where it is no table, else UnknownMethod with every option that has no counterpart.
     """
@@ -91,7 +94,8 @@ def read_options(config: object, *, versioned: bool) -> Options:
     problems += [f"Option {n!r} is {_shown(v)}, not true or false." for n, v in flags.items() if type(v) is not bool]
     activation = _activation(config.get("non_linearity"), versioned=versioned, problems=problems)
     scale, scaling = _scaling(config.get("scaling", 1.0), problems)
-    placed = None if problems else _placed(flags, config.get("residual_before_ln", True), problems)
+    residual_before_ln = config.get("residual_before_ln", True)
+    placed = None if problems else _placed(flags, residual_before_ln, problems, post_norm=post_norm)
     if problems or placed is None:
         raise _unknown(problems)
     return Options(structure=placed[0], input=placed[1], activation=activation, scale=scale, scaling=scaling)
@@ -143,7 +147,7 @@ def _scaling(value: object, problems: list[str]) -> tuple[float, Scaling]:
 
 
 def _placed(
-    flags: Mapping[str, bool | None], residual_before_ln: object, problems: list[str]
+    flags: Mapping[str, bool | None], residual_before_ln: object, problems: list[str], *, post_norm: bool
 ) -> tuple[Literal["houlsby", "pfeiffer", "bapna_firat", "parallel"], Literal["module", "residual"]] | None:
     """Structure and input of adapters placed so, or None and the reason in `problems`."""
     if not flags["output_adapter"]:
@@ -154,12 +158,13 @@ def _placed(
         problems += [f"Option {name!r} with 'is_parallel' has no counterpart here." for name in wrong]
         if not flags["original_ln_after"]:
             problems.append("Option 'original_ln_after' is false: the residual connection is lost.")
-        return None if problems else ("parallel", "residual")
-    reads = _reads(flags, residual_before_ln)
+        return None if problems else ("parallel", "module" if post_norm else "residual")
+    reads = (_reads_before_norms if post_norm else _reads)(flags, residual_before_ln)
     if reads is None:
+        what = "have no counterpart on this family" if post_norm else "lose or repeat the residual connection"
         problems.append(
             f"Options original_ln_before={flags['original_ln_before']}, original_ln_after={flags['original_ln_after']}"
-            f", residual_before_ln={_shown(residual_before_ln)} lose or repeat the residual connection."
+            f", ln_before={flags['ln_before']}, residual_before_ln={_shown(residual_before_ln)} {what}."
         )
         return None
     if not flags["mh_adapter"]:
@@ -179,14 +184,31 @@ def _reads(flags: Mapping[str, bool | None], residual_before_ln: object) -> Lite
     return "module" if after and residual_before_ln in (True, False) else None
 
 
-def write_options(config: BottleneckConfig, *, hidden_size: int) -> dict[str, Any]:
-    """The options with which `adapters` computes what `config` means.
+def _reads_before_norms(
+    flags: Mapping[str, bool | None], residual_before_ln: object
+) -> Literal["module", "residual"] | None:
+    """The same on a post-norm model, whose norm takes the sum with the residual stream; None for other sums.
+
+    There an adapter that reads the norm's output adds before that norm again (Pfeiffer), or after it where it has a
+    norm of its own (Bapna-Firat).
+    """
+    before, after = flags["original_ln_before"], flags["original_ln_after"]
+    if not before:
+        return "module" if after and residual_before_ln in (True, False) else None
+    again = not flags["ln_before"]
+    return "residual" if after is again and residual_before_ln is again else None
+
+
+def write_options(config: BottleneckConfig, *, hidden_size: int, post_norm: bool = False) -> dict[str, Any]:
+    """The options with which `adapters` computes what `config` means, on a base model of `read_options`' two kinds.
 
     Raises Incompatible, all reasons at once, for what the library has no option for.
     """
     problems = []
-    if config.structure == "parallel" and config.input == "module":
+    if config.structure == "parallel" and config.input == "module" and not post_norm:
         problems.append("A parallel adapter of AdapterHub reads the residual stream, and this one the normed argument.")
+    if config.structure == "parallel" and config.input == "residual" and post_norm:
+        problems.append("On this family a parallel adapter reads the residual stream with input 'module'.")
     if config.structure == "houlsby" and config.trained_norms:
         problems.append("AdapterHub keeps no trained LayerNorms of the base, and this Houlsby adapter has some.")
     if config.structure == "bapna_firat" and config.layer_norm_eps != 1e-5:
@@ -195,6 +217,7 @@ def write_options(config: BottleneckConfig, *, hidden_size: int) -> dict[str, An
         raise Incompatible(
             f"The adapter cannot be written for AdapterHub: {problems[0]}", param="config", problems=problems
         )
+    after_the_norm = post_norm and config.structure == "bapna_firat" and config.input == "residual"
     return {
         "adapter_residual_before_ln": False,
         "is_parallel": config.structure == "parallel",
@@ -203,11 +226,11 @@ def write_options(config: BottleneckConfig, *, hidden_size: int) -> dict[str, An
         "ln_before": config.structure == "bapna_firat",
         "mh_adapter": config.structure == "houlsby",
         "non_linearity": config.activation,
-        "original_ln_after": True,
+        "original_ln_after": not after_the_norm,
         "original_ln_before": config.input == "residual" and config.structure != "parallel",
         "output_adapter": True,
         "reduction_factor": _reduction_factor(hidden_size, config.bottleneck),
-        "residual_before_ln": True,
+        "residual_before_ln": not after_the_norm,
         "scaling": config.scale,
     }
 

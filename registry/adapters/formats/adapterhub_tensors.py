@@ -3,14 +3,15 @@
 Called by `adapterhub`; knows neither files nor JSON. Layer i has, at `output_adapters` (our `ffn`) and
 `attention_adapters`, below `<layers>.<i>.<site>.adapters.<name>.`: `adapter_down.0.weight` (m, d) and `.bias` (m),
 `adapter_up.weight` (d, m) and `.bias` (d); with a LayerNorm before it, that as `adapter_norm_before` and again as
-`adapter_down.0`, the projection then being `adapter_down.1`; with a learned scaling, `scaling` (1) or (d).
+`adapter_down.0`, the projection then being `adapter_down.1`; with a learned scaling, `scaling` (1) or (d). BERT's two
+places are called `output` and `attention.output`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -32,13 +33,15 @@ _CANONICAL = re.compile(r"layers\.(\d{1,4})\.(ffn|attention)\.(norm|down|up)\.(w
 class Layout:
     """How the library names an adapter's tensors: `prefix.layers.<i>.<site>.adapters.name.`.
 
-    The prefix is missing where the model was saved without its language-model head.
+    The prefix is missing where the model was saved without its language-model head. `called` are the family's own
+    names of the two sites.
     """
 
     prefix: str
     layers: str
     name: str
     options: Options
+    called: Mapping[str, str] = field(default_factory=lambda: {site: site for site in _SITES})
 
     def sites(self) -> tuple[str, ...]:
         """The places of a layer that have an adapter."""
@@ -94,15 +97,16 @@ def to_canonical(found: Mapping[str, Tensor], layout: Layout, *, hidden_size: in
 
 def _by_place(found: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]:
     """Tensors by `<layer>.<site>.<leaf>`; those that are not the adapter's keep their name."""
+    sites = {theirs: site for site, theirs in layout.called.items()}
     pattern = re.compile(
-        rf"(?:{re.escape(layout.prefix)}\.)?{re.escape(layout.layers)}\.(0|[1-9]\d{{0,3}})\.({'|'.join(_SITES)})"
-        rf"\.adapters\.{re.escape(layout.name)}\.([\w.]+)",
+        rf"(?:{re.escape(layout.prefix)}\.)?{re.escape(layout.layers)}\.(0|[1-9]\d{{0,3}})"
+        rf"\.({'|'.join(map(re.escape, sites))})\.adapters\.{re.escape(layout.name)}\.([\w.]+)",
         re.ASCII,
     )
     tensors: dict[str, Tensor] = {}
     for name, tensor in found.items():
         match = pattern.fullmatch(name)
-        place = ".".join(match.groups()) if match else name
+        place = f"{match[1]}.{sites[match[2]]}.{match[3]}" if match else name
         tensors[name if place in tensors else place] = tensor
     return tensors
 
@@ -132,7 +136,7 @@ def _width(tensors: Mapping[str, Tensor], found: Mapping[str, Tensor], layout: L
 
 def _nothing(found: Mapping[str, Tensor], layout: Layout) -> str:
     """Why no tensor is the adapter's."""
-    first = f"{layout.prefix}.{layout.layers}.0.{layout.sites()[-1]}.adapters.{layout.name}.{layout.down()}.weight"
+    first = _their_name(f"0.{layout.sites()[-1]}.{layout.down()}.weight", layout)
     return f"None of its {len(found)} tensors is named like {first}; the first is {next(iter(found))[:120]!r}."
 
 
@@ -208,4 +212,4 @@ def from_canonical(tensors: Mapping[str, Tensor], layout: Layout, *, width: int,
 
 def _their_name(place: str, layout: Layout) -> str:
     layer, site, leaf = place.split(".", 2)
-    return f"{layout.prefix}.{layout.layers}.{layer}.{site}.adapters.{layout.name}.{leaf}"
+    return f"{layout.prefix}.{layout.layers}.{layer}.{layout.called[site]}.adapters.{layout.name}.{leaf}"
