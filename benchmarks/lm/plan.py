@@ -45,7 +45,7 @@ BATCHES = 4
 
 RATES: dict[str, tuple[float, ...]] = {
     "houlsby": (2e-3, 5e-3, 1.2e-2), "pfeiffer": (2e-3, 5e-3, 1.2e-2), "adamix": (2e-3, 5e-3, 1.2e-2),
-    "lora": (2e-3, 5e-3, 1.2e-2), "mam": (2e-3, 5e-3, 1.2e-2), "fusion": (5e-4, 1e-3, 2e-3),
+    "lora": (2e-3, 5e-3, 1.2e-2), "mam": (5e-3, 1.2e-2, 2.5e-2), "fusion": (5e-4, 1e-3, 2e-3),
     "full": (3e-4, 7e-4, 1.5e-3), "top": (2e-3, 4e-3, 8e-3), "norms": (5e-3, 1.2e-2, 3e-2),
 }  # fmt: skip
 """Candidates of each family of variants."""
