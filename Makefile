@@ -55,7 +55,7 @@ bench: $(VENV)/.dev  ## the quick forms of the benchmarks, beside their peers
 	$(RUN) -m benchmarks.breadth --out benchmarks/results/breadth.json
 	$(RUN) -m benchmarks.training --out benchmarks/results/training.json
 
-reproduce-lm: $(VENV)/.dev  ## three adapter papers on language models, 262 small trainings (an hour; resumable; LONG=1: larger)
+reproduce-lm: $(VENV)/.dev  ## three adapter papers on language models, 272 small trainings (an hour; resumable; LONG=1: larger)
 	$(RUN) -m benchmarks.lm_adapters --out benchmarks/results/lm_adapters.json $(if $(LONG),--long)
 
 reproduce-single: $(VENV)/.dev  ## the single-domain soups of AdapterSoup (an hour; resumable; LONG=1: larger)
