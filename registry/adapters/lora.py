@@ -43,7 +43,9 @@ class LoraUpdate(nn.Module):
     def on_input(self, _module: nn.Module, source: Tensor, hidden: Tensor) -> Tensor:
         """`hidden` (..., outputs) plus the update of `source` (..., inputs), in the dtype of `hidden`."""
         a, b = self.lora_A.weight, self.lora_B.weight
-        update = F.linear(F.linear(source.to(a.dtype), a), b) * self.scaling
+        if not torch.is_autocast_enabled(source.device.type):  # which brings both to its own dtype
+            source = source.to(a.dtype)
+        update = F.linear(F.linear(source, a) * self.scaling, b)
         return (hidden + update).to(hidden.dtype)
 
 
