@@ -61,7 +61,8 @@ def models(result: Result) -> list[str]:
     """Each variant with parameters, cost, and perplexity in every domain."""
     found: dict[str, dict[str, Row]] = {}
     for row in _rows(result, "method"):
-        found.setdefault(row["method"], {})[row["domain"]] = row
+        if row["method"] != "adapter":  # one of many single ones
+            found.setdefault(row["method"], {})[row["domain"]] = row
     domains = list(next(iter(found.values())))
     head = ("model", "parameters trained", "relative inference cost", "learning rate", *domains)
     return [
@@ -187,18 +188,62 @@ def draw_convergence(result: Result) -> str:
     return curves("Validation loss, mean of domains and seeds", series, across="step", up="nats a token")
 
 
+# --- the single-domain experiment -------------------------------------------------------------------
+
+
+def mixing(result: Result) -> list[str]:
+    """NLL along the lines between two adapters: a row for each share, a column for each pair."""
+    names = list(dict.fromkeys(row["curve"] for row in _rows(result, "above_line")))
+    by_share: dict[float, dict[str, Row]] = {}
+    for row in _rows(result, "above_line"):
+        by_share.setdefault(row["a"], {})[row["curve"]] = row
+    rows = [
+        [f"{share:g}", *(f"{by[name]['nll']:.4f} ({by[name]['above_line']:+.4f})" for name in names)]
+        for share, by in sorted(by_share.items())
+    ]
+    return [
+        *_image(result, "mixing", "Loss between two adapters, above the line between them"),
+        *table(("a", *names), rows),
+        "",
+        "NLL of a A + (1 - a) B in nats a token; in brackets, how far above the straight line between A and B.",
+    ]
+
+
+def draw_mixing(result: Result) -> str:
+    """How far L(a A + (1 - a) B) lies above the line between its ends."""
+    points: dict[str, list[tuple[float, float]]] = {}
+    for row in _rows(result, "above_line"):
+        points.setdefault(row["curve"], []).append((row["a"], row["above_line"]))
+    series = [Series(name, some) for name, some in points.items()]
+    return curves("Loss above the line between two adapters", series, across="share a of A", up="nats a token")
+
+
+def again(result: Result) -> list[str]:
+    """Gains of adapters trained again from their records, beside the recorded ones."""
+    head = ("domain", "recorded gain", "gain here", "ratio", "ratio on test passages, both scored here")
+    rows = [
+        (str(row["reproduced"]), f"{row['recorded_gain']:.4f}", f"{row['gain']:.4f}", f"{row['gain_ratio']:.3f}",
+         f"{row['test_gain_ratio']:.3f}")
+        for row in _rows(result, "reproduced")
+    ]  # fmt: skip
+    note = "Gain over the base model in nats a token on packed blocks of validation text, as the records have it."
+    return [*table(head, rows), "", note]
+
+
 def _image(result: Result, view: str, said: str) -> list[str]:
     return [f"![{said}]({FOLDER.name}/{result['name']}_{view}.svg)", ""]
 
 
 VIEWS: dict[str, Callable[[Result], list[str]]] = {
     "claims": claims, "models": models, "rates": rates, "spans": spans, "scales": scales, "convergence": convergence,
+    "mixing": mixing, "again": again,
 }  # fmt: skip
 """Views of a results file, as `<!-- figures:NAME:VIEW -->` names them."""
 PICTURES: dict[str, tuple[str, Callable[[Result], str]]] = {
     "lm_adapters_spans": ("lm_adapters", draw_spans),
     "lm_adapters_scales": ("lm_adapters", draw_scales),
     "lm_adapters_convergence": ("lm_adapters", draw_convergence),
+    "single_domain_mixing": ("single_domain", draw_mixing),
 }
 """File in `FOLDER` -> the result it is drawn from, and how."""
 

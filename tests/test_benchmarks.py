@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import averaging, breadth, cold_start, parity, report, serving
+from benchmarks import averaging, breadth, cold_start, parity, report, serving, training
 from registry.errors import Internal
 from registry.spec import AverageMixing
 
@@ -175,3 +175,34 @@ def test_committed_results_have_the_form(file):
     result = json.loads(file.read_text())
     check_form(result, file.stem)
     assert not str(result["commit"]).endswith("-dirty"), "measure on a committed tree"
+
+
+@pytest.mark.parametrize("variant", list(training.VARIANTS))
+def test_every_variant_of_training_takes_steps(variant, tiny_base_dir):
+    row = training.measure(tiny_base_dir, variant, dtype="float32", steps=1, block=16)
+    assert row["step_s"] > 0
+    assert row["peak_memory_mib"] > 0
+    assert row["parameters_trained"] > 0
+
+
+def test_training_speed_is_told_as_ratios_within_a_repeat():
+    seconds = {"full": 1.5, "adapter": 1.0, "lora": 1.1, "peft_lora": 1.2, "adamix_pass": 1.05, "adamix_step": 2.2}
+    slower = iter([1.0, 3.0])  # the machine is three times as slow in the second repeat
+    factor = 1.0
+
+    def take(variant: str) -> report.Row:
+        nonlocal factor
+        if variant == next(iter(training.VARIANTS)):
+            factor = next(slower)
+        step = factor * seconds.get(variant, 1.0)
+        return {"variant": variant, "step_s": step, "tokens_per_s": 1 / step, "parameters_trained": 1,
+                "peak_memory_mib": 5.0}  # fmt: skip
+
+    result = training.run(take, repeats=2, dtype="float32")
+    values = {name: figure.value for name, figure in result.figures.items()}
+    assert values["adapter_vs_full"] == pytest.approx(1.5)
+    assert values["adapter_vs_peft_lora"] == pytest.approx(1.2)
+    assert values["adamix_overhead"] == pytest.approx(0.05)
+    assert values["adamix_step_overhead"] == pytest.approx(0.1)
+    assert values["mask_overhead"] == pytest.approx(0)
+    assert [row["variant"] for row in result.rows] == list(training.VARIANTS)

@@ -17,6 +17,7 @@ from benchmarks.single import choosing, making, scoring, setting, table
 from benchmarks.single.scoring import Model, Scorer, soup
 from benchmarks.single.setting import Sizes, Texts
 from demo.progress import Talk
+from docs import figures, generate, papers
 from registry.adapters import attached, create, paper_config
 from registry.adapters.weights import init_hash, save_tensors
 from registry.base_model import LoadedBase, load_base
@@ -284,3 +285,23 @@ def test_a_recipe_is_followed_from_the_recorded_start(base, found, tmp_path):
 def test_a_recipe_our_loop_would_not_follow_is_refused(wrong):
     with pytest.raises(Internal, match=next(iter(wrong))):
         making.recorded_recipe(RECORD | wrong)
+
+
+# --- its page ---------------------------------------------------------------------------------------
+
+
+def test_the_page_is_made_of_the_results_file(runs, tmp_path):
+    result, _ = runs
+    result.rows += [
+        {"reproduced": "law", "recorded_gain": 0.2, "gain": 0.19, "gain_ratio": 0.95, "test_gain_ratio": 1.01}
+    ]
+    result.finish(tmp_path / "single_domain.json")
+    del result.rows[-1]
+    page = figures.fill((generate.ROOT / "docs/explanation/single-domain.md").read_text(encoding="utf-8"), tmp_path)
+    assert page.count("Not measured yet") == 1  # the training's speed is another file's
+    assert "| logit ensemble of all 6 |" in page
+    assert "near_identity, other seed" in page
+    assert "| law | 0.2000 | 0.1900 | 0.950 | 1.010 |" in page
+    assert page.count("*agrees*") + page.count("*disagrees*") + page.count("*undetermined*") == 16
+    drawn = papers.pictures(tmp_path)[papers.FOLDER / "single_domain_mixing.svg"]
+    assert "linear, same seed" in drawn
