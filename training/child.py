@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import selectors
 import subprocess
 import sys
 import time
@@ -62,8 +63,7 @@ class Child:
 
     def answers(self, seconds: float) -> list[Json]:
         """The lines that came within so many seconds; raises EOFError with its status where the child has ended."""
-        ready, _, _ = select.select([self], [], [], seconds)
-        if not ready:
+        if not wait_for([self], seconds):
             return []
         chunk = os.read(self.fileno(), CHUNK)
         if not chunk:
@@ -121,5 +121,7 @@ def asked_to_end() -> bool:
 
 def wait_for(children: Sequence[Child], seconds: float) -> list[Child]:
     """Those of the children that have something to say, waiting so many seconds at most."""
-    ready, _, _ = select.select(children, [], [], seconds)
-    return ready
+    with selectors.DefaultSelector() as watched:  # select() knows no file beyond the 1,024th, and a server may
+        for child in children:
+            watched.register(child.fileno(), selectors.EVENT_READ, child)
+        return [key.data for key, _ in watched.select(seconds)]

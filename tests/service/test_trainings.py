@@ -32,7 +32,7 @@ TEXTS = [f"The judge of court {i} held that contract {i * 7} was void." for i in
 VALID = [f"The judge of court {i} held that contract {i * 3} was void." for i in range(100, 125)]
 RECIPE = {"steps": 4, "batch": 2, "block": 32, "learning_rate": 0.01}
 SPEC: dict[str, Any] = {"adapter": {"bottleneck": 4}, "recipe": RECIPE}
-LONG: dict[str, Any] = {**SPEC, "recipe": {**RECIPE, "steps": 600}}
+LONG: dict[str, Any] = {**SPEC, "recipe": {**RECIPE, "steps": 400}}
 
 
 def lines(texts: list[str]) -> bytes:
@@ -133,7 +133,7 @@ def test_cancelled_it_is_kept_and_the_same_request_goes_on_to_the_same_bytes(
     path = f"/v1/jobs/{job['id']}"
     running = until(lambda: (now := world.client.get(path).json())["progress"]["done"] > 0 and now)
     assert "loss" in running["progress"]["message"]
-    assert running["progress"]["total"] == 600
+    assert running["progress"]["total"] == 400
     assert world.client.post(f"{path}/cancel").json()["state"] == "cancelled"
     place = training_job.place_of(world.runtime, _key_of(world, job))
     until(lambda: (place / "checkpoint" / checkpoint.FILE).is_file())
