@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from registry.adapters.masks import dense
 from registry.errors import Incompatible
 from registry.soup import MIXINGS, concat
-from registry.soup.compat import Part, init_reasons, members_of
+from registry.soup.compat import Part, average_reasons, init_reasons, members_of
 from registry.spec import (
     AutoMixing,
     AverageMixing,
@@ -43,7 +43,8 @@ def candidates(parts: Sequence[Part], request: MixingRequest) -> list[Mixing]:
     if any(isinstance(part.config, BankConfig) for part in parts):
         return [MergeMixing()]  # nothing else can be done with a bank
     joined = ConcatMixing(scale=request.scale)
-    if all(_has_lora(part) for part in parts):
+    several = len(parts) > 1 or concat.can_be_joined(parts[0].config)  # a union alone is the average of itself
+    if several and all(_has_lora(part) for part in parts):
         return [joined]  # the average of their factors has cross terms: on request only
     return [AverageMixing(scale=request.scale, assume_same_init=request.assume_same_init), joined]
 
@@ -127,13 +128,20 @@ def _instead(parts: Sequence[Part], against: Mapping[str, Sequence[str]]) -> str
 def best_unranked(parts: Sequence[Part], request: MixingRequest) -> Part:
     """Where nothing is ranked: one of the largest group that averages, else of the largest that concatenates."""
     alike = Counter(_alike(part, request) for part in parts)
-    kinds = Counter(concat.kind_of(part.config) for part in parts)
-    return max(parts, key=lambda part: (alike[_alike(part, request)], kinds[concat.kind_of(part.config)]))
+    kinds = Counter(_joinable(part) for part in parts)
+    return max(parts, key=lambda part: (alike[_alike(part, request)], kinds[_joinable(part)]))
+
+
+def _joinable(part: Part) -> object:
+    """Equal for adapters that can be concatenated, as far as configurations say."""
+    return concat.kind_of(part.config) if concat.can_be_joined(part.config) else part.digest
 
 
 def _alike(part: Part, request: MixingRequest) -> object:
     """Equal for adapters that can be averaged; what cannot be averaged with anything is alone."""
     if isinstance(request, ConcatMixing | MergeMixing) or (isinstance(request, AutoMixing) and _has_lora(part)):
+        return part.digest
+    if average_reasons([part, part], request.scale):  # a fusion
         return part.digest
     if request.assume_same_init:
         return dense(part.config)
@@ -148,7 +156,7 @@ def apart(best: Part, others: Sequence[Part], request: MixingRequest, *, ranked:
     ranked a wide soup of few does not replace the average of many.
     """
     reasons: dict[str, dict[str, list[str]]] = {}
-    for mixing in candidates([best], request):
+    for mixing in candidates([best, best], request):  # of several
         check = MIXINGS[mixing.method].check
         reasons[mixing.method] = {one.digest: check([best, one], mixing) for one in others if one.digest != best.digest}
     taken = reasons

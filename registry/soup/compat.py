@@ -69,10 +69,11 @@ def differing(
 def structure_reasons(parts: Sequence[Part], *, may_differ: Collection[str] = ()) -> list[str]:
     """Reasons of base, method and structure; fields of the configuration in `may_differ` are not looked at.
 
-    Adapters of several methods have no fields in common, so that the method is then the only reason beside the base.
+    Adapters of several methods have no fields in common, so that the method is then the only reason beside the base;
+    and of a bank nothing else counts than that it is one.
     """
     bases = differing(parts, "The base models", lambda part: part.base_fingerprint[:19])
-    return bases + bank_reasons(parts) + _config_reasons(parts, may_differ)
+    return bases + (bank_reasons(parts) or _config_reasons(parts, may_differ))
 
 
 def _config_reasons(parts: Sequence[Part], may_differ: Collection[str]) -> list[str]:
@@ -80,15 +81,22 @@ def _config_reasons(parts: Sequence[Part], may_differ: Collection[str]) -> list[
     if methods:
         return methods
     reasons = []
-    unions = [part.config for part in parts if isinstance(part.config, UnionConfig)]
-    for members in zip(*(union.members for union in unions), strict=True):
+    inside, _ = _inside(parts[0].config)
+    for members in zip(*(_inside(part.config)[1] for part in parts), strict=True):
         alone = [replace(part, config=member) for part, member in zip(parts, members, strict=True)]
         reasons += _config_reasons(alone, may_differ)
     for name in type(parts[0].config).model_fields:
-        if name not in may_differ and not (unions and name == "members"):
+        if name not in may_differ and name != inside:
             what, show = _SHOWN.get(name, (f"The values of '{name}'", None))
             reasons += differing(parts, what, attrgetter(f"config.{name}"), show)
     return reasons
+
+
+def _inside(config: AdapterConfig) -> tuple[str, tuple[AdapterConfig, ...]]:
+    """The field of a configuration that holds other configurations, compared field by field; and those."""
+    if isinstance(config, UnionConfig):
+        return "members", config.members
+    return ("member", (config.member,)) if isinstance(config, FusionConfig) else ("", ())
 
 
 def _methods(part: Part) -> str:

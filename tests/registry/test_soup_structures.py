@@ -29,9 +29,11 @@ from registry.spec import (
     FusionConfig,
     HeadConfig,
     LoraConfig,
+    LoraModule,
     Mixing,
     MixReport,
     PrefixConfig,
+    Provenance,
     Recipe,
     RecipeIngredient,
     UnionConfig,
@@ -217,6 +219,19 @@ class TestRefused:
             assert word in told
         assert len(said.problems) == 3
 
+    def test_what_differs_in_the_members_of_fusions_is_told_by_its_field(self) -> None:
+        other = FusionConfig(member=bottleneck("pfeiffer", 7), members=2)
+        said = refusal([parts_of(FUSION)[0], replace(parts_of(FUSION)[1], config=other)], AverageMixing())
+        assert said.problems[0] == "The values of 'bottleneck' differ: acme/a0@1 has 4; acme/a1@1 has 7."
+
+    def test_of_banks_nothing_else_is_told_however_large_they_are(self) -> None:
+        wide = LoraConfig.of({f"h.{i}.m{j}": LoraModule(1 + i * j % 97, 1.0) for i in range(20) for j in range(50)})
+        one, two = parts_of(BankConfig(expert=lora()))
+        for request in (AverageMixing(), ConcatMixing()):
+            said = refusal([one, replace(two, config=BankConfig(expert=wide))], request)
+            assert [problem for problem in said.problems if "are banks of experts" in problem] == [said.problems[0]]
+            assert len(said.message) < 500
+
     def test_unions_of_other_methods(self) -> None:
         said = refusal([parts_of(MAM)[0], parts_of(TASK)[1]], AverageMixing())
         assert said.problems == (
@@ -245,7 +260,8 @@ def test_a_scale_of_a_task_adapter_is_that_of_what_is_inside_of_the_base() -> No
 @pytest.mark.parametrize("config", [*AVERAGED.values(), FUSION], ids=[*AVERAGED, "fusion"])
 def test_one_alone_is_itself(config: AdapterConfig) -> None:
     parts = parts_of(config, 1)
-    mixing = AverageMixing() if config == LORA_TASK else settle(parts, AutoMixing(), max_width=512).mixing
+    mixing = settle(parts, AutoMixing(), max_width=512).mixing
+    assert mixing == AverageMixing()
     tensors, report = reported(parts, mixing)
     assert all(torch.equal(tensor, tensors_of(config, 0)[key]) for key, tensor in tensors.items())
     assert report.relative_cost == 1.0
@@ -279,6 +295,26 @@ class TestPools:
     def test_the_largest_group_is_the_best_where_nothing_is_ranked(self) -> None:
         mams, one = parts_of(MAM, 4), part(9, FUSION, provenance=INIT)
         assert best_unranked([one, *mams], AutoMixing()).config == MAM
+
+    @pytest.mark.parametrize("start", [INIT, UNKNOWN])
+    def test_fusions_are_no_group(self, start: Provenance) -> None:
+        """However many there are: of two they leave one out, and bottlenecks do not."""
+        fusions = [part(i, FUSION, provenance=start) for i in range(3)]
+        two = [part(i, bottleneck("pfeiffer"), provenance=start) for i in (8, 9)]
+        assert best_unranked([*fusions, *two], AutoMixing()).config == two[0].config
+        assert best_unranked([*fusions, *two], ConcatMixing()).config == two[0].config
+
+    def test_what_cannot_be_scaled_is_no_group_where_a_scale_is_asked_for(self) -> None:
+        prefixes, one = parts_of(PREFIX, 4), part(9, bottleneck("pfeiffer"), provenance=INIT)
+        two = part(8, bottleneck("pfeiffer"), provenance=INIT)
+        assert best_unranked([*prefixes, one, two], AutoMixing()).config == PREFIX
+        assert best_unranked([*prefixes, one, two], AutoMixing(scale="0.5")).config == one.config
+
+    def test_unions_with_a_lora_are_not_averaged_unasked(self) -> None:
+        """One alone is the average of itself; of several nobody else is let in on that account."""
+        best, other = parts_of(LORA_TASK)
+        assert set(apart(best, [best, other], AutoMixing(), ranked=True)) == {other.digest}
+        assert apart(best, [best, other], AverageMixing(), ranked=True) == {}
 
     def test_no_width_is_never_too_wide(self) -> None:
         for config in AVERAGED.values():

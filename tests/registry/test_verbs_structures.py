@@ -16,14 +16,18 @@ from registry.spec import (
     PrefixConfig,
     UnionConfig,
 )
-from tests.registry.verb_world import CONFIG, OTHER_INIT, SHAPE, WEIGHTS, VerbWorld, inline, passages, weights
+from tests.registry.verb_world import CONFIG, LORA, OTHER_INIT, SHAPE, WEIGHTS, VerbWorld, inline, passages, weights
 
 PREFIX = PrefixConfig(length=3)
 HEAD = HeadConfig(task="classification", labels=("no", "yes"))
 MAM = UnionConfig(members=(PREFIX, CONFIG.model_copy(update={"structure": "parallel", "scale": 4.0})))
 TASK = UnionConfig(members=(CONFIG, HEAD))
+LORA_MAM = UnionConfig(members=(PREFIX, LORA))
 FUSION = FusionConfig(member=CONFIG, members=2)
-ALL: dict[str, AdapterConfig] = {"prefix": PREFIX, "head": HEAD, "mam": MAM, "task": TASK, "fusion": FUSION}
+ALL: dict[str, AdapterConfig] = {
+    "prefix": PREFIX, "head": HEAD, "mam": MAM, "task": TASK, "fusion": FUSION,
+    "lora + prefix": LORA_MAM,
+}  # fmt: skip
 
 
 def by_hand(*refs: str) -> dict[str, list[dict[str, str]]]:
