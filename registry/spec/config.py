@@ -29,8 +29,8 @@ class Pruned(Frozen):
     score: PruningScore | MaskRule
     sparsity: float = Field(gt=0, lt=1)
     scope: Literal["global", "layer"] = "global"
-    seed: int = Field(default=0, ge=0)
-    masked: int = Field(ge=1)
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    masked: int = Field(ge=1, lt=2**48)
     """How many entries are pruned, exactly."""
     data: Digest | None = None
 
