@@ -25,6 +25,7 @@ TITLES = {
     "adapters": "Adapters",
     "selectors": "Selectors",
     "soups": "Soups",
+    "trainings": "Trainings",
     "inference": "Inference",
     "jobs": "Jobs",
     "keys": "Keys and audit",
