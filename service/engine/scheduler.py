@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from registry.errors import Busy, Internal
+from registry.spec import prefix_length
 from service.engine.request import GenerateRequest, Request, State
 
 Key = tuple[str, str | None]
@@ -42,7 +43,10 @@ class Ticket(Future[Any]):
 
 @dataclass(eq=False)
 class Row:
-    """One sequence of a request: window `index` of a score, or choice `index` of a generation."""
+    """One sequence of a request: window `index` of a score, or choice `index` of a generation.
+
+    `length` is what it takes in a batch: its tokens, and those of its adapter's prefix, which each row has of its own.
+    """
 
     id: int
     work: Work
@@ -108,9 +112,11 @@ class Scheduler:
     def _admit(self, request: Request) -> Work:
         generating = isinstance(request, GenerateRequest)
         lengths = [len(request.prompt)] * request.params.n if generating else [len(w) for w in request.windows]  # type: ignore[union-attr]
-        digest = request.adapter.digest if request.adapter is not None else None
+        digest, before = None, 0
+        if request.adapter is not None:
+            digest, before = request.adapter.digest, prefix_length(request.adapter.config)
         work = Work(request, Ticket(len(lengths)), (request.base_id, digest))
-        rows = [Row(next(self._ids), work, index, length) for index, length in enumerate(lengths)]
+        rows = [Row(next(self._ids), work, index, before + length) for index, length in enumerate(lengths)]
         if not generating:  # rows of like length share batches: little padding
             rows.sort(key=lambda row: -row.length)
         work.waiting.extend(rows)

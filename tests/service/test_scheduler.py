@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.errors import Busy, Internal, Unavailable
-from registry.spec import BottleneckConfig
+from registry.spec import BottleneckConfig, PrefixConfig
 from service.engine.request import AdapterHandle, GenerateRequest, Request, SamplingParams, ScoreRequest, State
 from service.engine.scheduler import Batch, Row, Scheduler, Work
 
@@ -205,6 +205,19 @@ def test_windows_of_like_length_share_a_batch() -> None:
         batches.append([row.length for row in batch.rows])
         scheduler.finish(batch.rows)
     assert batches == [[10, 9], [3, 3, 2, 2]]
+
+
+def test_every_row_has_its_adapters_prefix_which_counts_too() -> None:
+    scheduler = Scheduler(max_queue=9, max_batch_tokens=40, max_rows=9)
+    prefixed = AdapterHandle("p", PrefixConfig(length=8), dict)
+    scheduler.add([
+        ScoreRequest("b", ((1, 1),) * 6, prefixed),
+        GenerateRequest("b", (1, 1), prefixed, SamplingParams(max_tokens=2, n=6)),
+    ])  # fmt: skip
+    prompts, windows = scheduler.next(), scheduler.next()
+    assert prompts is not None and windows is not None
+    assert (prompts.kind, len(prompts.rows)) == ("prefill", 4), "40 tokens are four rows of 8 and 2"
+    assert (windows.kind, len(windows.rows)) == ("score", 1), "a quarter of them while rows generate"
 
 
 def test_scores_take_a_part_of_the_budget_while_rows_generate() -> None:
