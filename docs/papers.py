@@ -226,7 +226,7 @@ def again(result: Result) -> list[str]:
          f"{row['test_gain_ratio']:.3f}")
         for row in _rows(result, "reproduced")
     ]  # fmt: skip
-    note = "Gain over the base model in nats a token on packed blocks of validation text, as the records have it."
+    note = "Gain over the base model in nats a token on the validation passages that the records are of."
     return [*table(head, rows), "", note]
 
 

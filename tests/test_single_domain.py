@@ -281,6 +281,20 @@ def test_a_recipe_is_followed_from_the_recorded_start(base, found, tmp_path):
     assert provenance.training["dtype"] == "float32"
 
 
+def test_gains_are_told_on_the_passages_of_the_record_and_on_test(runs, found, base):
+    theirs, ours = (making.cell(found, GRID, rate, 1) for rate in (5e-4, 7e-3))
+    again = [making.Again("law", RECORD, 10, theirs, ours)]
+    valid, test = ({"law": texts} for texts in (found.choosing.in_all, found.testing.inside))
+    with one_thread(base.entry, block=SIZES.block, processes=1) as pool:
+        scorer = Scorer(base.entry, found.home.parent / "cells.jsonl", pool, block=SIZES.block)
+        (row,) = table.again_rows(scorer, again, valid, test)
+    gain = np.log(row["valid_perplexity_base"] / row["valid_perplexity"])
+    assert row["gain"] == pytest.approx(gain)
+    assert row["gain_ratio"] == pytest.approx(gain / np.log(300 / 290))
+    assert row["test_gain_ratio"] == pytest.approx(row["test_gain"] / row["test_gain_recorded"])
+    assert table.again_figures([row])["gain_ratio_law"].value == row["gain_ratio"]
+
+
 @pytest.mark.parametrize("wrong", [{"optimizer": "SGD"}, {"precision": "bf16"}, {"schedule": "constant"}])
 def test_a_recipe_our_loop_would_not_follow_is_refused(wrong):
     with pytest.raises(Internal, match=next(iter(wrong))):

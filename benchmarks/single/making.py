@@ -134,7 +134,7 @@ class Again:
 
     domain: str
     recorded: Mapping[str, Any]
-    ours: Mapping[str, Any]
+    parameters: int
     theirs: Ingredient
     made: Ingredient
 
@@ -208,7 +208,7 @@ def _found(setting: Setting, domain: str, folder: Path) -> Again:
     return Again(
         domain=domain,
         recorded=_record(setting.adapters, domain),
-        ours=dict(read_folder(folder / domain).provenance.training),
+        parameters=read_folder(folder / domain).provenance.training["parameters"]["trained"],
         theirs=ingredient(f"recorded/{domain}", theirs),
         made=ingredient(f"again/{domain}", folder / domain),
     )

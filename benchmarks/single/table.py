@@ -253,25 +253,29 @@ def curve_claims(curves: Sequence[Curve]) -> Iterator[Row]:
 # --- adapters trained again -------------------------------------------------------------------------
 
 
-def again_rows(scorer: Scorer, again: Sequence[Again], texts: Mapping[str, Texts]) -> Iterator[Row]:
+def again_rows(
+    scorer: Scorer, again: Sequence[Again], valid: Mapping[str, Texts], test: Mapping[str, Texts]
+) -> Iterator[Row]:
     """For each adapter trained again: its gain over the base beside the recorded one, on two texts.
 
-    `valid_*` is the validation perplexity of packed blocks that both records have, `test_*` both adapters scored here
-    on the same test passages.
+    `valid` holds the passages that the recorded perplexities are of: the base and the recorded adapter, scored here,
+    stand beside their records. On `test` both adapters are scored here.
     """
     for one in again:
-        base, theirs, ours = scorer.cells([Model(), soup([one.theirs]), soup([one.made])], texts[one.domain])
+        models = [Model(), soup([one.theirs]), soup([one.made])]
+        base, theirs, ours = scorer.cells(models, valid[one.domain])
+        base_test, theirs_test, ours_test = scorer.cells(models, test[one.domain])
         recorded = math.log(one.recorded["valid_perplexity_base"] / one.recorded["valid_perplexity"])
-        gained = math.log(one.ours["valid_perplexity_before"] / one.ours["valid_perplexity"])
-        there, here = (base.mean_nll - cell.mean_nll for cell in (theirs, ours))
+        there, here = (base_test.mean_nll - cell.mean_nll for cell in (theirs_test, ours_test))
         yield {
-            "reproduced": one.domain, "recorded_gain": recorded, "gain": gained, "gain_ratio": gained / recorded,
-            "valid_perplexity_base": one.ours["valid_perplexity_before"],
+            "reproduced": one.domain, "recorded_gain": recorded, "gain": base.mean_nll - ours.mean_nll,
+            "gain_ratio": (base.mean_nll - ours.mean_nll) / recorded, "valid_passages": len(base.nll),
+            "valid_perplexity_base": base.perplexity,
             "recorded_valid_perplexity_base": one.recorded["valid_perplexity_base"],
-            "valid_perplexity": one.ours["valid_perplexity"],
+            "valid_perplexity_theirs": theirs.perplexity, "valid_perplexity": ours.perplexity,
             "recorded_valid_perplexity": one.recorded["valid_perplexity"], "test_gain_recorded": there,
-            "test_gain": here, "test_gain_ratio": here / there, "test_passages": len(base.nll),
-            "parameters_trained": one.ours["parameters"]["trained"], "relative_cost": None,
+            "test_gain": here, "test_gain_ratio": here / there, "test_passages": len(base_test.nll),
+            "parameters_trained": one.parameters,
         }  # fmt: skip
 
 
