@@ -56,18 +56,18 @@ def mix(parts: Sequence[Part], mixing: AverageMixing) -> dict[str, Tensor]:
     Raises InvalidRecipe where an ingredient holds NaN or infinity, or the result leaves the dtype's range.
     """
     total: dict[str, Tensor] = {}
-    ordered, masks = by_digest(parts), []
-    pruned = sparse.is_sparse(parts)
+    ordered = by_digest(parts)
+    mask = sparse.OneMask(ordered, mixing) if sparse.is_sparse(parts) else None
     for part in ordered:
         weight, tensors = torch.tensor(float(part.weight), dtype=torch.float32), part.load()
         for name, tensor in tensors.items():
             if not is_mask(name):
                 product = weight * tensor.to(torch.float32)
                 total[name] = product if name not in total else total[name] + product
-        if pruned:
-            masks.append(sparse.masks_of(part.config, tensors))
-    if masks:
-        total = sparse.put_on(total, ordered, masks, mixing)
+        if mask is not None:
+            mask.add(part, tensors)
+    if mask is not None:
+        total = sparse.put_on(total, mask)
     if mixing.scale != "1":
         total = scale_output(total, float(mixing.scale))
     return cast_finite(total, DTYPES[result_dtype(parts)])

@@ -7,11 +7,12 @@ Called by `average`, and by the report. Four rules; a dense ingredient keeps eve
 - `first`: where the ingredient of the largest weight does, of equal weights that of the lowest digest: a recipe knows
   no other order;
 - `reprune`: the mean number of entries is pruned again, those of the average that are smallest, over all projections
-  or, where every ingredient was pruned so, within each.
+  or, where every pruned ingredient was pruned so, within each.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
@@ -55,90 +56,100 @@ def masks_of(config: AdapterConfig, tensors: Tensors) -> Masks:
     }
 
 
+class OneMask:
+    """The mask of a soup of `parts`, made of theirs one after the other: of many no more is held than of one.
+
+    One ingredient alone keeps its own, whatever the rule.
+    """
+
+    def __init__(self, parts: Sequence[Part], mixing: AverageMixing) -> None:
+        self.rule: MaskRule = (mixing.masks or DEFAULT) if len(parts) > 1 else "union"
+        self.config = dense(parts[0].config)
+        self.scope: Literal["global", "layer"] = _scope(parts) if self.rule == "reprune" else "global"
+        self._first = min(parts, key=lambda part: (-Decimal(part.weight), part.digest)).digest
+        self._parts = len(parts)
+        self._kept: Masks = {}
+        self._left_out: Counter[str] = Counter()
+
+    def add(self, part: Part, tensors: Tensors) -> None:
+        """Take an ingredient's masks into account; every one has to be added once."""
+        for name, keep in masks_of(part.config, tensors).items():
+            self._left_out[name] += int((~keep).sum())
+            if name not in self._kept or (self.rule == "first" and part.digest == self._first):
+                self._kept[name] = keep
+            elif self.rule == "union":
+                self._kept[name] |= keep
+            elif self.rule == "intersect":
+                self._kept[name] &= keep
+
+    def projections(self) -> dict[str, list[str]]:
+        """The weights that have masks, by the prefix of the part that is pruned."""
+        return projections(self.config, self._kept)
+
+    def entries(self, names: Sequence[str]) -> int:
+        """How many entries these projections have."""
+        return sum(self._kept[name].numel() for name in names)
+
+    def masked(self, names: Sequence[str]) -> int:
+        """How many of them the soup leaves out."""
+        if self.rule == "reprune":
+            return sum(self._mean_masked(group) for group in self._groups(names))
+        return sum(int((~self._kept[name]).sum()) for name in names)
+
+    def kept(self, names: Sequence[str], average: Mapping[str, Tensor]) -> Masks:
+        """What the soup keeps of them; to prune again needs the average's values."""
+        if self.rule != "reprune":
+            return {name: self._kept[name] for name in names}
+        kept: Masks = {}
+        for group in self._groups(names):
+            kept |= highest({name: average[name].abs() for name in group}, self._mean_masked(group))
+        return kept
+
+    def _groups(self, names: Sequence[str]) -> list[list[str]]:
+        """Projections that are pruned again together."""
+        return [[name] for name in names] if self.scope == "layer" else [list(names)]
+
+    def _mean_masked(self, names: Sequence[str]) -> int:
+        """The ingredients' mean number of entries left out, a whole one."""
+        return round(Fraction(sum(self._left_out[name] for name in names), self._parts))
+
+
 def soup_config(parts: Sequence[Part], mixing: AverageMixing) -> AdapterConfig:
     """The configuration of the average of pruned ingredients, whose masks are read.
 
     Raises Incompatible where nothing would be kept.
     """
-    masks = [masks_of(part.config, part.load()) for part in parts]
-    rule = mixing.masks or DEFAULT
-    config = dense(parts[0].config)
+    mask = OneMask(parts, mixing)
+    for part in parts:
+        mask.add(part, part.load())
     pruned: dict[str, Pruned] = {}
-    for prefix, names in projections(config, masks[0]).items():
-        entries, masked = sum(masks[0][name].numel() for name in names), _masked(parts, names, masks, rule)
+    for prefix, names in mask.projections().items():
+        entries, masked = mask.entries(names), mask.masked(names)
         if masked == entries:
             raise Incompatible(
                 f"No entry of the projections is kept by all {len(parts)} ingredients: mix with masks 'union'.",
                 param="masks",
             )
         if masked:
-            scope = _scope(parts) if rule == "reprune" else "global"
-            pruned[prefix] = Pruned(score=rule, sparsity=masked / entries, masked=masked, scope=scope)
-    return with_pruned(config, pruned)
+            pruned[prefix] = Pruned(score=mask.rule, sparsity=masked / entries, masked=masked, scope=mask.scope)
+    return with_pruned(mask.config, pruned)
 
 
-def put_on(
-    average: Mapping[str, Tensor], parts: Sequence[Part], masks: Sequence[Masks], mixing: AverageMixing
-) -> dict[str, Tensor]:
-    """The average with what the soup leaves out at zero, and its masks, if it leaves out anything.
-
-    `masks` are those of `parts`, in their order. One ingredient alone keeps its own, whatever the rule.
-    """
-    rule = (mixing.masks or DEFAULT) if len(parts) > 1 else "union"
+def put_on(average: Mapping[str, Tensor], mask: OneMask) -> dict[str, Tensor]:
+    """The average with what the soup leaves out at zero, and its masks, if it leaves out anything."""
     found = dict(average)
-    for names in projections(dense(parts[0].config), masks[0]).values():
-        if not _masked(parts, names, masks, rule):
+    for names in mask.projections().values():
+        if not mask.masked(names):
             continue
-        for name, keep in _kept(parts, names, masks, rule, average).items():
+        for name, keep in mask.kept(names, average).items():
             found[name] = average[name].masked_fill(~keep, 0.0)
             found[mask_of(name)] = pack(keep)
     return found
 
 
-def _masked(parts: Sequence[Part], names: Sequence[str], masks: Sequence[Masks], rule: MaskRule) -> int:
-    """How many entries of these projections the soup leaves out."""
-    if rule == "reprune":
-        return sum(_mean_masked(group, masks) for group in _groups(parts, names))
-    return sum(int((~_combined(parts, name, masks, rule)).sum()) for name in names)
-
-
-def _kept(
-    parts: Sequence[Part],
-    names: Sequence[str],
-    masks: Sequence[Masks],
-    rule: MaskRule,
-    average: Mapping[str, Tensor],
-) -> Masks:
-    if rule != "reprune":
-        return {name: _combined(parts, name, masks, rule) for name in names}
-    kept: Masks = {}
-    for group in _groups(parts, names):
-        kept |= highest({name: average[name].abs() for name in group}, _mean_masked(group, masks))
-    return kept
-
-
-def _combined(parts: Sequence[Part], name: str, masks: Sequence[Masks], rule: MaskRule) -> Tensor:
-    """The mask of one projection where it needs no values."""
-    if rule == "first":
-        heaviest = min(range(len(parts)), key=lambda i: (-Decimal(parts[i].weight), parts[i].digest))
-        return masks[heaviest][name]
-    every = torch.stack([one[name] for one in masks])
-    return every.any(0) if rule == "union" else every.all(0)
-
-
-def _groups(parts: Sequence[Part], names: Sequence[str]) -> list[list[str]]:
-    """Projections that are pruned again together."""
-    return [[name] for name in names] if _scope(parts) == "layer" else [list(names)]
-
-
 def _scope(parts: Sequence[Part]) -> Literal["global", "layer"]:
     scopes = {pruned.scope for part in parts for pruned in pruned_members(part.config).values()}
     return "layer" if scopes == {"layer"} else "global"
-
-
-def _mean_masked(names: Sequence[str], masks: Sequence[Masks]) -> int:
-    """The ingredients' mean number of entries left out, a whole one."""
-    return round(Fraction(sum(int((~one[name]).sum()) for one in masks for name in names), len(masks)))
 
 
 # --- for people -----------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -298,3 +299,20 @@ def test_the_report_says_what_is_pruned():
 def test_the_mask_rule_is_in_the_recipe_only_where_it_is_set():
     assert "masks" not in AverageMixing().model_dump(mode="json")
     assert AverageMixing(masks="first").model_dump(mode="json")["masks"] == "first"
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_of_many_masks_no_more_is_held_than_of_one(rule):
+    """A bit an entry in a file is a byte an entry once it is read: of a thousand ingredients more than there is."""
+    config, count = bottleneck("pfeiffer", width=256), 24
+    parts = [sparse_part(n, config, str(1 / count), sparsity=0.05, provenance=INIT) for n in range(count)]
+    entries = sum(parts[0].load()[name].numel() for name in projections(config, values(parts[0].load()))[""])
+    tracemalloc.start()
+    try:
+        result(parts, AverageMixing(masks=rule))
+        mix(parts, AverageMixing(masks=rule))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    again = 16 * entries if rule == "reprune" else 0  # the scores of one average, ranked
+    assert peak < 6 * entries + again + 2**16
