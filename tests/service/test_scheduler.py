@@ -215,7 +215,8 @@ def test_every_row_has_its_adapters_prefix_which_counts_too() -> None:
         GenerateRequest("b", (1, 1), prefixed, SamplingParams(max_tokens=2, n=6)),
     ])  # fmt: skip
     prompts, windows = scheduler.next(), scheduler.next()
-    assert prompts is not None and windows is not None
+    assert prompts is not None
+    assert windows is not None
     assert (prompts.kind, len(prompts.rows)) == ("prefill", 4), "40 tokens are four rows of 8 and 2"
     assert (windows.kind, len(windows.rows)) == ("score", 1), "a quarter of them while rows generate"
 
