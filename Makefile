@@ -7,7 +7,7 @@ PIP := $(VENV)/bin/python -m pip install --disable-pip-version-check -q -c const
 RUN := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test check format serve demo bench reproduce-lm reproduce-single openapi clean
+.PHONY: help setup test check format serve demo bench bench-training reproduce-lm reproduce-single openapi clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -53,6 +53,8 @@ bench: $(VENV)/.dev  ## the quick forms of the benchmarks, beside their peers
 	$(RUN) -m benchmarks.averaging --out benchmarks/results/averaging.json
 	$(RUN) -m benchmarks.serving --out benchmarks/results/serving.json
 	$(RUN) -m benchmarks.breadth --out benchmarks/results/breadth.json
+
+bench-training: $(VENV)/.dev  ## the speed of training beside full fine-tuning and PEFT, on ../shared/base-lm
 	$(RUN) -m benchmarks.training --out benchmarks/results/training.json
 
 reproduce-lm: $(VENV)/.dev  ## three adapter papers on language models, 272 small trainings (an hour; resumable; LONG=1: larger)
