@@ -21,7 +21,7 @@ from registry.pools import as_members, current_members, pool_id, spec_digest
 from registry.selectors import new_selector
 from registry.selectors.contract import Domain
 from registry.selectors.state import dump_state
-from registry.spec import PoolSpec, SelectorSpec
+from registry.spec import PoolSpec, SelectorSpec, is_language_model
 
 
 def fit(
@@ -50,7 +50,7 @@ def fit(
 def _check_not_empty(catalogue: Catalogue, pool: PoolSpec, rows: list[AdapterRow]) -> None:
     if rows:
         return
-    waiting = sum(1 for row in catalogue.adapters.waiting(pool))
+    waiting = sum(is_language_model(row.config) for row in catalogue.adapters.waiting(pool))
     raise InvalidParameter(
         "No adapter of this pool can be selected: "
         + (f"{waiting} wait for their sample to be embedded." if waiting else "push adapters with a sample first."),

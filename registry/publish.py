@@ -89,11 +89,15 @@ def publish(
         catalogue.soups.add_recipe(mixed.recipe, mixed.digest, weights_blob, mixed.report)
         known = catalogue.adapters.find_same(*target, mixed.digest)
         row = known or catalogue.adapters.add(new)
+        late = known is not None and mixed.is_merge and known.sample_state in ("none", "failed")
+        changed = known is None or (late and new.sample is not None)  # its bank has got a sample since
+        if known is not None and changed:
+            row = _with_sample(catalogue, row, new)
         if known is None and vectors is not None and evidence.sample is not None:
             record_vectors(catalogue, evidence.sample.digest, vectors, encoders[vectors.encoder])
-        if known is None:
+        if changed:
             enqueue_refits(catalogue, row, created_by=caller.key_id, delay=refit_delay)
-        if known is None and row.sample_state == "pending":
+        if changed and row.sample_state == "pending":
             enqueue_embed(catalogue, row, created_by=caller.key_id)
         catalogue.soups.add_evidence(row.id, mixed.recipe.digest, evidence.model_dump(mode="json"))
         _audit(catalogue, row, mixed, caller)
@@ -151,6 +155,13 @@ def _in_place_of(bank: AdapterRow, new: NewAdapter) -> NewAdapter:
         return new  # who sees this namespace need not see the bank's text
     waits = bank.sample_state != "ready" and bank.sample.has_text
     return replace(new, sample=bank.sample, sample_state="pending" if waits else bank.sample_state)
+
+
+def _with_sample(catalogue: Catalogue, row: AdapterRow, new: NewAdapter) -> AdapterRow:
+    """The stored merge with its bank's sample, as far as that is embedded."""
+    assert new.sample is not None
+    catalogue.adapters.attach_sample(row.id, new.sample)
+    return catalogue.adapters.set_sample_state(row.id, new.sample_state)
 
 
 def _card(mixed: Mixed, namespace: str) -> Card:

@@ -113,6 +113,8 @@ def _instead(parts: Sequence[Part], against: Mapping[str, Sequence[str]]) -> str
         ways.append("leave out ingredients, or raise max_width" if "concat" in against else exact)
     if "average" not in against and not MIXINGS["average"].check(parts, AverageMixing()):
         ways.append("mix by 'average', which takes the factors of a LoRA apart")
+    if "average" in against and not MIXINGS["average"].check(parts, AverageMixing()):
+        ways.append("leave 'scale' at 1")
     if "average" in against and list(against["average"]) == init_reasons(parts):
         ways.append("set mixing.assume_same_init if you know that they started from the same tensors")
     if not ways:

@@ -247,6 +247,7 @@ class TestRefused:
             assert "A scale of 0.5 multiplies up-projections, and not all of acme/a0@1 goes through one." in (
                 said.problems
             )
+            assert said.message.endswith("Leave 'scale' at 1.")
 
 
 def test_a_scale_of_a_task_adapter_is_that_of_what_is_inside_of_the_base() -> None:

@@ -7,9 +7,19 @@ import pytest
 from registry.errors import Forbidden, InvalidParameter
 from registry.pools import current_members, enqueue_refits, gone_members, missing_members, pool_base, pool_spec
 from registry.select import latest, load
-from registry.spec import BottleneckConfig, CosineSpec, GmmSpec, PoolRequest, PoolSpec, UniformSpec
-from tests.registry.verb_world import OTHER_CONFIG, SHAPE, VerbWorld, passages, vectors_of
+from registry.spec import (
+    BankConfig,
+    BottleneckConfig,
+    CosineSpec,
+    GmmSpec,
+    HeadConfig,
+    PoolRequest,
+    PoolSpec,
+    UniformSpec,
+)
+from tests.registry.verb_world import CONFIG, OTHER_CONFIG, SHAPE, VerbWorld, passages, vectors_of
 
+HEAD = HeadConfig(task="classification", labels=("no", "yes"))
 POOL = PoolSpec(base_fingerprint=SHAPE.fingerprint)
 SBERT = CosineSpec()
 
@@ -115,6 +125,10 @@ class TestFit:
             assert list(gone_members(catalogue, before)) == [first.digest]
 
     def test_an_empty_pool_says_what_is_missing(self, verbs):
+        with pytest.raises(InvalidParameter, match="push adapters with a sample first"):
+            verbs.fit(POOL, GmmSpec(), verbs.base.digest)
+        for name, config in {"bank": BankConfig(expert=CONFIG), "task": HEAD}.items():  # which never belong to one
+            verbs.push(f"acme/{name}", config=config, sample={"texts": passages(name)})
         with pytest.raises(InvalidParameter, match="push adapters with a sample first"):
             verbs.fit(POOL, GmmSpec(), verbs.base.digest)
         verbs.push("acme/law", sample={"texts": passages("law")})

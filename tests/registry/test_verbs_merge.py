@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from registry.adapters.bank import merge_bank
 from registry.adapters.weights import adapter_digest, load_tensors
 from registry.catalogue.rows import AdapterRow
-from registry.errors import Incompatible
+from registry.errors import Incompatible, Retired
 from registry.names import parse_ref
 from registry.spec import BankConfig, Provenance
 from tests.registry.verb_world import CONFIG, INIT, LORA, SHAPE, VerbWorld, inline, passages, vectors_of, weights
@@ -134,6 +135,45 @@ def test_a_bank_without_a_sample_gives_an_adapter_without_one(verbs):
     verbs.push("acme/bank", config=BANK)
     row = verbs.row(merge(verbs).soup_id)
     assert (row.sample, row.sample_state) == (None, "none")
+
+
+def test_a_sample_that_the_bank_gets_later_is_the_merges_too_once_it_is_merged_again(verbs):
+    bank = verbs.push("acme/bank", config=BANK, domain="law").row
+    first = merge(verbs, name="acme/merged")
+    verbs.embed(verbs.push("acme/bank", config=BANK, domain="law", sample={"texts": passages("law")}).row)
+    again = merge(verbs, name="acme/merged")
+    row = verbs.row(again.soup_id)
+    assert (again.soup_id, again.created) == (first.soup_id, False)
+    assert (row.sample_state, row.sample) == ("ready", verbs.row(bank.id).sample)
+    soup = verbs.cook(sample={"texts": passages("law", seed=9)}, selector={"kind": "cosine"})
+    assert soup.model == "acme/merged@1"
+
+
+def test_a_sample_of_the_merges_own_stays(world):
+    row = world.row(merge(world, name="acme/merged").soup_id)
+    world.ready("acme/other", seed=3, config=BANK, domain="law", text="code")
+    assert world.row(merge(world, "acme/other", name="acme/merged").soup_id).sample == row.sample
+
+
+def test_many_at_once_are_one(world):
+    with ThreadPoolExecutor(4) as pool:
+        cooked = list(pool.map(lambda _: merge(world, name="acme/merged"), range(6)))
+    assert {one.model for one in cooked} == {"acme/merged@1"}
+    assert sum(one.created for one in cooked) == 1
+
+
+def test_the_merge_of_a_bank_that_is_retired_stays(world):
+    merged = merge(world, name="acme/merged")
+    bank = bank_row(world)
+    with world.database.write() as catalogue:
+        catalogue.adapters.retire(bank.id)
+    with world.database.read() as catalogue:
+        ((digest, _, parent),) = catalogue.soups.parents(world.row(merged.soup_id).recipe_digest, None)
+    assert (digest, parent.retired_at is not None) == (bank.digest, True)
+    soup = world.cook(sample={"texts": passages("law", seed=9)}, selector={"kind": "cosine"})
+    assert soup.digest == merged.digest
+    with pytest.raises(Retired):
+        merge(world)
 
 
 def test_the_names_of_another_namespaces_bank_are_not_told(world):
