@@ -64,13 +64,17 @@ def merged(trained: Trained) -> Trained:
     config = trained.config
     if not isinstance(config, BankConfig):
         raise InvalidParameter(f"What is merged is a bank of experts, and this adapter is a {config.method}.")
-    bank = config.model_dump(mode="json", include={"experts", "share"})
     return replace(
         trained,
         config=config.expert,
         tensors=merge_bank(config, trained.tensors),
-        record={**trained.record, "bank": bank},
+        record={**trained.record, "bank": bank_record(config)},
     )
+
+
+def bank_record(config: BankConfig) -> dict[str, Any]:
+    """What the record of a merge says of its bank; how that was trained is in the record anyway."""
+    return config.model_dump(mode="json", include={"experts", "share"})
 
 
 class _Consistent(torch.autograd.Function):

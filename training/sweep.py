@@ -18,10 +18,12 @@ from registry.base_model import BaseText, LoadedBase
 from registry.errors import Conflict, InvalidParameter, NotFound
 from registry.folder import AdapterFolder, read_folder
 from registry.spec import BankConfig
+from training.adamix import bank_record
 from training.checkpoint import differences
 from training.making import Data, inputs, read_items
 from training.recipe import recipe_of
 from training.spec import SAMPLE, TrainingSpec
+from training.trainer import IF_ASKED
 from training.work import Work, do, members_of
 
 CHECKPOINTS = ".checkpoints"
@@ -181,12 +183,11 @@ def _kept(base: BaseText, cell: Cell, work: Work) -> AdapterFolder | None:
     folder = read_folder(path)
     config, now = inputs(work.spec, base, cell.domain.data, members=members_of(work, base))
     record = folder.provenance.training
-    found = differences({name: record.get(name) for name in now}, now)
-    if isinstance(config, BankConfig):
-        found += differences(
-            record.get("bank"), config.model_dump(mode="json", include={"experts", "share"}), at="bank"
-        )
-    made = config.expert if isinstance(config, BankConfig) else config
+    names = dict.fromkeys([*now, *IF_ASKED])  # what was asked for there, and is not here, differs too
+    found = differences(*({name: values.get(name) for name in names} for values in (record, now)))
+    bank = config if isinstance(config, BankConfig) else None
+    found += differences(record.get("bank"), None if bank is None else bank_record(bank), at="bank")
+    made = config if bank is None else bank.expert
     found += differences(_dense(folder.config.identity()), made.identity(), at="config")
     found += differences(folder.provenance.init_seed, work.spec.init_seed, at="init_seed")
     if found:

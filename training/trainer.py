@@ -44,6 +44,8 @@ from training.texts import MIN_VALID_TEXTS
 
 LORA_INIT = "zero_b"
 """How a LoRA starts unless `init` is "small_b": A uniform, B zero."""
+IF_ASKED = ("pruning", "consistency", "start")
+"""Keys of `inputs_of` that are there only where the option is: one that is missing says that it was not asked for."""
 
 
 @dataclass(frozen=True)

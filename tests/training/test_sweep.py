@@ -126,6 +126,25 @@ def test_cells_of_another_training_are_refused_before_any_is_trained(command, tm
 
 
 @pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        (("--sparsity", "0.5"), (), "pruning"), ((), ("--sparsity", "0.5"), "pruning"),
+        (("--sparsity", "0.5"), ("--sparsity", "0.5", "--pruning-seed", "1"), "pruning.seed"),
+        (("--adamix", "2"), (), "consistency"), ((), ("--adamix", "2"), "consistency"),
+        (("--adamix", "2"), ("--adamix", "2", "--share", "none"), "bank.share"),
+    ],
+)  # fmt: skip
+def test_what_was_asked_for_beside_the_recipe_differs_both_ways(command, tmp_path, capsys, before, now, said):
+    """A pruned adapter, or the merge of a bank, is no plain one, which would have the same configuration."""
+    grid = ("1e-3", "1")
+    assert soup(command(*before, grid=grid, of=1)) == 0
+    capsys.readouterr()
+    assert soup(command(*now, grid=grid, of=1)) == 1
+    assert f"of another training: {said} (" in capsys.readouterr().err
+    assert soup(command(*before, grid=grid, of=1)) == 0
+
+
+@pytest.mark.parametrize(
     ("more", "grid", "code", "said"),
     [
         ((), ("1e-3,abc", "1"), 2, "separated by commas"),
