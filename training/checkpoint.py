@@ -24,6 +24,7 @@ from torch import Tensor
 from registry.durable import replace_file
 from registry.errors import Conflict, InvalidManifest, InvalidParameter, Unavailable
 from registry.strict_json import loads_strict
+from training.spec import SAVE_SECONDS
 
 FILE = "checkpoint.safetensors"
 FORMAT = "1"
@@ -39,7 +40,7 @@ class Saving:
 
     folder: Path
     every_steps: int | None = None
-    every_seconds: float | None = 60.0
+    every_seconds: float | None = SAVE_SECONDS
 
 
 @dataclass(frozen=True)

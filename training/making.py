@@ -32,6 +32,7 @@ from registry.spec import (
     prefix_length,
 )
 from training.checkpoint import Saving
+from training.fusion import fusion_config, fusion_start
 from training.loop import Progress
 from training.recipe import TrainingRecipe
 from training.spec import (
@@ -71,9 +72,7 @@ class Member:
 
 
 def task_of(spec: TrainingSpec) -> Task:
-    """The task of a spec; raises InvalidParameter for one that is not there."""
-    if spec.task not in TASKS:
-        raise InvalidParameter(f"Task {spec.task!r} is not one of {', '.join(TASKS)}.", param="task")
+    """The task of a spec."""
     return TASKS[spec.task]
 
 
@@ -159,7 +158,7 @@ def _plain(
                 raise InvalidParameter("This task has no head to train alone.", param="method")
             return head
         case FusionRequest():
-            return _fusion(members)
+            return fusion_config(members)
 
 
 def _bottleneck(request: BottleneckRequest, shape: BaseShape) -> BottleneckConfig:
@@ -171,17 +170,6 @@ def _bottleneck(request: BottleneckRequest, shape: BaseShape) -> BottleneckConfi
     if request.structure != "houlsby" and request.trained_norms:
         del asked["trained_norms"]
     return BottleneckConfig.model_validate({**paper.model_dump(), **asked})
-
-
-def _fusion(members: Sequence[BottleneckConfig]) -> FusionConfig:
-    others = [number for number, member in enumerate(members, start=1) if member != members[0]]
-    if others:
-        raise Incompatible(
-            f"A fusion's members are of one structure and width, and member {others[0]} is not as the first.",
-            param="members",
-            problems=[f"Member {number} is not as the first." for number in others],
-        )
-    return FusionConfig(member=members[0], members=len(members))
 
 
 def make(
@@ -218,8 +206,6 @@ def _described(
     config = config_of(spec, base.shape, head=task.head(data.train), members=[member.config for member in members])
     start = None
     if isinstance(config, FusionConfig):
-        from training.fusion import fusion_start
-
         start = fusion_start(config, [member.tensors for member in members])
     return config, {
         "recipe": recipe_on(spec, base.shape, config),

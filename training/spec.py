@@ -23,6 +23,8 @@ VALID_SHARE = 0.1
 """Of the data, held out to validate on where there are no others for it."""
 SAMPLE = 200
 """Training passages that become the sample of an adapter."""
+SAVE_SECONDS = 60.0
+"""How often a training with a checkpoint is saved."""
 BANK = "-bank"
 """Ends the name of a bank of experts; the one without is its merge's."""
 Init = Literal["near_identity", "linear", "zero_up", "small_b"]

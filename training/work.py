@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from registry.spec import BankConfig, Frozen
-from training.spec import BANK, SAMPLE, VALID_SHARE, FusionRequest, TrainingSpec
+from training.spec import BANK, SAMPLE, SAVE_SECONDS, VALID_SHARE, FusionRequest, TrainingSpec
 
 if TYPE_CHECKING:
     from registry.base_model import BaseText, LoadedBase
@@ -44,7 +44,7 @@ class Work(Frozen):
     sample_seed: int = 0
     checkpoint: Path | None = None
     every_steps: int | None = None
-    every_seconds: float | None = 60.0
+    every_seconds: float | None = SAVE_SECONDS
 
     @property
     def bank(self) -> Path:

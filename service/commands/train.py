@@ -18,7 +18,7 @@ from service.commands.output import data, progress_bar, talk
 from service.commands.train_asked import Asked, asking
 from service.commands.train_submit import submit
 from service.commands.train_sweep import sweep, validation
-from training.spec import SAMPLE
+from training.spec import SAMPLE, SAVE_SECONDS
 from training.work import Work
 
 if TYPE_CHECKING:
@@ -54,8 +54,9 @@ def train(
         typer.Option("--checkpoint", help="Folder to save the state in, and to go on from where it holds one."),
     ] = None,
     checkpoint_seconds: Annotated[
-        float, typer.Option("--checkpoint-seconds", min=0, help="How often it is saved.")
-    ] = 60.0,
+        float | None,
+        typer.Option("--checkpoint-seconds", min=0, help=f"How often it is saved; by default {SAVE_SECONDS:g}."),
+    ] = None,
     checkpoint_steps: Annotated[
         int | None, typer.Option("--checkpoint-steps", min=1, help="Also after so many steps.")
     ] = None,
@@ -83,11 +84,13 @@ def train(
         options.refuse_before_verb(context)
         return
     texts, valid, out = options.needed(texts=texts, valid=valid, out=out)
+    if checkpoint is None and (checkpoint_seconds is not None or checkpoint_steps is not None):
+        raise typer.BadParameter("--checkpoint-seconds, --checkpoint-steps: only with --checkpoint, which says where.")
     spec = asked.spec()
     work = Work(
         spec=spec, train=texts, valid=valid, out=out, domain=domain or out.resolve().name, base_id=base, sample=sample,
         sample_seed=spec.recipe.data_seed, replace=replace, checkpoint=checkpoint, every_steps=checkpoint_steps,
-        every_seconds=checkpoint_seconds,
+        every_seconds=SAVE_SECONDS if checkpoint_seconds is None else checkpoint_seconds,
     )  # fmt: skip
     _check_places(work)
     trained = _train(options.entry_of(base_folder, bases, base, base_kind), work)

@@ -61,6 +61,11 @@ ASKED: dict[str, Asks] = {
         ("adapter", "activation"), Literal["relu", "gelu", "swish"], "--activation",
         "Of a bottleneck; by default its paper's.",
     ),
+    "input": Asks(
+        ("adapter", "input"), Literal["module", "residual"], "--input",
+        "What a bottleneck reads: its module's output (parallel: argument), or the residual stream; by default its "
+        "paper's.",
+    ),
     "scale": Asks(("adapter", "scale"), float, "--scale", "Of a bottleneck's output; by default its paper's."),
     "trained_norms": Asks(
         ("adapter", "trained_norms"), bool, "--trained-norms/--frozen-norms",
@@ -114,7 +119,7 @@ ASKED: dict[str, Asks] = {
         f"Batches that scores take their gradient on; by default {_default(PruningRequest, 'batches')}.", 1,
     ),
     "widen": Asks(
-        ("pruning", "widen"), int, "--widen", "Bottleneck or rank so many times as wide, then pruned (Large-Sparse).", 1
+        ("pruning", "widen"), int, "--widen", "Bottleneck or rank so many times as wide, then pruned (Large-Sparse).", 2
     ),
     "steps": _number("steps", "--steps", int, "Updates", 1),
     "batch": _number("batch", "--batch", int, "Blocks in a forward pass", 1),
@@ -173,9 +178,22 @@ class Asked:
             raise _refused(error, str(self.given.get("method") or "bottleneck")) from None
 
     def _check_company(self) -> None:
-        alone = [ASKED[name].flag for name in ("share", "consistency") if self.given.get(name) is not None]
-        if alone and self.given.get("adamix") is None:
-            raise typer.BadParameter(f"{', '.join(alone)}: only with --adamix, which says how many experts.")
+        """Raises BadParameter for options that would be of no effect without another."""
+        given = {name: value for name, value in self.given.items() if value is not None}
+        score = given.get("score", _default(PruningRequest, "score"))
+        for names, heeded, needs in (
+            (("share", "consistency"), "adamix" in given, "--adamix, which says how many experts"),
+            (
+                ("scope", "pruning_seed", "pruning_batches"), bool(given.keys() & {"sparsity", "score", "widen"}),
+                "--sparsity, --score or --widen",
+            ),
+            (("pruning_batches",), score in ("snip", "grasp"), "--score snip or grasp"),
+            (("pruning_seed",), score != "magnitude", "a --score that draws: magnitude does not"),
+            (("trained_norms",), given.get("structure") == "houlsby", "--structure houlsby"),
+        ):  # fmt: skip
+            alone = [FLAGS[ASKED[name].field] for name in names if name in given]
+            if alone and not heeded:
+                raise typer.BadParameter(f"{', '.join(alone)}: only with {needs}.")
 
 
 def asking(*, without: Collection[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:

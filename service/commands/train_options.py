@@ -47,6 +47,8 @@ def entry_of(
         if not base_folder.is_dir():
             raise NotFound(f"{base_folder} is not a directory: --base-folder names the folder of a base model.")
         return BaseEntry(id="local", source=str(base_folder.resolve()), kind=kind)
+    if kind != "causal":
+        raise typer.BadParameter("--base-kind is of the model in --base-folder: an allowlist says 'kind' of its own.")
     path = bases or Settings().bases
     if path is None:
         raise typer.BadParameter("Which base model? Give --base-folder, or --bases (SOUP_BASES) and --base.")

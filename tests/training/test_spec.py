@@ -12,11 +12,19 @@ from pydantic import ValidationError
 
 from registry.adapters.initial import Init as AnyInit
 from registry.errors import Incompatible, InvalidParameter
-from registry.spec import BankConfig, BottleneckConfig, LoraConfig, PrefixConfig, UnionConfig
+from registry.spec import (
+    BankConfig,
+    BottleneckConfig,
+    FusionConfig,
+    LoraConfig,
+    PrefixConfig,
+    Pruned,
+    UnionConfig,
+)
 from service.commands.train_asked import ASKED, FLAGS, Asked
 from training.making import HELD_OUT_SEED, config_of, held_out
 from training.recipe import TrainingRecipe
-from training.spec import METHODS, Init, RecipeRequest, TaskKey, TrainingSpec
+from training.spec import METHODS, AdapterRequest, Init, RecipeRequest, TaskKey, TrainingSpec
 from training.tasks import TASKS
 
 
@@ -34,6 +42,8 @@ def test_the_names_are_those_of_what_they_name():
 def test_every_field_of_a_spec_has_a_flag():
     recipe = {("recipe", name) for name in RecipeRequest.model_fields}
     assert recipe <= set(FLAGS)
+    adapter = {name for request in get_args(get_args(AdapterRequest)[0]) for name in request.model_fields}
+    assert {("adapter", name) for name in adapter} <= set(FLAGS)
     for part in ("adamix", "pruning"):
         (model, _) = get_args(TrainingSpec.model_fields[part].annotation)
         assert {(part, name) for name in model.model_fields} <= set(FLAGS)
@@ -94,18 +104,31 @@ def test_what_a_configuration_cannot_be_is_said(base):
         config_of(spec(adapter={"structure": "pfeiffer", "trained_norms": False}), base.shape)
     fusion = spec(adapter={"method": "fusion", "members": ["a", "b", "c"]})
     one, other = (BottleneckConfig(structure="pfeiffer", bottleneck=m, activation="relu") for m in (4, 8))
-    with pytest.raises(Incompatible, match="member 3 is not as the first"):
+    with pytest.raises(Incompatible, match="their 'bottleneck' is 4 or 8"):
         config_of(fusion, base.shape, members=[one, one, other])
+    houlsby = BottleneckConfig(structure="houlsby", bottleneck=4, activation="gelu")
+    with pytest.raises(Incompatible, match="act at two places of a layer"):
+        config_of(fusion, base.shape, members=[houlsby] * 3)
+
+
+def test_a_fusion_takes_members_that_were_pruned(base):
+    """With their zeros, which are theirs; the fusion itself is pruned where the spec says so."""
+    plain = BottleneckConfig(structure="pfeiffer", bottleneck=4, activation="relu")
+    pruned = [plain.model_copy(update={"pruned": Pruned(score="random", sparsity=0.5, masked=k)}) for k in (8, 9)]
+    fusion = spec(adapter={"method": "fusion", "members": ["a", "b"]})
+    assert config_of(fusion, base.shape, members=pruned) == FusionConfig(member=plain, members=2)
 
 
 def test_flags_say_what_json_says():
     flags = {
         "method": "lora", "rank": 4, "targets": ["q_proj, v_proj", "mlp.*"], "init_seed": 3, "sparsity": 0.3,
-        "score": "random", "learning_rate": 0.01, "beta2": 0.98, "clip": 0.5, "adamix": None,
+        "score": "random", "scope": "layer", "pruning_seed": 3, "learning_rate": 0.01, "beta2": 0.98,
+        "clip": 0.5, "adamix": None,
     }  # fmt: skip
     assert Asked(flags).spec() == spec(
         adapter={"method": "lora", "rank": 4, "targets": ["q_proj", "v_proj", "mlp.*"]}, init_seed=3,
-        pruning={"sparsity": 0.3, "score": "random"}, recipe={"learning_rate": 0.01, "beta2": 0.98, "clip": 0.5},
+        pruning={"sparsity": 0.3, "score": "random", "scope": "layer", "seed": 3},
+        recipe={"learning_rate": 0.01, "beta2": 0.98, "clip": 0.5},
     )  # fmt: skip
     assert Asked({}).spec() == TrainingSpec()
 
@@ -115,7 +138,12 @@ def test_flags_say_what_json_says():
     [
         ({"method": "prefix", "rank": 3}, typer.BadParameter, "--rank: not an option of --method prefix"),
         ({"method": "fusion"}, typer.BadParameter, "needs --members"),
-        ({"share": "up"}, typer.BadParameter, "only with --adamix"),
+        ({"share": "up"}, typer.BadParameter, "--share: only with --adamix"),
+        ({"scope": "layer"}, typer.BadParameter, "--scope: only with --sparsity, --score or --widen"),
+        ({"pruning_seed": 1}, typer.BadParameter, "--pruning-seed: only with --sparsity"),
+        ({"pruning_seed": 1, "score": "magnitude"}, typer.BadParameter, "--pruning-seed: only with a --score that"),
+        ({"pruning_batches": 8, "score": "random"}, typer.BadParameter, "--pruning-batches: only with --score snip"),
+        ({"trained_norms": True}, typer.BadParameter, "--trained-norms: only with --structure houlsby"),
         ({"sparsity": 1.0}, InvalidParameter, "--sparsity: "),
         ({"beta1": 2.0}, InvalidParameter, "--beta1: "),
         ({"method": "fusion", "members": ["a"]}, InvalidParameter, "--members: "),

@@ -199,6 +199,8 @@ def test_soup_train_answers_in_json(files, tiny_base_dir, tmp_path, capsys):
         (["--targets", "q_proj"], 3, "no linear module 'q_proj'; it has c_attn, c_fc, c_proj"),
         (["--structure", "houlsby"], 2, "--structure: not an option of --method lora"),
         (["--checkpoint", "out/state"], 1, "cannot be in"),
+        (["--checkpoint-steps", "2"], 2, "only with --checkpoint"),
+        (["--checkpoint-seconds", "2"], 2, "only with --checkpoint"),
     ],
 )
 def test_soup_train_refuses_what_a_lora_cannot_be(
@@ -225,6 +227,8 @@ def test_soup_train_on_an_allowlist_names_the_base(files, tiny_base_dir, tmp_pat
     assert read_folder(tmp_path / "a").base_model == "tiny"
     arguments[at + 3] = "none"
     assert soup([*arguments, "--replace"]) == 1
+    arguments[at + 3] = "tiny"
+    assert soup([*arguments, "--replace", "--base-kind", "encoder"]) == 2
 
 
 @pytest.mark.parametrize(
