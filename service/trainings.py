@@ -14,16 +14,23 @@ from registry.catalogue import Catalogue
 from registry.catalogue.rows import AdapterRow, JobRow
 from registry.errors import Busy, Incompatible, InvalidParameter, NotFound, TooLarge
 from registry.names import check_part, digest_of, parse_ref, split_name
-from registry.spec import BottleneckConfig
+from registry.spec import BottleneckConfig, HeadConfig, prefix_length
 from service.training_schemas import TrainingRequest
-from training.making import config_of
-from training.spec import BANK, FusionRequest
+from training.making import config_of, recipe_on, task_of
+from training.spec import BANK, FusionRequest, TaskKey
 
 if TYPE_CHECKING:
     from service.auth import Principal
     from service.runtime import Runtime
+    from service.settings import Settings
+    from training.recipe import TrainingRecipe
 
 KIND = "train"
+SMALLEST_HEAD: dict[TaskKey, HeadConfig] = {
+    "classification": HeadConfig(task="classification", labels=("no", "yes")),
+    "question_answering": HeadConfig(task="question_answering", labels=("start", "end")),
+}
+"""Of tasks that need one; how many labels there are only the data say."""
 
 
 def submit(request: TrainingRequest, who: Principal, *, runtime: Runtime, request_id: str) -> JobRow:
@@ -89,30 +96,36 @@ def _members(request: TrainingRequest, who: Principal, runtime: Runtime) -> list
 def _check_size(request: TrainingRequest, members: Sequence[AdapterRow], runtime: Runtime) -> None:
     """Refuse what is no training on this base, and what is too large for this server."""
     spec, settings, shape = request.spec, runtime.settings, runtime.shape(request.base_model)
-    numbers = spec.recipe.on(shape.context)
-    if numbers.steps > settings.max_training_steps:
-        raise TooLarge(
-            f"{numbers.steps} steps were asked for, and the limit is {settings.max_training_steps} "
-            "(SOUP_MAX_TRAINING_STEPS).",
-            param="spec.recipe.steps",
-        )
-    if numbers.batch * numbers.block > settings.max_training_tokens:
-        raise TooLarge(
-            f"A batch of {numbers.batch} blocks of {numbers.block} tokens is {numbers.batch * numbers.block}, and the "
-            f"limit is {settings.max_training_tokens} (SOUP_MAX_TRAINING_TOKENS): take a smaller 'batch' with more "
-            "'accumulate'.",
-            param="spec.recipe.batch",
-        )
-    if spec.headed:
-        return  # its head has a row a label, which only the data say; the rest is checked when they are read
+    task_of(spec).check_base(runtime.base(request.base_model))
     frozen = [member.config for member in members if isinstance(member.config, BottleneckConfig)]
-    tensors = expected_tensors(config_of(spec, shape, members=frozen), shape)
+    config = config_of(spec, shape, head=SMALLEST_HEAD.get(spec.task), members=frozen)
+    _check_recipe(recipe_on(spec, shape, config), prefix_length(config), settings)
+    tensors = expected_tensors(config, shape)
     size = sum(4 * math.prod(found) for found in tensors.values())
     if size > settings.max_weights_bytes:
         raise TooLarge(
             f"The adapter would have {size} bytes, and the limit is {settings.max_weights_bytes} "
             "(SOUP_MAX_WEIGHTS_BYTES).",
             param="spec.adapter",
+        )
+
+
+def _check_recipe(recipe: TrainingRecipe, prefix: int, settings: Settings) -> None:
+    """Refuse more passes, or more tokens in one, than a training may have; each block has the prefix before it."""
+    passes, tokens = recipe.steps * recipe.accumulate, recipe.batch * (prefix + recipe.block)
+    if passes > settings.max_training_steps:
+        raise TooLarge(
+            f"{recipe.steps} steps of {recipe.accumulate} passes were asked for, and the limit is "
+            f"{settings.max_training_steps} passes (SOUP_MAX_TRAINING_STEPS).",
+            param="spec.recipe.steps",
+        )
+    if tokens > settings.max_training_tokens:
+        before = f" and a prefix of {prefix}" if prefix else ""
+        raise TooLarge(
+            f"A batch of {recipe.batch} blocks of {recipe.block} tokens{before} is {tokens}, and the limit is "
+            f"{settings.max_training_tokens} (SOUP_MAX_TRAINING_TOKENS): take a smaller 'batch' with more "
+            "'accumulate'.",
+            param="spec.recipe.batch",
         )
 
 

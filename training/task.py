@@ -16,7 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from registry.adapters import AdapterModule, attached
-from registry.base_model import LoadedBase
+from registry.base_model import BaseText, LoadedBase
 from registry.errors import Incompatible
 from registry.likelihood import chosen_log_probs
 from registry.spec import AdapterConfig, BankConfig, FusionConfig, HeadConfig, UnionConfig
@@ -118,7 +118,7 @@ class Task(ABC):
         """What beside the data decides how rows come to be, for records and checkpoints."""
         return {}
 
-    def check_base(self, base: LoadedBase) -> None:
+    def check_base(self, base: BaseText) -> None:
         """Raises Incompatible for an encoder where the task needs a model that writes."""
         if self.causal and base.shape.kind == "encoder":
             raise Incompatible(
