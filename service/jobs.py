@@ -23,7 +23,7 @@ from registry.catalogue.rows import JobRow
 from registry.errors import Busy, Cancelled, Internal, SoupError, Unavailable, as_dict, rebuild
 from service.fitting import FitProcess
 from service.job_kinds import KINDS, JobContext, Lane
-from service.training_job import sweep
+from service.training_folder import sweep
 
 if TYPE_CHECKING:
     from service.runtime import Runtime

@@ -1,20 +1,23 @@
 """A queued training, done: its data laid out, trained in a child process, and what comes of it pushed.
 
-Called by the job runner. What a training saves on the way stands in a folder called by the request's digest: the same
-request again, a retry, and the next server after one that was killed go on from there.
+Called by the job runner. What a training saves on the way stands in a folder called by the request's digest
+(`service.training_folder`): the same request again, a retry, and the next server after one that was killed go on from
+there. Its data stand there for one attempt only.
 """
 
 from __future__ import annotations
 
+import logging
 import shutil
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from registry.catalogue.rows import AdapterRow
-from registry.errors import Incompatible, Invalid, TooLarge, Unavailable
+from registry.errors import Conflict, Forbidden, Incompatible, Invalid, TooLarge, Unavailable
 from registry.folder import AdapterFolder, read_folder, write_folder
 from registry.intake import Caller
 from registry.names import parse_ref, split_name
@@ -22,6 +25,7 @@ from registry.push import WEIGHTS_FILE, Pushed, push
 from registry.samples import decode_lines
 from registry.spec import FileSource, Manifest, SampleSource
 from service.limits import intake_limits
+from service.training_folder import TURN, place_of, sweep
 from service.training_process import in_child
 from service.training_schemas import TrainingRequest
 from training.spec import BANK, FusionRequest
@@ -31,7 +35,8 @@ from training.worker import Bench, Task
 if TYPE_CHECKING:
     from service.runtime import Runtime
 
-HOPELESS = (Invalid, Incompatible, TooLarge)
+log = logging.getLogger("soup.training")
+HOPELESS = (Forbidden, Invalid, Incompatible, TooLarge)
 """What the same training would end with again: nothing of it is kept."""
 Progress = Callable[[int, int, str], None]
 
@@ -49,7 +54,7 @@ class Training:
     @property
     def place(self) -> Path:
         """The folder of its files."""
-        return place_of(self.runtime, self.arguments["key"])
+        return place_of(self.runtime.settings, self.arguments["key"])
 
     @property
     def caller(self) -> Caller:
@@ -58,29 +63,41 @@ class Training:
         return Caller(self.created_by, None if scope is None else tuple(scope), self.arguments["request_id"])
 
 
-def place_of(runtime: Runtime, key: str) -> Path:
-    """The folder of a training's files."""
-    return runtime.settings.trainings_dir / key.removeprefix("sha256:")[:32]
-
-
 def train(training: Training) -> Pushed:
     """Train in a child process, and push what comes of it: the bank, where it is one of experts.
 
-    What was pushed for the same request before is that. Raises what the training or the push does; where the same
-    would end so again, its files are removed.
+    What was pushed for the same request before is that. Raises what the training or the push does, and Forbidden where
+    the key that asked was revoked since; where the same would end so again, its files are removed.
     """
-    known = _known(training)
-    if known is not None:
-        return Pushed(known, created=False)
+    settings = training.runtime.settings
     try:
-        _check_base(training)
-        _lay_out(training)
-        pushed = _pushed(training, _told(training))
+        _check_key(training)
+        known = _known(training)
+        pushed = _made(training) if known is None else Pushed(known, created=False)
     except HOPELESS:
         shutil.rmtree(training.place, ignore_errors=True)
         raise
     shutil.rmtree(training.place, ignore_errors=True)
+    sweep(settings.trainings_dir, older_than=settings.keep_training_seconds)
     return pushed
+
+
+def _made(training: Training) -> Pushed:
+    _check_base(training)
+    with _laid_out(training) as data:
+        told = _told(training, _work(training, data))
+    steps = training.request.spec.recipe.steps
+    training.progress(steps, steps, "pushing")  # cancelled while it trained its last: nothing is pushed
+    _check_key(training)
+    return _pushed(training, told)
+
+
+def _check_key(training: Training) -> None:
+    """A training waits and works for long: what a key may do is asked again before it begins and before it pushes."""
+    with training.runtime.database.read() as catalogue:
+        revoked = {row.id for row in catalogue.keys.list() if row.revoked_at is not None}
+    if training.created_by in revoked:
+        raise Forbidden("The key that asked for the training was revoked: ask again with another.")
 
 
 def _pushed_name(training: Training) -> str:
@@ -107,22 +124,41 @@ def _check_base(training: Training) -> None:
         )
 
 
-def _lay_out(training: Training) -> None:
-    """Put the data and the members of a fusion where the child finds them."""
-    place, request, blobs = training.place, training.request, training.runtime.blobs
+@contextmanager
+def _laid_out(training: Training) -> Iterator[Path]:
+    """The data and the members of a fusion in a folder of this attempt, which goes with it.
+
+    A child that was stopped, or that a killed server left, may be reading those of the attempt before.
+    """
     try:
-        place.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for name, digest in (("train.jsonl", request.texts), ("valid.jsonl", request.valid)):
-            if digest is not None:
-                with blobs.open(digest) as source, (place / name).open("wb") as target:
-                    shutil.copyfileobj(source, target)
-        for number, row in enumerate(_rows(training)):
-            write_folder(
-                place / f"member{number}", config=row.config, domain=row.domain, weights=blobs.read(row.weights_blob),
-                base_fingerprint=row.base_fingerprint, replace=True,
-            )  # fmt: skip
+        training.place.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder = TemporaryDirectory(prefix="data-", dir=training.place, ignore_cleanup_errors=True)
     except OSError as error:
-        raise Unavailable(f"The training's files cannot be written on the server: {error.strerror}.") from error
+        raise _unwritable(error) from error
+    with folder as name:
+        data = Path(name)
+        try:
+            _lay_out(training, data)
+        except OSError as error:
+            raise _unwritable(error) from error
+        yield data
+
+
+def _unwritable(error: OSError) -> Unavailable:
+    return Unavailable(f"The training's files cannot be written on the server: {error.strerror}.")
+
+
+def _lay_out(training: Training, data: Path) -> None:
+    request, blobs = training.request, training.runtime.blobs
+    for name, digest in (("train.jsonl", request.texts), ("valid.jsonl", request.valid)):
+        if digest is not None:
+            with blobs.open(digest) as source, (data / name).open("wb") as target:
+                shutil.copyfileobj(source, target)
+    for number, row in enumerate(_rows(training)):
+        write_folder(
+            data / f"member{number}", config=row.config, domain=row.domain, weights=blobs.read(row.weights_blob),
+            base_fingerprint=row.base_fingerprint,
+        )  # fmt: skip
 
 
 def _rows(training: Training) -> list[AdapterRow]:
@@ -134,21 +170,29 @@ def _rows(training: Training) -> list[AdapterRow]:
         return [catalogue.adapters.resolve(None, parse_ref(digest)) for digest in adapter.members]
 
 
-def _work(training: Training) -> Work:
+def _work(training: Training, data: Path) -> Work:
     place, request = training.place, training.request
     return Work(
-        spec=request.spec, train=place / "train.jsonl", valid=None if request.valid is None else place / "valid.jsonl",
-        valid_share=request.share, called=("texts", "valid"), out=place / "adapter", replace=True,
-        members=tuple(place / f"member{number}" for number in range(len(_rows(training)))), domain=request.domain,
-        base_id=request.base_model, sample=request.sample, checkpoint=place / "checkpoint",
+        spec=request.spec, train=data / "train.jsonl", valid=None if request.valid is None else data / "valid.jsonl",
+        valid_share=request.share, called=("texts", "valid"), out=place / "adapter",
+        members=tuple(sorted(data.glob("member*"), key=lambda path: int(path.name.removeprefix("member")))),
+        domain=request.domain, base_id=request.base_model, sample=request.sample, checkpoint=place / "checkpoint",
     )  # fmt: skip
 
 
-def _told(training: Training) -> dict[str, Any]:
-    """What the child says of the training, once the adapter is written; raises its error."""
+def _told(training: Training, work: Work) -> dict[str, Any]:
+    """What the child says of the training, once the adapter is written; raises its error.
+
+    A checkpoint that this version would not have written is given up: whoever asked could not delete it.
+    """
     settings, request = training.runtime.settings, training.request
     bench = Bench(entry=training.runtime.bases[request.base_model], cache=settings.cache, threads=settings.threads)
-    task = Task(work=_work(training), turn=training.place / "turn")
+    task = Task(work=work, turn=training.place / TURN)
+    try:
+        return in_child(bench, task, progress=training.progress, private=training.place)
+    except Conflict as error:
+        log.warning("a training begins anew: %s", error.message)
+    shutil.rmtree(training.place / "checkpoint", ignore_errors=True)
     return in_child(bench, task, progress=training.progress, private=training.place)
 
 
@@ -201,19 +245,3 @@ def _sample(training: Training, folder: AdapterFolder) -> tuple[SampleSource | N
     return None, (
         f"Pushed without a sample: {len(usable)} different passages can be used, and {limits.minimum} are needed.",
     )
-
-
-def sweep(folder: Path, *, older_than: float) -> int:
-    """Remove what trainings left that nobody went on with for so many seconds; returns how many there were."""
-    if not folder.is_dir():
-        return 0
-    limit = time.time() - older_than
-    left = [place for place in folder.iterdir() if place.is_dir() and _touched(place) < limit]
-    for place in left:
-        shutil.rmtree(place, ignore_errors=True)
-    return len(left)
-
-
-def _touched(place: Path) -> float:
-    """When anything in a training's folder was last written."""
-    return max(path.stat().st_mtime for path in (place, *place.rglob("*")))

@@ -6,7 +6,13 @@ nothing of a training, and a child whose server is gone saves its training and e
 
 from __future__ import annotations
 
+import os
+import select
+import sys
+import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +60,28 @@ def _made(answer: dict[str, Any], private: Path) -> dict[str, Any]:
     raise rebuild(code, hidden[0], param=param, problems=hidden[1:])
 
 
+def outlive_nobody() -> None:
+    """End this process where the server is gone and the time to save is over, and first of all where memory runs out.
+
+    A training looks for its server between two steps. What may take hours without one (validation, scores for
+    pruning) is ended here, as the server would have done.
+    """
+    with suppress(OSError):  # not Linux
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    watched = select.poll()
+    watched.register(sys.stdin, 0)  # of no event but that the other end is closed, which is always told
+
+    def end() -> None:
+        watched.poll()
+        time.sleep(GRACE_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=end, name="soup-server-gone", daemon=True).start()
+
+
 def main() -> None:
     """The process of one training."""
+    outlive_nobody()
     answers = Answers()
     configure_logging("info")
     serve(answers)

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import fcntl
 import gzip
 import json
 import os
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from registry.base_model import LoadedBase, load_base
-from registry.errors import Busy, InvalidParameter, SoupError, Unavailable, rebuild
+from registry.errors import Busy, Cancelled, Forbidden, InvalidParameter, SoupError, as_dict, rebuild
 from registry.names import sha256_digest
 from registry.spec import BaseEntry
 from service import jobs as jobs_module
 from service import training_job
-from service.training_job import sweep
+from service.jobs import Interrupted
+from service.training_folder import TURN, sweep
+from service.training_process import _made as heard
 from service.training_schemas import TrainingRequest
+from tests.conftest import build_tiny_encoder
 from tests.service.test_killed_server import Server, until
 from tests.service.worlds import BASE_ID, World, open_world, write_bases
 from training import checkpoint
@@ -64,7 +71,7 @@ def started(world: World, body: dict[str, Any]) -> dict[str, Any]:
 def ended(world: World, job: dict[str, Any]) -> dict[str, Any]:
     """The job once it is over."""
     path = f"/v1/jobs/{job['id']}"
-    return until(lambda: (now := world.client.get(path).json())["state"] not in {"queued", "running"} and now)
+    return dict(until(lambda: (now := world.client.get(path).json())["state"] not in {"queued", "running"} and now))
 
 
 def made(world: World, body: dict[str, Any]) -> dict[str, Any]:
@@ -85,47 +92,59 @@ def base(tiny_base_dir: Path) -> LoadedBase:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(base: LoadedBase) -> Trained:
-    """What the long training gives where nothing comes between."""
+def uninterrupted(world: World, base: LoadedBase) -> Trained:
+    """What the long training gives where nothing comes between, with as many threads as the server."""
     return make(TrainingSpec.model_validate(LONG), base, Data(TEXTS, VALID))
 
 
+InChild = Callable[..., dict[str, Any]]
+
+
+def in_thread(base: LoadedBase) -> InChild:
+    """Does a child's work, and hears what it would say, without the time that a process takes to start."""
+
+    def done(bench: Bench, task: Task, *, progress: Any, private: Path) -> dict[str, Any]:
+        try:
+            answer = _made(task, base, SimpleNamespace(progress=progress))  # type: ignore[arg-type]
+        except (Cancelled, Interrupted):
+            raise
+        except SoupError as error:
+            answer = {"error": as_dict(error)}
+        return heard(answer, private)
+
+    return done
+
+
 @pytest.fixture
-def beside(monkeypatch: pytest.MonkeyPatch, base: LoadedBase) -> None:
-    """Trainings are done in the server's own process, which saves the time a process takes to start."""
-
-    def in_thread(bench: Bench, task: Task, *, progress: Any, private: Path) -> dict[str, Any]:
-        class Told:
-            progress = staticmethod(lambda done, total, message: None)
-
-        monkeypatch.setattr("training.worker.asked_to_end", lambda: False)
-        return dict(_made(task, base, Told())["made"])  # type: ignore[arg-type]
-
-    monkeypatch.setattr(training_job, "in_child", in_thread)
+def beside(monkeypatch: pytest.MonkeyPatch, base: LoadedBase) -> InChild:
+    """Trainings are done in the server's own process."""
+    monkeypatch.setattr("training.worker.asked_to_end", lambda: False)
+    monkeypatch.setattr(training_job, "in_child", in_thread(base))
+    return in_thread(base)
 
 
-def test_a_training_is_a_job_that_pushes_what_it_made_and_the_same_once(world: World, base: LoadedBase) -> None:
-    body = asked(world, "acme/law")
-    result = made(world, body)
-    assert (result["adapter"], result["created"]) == ("acme/law@1", True)
-    assert result["warnings"] == ["60 sequences: about 100 are better."]
-    adapter = world.client.get("/v1/adapters/acme/law").json()
-    assert adapter["digest"] == result["digest"]
-    assert (adapter["domain"], adapter["sample"]["kept"]) == ("law", 60)
-    provenance = adapter["provenance"]
-    here = make(TrainingSpec.model_validate(SPEC), base, Data(TEXTS, VALID))
-    assert provenance["init_hash"] == here.init_hash
-    assert {**provenance["training"], **here.record} == provenance["training"]
-    assert provenance["training"]["blobs"] == {"train": body["texts"], "valid": body["valid"]}
-    audit = world.client.get("/v1/audit").json()["data"]
-    assert any(entry["action"] == "adapter.push" and entry["subject"] == "acme/law@1" for entry in audit)
-    assert not list(world.runtime.settings.trainings_dir.iterdir())
-    again = made(world, body)  # no process is started for it
-    assert (again["adapter"], again["created"], again["digest"]) == ("acme/law@1", False, result["digest"])
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What children say of the trainings that they end."""
+    found: list[dict[str, Any]] = []
+    real: InChild = vars(training_job)["in_child"]
+
+    def listening(*args: Any, **named: Any) -> dict[str, Any]:
+        found.append(real(*args, **named))
+        return found[-1]
+
+    monkeypatch.setattr(training_job, "in_child", listening)
+    return found
 
 
-def test_cancelled_it_is_kept_and_the_same_request_goes_on_to_the_same_bytes(
-    world: World, uninterrupted: Trained
+def left(world: World) -> list[Path]:
+    """What trainings have left on disk."""
+    folder = world.runtime.settings.trainings_dir
+    return list(folder.iterdir()) if folder.exists() else []
+
+
+def test_cancelled_it_is_kept_and_the_same_request_goes_on_to_the_same_and_pushes_it_once(
+    world: World, uninterrupted: Trained, told: list[dict[str, Any]]
 ) -> None:
     body = asked(world, "acme/long", spec=LONG)
     job = started(world, body)
@@ -135,22 +154,30 @@ def test_cancelled_it_is_kept_and_the_same_request_goes_on_to_the_same_bytes(
     assert "loss" in running["progress"]["message"]
     assert running["progress"]["total"] == 400
     assert world.client.post(f"{path}/cancel").json()["state"] == "cancelled"
-    place = training_job.place_of(world.runtime, _key_of(world, job))
-    until(lambda: (place / "checkpoint" / checkpoint.FILE).is_file())
+    [place] = left(world)
+    until(lambda: sorted(one.name for one in place.iterdir()) == ["checkpoint", TURN])  # the data are gone
     result = made(world, body)
+    assert [0 < one["resumed_at"] < 400 for one in told] == [True]
+    assert (result["adapter"], result["created"]) == ("acme/long@1", True)
+    assert result["warnings"] == ["60 sequences: about 100 are better."]
     adapter = world.client.get("/v1/adapters/acme/long").json()
-    assert adapter["provenance"]["training"]["train_history"] == uninterrupted.record["train_history"]
-    assert adapter["digest"] == result["digest"]
-    assert not place.exists()
-
-
-def _key_of(world: World, job: dict[str, Any]) -> str:
-    with world.runtime.database.read() as catalogue:
-        return str(catalogue.jobs.get(None, job["id"]).arguments["key"])
+    assert (adapter["digest"], adapter["domain"], adapter["sample"]["kept"]) == (result["digest"], "law", 60)
+    provenance = adapter["provenance"]
+    assert provenance["init_hash"] == uninterrupted.init_hash
+    assert {**provenance["training"], **uninterrupted.record} == provenance["training"]
+    assert provenance["training"]["blobs"] == {"train": body["texts"], "valid": body["valid"]}
+    audit = world.client.get("/v1/audit").json()["data"]
+    assert any(entry["action"] == "adapter.push" and entry["subject"] == "acme/long@1" for entry in audit)
+    assert not left(world)
+    place.mkdir()  # as a server leaves it that ends after the push
+    again = made(world, body)
+    assert (again["adapter"], again["created"], again["digest"]) == ("acme/long@1", False, result["digest"])
+    assert len(told) == 1, "no process is started for it"
+    assert not left(world)
 
 
 def test_after_kill_9_the_next_server_goes_on_with_it(
-    tiny_base_dir: Path, tmp_path: Path, uninterrupted: Trained
+    tiny_base_dir: Path, tmp_path: Path, uninterrupted: Trained, beside: InChild, told: list[dict[str, Any]]
 ) -> None:
     bases = write_bases(tmp_path / "bases.toml", {BASE_ID: tiny_base_dir})
     first = Server(tmp_path / "data", bases)
@@ -159,19 +186,17 @@ def test_after_kill_9_the_next_server_goes_on_with_it(
             "name": "acme/long", "domain": "law", "base_model": BASE_ID, "spec": LONG,
             "texts": first.client.upload(lines(TEXTS)), "valid": first.client.upload(lines(VALID)),
         })  # fmt: skip
-        job = first.client.train(request, wait=False)["id"]
-        until(lambda: first.client.job(job)["progress"]["done"] > 0)
+        job = first.client.train(request, wait=False)
+        until(lambda: first.client.job(job["id"])["progress"]["done"] > 0)
     finally:
         first.kill()
-    second = Server(tmp_path / "data", bases)
-    try:
-        done = second.client.wait_job(job)
+    for second in open_world(tmp_path / "data", bases):
+        done = ended(second, job)  # the child of the first saves what it has done before the turn is another's
         assert (done["state"], done["attempts"]) == ("succeeded", 2)
-        training = second.client.adapter("acme/long")["provenance"]["training"]
+        assert [0 < one["resumed_at"] < 400 for one in told] == [True]
+        training = second.client.get("/v1/adapters/acme/long").json()["provenance"]["training"]
         assert training["train_history"] == uninterrupted.record["train_history"]
-        assert not list((tmp_path / "data" / "trainings").iterdir())
-    finally:
-        second.kill()
+        assert not left(second)
 
 
 def test_a_bank_is_pushed_beside_its_merge(world: World, beside: None) -> None:
@@ -232,7 +257,7 @@ class TestFailures:
         assert isinstance(error, InvalidParameter)
         assert "diverged at step" in error.message
         assert "learning rate" in error.message
-        assert not list(world.runtime.settings.trainings_dir.iterdir())
+        assert not left(world)
         assert world.client.get("/v1/adapters/acme/wild").status_code == 404
 
     @pytest.mark.parametrize(
@@ -256,26 +281,13 @@ class TestFailures:
         assert "zero" in error.message
 
     def test_a_full_disk_is_tried_again_and_then_told_without_a_path(
-        self, world: World, base: LoadedBase, monkeypatch: pytest.MonkeyPatch
+        self, world: World, beside: InChild, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def in_thread(bench: Bench, task: Task, *, progress: Any, private: Path) -> dict[str, Any]:
-            from registry.errors import as_dict
-            from service.training_process import _made as heard
-
-            class Told:
-                progress = staticmethod(lambda done, total, message: None)
-
-            try:
-                return heard(_made(task, base, Told()), private)  # type: ignore[arg-type]
-            except Unavailable as error:
-                return heard({"error": as_dict(error)}, private)
-
         def full(*_: Any, **__: Any) -> None:
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr(jobs_module, "RETRY_SECONDS", 0.01)
-        monkeypatch.setattr("training.worker.asked_to_end", lambda: False)
-        monkeypatch.setattr(training_job, "in_child", in_thread)
+        monkeypatch.setattr(jobs_module, "IDLE_SECONDS", 0.02)
         with monkeypatch.context() as patch:
             patch.setattr(checkpoint, "replace_file", full)
             done = ended(world, started(world, asked(world, "acme/full")))
@@ -284,6 +296,62 @@ class TestFailures:
         assert str(world.runtime.settings.data) not in error.message
         assert done["attempts"] == 3
         assert made(world, asked(world, "acme/full"))["adapter"] == "acme/full@1"
+
+    def test_a_checkpoint_of_another_version_is_given_up(
+        self, world: World, base: LoadedBase, beside: InChild, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        calls = []
+
+        def found(bench: Bench, task: Task, **named: Any) -> dict[str, Any]:
+            calls.append(task)
+            if len(calls) == 1:
+                other = TrainingSpec.model_validate({**SPEC, "init_seed": 9})
+                make(other, base, Data(TEXTS, VALID), saving=checkpoint.Saving(task.work.checkpoint))  # type: ignore[arg-type]
+            return beside(bench, task, **named)
+
+        monkeypatch.setattr(training_job, "in_child", found)
+        assert made(world, asked(world, "acme/anew"))["created"]
+        assert len(calls) == 2
+        provenance = world.client.get("/v1/adapters/acme/anew").json()["provenance"]
+        assert provenance["init_hash"] == make(TrainingSpec.model_validate(SPEC), base, Data(TEXTS, VALID)).init_hash
+
+    def test_cancelled_when_all_is_trained_it_is_not_pushed(
+        self, world: World, beside: InChild, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        job: dict[str, Any] = {}
+
+        def late(*args: Any, **named: Any) -> dict[str, Any]:
+            answer = beside(*args, **named)
+            until(lambda: job)
+            assert world.client.post(f"/v1/jobs/{job['id']}/cancel").json()["state"] == "cancelled"
+            return answer
+
+        monkeypatch.setattr(training_job, "in_child", late)
+        job |= started(world, asked(world, "acme/late"))
+        [place] = until(lambda: left(world))
+        until(lambda: (place / "adapter").exists() and not list(place.glob("data-*")))
+        assert ended(world, job)["state"] == "cancelled"
+        assert world.client.get("/v1/adapters/acme/late").status_code == 404
+        monkeypatch.setattr(training_job, "in_child", beside)
+        assert made(world, asked(world, "acme/late"))["created"], "and the same request does"
+
+    def test_a_key_that_is_revoked_while_it_trains_pushes_nothing(
+        self, world: World, beside: InChild, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        key, body = world.key(["read", "write"], ["acme"]), asked(world, "acme/revoked")
+        for data in (lines(TEXTS), lines(VALID)):
+            put(world, data, key)
+
+        def revoking(*args: Any, **named: Any) -> dict[str, Any]:
+            revoke(world, key)
+            return beside(*args, **named)
+
+        monkeypatch.setattr(training_job, "in_child", revoking)
+        job = world.client.post("/v1/trainings", json=body, headers=world.headers(key)).json()
+        error = error_of(ended(world, job))
+        assert isinstance(error, Forbidden)
+        assert world.client.get("/v1/adapters/acme/revoked").status_code == 404
+        assert not left(world)
 
     def test_another_base_than_asked_for(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         other = world.runtime.shape(BASE_ID).model_copy(update={"fingerprint": "sha256:" + "0" * 64})
@@ -295,11 +363,19 @@ class TestFailures:
         assert "ask again" in error.message
 
 
+def revoke(world: World, secret: str) -> None:
+    keys = world.client.get("/v1/keys").json()["data"]
+    [found] = [key["id"] for key in keys if secret.startswith(key["prefix"])]
+    assert world.client.delete(f"/v1/keys/{found}").status_code == 200
+
+
 @pytest.fixture(scope="module")
 def idle(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """A server that trains nothing, with little room."""
     folder = tmp_path_factory.mktemp("idle")
-    bases = write_bases(folder / "bases.toml", {BASE_ID: tiny_base_dir})
+    bases = write_bases(folder / "bases.toml", {BASE_ID: tiny_base_dir, "bert": build_tiny_encoder(folder / "bert")})
+    with bases.open("a") as file:
+        file.write('kind = "encoder"\n')
     yield from open_world(
         folder / "data",
         bases,
@@ -329,6 +405,15 @@ class TestRefusals:
             ({"spec": {"recipe": {"steps": 200_000}}}, 413, "SOUP_MAX_TRAINING_STEPS"),
             ({"spec": {"recipe": {"batch": 4096}}}, 413, "SOUP_MAX_TRAINING_TOKENS"),
             ({"spec": {"adapter": {"bottleneck": 60_000}}}, 413, "SOUP_MAX_WEIGHTS_BYTES"),
+            ({"spec": {"recipe": {"steps": 100, "accumulate": 2000}}}, 413, "100 steps of 2000 passes"),
+            (
+                {"spec": {"adapter": {"method": "prefix", "length": 40}, "recipe": {"batch": 2000, "block": 8}}},
+                413,
+                "2000 blocks of 8 tokens and a prefix of 40 is 96000",
+            ),
+            ({"spec": {"task": "classification", "adapter": {"bottleneck": 60_000}}}, 413, "SOUP_MAX_WEIGHTS_BYTES"),
+            ({"spec": {"task": "question_answering", "adamix": {"experts": 64}}}, 413, "SOUP_MAX_WEIGHTS_BYTES"),
+            ({"base_model": "bert"}, 422, "'bert' is an encoder"),
             ({"spec": {"recipe": {"learning_rate": "1e-3x"}}}, 400, "learning_rate"),
             ({"spec": {"adamix": {}, "pruning": {}}}, 400, "exclude each other"),
             ({"spec": {"adamix": {}}, "name": "acme/" + "a" * 64}, 400, "name of the bank"),
@@ -366,6 +451,21 @@ class TestRefusals:
         reader = idle.headers(idle.key(["read", "infer"], ["ours"]))
         assert idle.client.post("/v1/trainings", json=body, headers=reader).status_code == 403
 
+    def test_a_key_that_is_revoked_while_it_waits_trains_nothing(self, idle: World) -> None:
+        key, body = idle.key(["read", "write"], ["acme"]), asked(idle, "acme/revoked")
+        for data in (lines(TEXTS), lines(VALID)):
+            put(idle, data, key)
+        job = idle.client.post("/v1/trainings", json=body, headers=idle.headers(key)).json()
+        revoke(idle, key)
+        with idle.runtime.database.read() as catalogue:
+            row = catalogue.jobs.get(None, job["id"])
+        request = TrainingRequest.model_validate(row.arguments["request"])
+        training = training_job.Training(idle.runtime, request, row.arguments, row.created_by, lambda *_: None)
+        with pytest.raises(Forbidden, match="revoked"):
+            training_job.train(training)
+        assert not left(idle)
+        assert idle.client.post(f"/v1/jobs/{job['id']}/cancel").json()["state"] == "cancelled"
+
     def test_members_that_no_fusion_is_over(self, idle: World) -> None:
         idle.push("acme/whole")
         spec = {"adapter": {"method": "fusion", "members": ["acme/whole", "acme/whole"]}, "task": "classification"}
@@ -386,10 +486,32 @@ class TestRefusals:
 
 def test_what_nobody_goes_on_with_is_removed_in_the_end(tmp_path: Path) -> None:
     assert sweep(tmp_path / "none", older_than=0) == 0
-    for name in ("old", "new"):
+    for name in ("old", "new", "busy", "changing"):
         (tmp_path / name / "checkpoint").mkdir(parents=True)
+        (tmp_path / name / TURN).touch()
     before = time.time() - 1000
-    for path in (tmp_path / "old", tmp_path / "old" / "checkpoint", tmp_path / "new"):
+    for path in (tmp_path / "new", *(found for name in ("old", "busy") for found in (tmp_path / name).rglob("*"))):
         os.utime(path, (before, before))
+    for name in ("old", "busy"):
+        os.utime(tmp_path / name, (before, before))
+    (tmp_path / "changing" / "checkpoint" / "gone").symlink_to("nowhere")  # a file that is gone when it is looked at
+    with (tmp_path / "busy" / TURN).open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert sweep(tmp_path, older_than=500) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["busy", "changing", "new"]
     assert sweep(tmp_path, older_than=500) == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["new"]
+
+
+def test_a_process_that_trains_ends_with_its_server_and_is_the_first_where_memory_runs_out() -> None:
+    code = (
+        "import time\nfrom pathlib import Path\nfrom service import training_process as module\n"
+        "module.GRACE_SECONDS = 0.01\nmodule.outlive_nobody()\n"
+        "print(Path('/proc/self/oom_score_adj').read_text(), flush=True)\ntime.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout.readline() == b"1000\n"
+        assert process.poll() is None
+        process.stdin.close()
+        assert process.wait(60) == 1

@@ -1,0 +1,59 @@
+"""Where trainings keep what they save on the way, and when that goes.
+
+Used by the training job, and by the job runner when a server starts. Servers may share the folder, and a killed one
+leaves a child that is saving there still.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from service.settings import Settings
+
+TURN = "turn"
+"""File in a training's folder that is locked by the process that trains there."""
+
+
+def place_of(settings: Settings, key: str) -> Path:
+    """The folder of the training that `key`, a digest, stands for."""
+    return settings.trainings_dir / key.removeprefix("sha256:")[:32]
+
+
+def sweep(folder: Path, *, older_than: float) -> int:
+    """Remove what trainings left that nobody went on with for so many seconds; returns how many there were."""
+    if not folder.is_dir():
+        return 0
+    limit = time.time() - older_than
+    left = [place for place in folder.iterdir() if place.is_dir() and _touched(place) < limit and not _at_work(place)]
+    for place in left:
+        shutil.rmtree(place, ignore_errors=True)
+    return len(left)
+
+
+def _touched(place: Path) -> float:
+    """When anything in a training's folder was last written."""
+    try:
+        return max(path.stat().st_mtime for path in (place, *place.rglob("*")))
+    except FileNotFoundError:  # somebody replaces or removes a file of it
+        return time.time()
+
+
+def _at_work(place: Path) -> bool:
+    """Whether a process trains there."""
+    try:
+        handle = os.open(place / TURN, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(handle)
+    return False
