@@ -67,26 +67,33 @@ class Guard:
         self.first: float | None = None
 
     def check(self, loss: float, step: int) -> None:
-        """Raises InvalidParameter with step and learning rate."""
-        if step == 0:
-            return self._check_start(loss)
+        """Take the training loss of a step; raises InvalidParameter with step and learning rate."""
         self.first = loss if self.first is None else self.first
-        if math.isfinite(loss) and loss <= self.first + self._limit.above:
-            return None
-        raise InvalidParameter(
-            f"Training diverged at step {step} of {self._recipe.steps}: the loss is {loss:.4g} {self._limit.unit} at "
-            f"learning rate {self._recipe.learning_rate_at(step):.3g}, and it began at {self.first:.4g}. Use a lower "
-            "learning rate.",
-            param="learning_rate",
-        )
+        self._refuse("loss", loss, step, began=self.first)
 
-    def _check_start(self, loss: float) -> None:
-        if not math.isfinite(loss):
+    def check_valid(self, loss: float, step: int, *, before: float | None) -> None:
+        """Take a validation loss, `before` that before the first step: other text may be harder than that trained on.
+
+        Raises InvalidParameter with step and learning rate.
+        """
+        if before is not None:
+            self._refuse("validation loss", loss, step, began=before)
+        elif not math.isfinite(loss):
             raise InvalidParameter(
                 f"The validation loss is {loss} before the first step: the base model cannot be trained on this text "
                 f"in {self._recipe.dtype}.",
                 param="dtype",
             )
+
+    def _refuse(self, what: str, loss: float, step: int, *, began: float) -> None:
+        if math.isfinite(loss) and loss <= began + self._limit.above:
+            return
+        raise InvalidParameter(
+            f"Training diverged at step {step} of {self._recipe.steps}: the {what} is {loss:.4g} {self._limit.unit} at "
+            f"learning rate {self._recipe.learning_rate_at(step):.3g}, and it began at {began:.4g}. Use a lower "
+            "learning rate.",
+            param="learning_rate",
+        )
 
 
 class Run:
@@ -128,6 +135,8 @@ class Run:
         self._optimiser.zero_grad(set_to_none=True)
         self.loss = self._gradient(self._train[self.order.next()])
         self._guard.check(self.loss, step)
+        if step == 1 and not any(value.grad is not None and value.grad.any() for value in self.trained.values()):
+            raise _trains_nothing()  # a scale of 0, say
         nn.utils.clip_grad_norm_(list(self.trained.values()), self.recipe.clip)
         self._optimiser.step()
         self.curve.add(step, self.loss)
@@ -158,7 +167,7 @@ class Run:
             with self._precision():
                 total += float(self._valid_loss(torch.from_numpy(part))) * len(part)
         found = total / len(blocks)
-        self._guard.check(found, self.step)
+        self._guard.check_valid(found, self.step, before=self.history[0][1] if self.history else None)
         self.history.append((self.step, found))
         if found < self.best[0]:
             self.best = (found, self.step)

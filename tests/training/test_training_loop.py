@@ -116,6 +116,23 @@ def test_a_validation_loss_that_is_no_number_is_refused_too():
         run(Broken(), steps=4, evaluations=1)
 
 
+def test_validation_text_that_is_harder_from_the_first_has_not_diverged():
+    """Held to its own loss before the first step, not to that of the training text."""
+    module = Counter()
+    for extra in (5.0, 50.0):
+        outcome = optimise(
+            module, module.mean_nll, train=BLOCKS, valid=BLOCKS, recipe=TrainingRecipe(steps=8, batch=4, block=4),
+            valid_loss=lambda blocks, extra=extra: module.mean_nll(blocks) + extra,
+        )  # fmt: skip
+        assert outcome.valid_best < outcome.valid_before
+    losses = iter([50.0, 50.0, 52.1, 52.1])  # two parts each
+    with pytest.raises(InvalidParameter, match=r"the validation loss is 52\.1 nats a token.* began at 50\."):
+        optimise(
+            module, module.mean_nll, train=BLOCKS, valid=BLOCKS, recipe=TrainingRecipe(steps=1, batch=4, block=4),
+            valid_loss=lambda _blocks: torch.tensor(next(losses)),
+        )  # fmt: skip
+
+
 def test_cancelling_stops_before_the_next_step():
     module, seen = Counter(), []
     with pytest.raises(Cancelled, match="step 4 of 300"):
@@ -252,6 +269,13 @@ def test_what_trains_nothing_is_refused():
     frozen.requires_grad_(False)
     with pytest.raises(InvalidParameter, match="Nothing would be trained"):
         trained(module=frozen)
+
+    class Scaled(Counter):
+        def mean_nll(self, blocks):
+            return super().mean_nll(blocks) * 0.0
+
+    with pytest.raises(InvalidParameter, match="Nothing would be trained"):
+        trained(module=Scaled())
     without_influence = Partly()
     without_influence.logits.requires_grad_(False)
     with pytest.raises(InvalidParameter, match="Nothing would be trained"):

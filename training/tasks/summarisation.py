@@ -52,6 +52,7 @@ class Summarisation(Task):
     name = "summarisation"
     unit = "nats a token"
     causal = True
+    noise = 10.0  # one summary of a few words, in a small batch
 
     def items(self, lines: Sequence[tuple[int, Any]], *, where: str) -> list[Summarised]:
         """Of {"text", "summary"}; raises InvalidParameter with the line."""
