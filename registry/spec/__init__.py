@@ -16,7 +16,6 @@ from registry.spec.adapter import (
     SampleReport,
     SampleSource,
     Unit,
-    Words,
 )
 from registry.spec.config import (
     AdapterConfig,
@@ -37,7 +36,7 @@ from registry.spec.config import (
     prefix_length,
     without_none,
 )
-from registry.spec.frozen import Frozen
+from registry.spec.frozen import Frozen, Words
 from registry.spec.recipe import (
     WEIGHT_PLACES,
     AutoMixing,

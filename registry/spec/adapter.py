@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from registry.names import Digest, Part
 from registry.spec.config import AdapterConfig
-from registry.spec.frozen import Frozen
+from registry.spec.frozen import Frozen, Words
 
-
-def _without_nul(text: str) -> str:
-    if "\x00" in text:
-        raise ValueError("must not hold the character NUL")  # PostgreSQL stores none
-    return text
-
-
-Words = Annotated[str, AfterValidator(_without_nul)]
 Unit = Literal["passage", "sentence"]
 InitSource = Literal["trained_here", "declared", "unknown"]
 BaseKind = Literal["causal", "encoder"]

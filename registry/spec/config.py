@@ -9,10 +9,10 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import Field, StringConstraints, field_validator, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, field_validator, model_validator
 
 from registry.names import Digest
-from registry.spec.frozen import Frozen
+from registry.spec.frozen import Frozen, without_nul
 
 PruningScore = Literal["random", "magnitude", "erdos_renyi", "snip", "grasp"]
 MaskRule = Literal["union", "intersect", "first", "reprune"]
@@ -205,7 +205,9 @@ class PrefixConfig(Frozen):
         return self.model_dump(mode="json")
 
 
-Label = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+MAX_LABEL_CHARACTERS = 65_536
+"""Of all labels of a head: whoever lists adapters is sent them with every one."""
+Label = Annotated[str, StringConstraints(min_length=1, max_length=200), AfterValidator(without_nul)]
 
 
 class HeadConfig(Frozen):
@@ -223,6 +225,11 @@ class HeadConfig(Frozen):
     def _labels_fit_the_task(self) -> Self:
         if len(set(self.labels)) < len(self.labels):
             raise ValueError("the labels of a head differ from each other")
+        characters = sum(map(len, self.labels))
+        if characters > MAX_LABEL_CHARACTERS:
+            raise ValueError(
+                f"the labels have {characters} characters in all, and at most {MAX_LABEL_CHARACTERS} can be"
+            )
         if self.task == "question_answering" and self.labels != ("start", "end"):
             raise ValueError("the labels of task 'question_answering' are 'start' and 'end'")
         return self
