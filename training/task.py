@@ -142,6 +142,11 @@ def under(base: LoadedBase, adapter: AdapterModule | None) -> AbstractContextMan
     return nullcontext() if adapter is None else attached(base.model, adapter)
 
 
+def named_head(head: str | None) -> str:
+    """What messages call the head for a task."""
+    return "no head" if head is None else f"a head for {head.replace('_', ' ')}"
+
+
 def with_head(config: AdapterConfig, head: HeadConfig | None) -> AdapterConfig:
     """The adapter of `config` that answers with `head`; as it is where there is none.
 

@@ -38,7 +38,7 @@ from training.options import Consistency, PruningOptions
 from training.pruning import prune
 from training.recipe import TrainingRecipe
 from training.run import Limit
-from training.task import Examples, Task
+from training.task import Examples, Task, named_head
 from training.tasks import LANGUAGE_MODELLING
 from training.texts import MIN_VALID_TEXTS
 
@@ -189,14 +189,10 @@ def _check_options(
     found = head_of(config)
     if task.answers != (None if found is None else found.task):
         raise Incompatible(
-            f"{task.name.capitalize()} needs an adapter with {_named(task.answers)}, and this {config.method} adapter "
-            f"has {_named(None if found is None else found.task)}.",
+            f"{task.name.capitalize()} needs an adapter with {named_head(task.answers)}, and this {config.method} "
+            f"adapter has {named_head(None if found is None else found.task)}.",
             param="config",
         )
-
-
-def _named(head: str | None) -> str:
-    return "no head" if head is None else f"a head for {head.replace('_', ' ')}"
 
 
 def _check_block(recipe: TrainingRecipe, base: LoadedBase, config: AdapterConfig) -> None:

@@ -1,9 +1,9 @@
 """A process that trains: a base model of its own, and one training after another as JSON lines ask for them.
 
-Run by `training.parallel` for the cells of a grid (`python -m training.worker`), and by the server under the
-module `service.training_process`. Its first line says which base model and how many threads; each further one is a training,
-answered with its progress and then with what came of it. It stops in good order where its input ends: a training
-that is under way is saved first.
+Run by `training.parallel` for the cells of a grid (`python -m training.worker`), and by the server under the module
+`service.training_process`. Its first line says which base model and how many threads; each further one is a training,
+answered with its progress and then with what came of it. It stops in good order where its input ends: a training that
+is under way is saved first.
 """
 
 from __future__ import annotations

@@ -25,6 +25,15 @@ if TYPE_CHECKING:
     from registry.spec import BaseEntry
     from training.trainer import Trained
 
+BEYOND_A_BLOCK = {
+    "texts_cut": "texts cut",
+    "questions_cut": "questions cut",
+    "contexts_in_windows": "contexts read in several windows",
+    "documents_cut": "documents cut",
+    "documents_left_out": "documents left out, with whose summary nothing of them fits",
+}
+"""What a record counts of data that a block is too short for, in words."""
+
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 app.command("sweep")(sweep)
 app.command("submit")(submit)
@@ -68,6 +77,9 @@ def train(
     Adapters that are to be averaged need the same base, structure and --init-seed: then they start from the same
     tensors, and the directory says so. Prints the directory, which `soup push` takes; that of a LoRA is PEFT's.
 
+    Data are lines of {"text"}; for another --task those that `soup evaluate --help` names. With --adamix the bank of
+    experts is written beside OUT, as OUT-bank, and OUT is its merge.
+
     With --checkpoint, a training that was stopped or killed goes on where the same command is run again, to the same
     adapter; a checkpoint of another training is refused. It is removed when the adapter is written.
 
@@ -76,6 +88,8 @@ def train(
       soup train --base-folder models/gpt2 --texts law.jsonl --valid law-valid.jsonl --out adapters/law
       soup train --bases bases.toml --base small --texts a.jsonl.gz --valid b.jsonl.gz --out adapters/a --steps 500
       soup train --bases bases.toml --texts a.jsonl --valid b.jsonl --out lora/a --method lora --rank 16 --lr 3e-4
+      soup train --bases bases.toml --texts a.jsonl --valid b.jsonl --out sparse/a --widen 2 --score snip
+      soup train --base-folder bert --base-kind encoder --task classification --data a.jsonl --valid b.jsonl --out a
       soup train sweep texts/law texts/medicine --bases bases.toml --lr 1e-3,1e-4 --seed 1,2,3 --out adapters
       soup train submit --texts law.jsonl --name team/law --base small --steps 500
       soup push adapters/law --name team/law --wait
@@ -142,6 +156,14 @@ def _tell(trained: Trained) -> None:
             f"Left out at the end, where they fill no block: {record['tokens_left_out']} tokens, "
             f"{record['texts_left_out']} whole texts."
         )
+    beyond = [
+        f"{record[part + name]} {words}{' to validate on' if part else ''}"
+        for part in ("", "valid_")
+        for name, words in BEYOND_A_BLOCK.items()
+        if record.get(part + name)
+    ]
+    if beyond:
+        talk(f"Longer than a block of {record['block']} tokens: {', '.join(beyond)}.")
     what = "Perplexity" if "valid_perplexity" in record else "Loss"
     before, after = validation(record)
     talk(f"{what} on validation data: {before:.4g} before, {after:.4g} after (step {record['best_step']}).")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from sklearn import metrics as peers
 from tokenizers.processors import RobertaProcessing
 
-from registry.adapters import from_tensors, paper_config
+from registry.adapters import create, from_tensors, paper_config
 from registry.adapters.masks import is_mask
 from registry.adapters.weights import save_tensors
 from registry.base_model import load_base
@@ -192,6 +192,9 @@ def test_an_adapter_without_the_tasks_head_is_refused(base):
                          (with_head(plain, head), LANGUAGE_MODELLING)):  # fmt: skip
         with pytest.raises(Incompatible, match="needs an adapter with"):
             train_adapter(base, config, LABELLED, LABELLED, recipe=RECIPE, task=task)
+    answers = with_head(plain, TASKS["question_answering"].head([]))
+    with pytest.raises(Incompatible, match="not an adapter with a head for question answering"):
+        evaluate_task(base, create(answers, base.shape, seed=0), CLASSIFICATION, LABELLED)
     with pytest.raises(Incompatible, match="not the base model alone"):
         evaluate_task(base, None, CLASSIFICATION, LABELLED)
 

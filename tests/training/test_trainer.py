@@ -303,6 +303,18 @@ def stop_after(steps):
     return stoppable
 
 
+def test_what_is_longer_than_a_block_is_counted_and_told(tiny_base_dir, tmp_path, capsys):
+    lines = [json.dumps({"text": f"court {i} held " * (1 + i % 2 * 20), "label": i % 2}) for i in range(40)]
+    (tmp_path / "data.jsonl").write_text("\n".join(lines))
+    files = ["--data", str(tmp_path / "data.jsonl"), "--valid", str(tmp_path / "data.jsonl")]
+    arguments = ["train", *files, "--base-folder", str(tiny_base_dir), "--out", str(tmp_path / "out"), "--steps", "1"]
+    assert soup([*arguments, "--block", "40", "--task", "classification"]) == 0
+    said = capsys.readouterr().err
+    assert "Longer than a block of 40 tokens: 20 texts cut, 20 texts cut to validate on." in said
+    assert soup([*arguments, "--block", "2", "--task", "classification", "--replace"]) == 1
+    assert "A block of 2 tokens has no room for a text: 2 stand around it." in capsys.readouterr().err
+
+
 def test_a_training_without_a_checkpoint_says_that_nothing_is_kept(files, tiny_base_dir, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(train_options, "stoppable", stop_after(1))
     assert soup(command(files, tiny_base_dir, tmp_path / "law")) == 1

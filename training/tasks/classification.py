@@ -19,7 +19,7 @@ from registry.adapters.head import HeadModule, head_module
 from registry.base_model import LoadedBase
 from registry.errors import Incompatible, InvalidParameter
 from registry.spec import HeadConfig, head_of
-from training.task import Examples, Scored, Task, under
+from training.task import Examples, Scored, Task, named_head, under
 from training.tasks.encoding import batch_of, frame, rows_of, slices, states, tokens_of
 from training.tasks.reading import SHOWN, enough, fields_of, place, string, wrong_line
 from training.texts import MIN_TEXTS
@@ -83,7 +83,12 @@ class Classification(Task):
             around = frame(base, pair=item.pair is not None)
             first = tokens_of(base, item.text).ids
             second = [] if item.pair is None else tokens_of(base, item.pair).ids
-            kept = _kept(len(first), len(second), block - around.taken)
+            room = block - around.taken
+            if room < (1 if item.pair is None else 2):
+                raise InvalidParameter(
+                    f"A block of {block} tokens has no room for a text: {around.taken} stand around it.", param="block"
+                )
+            kept = _kept(len(first), len(second), room)
             cut += kept != (len(first), len(second))
             ids, second_at = around.around(first[: kept[0]], second[: kept[1]])
             found.append(([index, second_at if item.pair is not None else len(ids)], ids))
@@ -134,7 +139,9 @@ def needed_head(adapter: AdapterModule | None, task: Task) -> HeadModule:
     """The adapter's head; raises Incompatible where it has none for the task."""
     head = None if adapter is None else head_module(adapter)
     if head is None or head.config.task != task.answers:
-        what = "the base model alone" if adapter is None else f"an adapter with {head_of(adapter.config) or 'no head'}"
+        found = None if adapter is None else head_of(adapter.config)
+        said = f"an adapter with {named_head(None if found is None else found.task)}"
+        what = "the base model alone" if adapter is None else said
         raise Incompatible(f"{task.name.capitalize()} needs an adapter with a head for it, not {what}.", param="task")
     return head
 
@@ -174,8 +181,6 @@ def _indices(items: Sequence[Labelled], head: HeadConfig, what: str) -> list[int
 
 def _kept(first: int, second: int, room: int) -> tuple[int, int]:
     """How many tokens of each text are kept in `room`: the longer one is cut first."""
-    if room < (2 if second else 1):
-        raise InvalidParameter(f"A block of {max(room, 0)} tokens beside the special ones has no room.", param="block")
     if first + second <= room:
         return first, second
     half = room // 2
