@@ -28,5 +28,5 @@ class PruningOptions(Frozen):
     score: PruningScore = "snip"
     sparsity: float = Field(default=0.4, gt=0, lt=1)
     scope: Literal["global", "layer"] = "global"
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**63)
     batches: int = Field(default=4, ge=1, le=4096)

@@ -124,7 +124,7 @@ class PruningRequest(Frozen):
     score: PruningScore = "snip"
     sparsity: float | None = Field(default=None, gt=0, lt=1)
     scope: Literal["global", "layer"] = "global"
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**63)
     batches: int = Field(default=4, ge=1, le=4096)
     widen: int = Field(default=1, ge=1, le=64)
 
