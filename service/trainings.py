@@ -18,6 +18,7 @@ from registry.spec import BottleneckConfig, HeadConfig, prefix_length
 from service.training_schemas import TrainingRequest
 from training.making import config_of, recipe_on, task_of
 from training.spec import BANK, FusionRequest, TaskKey
+from training.trainer import check_block
 
 if TYPE_CHECKING:
     from service.auth import Principal
@@ -99,7 +100,9 @@ def _check_size(request: TrainingRequest, members: Sequence[AdapterRow], runtime
     task_of(spec).check_base(runtime.base(request.base_model))
     frozen = [member.config for member in members if isinstance(member.config, BottleneckConfig)]
     config = config_of(spec, shape, head=SMALLEST_HEAD.get(spec.task), members=frozen)
-    _check_recipe(recipe_on(spec, shape, config), prefix_length(config), settings)
+    recipe = recipe_on(spec, shape, config)
+    _check_recipe(recipe, prefix_length(config), settings)
+    check_block(recipe, shape, config)
     tensors = expected_tensors(config, shape)
     size = sum(4 * math.prod(found) for found in tensors.values())
     if size > settings.max_weights_bytes:

@@ -24,6 +24,7 @@ from registry.names import digest_of
 from registry.spec import (
     AdapterConfig,
     BankConfig,
+    BaseShape,
     BottleneckConfig,
     LoraConfig,
     Provenance,
@@ -102,7 +103,7 @@ def train_adapter(
     """
     _check_options(config, task, pruning=pruning, consistency=consistency)
     task.check_base(base)
-    _check_block(recipe, base, config)
+    check_block(recipe, base.shape, config)
     head = head_of(config)
     train = task.encode(base, texts, block=recipe.block, head=head)
     valid = task.encode(
@@ -195,12 +196,13 @@ def _check_options(
         )
 
 
-def _check_block(recipe: TrainingRecipe, base: LoadedBase, config: AdapterConfig) -> None:
+def check_block(recipe: TrainingRecipe, shape: BaseShape, config: AdapterConfig) -> None:
+    """Raises InvalidParameter where a block does not fit the base model's context beside the adapter's prefix."""
     taken = prefix_length(config)
-    if recipe.block + taken > base.shape.context:
+    if recipe.block + taken > shape.context:
         less = f", of which the prefix takes {taken}" if taken else ""
         raise InvalidParameter(
-            f"A block of {recipe.block} tokens does not fit the base model's context of {base.shape.context}{less}.",
+            f"A block of {recipe.block} tokens does not fit the base model's context of {shape.context}{less}.",
             param="block",
         )
 

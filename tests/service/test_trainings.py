@@ -413,6 +413,12 @@ class TestRefusals:
             ),
             ({"spec": {"task": "classification", "adapter": {"bottleneck": 60_000}}}, 413, "SOUP_MAX_WEIGHTS_BYTES"),
             ({"spec": {"task": "question_answering", "adamix": {"experts": 64}}}, 413, "SOUP_MAX_WEIGHTS_BYTES"),
+            ({"spec": {"recipe": {"block": 65}}}, 400, "A block of 65 tokens does not fit"),
+            (
+                {"spec": {"adapter": {"method": "prefix", "length": 40}, "recipe": {"block": 30}}},
+                400,
+                "of 64, of which the prefix takes 40",
+            ),
             ({"base_model": "bert"}, 422, "'bert' is an encoder"),
             ({"spec": {"recipe": {"learning_rate": "1e-3x"}}}, 400, "learning_rate"),
             ({"spec": {"adamix": {}, "pruning": {}}}, 400, "exclude each other"),
@@ -451,7 +457,10 @@ class TestRefusals:
         reader = idle.headers(idle.key(["read", "infer"], ["ours"]))
         assert idle.client.post("/v1/trainings", json=body, headers=reader).status_code == 403
 
-    def test_a_key_that_is_revoked_while_it_waits_trains_nothing(self, idle: World) -> None:
+    def test_a_key_that_is_revoked_while_it_waits_trains_nothing(
+        self, idle: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(training_job, "in_child", None)
         key, body = idle.key(["read", "write"], ["acme"]), asked(idle, "acme/revoked")
         for data in (lines(TEXTS), lines(VALID)):
             put(idle, data, key)
