@@ -227,7 +227,7 @@ class TestCancel:
         stage.run = stage.hold
         runner = stage.runner(start=False)
         job = stage.enqueue()
-        claimed = runner._claim()
+        claimed = runner._claim("quick")
         assert claimed is not None
         runner.cancel(None, job)
         runner._run(claimed)
@@ -284,16 +284,16 @@ class TestProcesses:
     def test_what_a_dead_process_was_at_is_taken_up_at_once_by_the_only_owner(self, stage: Stage) -> None:
         job = stage.enqueue()
         dead = stage.runner(start=False)
-        assert dead._claim() is not None
+        assert dead._claim("quick") is not None
         row = stage.ended(stage.runner(), job)
         assert (row.state, row.attempts) == ("succeeded", 2)
 
     def test_others_wait_for_its_lease(self, stage: Stage) -> None:
         lost, kept = stage.enqueue(), stage.enqueue()
         dead = stage.runner(start=False, job_lease_seconds=0.3)
-        assert dead._claim() is not None
+        assert dead._claim("quick") is not None
         alive = stage.runner(start=False)
-        assert alive._claim() is not None
+        assert alive._claim("quick") is not None
         runner = stage.runner(sole_owner=False, job_lease_seconds=1.0)
         assert stage.ended(runner, lost).attempts == 2
         assert stage.row(kept).state == "running"
@@ -301,7 +301,7 @@ class TestProcesses:
     def test_a_job_that_ends_its_process_each_time_is_given_up_and_cleaned_up(self, stage: Stage) -> None:
         job = stage.enqueue()
         for _ in range(3):
-            assert stage.runner(start=False)._claim() is not None
+            assert stage.runner(start=False)._claim("quick") is not None
             stage.change(lambda jobs: jobs.requeue_expired(datetime.now(UTC) + timedelta(days=1)))
         row = stage.ended(stage.runner(), job)
         assert (row.state, stage.without, stage.cleaned) == ("failed", [job], [job])
@@ -321,7 +321,7 @@ class TestProcesses:
             raise InvalidSample("stale") if end == "fail" else Busy("stale")
 
         stage.run = lose
-        claimed = runner._claim()
+        claimed = runner._claim("quick")
         assert claimed is not None
         runner._run(claimed)
         row = stage.row(job)
