@@ -5,6 +5,8 @@ Used by `service.cli` for the error that ends a command, and by verbs that go on
 
 from __future__ import annotations
 
+import re
+
 from pydantic import ValidationError
 
 from registry.errors import Busy, Forbidden, Incompatible, InvalidParameter, SoupError, Unauthenticated
@@ -28,8 +30,13 @@ def explain(error: SoupError) -> str:
     lines = [f"Error: {error.message}"]
     lines += [f"  - {problem}" for problem in error.problems if problem not in error.message]
     lines += [text for kind, text in _NEXT.items() if isinstance(error, kind)]
-    lines += [f"On the command line {field} is {flag}." for field, flag in _FLAGS.items() if field in error.message]
+    lines += [f"On the command line {field} is {flag}." for field, flag in _FLAGS.items() if _names(error, field)]
     return "\n".join(lines)
+
+
+def _names(error: SoupError, field: str) -> bool:
+    """Whether the sentence names the field, and not a tensor or module that is called like it."""
+    return re.search(rf"(?<![\w.]){re.escape(field)}(?!\w|\.\w)", error.message) is not None
 
 
 def exit_code(error: SoupError) -> int:

@@ -359,6 +359,12 @@ def test_rows_are_padded_with_what_is_no_token():
     assert rows_of([([1], [5, 6]), ([2], [7])]).tolist() == [[1, 5, 6], [2, 7, -1]]
 
 
+def test_one_long_example_does_not_make_many_short_ones_fill_the_memory() -> None:
+    found = [([0], [1])] * 300_000 + [([0], list(range(600)))]
+    with pytest.raises(InvalidParameter, match=r"300001 examples of up to 601 tokens"):
+        rows_of(found)
+
+
 def test_validation_texts_are_named_apart_from_training_texts(base):
     record = train(base, "classification", recipe=RECIPE.model_copy(update={"steps": 1})).record
     assert (record["texts"], record["valid_texts"]) == (40, 20)

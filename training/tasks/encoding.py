@@ -19,6 +19,8 @@ from registry.likelihood import hidden_states
 
 PAD = -1
 """In rows; no token has this id."""
+MAX_CELLS = 2**27
+"""Numbers of all rows, 1 GiB: they are as long as the longest, so that one long text makes many short ones large."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +85,14 @@ def tokens_of(base: BaseText, text: str) -> Tokens:
 
 
 def rows_of(found: Sequence[tuple[Sequence[int], Sequence[int]]]) -> np.ndarray:
-    """int64 (rows, width) of (the task's numbers, token ids)."""
+    """int64 (rows, width) of (the task's numbers, token ids); raises InvalidParameter for more than `MAX_CELLS`."""
     width = max(len(lead) + len(ids) for lead, ids in found)
+    if len(found) * width > MAX_CELLS:
+        raise InvalidParameter(
+            f"{len(found)} examples of up to {width} tokens are more than is held at a time ({MAX_CELLS} tokens, each "
+            "example counted as the longest): bring fewer, or a smaller block.",
+            param="texts",
+        )
     rows = np.full((len(found), width), PAD, dtype=np.int64)
     for row, (lead, ids) in zip(rows, found, strict=True):
         row[: len(lead) + len(ids)] = [*lead, *ids]
