@@ -34,7 +34,7 @@ from registry.spec import (
 from training.checkpoint import Saving
 from training.fusion import fusion_config, fusion_start
 from training.loop import Progress
-from training.recipe import TrainingRecipe
+from training.recipe import SHORTEST_BLOCK, TrainingRecipe
 from training.spec import (
     AdapterRequest,
     BottleneckRequest,
@@ -218,5 +218,12 @@ def _described(
 
 
 def recipe_on(spec: TrainingSpec, shape: BaseShape, config: AdapterConfig) -> TrainingRecipe:
-    """The recipe on a base model, whose context a prefix takes a part of."""
-    return spec.recipe.on(shape.context - prefix_length(config))
+    """The recipe on a base model; raises InvalidParameter where a prefix leaves no block of its context."""
+    room = shape.context - prefix_length(config)
+    if room < SHORTEST_BLOCK:
+        raise InvalidParameter(
+            f"A prefix of {prefix_length(config)} tokens leaves {max(room, 0)} of the base model's context of "
+            f"{shape.context}, and a block has at least {SHORTEST_BLOCK}: choose a shorter one.",
+            param="length",
+        )
+    return spec.recipe.on(room)

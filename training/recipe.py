@@ -16,6 +16,8 @@ from registry.spec import Frozen
 
 Schedule = Literal["linear", "cosine"]
 TrainingDtype = Literal["float32", "bfloat16"]
+SHORTEST_BLOCK = 2
+"""Tokens: the last one is predicted, by what is before it."""
 
 
 class TrainingRecipe(Frozen):
@@ -32,7 +34,7 @@ class TrainingRecipe(Frozen):
     steps: int = Field(default=200, ge=1, le=1_000_000)
     batch: int = Field(default=8, ge=1, le=4096)
     accumulate: int = Field(default=1, ge=1, le=4096)
-    block: int = Field(default=256, ge=2, le=131_072)
+    block: int = Field(default=256, ge=SHORTEST_BLOCK, le=131_072)
     learning_rate: float = Field(default=1e-3, gt=0, allow_inf_nan=False)
     schedule: Schedule = "linear"
     warmup: float = Field(default=0.05, ge=0, le=1)

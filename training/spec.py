@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 from registry.spec import Frozen, PruningScore
 from registry.spec.unions import member_names
 from training.options import Consistency, PruningOptions
-from training.recipe import TrainingRecipe
+from training.recipe import SHORTEST_BLOCK, TrainingRecipe
 from training.widening import sparsity_of
 
 BLOCK = 512
@@ -140,7 +140,7 @@ class PruningRequest(Frozen):
 class RecipeRequest(TrainingRecipe):
     """How the loop runs; a block is by default of 512 tokens, or of the base's context where that is shorter."""
 
-    block: int | None = Field(default=None, ge=2, le=131_072)  # type: ignore[assignment]
+    block: int | None = Field(default=None, ge=SHORTEST_BLOCK, le=131_072)  # type: ignore[assignment]
 
     def on(self, context: int) -> TrainingRecipe:
         """The recipe where a block may have `context` tokens; that one asked for fits is the trainer's to check."""

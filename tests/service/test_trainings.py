@@ -419,6 +419,8 @@ class TestRefusals:
                 400,
                 "of 64, of which the prefix takes 40",
             ),
+            ({"spec": {"adapter": {"method": "prefix", "length": 63}}}, 400, "a block has at least 2"),
+            ({"spec": {"adapter": {"method": "mam", "length": 80}}}, 400, "leaves 0 of the base model's context of 64"),
             ({"base_model": "bert"}, 422, "'bert' is an encoder"),
             ({"spec": {"recipe": {"learning_rate": "1e-3x"}}}, 400, "learning_rate"),
             ({"spec": {"adamix": {}, "pruning": {}}}, 400, "exclude each other"),
