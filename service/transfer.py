@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from registry.errors import Conflict, InvalidManifest, Unavailable
+from registry.errors import InvalidManifest, Unavailable
 from registry.folder import (
     CARD_FILE,
     CONFIG_FILE,
@@ -19,6 +19,7 @@ from registry.folder import (
     SOUP_FILE,
     WEIGHTS_FILE,
     AdapterFolder,
+    check_place,
     move_into_place,
     new_folder_beside,
     read_folder,
@@ -78,10 +79,9 @@ def pull_folder(
 ) -> AdapterFolder:
     """Write an adapter to the directory `target`, whole or not at all; every file's digest is checked.
 
-    Raises Conflict where `target` holds something and `replace` is False, NotFound, Retired, DigestMismatch.
+    Raises Conflict as `registry.folder.check_place` does, NotFound, Retired, DigestMismatch.
     """
-    if not replace and target.is_dir() and any(target.iterdir()):
-        raise Conflict(f"{target} exists and is not empty: choose another directory, or replace it with --force.")
+    check_place(target, replace=replace, how="replace it with --force")
     row = client.adapter(ref)
     pinned = str(row["ref"])  # the version this name means now, whatever is pushed meanwhile
     files = {str(file["name"]): str(file["digest"]) for file in client.files(pinned)}

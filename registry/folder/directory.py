@@ -276,13 +276,27 @@ def new_folder_beside(path: Path) -> Path:
     return beside
 
 
-def move_into_place(beside: Path, path: Path, *, replace: bool) -> None:
-    """Rename `beside` to `path`. Raises Conflict where `path` holds anything and `replace` is False."""
+def check_place(path: Path, *, replace: bool, how: str = "ask to replace it") -> None:
+    """Raises Conflict where no adapter's directory can be made at `path`.
+
+    One that is not empty is in the way unless `replace`, and then too where it is no adapter's or holds folders: a
+    folder of texts or a project that was named by mistake is not deleted. `how` is the way to ask.
+    """
     if path.is_symlink() or (path.exists() and not path.is_dir()):
         raise Conflict(f"{path} exists and is not a directory.")
+    found = list(path.iterdir()) if path.is_dir() else []
+    if found and not replace:
+        raise Conflict(f"{path} exists and is not empty: choose another directory, or {how}.")
+    if found and (not (path / CONFIG_FILE).is_file() or any(entry.is_dir() for entry in found)):
+        raise Conflict(
+            f"{path} holds something else than one adapter, and is never replaced: choose another directory."
+        )
+
+
+def move_into_place(beside: Path, path: Path, *, replace: bool) -> None:
+    """Rename `beside` to `path`; raises Conflict as `check_place` does."""
+    check_place(path, replace=replace)
     if path.is_dir() and any(path.iterdir()):
-        if not replace:
-            raise Conflict(f"{path} exists and is not empty: choose another directory, or ask to replace it.")
         old = path.parent / f".{path.name}.{secrets.token_hex(4)}.old"
         path.rename(old)
         beside.rename(path)

@@ -19,6 +19,7 @@ from registry.errors import Conflict, InvalidManifest, InvalidParameter, NotFoun
 from registry.folder import (
     CARD_FILE,
     AdapterFolder,
+    check_place,
     move_into_place,
     new_folder_beside,
     parse_card,
@@ -103,8 +104,7 @@ def _check_places(source: Path, target: Path, *, replace: bool) -> None:
     places = source.resolve(), target.resolve()
     if places[0] == places[1] or places[0] in places[1].parents or places[1] in places[0].parents:
         raise Conflict(f"{target} and {source} hold one another: choose a directory of its own.")
-    if target.exists() and not replace and (not target.is_dir() or any(target.iterdir())):
-        raise Conflict(f"{target} exists and is not empty: choose another directory, or add --replace.")
+    check_place(target, replace=replace, how="add --replace")
 
 
 def _refuse_options(options: Mapping[str, object], to: Format) -> None:

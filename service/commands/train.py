@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from registry.errors import Conflict, InvalidParameter
+from registry.errors import InvalidParameter
+from registry.folder import check_place
 from service.commands import train_options as options
 from service.commands.output import as_json as print_json
 from service.commands.output import data, progress_bar, talk
@@ -118,8 +119,7 @@ def train(
 def _check_places(work: Work) -> None:
     places = [work.out] if work.spec.adamix is None else [work.out, work.bank]
     for place in places:
-        if place.exists() and not work.replace and (not place.is_dir() or any(place.iterdir())):
-            raise Conflict(f"{place} exists and is not empty: choose another directory, or add --replace.")
+        check_place(place, replace=work.replace, how="add --replace")
     if work.checkpoint is not None and work.checkpoint.resolve().is_relative_to(work.out.resolve()):
         raise InvalidParameter(
             f"The checkpoint cannot be in {work.out}, which the adapter takes the place of: choose another folder.",

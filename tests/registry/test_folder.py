@@ -91,6 +91,16 @@ class TestWriting:
         assert sorted(p.name for p in (tmp_path / "a").iterdir()) == sorted([CONFIG_FILE, WEIGHTS_FILE, CARD_FILE])
         assert [p.name for p in tmp_path.iterdir()] == ["a"]
 
+    def test_what_is_no_adapter_s_is_never_replaced(self, tmp_path: Path) -> None:
+        (tmp_path / "texts").mkdir()
+        (tmp_path / "texts" / "law.jsonl").write_text("mine")
+        (written(tmp_path / "project") / "src").mkdir()
+        for name in ("texts", "project"):
+            with pytest.raises(Conflict, match="never replaced"):
+                written(tmp_path / name, replace=True)
+        assert (tmp_path / "texts" / "law.jsonl").read_text() == "mine"
+        assert (tmp_path / "project" / "src").is_dir()
+
     def test_an_empty_directory_is_filled(self, tmp_path: Path) -> None:
         (tmp_path / "a").mkdir()
         assert read_folder(written(tmp_path / "a")).domain == "law"

@@ -148,8 +148,11 @@ class TestPlaces:
         assert code == 1
         assert "--replace" in err
         assert left_in(tmp_path / "a") == ["mine.txt"]
-        assert soup("convert", FIXTURES / "gpt2/par_bn", tmp_path / "a", *DOMAIN, "--replace")[0] == 0
-        assert "mine.txt" not in left_in(tmp_path / "a")
+        code, _, err = soup("convert", FIXTURES / "gpt2/par_bn", tmp_path / "a", *DOMAIN, "--replace")
+        assert (code, "never replaced" in err) == (1, True)
+        assert left_in(tmp_path / "a") == ["mine.txt"]
+        (tmp_path / "a" / "mine.txt").unlink()
+        assert soup("convert", FIXTURES / "gpt2/par_bn", tmp_path / "a", *DOMAIN)[0] == 0
         assert soup("convert", tmp_path / "a", tmp_path / "b", "--to", "adapterhub")[0] == 0
         assert soup("convert", tmp_path / "a", tmp_path / "b", "--to", "adapterhub")[0] == 1
         assert soup("convert", tmp_path / "a", tmp_path / "b", "--to", "adapterhub", "--replace")[0] == 0

@@ -183,6 +183,13 @@ def test_soup_train_keeps_what_is_there_unless_told(files, tiny_base_dir, tmp_pa
     assert (out / "adapter_model.safetensors").read_bytes() != before
 
 
+def test_soup_train_never_replaces_a_folder_of_texts(files, tiny_base_dir, tmp_path, capsys):
+    kept = {path.name for path in tmp_path.iterdir()}
+    assert soup(command(files, tiny_base_dir, tmp_path, "--replace")) == 1
+    assert "never replaced" in capsys.readouterr().err
+    assert {path.name for path in tmp_path.iterdir()} == kept
+
+
 def test_soup_train_answers_in_json(files, tiny_base_dir, tmp_path, capsys):
     out = tmp_path / "law"
     assert soup(command(files, tiny_base_dir, out, "--json")) == 0
