@@ -175,7 +175,7 @@ class SoupClient:
         answer = self._http.json("POST", "/v1/selectors", json=body)
         if answer["object"] != "job" or not wait:
             return answer
-        return self.selector(str(self._result(answer, progress)["selector"]))
+        return self.selector(str(self.result_of(answer, progress)["selector"]))
 
     def selector(self, selector_id: str) -> Json:
         """One fitted selector."""
@@ -198,14 +198,14 @@ class SoupClient:
             answer = self._http.json("POST", "/v1/select", json=body)
             if answer["object"] != "job":
                 return answer
-            self._result(answer, progress)
+            self.result_of(answer, progress)
         raise Unavailable("The pool changes faster than its selector can be fitted; try again when pushing is over.")
 
     def cook(self, request: CookRequest, *, wait: bool = True, progress: Progress | None = None) -> Json:
         """Cook a soup, or abstain: a Soup; a Job where `wait` is False and it is not done."""
         body = {**request.model_dump(mode="json", exclude_none=True), "wait": 0}
         answer = self._http.json("POST", "/v1/soups", json=body)
-        return answer if answer["object"] != "job" or not wait else self._result(answer, progress)
+        return answer if answer["object"] != "job" or not wait else self.result_of(answer, progress)
 
     def train(self, request: TrainingRequest, *, wait: bool = True, progress: Progress | None = None) -> Json:
         """Train an adapter on uploaded data: what the job gave (`adapter`, its name and version, and `digest`).
@@ -213,10 +213,10 @@ class SoupClient:
         A Job where `wait` is False. The same request again gives the same, and goes on where one was stopped.
         """
         job = self._http.json("POST", "/v1/trainings", json=request.model_dump(mode="json", exclude_none=True))
-        return self._result(job, progress) if wait else job
+        return self.result_of(job, progress) if wait else job
 
-    def _result(self, job: Json, progress: Progress | None) -> Json:
-        """What a job came to, once it has succeeded."""
+    def result_of(self, job: Json, progress: Progress | None = None) -> Json:
+        """What a job came to, once it has succeeded; raises as `wait_job`."""
         result = self.wait_job(str(job["id"]), progress=progress).get("result")
         if not isinstance(result, dict):
             raise Unavailable(f"Job {job['id']} left no result; `soup jobs show {job['id']}` shows it.")

@@ -169,7 +169,10 @@ def error_of(response: httpx2.Response) -> SoupError:
     pause = response.headers.get("retry-after", "")
     retry_after = int(pause) if pause.isascii() and pause.isdigit() else None
     if isinstance(error, dict) and isinstance(error.get("message"), str):
-        return _rebuilt(error, status=response.status_code, retry_after=retry_after)
+        found = _rebuilt(error, status=response.status_code, retry_after=retry_after)
+        if isinstance(found, Internal) and "x-request-id" in response.headers:
+            found.problems = (f"request id {response.headers['x-request-id']}",)
+        return found
     kind = BY_STATUS.get(response.status_code, SoupError)
     found = kind(
         f"{response.request.method} {response.request.url} was refused with status {response.status_code} "

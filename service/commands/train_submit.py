@@ -69,8 +69,11 @@ def submit(
         )  # fmt: skip
     except ValidationError as error:
         raise usage_error(error, _NAMES) from None
-    with progress_bar("training") as report:
-        found = session.client.train(request, wait=wait, progress=report)
+    found = session.client.train(request, wait=False)
+    if wait:
+        talk(f"{found['id']} goes on when this command ends; `soup jobs cancel {found['id']}` stops it.")
+        with progress_bar("training") as report:
+            found = session.client.result_of(found, report)
     _print(session, found, wait=wait)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import sys
@@ -127,6 +128,10 @@ class TestFailures:
         assert "is the server running?" in said.err
         assert "soup serve" in said.err
         assert "Traceback" not in said.err
+
+    def test_an_error_of_the_server_s_own_has_the_id_that_its_log_knows(self, soup: Soup, server: Server) -> None:
+        server.on("GET /v1/adapters", refusal(500, "internal", "Something.", headers={"x-request-id": "0a1b"}))
+        assert "request id 0a1b" in soup("ls")[2]
 
     def test_no_key(self, soup: Soup, server: Server) -> None:
         server.on("GET /v1/adapters", refusal(401, "unauthenticated", "This needs a key."))
@@ -300,6 +305,19 @@ class TestPush:
     def test_without_a_sample_it_says_so(self, soup: Soup, server: Server, folder: Path) -> None:
         server.on("POST /v1/adapters", ok({**ADAPTER, "sample_state": "none"}, 201))
         assert "not selected" in soup("push", folder)[2]
+
+
+class TestTraining:
+    def test_a_job_that_is_waited_for_is_named(self, soup: Soup, server: Server, sample: Path) -> None:
+        blob = f"sha256:{hashlib.sha256(sample.read_bytes()).hexdigest()}"
+        server.on(f"HEAD /v1/blobs/{blob}", ok({})).on("POST /v1/trainings", ok(job("queued", kind="train"), 202))
+        server.on("GET /v1/jobs/j1/events", events(("done", {})))
+        server.on("GET /v1/jobs/j1", ok(job(result={"adapter": "team/law@1", "warnings": []})))
+        command = ("train", "submit", "--texts", sample, "--name", "team/law", "--base", "tiny")
+        code, out, err = soup(*command)
+        assert (code, out) == (0, "team/law@1\n")
+        assert "soup jobs cancel j1" in err
+        assert soup(*command, "--no-wait") == (0, "j1\n", "")
 
 
 class TestLooking:
