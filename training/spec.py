@@ -178,7 +178,9 @@ class TrainingSpec(Frozen):
             "'adamix' makes experts of a bottleneck or a LoRA" if self.adamix and not expert else None,
             "'adamix' and 'pruning' exclude each other" if self.adamix and self.pruning else None,
             f"a fusion is not for task '{self.task}'" if method == "fusion" and self.headed else None,
-            f"task '{self.task}' has no head to train alone" if method == "head" and not self.headed else None,
+            f"task '{self.task}' has no head to train alone: {' and '.join(sorted(HEADED))} have"
+            if method == "head" and not self.headed
+            else None,
             f"a {method} has no projections to prune" if self.pruning and method in ("prefix", "head") else None,
             "'widen' is not for a fusion" if self._widen > 1 and method == "fusion" else None,
         ]  # fmt: skip

@@ -40,6 +40,7 @@ def test_texts_are_read_plain_and_gzipped_whatever_the_name(tmp_path, name):
         (b'["text"]\n', "line 1"),
         (b"[" * 100_000, "line 1"),
         (b'{"text": "\xff"}', "UTF-8"),
+        (b'{"text": "a \\ud83d\\ude00"}\n{"text": "a \\uD800"}\n', "line 2, is not valid Unicode"),
         (gzip.compress(lines(["a"] * 1000))[:-9], "gzip"),
     ],
 )
