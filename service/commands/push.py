@@ -115,7 +115,11 @@ def _push_all(client: SoupClient, plan: _Plan) -> tuple[list[dict[str, Any]], li
 def _comment(adapter: dict[str, Any]) -> None:
     for warning in adapter.get("warnings") or ():
         talk(f"{adapter['ref']}: {warning}")
-    if adapter.get("sample_state") == "none":
+    if (adapter.get("config") or {}).get("method") == "adamix":
+        talk(
+            f"{adapter['ref']}: a bank is stored, not served or selected; `soup cook --recipe {adapter['ref']}` merges it."
+        )
+    elif adapter.get("sample_state") == "none":
         talk(f"{adapter['ref']}: no sample, so it can be used but not selected; push it again with --sample.")
 
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from registry.errors import InvalidParameter, NotFound
 from registry.names import split_name
-from service.client import SoupClient
+from service.client import DONE, SoupClient
 from service.commands.choosing import usage_error
 from service.commands.output import as_json, data, progress_bar, talk
 from service.commands.session import Session, verb
@@ -71,7 +71,8 @@ def submit(
         raise usage_error(error, _NAMES) from None
     found = session.client.train(request, wait=False)
     if wait:
-        talk(f"{found['id']} goes on when this command ends; `soup jobs cancel {found['id']}` stops it.")
+        if found["state"] not in DONE:
+            talk(f"{found['id']} goes on when this command ends; `soup jobs cancel {found['id']}` stops it.")
         with progress_bar("training") as report:
             found = session.client.result_of(found, report)
     _print(session, found, wait=wait)

@@ -305,6 +305,9 @@ class TestPush:
     def test_without_a_sample_it_says_so(self, soup: Soup, server: Server, folder: Path) -> None:
         server.on("POST /v1/adapters", ok({**ADAPTER, "sample_state": "none"}, 201))
         assert "not selected" in soup("push", folder)[2]
+        bank = {**ADAPTER, "sample_state": "none", "config": {"method": "adamix"}}
+        server.on("POST /v1/adapters", ok(bank, 201))
+        assert "soup cook --recipe team/law@1" in soup("push", folder)[2]
 
 
 class TestTraining:
