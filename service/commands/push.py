@@ -116,9 +116,7 @@ def _comment(adapter: dict[str, Any]) -> None:
     for warning in adapter.get("warnings") or ():
         talk(f"{adapter['ref']}: {warning}")
     if (adapter.get("config") or {}).get("method") == "adamix":
-        talk(
-            f"{adapter['ref']}: a bank is stored, not served or selected; `soup cook --recipe {adapter['ref']}` merges it."
-        )
+        talk(f"{adapter['ref']}: a bank is only stored; `soup cook --recipe {adapter['ref']}` makes the merge to use.")
     elif adapter.get("sample_state") == "none":
         talk(f"{adapter['ref']}: no sample, so it can be used but not selected; push it again with --sample.")
 
