@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache
 
 from registry.adapters.attach import AdapterModule, Edit, InputEdit
-from registry.adapters.initial import NEAR_IDENTITY_STD, Init, check_start, truncated_normal
+from registry.adapters.initial import Init, check_start
 from registry.adapters.sites import model_type_of
 from registry.errors import Incompatible, Internal, InvalidParameter
 from registry.spec import BaseShape, PrefixConfig
@@ -148,21 +148,35 @@ class PrefixAdapter(AdapterModule):
 
 
 def initial_prefix(
-    shapes: Mapping[str, tuple[int, ...]], *, seed: int, init: Init, **_not_needed: object
+    shapes: Mapping[str, tuple[int, ...]], *, seed: int, init: Init, base: nn.Module | None
 ) -> dict[str, Tensor]:
-    """fp32 `prompt_embeddings`, drawn with NumPy's PCG64; no start leaves the base exactly as it is, because the
-    virtual tokens take part of the attention.
+    """fp32 `prompt_embeddings`, seeded by NumPy's PCG64.
 
-    - `near_identity`, `zero_up`: N(0, 1e-2) truncated at two standard deviations; zeros would keep the virtual tokens
-      equal to each other for ever.
-    - `linear`: N(0, 1), the default of the embedding in which PEFT keeps it.
+    - `near_identity`, `zero_up`: what `base` has for keys and values of tokens drawn from its vocabulary (Li & Liang,
+      section 7.4: the activations of words, whatever they are, are a far better start than numbers of no model). The
+      base has read other text before a BOS all its life, so it begins about where it is; zeros would draw attention off
+      the text. They are computed by the base, so that their last bits are the machine's.
+    - `linear`: N(0, 1), the default of the embedding in which PEFT keeps it. Starts far from the base.
 
-    Raises InvalidParameter for an unknown `init` or a negative seed.
+    Raises InvalidParameter for an unknown `init`, a negative seed, or activations without `base`.
     """
     check_start(seed=seed, init=init)
     rng = np.random.Generator(np.random.PCG64(seed))
-    return {name: torch.from_numpy(_drawn(rng, shape, init).astype(np.float32)) for name, shape in shapes.items()}
+    (shape,) = shapes.values()
+    if init == "linear":
+        return {PROMPT: torch.from_numpy(rng.standard_normal(shape).astype(np.float32))}
+    if base is None:
+        raise InvalidParameter("A prefix starts from the base's keys and values: pass the base model.", param="base")
+    config: Any = base.config
+    return {PROMPT: _activations(base, rng.integers(config.vocab_size, size=shape[0])).reshape(shape)}
 
 
-def _drawn(rng: np.random.Generator, shape: tuple[int, ...], init: Init) -> np.ndarray:
-    return rng.standard_normal(shape) if init == "linear" else NEAR_IDENTITY_STD * truncated_normal(rng, shape)
+@torch.no_grad()
+def _activations(base: Any, tokens: np.ndarray) -> Tensor:
+    """fp32 (length, layers, 2, heads, size): keys and values of int64 `tokens` (length,) alone."""
+    cache = DynamicCache()
+    ids = torch.from_numpy(tokens)[None].to(base.device)
+    base.base_model(input_ids=ids, attention_mask=torch.ones_like(ids), past_key_values=cache, use_cache=True)
+    pairs = [torch.stack([layer.keys[0], layer.values[0]]) for layer in cast(Any, cache).layers]
+    states = torch.stack(pairs)  # (layers, 2, heads, length, size)
+    return states.permute(3, 0, 1, 2, 4).to("cpu", torch.float32, copy=True).contiguous()

@@ -220,7 +220,7 @@ class TestUnions:
 
     def test_reasons_of_all_members_are_told(self, bases) -> None:
         union = UnionConfig(members=(PARALLEL, LABELS, PrefixConfig(length=2), lora(bases("gpt2"))))
-        adapter = create(union, bases("gpt2").shape, seed=0)
+        adapter = create(union, bases("gpt2").shape, seed=0, init="linear")
         with pytest.raises(Incompatible, match="does not fit") as found:
             adapter.check_fit(bases("llama").model)
         told = " ".join(found.value.problems)
@@ -292,7 +292,7 @@ class TestHeads:
 
     def test_the_head_is_found_wherever_it_is(self, gpt2: LoadedBase) -> None:
         for config, has in ((LABELS, True), (UnionConfig(members=(PARALLEL, SPANS)), True), (MAM, False)):
-            assert (head_module(create(config, gpt2.shape, seed=0)) is not None) == has
+            assert (head_module(create(config, gpt2.shape, seed=0, base=gpt2.model)) is not None) == has
             assert (head_of(config) is not None) == has
 
     def test_another_hidden_size_is_refused(self, gpt2: LoadedBase) -> None:

@@ -116,7 +116,7 @@ def test_the_files_are_those_peft_writes(base: LoadedBase, tmp_path: Path) -> No
 
 
 def test_soup_json_says_what_pefts_file_cannot(gpt2: LoadedBase, tmp_path: Path) -> None:
-    state = create(PrefixConfig(length=LENGTH), gpt2.shape, seed=0).state_dict()
+    state = create(PrefixConfig(length=LENGTH), gpt2.shape, seed=0, init="linear").state_dict()
     provenance = Provenance(init_hash=HEX, init_source="trained_here", init_seed=3)
     folder = write_folder(
         tmp_path / "ours", config=PrefixConfig(length=LENGTH), domain="law", weights=save_tensors(state),

@@ -7,6 +7,7 @@ import math
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -243,18 +244,35 @@ def test_the_count_is_the_formula(length, layers, heads, size):
 
 def test_starts(gpt2):
     started = {
-        init: create(PrefixConfig(length=64 - 3), gpt2.shape, seed=3, init=init).prompt_embeddings for init in INITS
+        init: create(PrefixConfig(length=64 - 3), gpt2.shape, seed=3, init=init, base=gpt2.model).prompt_embeddings
+        for init in INITS
     }
     assert torch.equal(started["near_identity"], started["zero_up"])
-    assert 1.9e-2 < started["near_identity"].abs().max() <= 2e-2
     assert started["linear"].std().item() == pytest.approx(1.0, rel=0.05)
-    again = create(PrefixConfig(length=64 - 3), gpt2.shape, seed=3).state_dict()
+    again, other = (
+        create(PrefixConfig(length=64 - 3), gpt2.shape, seed=seed, base=gpt2.model).state_dict() for seed in (3, 4)
+    )
     assert init_hash(again) == init_hash({PROMPT: started["near_identity"]})
-    assert init_hash(again) != init_hash(create(PrefixConfig(length=64 - 3), gpt2.shape, seed=4).state_dict())
+    assert init_hash(again) != init_hash(other)
     with pytest.raises(InvalidParameter, match="negative"):
         create(PrefixConfig(length=2), gpt2.shape, seed=-1)
     with pytest.raises(InvalidParameter, match="not one of"):
         create(PrefixConfig(length=2), gpt2.shape, seed=0, init="ones")  # type: ignore[arg-type]
+    with pytest.raises(InvalidParameter, match="pass the base model"):
+        create(PrefixConfig(length=2), gpt2.shape, seed=0)
+
+
+def test_it_starts_as_tokens_that_stand_before_the_text(base):
+    """Drawn by the seed and read by the base: attached, it is what those tokens in front of the text would be."""
+    prefix = create(PrefixConfig(length=5), base.shape, seed=7, base=base.model)
+    tokens = np.random.Generator(np.random.PCG64(7)).integers(base.model.config.vocab_size, size=5)
+    text = torch.tensor([[1, 5, 9, 2]])
+    with torch.no_grad():
+        both = torch.cat([torch.from_numpy(tokens)[None], text], dim=1)
+        whole = base.model(both, attention_mask=torch.ones(1, 9)).logits
+        with attached(base.model, prefix):
+            alone = base.model(text, attention_mask=torch.ones(1, 4)).logits
+    torch.testing.assert_close(alone, whole[:, 5:], atol=1e-5, rtol=1e-5)
 
 
 class TestRefused:
@@ -272,7 +290,7 @@ class TestRefused:
     def test_a_prefix_without_room_for_text(self, gpt2):
         with pytest.raises(Incompatible, match=r"63 virtual tokens leaves no room for text in a context of 64"):
             expected_tensors(PrefixConfig(length=63), gpt2.shape)
-        create(PrefixConfig(length=62), gpt2.shape, seed=0)
+        create(PrefixConfig(length=62), gpt2.shape, seed=0, base=gpt2.model)
 
     def test_another_base(self, bases):
         adapter = prefix_of(bases("llama"))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from registry.adapters import create
+from registry.adapters import Init, create
 from registry.adapters.arrays import save_embeddings
 from registry.adapters.weights import save_tensors
 from registry.blobs import BlobStore, MemoryBlobs
@@ -40,6 +40,7 @@ from registry.spec import (
     PoolSpec,
     Provenance,
     SelectorSpec,
+    prefix_length,
 )
 
 LINEARS = {
@@ -101,7 +102,8 @@ class FakeSentences:
 
 def weights(seed: int, config: AdapterConfig = CONFIG, dtype: torch.dtype = torch.float32) -> bytes:
     generator = torch.Generator().manual_seed(seed)
-    tensors = create(config, SHAPE, seed=0).state_dict()
+    init: Init = "linear" if prefix_length(config) else "near_identity"  # no base is at hand to start a prefix from
+    tensors = create(config, SHAPE, seed=0, init=init).state_dict()
     return save_tensors(
         {name: (one + torch.randn(one.shape, generator=generator)).to(dtype) for name, one in tensors.items()}
     )

@@ -102,7 +102,7 @@ def test_texts_over_the_context_are_scored_in_windows(base):
 
 
 def test_what_a_prefix_takes_is_no_room_for_texts(base):
-    prefix = create(PrefixConfig(length=40), base.shape, seed=0)
+    prefix = create(PrefixConfig(length=40), base.shape, seed=0, init="linear")
     figures = evaluate_task(base, prefix, LANGUAGE_MODELLING, [" ".join(VALID)])
     assert math.isfinite(figures["perplexity"])
     for block in (25, 1):

@@ -52,7 +52,7 @@ def test_documents_are_cut_and_summaries_that_do_not_fit_left_out_and_counted(ba
 
 def test_a_greedy_summary_is_the_models_own_with_and_without_an_adapter(base):
     text = "The fox."
-    prefix = create(PrefixConfig(length=3), base.shape, seed=0)
+    prefix = create(PrefixConfig(length=3), base.shape, seed=0, init="linear")
     for adapter in (None, create(paper_config("parallel", bottleneck=4), base.shape, seed=1, init="linear"), prefix):
         with torch.no_grad():
             if adapter is None:
