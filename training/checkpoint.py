@@ -12,7 +12,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,32 @@ class Saved:
     state: dict[str, Any]
 
 
+@contextmanager
+def held(folder: Path, taken: str) -> Iterator[None]:
+    """Own a folder while open, which is made if need be; raises Conflict, saying `taken`, where another process does.
+
+    The lock is the operating system's and on the folder itself: it is gone with the process, however that ends. A
+    folder that was made for nothing is removed.
+    """
+    made = not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise _unusable(folder, error) from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise Conflict(taken, param="out") from None
+    else:
+        yield
+    finally:
+        os.close(handle)
+        if made:
+            with suppress(OSError):  # something was saved
+                folder.rmdir()
+
+
 class Checkpoint:
     """The checkpoint of the training that `identity` (JSON) describes in full. To be used while `held`."""
 
@@ -60,30 +86,9 @@ class Checkpoint:
         self._identity = json.loads(json.dumps(identity, allow_nan=False))
         self._last = (0, time.monotonic())
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Own the folder, which is made if need be; raises Conflict where another process does.
-
-        The lock is the operating system's and on the folder itself: it is gone with the process, however that ends.
-        A folder that was made for nothing is removed.
-        """
-        made = not self.folder.exists()
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
-        except OSError as error:
-            raise _unusable(self.folder, error) from error
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise Conflict(f"Another training is saving in {self.folder}: choose another folder.") from None
-        else:
-            yield
-        finally:
-            os.close(handle)
-            if made:
-                with suppress(OSError):  # something was saved
-                    self.folder.rmdir()
+    def held(self) -> AbstractContextManager[None]:
+        """Own the folder while open; raises Conflict where another process does."""
+        return held(self.folder, f"Another training is saving in {self.folder}: choose another folder.")
 
     def read(self) -> Saved | None:
         """What is saved, None where nothing is.

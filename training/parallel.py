@@ -14,7 +14,7 @@ from registry.base_model import BaseText
 from registry.errors import Cancelled, InvalidParameter, Unavailable, rebuild
 from registry.folder import read_folder
 from training.child import Child, Json, wait_for
-from training.sweep import Cell, CellProgress, Plan, Row, diverged, forget_checkpoints, kept_cells
+from training.sweep import Cell, CellProgress, Plan, Row, at_work, diverged, kept_cells
 from training.worker import Bench, Task
 
 TICK_SECONDS = 0.25
@@ -36,22 +36,22 @@ def sweep_in_processes(
     The threads of torch are shared out. A process that ends without a word leaves its cell as failed, and does not end
     the others; one that cannot be started raises Unavailable.
     """
-    kept = kept_cells(base, cells, plan)
-    for cell in cells:
-        if cell.name in kept:
-            yield Row(cell, "kept", kept[cell.name])
-    waiting = [cell for cell in cells if cell.name not in kept]
-    hands = _Hands(Bench(entry=base.entry, threads=max(1, torch.get_num_threads() // processes)), plan, progress)
-    try:
-        while waiting or hands.busy:
-            while waiting and len(hands.busy) < processes:
-                hands.give(waiting.pop(0))
-            if should_stop is not None and should_stop():
-                raise Cancelled("The sweep was cancelled, and the cells that were being trained are saved.")
-            yield from hands.done()
-    finally:
-        hands.end()
-    forget_checkpoints(plan)
+    with at_work(plan):
+        kept = kept_cells(base, cells, plan)
+        for cell in cells:
+            if cell.name in kept:
+                yield Row(cell, "kept", kept[cell.name])
+        waiting = [cell for cell in cells if cell.name not in kept]
+        hands = _Hands(Bench(entry=base.entry, threads=max(1, torch.get_num_threads() // processes)), plan, progress)
+        try:
+            while waiting or hands.busy:
+                while waiting and len(hands.busy) < processes:
+                    hands.give(waiting.pop(0))
+                if should_stop is not None and should_stop():
+                    raise Cancelled("The sweep was cancelled, and the cells that were being trained are saved.")
+                yield from hands.done()
+        finally:
+            hands.end()
 
 
 class _Hands:

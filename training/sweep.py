@@ -8,7 +8,7 @@ checkpoint, so that the same call finishes what an earlier one began. Several at
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from registry.errors import Conflict, InvalidParameter, NotFound
 from registry.folder import AdapterFolder, read_folder
 from registry.spec import BankConfig
 from training.adamix import bank_record
-from training.checkpoint import differences
+from training.checkpoint import differences, held
 from training.making import Data, inputs, read_items
 from training.recipe import recipe_of
 from training.spec import SAMPLE, TrainingSpec
@@ -141,19 +141,19 @@ def sweep(
     raises Conflict where one is of another training. Raises Cancelled when `should_stop` says so, and otherwise what
     `training.work.do` does.
     """
-    kept = kept_cells(base, cells, plan)
-    for cell in cells:
-        if cell.name in kept:
-            yield Row(cell, "kept", kept[cell.name])
-            continue
-        report = None if progress is None else partial(progress, cell)
-        try:
-            do(plan.work_of(cell), base, data=cell.domain.data, progress=report, should_stop=should_stop)
-        except InvalidParameter as problem:
-            yield diverged(cell, problem)
-        else:
-            yield Row(cell, "trained", read_folder(plan.out / cell.name))
-    forget_checkpoints(plan)
+    with at_work(plan):
+        kept = kept_cells(base, cells, plan)
+        for cell in cells:
+            if cell.name in kept:
+                yield Row(cell, "kept", kept[cell.name])
+                continue
+            report = None if progress is None else partial(progress, cell)
+            try:
+                do(plan.work_of(cell), base, data=cell.domain.data, progress=report, should_stop=should_stop)
+            except InvalidParameter as problem:
+                yield diverged(cell, problem)
+            else:
+                yield Row(cell, "trained", read_folder(plan.out / cell.name))
 
 
 def diverged(cell: Cell, problem: InvalidParameter) -> Row:
@@ -163,10 +163,20 @@ def diverged(cell: Cell, problem: InvalidParameter) -> Row:
     return Row(cell, "diverged", problem=problem.message)
 
 
-def forget_checkpoints(plan: Plan) -> None:
-    """Remove the folder of the checkpoints, where none is left in it."""
-    with suppress(OSError):  # the checkpoint of a cell that diverged is still in it
-        (plan.out / CHECKPOINTS).rmdir()
+@contextmanager
+def at_work(plan: Plan) -> Iterator[None]:
+    """Own the folder of the checkpoints while open; removed afterwards, where none is left in it.
+
+    Raises Conflict where another sweep is at work in the same place: the two would train every cell twice.
+    """
+    folder = plan.out / CHECKPOINTS
+    try:
+        with held(folder, f"Another sweep is at work in {plan.out}: wait for it, or choose another folder."):
+            yield
+    finally:
+        for emptied in (folder, plan.out):
+            with suppress(OSError):  # checkpoints of cells that diverged or were stopped; adapters
+                emptied.rmdir()
 
 
 def kept_cells(base: BaseText, cells: Sequence[Cell], plan: Plan) -> dict[str, AdapterFolder]:

@@ -19,9 +19,10 @@ from service.commands import train_options
 from service.commands.train_table import Table
 from tests.service.scripted import Server, ok, refusal
 from training import parallel
+from training.checkpoint import held
 from training.making import Data
 from training.spec import TrainingSpec
-from training.sweep import Cell, Domain, Plan
+from training.sweep import CHECKPOINTS, Cell, Domain, Plan
 from training.worker import Bench
 
 LINES = [json.dumps({"text": f"The judge of court {i} held that contract {i * 7} was void."}) for i in range(60)]
@@ -206,6 +207,15 @@ def stop_when(done):
         yield done
 
     return stoppable
+
+
+@pytest.mark.parametrize("more", [(), ("--parallel", "2")])
+def test_a_second_sweep_into_the_same_folder_is_refused_while_the_first_is_at_work(command, tmp_path, capsys, more):
+    with held(tmp_path / "out" / CHECKPOINTS, "taken"):
+        assert soup(command(*more)) == 1
+    said = capsys.readouterr().err
+    assert f"Another sweep is at work in {tmp_path / 'out'}: wait for it, or choose another folder." in said
+    assert not (tmp_path / "out" / CHECKPOINTS).exists()
 
 
 def test_a_process_that_is_killed_leaves_its_cell_for_the_next_time(command, tmp_path, capsys, monkeypatch):
