@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -30,10 +31,13 @@ def client_of(context: typer.Context, url: str | None, key: str | None) -> SoupC
 
 
 def push_rows(client: SoupClient, rows: Sequence[Row], namespace: str) -> dict[str, str]:
-    """Push every adapter of the grid; name and version by cell. One that is refused does not keep the others."""
+    """Push every adapter of the grid; name and version by cell. One that is refused does not keep the others.
+
+    The better on validation data the later: of a domain selectors look at the newest adapter, which then is the best.
+    """
     pushed = {}
     with client:
-        for row in rows:
+        for row in sorted(rows, key=_validation_loss, reverse=True):
             if row.folder is None:
                 continue
             name = f"{namespace}/{slug(row.folder.path)}"
@@ -44,6 +48,11 @@ def push_rows(client: SoupClient, rows: Sequence[Row], namespace: str) -> dict[s
             else:
                 talk(f"{row.cell.name} is {pushed[row.cell.name]}")
     return pushed
+
+
+def _validation_loss(row: Row) -> float:
+    """The lowest that was seen; of a cell that has no adapter infinite."""
+    return min((loss for _step, loss in row.record.get("valid_history", ())), default=math.inf)
 
 
 def _push(client: SoupClient, folder: AdapterFolder, name: str) -> str:

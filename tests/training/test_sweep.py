@@ -276,6 +276,24 @@ def test_what_a_grid_made_is_pushed_in_one_go(command, tmp_path, capsys):
     assert "Namespace" in capsys.readouterr().err
 
 
+def test_the_best_of_a_domain_is_pushed_last_and_so_is_what_selectors_look_at(command, tmp_path, capsys):
+    server, pushed = Server(), []
+
+    def push(request):
+        pushed.append(json.loads(request.content)["name"])
+        return ok({"ref": pushed[-1] + "@1"})
+
+    server.on("POST /v1/adapters", push)
+    grid = command("--push", "team", grid=("5e-2,1e-4,1e-2", "1"), of=1)
+    assert soup(grid, connect=lambda url, key: server.client()) == 0
+    lowest = {
+        f"team/{folder.name}": min(loss for _, loss in read_folder(folder).provenance.training["valid_history"])
+        for folder in (tmp_path / "out").iterdir()
+    }
+    assert pushed == sorted(lowest, key=lowest.__getitem__, reverse=True)
+    assert pushed[0] == "team/law-lr0.0001-seed1"
+
+
 def test_a_table_of_progress_has_a_line_a_cell():
     from rich.console import Console
 
