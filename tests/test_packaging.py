@@ -147,7 +147,7 @@ def test_everything_knows_the_one_version(installed: Path, tmp_path: Path) -> No
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 BROUGHT_ALONG = {"tokenizers"}  # transformers is not without it, and only the demo and tests import it
-PEERS = {"adapters"}  # imported by tests/fixtures/make_adapterhub.py alone, which runs in an environment of its own
+PEERS = {"adapters", "make-adapterhub"}  # of the scripts in tests/fixtures, which run in an environment of their own
 
 
 def normal(requirement: str) -> str:
