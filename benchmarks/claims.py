@@ -16,7 +16,7 @@ fine-tuning. Everything is paired: the same passages, and the same seed of data 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -124,11 +124,6 @@ class Claim:
     paper: str
     says: str
     coefficients: Mapping[str, float]
-
-
-def claim_rows(domains: Mapping[str, Scored], claims: Sequence[Claim]) -> list[dict[str, Any]]:
-    """A row for each claim, in the form of the results file."""
-    return [claim_row(claim, contrast(domains, claim.coefficients), unit="nats a token") for claim in claims]
 
 
 def claim_row(claim: Claim, found: Estimate, *, unit: str) -> dict[str, Any]:

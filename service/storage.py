@@ -18,6 +18,7 @@ from pathlib import Path
 import migrations
 from registry.blobs import BlobStore
 from registry.catalogue.database import Database
+from registry.durable import sync_folder
 from registry.errors import Unavailable
 
 LOCK = "lock"
@@ -148,4 +149,5 @@ def _back_up(database: Database, folder: Path, revision: str) -> Path | None:
         original.backup(copy)
     with target.open("rb") as file:
         os.fsync(file.fileno())
+    sync_folder(folder)
     return target

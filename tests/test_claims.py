@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.claims import Claim, Estimate, Scored, claim_row, claim_rows, contrast, verdict
+from benchmarks.claims import Claim, Estimate, Scored, claim_row, contrast, verdict
 from registry.errors import InvalidParameter
 
 
@@ -84,7 +84,7 @@ def test_a_verdict_is_beyond_two_errors(value, error, expected):
 
 def test_rows_hold_what_the_documentation_quotes():
     claim = Claim("b_below_a", "Paper, table 1: b 1.0, a 2.0", "b is better than a", {"b": 1.0, "a": -1.0})
-    [row] = claim_rows({"x": scored()}, [claim])
+    row = claim_row(claim, contrast({"x": scored()}, claim.coefficients), unit="nats a token")
     assert row["verdict"] == "agrees"
     assert row["minimum_detectable"] > row["standard_error"] > 0
     assert row["unit"] == "nats a token"

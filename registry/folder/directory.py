@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from pydantic import Field, ValidationError
 
+from registry.durable import sync_folder
 from registry.errors import Conflict, Invalid, InvalidManifest, InvalidSample, NotFound
 from registry.folder.card import CARD_FILE, Relation, format_card, parse_card
 from registry.folder.peft import adapter_config
@@ -294,12 +295,16 @@ def check_place(path: Path, *, replace: bool, how: str = "ask to replace it") ->
 
 
 def move_into_place(beside: Path, path: Path, *, replace: bool) -> None:
-    """Rename `beside` to `path`; raises Conflict as `check_place` does."""
+    """Rename `beside` to `path`, the names durable on return; raises Conflict as `check_place` does.
+
+    Whoever made it may then forget what it was made from: a training its checkpoint.
+    """
     check_place(path, replace=replace)
+    sync_folder(beside)
+    old = path.parent / f".{path.name}.{secrets.token_hex(4)}.old"
     if path.is_dir() and any(path.iterdir()):
-        old = path.parent / f".{path.name}.{secrets.token_hex(4)}.old"
         path.rename(old)
-        beside.rename(path)
+    beside.rename(path)
+    sync_folder(path.parent)
+    if old.exists():
         shutil.rmtree(old)
-    else:
-        beside.rename(path)

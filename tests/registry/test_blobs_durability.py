@@ -24,50 +24,31 @@ def folder(tmp_path) -> Path:
     return tmp_path / "data" / "blobs"
 
 
-@pytest.fixture
-def calls(monkeypatch) -> list[str]:
-    """The names, in order, of everything that is synced or renamed."""
-    seen: list[str] = []
-    real_sync, real_replace = os.fsync, Path.replace
-
-    def sync(descriptor: int) -> None:
-        seen.append("sync " + Path(f"/proc/self/fd/{descriptor}").readlink().name)
-        real_sync(descriptor)
-
-    def replace(self: Path, target: Path) -> Path:
-        seen.append(f"rename {self.name} {target.name}")
-        return real_replace(self, target)
-
-    monkeypatch.setattr(os, "fsync", sync)
-    monkeypatch.setattr(Path, "replace", replace)
-    return seen
-
-
 def files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("*") if path.is_file())
 
 
-def test_the_file_is_synced_before_it_has_its_name_and_the_folders_after(folder, calls):
+def test_the_file_is_synced_before_it_has_its_name_and_the_folders_after(folder, synced):
     store = LocalBlobs(folder)
-    calls.clear()
+    synced.clear()
     store.put_bytes(b"hello")
     name = HELLO[7:]
-    temporary = calls[0].removeprefix("sync ")
-    assert calls == [f"sync {temporary}", f"rename {temporary} {name}", f"sync {name[:2]}", "sync blobs"]
+    temporary = synced[0].removeprefix("sync ")
+    assert synced == [f"sync {temporary}", f"rename {temporary} {name}", f"sync {name[:2]}", "sync blobs"]
     assert temporary != name
 
 
-def test_what_another_thread_just_renamed_is_synced_before_it_is_acknowledged(folder, calls):
+def test_what_another_thread_just_renamed_is_synced_before_it_is_acknowledged(folder, synced):
     store = LocalBlobs(folder)
     store.put_bytes(b"hello")
-    calls.clear()
+    synced.clear()
     store.put_bytes(b"hello")
-    assert calls == [f"sync {HELLO[7:9]}", "sync blobs"]
+    assert synced == [f"sync {HELLO[7:9]}", "sync blobs"]
 
 
-def test_a_new_folder_is_durable_itself(folder, calls):
+def test_a_new_folder_is_durable_itself(folder, synced):
     LocalBlobs(folder)
-    assert calls == ["sync blobs", "sync data"]
+    assert synced == ["sync blobs", "sync data"]
 
 
 @pytest.mark.parametrize("step", ["fsync", "replace"])

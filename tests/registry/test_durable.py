@@ -11,31 +11,12 @@ import pytest
 from registry.durable import replace_file
 
 
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is synced or renamed, in order."""
-    seen: list[str] = []
-    real_sync, real_replace = os.fsync, Path.replace
-
-    def sync(descriptor: int) -> None:
-        seen.append("sync " + Path(f"/proc/self/fd/{descriptor}").readlink().name)
-        real_sync(descriptor)
-
-    def replace(self: Path, target: Path) -> Path:
-        seen.append(f"rename {self.name} {target.name}")
-        return real_replace(self, target)
-
-    monkeypatch.setattr(os, "fsync", sync)
-    monkeypatch.setattr(Path, "replace", replace)
-    return seen
-
-
-def test_the_bytes_are_synced_before_they_have_the_name_and_the_name_after(tmp_path: Path, calls: list[str]) -> None:
+def test_the_bytes_are_synced_before_they_have_the_name_and_the_name_after(tmp_path: Path, synced: list[str]) -> None:
     folder = tmp_path / "state"
     folder.mkdir()
     (folder / "a").write_bytes(b"old")
     replace_file(folder / "a", b"new", beside=folder / "a.new")
-    assert calls == ["sync a.new", "rename a.new a", "sync state"]
+    assert synced == ["sync a.new", "rename a.new a", "sync state"]
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == {"a": b"new"}
 
 

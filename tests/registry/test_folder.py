@@ -78,6 +78,15 @@ class TestRoundTrip:
 
 
 class TestWriting:
+    def test_files_and_names_are_durable_before_the_place_of_the_old_one_is_gone(self, tmp_path: Path, synced) -> None:
+        written(tmp_path / "law", weights=b"old")
+        synced.clear()
+        written(tmp_path / "law", replace=True)
+        files, folders = [one.removeprefix("sync ") for one in synced[:-2]], synced[-2:]
+        assert sorted(files) == sorted(path.name for path in (tmp_path / "law").iterdir())
+        assert folders[0].startswith("sync .law.")
+        assert folders[1] == f"sync {tmp_path.name}"
+
     def test_an_existing_directory_is_kept(self, tmp_path: Path) -> None:
         written(tmp_path / "a", weights=b"old")
         with pytest.raises(Conflict, match="not empty"):

@@ -21,7 +21,7 @@ from registry.base_model import load_base
 from registry.base_model.loading import LoadedBase
 from registry.errors import Incompatible
 from registry.spec import BaseEntry, BaseShape, BottleneckConfig, FusionConfig, Pruned
-from tests.conftest import build_tiny_base, build_tiny_encoder
+from tests.conftest import build_tiny_encoder
 from training.fusion import fusion_config, fusion_start
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -35,27 +35,9 @@ MEMBERS = {
 }
 
 
-@pytest.fixture(scope="module")
-def bases(tmp_path_factory):
-    folder, loaded = tmp_path_factory.mktemp("fusions"), {}
-
-    def base(family: str) -> LoadedBase:
-        if family not in loaded:
-            path = build_tiny_base(folder / family, model_type=family)
-            loaded[family] = load_base(BaseEntry(id="tiny", source=str(path)))
-        return loaded[family]
-
-    return base
-
-
 @pytest.fixture(params=["gpt2", "llama", "opt"])
 def base(request, bases) -> LoadedBase:
     return bases(request.param)
-
-
-@pytest.fixture(scope="module")
-def gpt2(bases) -> LoadedBase:
-    return bases("gpt2")
 
 
 def drawn(config, shape: BaseShape, seed: int = 0) -> dict[str, Tensor]:

@@ -16,13 +16,11 @@ from registry.adapters import attached, create, expected_tensors, from_tensors, 
 from registry.adapters.head import HeadModule, head_module
 from registry.adapters.initial import INITS
 from registry.adapters.weights import adapter_digest, init_hash
-from registry.base_model import load_base
 from registry.base_model.loading import LoadedBase
 from registry.errors import Incompatible, InvalidParameter
 from registry.likelihood import hidden_states
 from registry.spec import (
     AdapterConfig,
-    BaseEntry,
     BaseShape,
     BottleneckConfig,
     HeadConfig,
@@ -32,7 +30,6 @@ from registry.spec import (
     UnionConfig,
     head_of,
 )
-from tests.conftest import build_tiny_base
 
 IDS = torch.tensor([[0, 5, 17, 250, 3, 99], [0, 8, 8, 130, 21, 60]])
 FAMILIES = ("gpt2", "llama", "qwen2", "opt")
@@ -42,27 +39,9 @@ LABELS = HeadConfig(task="classification", labels=("no", "yes", "maybe"))
 SPANS = HeadConfig(task="question_answering", labels=("start", "end"))
 
 
-@pytest.fixture(scope="module")
-def bases(tmp_path_factory):
-    folder, loaded = tmp_path_factory.mktemp("unions"), {}
-
-    def base(family: str) -> LoadedBase:
-        if family not in loaded:
-            path = build_tiny_base(folder / family, model_type=family)
-            loaded[family] = load_base(BaseEntry(id="tiny", source=str(path)))
-        return loaded[family]
-
-    return base
-
-
 @pytest.fixture(params=FAMILIES)
 def base(request, bases) -> LoadedBase:
     return bases(request.param)
-
-
-@pytest.fixture(scope="module")
-def gpt2(bases) -> LoadedBase:
-    return bases("gpt2")
 
 
 def lora(base: LoadedBase) -> LoraConfig:

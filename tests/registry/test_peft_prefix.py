@@ -14,7 +14,6 @@ from torch import Tensor
 
 from registry.adapters import attached, create, expected_tensors, from_tensors, paper_config
 from registry.adapters.weights import check_weights, load_tensors, save_tensors
-from registry.base_model import load_base
 from registry.base_model.loading import LoadedBase
 from registry.errors import Incompatible, InvalidManifest, UnknownMethod
 from registry.folder import CONFIG_FILE, SOUP_FILE, WEIGHTS_FILE, read_folder, write_folder
@@ -23,7 +22,6 @@ from registry.folder.peft_prefix import prefix_config
 from registry.spec import (
     AdapterConfig,
     BankConfig,
-    BaseEntry,
     FusionConfig,
     HeadConfig,
     LoraConfig,
@@ -33,7 +31,7 @@ from registry.spec import (
     Pruned,
     UnionConfig,
 )
-from tests.conftest import TINY_CONFIGS, build_tiny_base
+from tests.conftest import TINY_CONFIGS
 
 IDS = torch.arange(1, 13).reshape(2, 6)
 LENGTH = 4
@@ -41,27 +39,9 @@ HEX = "sha256:" + "a" * 64
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
 
 
-@pytest.fixture(scope="module")
-def bases(tmp_path_factory):
-    folder, loaded = tmp_path_factory.mktemp("bases"), {}
-
-    def base(family: str) -> LoadedBase:
-        if family not in loaded:
-            path = build_tiny_base(folder / family, model_type=family)
-            loaded[family] = load_base(BaseEntry(id="tiny", source=str(path)))
-        return loaded[family]
-
-    return base
-
-
 @pytest.fixture(params=sorted(TINY_CONFIGS))
 def base(request, bases) -> LoadedBase:
     return bases(request.param)
-
-
-@pytest.fixture(scope="module")
-def gpt2(bases) -> LoadedBase:
-    return bases("gpt2")
 
 
 def logits_of(model: Any) -> Tensor:

@@ -36,28 +36,9 @@ LEFT = torch.tensor([[1] * 6, [0, 0, 1, 1, 1, 1]])
 POSITIONS = (LEFT.cumsum(1) - 1).clamp(min=0)
 
 
-@pytest.fixture(scope="module")
-def bases(tmp_path_factory):
-    """A loaded base of every family, made when it is first asked for."""
-    folder, loaded = tmp_path_factory.mktemp("prefix"), {}
-
-    def base(family: str) -> LoadedBase:
-        if family not in loaded:
-            path = build_tiny_base(folder / family, model_type=family)
-            loaded[family] = load_base(BaseEntry(id="tiny", source=str(path)))
-        return loaded[family]
-
-    return base
-
-
 @pytest.fixture(params=sorted(TINY_CONFIGS))
 def base(request, bases) -> LoadedBase:
     return bases(request.param)
-
-
-@pytest.fixture(scope="module")
-def gpt2(bases) -> LoadedBase:
-    return bases("gpt2")
 
 
 def prefix_of(base: LoadedBase, length: int = LENGTH, seed: int = 1):

@@ -18,6 +18,7 @@ from service.cli import run as soup
 from service.commands import train_options
 from service.commands.train_table import Table
 from tests.service.scripted import Server, ok, refusal
+from tests.training.conftest import stop_after
 from training import parallel
 from training.checkpoint import held
 from training.making import Data
@@ -93,18 +94,6 @@ def test_a_sweep_that_was_stopped_goes_on_to_the_same_adapters(command, tmp_path
     assert list(contents(tmp_path / "out")) == ["law-lr0.01-seed1"]
     assert soup(command()) == 0
     assert contents(tmp_path / "out") == whole
-
-
-def stop_after(steps):
-    """In the place of `stoppable`: asked so many times, it stops."""
-    from contextlib import contextmanager
-
-    @contextmanager
-    def stoppable():
-        asked = []
-        yield lambda: asked.append(1) or len(asked) > steps
-
-    return stoppable
 
 
 def test_a_cell_that_diverges_does_not_end_the_others(command, tmp_path, capsys):

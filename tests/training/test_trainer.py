@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -20,7 +19,7 @@ from registry.folder import read_folder
 from registry.names import digest_of
 from service.cli import run as soup
 from service.commands import train_options
-from tests.training.conftest import TEXTS, VALID, state_hash
+from tests.training.conftest import TEXTS, VALID, state_hash, stop_after
 from training.recipe import TrainingRecipe
 from training.targets import lora_for
 from training.texts import pack
@@ -297,17 +296,6 @@ def test_soup_train_goes_on_where_it_was_stopped(files, tiny_base_dir, tmp_path,
         assert (tmp_path / "law" / name).read_bytes().replace(b'"law"', b'"whole"') == (
             tmp_path / "whole" / name
         ).read_bytes()
-
-
-def stop_after(steps):
-    """In the place of `stoppable`: asked so many times, it stops."""
-
-    @contextmanager
-    def stoppable():
-        asked = []
-        yield lambda: asked.append(1) or len(asked) > steps
-
-    return stoppable
 
 
 def test_what_is_longer_than_a_block_is_counted_and_told(tiny_base_dir, tmp_path, capsys):
