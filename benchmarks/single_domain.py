@@ -79,7 +79,7 @@ def _tell_table(result: Result, found: Setting, measured: table.Found, grid: tab
     config = paper_config("bapna_firat", bottleneck=making.BOTTLENECK)
     sizes = expected_tensors(config, shape).values()
     parameters = sum(math.prod(size) for size in sizes)
-    result.rows += table.rows(measured, parameters=parameters, cost=relative_cost(config, shape))
+    result.rows += table.rows(measured, grid, parameters=parameters, cost=relative_cost(config, shape))
     result.rows += table.claims(measured, grid)
     result.figures |= {
         "adapters": Figure(len(grid), "adapters"),

@@ -7,6 +7,7 @@ are written beside the pages where there is a result to draw.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -75,14 +76,21 @@ def models(result: Result) -> list[str]:
 def _model(rows: Mapping[str, Row], domains: Sequence[str]) -> list[str]:
     first = next(iter(rows.values()))
     known = next((row for row in rows.values() if "parameters_trained" in row), None)
-    rate = first.get("learning_rate")
     return [
         str(first["label"]),
         "" if known is None else f"{known['parameters_trained']:,}",
         "" if known is None else f"{known['relative_cost']:.3f}",
-        "" if rate is None else f"{rate:g}",
+        _rates(first),
         *(_quality(rows[domain]) for domain in domains),
     ]
+
+
+def _rates(row: Row) -> str:
+    """The learning rate of a model, or those of a soup's members, each with how many have it."""
+    if "learning_rates" in row:
+        counted: Counter[float] = Counter(row["learning_rates"])
+        return ", ".join(f"{count} x {rate:g}" for rate, count in counted.items())
+    return "" if row.get("learning_rate") is None else f"{row['learning_rate']:g}"
 
 
 def _quality(row: Row) -> str:

@@ -21,6 +21,7 @@ MODEL = {
 ROWS = [
     {**MODEL, "method": "base", "label": "base model", "domain": "law", "parameters_trained": 0, "difference": 0.0},
     {**MODEL, "method": "houlsby_64", "domain": "law"},
+    {**MODEL, "method": "triple", "domain": "law", "label": "best triple", "learning_rates": [0.007, 0.0001, 0.0001]},
     {**MODEL, "method": "init_0p1", "domain": "law", "label": "start 0.1", "init_std": 0.1, "nll": 3.6},
     {"method": "init_1", "domain": "law", "label": "start 1", "init_std": 1.0, "learning_rate": 0.005,
      "diverged": "Training diverged at step 3"},
@@ -59,6 +60,7 @@ def test_every_model_has_parameters_and_cost(results):
     lines = figures.block(results, "lm_adapters", "models").splitlines()
     assert "| Houlsby, m = 64 | 268,800 | 1.062 | 0.005 | 30.00 (-0.1000 ± 0.0100) |" in lines
     assert "| start 1 |  |  | 0.005 | diverged |" in lines
+    assert any(line.startswith("| best triple | 268,800 | 1.062 | 1 x 0.007, 2 x 0.0001 |") for line in lines)
     assert any(line.startswith("| base model | 0 | 1.062 | 0.005 | 30.00 |") for line in lines)
 
 

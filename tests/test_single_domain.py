@@ -133,6 +133,10 @@ def test_the_table_has_every_method_on_every_domain(runs):
     assert by["base", "law"]["parameters_trained"] == 0 < by["best_single", "law"]["parameters_trained"]
     adapters = [row for row in table_rows if row["method"] == "adapter" and row["domain"] == "law"]
     assert len(adapters) == 6
+    assert by["soup_0.0005", "law"]["learning_rates"] == [0.0005, 0.0005]
+    assert by["soup_uniform", "law"]["learning_rates"] == sorted(
+        (r["learning_rates"][0] for r in adapters), reverse=True
+    )
     oracle = by["oracle_inside", "law"]["perplexity"]
     assert oracle <= min(row["perplexity"] for row in [*adapters, by["soup_inside", "law"], by["soup_uniform", "law"]])
 

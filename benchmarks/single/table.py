@@ -103,11 +103,12 @@ def oracle(cells: Mapping[str, Mapping[str, Cell]], named: Mapping[str, Line], d
     return min(able, key=lambda method: fmean(cells[method][domain].mean_nll for domain in domains))
 
 
-def rows(found: Found, *, parameters: int, cost: float) -> Iterator[Row]:
+def rows(found: Found, grid: Grid, *, parameters: int, cost: float) -> Iterator[Row]:
     """A row for each line and domain; `parameters` and `cost` are those of one adapter beside the base model.
 
     Single adapters are rows of the method `adapter`; finalists that were not chosen have none.
     """
+    rates = {one: rate for (rate, _), one in grid.items()}
     for method, by_domain in found.cells.items():
         if method.startswith("finalist:"):
             continue
@@ -120,6 +121,7 @@ def rows(found: Found, *, parameters: int, cost: float) -> Iterator[Row]:
                 "difference": against.difference, "standard_error": against.standard_error, "abstained": False,
                 "passages": len(cell.nll), "tokens": sum(cell.tokens), **_costs(line.model, parameters, cost),
                 "members": [one.name for one in line.model.ingredients],
+                "learning_rates": sorted((rates[one] for one in line.model.ingredients), reverse=True),
             }  # fmt: skip
 
 
