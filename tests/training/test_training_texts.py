@@ -43,6 +43,7 @@ def test_texts_are_read_plain_and_gzipped_whatever_the_name(tmp_path, name):
         (b'{"text": "a \\ud83d\\ude00"}\n{"text": "a \\uD800"}\n', "line 2, is not valid Unicode"),
         (gzip.compress(lines(["a"] * 1000))[:-9], "gzip"),
     ],
+    ids=["a number", "no JSON", "no object", "deep", "no UTF-8", "half a character", "cut short"],
 )
 def test_broken_files_are_refused_in_one_sentence(tmp_path, data, said):
     path = tmp_path / "t.jsonl"
