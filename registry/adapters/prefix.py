@@ -9,6 +9,7 @@ family takes them whose layers have keys and values of one size (`BaseShape.kv`)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, cast
 
 import numpy as np
@@ -155,7 +156,8 @@ def initial_prefix(
     - `near_identity`, `zero_up`: what `base` has for keys and values of tokens drawn from its vocabulary (Li & Liang,
       section 7.4: the activations of words, whatever they are, are a far better start than numbers of no model). The
       base has read other text before a BOS all its life, so it begins about where it is; zeros would draw attention off
-      the text. They are computed by the base, so that their last bits are the machine's.
+      the text. They are computed by the base on one thread: their last bits are the machine's, and not those of how
+      many threads it had to spare.
     - `linear`: N(0, 1), the default of the embedding in which PEFT keeps it. Starts far from the base.
 
     Raises InvalidParameter for an unknown `init`, a negative seed, or activations without `base`.
@@ -171,12 +173,24 @@ def initial_prefix(
     return {PROMPT: _activations(base, rng.integers(config.vocab_size, size=shape[0])).reshape(shape)}
 
 
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Sums are taken in an order that does not depend on how many threads share them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 @torch.no_grad()
 def _activations(base: Any, tokens: np.ndarray) -> Tensor:
     """fp32 (length, layers, 2, heads, size): keys and values of int64 `tokens` (length,) alone."""
     cache = DynamicCache()
     ids = torch.from_numpy(tokens)[None].to(base.device)
-    base.base_model(input_ids=ids, attention_mask=torch.ones_like(ids), past_key_values=cache, use_cache=True)
+    with _one_thread():
+        base.base_model(input_ids=ids, attention_mask=torch.ones_like(ids), past_key_values=cache, use_cache=True)
     pairs = [torch.stack([layer.keys[0], layer.values[0]]) for layer in cast(Any, cache).layers]
     states = torch.stack(pairs)  # (layers, 2, heads, length, size)
     return states.permute(3, 0, 1, 2, 4).to("cpu", torch.float32, copy=True).contiguous()

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from pydantic import Field, ValidationError
 
-from registry.durable import sync_folder
+from registry.durable import exchange, make_folder, sync_folder
 from registry.errors import Conflict, Invalid, InvalidManifest, InvalidSample, NotFound
 from registry.folder.card import CARD_FILE, Relation, format_card, parse_card
 from registry.folder.peft import adapter_config
@@ -271,7 +271,7 @@ def _place_files(path: Path, files: Mapping[str, bytes], *, replace: bool = Fals
 
 def new_folder_beside(path: Path) -> Path:
     """A fresh hidden directory on the file system of `path`, to be filled and moved into its place."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     beside = path.parent / f".{path.name}.{secrets.token_hex(4)}"
     beside.mkdir()
     return beside
@@ -301,10 +301,11 @@ def move_into_place(beside: Path, path: Path, *, replace: bool) -> None:
     """
     check_place(path, replace=replace)
     sync_folder(beside)
-    old = path.parent / f".{path.name}.{secrets.token_hex(4)}.old"
-    if path.is_dir() and any(path.iterdir()):
-        path.rename(old)
-    beside.rename(path)
+    replaces = path.is_dir() and any(path.iterdir())
+    if replaces:
+        exchange(beside, path)
+    else:
+        beside.rename(path)
     sync_folder(path.parent)
-    if old.exists():
-        shutil.rmtree(old)
+    if replaces:
+        shutil.rmtree(beside)  # where the old one is now

@@ -243,6 +243,21 @@ def test_starts(gpt2):
         create(PrefixConfig(length=2), gpt2.shape, seed=0)
 
 
+def test_a_start_does_not_depend_on_how_many_threads_there_are(gpt2):
+    seen, starts = [], []
+    before = torch.get_num_threads()
+    with gpt2.model.base_model.register_forward_pre_hook(lambda *_: seen.append(torch.get_num_threads())):
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            try:
+                starts.append(create(PrefixConfig(length=LENGTH), gpt2.shape, seed=1, base=gpt2.model))
+                assert torch.get_num_threads() == threads
+            finally:
+                torch.set_num_threads(before)
+    assert seen == [1, 1]
+    assert init_hash(starts[0].state_dict()) == init_hash(starts[1].state_dict())
+
+
 def test_it_starts_as_tokens_that_stand_before_the_text(base):
     """Drawn by the seed and read by the base: attached, it is what those tokens in front of the text would be."""
     prefix = create(PrefixConfig(length=5), base.shape, seed=7, base=base.model)
