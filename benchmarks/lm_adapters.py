@@ -16,6 +16,7 @@ from typing import Any
 
 from benchmarks.lm import findings, plan, runner
 from benchmarks.lm.cells import Cell
+from benchmarks.lm.kept import kept_figure
 from benchmarks.lm.plan import Given, Size
 from benchmarks.lm.runner import Place, Runner
 from benchmarks.report import Result, best_dtype, options, table
@@ -53,7 +54,9 @@ class Experiment:
         self.stage("fusions", plan.fusion_cells(given, findings.best_rate(rates["fusion"]), members))
         variants = [*plan.variants(size, given.shape), *plan.fusions()]
         run = findings.Run(size, given.shape.num_layers, variants, self.cells, self.records)
-        return findings.result_of(run, rates)
+        result = findings.result_of(run, rates)
+        result.figures["cells_kept"] = kept_figure(self.runner.kept.values(), of=len(self.cells), unit="trainings")
+        return result
 
     def _rates(self, cells: Sequence[Cell]) -> dict[str, dict[float, float]]:
         return findings.chosen_rates(self.stage("learning rates", cells), self.records)

@@ -115,7 +115,7 @@ def test_two_passes_and_gradients_of_scores_are_counted(four_layers):
 def test_rates_are_chosen_without_a_look_at_test_text_and_with_a_seed_of_their_own(given):
     cells = plan.rate_cells(given, [family for family in plan.RATES if family != "fusion"])
     assert all(cell.measures == () and cell.seed not in TINY.seeds for cell in cells)
-    assert len(cells) == 8 * 3 * 2
+    assert len(cells) == 10 * 3 * 2
 
 
 def test_large_sparse_has_as_many_weights_as_the_dense_adapter(shape):

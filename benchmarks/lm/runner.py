@@ -1,7 +1,8 @@
 """Runs cells, some at once, each in a process with one thread, and keeps every result as a file of its own.
 
 Called by `lm_adapters`. A result is `cells/<digest of the cell>.json`; what is there is not run again, so that a run
-that was stopped goes on with the next call. What a change of the code changes, no digest sees: `cells.VERSION` does.
+that was stopped goes on with the next call. What a change of the code changes, no digest sees: `cells.VERSION` does,
+and every file says which commit made it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 from benchmarks.lm.cells import Cell, Data
 from benchmarks.lm.plan import Size
 from benchmarks.lm.work import Texts, data_of, run_cell, texts_of
+from benchmarks.report import commit
 from registry.base_model import LoadedBase, load_base
 from registry.durable import replace_file
 from registry.spec import BaseEntry
@@ -61,13 +63,13 @@ def all_data(place: Place) -> dict[tuple[str, bool], Data]:
     }
 
 
-def kept(place: Place, cells: Iterable[Cell]) -> dict[str, Record]:
-    """The results there are, by the cells' keys; one that lacks the adapter it was to keep does not count."""
+def kept(place: Place, cells: Iterable[Cell]) -> dict[str, dict[str, Any]]:
+    """What files there are, by the cells' keys; a result that lacks the adapter it was to keep does not count."""
     found = {}
     for cell in cells:
         path = place.file(cell)
         if path.is_file() and (not cell.keeps or path.with_suffix(".safetensors").is_file()):
-            found[cell.key] = json.loads(path.read_text(encoding="utf-8"))["result"]
+            found[cell.key] = json.loads(path.read_text(encoding="utf-8"))
     return found
 
 
@@ -77,6 +79,8 @@ class Runner:
     def __init__(self, place: Place, *, parallel: int) -> None:
         self._place, self._parallel = place, parallel
         self._pool: ProcessPoolExecutor | None = None
+        self.kept: dict[str, str | None] = {}
+        """The commits that made the cells that earlier runs left, by their keys."""
 
     def __enter__(self) -> Runner:
         return self
@@ -90,7 +94,9 @@ class Runner:
 
         Raises what the first cell that fails raises; those that run beside it are kept.
         """
-        found = kept(self._place, cells)
+        files = kept(self._place, cells)
+        self.kept |= {key: value.get("commit") for key, value in files.items()}
+        found: dict[str, Record] = {key: value["result"] for key, value in files.items()}
         todo = sorted((cell for cell in cells if cell.key not in found), key=lambda one: -one.training_tokens)
         tell = Progress(what, len(cells), found=len(found), left=sum(map(_tokens, todo)))
         running = {self._submit(cell): cell for cell in todo}
@@ -104,7 +110,7 @@ class Runner:
             self._place.cells.mkdir(parents=True, exist_ok=True)
             started = multiprocessing.get_context("spawn")  # a fork would inherit torch's threads, and hang
             self._pool = ProcessPoolExecutor(
-                self._parallel, mp_context=started, initializer=_begin, initargs=(self._place,)
+                self._parallel, mp_context=started, initializer=_begin, initargs=(self._place, commit())
             )
         return self._pool.submit(_run, cell)
 
@@ -147,14 +153,16 @@ class Progress:
 # --- in a process of its own ------------------------------------------------------------------------
 
 _PLACE: list[Place] = []
+_COMMIT: list[str | None] = []
 
 
-def _begin(place: Place) -> None:
+def _begin(place: Place, made_by: str | None) -> None:
     """One thread, whatever runs beside: the order of sums, and with it the last bits, depends on their number."""
     import torch
 
     torch.set_num_threads(1)
     _PLACE.append(place)
+    _COMMIT.append(made_by)
 
 
 @cache
@@ -171,7 +179,10 @@ def _run(cell: Cell) -> Record:
     place, began = _PLACE[0], time.monotonic()
     texts = _texts(cell.data.domain, cell.data.tenth)
     record: Record = rounded_deep(run_cell(cell, _base(), texts, place.cells))
-    value = {"cell": cell.model_dump(mode="json"), "result": record, "seconds": round(time.monotonic() - began, 2)}
+    value = {
+        "cell": cell.model_dump(mode="json"), "result": record, "seconds": round(time.monotonic() - began, 2),
+        "commit": _COMMIT[0],
+    }  # fmt: skip
     path = place.file(cell)
     data = json.dumps(value, allow_nan=False).encode()
     replace_file(path, data, beside=path.with_suffix(".new"))
