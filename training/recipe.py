@@ -25,9 +25,9 @@ class TrainingRecipe(Frozen):
 
     A step is one update: `accumulate` forward passes of `batch` blocks each, so `batch * accumulate` blocks; the
     update is that of one large batch, though a bank draws its routes for each pass. `warmup` is a share of the steps,
-    `evaluations` of validation loss are spread over them. `weight_decay` is AdamW's and for every trained tensor, biases
-    and norms too. With `dtype="bfloat16"` forward passes run under torch's
-    autocast; parameters and optimiser stay fp32.
+    `evaluations` of validation loss are spread over them. `weight_decay` is AdamW's and for every trained tensor,
+    biases and norms too. With `dtype="bfloat16"` forward passes run under torch's autocast; parameters and optimiser
+    stay fp32.
 
     Defaults suit bottleneck adapters on small base models; the papers use 1e-4 and 20 epochs on GPT-2 small.
     """
