@@ -8,7 +8,8 @@ fine-tuning. Everything is paired: the same passages, and the same seed of data 
 - The estimate on a domain is the mean over seeds of sum(d_s) / sum(n_s) over passages s.
 - Its standard error has two parts that are added as variances: a bootstrap over passages of the mean over seeds
   (METHODS section 6; a lower bound, as passages may share a document), and the spread over seeds / sqrt(seeds).
-  The spread's variance is pooled over domains, since two or three seeds say little about it by themselves.
+  The spread's variance is pooled over domains, since two or three seeds say little about it by themselves. Where each
+  side is one training there is no spread to be had: the error is over passages alone, and the row says so.
 - Domains count equally and are not drawn from anything: the verdict is about these domains.
 - *agrees* below -2 standard errors, *disagrees* above +2, otherwise *undetermined*. The minimum detectable effect is
   what would have been found with a probability of 0.8: 2.84 standard errors.
@@ -50,7 +51,8 @@ class Estimate:
     value: float
     standard_error: float
     from_passages: float
-    from_seeds: float
+    from_seeds: float | None
+    """None where there is one training on each side: how much another one would differ is not known."""
     by_domain: Mapping[str, float]
 
     @property
@@ -86,12 +88,14 @@ def contrast(domains: Mapping[str, Scored], coefficients: Mapping[str, float]) -
         passages.append(ratio_standard_error(sums.mean(axis=0), scored.tokens))
         spreads.append((float(((by_seed - by_seed.mean()) ** 2).sum()), len(by_seed)))
         freedom += len(by_seed) - 1
-    pooled = sum(spread for spread, _ in spreads) / freedom if freedom else 0.0
     count = len(domains)
     from_passages = float(np.sqrt(sum(error**2 for error in passages))) / count
-    from_seeds = float(np.sqrt(sum(pooled / seeds for _, seeds in spreads))) / count
+    from_seeds: float | None = None
+    if freedom:
+        pooled = sum(spread for spread, _ in spreads) / freedom
+        from_seeds = float(np.sqrt(sum(pooled / seeds for _, seeds in spreads))) / count
     return Estimate(
-        value=sum(values.values()) / count, standard_error=float(np.hypot(from_passages, from_seeds)),
+        value=sum(values.values()) / count, standard_error=float(np.hypot(from_passages, from_seeds or 0.0)),
         from_passages=from_passages, from_seeds=from_seeds, by_domain=values,
     )  # fmt: skip
 

@@ -2,12 +2,13 @@
 
 One domain, 5 learning rates x 3 orders of the data from one initialisation, trained by `soup train sweep`. All 455
 triples are ranked on some validation text, finalists scored on much; what they choose is scored on test text, in the
-domain and on three that were held out, beside soups by learning rate, the uniform soup, the best single adapter,
+domain and on three that were held out, beside soups by learning rate, the uniform soup, the best single adapters,
 logit ensembles, and the best on test as the oracle. Then mixing curves L(a A + (1 - a) B) for three initialisations,
 and three adapters of a shared collection trained again from their recorded recipes.
 
 Cells are trained two at a time with one thread each; every adapter and every score is kept under `.reproduce/single`,
-so that the same command goes on where it was stopped. What the short form costs, in tokens:
+so that the same command goes on where it was stopped, and `made_by.jsonl` there says which commit made each. What the
+short form costs, in tokens:
 
 - training: 22 cells (15, and 7 more for the curves) x 128 steps x 4 x 512 = 5.8 M; again 3 x 160 x 8 x 512 = 2.0 M:
   7.7 M, 32 minutes at 4,000 a second;
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports transformers
@@ -33,6 +35,7 @@ from benchmarks.lm.cost import relative_cost
 from benchmarks.report import Figure, Result, best_dtype, options
 from benchmarks.single import making, table
 from benchmarks.single.choosing import Chosen, choose
+from benchmarks.single.ledger import Ledger
 from benchmarks.single.scoring import Scorer, worker_pool
 from benchmarks.single.setting import DRAW_SEED, LONG, SHORT, Setting, Texts, setting
 from demo.job import Job
@@ -53,10 +56,11 @@ def run(found: Setting, *, processes: int, talk: Talk, again: bool = True) -> Re
     result = Result("single_domain")
     rates, orders = making.MAIN.rates, making.MAIN.orders
     talk.stage(f"train: {len(rates)} learning rates x {len(orders)} orders on {found.sizes.domain}, and the curves'")
-    making.train_grids(found, processes=processes, say=talk.line)
+    ledger = Ledger(found.home.parent / "made_by.jsonl")
+    making.train_grids(found, processes=processes, say=talk.line, ledger=ledger)
     grid = {(rate, order): making.cell(found, making.MAIN, rate, order) for rate in rates for order in orders}
     with worker_pool(found.base, block=found.sizes.block, processes=processes) as pool:
-        scorer = Scorer(found.base, found.home.parent / "cells.jsonl", pool, block=found.sizes.block)
+        scorer = Scorer(found.base, found.home.parent / "cells.jsonl", pool, block=found.sizes.block, ledger=ledger)
         talk.stage("choose: every triple on validation text")
         with talk.bar("ranking") as told:
             chosen = choose(
@@ -70,7 +74,9 @@ def run(found: Setting, *, processes: int, talk: Talk, again: bool = True) -> Re
             _tell_curves(result, found, scorer, told)
         if again:
             talk.stage(f"again: {', '.join(making.REPRODUCED)} from their recorded recipes")
-            _tell_again(result, found, scorer, processes=processes, talk=talk)
+            again_made = making.train_again(found, processes=processes, say=talk.line, ledger=ledger)
+            _tell_again(result, found, scorer, again_made)
+    result.figures |= ledger.figures()
     return result
 
 
@@ -86,7 +92,9 @@ def _tell_table(result: Result, found: Setting, measured: table.Found, grid: tab
         "triples_ranked": Figure(chosen.triples, "triples", goal=455),
         "steps": Figure(found.sizes.steps, "steps"),
     }
-    for method in ("base", "best_single", "soup_uniform", "soup_inside", "soup_outside", "ensemble_all"):
+    for method in (
+        "base", "best_single", "best_single_outside", "soup_uniform", "soup_inside", "soup_outside", "ensemble_all"
+    ):  # fmt: skip
         cell = measured.cells[method][found.sizes.domain]
         result.figures[f"perplexity_in_domain_{method}"] = Figure(cell.perplexity, "perplexity")
 
@@ -99,8 +107,7 @@ def _tell_curves(result: Result, found: Setting, scorer: Scorer, told: table.Tol
     result.rows += table.curve_claims(curves)
 
 
-def _tell_again(result: Result, found: Setting, scorer: Scorer, *, processes: int, talk: Talk) -> None:
-    again = making.train_again(found, processes=processes, say=talk.line)
+def _tell_again(result: Result, found: Setting, scorer: Scorer, again: Sequence[making.Again]) -> None:
     job = Job("again", found.home, found.data, found.base, (), (), "")
     valid, test = (
         {one.domain: Texts(one.domain, _passages(job, one.domain, part, found)) for one in again}

@@ -45,17 +45,32 @@ def claims(result: Result) -> list[str]:
         f"Difference ± standard error ({' or '.join(units)}); below zero is what the claim says. A verdict is beyond "
         "two standard errors; the next column is what a true effect would have to be to be found four times in five."
     )
+    if any(_over_passages(row) for row in _rows(result, "claim")):
+        note += f" {ALONE}: one training on each side, and how much another one would differ is not in the error."
     return [*table(head, rows), "", note]
 
 
+ALONE = "† Over passages alone"
+
+
+def _over_passages(row: Row) -> bool:
+    """Whether a claim is about one training on each side, so that no spread over trainings is in its error."""
+    return "standard_error_seeds" in row and row["standard_error_seeds"] is None
+
+
 def _difference(row: Row) -> str:
+    note = str(row.get("note", ""))
     if row["difference"] is None:
-        return str(row.get("note", ""))
-    return f"{row['difference']:+.4f} ± {row['standard_error']:.4f}"
+        return note
+    error = "" if row["standard_error"] is None else f" ± {row['standard_error']:.4f}"
+    mark = " †" if _over_passages(row) else ""
+    return f"{row['difference']:+.4f}{error}{mark}" + (f" ({note})" if note else "")
 
 
 def _size(row: Row) -> str:
-    return "" if row["minimum_detectable"] is None else f"{row['minimum_detectable']:.4f}"
+    if row["minimum_detectable"] is None:
+        return ""
+    return f"{row['minimum_detectable']:.4f}" + (" †" if _over_passages(row) else "")
 
 
 def models(result: Result) -> list[str]:
@@ -66,10 +81,12 @@ def models(result: Result) -> list[str]:
             found.setdefault(row["method"], {})[row["domain"]] = row
     domains = list(next(iter(found.values())))
     head = ("model", "parameters trained", "relative inference cost", "learning rate", *domains)
+    seeds = any(row.get("seeds", 1) > 1 for rows in found.values() for row in rows.values())
+    over, error = (", mean over seeds", "") if seeds else ("", " over passages")
     return [
         *table(head, [_model(rows, domains) for rows in found.values()]),
         "",
-        "Perplexity on test passages, mean over seeds; difference of mean NLL to the base ± its standard error.",
+        f"Perplexity on test passages{over}; difference of mean NLL to the base ± its standard error{error}.",
     ]
 
 
@@ -103,15 +120,32 @@ def _quality(row: Row) -> str:
 
 def rates(result: Result) -> list[str]:
     """The learning rates that were tried on validation text."""
+    found = _rows(result, "rate_of")
     rows = [
         (
             str(row["rate_of"]), f"{row['learning_rate']:g}",
             "diverged" if row["valid_nll"] is None else f"{row['valid_nll']:.4f}",
-            "" if not row["chosen"] else "chosen, the last of its list" if row["at_the_end"] else "chosen",
+            _choice(row, [one["learning_rate"] for one in found if one["rate_of"] == row["rate_of"]]),
         )
-        for row in _rows(result, "rate_of")
+        for row in found
     ]  # fmt: skip
     return table(("family", "learning rate", "validation loss, mean of the domains", ""), rows)
+
+
+def _choice(row: Row, listed: Sequence[float]) -> str:
+    """`chosen`, and whether it is an end of its family's list: a better one may lie beyond."""
+    if not row["chosen"]:
+        return ""
+    ends = {min(listed): "the lowest", max(listed): "the highest"}
+    end = ends.get(row["learning_rate"])
+    return "chosen" if end is None else f"chosen, {end} of its list"
+
+
+def kept(result: Result) -> list[str]:
+    """How many cells earlier runs left, and which commits made those."""
+    found = [figure for name, figure in result["figures"].items() if name.endswith("_kept")]
+    said = "; ".join(f"{figure['value']:,} {figure['unit']} {figure['note']}" for figure in found)
+    return [f"{said or 'What is of earlier runs was not recorded'}."]
 
 
 # --- pictures ---------------------------------------------------------------------------------------
@@ -243,8 +277,8 @@ def _image(result: Result, view: str, said: str) -> list[str]:
 
 
 VIEWS: dict[str, Callable[[Result], list[str]]] = {
-    "claims": claims, "models": models, "rates": rates, "spans": spans, "scales": scales, "convergence": convergence,
-    "mixing": mixing, "again": again,
+    "claims": claims, "models": models, "rates": rates, "kept": kept, "spans": spans, "scales": scales,
+    "convergence": convergence, "mixing": mixing, "again": again,
 }  # fmt: skip
 """Views of a results file, as `<!-- figures:NAME:VIEW -->` names them."""
 PICTURES: dict[str, tuple[str, Callable[[Result], str]]] = {

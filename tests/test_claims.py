@@ -51,7 +51,10 @@ def test_what_has_no_seeds_stands_beside_every_seed():
     found = contrast({"x": scored()}, {"a": 1.0, "base": -1.0})
     assert found.value == pytest.approx(0.1, abs=0.01)
     alone = contrast({"x": scored(seeds=1)}, {"a": 1.0, "base": -1.0})
-    assert alone.from_seeds == 0.0 < alone.from_passages
+    assert alone.from_seeds is None
+    assert alone.standard_error == alone.from_passages > 0
+    row = claim_row(Claim("a", "p", "s", {}), alone, unit="nats a token")
+    assert row["standard_error_seeds"] is None
 
 
 @given(st.floats(-2, 2), st.floats(-2, 2))

@@ -28,8 +28,15 @@ ROWS = [
     CLAIM,
     {**CLAIM, "claim": "c", "difference": None, "standard_error": None, "minimum_detectable": None, "unit": "",
      "verdict": "undetermined", "note": "init_1 diverged"},
+    {**CLAIM, "claim": "d", "standard_error_seeds": None},
+    {**CLAIM, "claim": "e", "difference": 0.25, "standard_error": None, "minimum_detectable": None,
+     "verdict": "disagrees", "note": "at least"},
     {"rate_of": "lora", "learning_rate": 0.002, "valid_nll": 3.1, "chosen": True, "at_the_end": True},
     {"rate_of": "lora", "learning_rate": 0.2, "valid_nll": None, "chosen": False, "at_the_end": False},
+    *({"rate_of": family, "learning_rate": rate, "valid_nll": loss, "chosen": chosen, "at_the_end": False}
+      for family, rate, loss, chosen in (
+          ("norms", 0.01, 3.4, False), ("norms", 0.03, 3.2, True),
+          ("top", 0.002, 3.4, False), ("top", 0.004, 3.3, True), ("top", 0.008, 3.4, False))),
     *({"span": span, "domain": "law", "difference": value, "standard_error": 0.001}
       for span, value in (("0-0", 0.01), ("0-1", 0.09), ("1-1", -0.002))),
     *({"curve": name, "label": f"{name}, m = 1", "step": step, "valid_nll": loss}
@@ -54,6 +61,9 @@ def test_a_claim_stands_beside_the_papers_figure(results):
     assert line in block.splitlines()
     assert "| init_1 diverged |  | *undetermined* |" in block
     assert "commit 0123456789ab" in block
+    assert "| -0.0123 ± 0.0040 † | 0.0114 † | *agrees* |" in block
+    assert "† Over passages alone: one training on each side" in block
+    assert "| +0.2500 (at least) |  | *disagrees* |" in block
 
 
 def test_every_model_has_parameters_and_cost(results):
@@ -64,8 +74,28 @@ def test_every_model_has_parameters_and_cost(results):
     assert any(line.startswith("| base model | 0 | 1.062 | 0.005 | 30.00 |") for line in lines)
 
 
+def test_means_over_seeds_are_said_of_seeds_alone():
+    def note(**fields):
+        return papers.models({"rows": [{**MODEL, "method": "houlsby_64", "domain": "law", **fields}]})[-1]
+
+    assert note(seeds=3).startswith("Perplexity on test passages, mean over seeds;")
+    for fields in ({}, {"seeds": 1}):
+        assert "seeds" not in note(**fields)
+        assert note(**fields).endswith("its standard error over passages.")
+
+
+def test_a_result_says_what_it_holds_of_earlier_runs():
+    kept = {"value": 2000, "unit": "scores", "note": "of 2045 are of earlier runs: 2000 by commit abc"}
+    (line,) = papers.kept({"figures": {"scores_kept": kept, "adapters": {"value": 15, "unit": "adapters"}}})
+    assert line == "2,000 scores of 2045 are of earlier runs: 2000 by commit abc."
+    assert papers.kept({"figures": {}}) == ["What is of earlier runs was not recorded."]
+
+
 def test_rates_and_figures_are_listed(results):
-    assert "| lora | 0.002 | 3.1000 | chosen, the last of its list |" in figures.block(results, "lm_adapters", "rates")
+    lines = figures.block(results, "lm_adapters", "rates")
+    assert "| lora | 0.002 | 3.1000 | chosen, the lowest of its list |" in lines
+    assert "| norms | 0.03 | 3.2000 | chosen, the highest of its list |" in lines
+    assert "| top | 0.004 | 3.3000 | chosen |" in lines
     assert "| lora | 0.2 | diverged |  |" in figures.block(results, "lm_adapters", "rates")
     assert "| claims agrees | 1 | claims |  | of 2 |" in figures.block(results, "lm_adapters", "run")
 

@@ -12,8 +12,10 @@ import torch
 
 from benchmarks import lm_adapters
 from benchmarks.lm import findings, plan, runner, scoring
+from benchmarks.lm.kept import kept_figure
 from benchmarks.lm.plan import Given, Size
 from benchmarks.lm.runner import Place
+from benchmarks.report import commit
 from registry.adapters import create, paper_config
 from registry.base_model import load_base, shape_of
 from registry.errors import Internal
@@ -148,6 +150,9 @@ def test_every_claim_has_a_verdict_and_what_could_have_been_found(outcome):
         assert row["says"]
         if row["difference"] is None:
             assert "diverged" in row["note"]
+        elif row["standard_error"] is None:
+            assert "one seed" in row["note"] or "never got there" in row["note"]
+            assert row["minimum_detectable"] is None
         else:
             assert row["minimum_detectable"] == pytest.approx(2.84 * row["standard_error"])
             beyond = abs(row["difference"]) > 2 * row["standard_error"]
@@ -189,10 +194,12 @@ def test_spans_curves_and_rates_are_told(outcome):
     curves = {row["curve"] for row in rows if "curve" in row}
     assert curves == {"houlsby_16", "large_2", "large_3", "large_4"}
     chosen = [row for row in rows if row.get("chosen")]
-    assert {row["rate_of"] for row in chosen} == set(plan.RATES)
+    assert {row["rate_of"] for row in chosen} == set(plan.RATES) > {"pfeiffer_tenth", "adamix_tenth"}
     assert len(chosen) == len(plan.RATES)
-    used = {row["learning_rate"] for row in rows if row.get("method") == "lora"}
-    assert used == {row["learning_rate"] for row in chosen if row["rate_of"] == "lora"}
+    by_family = {"lora": "lora", "pfeiffer_tenth": "pfeiffer_16_tenth", "adamix_tenth": "adamix_no_sharing_tenth"}
+    for family, method in by_family.items():
+        used = {row["learning_rate"] for row in rows if row.get("method") == method}
+        assert used == {row["learning_rate"] for row in chosen if row["rate_of"] == family}
 
 
 def test_what_is_kept_is_not_run_again_and_what_is_lost_comes_back_the_same(place, outcome, tmp_path, capsys):
@@ -207,6 +214,22 @@ def test_what_is_kept_is_not_run_again_and_what_is_lost_comes_back_the_same(plac
     assert all(path.read_bytes() == data for path, data in files.items() if path != lost)
     found = json.loads(again.read_text())
     assert found["rows"] == outcome["rows"]
+    assert outcome["figures"]["cells_kept"]["value"] == 0
+    count = found["figures"]["cells"]["value"]
+    assert found["figures"]["cells_kept"]["value"] == count - 1
+    assert found["figures"]["cells_kept"]["note"].startswith(f"of {count} are of earlier runs: {count - 1} by ")
+
+
+def test_a_kept_cell_says_which_commit_made_it_and_an_old_one_that_nobody_wrote_it_down(place, outcome):
+    value = json.loads(next(place.cells.glob("*.json")).read_text())
+    assert value["commit"] == commit()
+    figure = kept_figure([None, "a" * 40, "a" * 40, "b" * 40 + "-dirty"], of=9, unit="trainings")
+    assert figure.value == 4
+    assert figure.note == (
+        f"of 9 are of earlier runs: 2 by commit {'a' * 12}, 1 by a commit that was not recorded, "
+        f"1 by commit {'b' * 12}-dirty"
+    )
+    assert kept_figure([], of=9, unit="trainings").note == "of 9 are of earlier runs"
 
 
 def test_a_member_without_its_adapter_is_run_again(place, outcome, given):
@@ -250,7 +273,42 @@ def test_the_share_of_the_steps_is_read_between_points():
     assert findings.steps_to(history, 3.0) == pytest.approx(0.5)
     assert findings.steps_to(history, 3.5) == pytest.approx(0.25)
     assert findings.steps_to(history, 4.5) == 0.0
-    assert findings.steps_to(history, 2.0) == 1.0
+    assert findings.steps_to(history, 2.0) is None
+
+
+@pytest.mark.parametrize(
+    ("losses", "verdict", "missed"),
+    [([3.2, 3.3], "disagrees", 2), ([2.0, 3.3], "undetermined", 1), ([2.95, 3.3], "disagrees", 1)],
+)
+def test_what_is_not_reached_has_no_error_and_a_verdict_by_counting(losses, verdict, missed):
+    """The dense adapter ends at 3.0; a wide one that goes straight to 2.0 is there half way, to 2.95 near the end."""
+
+    class Found:
+        size = Size(domains=("law",))
+
+        def of(self, variant, domain):
+            ends = [3.0, 3.0] if variant == "houlsby_16" else losses
+            return [(None, {"history": [[0, 4.0], [10, end]]}) for end in ends]
+
+    row = findings._convergence(Found(), 2)
+    assert (row["verdict"], row["not_reached"]) == (verdict, missed)
+    assert row["standard_error"] is row["minimum_detectable"] is None
+    assert f"{missed} of 2 trainings never got there" in row["note"]
+
+
+def test_convergence_with_one_seed_is_undetermined_and_with_more_has_an_error():
+    for ends, more in (([2.0], False), ([2.0, 2.1], True)):
+
+        class Found:
+            size = Size(domains=("law",))
+
+            def of(self, variant, domain, ends=ends):
+                last = [3.0] * len(ends) if variant == "houlsby_16" else ends
+                return [(None, {"history": [[0, 4.0], [10, end]]}) for end in last]
+
+        row = findings._convergence(Found(), 3)
+        assert (row["standard_error"] is not None) == more
+        assert row["verdict"] == ("agrees" if more else "undetermined")
 
 
 def test_of_equal_rates_the_lower_is_taken_and_a_diverged_one_never():

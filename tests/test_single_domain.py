@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from benchmarks import single_domain
+from benchmarks import report, single_domain
 from benchmarks.single import choosing, making, scoring, setting, table
+from benchmarks.single.ledger import Ledger
 from benchmarks.single.scoring import Model, Scorer, soup
 from benchmarks.single.setting import Sizes, Texts
 from demo.progress import Talk
@@ -93,10 +95,15 @@ def runs(found: setting.Setting) -> tuple[single_domain.Result, list[list[str]]]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(making, "MAIN", GRID)
         patch.setattr(single_domain, "worker_pool", one_thread)
-        patch.setattr(making.subprocess, "run", lambda command, **_: commands.append(in_process(command)))
+        patch.setattr(making, "subprocess", sweeping(lambda command: commands.append(in_process(command))))
         result = single_domain.run(found, processes=1, talk=Talk(6), again=False)
     torch.set_num_threads(threads)
     return result, commands
+
+
+def sweeping(call: Callable[[list[str]], object]) -> SimpleNamespace:
+    """What `making` calls in place of `subprocess`; the module itself is left to others."""
+    return SimpleNamespace(run=lambda command, **_: call(command), DEVNULL=None)
 
 
 def in_process(command: list[str]) -> list[str]:
@@ -123,8 +130,9 @@ def test_the_table_has_every_method_on_every_domain(runs):
     table_rows = rows_of(result, "method")
     methods = {row["method"] for row in table_rows}
     assert methods == {
-        "base", "best_single", "soup_0.007", "soup_0.004", "soup_0.0005", "soup_uniform", "soup_inside", "soup_outside",
-        "ensemble_inside", "ensemble_outside", "ensemble_all", "adapter", "oracle_inside", "oracle_outside",
+        "base", "best_single", "best_single_outside", "soup_0.007", "soup_0.004", "soup_0.0005", "soup_uniform",
+        "soup_inside", "soup_outside", "ensemble_inside", "ensemble_outside", "ensemble_all", "adapter",
+        "oracle_inside", "oracle_outside",
     }  # fmt: skip
     for method in methods - {"adapter"}:
         assert [row["domain"] for row in table_rows if row["method"] == method] == ["law", "ships", "cats"]
@@ -144,6 +152,9 @@ def test_the_table_has_every_method_on_every_domain(runs):
 def test_claims_have_verdicts_over_seeds_and_domains(runs):
     result, _ = runs
     claims = {row["claim"]: row for row in rows_of(result, "claim")}
+    assert claims["low_singles_in_domain"]["standard_error_seeds"] > 0
+    assert claims["soup_over_outside_single"]["standard_error_seeds"] is None
+    assert claims["soup_over_outside_single"]["paper"] != claims["soup_over_inside_single"]["paper"] == table.PAPER
     assert len(claims) == len(table.COMPARISONS) + 2 * len(setting.INITS)
     assert {row["verdict"] for row in claims.values()} <= {"agrees", "disagrees", "undetermined"}
     assert claims["high_singles_held_out"]["domains"] == ["ships", "cats"]
@@ -166,18 +177,23 @@ def test_a_second_run_trains_and_scores_nothing(runs, found, monkeypatch):
     first, commands = runs
     monkeypatch.setattr(making, "MAIN", GRID)
     monkeypatch.setattr(single_domain, "worker_pool", no_thread)
-    monkeypatch.setattr(making.subprocess, "run", lambda command, **_: commands.remove(command))
+    monkeypatch.setattr(making, "subprocess", sweeping(commands.remove))
     kept = list(commands)
     again = single_domain.run(found, processes=1, talk=Talk(6), again=False)
     assert commands == []
     commands.extend(kept)
     assert again.rows == first.rows
+    assert first.figures["trainings_kept"].value == first.figures["scores_kept"].value == 0
+    kept, scores = again.figures["trainings_kept"], again.figures["scores_kept"]
+    assert kept.value == 13  # 6 of the grid, 7 for the curves
+    assert kept.note.startswith(f"of 13 are of earlier runs: 13 by commit {str(report.commit())[:12]}")
+    assert scores.note.startswith(f"of {scores.value} are of earlier runs: {scores.value} by commit")
 
 
 # --- choosing ---------------------------------------------------------------------------------------
 
 
-def test_choices_see_no_test_text(runs, found, monkeypatch):
+def test_choices_see_no_test_text(runs, found, tmp_path):
     """Also not as a value: neither `choose` nor what it is given holds a passage of the test split."""
     seen: set[str] = set()
 
@@ -186,14 +202,15 @@ def test_choices_see_no_test_text(runs, found, monkeypatch):
             seen.update(texts.passages)
             return super().cells(models, texts, told)
 
-    scorer = Watched(found.base, found.home.parent / "cells.jsonl", ThreadPoolExecutor(1), block=SIZES.block)
+    cells, ledger = found.home.parent / "cells.jsonl", Ledger(tmp_path / "made_by.jsonl")
+    scorer = Watched(found.base, cells, ThreadPoolExecutor(1), block=SIZES.block, ledger=ledger)
     grid = [making.cell(found, GRID, rate, order) for rate in GRID.rates for order in GRID.orders]
     chosen = choosing.choose(scorer, grid, found.choosing, finalists=2, told=lambda *_: None)
     test = {passage for texts in found.testing.domains for passage in texts.passages}
     assert seen
     assert not seen & test
     assert len(chosen.finalists) <= 4
-    assert chosen.best_single in grid
+    assert {chosen.best_single, chosen.best_single_outside} <= set(grid)
 
 
 def test_rankings_count_domains_alike_and_keep_order_among_equals():
@@ -249,6 +266,30 @@ def test_scores_are_told_apart_by_all_they_depend_on(runs, found):
     assert soup([one, other]).identity("base") == soup([other, one]).identity("base") != soup([one]).identity("other")
 
 
+def test_another_way_of_scoring_is_in_every_key_and_the_first_in_none():
+    assert scoring.about("sha256:0", 512, version=1) == "sha256:0 512"
+    assert scoring.about("sha256:0", 512, version=2) not in {"sha256:0 512", scoring.about("sha256:0", 512, version=3)}
+
+
+def test_what_a_ledger_does_not_know_is_not_recorded(tmp_path):
+    first = Ledger(tmp_path / "made_by.jsonl")
+    first.made("scores", "a")
+    first.keeps("scores", "a")  # asked for again in the same run
+    first.keeps("scores", "old")
+    assert first.figures()["scores_kept"].note == "of 2 are of earlier runs: 1 by a commit that was not recorded"
+    with (tmp_path / "made_by.jsonl").open("a") as file:
+        file.write('\n{"key": "cut')
+    again = Ledger(tmp_path / "made_by.jsonl")
+    again.keeps("scores", "a")
+    assert again.figures()["scores_kept"].note == f"of 1 are of earlier runs: 1 by {commit_said()}"
+    assert again.figures()["trainings_kept"].value == 0
+
+
+def commit_said() -> str:
+    head, _, dirty = str(report.commit()).partition("-")
+    return f"commit {head[:12]}" + ("-dirty" if dirty else "")
+
+
 def test_other_initialisations_are_averaged_on_request_only(runs, found, base):
     one, other = (
         making.cell(found, making.Grid("near_identity", seed, (), ()), SIZES.curve_rate, 2) for seed in (0, 1)
@@ -285,12 +326,13 @@ def test_a_recipe_is_followed_from_the_recorded_start(base, found, tmp_path):
     assert provenance.training["dtype"] == "float32"
 
 
-def test_gains_are_told_on_the_passages_of_the_record_and_on_test(runs, found, base):
+def test_gains_are_told_on_the_passages_of_the_record_and_on_test(runs, found, base, tmp_path):
     theirs, ours = (making.cell(found, GRID, rate, 1) for rate in (5e-4, 7e-3))
     again = [making.Again("law", RECORD, 10, theirs, ours)]
     valid, test = ({"law": texts} for texts in (found.choosing.in_all, found.testing.inside))
     with one_thread(base.entry, block=SIZES.block, processes=1) as pool:
-        scorer = Scorer(base.entry, found.home.parent / "cells.jsonl", pool, block=SIZES.block)
+        ledger = Ledger(tmp_path / "made_by.jsonl")
+        scorer = Scorer(base.entry, found.home.parent / "cells.jsonl", pool, block=SIZES.block, ledger=ledger)
         (row,) = table.again_rows(scorer, again, valid, test)
     gain = np.log(row["valid_perplexity_base"] / row["valid_perplexity"])
     assert row["gain"] == pytest.approx(gain)
@@ -320,6 +362,8 @@ def test_the_page_is_made_of_the_results_file(runs, tmp_path):
     assert "| logit ensemble of all 6 |" in page
     assert "near_identity, other seed" in page
     assert "| law | 0.2000 | 0.1900 | 0.950 | 1.010 |" in page
-    assert page.count("*agrees*") + page.count("*disagrees*") + page.count("*undetermined*") == 16
+    assert page.count("*agrees*") + page.count("*disagrees*") + page.count("*undetermined*") == 18
+    assert "mean over seeds" not in page
+    assert "† Over passages alone" in page
     drawn = papers.pictures(tmp_path)[papers.FOLDER / "single_domain_mixing.svg"]
     assert "linear, same seed" in drawn

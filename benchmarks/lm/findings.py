@@ -234,33 +234,67 @@ def _convergence(run: Run, factor: int) -> Row:
         f"large_{factor}_converges_faster", papers.CONVERGENCE,
         f"{factor} times as wide reaches the dense adapter's last validation loss in three quarters of the steps", {},
     )  # fmt: skip
-    shares: dict[str, list[float]] = {}
+    shares: dict[str, list[float | None]] = {}
     for domain in run.size.domains:
         pairs = zip(run.of("houlsby_16", domain), run.of(f"large_{factor}", domain), strict=True)
         for (_, dense), (_, wide) in pairs:
             if "diverged" in dense or "diverged" in wide:
                 return _undecided(claim, "one diverged")
             shares.setdefault(domain, []).append(steps_to(wide["history"], dense["history"][-1][1]))
-    found = _over_seeds({domain: [one - (1 - papers.FASTER) for one in some] for domain, some in shares.items()})
-    note = "standard error over seeds alone; a training that never gets there counts as all steps"
-    return {**claim_row(claim, found, unit="share of the steps"), "note": note}
+    values = {
+        domain: [(1.0 if one is None else one) - (1 - papers.FASTER) for one in some]
+        for domain, some in shares.items()
+    }  # fmt: skip
+    missed = sum(one is None for some in shares.values() for one in some)
+    if missed or max(map(len, values.values())) == 1:
+        return _without_error(claim, values, missed)
+    found = _over_seeds(values)
+    return {**claim_row(claim, found, unit="share of the steps"), "note": "standard error over seeds alone"}
 
 
-def steps_to(history: Sequence[Sequence[float]], loss: float) -> float:
-    """The share of the steps after which the validation loss is first at `loss`, on straight lines between points."""
+def _without_error(claim: Claim, values: Mapping[str, Sequence[float]], missed: int) -> Row:
+    """A row where a training never got there (it counts as all steps), or where there is one seed.
+
+    Such values have no honest error. Where some never got there, the claim is about each training: it *disagrees*
+    where none got there in three quarters of the steps, and is undetermined otherwise, as it is with one seed.
+    """
+    every = [value for some in values.values() for value in some]
+    means = {domain: fmean(some) for domain, some in values.items()}
+    note, verdict = "one seed: no standard error", "undetermined"
+    if missed:
+        there = sum(value < 0 for value in every)
+        note = (
+            f"at least, without a standard error: {missed} of {len(every)} trainings never got there and count as all "
+            f"steps; {there} of {len(every)} did in three quarters"
+        )
+        verdict = "undetermined" if there else "disagrees"
+    return {
+        **_undecided(claim, note), "difference": fmean(means.values()), "by_domain": means, "verdict": verdict,
+        "unit": "share of the steps", "not_reached": missed,
+    }  # fmt: skip
+
+
+def steps_to(history: Sequence[Sequence[float]], loss: float) -> float | None:
+    """The share of the steps after which the validation loss is first at `loss`, on straight lines between points.
+
+    None where it never is.
+    """
     last = history[-1][0]
     for (step, before), (later, after) in pairwise(history):
         if after <= loss:
             part = (before - loss) / (before - after) if before > loss else 0.0
             return (step + part * (later - step)) / last
-    return 1.0
+    return None
 
 
 def _over_seeds(values: Mapping[str, Sequence[float]]) -> Estimate:
-    """The mean of values by domain and seed, with what the spread over seeds says of it, pooled over domains."""
+    """The mean of values by domain and seed, with what the spread over seeds says of it, pooled over domains.
+
+    There is more than one seed.
+    """
     freedom = sum(len(some) - 1 for some in values.values())
     spread = sum(float(((np.array(some) - fmean(some)) ** 2).sum()) for some in values.values())
-    pooled = spread / freedom if freedom else 0.0
+    pooled = spread / freedom
     error = math.sqrt(sum(pooled / len(some) for some in values.values())) / len(values)
     means = {domain: fmean(some) for domain, some in values.items()}
     return Estimate(fmean(means.values()), error, 0.0, error, means)

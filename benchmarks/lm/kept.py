@@ -17,7 +17,7 @@ def kept_figure(commits: Iterable[str | None], *, of: int, unit: str) -> Figure:
     """How many of all were kept, with the commits that made them and how many each; None is one nobody wrote down."""
     counted = Counter(UNKNOWN if one is None else one for one in commits)
     made = ", ".join(f"{count} by {_said(name)}" for name, count in counted.most_common())
-    return Figure(counted.total(), unit, note=f"of {of}, from earlier runs" + (f": {made}" if made else ""))
+    return Figure(counted.total(), unit, note=f"of {of} are of earlier runs" + (f": {made}" if made else ""))
 
 
 def _said(name: str) -> str:

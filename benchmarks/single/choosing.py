@@ -1,7 +1,9 @@
 """Which triple is the best, as the paper searched it: every one, on validation text. Called by the experiment.
 
 Nothing here sees a passage of `test`: `choose` takes validation text alone. All triples are ranked on a few passages,
-the first of each ranking are scored on many, and the best there is taken. Held out, domains count alike.
+the first of each ranking are scored on many, and the best there is taken. Single adapters are few, so that all of them
+are scored on many: in the domain, and held out on the text that the best triple held out is chosen on. Held out,
+domains count alike.
 """
 
 from __future__ import annotations
@@ -28,9 +30,10 @@ class Ranked:
 
 @dataclass(frozen=True)
 class Chosen:
-    """What validation text says: the best single adapter of the domain, the best triple there and held out."""
+    """What validation text says: the best single adapter and the best triple, in the domain and held out."""
 
     best_single: Ingredient
+    best_single_outside: Ingredient
     best_inside: Model
     best_outside: Model
     finalists: tuple[Model, ...]
@@ -48,11 +51,13 @@ def choose(scorer: Scorer, ingredients: Sequence[Ingredient], valid: Choosing, *
     candidates = triples(ingredients)
     inside = ranking(scorer, candidates, [valid.in_some], told)[:finalists]
     outside = ranking(scorer, candidates, valid.out_some, told)[:finalists]
-    singles = ranking(scorer, [soup([one]) for one in ingredients], [valid.in_all], told)
+    singles = [soup([one]) for one in ingredients]
+    single_in, single_out = (ranking(scorer, singles, texts, told)[0] for texts in ([valid.in_all], valid.out_all))
     best_in = ranking(scorer, [one.model for one in inside], [valid.in_all], told)
     best_out = ranking(scorer, [one.model for one in outside], valid.out_all, told)
     return Chosen(
-        best_single=singles[0].model.ingredients[0],
+        best_single=single_in.model.ingredients[0],
+        best_single_outside=single_out.model.ingredients[0],
         best_inside=best_in[0].model,
         best_outside=best_out[0].model,
         finalists=tuple(dict.fromkeys(one.model for one in (*best_in, *best_out))),

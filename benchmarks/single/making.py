@@ -13,12 +13,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.single.ledger import Ledger
 from benchmarks.single.scoring import Ingredient, ingredient
 from benchmarks.single.setting import INIT_SEED, INITS, ORDERS, OTHER_SEED, RATES, Init, Setting, Texts
 from demo.convert import convert, initial_tensors
@@ -72,8 +74,11 @@ def curve_grids(rate: float) -> Iterator[Grid]:
         yield Grid(init, OTHER_SEED, (rate,), ORDERS[1:2])
 
 
-def train_grids(setting: Setting, *, processes: int, say: Say) -> None:
-    """Train every cell that is not there; raises CalledProcessError where `soup train sweep` fails."""
+def train_grids(setting: Setting, *, processes: int, say: Say, ledger: Ledger) -> None:
+    """Train every cell that is not there; raises CalledProcessError where `soup train sweep` fails.
+
+    `ledger` hears of every cell that was made, also of those before a failure.
+    """
     folder = setting.home / "text" / setting.sizes.domain
     for part, texts in (("train", setting.train), ("valid", setting.stopping)):
         _write(folder / f"{part}.jsonl", texts)
@@ -81,9 +86,32 @@ def train_grids(setting: Setting, *, processes: int, say: Say) -> None:
         arguments = sweep_arguments(setting, grid, folder, processes=processes)
         say(f"$ soup {' '.join(arguments)}")
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        subprocess.run(
-            [sys.executable, "-m", "service.cli", *arguments], env=environment, stdout=subprocess.DEVNULL, check=True
-        )
+        with told(ledger, lambda grid=grid: _made(setting, grid)):  # type: ignore[misc]
+            subprocess.run(
+                [sys.executable, "-m", "service.cli", *arguments], env=environment, stdout=subprocess.DEVNULL,
+                check=True,
+            )  # fmt: skip
+
+
+@contextmanager
+def told(ledger: Ledger, there: Callable[[], Sequence[Ingredient]]) -> Iterator[None]:
+    """Tell the ledger which adapters are kept and which are new, however the training ends."""
+    before = {one.digest for one in there()}
+    try:
+        yield
+    finally:
+        for one in there():
+            (ledger.keeps if one.digest in before else ledger.made)("trainings", one.digest)
+
+
+def _made(setting: Setting, grid: Grid) -> list[Ingredient]:
+    """The cells of a grid that are there."""
+    return [
+        cell(setting, grid, rate, order)
+        for rate in grid.rates
+        for order in grid.orders
+        if _folder(setting, grid, rate, order).is_dir()
+    ]
 
 
 def sweep_arguments(setting: Setting, grid: Grid, folder: Path, *, processes: int) -> list[str]:
@@ -105,8 +133,12 @@ def _out(setting: Setting, grid: Grid) -> Path:
 
 def cell(setting: Setting, grid: Grid, rate: float, order: int) -> Ingredient:
     """A trained adapter; raises NotFound where it diverged, which the sweep has said."""
-    name = f"{setting.sizes.domain}-lr{rate:g}-seed{order}"
-    return ingredient(f"{grid.init}-{grid.init_seed}/{name}", _out(setting, grid) / name)
+    folder = _folder(setting, grid, rate, order)
+    return ingredient(f"{grid.init}-{grid.init_seed}/{folder.name}", folder)
+
+
+def _folder(setting: Setting, grid: Grid, rate: float, order: int) -> Path:
+    return _out(setting, grid) / f"{setting.sizes.domain}-lr{rate:g}-seed{order}"
 
 
 def pairs(setting: Setting) -> list[Pair]:
@@ -139,11 +171,18 @@ class Again:
     made: Ingredient
 
 
-def train_again(setting: Setting, *, processes: int, say: Say, domains: Sequence[str] = REPRODUCED) -> list[Again]:
+def train_again(
+    setting: Setting, *, processes: int, say: Say, ledger: Ledger, domains: Sequence[str] = REPRODUCED
+) -> list[Again]:
     """Each adapter again, several at once, one thread each; what is there is kept."""
     folder = setting.home.parent / "reproduced"
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, mp_context=context) as pool:
+    folders = [folder / domain for domain in domains]
+
+    def there() -> list[Ingredient]:
+        return [ingredient(one.name, one) for one in folders if one.is_dir()]
+
+    with told(ledger, there), ProcessPoolExecutor(processes, mp_context=context) as pool:
         jobs = {
             pool.submit(train_one_again, setting.base, setting.data, setting.adapters, domain, folder): domain
             for domain in domains

@@ -19,6 +19,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from benchmarks.single.ledger import Ledger
 from benchmarks.single.setting import Texts
 from demo.cells import Cell, Cells
 from registry.adapters import AdapterModule, attached, from_tensors
@@ -34,6 +35,8 @@ from registry.spec import AverageMixing, BaseEntry, canonical_weights
 from training.tasks.language import passage_scores
 
 BATCH = 8
+VERSION = 1
+"""Of how models are scored: another one, and no score that was kept is used again. 1 is in no key, as at first."""
 
 
 @dataclass(frozen=True)
@@ -82,13 +85,16 @@ def ingredient(name: str, folder: Path) -> Ingredient:
 
 
 class Scorer:
-    """Scores, by the processes of `pool` (`worker_pool`); those of an earlier run are taken from `path`."""
+    """Scores, by the processes of `pool` (`worker_pool`); those of an earlier run are taken from `path`.
 
-    def __init__(self, base: BaseEntry, path: Path, pool: Executor, *, block: int) -> None:
+    `ledger` hears which are new.
+    """
+
+    def __init__(self, base: BaseEntry, path: Path, pool: Executor, *, block: int, ledger: Ledger) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._cells = Cells(path)
-        self._about = f"{shape_of(base, path.parent / 'cache').fingerprint} {block}"
-        self._pool = pool
+        self._about = about(shape_of(base, path.parent / "cache").fingerprint, block)
+        self._pool, self._ledger = pool, ledger
 
     def cells(
         self, models: Sequence[Model], texts: Texts, told: Callable[[int, int, str], object] = lambda *_: None
@@ -99,11 +105,18 @@ class Scorer:
         for key, model in zip(keys, models, strict=True):
             if key not in waiting and not self._cells.has(key, texts.passages):
                 waiting[key] = self._pool.submit(_score, model, texts.passages)
-        found = []
+        found, on = [], digest_of(texts.passages)
         for number, key in enumerate(keys):
             told(number, len(keys), texts.domain)
             found.append(self._cells.get(key, texts.passages, lambda key=key: waiting[key].result()))  # type: ignore[misc]
+            tell = self._ledger.made if waiting.pop(key, None) is not None else self._ledger.keeps
+            tell("scores", digest_of([key, on]))
         return found
+
+
+def about(fingerprint: str, block: int, version: int = VERSION) -> str:
+    """What a score's key says of the base model and of how it was scored."""
+    return f"{fingerprint} {block}" + ("" if version == 1 else f" version {version}")
 
 
 # --- in a process of its own ------------------------------------------------------------------------

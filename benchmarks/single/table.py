@@ -60,7 +60,8 @@ def lines(grid: Grid, chosen: Chosen) -> Iterator[Line]:
     """Everything that is scored on test text; single adapters and finalists are there for the oracle."""
     everyone = list(grid.values())
     yield Line(BASE, "base model", Model())
-    yield Line("best_single", "best single adapter", soup([chosen.best_single]))
+    yield Line("best_single", "best single adapter in-domain", soup([chosen.best_single]))
+    yield Line("best_single_outside", "best single adapter held out", soup([chosen.best_single_outside]))
     for rate in sorted({rate for rate, _ in grid}, reverse=True):
         yield Line(f"soup_{rate:g}", f"soup of learning rate {rate:g}", soup(by_rate(grid, rate)))
     yield Line("soup_uniform", f"uniform soup of all {len(everyone)}", soup(everyone))
@@ -118,7 +119,7 @@ def rows(found: Found, grid: Grid, *, parameters: int, cost: float) -> Iterator[
             yield {
                 "method": "adapter" if method.startswith("adapter:") else method, "label": line.label,
                 "domain": domain, "perplexity": cell.perplexity, "bits_per_byte": cell.bits_per_byte,
-                "difference": against.difference, "standard_error": against.standard_error, "abstained": False,
+                "difference": against.difference, "standard_error": against.standard_error,
                 "passages": len(cell.nll), "tokens": sum(cell.tokens), **_costs(line.model, parameters, cost),
                 "members": [one.name for one in line.model.ingredients],
                 "learning_rates": sorted((rates[one] for one in line.model.ingredients), reverse=True),
@@ -135,6 +136,7 @@ def _costs(model: Model, parameters: int, cost: float) -> Row:
 # --- claims -----------------------------------------------------------------------------------------
 
 PAPER = "AdapterSoup, section 4.3 and Table 3"
+OURS = "not in the paper: a single adapter is chosen on held-out text, as the triple is"
 COMPARISONS: tuple[tuple[str, str, tuple[str, str], bool], ...] = (
     ("low_rates_in_domain", "the soup of a low learning rate beats that of a high one in-domain",
      ("soup_low", "soup_high"), True),
@@ -145,9 +147,15 @@ COMPARISONS: tuple[tuple[str, str, tuple[str, str], bool], ...] = (
     ("high_singles_held_out", "adapters of a high learning rate beat those of a low one held out",
      ("high", "low"), False),
     ("soup_in_domain", "the best triple beats the best single adapter in-domain", ("soup_inside", "best_single"), True),
-    ("soup_held_out", "the best triple beats the best single adapter held out", ("soup_outside", "best_single"), False),
-    ("uniform_held_out", "the uniform soup beats the best single adapter held out",
+    ("soup_over_inside_single", "held out, the best triple there beats the single adapter that is best in-domain",
+     ("soup_outside", "best_single"), False),
+    ("uniform_over_inside_single", "held out, the uniform soup beats the single adapter that is best in-domain",
      ("soup_uniform", "best_single"), False),
+    ("soup_over_outside_single", "the best triple beats the best single adapter held out, both chosen on held-out text",
+     ("soup_outside", "best_single_outside"), False),
+    ("uniform_over_outside_single",
+     "the uniform soup beats the best single adapter held out, which was chosen on held-out text",
+     ("soup_uniform", "best_single_outside"), False),
     ("ensemble_in_domain", "the logit ensemble of the best triple beats its soup in-domain",
      ("ensemble_inside", "soup_inside"), True),
     ("ensemble_all_in_domain", "the logit ensemble of all adapters beats the best triple in-domain",
@@ -169,7 +177,9 @@ def claims(found: Found, grid: Grid) -> Iterator[Row]:
             domain: _scored({m: [found.cells[one][domain] for one in behind.get(m, [m])] for m in (lower, higher)})
             for domain in domains
         }
-        claim = Claim(name, PAPER, says, {lower: 1.0, higher: -1.0})
+        claim = Claim(
+            name, OURS if higher == "best_single_outside" else PAPER, says, {lower: 1.0, higher: -1.0}
+        )  # fmt: skip
         yield claim_row(claim, contrast(scored, claim.coefficients), unit="nats a token") | {"domains": domains}
 
 
