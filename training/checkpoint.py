@@ -7,6 +7,7 @@ data or another base model is refused, naming what differs. Nothing is ever unpi
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -29,6 +30,8 @@ from training.spec import SAVE_SECONDS
 FILE = "checkpoint.safetensors"
 FORMAT = "1"
 SHOWN = 8
+LOCKING_TRIES = 100
+"""Each but the last ended by another process that removed the folder: none but a broken link takes so many."""
 
 
 @dataclass(frozen=True)
@@ -55,26 +58,56 @@ class Saved:
 def held(folder: Path, taken: str) -> Iterator[None]:
     """Own a folder while open, which is made if need be; raises Conflict, saying `taken`, where another process does.
 
-    The lock is the operating system's and on the folder itself: it is gone with the process, however that ends. A
-    folder that was made for nothing is removed.
+    The lock is the operating system's and on the folder itself: it is gone with the process, however that ends. Whoever
+    removes the folder does so while it is held, and whoever gets the lock looks whether it is of the folder that is
+    there: so two never own it. A folder that was made for nothing is removed.
     """
-    made = not folder.exists()
+    handle, made = _locked(folder, taken)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
-        raise _unusable(folder, error) from error
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        raise Conflict(taken, param="out") from None
-    else:
         yield
     finally:
-        os.close(handle)
-        if made:
+        if made and _is_there(handle, folder):
             with suppress(OSError):  # something was saved
                 folder.rmdir()
+        os.close(handle)
+
+
+def _locked(folder: Path, taken: str) -> tuple[int, bool]:
+    """The folder, open and locked, and whether it was made here; once more where another removed it meanwhile."""
+    for _ in range(LOCKING_TRIES):
+        try:
+            made = _make(folder)
+            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise _unusable(folder, error) from error
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(handle)
+            raise Conflict(taken, param="out") from None
+        if _is_there(handle, folder):
+            return handle, made
+        os.close(handle)
+    raise _unusable(folder, FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
+
+
+def _make(folder: Path) -> bool:
+    """Make a folder; False where it was there."""
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _is_there(handle: int, folder: Path) -> bool:
+    """Whether an open folder is the one that has this path now."""
+    try:
+        return os.path.samestat(os.fstat(handle), folder.stat())
+    except FileNotFoundError:
+        return False
 
 
 class Checkpoint:
@@ -142,10 +175,14 @@ class Checkpoint:
 
 
 def discard(folder: Path) -> None:
-    """Remove the checkpoint in `folder`, and the folder where nothing else is in it: what it was for is done."""
-    (folder / FILE).unlink(missing_ok=True)
-    with suppress(OSError):
-        folder.rmdir()
+    """Remove the checkpoint in `folder`, and the folder where nothing else is in it: what it was for is done.
+
+    Where another process owns the folder by now, what is in it is that one's, and left to it.
+    """
+    with suppress(Conflict), held(folder, f"Another training is saving in {folder}."):
+        (folder / FILE).unlink(missing_ok=True)
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def differences(saved: object, now: object, *, at: str = "") -> list[str]:

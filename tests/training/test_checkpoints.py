@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -23,7 +24,7 @@ from registry.errors import Cancelled, Conflict, InvalidParameter, Unavailable
 from registry.spec import BaseEntry
 from tests.conftest import build_tiny_base
 from tests.training.conftest import TEXTS, VALID
-from training.checkpoint import FILE, Checkpoint, Saving, differences, discard
+from training.checkpoint import FILE, Checkpoint, Saving, differences, discard, held
 from training.loop import optimise
 from training.recipe import TrainingRecipe
 from training.trainer import train_adapter
@@ -238,7 +239,41 @@ def test_one_folder_is_of_one_training_at_a_time(tmp_path):
     noisy(tmp_path)
 
 
+@pytest.mark.parametrize("made_again", [False, True])
+def test_the_lock_of_a_folder_that_was_removed_meanwhile_owns_nothing(tmp_path, monkeypatch, made_again):
+    """Another process ended between the opening of its folder here and the lock; maybe a third began since."""
+    folder, lock, removed = tmp_path / "state", fcntl.flock, []
+
+    def late(handle, how):
+        if not removed:
+            removed.append(folder.rmdir())
+            if made_again:
+                folder.mkdir()
+        lock(handle, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with held(folder, "taken"):
+        with pytest.raises(Conflict, match="taken"), held(folder, "taken"):
+            pass
+        assert folder.is_dir()
+    assert folder.exists() == made_again
+
+
+def test_what_another_process_owns_by_now_is_not_discarded(tmp_path):
+    noisy(tmp_path / "state", every=None)
+    with held(tmp_path / "state", "taken"):
+        discard(tmp_path / "state")
+        assert (tmp_path / "state" / FILE).is_file()
+        with pytest.raises(Conflict, match="taken"), held(tmp_path / "state", "taken"):
+            pass
+    discard(tmp_path / "state")
+    assert not (tmp_path / "state").exists()
+
+
 def test_a_folder_that_cannot_be_used_is_said(tmp_path):
+    (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
+    with pytest.raises(Unavailable, match=r"Nothing can be saved in .*nowhere"):
+        noisy(tmp_path / "nowhere")
     (tmp_path / "file").write_text("x")
     with pytest.raises(Unavailable, match="Nothing can be saved in"):
         noisy(tmp_path / "file")
