@@ -177,6 +177,7 @@ def _work(training: Training, data: Path) -> Work:
         valid_share=request.share, called=("texts", "valid"), out=place / "adapter",
         members=tuple(sorted(data.glob("member*"), key=lambda path: int(path.name.removeprefix("member")))),
         domain=request.domain, base_id=request.base_model, sample=request.sample, checkpoint=place / "checkpoint",
+        replace=True,  # the place is this request's: a bank in it may be of another version
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from registry.adapters import paper_config
 from registry.adapters.weights import load_tensors
 from registry.base_model import BaseText, LoadedBase
 from registry.errors import Incompatible, InvalidParameter, NotFound
-from registry.folder import read_folder
+from registry.folder import AdapterFolder, read_folder
 from registry.spec import (
     AdapterConfig,
     BankConfig,
@@ -31,7 +31,8 @@ from registry.spec import (
     UnionConfig,
     prefix_length,
 )
-from training.checkpoint import Saving
+from training.adamix import bank_record
+from training.checkpoint import Saving, differences
 from training.fusion import fusion_config, fusion_start
 from training.loop import Progress
 from training.recipe import SHORTEST_BLOCK, TrainingRecipe
@@ -49,7 +50,7 @@ from training.targets import lora_for
 from training.task import Task, with_head
 from training.tasks import TASKS
 from training.texts import draw, json_lines, read_lines
-from training.trainer import Trained, inputs_of, train_adapter
+from training.trainer import IF_ASKED, Trained, inputs_of, train_adapter
 from training.widening import widened
 
 HELD_OUT_SEED = 0
@@ -196,6 +197,37 @@ def inputs(
     """The configuration (before pruning) and what of the record is known before anything is trained."""
     config, how = _described(spec, base, data, members)
     return config, inputs_of(base, config, data.train, data.valid, **how)
+
+
+def made_otherwise(
+    folder: AdapterFolder,
+    spec: TrainingSpec,
+    base: BaseText,
+    data: Data,
+    *,
+    members: Sequence[Member] = (),
+    of_bank: bool = False,
+) -> list[str]:
+    """In what an adapter that is there differs from what a spec makes, as `name (value there, value here)`.
+
+    Of a bank of experts that is its merge, or with `of_bank` the bank.
+    """
+    config, now = inputs(spec, base, data, members=members)
+    record = folder.provenance.training
+    names = dict.fromkeys([*now, *IF_ASKED])  # what was asked for there, and is not here, differs too
+    found = differences(*({name: values.get(name) for name in names} for values in (record, now)))
+    bank = config if isinstance(config, BankConfig) and not of_bank else None
+    found += differences(record.get("bank"), None if bank is None else bank_record(bank), at="bank")
+    made = config if bank is None else bank.expert
+    found += differences(_dense(folder.config.identity()), made.identity(), at="config")
+    return found + differences(folder.provenance.init_seed, spec.init_seed, at="init_seed")
+
+
+def _dense(identity: Any) -> Any:
+    """A configuration as it was before pruning, which the record tells apart: what was pruned depends on the data."""
+    if isinstance(identity, dict):
+        return {name: _dense(value) for name, value in identity.items() if name != "pruned"}
+    return [_dense(value) for value in identity] if isinstance(identity, list) else identity
 
 
 def _described(

@@ -34,7 +34,8 @@ def sweep_in_processes(
     """Train the cells, so many at once, and give what became of each as it is done; otherwise as `sweep` does.
 
     The threads of torch are shared out. A process that ends without a word leaves its cell as failed, and does not end
-    the others; one that cannot be started raises Unavailable.
+    the others; another takes the place of one that ended while it had no cell. One that cannot be started raises
+    Unavailable.
     """
     with at_work(plan):
         kept = kept_cells(base, cells, plan)
@@ -64,14 +65,28 @@ class _Hands:
         self._idle: list[Child] = []
 
     def give(self, cell: Cell) -> None:
-        """Have a cell trained."""
+        """Have a cell trained; raises Unavailable where no process for it can be started."""
         task = Task(work=self._plan.work_of(cell)).model_dump(mode="json")
+        child = self._waiting(task) or self._started(task)
+        self.busy[child] = cell
+
+    def _waiting(self, task: Json) -> Child | None:
+        """A process that waited, told its task; None where none does. Those that ended meanwhile are cleared away."""
+        while self._idle:
+            child = self._idle.pop()
+            try:
+                child.tell(task)
+            except OSError:
+                child.end()
+            else:
+                return child
+        return None
+
+    def _started(self, task: Json) -> Child:
         try:
-            child = self._idle.pop() if self._idle else Child("training.worker", self._bench)
-            child.tell(task)
+            return Child("training.worker", self._bench, task)
         except OSError as error:
             raise Unavailable(f"A process to train in could not be started: {error.strerror or error}.") from error
-        self.busy[child] = cell
 
     def done(self) -> Iterator[Row]:
         """The cells that come to an end within a moment."""

@@ -17,14 +17,11 @@ from typing import Any, Literal
 from registry.base_model import BaseText, LoadedBase
 from registry.errors import Conflict, InvalidParameter, NotFound
 from registry.folder import AdapterFolder, read_folder
-from registry.spec import BankConfig
-from training.adamix import bank_record
-from training.checkpoint import differences, held
-from training.making import Data, inputs, read_items
+from training.checkpoint import held
+from training.making import Data, made_otherwise, read_items
 from training.recipe import recipe_of
 from training.spec import SAMPLE, TrainingSpec
-from training.trainer import IF_ASKED
-from training.work import Work, do, members_of
+from training.work import Work, check_bank, do, members_of
 
 CHECKPOINTS = ".checkpoints"
 """In the folder of the adapters: hidden, so that `OUT/*` names adapters only."""
@@ -170,47 +167,36 @@ def at_work(plan: Plan) -> Iterator[None]:
     Raises Conflict where another sweep is at work in the same place: the two would train every cell twice.
     """
     folder = plan.out / CHECKPOINTS
-    try:
-        with held(folder, f"Another sweep is at work in {plan.out}: wait for it, or choose another folder."):
+    with held(folder, f"Another sweep is at work in {plan.out}: wait for it, or choose another folder."):
+        try:
             yield
-    finally:
-        for emptied in (folder, plan.out):
-            with suppress(OSError):  # checkpoints of cells that diverged or were stopped; adapters
-                emptied.rmdir()
+        finally:
+            for emptied in (folder, plan.out):
+                with suppress(OSError):  # checkpoints of cells that diverged or were stopped; adapters
+                    emptied.rmdir()
 
 
 def kept_cells(base: BaseText, cells: Sequence[Cell], plan: Plan) -> dict[str, AdapterFolder]:
-    """The adapters that are there, by the names of their cells; raises Conflict where one is of another training."""
+    """The adapters that are there, by the names of their cells.
+
+    Raises Conflict where one is of another training, or something else is where a cell's bank is to be.
+    """
     works = [plan.work_of(cell) for cell in cells]  # a number out of its range, before anything else
     found = {cell.name: _kept(base, cell, work) for cell, work in zip(cells, works, strict=True)}
     return {name: folder for name, folder in found.items() if folder is not None}
 
 
 def _kept(base: BaseText, cell: Cell, work: Work) -> AdapterFolder | None:
-    path = work.out
-    if not path.exists():
+    if not work.out.exists():
+        check_bank(work, base, cell.domain.data)
         return None
-    folder = read_folder(path)
-    config, now = inputs(work.spec, base, cell.domain.data, members=members_of(work, base))
-    record = folder.provenance.training
-    names = dict.fromkeys([*now, *IF_ASKED])  # what was asked for there, and is not here, differs too
-    found = differences(*({name: values.get(name) for name in names} for values in (record, now)))
-    bank = config if isinstance(config, BankConfig) else None
-    found += differences(record.get("bank"), None if bank is None else bank_record(bank), at="bank")
-    made = config if bank is None else bank.expert
-    found += differences(_dense(folder.config.identity()), made.identity(), at="config")
-    found += differences(folder.provenance.init_seed, work.spec.init_seed, at="init_seed")
+    folder = read_folder(work.out)
+    found = made_otherwise(folder, work.spec, base, cell.domain.data, members=members_of(work, base))
     if found:
         raise Conflict(
-            f"{path} is there, and of another training: {found[0]}. Choose another folder for the sweep, or remove it.",
+            f"{work.out} is there, and of another training: {found[0]}. Choose another folder for the sweep, or remove "
+            "it.",
             param="out",
             problems=[f"It differs in {one}." for one in found],
         )
     return folder
-
-
-def _dense(identity: Any) -> Any:
-    """A configuration as it was before pruning, which the record tells apart: what was pruned depends on the data."""
-    if isinstance(identity, dict):
-        return {name: _dense(value) for name, value in identity.items() if name != "pruned"}
-    return [_dense(value) for value in identity] if isinstance(identity, list) else identity

@@ -130,10 +130,13 @@ def train_adapter(
         tensors={name: tensor.detach().cpu() for name, tensor in adapter.state_dict().items()},
         init_hash=started,
         init_seed=init_seed,
-        record={**about, **task.record(train, valid), **_outcome_record(outcome, base, adapter.config, task, train)},
+        record={
+            **about, **task.record(train, valid), "rows_a_step": outcome.examples // recipe.steps,
+            **_outcome_record(outcome, base, adapter.config, task, train),
+        },
         resumed_at=outcome.resumed_at,
         resume_note=outcome.resume_note,
-    )
+    )  # fmt: skip
 
 
 def inputs_of(

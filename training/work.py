@@ -7,12 +7,15 @@ directory to push; of a bank of experts two, the bank beside its merge.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from registry.errors import Conflict, SoupError
+from registry.folder import AdapterFolder, check_place, read_folder
 from registry.spec import BankConfig, Frozen
 from training.spec import BANK, SAMPLE, SAVE_SECONDS, VALID_SHARE, FusionRequest, TrainingSpec
 
@@ -74,7 +77,7 @@ def do(
     """Train, and write what comes of it; `data` are the files' where the caller has read them already.
 
     Gives what `out` holds. The checkpoint is removed when that is written. Raises as `training.making.make`, and
-    Conflict where `out` is there.
+    Conflict where `out` is there, or as `check_bank` does.
     """
     from training import making
     from training.adamix import merged
@@ -82,6 +85,7 @@ def do(
     from training.trainer import write_trained
 
     data = read_data(work) if data is None else data
+    check_bank(work, base, data)
     trained = making.make(
         work.spec, base, data, members=members_of(work, base), progress=progress, should_stop=should_stop,
         saving=None if work.checkpoint is None else Saving(work.checkpoint, work.every_steps, work.every_seconds),
@@ -89,12 +93,50 @@ def do(
     passages = making.passages(work.spec, data.train, work.sample, seed=work.sample_seed)
     write = partial(write_trained, base=base, domain=work.domain, base_id=work.base_id)
     if isinstance(trained.config, BankConfig):
-        write(work.bank, trained, replace=True)  # a crash may have come between the two: `out` decides
+        check_bank(work, base, data)  # again: a training takes its time
+        write(work.bank, trained, replace=True)
         trained = merged(trained)
     write(work.out, trained, passages=passages, replace=work.replace)
     if work.checkpoint is not None:
         discard(work.checkpoint)
     return trained
+
+
+def check_bank(work: Work, base: BaseText, data: Data) -> None:
+    """Raises Conflict where the place of the bank holds what this training would not write there, unless `replace`.
+
+    A bank of this very training is one that was written before a crash, and its merge was not: `out` decides.
+    """
+    from training.making import made_otherwise
+
+    if work.spec.adamix is None or work.replace:
+        return
+    folder = bank_there(work)
+    if folder is None:
+        return
+    found = made_otherwise(folder, work.spec, base, data, members=members_of(work, base), of_bank=True)
+    if found:
+        raise Conflict(
+            f"{work.bank} is there, and of another training: {found[0]}. Remove it, or choose another place.",
+            param="out",
+            problems=[f"It differs in {one}." for one in found],
+        )
+
+
+def bank_there(work: Work, *, how: str = "remove it") -> AdapterFolder | None:
+    """The bank of experts that is in the place of this training's, if any; raises Conflict for what is no bank.
+
+    `how` says what else can be done than choose another place.
+    """
+    try:
+        check_place(work.bank, replace=False, how=how)
+    except Conflict:
+        with suppress(SoupError):
+            folder = read_folder(work.bank)
+            if isinstance(folder.config, BankConfig):
+                return folder
+        raise
+    return None
 
 
 def members_of(work: Work, base: BaseText) -> list[Member]:

@@ -20,7 +20,7 @@ from service.commands.train_asked import Asked, asking
 from service.commands.train_submit import submit
 from service.commands.train_sweep import sweep, validation
 from training.spec import SAMPLE, SAVE_SECONDS
-from training.work import Work
+from training.work import Work, bank_there
 
 if TYPE_CHECKING:
     from registry.spec import BaseEntry
@@ -117,9 +117,13 @@ def train(
 
 
 def _check_places(work: Work) -> None:
-    places = [work.out] if work.spec.adamix is None else [work.out, work.bank]
-    for place in places:
-        check_place(place, replace=work.replace, how="add --replace")
+    """Raises Conflict for what can be seen to be in the way; whose a bank is that is there, is known with the data."""
+    how = "add --replace"
+    check_place(work.out, replace=work.replace, how=how)
+    if work.spec.adamix is not None and work.replace:
+        check_place(work.bank, replace=True, how=how)
+    elif work.spec.adamix is not None:
+        bank_there(work, how=how)
     if work.checkpoint is not None and work.checkpoint.resolve().is_relative_to(work.out.resolve()):
         raise InvalidParameter(
             f"The checkpoint cannot be in {work.out}, which the adapter takes the place of: choose another folder.",
@@ -151,6 +155,12 @@ def _tell(trained: Trained) -> None:
         talk(trained.resume_note)
     parameters = record["parameters"]
     talk(f"Parameters: {parameters['trained']:,} trained, {100 * parameters['share']:.2g} % of the base model's.")
+    asked, rows = record["batch"] * record["accumulate"], record["rows_a_step"]
+    if rows < asked:
+        talk(
+            f"Each step was of {rows} sequences, which are all there are: {asked} were asked for (batch "
+            f"{record['batch']}, accumulate {record['accumulate']})."
+        )
     if record.get("tokens_left_out"):
         talk(
             f"Left out at the end, where they fill no block: {record['tokens_left_out']} tokens, "

@@ -10,7 +10,7 @@ import signal
 
 import pytest
 
-from registry.errors import InvalidParameter, as_dict
+from registry.errors import InvalidParameter, Unavailable, as_dict
 from registry.folder import read_folder
 from registry.names import check_part
 from registry.spec import BaseEntry
@@ -201,9 +201,10 @@ def stop_when(done):
 @pytest.mark.parametrize("more", [(), ("--parallel", "2")])
 def test_a_second_sweep_into_the_same_folder_is_refused_while_the_first_is_at_work(command, tmp_path, capsys, more):
     with held(tmp_path / "out" / CHECKPOINTS, "taken"):
-        assert soup(command(*more)) == 1
-    said = capsys.readouterr().err
-    assert f"Another sweep is at work in {tmp_path / 'out'}: wait for it, or choose another folder." in said
+        for _ in range(2):  # nor does the one that is refused let the next one in
+            assert soup(command(*more)) == 1
+            said = capsys.readouterr().err
+            assert f"Another sweep is at work in {tmp_path / 'out'}: wait for it, or choose another folder." in said
     assert not (tmp_path / "out" / CHECKPOINTS).exists()
 
 
@@ -224,9 +225,57 @@ def test_a_process_that_is_killed_leaves_its_cell_for_the_next_time(command, tmp
     assert len(contents(tmp_path / "out")) == 1
 
 
-def test_what_is_wrong_with_all_cells_ends_them_all(tmp_path):
-    hands = parallel._Hands(Bench(entry=BaseEntry(id="tiny", source="none")), Plan(TrainingSpec(), tmp_path), None)
-    cell = Cell(Domain("law", tmp_path, tmp_path, Data([], [])), 1e-3, 1)
+@pytest.fixture
+def hands(tmp_path):
+    return parallel._Hands(Bench(entry=BaseEntry(id="tiny", source="none")), Plan(TrainingSpec(), tmp_path), None)
+
+
+@pytest.fixture
+def cell(tmp_path):
+    return Cell(Domain("law", tmp_path, tmp_path, Data([], [])), 1e-3, 1)
+
+
+class Process:
+    """In the place of a `Child`: what it is told, and whether it was ended."""
+
+    def __init__(self, module="", *first, there=True):
+        self.told, self.there, self.ended = list(first), there, False
+
+    def tell(self, value):
+        if not self.there:
+            raise BrokenPipeError(32, "Broken pipe")
+        self.told.append(value)
+
+    def end(self):
+        self.ended = True
+
+
+def test_a_process_that_ended_while_it_waited_is_cleared_away_and_another_has_the_cell(hands, cell, monkeypatch):
+    monkeypatch.setattr(parallel, "Child", Process)
+    waiting, gone = Process(), [Process(there=False), Process(there=False)]
+    hands._idle = [waiting, *gone]
+    hands.give(cell)
+    assert all(one.ended for one in gone)
+    assert hands.busy == {waiting: cell}
+    assert len(waiting.told) == 1
+    hands._idle = [last] = [Process(there=False)]
+    hands.give(cell)
+    assert last.ended
+    started = [child for child in hands.busy if child is not waiting]
+    assert [len(child.told) for child in started] == [2]  # the bench, and the cell
+    assert hands._idle == []
+
+
+def test_a_process_that_cannot_be_started_is_said(hands, cell, monkeypatch):
+    def child(*_):
+        raise OSError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(parallel, "Child", child)
+    with pytest.raises(Unavailable, match="could not be started: Resource temporarily unavailable"):
+        hands.give(cell)
+
+
+def test_what_is_wrong_with_all_cells_ends_them_all(hands, cell):
     wrong = as_dict(InvalidParameter("A block of 999 tokens does not fit.", param="block"))
     with pytest.raises(InvalidParameter, match="does not fit"):
         hands._row(cell, {"error": wrong})
@@ -305,3 +354,29 @@ def test_a_bank_of_experts_is_swept_to_its_merge_beside_it(command, tmp_path):
     )
     assert soup(command("--adamix", "2", grid=("1e-3", "1"))) == 0
     assert soup(command("--adamix", "3", grid=("1e-3", "1"))) == 1
+
+
+def test_what_is_in_the_place_of_a_cells_bank_is_not_written_over(command, tmp_path, capsys):
+    """Found before anything is trained; only the bank of this very cell, which a crash left, is taken up."""
+    grid = ("1e-3", "1")
+    assert soup(command(grid=grid)) == 0
+    bank = tmp_path / "out" / "more_law-lr0.001-seed1-bank"
+    for name in ("law", "more_law"):
+        (tmp_path / "out" / f"{name}-lr0.001-seed1").rename(tmp_path / name)
+    (tmp_path / "more_law").rename(bank)
+    before = contents(tmp_path / "out")
+    capsys.readouterr()
+    assert soup(command("--adamix", "2", grid=grid)) == 1
+    assert f"{bank} exists and is not empty: choose another directory, or remove it." in capsys.readouterr().err
+    assert contents(tmp_path / "out") == before
+    shutil.rmtree(bank)
+    assert soup(command("--adamix", "2", grid=grid)) == 0
+    whole = contents(tmp_path / "out")
+    shutil.rmtree(tmp_path / "out" / "more_law-lr0.001-seed1")
+    capsys.readouterr()
+    assert soup(command("--adamix", "2", "--share", "none", grid=grid, of=2)) == 1
+    shutil.rmtree(tmp_path / "out" / "law-lr0.001-seed1")
+    assert soup(command("--adamix", "2", "--share", "none", grid=grid)) == 1
+    assert "law-lr0.001-seed1-bank is there, and of another training: config.share (" in capsys.readouterr().err
+    assert soup(command("--adamix", "2", grid=grid)) == 0
+    assert contents(tmp_path / "out") == whole

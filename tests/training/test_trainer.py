@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,8 @@ from registry.names import digest_of
 from service.cli import run as soup
 from service.commands import train_options
 from tests.training.conftest import TEXTS, VALID, state_hash, stop_after
+from training import adamix
+from training.checkpoint import FILE
 from training.recipe import TrainingRecipe
 from training.targets import lora_for
 from training.texts import pack
@@ -342,3 +345,74 @@ def test_the_help_needs_no_torch():
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "soup push" in done.stdout
+
+
+@pytest.fixture
+def bank_command(tiny_base_dir, tmp_path):
+    for name, texts in (("texts", TEXTS), ("valid", VALID)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+
+    def arguments(*more, out="law"):
+        return ["train", "--base-folder", str(tiny_base_dir), "--texts", str(tmp_path / "texts.jsonl"), "--valid",
+                str(tmp_path / "valid.jsonl"), "--out", str(tmp_path / out), "--adamix", "2", "--bottleneck", "4",
+                "--steps", "4", "--batch", "2", "--block", "32", *more]  # fmt: skip
+
+    return arguments
+
+
+def test_killed_between_a_bank_and_its_merge_the_same_command_goes_on(bank_command, tmp_path, capsys, monkeypatch):
+    assert soup(bank_command(out="whole")) == 0
+    saved = ("--checkpoint", str(tmp_path / "state"))
+    with monkeypatch.context() as patch:
+        patch.setattr(adamix, "merged", killed)
+        with pytest.raises(Killed):
+            soup(bank_command(*saved))
+    assert (tmp_path / "law-bank").is_dir()
+    assert not (tmp_path / "law").exists()
+    assert (tmp_path / "state" / FILE).is_file()
+    capsys.readouterr()
+    assert soup(bank_command(*saved)) == 0
+    assert "Went on from the checkpoint after step 4." in capsys.readouterr().err
+    assert not (tmp_path / "state").exists()
+    for end in ("", "-bank"):
+        made, whole = (tmp_path / f"{name}{end}" / "adapter_model.safetensors" for name in ("law", "whole"))
+        assert made.read_bytes() == whole.read_bytes()
+
+
+class Killed(BaseException):
+    """As by a signal that nobody handles."""
+
+
+def killed(_):
+    raise Killed
+
+
+def test_what_is_in_the_place_of_a_bank_is_replaced_if_asked_and_only_then(bank_command, tmp_path, capsys):
+    assert soup(bank_command("--init-seed", "3")) == 0
+    shutil.rmtree(tmp_path / "law")
+    weights = tmp_path / "law-bank" / "adapter_model.safetensors"
+    before = weights.read_bytes()
+    capsys.readouterr()
+    assert soup(bank_command()) == 1
+    assert "law-bank is there, and of another training: init_seed (3 there, 0 here)." in capsys.readouterr().err
+    shutil.rmtree(tmp_path / "law-bank")
+    assert soup(bank_command(out="other")) == 0
+    (tmp_path / "other").rename(tmp_path / "law-bank")
+    before = weights.read_bytes()
+    assert soup(bank_command()) == 1
+    assert "law-bank exists and is not empty: choose another directory, or add --replace." in capsys.readouterr().err
+    assert weights.read_bytes() == before
+    assert not (tmp_path / "law").exists()
+    assert soup(bank_command("--replace")) == 0
+    assert weights.read_bytes() != before
+
+
+def test_a_step_of_fewer_rows_than_were_asked_for_is_recorded_and_said(base, bank_command, tmp_path, capsys):
+    assert train(base).record["rows_a_step"] == 4
+    assert soup(bank_command("--batch", "100", "--accumulate", "3")) == 0
+    record = read_folder(tmp_path / "law").provenance.training
+    assert record["rows_a_step"] < 100
+    said = f"Each step was of {record['rows_a_step']} sequences, which are all there are: 300 were asked for (batch 100"
+    assert said in capsys.readouterr().err
+    assert soup(bank_command(out="few")) == 0
+    assert "sequences" not in capsys.readouterr().err
