@@ -48,8 +48,17 @@ def task_named(key: str) -> Task:
     return TASKS[key]
 
 
-def task_of(folder: AdapterFolder) -> Task:
-    """What an adapter was trained for: by its head, or as its record says; language modelling where neither does."""
+def task_of(folder: AdapterFolder, key: str | None = None) -> Task:
+    """What an adapter was trained for: by its head, or as its record says; language modelling where neither does.
+
+    With `key` it is that task. Either way as the adapter's training data had it. Raises InvalidParameter as
+    `task_named` does.
+    """
+    task = _told_by(folder) if key is None else task_named(key)
+    return task.trained(folder.provenance.training)
+
+
+def _told_by(folder: AdapterFolder) -> Task:
     head = head_of(folder.config)
     said = folder.provenance.training.get("task")
     for task in TASKS.values():

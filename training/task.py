@@ -118,6 +118,11 @@ class Task(ABC):
         """What beside the data decides how rows come to be, for records and checkpoints."""
         return {}
 
+    def trained(self, record: Mapping[str, Any]) -> Task:
+        """The task as an adapter with this record was trained for it: where it was not told, as it is by default."""
+        del record
+        return self
+
     def check_base(self, base: BaseText) -> None:
         """Raises Incompatible for an encoder where the task needs a model that writes."""
         if self.causal and base.shape.kind == "encoder":

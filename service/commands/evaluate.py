@@ -39,7 +39,8 @@ def evaluate(
 
     Language modelling: perplexity, beside the base model's and their paired difference, of {"text"}.
     Classification: accuracy, Matthews' correlation and macro F1, of {"text", "label"} and, for pairs, "pair".
-    Question answering: SQuAD's exact match and F1, of {"question", "context", "answers"}.
+    Question answering: SQuAD's exact match and F1, of {"question", "context", "answers"};
+    only an adapter whose training data had questions without an answer may give none.
     Summarisation: ROUGE of greedy summaries, and the loss of the given ones, of {"text", "summary"}.
     Rates are shares, losses in nats.
 
@@ -66,11 +67,11 @@ def _figures(
     """The task's name and its figures."""
     from registry.base_model import load_base
     from registry.folder import read_folder
-    from training.evaluation import adapter_of, evaluate_task, task_named, task_of
+    from training.evaluation import adapter_of, evaluate_task, task_of
     from training.texts import read_lines
 
     folder = read_folder(path)
-    chosen = task_of(folder) if task is None else task_named(task)
+    chosen = task_of(folder, task)
     read = chosen.items(read_lines(items), where=str(items))
     loaded = load_base(entry)
     return chosen.name, evaluate_task(loaded, adapter_of(folder, loaded), chosen, read, block=block, batch=batch)

