@@ -107,7 +107,9 @@ class Settings(BaseSettings):
     )
     training_queue: int = Field(100, ge=1, description="Trainings that wait or run; beyond it 429.")
     max_training_bytes: int = Field(256 * MIB, ge=1, description="Largest blob of training data.")
-    max_training_steps: int = Field(100_000, ge=1, description="Most passes (steps times `accumulate`) of a training.")
+    max_training_steps: int = Field(
+        100_000, ge=1, description="Most passes of a training: steps times `accumulate`, and pruning's."
+    )
     max_training_tokens: int = Field(65_536, ge=1, description="Largest batch times block of a training.")
     keep_training_seconds: float = Field(
         14 * 86_400.0, ge=0, description="How long what a stopped training saved is kept, for the same to go on from."

@@ -17,7 +17,8 @@ from registry.names import check_part, digest_of, parse_ref, split_name
 from registry.spec import BottleneckConfig, HeadConfig, prefix_length
 from service.training_schemas import TrainingRequest
 from training.making import config_of, recipe_on, task_of
-from training.spec import BANK, FusionRequest, TaskKey
+from training.scores import NEEDS_GRADIENTS
+from training.spec import BANK, FusionRequest, TaskKey, TrainingSpec
 from training.trainer import check_block
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def _check_size(request: TrainingRequest, members: Sequence[AdapterRow], runtime
     frozen = [member.config for member in members if isinstance(member.config, BottleneckConfig)]
     config = config_of(spec, shape, head=SMALLEST_HEAD.get(spec.task), members=frozen)
     recipe = recipe_on(spec, shape, config)
-    _check_recipe(recipe, prefix_length(config), settings)
+    _check_recipe(recipe, prefix_length(config), settings, scoring=_scoring_passes(spec))
     check_block(recipe, shape, config)
     tensors = expected_tensors(config, shape)
     size = sum(4 * math.prod(found) for found in tensors.values())
@@ -113,12 +114,23 @@ def _check_size(request: TrainingRequest, members: Sequence[AdapterRow], runtime
         )
 
 
-def _check_recipe(recipe: TrainingRecipe, prefix: int, settings: Settings) -> None:
-    """Refuse more passes, or more tokens in one, than a training may have; each block has the prefix before it."""
-    passes, tokens = recipe.steps * recipe.accumulate, recipe.batch * (prefix + recipe.block)
+def _scoring_passes(spec: TrainingSpec) -> int:
+    """Passes over training data that say what is pruned, before the first step; GraSP's Hessian takes as many more."""
+    if spec.pruning is None or spec.pruning.score not in NEEDS_GRADIENTS:
+        return 0
+    return spec.pruning.batches * (2 if spec.pruning.score == "grasp" else 1)
+
+
+def _check_recipe(recipe: TrainingRecipe, prefix: int, settings: Settings, *, scoring: int) -> None:
+    """Refuse more passes, or more tokens in one, than a training may have; each block has the prefix before it.
+
+    Of validation only how often it is done is known here: the spec bounds that by the steps.
+    """
+    passes, tokens = recipe.steps * recipe.accumulate + scoring, recipe.batch * (prefix + recipe.block)
     if passes > settings.max_training_steps:
+        before = f" and {scoring} passes to score what is pruned" if scoring else ""
         raise TooLarge(
-            f"{recipe.steps} steps of {recipe.accumulate} passes were asked for, and the limit is "
+            f"{recipe.steps} steps of {recipe.accumulate} passes{before} were asked for, and the limit is "
             f"{settings.max_training_steps} passes (SOUP_MAX_TRAINING_STEPS).",
             param="spec.recipe.steps",
         )

@@ -181,6 +181,7 @@ class TrainingSpec(Frozen):
             f"task '{self.task}' has no head to train alone: {' and '.join(sorted(HEADED))} have"
             if method == "head" and not self.headed
             else None,
+            self._evaluations_problem(),
             f"a {method} has no projections to prune" if self.pruning and method in ("prefix", "head") else None,
             "'widen' is not for a fusion" if self._widen > 1 and method == "fusion" else None,
         ]  # fmt: skip
@@ -194,6 +195,13 @@ class TrainingSpec(Frozen):
         if method not in ("bottleneck", "mam"):
             return f"'init' is not for method '{method}'"
         return "'init' 'small_b' is a LoRA's" if self.init == "small_b" else None
+
+    def _evaluations_problem(self) -> str | None:
+        """Those by default are as many as there are steps, where these are fewer."""
+        steps, found = self.recipe.steps, self.recipe.evaluations
+        if found <= max(steps, RecipeRequest().evaluations):
+            return None
+        return f"{found} 'evaluations' in {steps} steps: there is at most one after each"
 
     @property
     def headed(self) -> bool:

@@ -406,6 +406,17 @@ class TestRefusals:
             ({"spec": {"recipe": {"batch": 4096}}}, 413, "SOUP_MAX_TRAINING_TOKENS"),
             ({"spec": {"adapter": {"bottleneck": 60_000}}}, 413, "SOUP_MAX_WEIGHTS_BYTES"),
             ({"spec": {"recipe": {"steps": 100, "accumulate": 2000}}}, 413, "100 steps of 2000 passes"),
+            ({"spec": {"recipe": {"evaluations": 201}}}, 400, "201 'evaluations' in 200 steps"),
+            (
+                {"spec": {"recipe": {"steps": 99_997}, "pruning": {}}},
+                413,
+                "99997 steps of 1 passes and 4 passes to score what is pruned",
+            ),
+            (
+                {"spec": {"recipe": {"steps": 99_000}, "pruning": {"score": "grasp", "batches": 501}}},
+                413,
+                "and 1002 passes to score",
+            ),
             (
                 {"spec": {"adapter": {"method": "prefix", "length": 40}, "recipe": {"batch": 2000, "block": 8}}},
                 413,

@@ -90,6 +90,7 @@ def test_what_is_left_open_is_the_papers(base):
         ({"init": "small_b"}, "a LoRA's"),
         ({"adapter": {"method": "fusion", "members": ["a", "b"]}, "task": "classification"}, "not for task"),
         ({"adapter": {"method": "fusion", "members": ["a", "b"]}, "pruning": {"widen": 2}}, "'widen'"),
+        ({"recipe": {"steps": 7, "evaluations": 8}}, "8 'evaluations' in 7 steps"),
     ],
 )
 def test_what_cannot_go_together_is_said(fields, said):
