@@ -13,8 +13,8 @@ short form costs, in tokens:
 - training: 22 cells (15, and 7 more for the curves) x 128 steps x 4 x 512 = 5.8 M; again 3 x 160 x 8 x 512 = 2.0 M:
   7.7 M, 32 minutes at 4,000 a second;
 - scoring: validation while training 1.2 M; 455 triples on about 7,400 = 3.4 M; finalists and singles on the longer
-  validation text 1.8 M; test text of about 100,000 for 36 models = 3.6 M, ensembles 2.1 M; curves 0.9 M;
-  again 0.5 M: 13.5 M, 23 minutes at 10,000 a second.
+  validation text 3.5 M; test text of about 100,000 for 36 models = 3.6 M, ensembles 2.1 M; curves 0.9 M;
+  again 0.5 M: 15.2 M, 25 minutes at 10,000 a second.
 
 `--long` trains five times as many steps and holds out ten domains: some hours. Training is in bf16 where the CPU has
 instructions for it, the adapters that are made again in fp32 as recorded; every score is fp32.

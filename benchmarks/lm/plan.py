@@ -2,8 +2,8 @@
 
 Called by `lm_adapters`. One stage needs what an earlier one found: learning rates are chosen on validation text with
 a seed that no variant has, one for each family of variants (those on a tenth of the data are families of their own,
-trained on a tenth); then every variant is trained at its family's rate and
-scored on test text; fusions come last, since they are over adapters of the stage before.
+trained on a tenth); then every variant is trained at its family's rate and scored on test text; fusions come last,
+since they are over adapters of the stage before.
 
 A step is 4 blocks of 128 tokens, a cell 60 steps or 30,720 tokens. What that comes to on base-lm (4 layers), at
 4,000 training and 10,000 scoring tokens a second for two processes in all:
