@@ -57,7 +57,7 @@ bench: $(VENV)/.dev  ## the quick forms of the benchmarks, beside their peers
 bench-training: $(VENV)/.dev  ## the speed of training beside full fine-tuning and PEFT, on ../shared/base-lm
 	$(RUN) -m benchmarks.training --out benchmarks/results/training.json
 
-reproduce-lm: $(VENV)/.dev  ## three adapter papers on language models, 272 small trainings (an hour; resumable; LONG=1: larger)
+reproduce-lm: $(VENV)/.dev  ## three adapter papers on language models, 286 small trainings (an hour; resumable; LONG=1: larger)
 	$(RUN) -m benchmarks.lm_adapters --out benchmarks/results/lm_adapters.json $(if $(LONG),--long)
 
 reproduce-single: $(VENV)/.dev  ## the single-domain soups of AdapterSoup (an hour; resumable; LONG=1: larger)

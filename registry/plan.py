@@ -21,7 +21,7 @@ from registry.names import parse_ref
 from registry.pools import pool_spec
 from registry.select import Chosen, Fit, select
 from registry.soup.choice import apart, best_unranked, within_width
-from registry.soup.compat import Load, Part, Tensors
+from registry.soup.compat import Load, Part, Tensors, structures_of
 from registry.spec import BaseShape, CookRequest, GmmSpec, HandRecipe, Ingredient, LeftOut, Selection, weights_by_digest
 
 MOST = 64
@@ -57,6 +57,21 @@ def by_selection(
     parts = {digest: _part(row, "1", blobs) for digest, row in rows.items()}
     chosen = replace(chosen, selection=_mixable(chosen, parts, request))
     return chosen, tuple(replace(parts[one.digest], weight=one.weight) for one in chosen.selection.selected)
+
+
+def with_note(chosen: Chosen, database: Database) -> Selection:
+    """A selection that nothing is cooked of, with a warning where it holds what does not go into one soup."""
+    selected = {one.digest for one in chosen.selection.selected}
+    with database.read() as catalogue:
+        rows = [catalogue.adapters.get(m.adapter_id) for m in chosen.selector.members if m.digest in selected]
+    kinds = sorted({structures_of(row.config) for row in rows})
+    if len(kinds) < 2:
+        return chosen.selection
+    warning = (
+        f"The chosen are of {len(kinds)} kinds that are not mixed with each other: {', '.join(kinds)}. A soup is "
+        "cooked of those that go with the best of them; a pool can be limited to a method or a tag."
+    )
+    return chosen.selection.model_copy(update={"warnings": (*chosen.selection.warnings, warning)})
 
 
 def _mixable(chosen: Chosen, parts: Mapping[str, Part], request: CookRequest) -> Selection:

@@ -16,7 +16,7 @@ from registry.errors import Busy, Incompatible, InvalidParameter, NotFound, TooL
 from registry.names import check_part, digest_of, parse_ref, split_name
 from registry.spec import BottleneckConfig, HeadConfig, prefix_length
 from service.training_schemas import TrainingRequest
-from training.making import config_of, recipe_on, task_of
+from training.making import config_of, not_fused, recipe_on, task_of
 from training.scores import NEEDS_GRADIENTS
 from training.spec import BANK, FusionRequest, TaskKey, TrainingSpec
 from training.trainer import check_block
@@ -50,6 +50,11 @@ def submit(request: TrainingRequest, who: Principal, *, runtime: Runtime, reques
     for what, digest in (("texts", request.texts), ("valid", request.valid)):
         if digest is not None:
             _check_blob(digest, what, who, runtime)
+    if request.valid == request.texts:
+        raise InvalidParameter(
+            "'valid' is the text that is trained on: validate on other text, or leave it out and a share is held out.",
+            param="valid",
+        )
     pinned = _pinned(request, members)
     shape = runtime.shape(request.base_model)
     arguments = {
@@ -84,7 +89,7 @@ def _members(request: TrainingRequest, who: Principal, runtime: Runtime) -> list
     with runtime.database.read() as catalogue:
         rows = [catalogue.adapters.resolve(who.namespaces, parse_ref(ref)) for ref in adapter.members]
     problems = [
-        f"{row.ref} is a {row.config.method} adapter: a fusion is over bottleneck adapters."
+        f"{row.ref} has {not_fused(row.config)}"
         if not isinstance(row.config, BottleneckConfig)
         else f"{row.ref} is of another base model."
         for row in rows

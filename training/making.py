@@ -103,13 +103,17 @@ def passages(spec: TrainingSpec, items: Sequence[Any], most: int, *, seed: int) 
     return draw([task.text_of(item) for item in items], most, seed=seed)
 
 
+def not_fused(config: AdapterConfig) -> str:
+    """Why an adapter that is no bottleneck is no member of a fusion: the end of a sentence."""
+    merge = ": name its merge instead" if isinstance(config, BankConfig) else ""
+    return f"the method {config.method}, and a fusion is over bottleneck adapters{merge}."
+
+
 def read_member(path: Path, shape: BaseShape) -> Member:
     """A trained bottleneck adapter from its directory; raises Incompatible for what no fusion takes."""
     folder = read_folder(path)
     if not isinstance(folder.config, BottleneckConfig):
-        raise Incompatible(
-            f"{path} is a {folder.config.method} adapter: a fusion is over bottleneck adapters.", param="members"
-        )
+        raise Incompatible(f"{path} has {not_fused(folder.config)}", param="members")
     if folder.base_fingerprint not in (None, shape.fingerprint):
         raise Incompatible(f"{path} was made for another base model ({folder.base_fingerprint}).", param="members")
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, StringConstraints, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, field_validator, model_validator
 
 from registry.spec import Frozen, PruningScore
 from registry.spec.unions import member_names
@@ -80,6 +80,14 @@ class FusionRequest(Frozen):
     members: tuple[Annotated[str, StringConstraints(min_length=1, max_length=4096)], ...] = Field(
         min_length=2, max_length=64, fail_fast=True
     )
+
+    @field_validator("members")
+    @classmethod
+    def _each_once(cls, members: tuple[str, ...]) -> tuple[str, ...]:
+        twice = sorted({one for one in members if members.count(one) > 1})
+        if twice:
+            raise ValueError(f"{twice[0]} is named twice: a fusion learns to choose between different adapters.")
+        return members
 
 
 class HeadRequest(Frozen):

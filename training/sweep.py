@@ -21,6 +21,7 @@ from training.checkpoint import held
 from training.making import Data, made_otherwise, read_items
 from training.recipe import recipe_of
 from training.spec import SAMPLE, TrainingSpec
+from training.texts import MIN_TEXTS, MIN_VALID_TEXTS
 from training.work import Work, check_bank, do, members_of
 
 CHECKPOINTS = ".checkpoints"
@@ -101,10 +102,16 @@ CellProgress = Callable[[Cell, int, int, str], object]
 def read_domain(folder: Path, spec: TrainingSpec = TrainingSpec()) -> Domain:
     """The domain of a folder, called by its name, with the items of the spec's task.
 
-    Raises NotFound where a file is missing, or as `read_items` does.
+    Raises NotFound where a file is missing, InvalidParameter where it holds too little, or as `read_items` does.
     """
     train, valid = (_file(folder, part) for part in ("train", "valid"))
-    return Domain(folder.resolve().name, train, valid, Data(read_items(spec, train), read_items(spec, valid)))
+    data = Data(read_items(spec, train), read_items(spec, valid))
+    for path, items, least in ((train, data.train, MIN_TEXTS), (valid, data.valid, MIN_VALID_TEXTS)):
+        if len(items) < least:  # of one domain: said before hours go by with the others
+            raise InvalidParameter(
+                f"{path} holds {len(items)} items that are not empty, and at least {least} are needed.", param="texts"
+            )
+    return Domain(folder.resolve().name, train, valid, data)
 
 
 def _file(folder: Path, part: str) -> Path:
@@ -154,7 +161,9 @@ def sweep(
 
 
 def diverged(cell: Cell, problem: InvalidParameter) -> Row:
-    """The row of a cell that diverged; raises any other problem, which is one of all cells."""
+    """The row of a cell that diverged; raises any other problem, with its domain where it is one of the data."""
+    if problem.param == "texts":
+        raise InvalidParameter(f"{cell.domain.train.parent}: {problem.message}", param="texts") from problem
     if problem.param != DIVERGED:
         raise problem
     return Row(cell, "diverged", problem=problem.message)

@@ -94,7 +94,7 @@ def do(
     write = partial(write_trained, base=base, domain=work.domain, base_id=work.base_id)
     if isinstance(trained.config, BankConfig):
         check_bank(work, base, data)  # again: a training takes its time
-        write(work.bank, trained, replace=True)
+        write(work.bank, trained, passages=passages, replace=True)
         trained = merged(trained)
     write(work.out, trained, passages=passages, replace=work.replace)
     if work.checkpoint is not None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from registry.spec import (
     AdapterConfig,
     BankConfig,
+    BottleneckConfig,
     FusionConfig,
     HeadConfig,
     LoraConfig,
@@ -77,7 +78,7 @@ def structure_reasons(parts: Sequence[Part], *, may_differ: Collection[str] = ()
 
 
 def _config_reasons(parts: Sequence[Part], may_differ: Collection[str]) -> list[str]:
-    methods = differing(parts, "The methods", _methods)
+    methods = differing(parts, "The methods", lambda part: methods_of(part.config))
     if methods:
         return methods
     reasons = []
@@ -99,9 +100,15 @@ def _inside(config: AdapterConfig) -> tuple[str, tuple[AdapterConfig, ...]]:
     return ("member", (config.member,)) if isinstance(config, FusionConfig) else ("", ())
 
 
-def _methods(part: Part) -> str:
+def methods_of(config: AdapterConfig) -> str:
     """The method of an adapter; those of its members for a union."""
-    return " + ".join(one.method for one in members_of(part.config))
+    return " + ".join(one.method for one in members_of(config))
+
+
+def structures_of(config: AdapterConfig) -> str:
+    """The same with a bottleneck's structure: adapters that differ in it are not mixed."""
+    members = members_of(config)
+    return " + ".join(one.structure if isinstance(one, BottleneckConfig) else one.method for one in members)
 
 
 def members_of(config: AdapterConfig) -> tuple[AdapterConfig, ...]:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from registry.adapters.lora import LORA_A, LORA_B, PREFIX
 from registry.errors import InvalidRecipe
-from registry.soup.compat import Part, by_digest, members_of, structure_reasons
+from registry.soup.compat import Part, by_digest, members_of, methods_of, structure_reasons
 from registry.soup.finite import cast_finite
 from registry.spec import (
     AdapterConfig,
@@ -34,6 +34,7 @@ from registry.spec import (
     FusionConfig,
     LoraConfig,
     LoraModule,
+    UnionConfig,
 )
 
 _FOLDED = frozenset({"bottleneck", "scale", "groups", "rslora", "pruned"})
@@ -59,7 +60,9 @@ def _method_reasons(parts: Sequence[Part]) -> list[str]:
     others = [part for part in parts if not (can_be_joined(part.config) or isinstance(part.config, BankConfig))]
     if not others:
         return []
-    what = f"{others[0].ref} is a {others[0].config.method}"
+    config = others[0].config
+    inside = f" of {methods_of(config)}" if isinstance(config, UnionConfig) else ""
+    what = f"{others[0].ref} is a {config.method}{inside}"
     return [f"Bottlenecks and LoRAs can be put side by side as one adapter, and {what}."]
 
 

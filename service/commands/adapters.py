@@ -61,7 +61,9 @@ def _row(row: dict[str, Any]) -> tuple[object, ...]:
 
 
 def _structure(config: dict[str, Any]) -> str | None:
-    """A word for a list: a bottleneck's structure, or a LoRA with its ranks."""
+    """A word for a list: a bottleneck's structure, a LoRA with its ranks, or what is in a union."""
+    if config.get("method") == "union":
+        return " + ".join(filter(None, map(_structure, config["members"])))
     if config.get("method") != "lora":
         return config.get("structure") or config.get("method")
     return "lora r" + ",".join(str(rank) for rank in sorted({group["rank"] for group in config["groups"]}))

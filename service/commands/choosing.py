@@ -32,7 +32,7 @@ PoolNamespaceOption = Annotated[
     list[str] | None, typer.Option("--pool-namespace", help="Only adapters of this namespace; may be repeated.")
 ]
 PoolMethodOption = Annotated[
-    Literal["bottleneck", "lora"] | None,
+    Literal["bottleneck", "lora", "prefix", "union"] | None,
     typer.Option("--pool-method", help="Only adapters of this method: those of another cannot be mixed with them."),
 ]
 SingleOption = Annotated[bool, typer.Option("--single", help="Take the best adapter alone, whatever its score.")]

@@ -21,6 +21,7 @@ from service.commands.output import as_json, data, progress_bar, talk
 from service.commands.session import Session, verb
 from service.samples import read_texts
 from service.transfer import push_folder
+from training.spec import BANK
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,10 @@ def _comment(adapter: dict[str, Any]) -> None:
     for warning in adapter.get("warnings") or ():
         talk(f"{adapter['ref']}: {warning}")
     if (adapter.get("config") or {}).get("method") == "adamix":
-        talk(f"{adapter['ref']}: a bank is only stored; `soup cook --recipe {adapter['ref']}` makes the merge to use.")
+        name = adapter["ref"].partition("@")[0]
+        merge = name.removesuffix(BANK) if name.endswith(BANK) else f"{name}-merge"
+        made = f"`soup cook --recipe {adapter['ref']} --name {merge}`"
+        talk(f"{adapter['ref']}: a bank is only stored; {made} makes the merge to use.")
     elif adapter.get("sample_state") == "none":
         talk(f"{adapter['ref']}: no sample, so it can be used but not selected; push it again with --sample.")
 

@@ -101,6 +101,8 @@ def train(
     texts, valid, out = options.needed(texts=texts, valid=valid, out=out)
     if checkpoint is None and (checkpoint_seconds is not None or checkpoint_steps is not None):
         raise typer.BadParameter("--checkpoint-seconds, --checkpoint-steps: only with --checkpoint, which says where.")
+    if valid.resolve() == texts.resolve():
+        raise InvalidParameter(f"--texts and --valid are one file, {texts}: validate on other text.", param="valid")
     spec = asked.spec()
     work = Work(
         spec=spec, train=texts, valid=valid, out=out, domain=domain or out.resolve().name, base_id=base, sample=sample,
@@ -177,3 +179,7 @@ def _tell(trained: Trained) -> None:
     what = "Perplexity" if "valid_perplexity" in record else "Loss"
     before, after = validation(record)
     talk(f"{what} on validation data: {before:.4g} before, {after:.4g} after (step {record['best_step']}).")
+    if record["best_step"] == 0:
+        talk(
+            "No step was better than the start, so that the adapter is as it began: try another --lr, or more --steps."
+        )

@@ -10,6 +10,7 @@ from starlette.concurrency import run_in_threadpool
 from registry.catalogue.rows import JobRow, SelectorRow
 from registry.errors import Busy, Forbidden, Unavailable
 from registry.intake import BlobReader, CheckedSample, check_sample
+from registry.plan import with_note
 from registry.pools import missing_members, pool_base, pool_id, pool_spec, spec_digest
 from registry.select import Chosen, encoder_for, latest, select
 from registry.spec import GmmSpec, PoolRequest, PoolSpec, SelectorSpec
@@ -145,7 +146,7 @@ def _select(runtime: State, who: Principal, spec: SelectorSpec, sample: CheckedS
     finally:
         runtime.selections.release()
     return Selected(
-        selection=chosen.selection,
+        selection=with_note(chosen, runtime.database),
         sample=chosen.report_of(sample),
         selector=chosen.selector.id,
         fitted_at=chosen.selector.fitted_at,

@@ -16,7 +16,7 @@ from registry.adapters.masks import is_mask
 from registry.errors import Incompatible
 from registry.soup import MIXINGS
 from registry.soup.choice import apart, best_unranked, settle, within_width
-from registry.soup.compat import Part, by_digest
+from registry.soup.compat import Part, by_digest, methods_of
 from registry.soup.concat import width_of
 from registry.soup.report import report_of
 from registry.soup.residual import exact_mixture
@@ -181,7 +181,8 @@ class TestRefused:
     @pytest.mark.parametrize("name", AVERAGED)
     def test_concatenating_what_has_no_width(self, name: str) -> None:
         said = refusal(parts_of(AVERAGED[name]), ConcatMixing())
-        method = AVERAGED[name].method
+        config = AVERAGED[name]
+        method = f"union of {methods_of(config)}" if isinstance(config, UnionConfig) else config.method
         assert f"Bottlenecks and LoRAs can be put side by side as one adapter, and acme/a0@1 is a {method}." in (
             said.problems
         )

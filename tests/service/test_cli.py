@@ -240,6 +240,15 @@ class TestPush:
         assert card["tags"] == ["v2"]
         assert card["metadata"] == {"epochs": 3}
 
+    @pytest.mark.parametrize(
+        ("ref", "merge"), [("team/law-bank@2", "team/law"), ("team/experts@1", "team/experts-merge")]
+    )
+    def test_a_bank_is_said_to_want_its_merge(
+        self, soup: Soup, server: Server, folder: Path, ref: str, merge: str
+    ) -> None:
+        server.on("POST /v1/adapters", ok({**ADAPTER, "ref": ref, "config": {"method": "adamix"}}, 201))
+        assert f"`soup cook --recipe {ref} --name {merge}` makes the merge" in soup("push", folder)[2]
+
     def test_names_come_from_folders(self, soup: Soup, server: Server, folder: Path) -> None:
         server.on("POST /v1/adapters", ok(ADAPTER, 201))
         soup("push", folder, "--namespace", "team")
@@ -334,6 +343,12 @@ class TestLooking:
         assert row.startswith("team/law@1  adapter  US law")
         assert soup("ls", "-q")[1] == "team/law@1\n"
         assert json.loads(soup("ls", "--json")[1])["data"] == [ADAPTER]
+
+    def test_ls_says_what_is_in_a_union(self, soup: Soup, server: Server) -> None:
+        members = [{"method": "prefix"}, {"method": "bottleneck", "structure": "parallel"}]
+        row = {**ADAPTER, "config": {"method": "union", "members": members}}
+        server.on("GET /v1/adapters", ok({"data": [row], "next_cursor": None}))
+        assert "  prefix + parallel  " in soup("ls")[1]
 
     def test_ls_of_nothing(self, soup: Soup, server: Server) -> None:
         server.on("GET /v1/adapters", ok({"data": []}))

@@ -109,6 +109,18 @@ def test_a_mixed_pool_leaves_out_what_cannot_be_mixed_with_the_best_and_says_so(
     assert {one["ref"].partition("@")[0] for one in soup["selection"]["selected"]} == {"acme/kitchen", "acme/court"}
 
 
+def test_a_selection_of_several_kinds_says_that_no_soup_is_of_them_all(stocked):
+    def warnings(**asked):
+        body = {"sample": {"texts": passages("kitchen", 30, seed=4)}, "selector": {"kind": "uniform"}, "wait": 120}
+        answer = stocked.world.client.post("/v1/select", json={**body, **asked})
+        assert answer.status_code == 200, answer.text
+        return " ".join(answer.json()["selection"]["warnings"])
+
+    said = warnings()
+    assert "The chosen are of 2 kinds that are not mixed with each other: lora, pfeiffer." in said, said
+    assert "kinds" not in warnings(pool={"method": "lora"})
+
+
 def test_averaging_the_factors_is_done_on_request_only_and_tells_its_error(stocked):
     recipe = {"ingredients": [{"ref": "acme/kitchen"}, {"ref": "acme/court"}]}
     body = {"recipe": recipe, "mixing": {"method": "average", "assume_same_init": True}}

@@ -448,6 +448,12 @@ class TestRefusals:
         assert (answer.status_code, said in answer.json()["error"]["message"]) == (status, True), answer.text
         assert idle.client.get("/v1/jobs", params={"kind": "train"}).json()["data"] == []
 
+    def test_text_that_is_trained_on_is_not_validated_on(self, idle: World) -> None:
+        body = asked(idle, "acme/law")
+        answer = idle.client.post("/v1/trainings", json={**body, "valid": body["texts"]})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "valid"), answer.text
+        assert "a share is held out" in answer.json()["error"]["message"]
+
     def test_gzip_and_what_is_too_large(self, idle: World) -> None:
         for data, status, said in ((gzip.compress(lines(TEXTS)), 400, "gzip"), (lines(TEXTS * 10), 413, "10000")):
             answer = idle.client.post("/v1/trainings", json=asked(idle, "acme/law", texts=put(idle, data)))

@@ -90,6 +90,7 @@ def test_what_is_left_open_is_the_papers(base):
         ({"init": "small_b"}, "a LoRA's"),
         ({"adapter": {"method": "fusion", "members": ["a", "b"]}, "task": "classification"}, "not for task"),
         ({"adapter": {"method": "fusion", "members": ["a", "b"]}, "pruning": {"widen": 2}}, "'widen'"),
+        ({"adapter": {"method": "fusion", "members": ["a", "b", "a"]}}, "a is named twice"),
         ({"recipe": {"steps": 7, "evaluations": 8}}, "8 'evaluations' in 7 steps"),
     ],
 )

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -380,3 +381,22 @@ def test_what_is_in_the_place_of_a_cells_bank_is_not_written_over(command, tmp_p
     assert "law-lr0.001-seed1-bank is there, and of another training: config.share (" in capsys.readouterr().err
     assert soup(command("--adamix", "2", grid=grid)) == 0
     assert contents(tmp_path / "out") == whole
+
+
+@pytest.mark.parametrize(("part", "least"), [("train.jsonl", 20), ("valid.jsonl.gz", 5)])
+def test_a_domain_with_too_little_is_named_before_anything_is_trained(domains, command, tmp_path, capsys, part, least):
+    path = Path(domains[1]) / part
+    path.write_text("\n".join(LINES[: least - 1]))
+    assert soup(command()) == 1
+    assert f"{path} holds {least - 1} items that are not empty, and at least {least} are needed." in (
+        capsys.readouterr().err
+    )
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("more", [(), ("--parallel", "2")])
+def test_data_that_are_wrong_later_are_those_of_a_domain(domains, command, capsys, more):
+    (Path(domains[1]) / "train.jsonl").write_text('{"text": "a"}\n' * 20)
+    assert soup(command("--block", "64", *more, grid=("1e-2", "1"))) == 1
+    said = capsys.readouterr().err
+    assert f"{domains[1]}: The training data holds" in said, said

@@ -303,8 +303,10 @@ def test_soup_train_goes_on_where_it_was_stopped(files, tiny_base_dir, tmp_path,
 
 def test_what_is_longer_than_a_block_is_counted_and_told(tiny_base_dir, tmp_path, capsys):
     lines = [json.dumps({"text": f"court {i} held " * (1 + i % 2 * 20), "label": i % 2}) for i in range(40)]
-    (tmp_path / "data.jsonl").write_text("\n".join(lines))
-    files = ["--data", str(tmp_path / "data.jsonl"), "--valid", str(tmp_path / "data.jsonl")]
+    paths = [tmp_path / "data.jsonl", tmp_path / "valid.jsonl"]
+    for path in paths:
+        path.write_text("\n".join(lines))
+    files = ["--data", str(paths[0]), "--valid", str(paths[1])]
     arguments = ["train", *files, "--base-folder", str(tiny_base_dir), "--out", str(tmp_path / "out"), "--steps", "1"]
     assert soup([*arguments, "--block", "40", "--task", "classification"]) == 0
     said = capsys.readouterr().err
@@ -375,6 +377,7 @@ def test_killed_between_a_bank_and_its_merge_the_same_command_goes_on(bank_comma
     assert "Went on from the checkpoint after step 4." in capsys.readouterr().err
     assert not (tmp_path / "state").exists()
     for end in ("", "-bank"):
+        assert read_folder(tmp_path / f"law{end}").sample is not None  # what is pushed of it has it, and its merge
         made, whole = (tmp_path / f"{name}{end}" / "adapter_model.safetensors" for name in ("law", "whole"))
         assert made.read_bytes() == whole.read_bytes()
 
@@ -416,3 +419,17 @@ def test_a_step_of_fewer_rows_than_were_asked_for_is_recorded_and_said(base, ban
     assert said in capsys.readouterr().err
     assert soup(bank_command(out="few")) == 0
     assert "sequences" not in capsys.readouterr().err
+
+
+def test_an_adapter_that_learnt_nothing_is_announced(bank_command, capsys):
+    assert soup(bank_command("--lr", "1e-30")) == 0
+    assert "No step was better than the start, so that the adapter is as it began" in capsys.readouterr().err
+    assert soup(bank_command("--lr", "1e-2", out="learnt")) == 0
+    assert "No step" not in capsys.readouterr().err
+
+
+def test_what_is_trained_on_is_not_validated_on(bank_command, tmp_path, capsys):
+    texts = str(tmp_path / "texts.jsonl")
+    assert soup(bank_command("--valid", texts)) == 1
+    assert f"--texts and --valid are one file, {texts}: validate on other text." in capsys.readouterr().err
+    assert not (tmp_path / "law").exists()

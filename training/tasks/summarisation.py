@@ -143,7 +143,8 @@ def summary_of(base: LoadedBase, text: str, *, block: int) -> str:
     written: list[int] = []
     while len(written) < room:
         given = torch.tensor([ids], device=base.model.device)
-        out = base.model(given, past_key_values=cache, use_cache=True)
+        seen = torch.ones((1, len(prompt) + len(written)), dtype=torch.long, device=base.model.device)
+        out = base.model(given, attention_mask=seen, past_key_values=cache, use_cache=True)
         token = int(out.logits[0, -1].argmax())
         if token in _end(base)[:1]:
             break
