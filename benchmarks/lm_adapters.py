@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.kept import kept_figure
 from benchmarks.lm import findings, plan, runner
 from benchmarks.lm.cells import Cell
-from benchmarks.lm.kept import kept_figure
 from benchmarks.lm.plan import Given, Size
 from benchmarks.lm.runner import Place, Runner
 from benchmarks.report import Result, best_dtype, options, table

@@ -31,9 +31,9 @@ ROWS = [
     {**CLAIM, "claim": "d", "standard_error_seeds": None},
     {**CLAIM, "claim": "e", "difference": 0.25, "standard_error": None, "minimum_detectable": None,
      "verdict": "disagrees", "note": "at least"},
-    {"rate_of": "lora", "learning_rate": 0.002, "valid_nll": 3.1, "chosen": True, "at_the_end": True},
-    {"rate_of": "lora", "learning_rate": 0.2, "valid_nll": None, "chosen": False, "at_the_end": False},
-    *({"rate_of": family, "learning_rate": rate, "valid_nll": loss, "chosen": chosen, "at_the_end": False}
+    {"rate_of": "lora", "learning_rate": 0.002, "valid_nll": 3.1, "chosen": True},
+    {"rate_of": "lora", "learning_rate": 0.2, "valid_nll": None, "chosen": False},
+    *({"rate_of": family, "learning_rate": rate, "valid_nll": loss, "chosen": chosen}
       for family, rate, loss, chosen in (
           ("norms", 0.01, 3.4, False), ("norms", 0.03, 3.2, True),
           ("top", 0.002, 3.4, False), ("top", 0.004, 3.3, True), ("top", 0.008, 3.4, False))),

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from benchmarks import lm_adapters
+from benchmarks.kept import kept_figure
 from benchmarks.lm import findings, plan, runner, scoring
-from benchmarks.lm.kept import kept_figure
 from benchmarks.lm.plan import Given, Size
 from benchmarks.lm.runner import Place
 from benchmarks.report import commit

@@ -21,7 +21,7 @@ from training.checkpoint import held
 from training.making import Data, made_otherwise, read_items
 from training.recipe import recipe_of
 from training.spec import SAMPLE, TrainingSpec
-from training.texts import MIN_TEXTS, MIN_VALID_TEXTS
+from training.texts import MIN_TEXTS, MIN_VALID_TEXTS, enough
 from training.work import Work, check_bank, do, members_of
 
 CHECKPOINTS = ".checkpoints"
@@ -107,10 +107,7 @@ def read_domain(folder: Path, spec: TrainingSpec = TrainingSpec()) -> Domain:
     train, valid = (_file(folder, part) for part in ("train", "valid"))
     data = Data(read_items(spec, train), read_items(spec, valid))
     for path, items, least in ((train, data.train, MIN_TEXTS), (valid, data.valid, MIN_VALID_TEXTS)):
-        if len(items) < least:  # of one domain: said before hours go by with the others
-            raise InvalidParameter(
-                f"{path} holds {len(items)} items that are not empty, and at least {least} are needed.", param="texts"
-            )
+        enough(items, least, of="items that are not empty", where=str(path))  # before hours go by with other domains
     return Domain(folder.resolve().name, train, valid, data)
 
 

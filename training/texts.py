@@ -101,6 +101,12 @@ class Packed:
     """Texts longer than a block, which stand in several: what is predicted in one does not see the one before."""
 
 
+def enough(items: Sequence[object], at_least: int, *, of: str, where: str) -> None:
+    """Raises InvalidParameter for fewer than `at_least` items in `where`."""
+    if len(items) < at_least:
+        raise InvalidParameter(f"{where} holds {len(items)} {of}, and at least {at_least} are needed.", param="texts")
+
+
 def pack(
     texts: Sequence[str], tokenize: Callable[[str], Sequence[int]], *, block: int, what: str = "training",
     at_least: int = MIN_TEXTS,
@@ -112,10 +118,7 @@ def pack(
     """
     if block < 2:
         raise InvalidParameter(f"A block of {block} tokens leaves nothing to predict.", param="block")
-    if len(texts) < at_least:
-        raise InvalidParameter(
-            f"The {what} data holds {len(texts)} texts, and at least {at_least} are needed.", param="texts"
-        )
+    enough(texts, at_least, of="texts", where=f"The {what} data")
     parts = [np.asarray(tokenize(text), dtype=np.int64) for text in texts]
     lengths = np.array([len(part) for part in parts])
     total = int(lengths.sum())

@@ -159,13 +159,13 @@ def _row(name: str, label: str, paper: str, domain: str, found: Sequence[tuple[C
 
 
 def rate_rows(rates: Mapping[str, Mapping[float, float]]) -> Iterator[Row]:
-    """A row for each learning rate that was tried; one that is chosen at the end of its list is said to be."""
+    """A row for each learning rate that was tried."""
     for family, losses in rates.items():
         best = best_rate(losses)
         for rate, loss in losses.items():
             yield {
                 "rate_of": family, "learning_rate": rate, "valid_nll": None if math.isinf(loss) else loss,
-                "chosen": rate == best, "at_the_end": rate == best and rate in {min(losses), max(losses)},
+                "chosen": rate == best,
             }  # fmt: skip
 
 

@@ -50,8 +50,7 @@ RATES: dict[str, tuple[float, ...]] = {
     "full": (3e-4, 7e-4, 1.5e-3), "top": (2e-3, 4e-3, 8e-3), "norms": (5e-3, 1.2e-2, 3e-2),
     "pfeiffer_tenth": (1e-3, 2e-3, 5e-3), "adamix_tenth": (2e-3, 5e-3, 1.2e-2),
 }  # fmt: skip
-"""Candidates of each family of variants; a tenth of the data has families of its own,
-whose rates are lower or the same."""
+"""Candidates of each family of variants; those on a tenth of the data are families of their own."""
 REFERENCE = {
     "houlsby": "houlsby_16", "pfeiffer": "pfeiffer_16", "adamix": "adamix", "lora": "lora", "mam": "mam",
     "fusion": "fusion", "full": "full", "top": "top_1", "norms": "norms", "pfeiffer_tenth": "pfeiffer_16_tenth",

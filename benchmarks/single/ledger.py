@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Literal
 
-from benchmarks.lm.kept import kept_figure
+from benchmarks.kept import kept_figure
 from benchmarks.report import Figure, commit
 
 Kind = Literal["trainings", "scores"]

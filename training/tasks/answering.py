@@ -23,8 +23,8 @@ from training.task import Examples, Scored, Task, under
 from training.tasks.classification import needed_head
 from training.tasks.encoding import Frame, Tokens, batch_of, frame, rows_of, slices, states, tokens_of
 from training.tasks.overlap import exact_match, token_f1
-from training.tasks.reading import enough, fields_of, string, wrong_line
-from training.texts import MIN_TEXTS
+from training.tasks.reading import fields_of, string, wrong_line
+from training.texts import MIN_TEXTS, enough
 
 LEADS = 5
 """Start and end of the answer, begin and end of the context, and the place for "not here"."""
@@ -97,7 +97,7 @@ class QuestionAnswering(Task):
     ) -> Examples:  # fmt: skip
         """A row a window; raises InvalidParameter for too few items or a block with no room for a context."""
         del head
-        enough(items, what, at_least, of="questions")
+        enough(items, at_least, of="questions", where=f"The {what} data")
         split = [_windows(base, item, block) for item in items]
         flat = [window for windows, _ in split for window in windows]
         return Examples(
@@ -138,7 +138,7 @@ class QuestionAnswering(Task):
     ) -> dict[str, float]:
         """SQuAD's exact match and F1, as shares; of a question without an answer "" is the right one."""
         needed_head(adapter, self)
-        enough(items, "evaluation", 1, of="questions")
+        enough(items, 1, of="questions", where="The evaluation data")
         with under(base, adapter), torch.no_grad():
             given = self.predicted(base, adapter, items, block=block, batch=batch)
         golds = [[text for text, _ in item.answers] or [""] for item in items]

@@ -21,8 +21,8 @@ from registry.errors import Incompatible, InvalidParameter
 from registry.spec import HeadConfig, head_of
 from training.task import Examples, Scored, Task, named_head, under
 from training.tasks.encoding import batch_of, frame, rows_of, slices, states, tokens_of
-from training.tasks.reading import SHOWN, enough, fields_of, place, string, wrong_line
-from training.texts import MIN_TEXTS
+from training.tasks.reading import SHOWN, fields_of, place, string, wrong_line
+from training.texts import MIN_TEXTS, enough
 
 LEADS = 2
 MAX_LABELS = 4096
@@ -76,7 +76,7 @@ class Classification(Task):
 
         Raises InvalidParameter for fewer than `at_least` items, a label that `head` has not, a block with no room.
         """
-        enough(items, what, at_least, of="texts")
+        enough(items, at_least, of="texts", where=f"The {what} data")
         indices = _indices(items, self.head(items) if head is None else head, what)
         found, cut = [], 0
         for item, index in zip(items, indices, strict=True):

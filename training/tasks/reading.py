@@ -5,7 +5,6 @@ Called by the tasks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from registry.errors import InvalidParameter
@@ -36,14 +35,6 @@ def string(value: dict[str, Any], name: str, where: str, line: int, *, needs: st
 def wrong_line(where: str, line: int, said: str) -> InvalidParameter:
     """What to raise for a line of data."""
     return InvalidParameter(f"{where}, line {line}, {said}.", param="texts")
-
-
-def enough(items: Sequence[object], what: str, at_least: int, *, of: str) -> None:
-    """Raises InvalidParameter for fewer than `at_least` items."""
-    if len(items) < at_least:
-        raise InvalidParameter(
-            f"The {what} data holds {len(items)} {of}, and at least {at_least} are needed.", param="texts"
-        )
 
 
 def place(line: int, index: int) -> str:

@@ -23,8 +23,8 @@ from registry.spec import HeadConfig
 from training.task import Examples, Scored, Task, under
 from training.tasks.encoding import batch_of, rows_of, slices, states, tokens_of
 from training.tasks.overlap import rouge
-from training.tasks.reading import enough, fields_of, string
-from training.texts import MIN_TEXTS
+from training.tasks.reading import fields_of, string
+from training.texts import MIN_TEXTS, enough
 
 PROMPT = "\n\nSummary:"
 """Between a document and a space, with which its summary begins."""
@@ -84,7 +84,7 @@ class Summarisation(Task):
         Raises InvalidParameter for too few items, or where none is left.
         """
         del head
-        enough(items, what, at_least, of="documents")
+        enough(items, at_least, of="documents", where=f"The {what} data")
         found, cut = [], 0
         for item in items:
             target = [*tokens_of(base, f" {item.summary.strip()}").ids, *_end(base)]
