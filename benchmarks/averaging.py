@@ -32,9 +32,9 @@ from registry.blobs import LocalBlobs
 from registry.catalogue.database import Database
 from registry.cook import Kitchen, cook
 from registry.errors import Internal
-from registry.intake import Caller, Limits
 from registry.names import sha256_digest
 from registry.push import push
+from registry.registry import Caller, Limits
 from registry.soup.average import mix
 from registry.soup.compat import Part
 from registry.spec import (

@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from benchmarks.report import Row
 from registry.adapters import attached, expected_tensors, from_tensors, paper_config
 from registry.base_model.architecture import shape_from
-from registry.folder.peft import lora_config
+from registry.formats.peft.lora import lora_config
 from registry.names import sha256_digest
 from registry.spec import AdapterConfig, BaseShape, BottleneckConfig
 

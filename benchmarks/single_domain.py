@@ -42,7 +42,7 @@ from demo.job import Job
 from demo.progress import Talk
 from registry.adapters import expected_tensors, paper_config
 from registry.base_model import shape_of
-from training.texts import draw
+from training.data import draw
 
 HOME = Path(".reproduce/single")
 SHARED = Path("../shared")

@@ -1,6 +1,6 @@
 """What training an adapter costs: tokens a second in our loop, beside full fine-tuning and PEFT's LoRA, and memory.
 
-Every variant is one step of `training.run.Run` (what `soup train` runs) on blocks of random tokens; values do not
+Every variant is one step of `training.state.Run` (what `soup train` runs) on blocks of random tokens; values do not
 matter for speed. A measurement is a process of its own, since the largest memory a process had cannot be unlearnt: it
 warms up, takes the median of some steps, and says how much memory it had at most. All variants take turns in each
 repeat, and ratios are taken repeat by repeat.
@@ -69,7 +69,7 @@ def measure(base_folder: Path, variant: str, *, dtype: Dtype, steps: int, block:
     from registry.base_model import load_base
     from registry.spec import BaseEntry
     from training.recipe import TrainingRecipe
-    from training.run import Run
+    from training.state import Run
 
     base = load_base(BaseEntry(id="base", source=str(base_folder.resolve())))
     blocks = np.random.default_rng(SEED).integers(1, base.shape.vocab_size, (4 * BATCH, block))
@@ -91,7 +91,7 @@ def measure(base_folder: Path, variant: str, *, dtype: Dtype, steps: int, block:
 
 
 def _full(base: LoadedBase) -> Prepared:
-    from training.full import unfrozen
+    from training.full_fine_tuning import unfrozen
     from training.trainer import loss_of
 
     model = unfrozen(base.model, "all")
@@ -100,9 +100,9 @@ def _full(base: LoadedBase) -> Prepared:
 
 def _adapter(base: LoadedBase, *, lora: bool = False, masked: bool = False) -> Prepared:
     from registry.adapters import attached, create, paper_config
+    from training.methods.lora_targets import lora_for
+    from training.methods.pruning import prune
     from training.options import PruningOptions
-    from training.pruning import prune
-    from training.targets import lora_for
     from training.trainer import loss_of
 
     plain = paper_config("bapna_firat", bottleneck=BOTTLENECK)
@@ -124,9 +124,9 @@ def _no_rows() -> Any:
 
 def _bank(base: LoadedBase, *, consistency: Literal["none", "released"]) -> Prepared:
     from registry.adapters import attached, create, paper_config
-    from registry.adapters.bank import BankAdapter
+    from registry.adapters.experts import BankAdapter
     from registry.spec import BankConfig
-    from training.adamix import consistent_loss
+    from training.methods.adamix import consistent_loss
     from training.tasks import LANGUAGE_MODELLING
 
     config = BankConfig(expert=paper_config("bapna_firat", bottleneck=BOTTLENECK), experts=EXPERTS)
@@ -139,7 +139,7 @@ def _bank(base: LoadedBase, *, consistency: Literal["none", "released"]) -> Prep
 def _peft_lora(base: LoadedBase) -> Prepared:
     import peft
 
-    from training.targets import lora_for
+    from training.methods.lora_targets import lora_for
     from training.trainer import loss_of
 
     ours = lora_for(base.shape, rank=RANK, alpha=2.0 * RANK)

@@ -17,11 +17,11 @@ from registry.adapters import paper_config
 from registry.adapters.weights import save_tensors
 from registry.base_model import LoadedBase, load_base, shape_of
 from registry.errors import SoupError
-from registry.folder import AdapterFolder, read_folder, write_folder
+from registry.formats import AdapterFolder, read_folder, write_folder
 from registry.names import digest_of
 from registry.spec import Card
+from training.data import draw
 from training.recipe import TrainingRecipe
-from training.texts import draw
 from training.trainer import train_adapter
 
 BOTTLENECK = 48

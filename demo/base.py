@@ -21,9 +21,9 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from demo.packages import MIXED, NOVEL, TRAINING, Domain, collect, version
 from registry.likelihood import token_log_probs
+from training.data import pack
 from training.loop import Outcome, Progress, optimise
 from training.recipe import TrainingRecipe
-from training.texts import pack
 
 SHIPPED = Path(__file__).parent / "base_model"
 BASE_ID = "docs-2x128"

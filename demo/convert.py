@@ -16,7 +16,7 @@ from torch import Tensor
 
 from registry.adapters.weights import init_hash, load_tensors, save_tensors
 from registry.errors import InvalidManifest, InvalidWeights, NotFound
-from registry.folder import AdapterFolder, write_folder
+from registry.formats import AdapterFolder, write_folder
 from registry.spec import BottleneckConfig, Card, Provenance
 
 INITIAL = "initial.safetensors"

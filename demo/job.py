@@ -14,7 +14,7 @@ from pathlib import Path
 
 from registry.errors import InvalidParameter, NotFound
 from registry.spec import BaseEntry
-from training.texts import draw, read_texts
+from training.data import draw, read_texts
 
 HOME = Path(".demo")
 NAMESPACE = "demo"

@@ -21,7 +21,7 @@ from importlib import metadata
 from pathlib import Path
 
 from demo.passages import SHORTEST, Seen, cut
-from training.texts import draw
+from training.data import draw
 
 TRAINING = (
     "huggingface_hub", "narwhals", "pydantic", "python", "scipy", "sklearn", "sqlalchemy", "sympy", "torch",

@@ -27,7 +27,7 @@ from demo.strategies import CLUSTERING, FITS, SERVICE, STRATEGIES, UNIFORM, Answ
 from demo.table import Entry, Row, Table
 from registry.base_model import shape_of
 from registry.spec import BaseEntry
-from service.client import SoupClient
+from service.client.client import SoupClient
 
 STAGES = 6
 PROMPT_WORDS = 16

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from service.client import SoupClient
+from service.client.client import SoupClient
 
 START_SECONDS = 300.0
 STOP_SECONDS = 30.0

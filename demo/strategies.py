@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from registry.spec import CosineSpec, GmmSpec, PoolRequest, UniformSpec
-from service.client import SoupClient
-from service.commands.compare import Strategy
+from service.cli.compare import Strategy
+from service.client.client import SoupClient
 
 _PAPER = GmmSpec(mode="paper")
 STRATEGIES = (

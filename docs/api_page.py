@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
-from service.gate import PUBLIC
+from service.http.gate import PUBLIC
 
 Json = Mapping[str, Any]
 METHODS = ("get", "head", "put", "post", "patch", "delete")
@@ -49,7 +49,7 @@ page by page: send `next_cursor` back as `cursor` until it is null.
 
 def application() -> FastAPI:
     """The application over a data folder that is never made."""
-    from service.app import create_app
+    from service.http.app import create_app
     from service.runtime import Runtime
     from service.settings import Settings
 
@@ -93,9 +93,9 @@ def _routes(app: FastAPI) -> Iterator[APIRoute]:
 
 
 def _needed(dependant: Dependant) -> Iterator[str]:
-    """The scopes in the signature of a route (`service.auth.needs`)."""
+    """The scopes in the signature of a route (`service.http.auth.needs`)."""
     for inner in dependant.dependencies:
-        if inner.call is not None and getattr(inner.call, "__module__", "") == "service.auth":
+        if inner.call is not None and getattr(inner.call, "__module__", "") == "service.http.auth":
             yield from inspect.getclosurevars(inner.call).nonlocals.get("scopes", ())
         yield from _needed(inner)
 

@@ -11,8 +11,8 @@ from typing import Any
 from pydantic_settings import BaseSettings
 
 from registry.errors import BY_CODE, SoupError
-from service.cli import VERBS, app, command_of
-from service.problems import error_type, status_of
+from service.cli.app import VERBS, app, command_of
+from service.http.problems import error_type, status_of
 from service.settings import ClientSettings, Settings
 
 WIDTH = 88

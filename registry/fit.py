@@ -11,10 +11,10 @@ from dataclasses import asdict
 
 import numpy as np
 
-from registry.adapters.arrays import read_embeddings
 from registry.blobs import BlobStore
 from registry.catalogue.database import Catalogue, Database
 from registry.catalogue.rows import AdapterRow, SelectorRow
+from registry.embeddings_file import read_embeddings
 from registry.errors import Internal, InvalidParameter
 from registry.names import digest_of
 from registry.pools import as_members, current_members, pool_id, spec_digest

@@ -16,22 +16,14 @@ from registry.catalogue.database import Catalogue, Database
 from registry.catalogue.rows import AdapterRow, NewAdapter
 from registry.encoders.contract import Encoder
 from registry.errors import Incompatible, Internal, InvalidManifest
-from registry.folder.peft import adapter_config
-from registry.intake import (
-    BlobReader,
-    Caller,
-    CheckedSample,
-    Limits,
-    check_sample,
-    embed_texts,
-    enqueue_embed,
-    record_vectors,
-)
+from registry.formats.peft.lora import adapter_config
 from registry.names import sha256_digest, split_name
 from registry.pools import enqueue_refits
-from registry.samples import decode_lines
+from registry.registry import Caller, Limits
+from registry.samples import CheckedSample, check_sample, enqueue_embed, record_vectors
 from registry.spec import AdapterConfig, BaseShape, Manifest
 from registry.tensor_file import parse
+from registry.uploads import BlobReader
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 
@@ -242,31 +234,3 @@ def _record_sample(
         record_vectors(catalogue, sample.report.digest, vectors, encoders[vectors.encoder])
     catalogue.adapters.set_sample_state(row.id, "ready")
     return None
-
-
-def embed(
-    adapter_id: int,
-    *,
-    database: Database,
-    blobs: BlobStore,
-    encoders: Callable[[str], Mapping[str, Encoder]],
-    progress: Callable[[int, int, str], None],
-) -> AdapterRow:
-    """Embed a pushed sample with every encoder; what is embedded already is kept. Called by the embed job."""
-    with database.read() as catalogue:
-        row = catalogue.adapters.get(adapter_id)
-        if row.sample is None:
-            raise Internal(f"{row.ref} has no sample to embed")
-        done = {known.encoder_digest: known for known in catalogue.samples.embeddings(row.sample.digest)}
-    known = encoders(row.base_model)
-    progress(0, len(known), f"embedding {row.ref}")
-    texts = tuple(decode_lines(blobs.read(row.sample.digest)))
-    truncated: dict[str, int] = {known[digest].name: one.truncated for digest, one in done.items() if digest in known}
-    for encoder in (encoder for digest, encoder in known.items() if digest not in done):
-        vectors = embed_texts(texts, encoder, progress)
-        truncated[encoder.name] = vectors.truncated
-        blobs.put_bytes(vectors.data)
-        with database.write() as catalogue:
-            record_vectors(catalogue, row.sample.digest, vectors, encoder)
-    with database.write() as catalogue:
-        return catalogue.adapters.set_sample_state(adapter_id, "ready", truncated=truncated)

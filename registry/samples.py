@@ -1,24 +1,31 @@
-"""What becomes of a sample before any encoder sees it: cleaned, counted, capped, and given one byte form.
+"""Samples: the texts or vectors that stand for a domain, cleaned, counted, embedded and recorded.
 
-Called by the verbs `push` and `cook`. Nothing is dropped silently: the report counts every text that did not
-make it. A sample is stored as JSON lines of {"text"}; its digest is that of these bytes.
+Called by the verbs. Nothing is dropped silently: the report counts every text that did not make it. A sample is stored
+as JSON lines of {"text"}; its digest is that of these bytes.
 """
 
 from __future__ import annotations
 
-import json
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from registry.errors import InvalidSample, TooLarge
-from registry.names import sha256_digest
-from registry.spec import SampleReport
+import numpy as np
 
-MIN_SEQUENCES = 20
-GOOD_SEQUENCES = 100
-MAX_SEQUENCES = 500
+from registry.catalogue.database import Catalogue
+from registry.catalogue.rows import AdapterRow, EmbeddingRow
+from registry.embeddings_file import read_embeddings, save_embeddings
+from registry.encoders.contract import Encoder, Progress
+from registry.errors import InvalidSample, TooLarge
+from registry.files import decode_lines, encode_lines
+from registry.names import digest_of, sha256_digest
+from registry.registry import SampleLimits
+from registry.spec import EmbeddingSource, SampleReport, SampleSource
+from registry.uploads import BlobReader
+
 DRAW_SEED = 0
+VECTORS_PER_SEQUENCE = 10
+"""A passage can have many sentences: this many vectors are taken for each sequence of the maximum."""
 
 
 @dataclass(frozen=True)
@@ -28,16 +35,6 @@ class Sample:
     texts: tuple[str, ...]
     data: bytes
     report: SampleReport
-
-
-@dataclass(frozen=True)
-class SampleLimits:
-    """Sequences under which a sample is refused or noted, and over which it is drawn; characters of one text."""
-
-    minimum: int = MIN_SEQUENCES
-    good: int = GOOD_SEQUENCES
-    maximum: int = MAX_SEQUENCES
-    max_chars: int = 1_000_000
 
 
 def prepare(texts: Sequence[str], limits: SampleLimits = SampleLimits()) -> Sample:
@@ -83,27 +80,122 @@ def draw(texts: list[str], maximum: int) -> tuple[list[str], int | None]:
     return [texts[i] for i in chosen], DRAW_SEED
 
 
-def encode_lines(texts: Iterable[str]) -> bytes:
-    """JSON lines of {"text"}: the stored form."""
-    try:
-        return b"".join(json.dumps({"text": text}, ensure_ascii=False).encode() + b"\n" for text in texts)
-    except UnicodeEncodeError as error:
+@dataclass(frozen=True)
+class Vectors:
+    """Embeddings of one encoder: float32 (units, dimensions), their stored bytes, and units cut at its length."""
+
+    encoder: str
+    array: np.ndarray
+    data: bytes
+    truncated: int = 0
+    base_nll: np.ndarray | None = None
+    """Sum of the base model's NLL of each text, where the embedding pass yields it."""
+    tokens: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class CheckedSample:
+    """A sample that can be used: its report, and either texts with their stored bytes or the client's vectors."""
+
+    report: SampleReport
+    texts: tuple[str, ...] = ()
+    data: bytes = b""
+    vectors: tuple[Vectors, ...] = ()
+
+
+def check_sample(source: SampleSource, reader: BlobReader, encoders: Mapping[str, Encoder]) -> CheckedSample:
+    """A sample as sent, cleaned and counted; raises InvalidSample, NotFound (its blob) or TooLarge."""
+    if source.embeddings is not None:
+        return _check_embeddings(source.embeddings, reader, encoders)
+    if source.blob is not None:
+        texts = decode_lines(reader.blob(source.blob, "sample", reader.limits.sample_bytes))
+    else:
+        texts = list(source.texts or ())
+    sample = prepare(texts, reader.limits.sample)
+    return CheckedSample(report=sample.report, texts=sample.texts, data=sample.data)
+
+
+def _check_embeddings(
+    sources: tuple[EmbeddingSource, ...], reader: BlobReader, encoders: Mapping[str, Encoder]
+) -> CheckedSample:
+    vectors = tuple(_check_vectors(source, reader, encoders) for source in sources)
+    if not vectors or len({v.encoder for v in vectors}) < len(vectors):
+        raise InvalidSample("'embeddings' needs one file for each encoder, at least one in all.", param="sample")
+    count = max(len(v.array) for v in vectors)
+    good = reader.limits.sample.good
+    notes = () if count >= good else (f"{count} vectors: about {good} are better.",)
+    digest = digest_of({v.encoder: sha256_digest(v.data) for v in vectors})
+    report = SampleReport(digest=digest, received=count, kept=count, has_text=False, notes=notes)
+    return CheckedSample(report=report, vectors=vectors)
+
+
+def _check_vectors(source: EmbeddingSource, reader: BlobReader, encoders: Mapping[str, Encoder]) -> Vectors:
+    encoder = encoders.get(source.encoder)
+    if encoder is None:
+        listed = "; ".join(f"{e.name} is {digest}" for digest, e in encoders.items())
         raise InvalidSample(
-            f"A text of the sample is not valid Unicode (a lone surrogate at position {error.start}).", param="sample"
-        ) from None
+            f"No encoder of this base model has digest {source.encoder} ({listed}): embed with one of them, or "
+            "send texts.",
+            param="sample",
+        )
+    data = reader.file(source.file, "embeddings", reader.limits.embeddings_bytes)
+    array = read_embeddings(data, max_bytes=reader.limits.embeddings_bytes)
+    count, dimensions = array.shape
+    if (source.unit, dimensions) != (encoder.unit, encoder.dimensions):
+        raise InvalidSample(
+            f"Encoder {encoder.name!r} gives {encoder.dimensions} dimensions for each {encoder.unit}; these vectors "
+            f"have {dimensions} for each {source.unit}.",
+            param="sample",
+        )
+    limits = reader.limits.sample
+    most = limits.maximum * VECTORS_PER_SEQUENCE
+    if not limits.minimum <= count <= most:
+        raise InvalidSample(
+            f"{count} vectors were sent: at least {limits.minimum} are needed, about {limits.good} are good, "
+            f"{most} are the most.",
+            param="sample",
+        )
+    return Vectors(encoder=source.encoder, array=array, data=save_embeddings(array))
 
 
-def decode_lines(data: bytes) -> list[str]:
-    """The texts of JSON lines of {"text"}; raises InvalidSample with the line number that is wrong."""
-    texts = []
-    for number, line in enumerate(data.split(b"\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError):
-            raise InvalidSample(f"Line {number} of the sample is not JSON.", param="sample") from None
-        if not isinstance(value, dict) or not isinstance(value.get("text"), str):
-            raise InvalidSample(f'Line {number} of the sample is not an object with a string "text".', param="sample")
-        texts.append(value["text"])
-    return texts
+def embed_texts(texts: tuple[str, ...], encoder: Encoder, progress: Progress | None = None) -> Vectors:
+    """One encoder's vectors for a sample's texts; `progress` may raise to end it."""
+    embedded = encoder.encode(texts, progress=progress)
+    return Vectors(
+        encoder=encoder.digest,
+        array=embedded.vectors,
+        data=save_embeddings(embedded.vectors),
+        truncated=embedded.truncated,
+        base_nll=embedded.nll,
+        tokens=embedded.tokens,
+    )
+
+
+def record_vectors(catalogue: Catalogue, sample_digest: str, vectors: Vectors, encoder: Encoder) -> None:
+    """The row of embeddings whose bytes are stored already."""
+    blob = sha256_digest(vectors.data)
+    catalogue.blobs.seen(blob, len(vectors.data))
+    catalogue.samples.add_embedding(
+        EmbeddingRow(
+            sample_digest=sample_digest,
+            encoder_digest=vectors.encoder,
+            encoder_name=encoder.name,
+            unit=encoder.unit,
+            blob_digest=blob,
+            count=vectors.array.shape[0],
+            dimensions=vectors.array.shape[1],
+            truncated=vectors.truncated,
+        )
+    )
+
+
+def enqueue_embed(catalogue: Catalogue, row: AdapterRow, *, created_by: str) -> str:
+    """Queue the embedding of an adapter's sample by every encoder; returns the job's id."""
+    job = catalogue.jobs.enqueue(
+        "embed",
+        {"adapter_id": row.id},
+        namespace=row.namespace,
+        created_by=created_by,
+        dedupe_key=f"embed:{row.id}",
+    )
+    return job.id

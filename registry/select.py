@@ -16,8 +16,8 @@ from registry.catalogue.database import Database
 from registry.catalogue.rows import SelectorRow
 from registry.encoders.contract import Encoder
 from registry.errors import InvalidSample, Unavailable
-from registry.intake import CheckedSample, Vectors, embed_texts
 from registry.pools import gone_members, missing_members, pool_id, spec_digest
+from registry.samples import CheckedSample, Vectors, embed_texts
 from registry.selectors import SELECTORS
 from registry.selectors.contract import Selector
 from registry.selectors.state import load_state

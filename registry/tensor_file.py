@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from registry.errors import Invalid, InvalidManifest, InvalidWeights, TooLarge, more_problems
-from registry.strict_json import loads_strict
+from registry.files import loads_strict
 
 DTYPE_BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2,

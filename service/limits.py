@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from registry.intake import Limits
-from registry.samples import SampleLimits
+from registry.registry import Limits, SampleLimits
 from service.settings import Settings
 
 

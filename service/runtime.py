@@ -22,10 +22,10 @@ from registry.catalogue.rows import AdapterRow
 from registry.encoders import Encoder, MeanPoolEncoder, Memory, RememberedEncoder, SentenceBertEncoder
 from registry.errors import Internal, Unavailable
 from registry.spec import BaseEntry, BaseShape
-from service.auth import ensure_admin_key
-from service.bases import AllowedBases
 from service.engine import AdapterHandle, Engine
-from service.jobs import JobRunner
+from service.engine.bases import AllowedBases
+from service.http.auth import ensure_admin_key
+from service.jobs.runner import JobRunner
 from service.settings import Settings
 from service.storage import check_schema, is_sqlite, migrate, newest_missing, owned, sweep, sweep_requests
 

@@ -18,8 +18,8 @@ from pathlib import Path
 import migrations
 from registry.blobs import BlobStore
 from registry.catalogue.database import Database
-from registry.durable import sync_folder
 from registry.errors import Unavailable
+from registry.files import sync_folder
 
 LOCK = "lock"
 LATEST = 1000

@@ -22,9 +22,8 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from registry.durable import replace_file
 from registry.errors import Conflict, InvalidManifest, InvalidParameter, Unavailable
-from registry.strict_json import loads_strict
+from registry.files import loads_strict, replace_file
 from training.spec import SAVE_SECONDS
 
 FILE = "checkpoint.safetensors"

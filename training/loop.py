@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from registry.errors import Cancelled
 from training.checkpoint import Checkpoint
 from training.recipe import TrainingRecipe
-from training.run import Limit, Run
+from training.state import Limit, Run
 
 Progress = Callable[[int, int, str], object]
 """(step, steps, message)."""

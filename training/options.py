@@ -1,6 +1,6 @@
 """What a training may have beside its recipe: pruning at the start, and how the experts of a bank agree. Torch-free.
 
-Read by the trainer, by `training.pruning` and `training.adamix`, and by whoever describes a training before torch is
+Read by the trainer, by `methods.pruning` and `methods.adamix`, and by whoever describes a training before torch is
 imported.
 """
 

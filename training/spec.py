@@ -1,7 +1,7 @@
 """What a training makes and how, as one value: what the command line, a grid and a request to the server describe.
 
 Torch-free. A spec is what is asked for; with a base model it becomes an adapter's configuration, and with data an
-adapter, in `training.making`. What is left open has its paper's value, or what suits the base model.
+adapter, in `training.build`. What is left open has its paper's value, or what suits the base model.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from pydantic import BeforeValidator, Field, StringConstraints, field_validator,
 
 from registry.spec import Frozen, PruningScore
 from registry.spec.unions import member_names
+from training.methods.widening import sparsity_of
 from training.options import Consistency, PruningOptions
 from training.recipe import SHORTEST_BLOCK, TrainingRecipe
-from training.widening import sparsity_of
 
 BLOCK = 512
 """Tokens in a block where nothing else is said, at most the base's context."""

@@ -2,7 +2,7 @@
 
 Called by `soup train sweep`; the single-domain soups of AdapterSoup are made of one such grid (METHODS section 1).
 Each cell is a directory to push. One that is there is not trained again, and one that was stopped goes on from its
-checkpoint, so that the same call finishes what an earlier one began. Several at once are `training.parallel`'s.
+checkpoint, so that the same call finishes what an earlier one began. Several at once are `training.parallel_sweep`'s.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any, Literal
 
 from registry.base_model import BaseText, LoadedBase
 from registry.errors import Conflict, InvalidParameter, NotFound
-from registry.folder import AdapterFolder, read_folder
+from registry.formats import AdapterFolder, read_folder
+from training.build import Data, made_otherwise, read_items
 from training.checkpoint import held
-from training.making import Data, made_otherwise, read_items
+from training.data import MIN_TEXTS, MIN_VALID_TEXTS, enough
 from training.recipe import recipe_of
 from training.spec import SAMPLE, TrainingSpec
-from training.texts import MIN_TEXTS, MIN_VALID_TEXTS, enough
-from training.work import Work, check_bank, do, members_of
+from training.train import Work, check_bank, do, members_of
 
 CHECKPOINTS = ".checkpoints"
 """In the folder of the adapters: hidden, so that `OUT/*` names adapters only."""
@@ -140,7 +140,7 @@ def sweep(
 
     A cell that diverges does not end the others. Before the first is trained, those that are there are checked:
     raises Conflict where one is of another training. Raises Cancelled when `should_stop` says so, and otherwise what
-    `training.work.do` does.
+    `training.train.do` does.
     """
     with at_work(plan):
         kept = kept_cells(base, cells, plan)

@@ -14,12 +14,12 @@ from typing import Any
 from torch import Tensor
 
 from registry.adapters import AdapterModule, Init, attached, create, from_tensors
-from registry.adapters.bank import BankAdapter, merge_bank
+from registry.adapters.experts import BankAdapter, merge_bank
 from registry.adapters.masks import pruned_members
 from registry.adapters.weights import init_hash, save_tensors
 from registry.base_model import BaseText, LoadedBase
 from registry.errors import Incompatible, InvalidParameter
-from registry.folder import AdapterFolder, write_folder
+from registry.formats import AdapterFolder, write_folder
 from registry.names import digest_of
 from registry.spec import (
     AdapterConfig,
@@ -32,16 +32,16 @@ from registry.spec import (
     head_of,
     prefix_length,
 )
-from training.adamix import consistent_loss
 from training.checkpoint import Checkpoint, Saving
+from training.data import MIN_VALID_TEXTS
 from training.loop import MeanNll, Outcome, Progress, optimise
+from training.methods.adamix import consistent_loss
+from training.methods.pruning import prune
 from training.options import Consistency, PruningOptions
-from training.pruning import prune
 from training.recipe import TrainingRecipe
-from training.run import Limit
-from training.task import Examples, Task, named_head
+from training.state import Limit
 from training.tasks import LANGUAGE_MODELLING
-from training.texts import MIN_VALID_TEXTS
+from training.tasks.contract import Examples, Task, named_head
 
 LORA_INIT = "zero_b"
 """How a LoRA starts unless `init` is "small_b": A uniform, B zero."""
@@ -93,7 +93,7 @@ def train_adapter(
     """Train an adapter on `texts`, keeping its best state on `valid_texts`. Nothing of `base` changes.
 
     `texts` are the task's items: texts for language modelling. `config` has the head that the task needs
-    (`training.task.with_head`). With `pruning` it is pruned before the first step; a bank (AdaMix) is trained with
+    (`tasks.contract.with_head`). With `pruning` it is pruned before the first step; a bank (AdaMix) is trained with
     `consistency` (by default "released") and scored as its merge; `start` replaces initial tensors by name.
 
     With `saving` the training goes on from the checkpoint in its folder, where there is one. Raises InvalidParameter

@@ -1,7 +1,7 @@
 """A process that trains: a base model of its own, and one training after another as JSON lines ask for them.
 
-Run by `training.parallel` for the cells of a grid (`python -m training.worker`), and by the server under the module
-`service.training_process`. Its first line says which base model and how many threads; each further one is a training,
+Run by `parallel_sweep` for the cells of a grid (`python -m training.worker`), and by the server under the module
+`service.jobs.train_process`. Its first line says which base model and how many threads; each further one is a training,
 answered with its progress and then with what came of it. It stops in good order where its input ends: a training that
 is under way is saved first.
 """
@@ -21,8 +21,8 @@ from pydantic import Field
 
 from registry.errors import Cancelled, Internal, SoupError, as_dict
 from registry.spec import BaseEntry, Frozen
-from training.child import Answers, Json, asked_to_end, next_request
-from training.work import Work
+from training.process import Answers, Json, asked_to_end, next_request
+from training.train import Work
 
 if TYPE_CHECKING:
     from registry.base_model import LoadedBase
@@ -81,7 +81,7 @@ def _loaded(bench: Bench) -> LoadedBase:
 
 
 def _made(task: Task, base: LoadedBase, answers: Answers) -> Json:
-    from training.work import do
+    from training.train import do
 
     if task.turn is None:
         trained = do(task.work, base, progress=answers.progress, should_stop=asked_to_end)

@@ -29,10 +29,10 @@ from benchmarks.lm.papers import scale_name
 from registry.adapters import paper_config
 from registry.names import Digest
 from registry.spec import BankConfig, BaseShape, BottleneckConfig, Frozen, FusionConfig, PrefixConfig, UnionConfig
+from training.methods.lora_targets import lora_for
+from training.methods.widening import sparsity_of, widened
 from training.options import PruningOptions
 from training.recipe import TrainingDtype, TrainingRecipe
-from training.targets import lora_for
-from training.widening import sparsity_of, widened
 
 TRAINING_PER_S, SCORING_PER_S = 4_000, 10_000
 """Tokens a second that the plan is made for: two processes on two slow cores in all."""

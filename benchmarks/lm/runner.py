@@ -23,7 +23,7 @@ from benchmarks.lm.plan import Size
 from benchmarks.lm.work import Texts, data_of, run_cell, texts_of
 from benchmarks.report import commit
 from registry.base_model import LoadedBase, load_base
-from registry.durable import replace_file
+from registry.files import replace_file
 from registry.spec import BaseEntry
 
 Record = dict[str, Any]

@@ -15,7 +15,7 @@ from torch import Tensor
 from benchmarks.lm.cells import Cell
 from registry.adapters import attached, from_tensors
 from registry.adapters.attach import AdapterModule
-from registry.adapters.bank import BankAdapter
+from registry.adapters.experts import BankAdapter
 from registry.base_model import LoadedBase
 from registry.errors import Internal
 from registry.spec import BottleneckConfig

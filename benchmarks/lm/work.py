@@ -18,16 +18,16 @@ from benchmarks.lm.cost import parameters, relative_cost
 from benchmarks.lm.plan import Size
 from benchmarks.lm.scoring import measured
 from registry.adapters import AdapterModule, create, from_tensors
-from registry.adapters.bank import merge_bank
+from registry.adapters.experts import merge_bank
 from registry.adapters.weights import load_tensors, save_tensors
 from registry.base_model import LoadedBase
-from registry.durable import replace_file
 from registry.errors import Internal, InvalidParameter
+from registry.files import replace_file
 from registry.names import digest_of
 from registry.spec import BankConfig, FusionConfig
-from training.full import fine_tune
-from training.fusion import fusion_start
-from training.texts import draw, read_texts
+from training.data import draw, read_texts
+from training.full_fine_tuning import fine_tune
+from training.methods.fusion import fusion_start
 from training.trainer import train_adapter
 
 DRAW_SEED = 0

@@ -27,7 +27,7 @@ from demo.convert import convert, initial_tensors
 from demo.job import Job
 from registry.base_model import load_base, shape_of
 from registry.errors import Internal
-from registry.folder import read_folder
+from registry.formats import read_folder
 from registry.spec import BaseEntry, BottleneckConfig
 from training.checkpoint import Saving, discard
 from training.recipe import TrainingRecipe

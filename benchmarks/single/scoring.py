@@ -26,7 +26,7 @@ from registry.adapters import AdapterModule, attached, from_tensors
 from registry.adapters.weights import adapter_digest, load_tensors
 from registry.base_model import LoadedBase, load_base, shape_of
 from registry.errors import Internal
-from registry.folder import read_folder
+from registry.formats import read_folder
 from registry.likelihood import hidden_states
 from registry.names import digest_of
 from registry.soup.average import check, mix

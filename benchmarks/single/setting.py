@@ -14,7 +14,7 @@ from typing import Literal
 from demo.job import Job
 from registry.names import digest_of
 from registry.spec import BaseEntry
-from training.texts import draw
+from training.data import draw
 
 Init = Literal["near_identity", "linear", "zero_up"]
 RATES = (7e-3, 4e-3, 1e-3, 5e-4, 1e-4)

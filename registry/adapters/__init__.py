@@ -21,15 +21,15 @@ import torch
 from torch import Tensor, nn
 
 from registry.adapters.attach import AdapterModule, attached
-from registry.adapters.bank import BankAdapter, initial_bank
 from registry.adapters.bottleneck import BottleneckAdapter
+from registry.adapters.experts import BankAdapter, initial_bank
 from registry.adapters.fusion import FusionAdapter, initial_fusion
 from registry.adapters.head import HeadModule, initial_head
 from registry.adapters.initial import Init, initial_tensors
 from registry.adapters.lora import LORA_A, LoraAdapter, initial_lora
 from registry.adapters.masks import add_masks, is_mask, pruned_members
-from registry.adapters.order import canonical_order
 from registry.adapters.prefix import PrefixAdapter, initial_prefix
+from registry.adapters.tensor_order import canonical_order
 from registry.adapters.union import UnionAdapter, initial_union
 from registry.errors import Incompatible, InvalidParameter, UnknownMethod
 from registry.spec import AdapterConfig, BankConfig, BaseShape, BottleneckConfig, UnionConfig

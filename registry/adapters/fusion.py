@@ -92,7 +92,7 @@ def initial_fusion(
 ) -> dict[str, Tensor]:
     """fp32 tensors for `shapes`: Q and K as `torch.nn.Linear` starts, V the identity (AdapterHub's start).
 
-    Members are drawn as bottlenecks by `init`, to be replaced by trained ones (`training.fusion.fusion_start`).
+    Members are drawn as bottlenecks by `init`, to be replaced by trained ones (`training.methods.fusion.fusion_start`).
     Raises what `initial_tensors` does.
     """
     members = {name: shape for name, shape in shapes.items() if ATTENTION not in name}

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from registry.adapters.attach import AdapterModule
-from registry.adapters.order import canonical_order
+from registry.adapters.tensor_order import canonical_order
 from registry.spec import AdapterConfig, BottleneckConfig, FusionConfig, LoraConfig, Pruned, UnionConfig
 
 MASK = ".mask"

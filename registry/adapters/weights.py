@@ -18,7 +18,7 @@ from torch import Tensor
 
 from registry.adapters import expected_tensors, tensor_problems
 from registry.adapters.masks import is_mask, mask_problems, pruned_members, values
-from registry.adapters.order import canonical_order
+from registry.adapters.tensor_order import canonical_order
 from registry.errors import Incompatible, Internal, InvalidWeights, more_problems
 from registry.names import canonical_json
 from registry.spec import AdapterConfig, BaseShape

@@ -16,8 +16,8 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_MAPPING_NAMES
 from transformers.pytorch_utils import Conv1D
 
-from registry.base_model.building import BUILDING
-from registry.base_model.encoder import encoder_problems, longest_text, without_pooler
+from registry.base_model.build_lock import BUILDING
+from registry.base_model.encoder_only import encoder_problems, longest_text, without_pooler
 from registry.base_model.kv import kv_of
 from registry.errors import Unavailable
 from registry.names import Digest

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from registry.base_model.encoder import states_problem
+from registry.base_model.encoder_only import states_problem
 from registry.errors import Unavailable
 from registry.likelihood import hidden_states, lm_logits
 from registry.spec import BaseEntry

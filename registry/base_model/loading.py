@@ -19,9 +19,9 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from registry.base_model.architecture import shape_from, usable_config
-from registry.base_model.building import BUILDING
+from registry.base_model.build_lock import BUILDING
 from registry.base_model.checks import check_loaded
-from registry.base_model.encoder import tokenizer_problem, without_pooler
+from registry.base_model.encoder_only import tokenizer_problem, without_pooler
 from registry.base_model.fingerprint import CONFIG, TOKENIZER, fingerprint
 from registry.errors import InvalidParameter, Unavailable
 from registry.spec import BaseEntry, BaseShape

@@ -19,8 +19,8 @@ from types import TracebackType
 from typing import BinaryIO, Self
 
 from registry.blobs.contract import Check, hex_of
-from registry.durable import sync_folder
 from registry.errors import Internal, NotFound, Unavailable
+from registry.files import sync_folder
 from registry.names import sha256_digest
 
 TEMPORARY = "incoming"

@@ -117,7 +117,7 @@ class SentenceBertEncoder:
             from sentence_transformers import SentenceTransformer
             from transformers.utils import logging as transformers_logging
 
-            from registry.base_model.building import BUILDING
+            from registry.base_model.build_lock import BUILDING
 
             with BUILDING:
                 bars = transformers_logging.is_progress_bar_enabled()

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from registry.errors import Internal
-from registry.selectors.choice import Candidate, Evidence, choose, split_excluded
 from registry.selectors.contract import (
     Domain,
     Float64,
@@ -30,6 +29,7 @@ from registry.selectors.contract import (
 )
 from registry.selectors.drawing import MIN_UNITS, draw_units, labels
 from registry.selectors.novelty import novelty
+from registry.selectors.ranking import Candidate, Evidence, choose, split_excluded
 from registry.spec import CosineSpec, Selection, SelectOptions
 
 SBERT_THRESHOLD = 0.15

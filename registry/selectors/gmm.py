@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from registry.errors import Internal, InvalidParameter
-from registry.selectors.choice import Candidate, Evidence, choose, split_excluded
 from registry.selectors.clusters import ClusterFit, Clusters, Int64, Proof, fit_clusters, prove
 from registry.selectors.contract import (
     Domain,
@@ -33,6 +32,7 @@ from registry.selectors.drawing import MIN_UNITS, Draw, draw_units
 from registry.selectors.mixture import Mixture, precision_shape
 from registry.selectors.novelty import novelty
 from registry.selectors.projection import Projection
+from registry.selectors.ranking import Candidate, Evidence, choose, split_excluded
 from registry.spec import GmmSpec, Selection, SelectOptions
 
 Zero = Literal["keep", "drop"]

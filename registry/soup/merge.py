@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from registry.adapters.bank import merge_bank
+from registry.adapters.experts import merge_bank
 from registry.adapters.weights import DTYPES
 from registry.soup.compat import Part
 from registry.soup.finite import cast_finite

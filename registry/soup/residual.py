@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from registry.adapters import from_tensors
-from registry.adapters.bank import mean_routes
 from registry.adapters.bottleneck import Bottleneck
+from registry.adapters.experts import mean_routes
 from registry.adapters.lora import LORA_A, LORA_B, PREFIX
 from registry.soup.compat import Part, Tensors, members_of, scale_of
 from registry.spec import (

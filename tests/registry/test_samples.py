@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.errors import InvalidSample, TooLarge
-from registry.samples import SampleLimits, decode_lines, encode_lines, prepare
+from registry.files import decode_lines, encode_lines
+from registry.registry import SampleLimits
+from registry.samples import prepare
 
 WORDS = [f"passage number {i}" for i in range(700)]
 

@@ -15,18 +15,19 @@ import numpy as np
 import torch
 
 from registry.adapters import Init, create
-from registry.adapters.arrays import save_embeddings
 from registry.adapters.weights import save_tensors
 from registry.blobs import BlobStore, MemoryBlobs
 from registry.catalogue import Database
 from registry.catalogue.rows import AdapterRow, SelectorRow
 from registry.cook import Candidate, Kitchen, cook
+from registry.embed import embed
+from registry.embeddings_file import save_embeddings
 from registry.encoders import EmbeddedText, Encoder, MeanPoolEncoder
 from registry.encoders.contract import Embedded
 from registry.fit import fit
-from registry.intake import Caller, Limits
 from registry.names import sha256_digest
-from registry.push import Pushed, embed, push
+from registry.push import Pushed, push
+from registry.registry import Caller, Limits
 from registry.spec import (
     AdapterConfig,
     BaseShape,

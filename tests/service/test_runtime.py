@@ -25,9 +25,9 @@ from registry.catalogue.database import Database
 from registry.catalogue.rows import AdapterRow
 from registry.errors import Internal, InvalidParameter, NotFound, SoupError, Unavailable
 from registry.spec import Card, Provenance
-from service import bases as bases_module
 from service import runtime as runtime_module
 from service.engine import AdapterHandle, GenerateRequest, SamplingParams
+from service.engine import bases as bases_module
 from service.runtime import Runtime
 from service.settings import Settings
 from service.storage import check_schema, migrate, owned

@@ -12,6 +12,7 @@ from pydantic_settings import BaseSettings
 
 from registry.errors import InvalidParameter
 from service.settings import ClientSettings, Settings
+from tests.repository import REPOSITORY
 
 
 @pytest.fixture(autouse=True)
@@ -102,7 +103,7 @@ def test_settings_and_schemas_start_without_torch_or_the_database() -> None:
 
 # --- the reference page ---------------------------------------------------------------------------
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "settings.md"
+PAGE = REPOSITORY / "docs" / "reference" / "settings.md"
 
 
 def rows(model: type[BaseSettings]) -> list[str]:

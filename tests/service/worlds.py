@@ -92,7 +92,7 @@ class World:
 
 def open_world(data: Path, bases: Path, **settings: Any) -> Iterator[World]:
     """A world over `data`, closed afterwards."""
-    from service.app import create_app
+    from service.http.app import create_app
     from service.runtime import Runtime
 
     runtime = Runtime(Settings(data=data, bases=bases, threads=1, **settings))

@@ -23,13 +23,13 @@ from registry.base_model import load_base
 from registry.errors import Cancelled, Conflict, InvalidParameter, Unavailable
 from registry.spec import BaseEntry
 from tests.conftest import build_tiny_base
+from tests.repository import REPOSITORY
 from tests.training.conftest import TEXTS, VALID
 from training.checkpoint import FILE, Checkpoint, Saving, differences, discard, held
 from training.loop import optimise
 from training.recipe import TrainingRecipe
 from training.trainer import train_adapter
 
-ROOT = Path(__file__).parents[2]
 BLOCKS = np.random.default_rng(1).integers(0, 6, (20, 5))
 RECIPE = TrainingRecipe(steps=12, batch=4, block=32, learning_rate=1e-2, evaluations=3)
 
@@ -163,7 +163,7 @@ def adapter(base, saving=None, **changes):
 
 def test_a_killed_training_goes_on_to_the_same_bits(base, tiny_base_dir, tmp_path):
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(KILLED), str(tiny_base_dir), str(tmp_path / "state")], cwd=ROOT,
+        [sys.executable, "-c", textwrap.dedent(KILLED), str(tiny_base_dir), str(tmp_path / "state")], cwd=REPOSITORY,
         env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == -signal.SIGKILL, done.stderr

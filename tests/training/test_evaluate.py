@@ -13,16 +13,16 @@ from registry.adapters import create, from_tensors, paper_config
 from registry.adapters.weights import save_tensors
 from registry.base_model import load_base
 from registry.errors import Incompatible, InvalidParameter
-from registry.folder import read_folder, write_folder
+from registry.formats import read_folder, write_folder
 from registry.spec import BankConfig, BaseEntry, PrefixConfig, UnionConfig
-from service.cli import run as soup
+from service.cli.app import run as soup
 from tests.conftest import build_tiny_base, build_tiny_encoder
 from tests.training.conftest import TEXTS, VALID, state_hash
 from tests.training.items import ITEMS, LABELLED, QUESTIONS, as_json
-from training.evaluation import adapter_of, evaluate_task, task_named, task_of
+from training.evaluate import adapter_of, evaluate_task, task_named, task_of
 from training.recipe import TrainingRecipe
-from training.task import with_head
 from training.tasks import LANGUAGE_MODELLING, TASKS
+from training.tasks.contract import with_head
 from training.trainer import train_adapter, write_trained
 
 RECIPE = TrainingRecipe(steps=25, batch=8, block=56, learning_rate=1e-2, evaluations=2)
@@ -116,7 +116,7 @@ def test_what_a_prefix_takes_is_no_room_for_texts(base):
 
 
 def test_a_bank_is_measured_as_its_merge(base):
-    from registry.adapters.bank import merge_bank
+    from registry.adapters.experts import merge_bank
 
     config = BankConfig(expert=paper_config("pfeiffer", bottleneck=4), experts=3)
     found = train_adapter(base, config, TEXTS, VALID, recipe=RECIPE.model_copy(update={"steps": 5}))

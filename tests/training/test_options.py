@@ -8,17 +8,17 @@ import pytest
 import torch
 
 from registry.adapters import attached, create, from_tensors, paper_config
-from registry.adapters.bank import merge_bank
+from registry.adapters.experts import merge_bank
 from registry.adapters.masks import is_mask
 from registry.adapters.weights import init_hash, save_tensors
 from registry.errors import Cancelled, Conflict, Incompatible, InvalidParameter
 from registry.spec import BankConfig, HeadConfig, PrefixConfig, UnionConfig
 from tests.training.conftest import TEXTS, VALID, state_hash
 from training.checkpoint import Saving
-from training.fusion import fusion_config, fusion_start
+from training.methods.fusion import fusion_config, fusion_start
+from training.methods.lora_targets import lora_for
 from training.options import PruningOptions
 from training.recipe import TrainingRecipe
-from training.targets import lora_for
 from training.tasks import LANGUAGE_MODELLING, TASKS
 from training.trainer import inputs_of, train_adapter
 

@@ -21,8 +21,8 @@ from registry.spec import (
     Pruned,
     UnionConfig,
 )
-from service.commands.train_asked import ASKED, FLAGS, Asked
-from training.making import HELD_OUT_SEED, config_of, held_out
+from service.cli.train_flags import ASKED, FLAGS, Asked
+from training.build import HELD_OUT_SEED, config_of, held_out
 from training.recipe import TrainingRecipe
 from training.spec import METHODS, AdapterRequest, Init, RecipeRequest, TaskKey, TrainingSpec
 from training.tasks import TASKS

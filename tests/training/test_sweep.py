@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 
 from registry.errors import InvalidParameter, Unavailable, as_dict
-from registry.folder import read_folder
+from registry.formats import read_folder
 from registry.names import check_part
 from registry.spec import BaseEntry
-from service.cli import run as soup
-from service.commands import train_options
-from service.commands.train_table import Table
+from service.cli import train_options
+from service.cli.app import run as soup
+from service.cli.train_table import Table
 from tests.service.scripted import Server, ok, refusal
 from tests.training.conftest import stop_after
-from training import parallel
+from training import parallel_sweep as parallel
+from training.build import Data
 from training.checkpoint import held
-from training.making import Data
 from training.spec import TrainingSpec
 from training.sweep import CHECKPOINTS, Cell, Domain, Plan
 from training.worker import Bench

@@ -16,16 +16,16 @@ import torch
 from registry.adapters import attached, create, from_tensors, paper_config
 from registry.adapters.weights import init_hash, save_tensors
 from registry.errors import Cancelled, InvalidParameter
-from registry.folder import read_folder
+from registry.formats import read_folder
 from registry.names import digest_of
-from service.cli import run as soup
-from service.commands import train_options
+from service.cli import train_options
+from service.cli.app import run as soup
 from tests.training.conftest import TEXTS, VALID, state_hash, stop_after
-from training import adamix
 from training.checkpoint import FILE
+from training.data import pack
+from training.methods import adamix
+from training.methods.lora_targets import lora_for
 from training.recipe import TrainingRecipe
-from training.targets import lora_for
-from training.texts import pack
 from training.trainer import loss_of, train_adapter
 
 RECIPE = TrainingRecipe(steps=12, batch=4, block=32, learning_rate=1e-2, evaluations=3)

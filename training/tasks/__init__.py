@@ -5,9 +5,9 @@ Called by the trainer, the evaluation and whoever describes a training.
 
 from __future__ import annotations
 
-from training.task import Task
 from training.tasks.answering import QuestionAnswering
 from training.tasks.classification import Classification
+from training.tasks.contract import Task
 from training.tasks.language import LanguageModelling
 from training.tasks.summarisation import Summarisation
 

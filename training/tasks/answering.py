@@ -19,12 +19,12 @@ from registry.adapters import AdapterModule
 from registry.base_model import LoadedBase
 from registry.errors import InvalidParameter
 from registry.spec import HeadConfig
-from training.task import Examples, Scored, Task, under
+from training.data import MIN_TEXTS, enough
 from training.tasks.classification import needed_head
+from training.tasks.contract import Examples, Scored, Task, under
 from training.tasks.encoding import Frame, Tokens, batch_of, frame, rows_of, slices, states, tokens_of
 from training.tasks.overlap import exact_match, token_f1
 from training.tasks.reading import fields_of, string, wrong_line
-from training.texts import MIN_TEXTS, enough
 
 LEADS = 5
 """Start and end of the answer, begin and end of the context, and the place for "not here"."""

@@ -19,10 +19,10 @@ from registry.adapters.head import HeadModule, head_module
 from registry.base_model import LoadedBase
 from registry.errors import Incompatible, InvalidParameter
 from registry.spec import HeadConfig, head_of
-from training.task import Examples, Scored, Task, named_head, under
+from training.data import MIN_TEXTS, enough
+from training.tasks.contract import Examples, Scored, Task, named_head, under
 from training.tasks.encoding import batch_of, frame, rows_of, slices, states, tokens_of
 from training.tasks.reading import SHOWN, fields_of, place, string, wrong_line
-from training.texts import MIN_TEXTS, enough
 
 LEADS = 2
 MAX_LABELS = 4096

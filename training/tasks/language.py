@@ -18,8 +18,8 @@ from registry.base_model import LoadedBase
 from registry.evaluate import report
 from registry.likelihood import hidden_states, lm_logits, score_windows, token_log_probs, windows
 from registry.spec import HeadConfig, PassageScore, PerplexityReport
-from training.task import Examples, Scored, Task, under
-from training.texts import MIN_TEXTS, pack, text_of
+from training.data import MIN_TEXTS, pack, text_of
+from training.tasks.contract import Examples, Scored, Task, under
 
 
 class LanguageModelling(Task):

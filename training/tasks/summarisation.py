@@ -20,11 +20,11 @@ from registry.base_model import LoadedBase
 from registry.errors import InvalidParameter
 from registry.likelihood import lm_logits
 from registry.spec import HeadConfig
-from training.task import Examples, Scored, Task, under
+from training.data import MIN_TEXTS, enough
+from training.tasks.contract import Examples, Scored, Task, under
 from training.tasks.encoding import batch_of, rows_of, slices, states, tokens_of
 from training.tasks.overlap import rouge
 from training.tasks.reading import fields_of, string
-from training.texts import MIN_TEXTS, enough
 
 PROMPT = "\n\nSummary:"
 """Between a document and a space, with which its summary begins."""

@@ -1,0 +1,169 @@
+"""Planning a soup: which adapters at which weight, by selection or by hand, before a tensor is read.
+
+Called by the verb `cook`. Adapters that cannot be mixed with the best-ranked one leave before the cap, each with
+its reason (DESIGN, "Mixed pools").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+
+from registry.adapters.weights import adapter_digest, load_tensors
+from registry.blobs import BlobStore
+from registry.catalogue.database import Database
+from registry.catalogue.rows import AdapterRow
+from registry.encoders.contract import Encoder
+from registry.errors import Internal, InvalidRecipe
+from registry.names import parse_ref
+from registry.pools import pool_spec
+from registry.samples import CheckedSample
+from registry.select import Chosen, Fit, select
+from registry.soup.auto import apart, best_unranked, within_width
+from registry.soup.compat import Load, Part, Tensors, structures_of
+from registry.spec import BaseShape, CookRequest, GmmSpec, HandRecipe, Ingredient, LeftOut, Selection, weights_by_digest
+
+MOST = 64
+"""Adapters that are looked at for one soup: the largest `max_ingredients` there is."""
+
+
+def by_selection(
+    request: CookRequest,
+    sample: CheckedSample,
+    *,
+    scope: tuple[str, ...] | None,
+    shape: BaseShape,
+    encoders: Mapping[str, Encoder],
+    database: Database,
+    blobs: BlobStore,
+    fit: Fit,
+) -> tuple[Chosen, tuple[Part, ...]]:
+    """The adapters a selector picks for a sample; no part means that it abstains."""
+    chosen = select(
+        sample,
+        pool=pool_spec(request.pool, shape, scope),
+        spec=request.selector or GmmSpec(),
+        options=request.options,
+        encoders=encoders,
+        database=database,
+        blobs=blobs,
+        fit=fit,
+    )
+    if chosen.selection.abstained:
+        return chosen, ()
+    with database.read() as catalogue:
+        rows = {m.digest: catalogue.adapters.get(m.adapter_id) for m in chosen.selector.members}
+    parts = {digest: _part(row, "1", blobs) for digest, row in rows.items()}
+    chosen = replace(chosen, selection=_mixable(chosen, parts, request))
+    return chosen, tuple(replace(parts[one.digest], weight=one.weight) for one in chosen.selection.selected)
+
+
+def with_note(chosen: Chosen, database: Database) -> Selection:
+    """A selection that nothing is cooked of, with a warning where it holds what does not go into one soup."""
+    selected = {one.digest for one in chosen.selection.selected}
+    with database.read() as catalogue:
+        rows = [catalogue.adapters.get(m.adapter_id) for m in chosen.selector.members if m.digest in selected]
+    kinds = sorted({structures_of(row.config) for row in rows})
+    if len(kinds) < 2:
+        return chosen.selection
+    warning = (
+        f"The chosen are of {len(kinds)} kinds that are not mixed with each other: {', '.join(kinds)}. A soup is "
+        "cooked of those that go with the best of them; a pool can be limited to a method or a tag."
+    )
+    return chosen.selection.model_copy(update={"warnings": (*chosen.selection.warnings, warning)})
+
+
+def _mixable(chosen: Chosen, parts: Mapping[str, Part], request: CookRequest) -> Selection:
+    """The selection without what cannot be mixed with its best: out before the cap, so that others move up.
+
+    What is left out here keeps its share of the sample: were it excluded before, its text would count for domains
+    it does not belong to. What would make the soup wider than `max_width` leaves after the cap, lowest-ranked first.
+    """
+    every = chosen.again(request.options.model_copy(update={"max_ingredients": MOST})).selected
+    ranked = chosen.selector.spec.kind != "uniform"
+    best, out = _apart(parts, every, request, ranked=ranked)
+    fitting = [one for one in every if one.digest not in out]
+    taken = fitting[: request.options.max_ingredients] if ranked else fitting
+    count, wide = within_width([parts[one.digest] for one in taken], request.mixing, max_width=request.max_width)
+    if not out and not wide:
+        return chosen.selection
+    reasons = {one.digest: f"Passes, but {len(taken)} better ones are taken already." for one in fitting}
+    reasons |= {one.digest: f"Passes, but the soup would be too wide with it. {wide}" for one in taken[count:]}
+    reasons |= {digest: f"Cannot be mixed with {best.ref}: {reason}" for digest, reason in out.items()}
+    taken = taken[:count]
+    weights = weights_by_digest({one.digest: 1.0 for one in taken})
+    left = [
+        LeftOut(**one.model_dump(exclude={"weight"}), reason=reasons[one.digest]) for one in every if one not in taken
+    ]
+    seen = {one.digest for one in every}
+    narrow = f", {count} fit into max_width {request.max_width}" if wide else f", {count} taken"
+    return chosen.selection.model_copy(
+        update={
+            "selected": tuple(one.model_copy(update={"weight": weights[one.digest]}) for one in taken),
+            "left_out": (*left, *(one for one in chosen.selection.left_out if one.digest not in seen)),
+            "reason": f"{len(every)} domains pass, {len(fitting)} can be mixed with {best.ref}{narrow}.",
+        }
+    )
+
+
+def _apart(
+    parts: Mapping[str, Part], every: Sequence[Ingredient], request: CookRequest, *, ranked: bool
+) -> tuple[Part, dict[str, str]]:
+    """What the others must go with (the best-ranked; else one of the largest group that mixes), and who cannot."""
+    selected = [parts[one.digest] for one in every]
+    best = selected[0] if ranked else best_unranked(selected, request.mixing)
+    kept = replace(best, load=cache(best.load))  # it may be compared with each of the others
+    return best, apart(kept, selected, request.mixing, ranked=ranked)
+
+
+def by_hand(
+    recipe: HandRecipe, *, scope: tuple[str, ...] | None, database: Database, blobs: BlobStore
+) -> tuple[str, tuple[Part, ...]]:
+    """The base id and the parts of a recipe by hand.
+
+    An adapter named twice counts with the sum of its weights; weight 0 is left out. What cannot be mixed is found
+    by the mixing method, with all reasons. Raises NotFound, Retired, InvalidName or InvalidRecipe.
+    """
+    weights: dict[str, float] = {}
+    rows: dict[str, AdapterRow] = {}
+    with database.read() as catalogue:
+        for one in recipe.ingredients:
+            row = catalogue.adapters.resolve(scope, parse_ref(one.ref))
+            rows[row.digest] = row
+            weights[row.digest] = weights.get(row.digest, 0.0) + one.weight
+    used = [digest for digest in rows if weights[digest] > 0]
+    if not used:
+        raise InvalidRecipe("Every weight of the recipe is 0: give at least one ingredient a weight.", param="recipe")
+    try:
+        canonical = weights_by_digest({digest: weights[digest] for digest in used})
+    except ValueError as error:
+        raise InvalidRecipe(f"The recipe's {error}.", param="recipe") from None
+    kept = [digest for digest in used if canonical[digest] != "0"]
+    return rows[used[0]].base_model, tuple(_part(rows[digest], canonical[digest], blobs) for digest in kept)
+
+
+def _part(row: AdapterRow, weight: str, blobs: BlobStore) -> Part:
+    return Part(
+        adapter_id=row.id,
+        ref=row.ref,
+        digest=row.digest,
+        weight=weight,
+        base_fingerprint=row.base_fingerprint,
+        config=row.config,
+        provenance=row.provenance,
+        dtype=row.dtype,
+        load=_loader(row, blobs),
+    )
+
+
+def _loader(row: AdapterRow, blobs: BlobStore) -> Load:
+    """The stored tensors of a row, checked against its digest."""
+
+    def load() -> Tensors:
+        tensors = load_tensors(blobs.read(row.weights_blob))
+        if adapter_digest(row.base_fingerprint, row.config, tensors) != row.digest:
+            raise Internal(f"the stored weights of {row.ref} are not those of its digest")
+        return tensors
+
+    return load

@@ -1,0 +1,159 @@
+"""Files and what stands in them: durable writes, strict JSON, JSON lines. Standard library only.
+
+Used by whatever keeps state in files (the blobs, the checkpoints of a training, the file of the admin key) and by
+whoever reads JSON that came from people or with a file.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import math
+import os
+import secrets
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from registry.errors import Invalid, InvalidManifest, InvalidSample
+
+AT_FDCWD, RENAME_EXCHANGE = -100, 2
+"""Of Linux's renameat2(2): paths are taken as ever, and the two names are swapped."""
+
+
+def replace_file(path: Path, data: bytes, *, beside: Path, mode: int = 0o666) -> None:
+    """Make `path` hold `data`: after any crash it is the old file or the whole new one.
+
+    The bytes are written to `beside`, a path in the same folder that nobody else writes to; what a crash left there
+    is removed. `mode` is the file's from the start, less the umask. Raises OSError, and `path` is as it was unless
+    only its folder could not be synced.
+    """
+    beside.unlink(missing_ok=True)
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it that are missing, all their names durable."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in reversed(missing):
+        sync_folder(path.parent)
+
+
+def exchange(one: Path, other: Path) -> None:
+    """Swap two names of one file system, in one step where the system can: after any crash both are there.
+
+    Elsewhere (no Linux, some network file systems) they are renamed one after the other: a crash in between leaves
+    `other` under a hidden name `.NAME.*.old` in its folder. Raises OSError, and then both are as they were.
+    """
+    if _exchanged(one, other):
+        return
+    aside = other.parent / f".{other.name}.{secrets.token_hex(4)}.old"
+    other.rename(aside)
+    try:
+        one.rename(other)
+    except OSError:
+        aside.rename(other)
+        raise
+    aside.rename(one)
+
+
+def _exchanged(one: Path, other: Path) -> bool:
+    """Whether the system has swapped them; raises OSError where it can and did not."""
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if renameat2 is None:
+        return False
+    if renameat2(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP}:
+        return False
+    raise OSError(number, os.strerror(number), str(one), None, str(other))
+
+
+# --- JSON ------------------------------------------------------------------------------------------
+
+
+def loads_strict(
+    text: str | bytes, *, what: str = "The JSON", error: type[Invalid] = InvalidManifest, max_keys: int | None = None
+) -> Any:
+    """A JSON value; raises `error` for duplicate keys, NaN, numbers beyond what a double holds, bad UTF-8, lone
+    surrogates, objects of more than `max_keys` keys, absurd depth or broken syntax. Messages begin with `what`."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if max_keys is not None and len(pairs) > max_keys:
+            raise error(f"{what} holds an object with {len(pairs)} keys; at most {max_keys} are taken.")
+        found: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in found:
+                raise error(f"{what} has the key {key[:80]!r} twice in one object.")
+            found[key] = value
+        return found
+
+    def finite(number: str) -> float:
+        value = float(number)
+        if math.isinf(value):
+            raise error(f"{what} holds the number {number[:40]}, which is larger than any that can be kept.")
+        return value
+
+    def no_constant(name: str) -> Any:
+        raise error(f"{what} holds {name}, which is not JSON.")
+
+    try:
+        decoded = text.decode("utf-8") if isinstance(text, bytes) else text
+        value = json.loads(decoded, object_pairs_hook=unique, parse_float=finite, parse_constant=no_constant)
+        if "\\u" in decoded:  # an escaped half of a surrogate pair is a string no UTF-8 can hold
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeDecodeError as problem:
+        raise error(f"{what} is not valid UTF-8 at byte {problem.start}.") from None
+    except UnicodeEncodeError:
+        raise error(f"{what} holds half of a surrogate pair, which is no text.") from None
+    except RecursionError:
+        raise error(f"{what} is nested too deeply.") from None
+    except json.JSONDecodeError as problem:
+        raise error(f"{what} is broken at line {problem.lineno}, column {problem.colno}: {problem.msg}.") from None
+    except ValueError:  # the interpreter's limit on the digits of an integer
+        raise error(f"{what} holds a number of thousands of digits, which cannot be read.") from None
+    return value
+
+
+def encode_lines(texts: Iterable[str]) -> bytes:
+    """JSON lines of {"text"}: the stored form."""
+    try:
+        return b"".join(json.dumps({"text": text}, ensure_ascii=False).encode() + b"\n" for text in texts)
+    except UnicodeEncodeError as error:
+        raise InvalidSample(
+            f"A text of the sample is not valid Unicode (a lone surrogate at position {error.start}).", param="sample"
+        ) from None
+
+
+def decode_lines(data: bytes) -> list[str]:
+    """The texts of JSON lines of {"text"}; raises InvalidSample with the line number that is wrong."""
+    texts = []
+    for number, line in enumerate(data.split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            raise InvalidSample(f"Line {number} of the sample is not JSON.", param="sample") from None
+        if not isinstance(value, dict) or not isinstance(value.get("text"), str):
+            raise InvalidSample(f'Line {number} of the sample is not an object with a string "text".', param="sample")
+        texts.append(value["text"])
+    return texts

@@ -1,0 +1,250 @@
+"""Checkpoints of AdapterHub's library `adapters` (Poth et al., EMNLP 2023), to and from our configuration and names.
+
+A checkpoint is a folder with `adapter_config.json` and `pytorch_adapter.bin` or `adapter.safetensors`. On models
+whose layers normalise before their sub-modules, with f the output of the feed-forward module and r the residual
+stream before its norm, its layers compute (adapters 1.3, methods/modeling.py):
+
+- Pfeiffer (`seq_bn`): f + r + U g(D (f + r)), ours with `input="residual"`; without `original_ln_before`
+  f + r + U g(D f), ours with `input="module"`; with `ln_before` a LayerNorm before D: Bapna-Firat.
+- Houlsby (`double_seq_bn`): the second form after both sub-layers, the base's norms untouched: `trained_norms=False`.
+- parallel (`par_bn`): f + r + s U g(D r), ours with `input="residual"`.
+
+On BERT and its kin, whose layers normalise after their sub-modules (LN(f + r)):
+
+- Pfeiffer: LN(f + r + U g(D LN(f + r))), ours with `input="residual"`; without `original_ln_before`
+  LN(f + r + U g(D f)), ours with `input="module"`; Houlsby the latter twice.
+- parallel: LN(f + r + s U g(D r)), ours with `input="module"`: r is the feed-forward module's argument.
+
+Width and number of layers are read from the tensors.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from registry.adapters.weights import load_tensors, save_tensors
+from registry.errors import Incompatible, InvalidManifest, InvalidParameter, NotFound, TooLarge, UnknownMethod
+from registry.files import loads_strict
+from registry.formats.adapterhub.options import VERSION, Options, read_options, write_options
+from registry.formats.adapterhub.tensors import Layout, from_canonical, to_canonical
+from registry.formats.adapterhub.torch_file import read_torch_file
+from registry.spec import AdapterConfig, BottleneckConfig
+
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "pytorch_adapter.bin"
+SAFE_WEIGHTS_FILE = "adapter.safetensors"
+MAX_CONFIG_BYTES = 2**20
+MAX_WEIGHTS_BYTES = 2**31
+
+_HEADS = ("head_config.json", "pytorch_model_head.bin", "model_head.safetensors")
+_FUSION = ("adapter_fusion_config.json", "pytorch_model_adapter_fusion.bin", "model_adapter_fusion.safetensors")
+_INTERFACE = "adapter_interface.json"
+_NAME = re.compile(r"[\w-]{1,100}", re.ASCII)
+
+
+class _Family(NamedTuple):
+    """The library's class of a model with a head for tokens, where that keeps its layers, and how they are made."""
+
+    model_class: str
+    prefix: str
+    layers: str
+    called: Mapping[str, str] = {"attention_adapters": "attention_adapters", "output_adapters": "output_adapters"}
+    post_norm: bool = False
+
+
+_BERT_SITES = {"attention_adapters": "attention.output", "output_adapters": "output"}
+
+
+_FAMILIES = {
+    "gpt2": _Family("GPT2LMHeadModel", "transformer", "h"),
+    "llama": _Family("LlamaForCausalLM", "model", "layers"),
+    "mistral": _Family("MistralForCausalLM", "model", "layers"),
+    "bert": _Family("BertForMaskedLM", "bert", "encoder.layer", _BERT_SITES, post_norm=True),
+    "roberta": _Family("RobertaForMaskedLM", "roberta", "encoder.layer", _BERT_SITES, post_norm=True),
+    "distilbert": _Family("DistilBertForMaskedLM", "distilbert", "transformer.layer", post_norm=True),
+}
+FAMILIES = tuple(_FAMILIES)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """An AdapterHub checkpoint in our words: `tensors` have canonical names and the dtype they were stored in.
+
+    `model_name` is what the checkpoint calls its base model; `left_out` names files beside the adapter that are not
+    part of it, heads and fusion layers.
+    """
+
+    config: BottleneckConfig
+    tensors: dict[str, Tensor]
+    name: str
+    model_type: str
+    model_name: str | None
+    version: str | None
+    left_out: tuple[str, ...]
+
+
+class _About(NamedTuple):
+    """What adapter_config.json says beside the options."""
+
+    name: str
+    model_type: str
+    model_name: str | None
+    hidden_size: int
+    version: str | None
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Whether a folder holds files that only AdapterHub's library writes."""
+    return any((folder / name).is_file() for name in (WEIGHTS_FILE, SAFE_WEIGHTS_FILE, *_HEADS, *_FUSION))
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """The adapter of a checkpoint folder; safetensors are read where both kinds of weights are there.
+
+    Raises NotFound for missing files (a head without its adapter), InvalidManifest for a broken configuration,
+    UnknownMethod for options, methods and families without counterpart, InvalidWeights or TooLarge for the tensors;
+    `problems` has all of them.
+    """
+    weights = _weights_file(folder)
+    table = _table(folder)
+    about = _about(table)
+    post_norm = _family(about.model_type).post_norm
+    options = read_options(table.get("config"), versioned="version" in table, post_norm=post_norm)
+    if (folder / _INTERFACE).is_file():
+        raise UnknownMethod(f"{folder} was made through {_INTERFACE}, whose places of adapters are not known here.")
+    layout = _layout(about.model_type, about.name, options)
+    width, tensors = to_canonical(_tensors(weights), layout, hidden_size=about.hidden_size)
+    return Checkpoint(
+        config=options.config(width),
+        tensors=tensors,
+        name=about.name,
+        model_type=about.model_type,
+        model_name=about.model_name,
+        version=about.version,
+        left_out=tuple(name for name in (*_HEADS, *_FUSION) if (folder / name).is_file()),
+    )
+
+
+def _weights_file(folder: Path) -> Path:
+    if not folder.is_dir():
+        raise NotFound(f"{folder} is not a directory: give the folder that `save_adapter` wrote.")
+    for name in (SAFE_WEIGHTS_FILE, WEIGHTS_FILE):
+        if (folder / name).is_file():
+            return folder / name
+    beside = [name for name in (*_HEADS, *_FUSION) if (folder / name).is_file()]
+    only = f"; {' and '.join(beside)} {'is' if len(beside) == 1 else 'are'} no adapter" if beside else ""
+    raise NotFound(f"{folder} has neither {WEIGHTS_FILE} nor {SAFE_WEIGHTS_FILE}{only}: save the adapter itself.")
+
+
+def _table(folder: Path) -> dict[str, Any]:
+    file = folder / CONFIG_FILE
+    if not file.is_file():
+        raise NotFound(f"{folder} has no {CONFIG_FILE}, which `save_adapter` writes beside the weights.")
+    if file.stat().st_size > MAX_CONFIG_BYTES:
+        raise TooLarge(f"{file} has {file.stat().st_size} bytes and the limit is {MAX_CONFIG_BYTES}.")
+    try:
+        table = loads_strict(file.read_bytes())
+    except InvalidManifest as error:
+        raise InvalidManifest(f"{file}: {error.message}", param=CONFIG_FILE) from None
+    if not isinstance(table, dict):
+        raise InvalidManifest(f"{file} is no table.", param=CONFIG_FILE)
+    return table
+
+
+def _about(table: Mapping[str, Any]) -> _About:
+    name, model_type, hidden = table.get("name"), table.get("model_type"), table.get("hidden_size")
+    problems = []
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        problems.append(f"'name' is {str(name)[:60]!r}; letters, digits, '_' and '-' are needed.")
+    if not isinstance(hidden, int) or isinstance(hidden, bool) or not 1 <= hidden <= 2**20:
+        problems.append(f"'hidden_size' is {str(hidden)[:60]!r}, not a size.")
+    if not isinstance(model_type, str):
+        problems.append("'model_type' is missing: it names the family of the base model.")
+    if problems:
+        raise InvalidManifest(f"{CONFIG_FILE}: {problems[0]}", param=CONFIG_FILE, problems=problems)
+    assert isinstance(name, str)
+    assert isinstance(model_type, str)
+    assert isinstance(hidden, int)
+    model_name, version = table.get("model_name"), table.get("version")
+    return _About(
+        name=name,
+        model_type=model_type,
+        model_name=model_name[:1000] if isinstance(model_name, str) else None,
+        hidden_size=hidden,
+        version=version[:100] if isinstance(version, str) else None,
+    )
+
+
+def _layout(model_type: str, name: str, options: Options) -> Layout:
+    family = _family(model_type)
+    return Layout(prefix=family.prefix, layers=family.layers, name=name, options=options, called=family.called)
+
+
+def _family(model_type: str) -> _Family:
+    """The family's entry; raises UnknownMethod naming the known ones."""
+    family = _FAMILIES.get(model_type)
+    if family is None:
+        raise UnknownMethod(
+            f"AdapterHub checkpoints for base models of family {model_type[:60]!r} are not converted; families known "
+            f"here: {', '.join(_FAMILIES)}.",
+            param="model_type",
+        )
+    return family
+
+
+def _tensors(file: Path) -> dict[str, Tensor]:
+    if file.stat().st_size > MAX_WEIGHTS_BYTES:
+        raise TooLarge(f"{file} has {file.stat().st_size} bytes and the limit is {MAX_WEIGHTS_BYTES}.")
+    data = file.read_bytes()
+    return load_tensors(data) if file.name == SAFE_WEIGHTS_FILE else read_torch_file(data)
+
+
+def checkpoint_files(
+    config: AdapterConfig, tensors: Mapping[str, Tensor], *, name: str, model_type: str,
+    model_name: str | None = None, safetensors: bool = False,
+) -> dict[str, bytes]:  # fmt: skip
+    """The files of a checkpoint that `load_adapter` takes, by name; weights in the dtype of `tensors`.
+
+    With `safetensors` the weights are adapter.safetensors, which is read with `load_adapter(use_safetensors=True)`
+    only. Raises UnknownMethod for other methods and families, Incompatible for what the library cannot express.
+    """
+    if not isinstance(config, BottleneckConfig):
+        raise UnknownMethod(f"Adapters of method {config.method!r} are not written for AdapterHub.", param="config")
+    if config.pruned is not None:
+        raise Incompatible(
+            "A checkpoint of AdapterHub has no place for the masks of a pruned adapter: it would train as a dense one.",
+            param="config",
+        )
+    if not _NAME.fullmatch(name):
+        raise InvalidParameter(f"Name {name[:60]!r}: letters, digits, '_' and '-' are needed.", param="name")
+    hidden_size = next((int(t.shape[0]) for n, t in tensors.items() if n.endswith(".up.weight")), 1)
+    post_norm = _family(model_type).post_norm
+    written = write_options(config, hidden_size=hidden_size, post_norm=post_norm)
+    layout = _layout(model_type, name, read_options(written, versioned=True, post_norm=post_norm))
+    theirs = from_canonical(tensors, layout, width=config.bottleneck, hidden_size=hidden_size)
+    table = {
+        "config": written,
+        "hidden_size": hidden_size,
+        "model_class": _FAMILIES[model_type].model_class,
+        "model_name": model_name,
+        "model_type": model_type,
+        "name": name,
+        "version": VERSION,
+    }
+    weights = {SAFE_WEIGHTS_FILE: save_tensors(theirs)} if safetensors else {WEIGHTS_FILE: _saved(theirs)}
+    return {CONFIG_FILE: json.dumps(table, indent=2, sort_keys=True).encode() + b"\n", **weights}
+
+
+def _saved(tensors: Mapping[str, Tensor]) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(dict(tensors), buffer)
+    return buffer.getvalue()

@@ -1,0 +1,215 @@
+"""Names and shapes of a checkpoint's tensors in AdapterHub's library, to and from the canonical ones.
+
+Called by `adapterhub`; knows neither files nor JSON. Layer i has, at `output_adapters` (our `ffn`) and
+`attention_adapters`, below `<layers>.<i>.<site>.adapters.<name>.`: `adapter_down.0.weight` (m, d) and `.bias` (m),
+`adapter_up.weight` (d, m) and `.bias` (d); with a LayerNorm before it, that as `adapter_norm_before` and again as
+`adapter_down.0`, the projection then being `adapter_down.1`; with a learned scaling, `scaling` (1) or (d). BERT's two
+places are called `output` and `attention.output`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from registry.adapters import tensor_problems
+from registry.adapters.weights import DTYPES
+from registry.errors import Incompatible
+from registry.formats.adapterhub.options import Options
+from registry.tensor_file import refuse
+
+MAX_WIDTH = 65536
+SHOWN = 4
+_SITES = {"output_adapters": "ffn", "attention_adapters": "attention"}
+_PLACE = re.compile(rf"(\d{{1,4}})\.(?:{'|'.join(_SITES)})\.[\w.]+", re.ASCII)
+_CANONICAL = re.compile(r"layers\.(\d{1,4})\.(ffn|attention)\.(norm|down|up)\.(weight|bias)", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the library names an adapter's tensors: `prefix.layers.<i>.<site>.adapters.name.`.
+
+    The prefix is missing where the model was saved without its language-model head. `called` are the family's own
+    names of the two sites.
+    """
+
+    prefix: str
+    layers: str
+    name: str
+    options: Options
+    called: Mapping[str, str] = field(default_factory=lambda: {site: site for site in _SITES})
+
+    def sites(self) -> tuple[str, ...]:
+        """The places of a layer that have an adapter."""
+        return (
+            ("attention_adapters", "output_adapters") if self.options.structure == "houlsby" else ("output_adapters",)
+        )
+
+    def down(self) -> str:
+        """The name of the down-projection, which a LayerNorm before it moves."""
+        return "adapter_down.1" if self.options.structure == "bapna_firat" else "adapter_down.0"
+
+    def leaves(self, width: int, hidden_size: int) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of the tensors at one place."""
+        shapes: dict[str, tuple[int, ...]] = {
+            f"{self.down()}.weight": (width, hidden_size),
+            f"{self.down()}.bias": (width,),
+            "adapter_up.weight": (hidden_size, width),
+            "adapter_up.bias": (hidden_size,),
+        }
+        if self.options.structure == "bapna_firat":
+            for norm in ("adapter_norm_before", "adapter_down.0"):
+                shapes |= {f"{norm}.weight": (hidden_size,), f"{norm}.bias": (hidden_size,)}
+        if self.options.scaling != "constant":
+            shapes["scaling"] = (1,) if self.options.scaling == "learned" else (hidden_size,)
+        return shapes
+
+
+def to_canonical(found: Mapping[str, Tensor], layout: Layout, *, hidden_size: int) -> tuple[int, dict[str, Tensor]]:
+    """Width and canonical tensors of a checkpoint, in the dtype they are stored in; a learned scaling is folded in.
+
+    Raises InvalidWeights with everything that is missing, too many, of another shape or dtype, or not finite.
+    """
+    tensors = _by_place(found, layout)
+    width = _width(tensors, found, layout)
+    layers = _layers(tensors)
+    expected = {
+        f"{i}.{site}.{leaf}": shape
+        for i in range(layers)
+        for site in layout.sites()
+        for leaf, shape in layout.leaves(width, hidden_size).items()
+    }
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    problems = tensor_problems(expected, shapes) + _value_problems(tensors)
+    if problems:
+        raise refuse("weights", problems)
+    canonical = dict(_canonical(tensors, layout, layers=layers))
+    beyond = [name for name, tensor in canonical.items() if not torch.isfinite(tensor).all()]
+    if beyond:
+        dtype = str(canonical[beyond[0]].dtype).removeprefix("torch.")
+        raise refuse("weights", [f"Its 'scaling' takes {name} beyond {dtype}: store it wider." for name in beyond])
+    return width, canonical
+
+
+def _by_place(found: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]:
+    """Tensors by `<layer>.<site>.<leaf>`; those that are not the adapter's keep their name."""
+    sites = {theirs: site for site, theirs in layout.called.items()}
+    pattern = re.compile(
+        rf"(?:{re.escape(layout.prefix)}\.)?{re.escape(layout.layers)}\.(0|[1-9]\d{{0,3}})"
+        rf"\.({'|'.join(map(re.escape, sites))})\.adapters\.{re.escape(layout.name)}\.([\w.]+)",
+        re.ASCII,
+    )
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in found.items():
+        match = pattern.fullmatch(name)
+        place = f"{match[1]}.{sites[match[2]]}.{match[3]}" if match else name
+        tensors[name if place in tensors else place] = tensor
+    return tensors
+
+
+def _layers(places: Iterable[str]) -> int:
+    """One more than the highest layer of any place; names that are no places do not count."""
+    return 1 + max((int(match[1]) for match in map(_PLACE.fullmatch, places) if match), default=-1)
+
+
+def _width(tensors: Mapping[str, Tensor], found: Mapping[str, Tensor], layout: Layout) -> int:
+    downs = {
+        place: tensor.shape[0]
+        for place, tensor in tensors.items()
+        if _PLACE.fullmatch(place) and place.endswith(f".{layout.down()}.weight") and tensor.ndim == 2
+    }
+    widths = sorted(set(downs.values()))
+    if not widths:
+        raise refuse("weights", [_nothing(found, layout)])
+    if not 1 <= widths[0] <= MAX_WIDTH:
+        raise refuse("weights", [f"Its bottlenecks are {widths[0]} wide; 1 to {MAX_WIDTH} can be taken."])
+    if len(widths) > 1:
+        of = ", ".join(f"{width} in {next(p for p in downs if downs[p] == width)}" for width in widths[:SHOWN])
+        more = f", {len(widths) - SHOWN} more" if len(widths) > SHOWN else ""
+        raise refuse("weights", [f"Its bottlenecks have several widths ({of}{more}), and one for all is needed."])
+    return widths[0]
+
+
+def _nothing(found: Mapping[str, Tensor], layout: Layout) -> str:
+    """Why no tensor is the adapter's."""
+    first = _their_name(f"0.{layout.sites()[-1]}.{layout.down()}.weight", layout)
+    return f"None of its {len(found)} tensors is named like {first}; the first is {next(iter(found))[:120]!r}."
+
+
+def _value_problems(tensors: Mapping[str, Tensor]) -> list[str]:
+    dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()}
+    problems = [
+        f"Tensor {name[:120]!r} is {tensor.dtype}; float32, float16 and bfloat16 are read."
+        for name, tensor in tensors.items()
+        if tensor.dtype not in DTYPES.values()
+    ]
+    if len(dtypes) > 1:
+        problems.append(f"Its tensors are of several dtypes ({', '.join(sorted(dtypes))}): store them in one.")
+    if problems:
+        return problems
+    broken = {name: int((~torch.isfinite(tensor)).sum()) for name, tensor in tensors.items()}
+    problems = [f"Tensor {name!r} holds {bad} values that are NaN or infinite." for name, bad in broken.items() if bad]
+    for name, tensor in tensors.items():
+        twin = tensors.get(name.replace("adapter_norm_before", "adapter_down.0"))
+        if twin is not None and twin.shape == tensor.shape and not torch.equal(twin, tensor):
+            problems.append(f"Tensor {name!r} and its second copy in adapter_down.0 differ.")
+    return problems
+
+
+def _canonical(tensors: Mapping[str, Tensor], layout: Layout, *, layers: int) -> Iterator[tuple[str, Tensor]]:
+    """Checked tensors under their canonical names."""
+    parts = {"down": layout.down(), "up": "adapter_up"}
+    if layout.options.structure == "bapna_firat":
+        parts["norm"] = "adapter_norm_before"
+    for i in range(layers):
+        for site in layout.sites():
+            scaling = tensors.get(f"{i}.{site}.scaling")
+            for part, theirs in parts.items():
+                for kind in ("weight", "bias"):
+                    tensor = tensors[f"{i}.{site}.{theirs}.{kind}"]
+                    if part == "up" and scaling is not None:
+                        tensor = _scaled(tensor, scaling)
+                    yield f"layers.{i}.{_SITES[site]}.{part}.{kind}", tensor.contiguous()
+
+
+def _scaled(tensor: Tensor, scaling: Tensor) -> Tensor:
+    """U or b_U, rows times `scaling` (1) or (d), in fp32 with one cast at the end."""
+    factor = scaling.to(torch.float32).reshape(-1, *[1] * (tensor.ndim - 1))
+    return (tensor.to(torch.float32) * factor).to(tensor.dtype)
+
+
+def from_canonical(tensors: Mapping[str, Tensor], layout: Layout, *, width: int, hidden_size: int) -> dict[str, Tensor]:
+    """The library's tensors of an adapter of ours; raises Incompatible with every name and shape that is wrong."""
+    sites = {ours: theirs for theirs, ours in _SITES.items()}
+    parts = {"down": (layout.down(),), "up": ("adapter_up",), "norm": ("adapter_norm_before", "adapter_down.0")}
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        match = _CANONICAL.fullmatch(name)
+        if match is None:
+            found[name] = tensor
+            continue
+        layer, site, part, kind = match.groups()
+        found |= {f"{layer}.{sites[site]}.{theirs}.{kind}": tensor for theirs in parts[part]}
+    layers = _layers(found)
+    expected = {
+        f"{i}.{site}.{leaf}": shape
+        for i in range(layers)
+        for site in layout.sites()
+        for leaf, shape in layout.leaves(width, hidden_size).items()
+    }
+    problems = tensor_problems(expected, {name: tuple(tensor.shape) for name, tensor in found.items()})
+    if problems or not layers:
+        raise Incompatible(
+            "The tensors are not those of the adapter's configuration: "
+            f"{problems[0] if problems else 'there are none.'}", param="tensors", problems=problems,
+        )  # fmt: skip
+    return {_their_name(place, layout): found[place] for place in expected}
+
+
+def _their_name(place: str, layout: Layout) -> str:
+    layer, site, leaf = place.split(".", 2)
+    return f"{layout.prefix}.{layout.layers}.{layer}.{layout.called[site]}.adapters.{layout.name}.{leaf}"

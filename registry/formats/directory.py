@@ -1,0 +1,310 @@
+"""An adapter as a directory on disk (DESIGN section 4): read, checked, and written in one step.
+
+Called by the client (push, pull), by the trainer and by converters; knows nothing of tensors or HTTP. The
+directory holds `adapter_config.json`, `adapter_model.safetensors`, optionally `samples.jsonl` or
+`embeddings.safetensors`, and `README.md`, whose front matter is the card. The directory of a LoRA or a prefix is PEFT's
+own: what its `adapter_config.json` cannot say stands beside it in `soup.json`, which may be missing. No file is opened
+but these six.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import Field, ValidationError
+
+from registry.errors import Conflict, Invalid, InvalidManifest, InvalidSample, NotFound
+from registry.files import exchange, loads_strict, make_folder, sync_folder
+from registry.formats.card import CARD_FILE, Relation, format_card, parse_card
+from registry.formats.peft.lora import adapter_config
+from registry.formats.peft.writing import PeftConfig, is_pefts, peft_config
+from registry.formats.refusal import refusal
+from registry.names import Digest
+from registry.spec import AdapterConfig, BaseShape, Card, Frozen, Provenance, Unit
+from registry.tensor_file import header_of
+
+CONFIG_FILE = "adapter_config.json"
+SOUP_FILE = "soup.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+SAMPLES_FILE = "samples.jsonl"
+EMBEDDINGS_FILE = "embeddings.safetensors"
+MAX_JSON_BYTES = 16 * 1024 * 1024
+
+
+class EmbeddingsNote(Frozen):
+    """What made the vectors of `embeddings.safetensors`: the encoder's digest and what a row stands for."""
+
+    encoder: Digest
+    unit: Unit
+
+
+class FolderNotes(Frozen):
+    """`soup.json`: what is known of an adapter beside PEFT's configuration."""
+
+    base_model: str | None = Field(default=None, max_length=64)
+    base_fingerprint: Digest | None = None
+    domain: str | None = Field(default=None, min_length=1, max_length=200)
+    provenance: Provenance = Provenance()
+    embeddings: EmbeddingsNote | None = None
+
+
+class FolderConfig(FolderNotes):
+    """`adapter_config.json` of every other adapter."""
+
+    domain: str = Field(min_length=1, max_length=200)
+    config: AdapterConfig
+
+
+_Notes = TypeVar("_Notes", bound=FolderNotes)
+
+
+@dataclass(frozen=True)
+class AdapterFolder:
+    """What a directory says of its adapter; files are paths, read by whoever needs their bytes."""
+
+    path: Path
+    config: AdapterConfig
+    provenance: Provenance
+    base_model: str | None
+    base_fingerprint: str | None
+    recorded_base: str | None
+    """The base model as PEFT's configuration names it: a hub repository, or a folder of where it was trained."""
+    domain: str | None
+    weights: Path
+    sample: Path | None
+    embeddings: Path | None
+    embeddings_note: EmbeddingsNote | None
+    card: Card
+
+
+def read_folder(path: Path) -> AdapterFolder:
+    """An adapter directory, its files named but not opened; of PEFT's weights the names and shapes are read.
+
+    Raises NotFound where a file is missing, InvalidManifest (every problem listed), UnknownMethod, or InvalidWeights
+    for PEFT's weights whose names and shapes cannot be read.
+    """
+    if not path.is_dir():
+        raise NotFound(f"{path} is not a directory: give a directory that holds {CONFIG_FILE} and {WEIGHTS_FILE}.")
+    said = _read_json(path, CONFIG_FILE)
+    if not (path / WEIGHTS_FILE).is_file():
+        raise NotFound(f"{path} has no {WEIGHTS_FILE}{_other_weights(path)}.")
+    is_peft = isinstance(said, dict) and "peft_type" in said
+    config, notes = _peft(said, path) if is_peft else _ours(said, path)
+    sample, embeddings = _if_there(path / SAMPLES_FILE), _if_there(path / EMBEDDINGS_FILE)
+    if sample and embeddings:
+        raise InvalidManifest(f"{path} has {SAMPLES_FILE} and {EMBEDDINGS_FILE}: keep the one that may be handed over.")
+    if embeddings and notes.embeddings is None:
+        raise InvalidManifest(
+            f"{path / (SOUP_FILE if is_peft else CONFIG_FILE)} does not say what made {EMBEDDINGS_FILE}: add "
+            '"embeddings": {"encoder": "sha256:...", "unit": "passage" or "sentence"}.'
+        )
+    card = _if_there(path / CARD_FILE)
+    recorded = said.get("base_model_name_or_path") if is_peft else None
+    return AdapterFolder(
+        path=path,
+        config=config,
+        provenance=notes.provenance,
+        base_model=notes.base_model,
+        base_fingerprint=notes.base_fingerprint,
+        recorded_base=recorded if isinstance(recorded, str) and recorded else None,
+        domain=notes.domain,
+        weights=path / WEIGHTS_FILE,
+        sample=sample,
+        embeddings=embeddings,
+        embeddings_note=notes.embeddings if embeddings else None,
+        card=Card() if card is None else _read_card(card, foreign=is_peft),
+    )
+
+
+def _ours(said: Any, path: Path) -> tuple[AdapterConfig, FolderNotes]:
+    described = _validated(FolderConfig, said, path / CONFIG_FILE)
+    return described.config, described
+
+
+def _peft(said: Mapping[str, Any], path: Path) -> tuple[PeftConfig, FolderNotes]:
+    """A PEFT configuration with the names and shapes of the weights beside it; the directory is in every message."""
+    try:
+        shapes = {name: entry.shape for name, entry in header_of(path / WEIGHTS_FILE).entries.items()}
+        config = adapter_config(said, shapes)
+    except Invalid as error:
+        raise type(error)(f"{path}: {error.message}", param=error.param, problems=error.problems) from None
+    beside = path / SOUP_FILE
+    return config, _validated(FolderNotes, _read_json(path, SOUP_FILE), beside) if beside.is_file() else FolderNotes()
+
+
+def _if_there(path: Path) -> Path | None:
+    return path if path.is_file() else None
+
+
+def _other_weights(path: Path) -> str:
+    if (path / "adapter_model.bin").is_file():
+        how = "load it with peft and write it with save_pretrained(directory, safe_serialization=True)"
+        return f" (weights are safetensors only, and adapter_model.bin is a pickle: {how})"
+    for name in ("pytorch_adapter.bin", "adapter.safetensors"):
+        if (path / name).is_file():
+            return f" ({name} is AdapterHub's: `soup convert {path} TARGET` makes an adapter directory of it)"
+    found = sorted(p.name for p in path.iterdir() if p.suffix in {".bin", ".pt", ".pth", ".ckpt", ".pkl"})
+    return f" (weights are safetensors only; {found[0]!r} must be converted first)" if found else ""
+
+
+def _read_bytes(path: Path) -> bytes:
+    if path.stat().st_size > MAX_JSON_BYTES:
+        raise InvalidManifest(f"{path} has {path.stat().st_size} bytes and the limit is {MAX_JSON_BYTES}.")
+    return path.read_bytes()
+
+
+def _read_card(path: Path, *, foreign: bool) -> Card:
+    try:
+        return parse_card(_read_bytes(path).decode("utf-8"), foreign=foreign)
+    except UnicodeDecodeError as error:
+        raise InvalidManifest(f"{path} is not valid UTF-8 at byte {error.start}.") from None
+
+
+def _read_json(path: Path, name: str) -> Any:
+    file = path / name
+    if not file.is_file():
+        raise NotFound(f"{path} has no {name}: it is not an adapter directory.")
+    try:
+        return loads_strict(_read_bytes(file))
+    except InvalidManifest as error:
+        raise InvalidManifest(f"{file}: {error.message}", param=name) from None
+
+
+def _validated(kind: type[_Notes], value: Any, file: Path) -> _Notes:
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        raise refusal(error, file) from None
+
+
+def folder_files(
+    config: AdapterConfig, notes: FolderNotes, *, shape: BaseShape | None = None, base_name: str | None = None
+) -> dict[str, bytes]:
+    """What a directory says of its adapter, by file name: the same bytes for the same values.
+
+    A LoRA's or a prefix's is PEFT's configuration and `soup.json`; `shape` is of its base, `base_name` how PEFT calls
+    that. What PEFT cannot say, a pruned LoRA too, has a configuration of ours.
+    """
+    about = notes.model_dump(mode="json", exclude_none=True)
+    if not is_pefts(config):
+        return {CONFIG_FILE: config_json({**about, "config": config.model_dump(mode="json")})}
+    peft = peft_config(config, shape=shape, base_name=base_name)
+    return {CONFIG_FILE: config_json(peft), SOUP_FILE: config_json(about)}
+
+
+def config_json(value: Mapping[str, Any]) -> bytes:
+    """A JSON file of a directory: readable, sorted, the same bytes for the same values."""
+    return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+
+
+def write_folder(
+    path: Path,
+    *,
+    config: AdapterConfig,
+    domain: str | None,
+    weights: bytes,
+    base_model: str | None = None,
+    base_fingerprint: str | None = None,
+    shape: BaseShape | None = None,
+    provenance: Provenance | None = None,
+    texts: Sequence[str] | None = None,
+    embeddings: tuple[bytes, EmbeddingsNote] | None = None,
+    card: Card | None = None,
+    relation: Relation = "adapter",
+    replace: bool = False,
+) -> AdapterFolder:
+    """Write an adapter directory: all of it appears at once, or nothing does. Gives what `read_folder` would.
+
+    `weights` and `embeddings` are safetensors bytes. A LoRA or prefix becomes a PEFT directory, for which `shape` is
+    of use.
+    Raises Conflict where `path` exists and `replace` is False.
+    """
+    if texts is not None and embeddings is not None:
+        raise InvalidManifest("A directory holds a sample's texts or its embeddings, not both.")
+    if domain is None and not is_pefts(config):
+        raise InvalidManifest(f"The directory of a {config.method} adapter needs its domain.", param="domain")
+    note = None if embeddings is None else embeddings[1]
+    notes = FolderNotes(
+        base_model=base_model, base_fingerprint=base_fingerprint, domain=domain,
+        provenance=provenance or Provenance(), embeddings=note,
+    )  # fmt: skip
+    readme = format_card(card or Card(), base_model=base_model, domain=domain, relation=relation)
+    described = folder_files(config, notes, shape=shape, base_name=base_model)
+    files = {**described, WEIGHTS_FILE: weights, CARD_FILE: readme.encode()}
+    if texts is not None:
+        files[SAMPLES_FILE] = json_lines(texts)
+    if embeddings is not None:
+        files[EMBEDDINGS_FILE] = embeddings[0]
+    _place_files(path, files, replace=replace)
+    return read_folder(path)
+
+
+def json_lines(texts: Sequence[str]) -> bytes:
+    """JSON lines of {"text"}, the form of a sample on disk and as a blob; raises InvalidSample for lone surrogates."""
+    try:
+        return b"".join(json.dumps({"text": text}, ensure_ascii=False).encode() + b"\n" for text in texts)
+    except UnicodeEncodeError as error:
+        raise InvalidSample(f"A text is not valid Unicode: a lone surrogate at position {error.start}.") from None
+
+
+def _place_files(path: Path, files: Mapping[str, bytes], *, replace: bool = False) -> None:
+    """Make directory `path` with exactly `files`: built beside it, fsynced, renamed. Raises Conflict if it exists."""
+    beside = new_folder_beside(path)
+    try:
+        for name, data in files.items():
+            with (beside / name).open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        move_into_place(beside, path, replace=replace)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def new_folder_beside(path: Path) -> Path:
+    """A fresh hidden directory on the file system of `path`, to be filled and moved into its place."""
+    make_folder(path.parent)
+    beside = path.parent / f".{path.name}.{secrets.token_hex(4)}"
+    beside.mkdir()
+    return beside
+
+
+def check_place(path: Path, *, replace: bool, how: str = "ask to replace it") -> None:
+    """Raises Conflict where no adapter's directory can be made at `path`.
+
+    One that is not empty is in the way unless `replace`, and then too where it is no adapter's or holds folders: a
+    folder of texts or a project that was named by mistake is not deleted. `how` is the way to ask.
+    """
+    if path.is_symlink() or (path.exists() and not path.is_dir()):
+        raise Conflict(f"{path} exists and is not a directory.")
+    found = list(path.iterdir()) if path.is_dir() else []
+    if found and not replace:
+        raise Conflict(f"{path} exists and is not empty: choose another directory, or {how}.")
+    if found and (not (path / CONFIG_FILE).is_file() or any(entry.is_dir() for entry in found)):
+        raise Conflict(
+            f"{path} holds something else than one adapter, and is never replaced: choose another directory."
+        )
+
+
+def move_into_place(beside: Path, path: Path, *, replace: bool) -> None:
+    """Rename `beside` to `path`, the names durable on return; raises Conflict as `check_place` does.
+
+    Whoever made it may then forget what it was made from: a training its checkpoint.
+    """
+    check_place(path, replace=replace)
+    sync_folder(beside)
+    replaces = path.is_dir() and any(path.iterdir())
+    if replaces:
+        exchange(beside, path)
+    else:
+        beside.rename(path)
+    sync_folder(path.parent)
+    if replaces:
+        shutil.rmtree(beside)  # where the old one is now

@@ -1,0 +1,87 @@
+"""PEFT's PREFIX_TUNING directories: what they say as our configuration, and ours as the file PEFT reads. No torch.
+
+Read as PEFT 0.21 reads it (`peft/tuners/prefix_tuning`). A prefix that was trained through a projection is stored as
+what the projection gave, so that it is the same tensor as one without. Called by `peft` and by `directory`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from registry.errors import InvalidManifest
+from registry.formats.refusal import peft_refusal, unsupported_fields
+from registry.spec import BaseShape, PrefixConfig
+
+PREFIX_TUNING = "PREFIX_TUNING"
+_TENSOR = "prompt_embeddings"
+_KNOWN = {
+    "peft_type", "task_type", "num_virtual_tokens", "token_dim", "num_layers", "num_attention_heads",
+    "num_transformer_submodules", "prefix_projection", "encoder_hidden_size", "init_weights", "auto_mapping",
+    "peft_version", "base_model_name_or_path", "revision", "inference_mode",
+}  # fmt: skip
+_REFUSED = {"modules_to_save": "trained copies of whole modules"}
+
+
+def prefix_config(peft: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]) -> PrefixConfig:
+    """The configuration of a prefix from PEFT's and the shapes of its tensors; raises as `peft.adapter_config` does."""
+    unsupported = unsupported_fields(peft, refused=_REFUSED, known=_KNOWN)
+    if peft.get("task_type") not in (None, "CAUSAL_LM"):
+        unsupported.append(f"task_type {str(peft['task_type'])[:40]!r} is not supported; CAUSAL_LM is.")
+    if peft.get("num_transformer_submodules") not in (None, 1):
+        unsupported.append("num_transformer_submodules is not 1: a prefix of an encoder-decoder is not supported.")
+    problems = _tensor_problems(peft, tensors)
+    if unsupported or problems:
+        raise peft_refusal(unsupported, problems)
+    try:
+        return PrefixConfig(length=tensors[_TENSOR][0])
+    except ValidationError as error:
+        raise InvalidManifest(f"The prefix cannot be taken: {error.errors()[0]['msg']}.", param="peft_config") from None
+
+
+def _tensor_problems(peft: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """What is wrong with the tensors, or does not agree with the configuration."""
+    problems = [f"Tensor {name[:160]!r} is not expected in a prefix." for name in tensors if name != _TENSOR]
+    shape = tensors.get(_TENSOR)
+    if shape is None or len(shape) != 2:
+        found = "missing" if shape is None else f"of shape {list(shape)}"
+        return [*problems, f"Tensor {_TENSOR!r} is {found}; a prefix has one of (virtual tokens, layers * 2 * sizes)."]
+    said = {name: peft.get(name) for name in ("num_virtual_tokens", "num_layers", "token_dim", "num_attention_heads")}
+    wrong = [name for name, value in said.items() if value is not None and not _is_count(value)]
+    if wrong:
+        return [*problems, *(f"{name} is {str(said[name])[:40]!r}, not a whole number above zero." for name in wrong)]
+    tokens, layers, size, heads = said.values()
+    if tokens not in (None, shape[0]):
+        problems.append(f"The prefix has {shape[0]} virtual tokens in the weights and {tokens} in the configuration.")
+    if layers is not None and size is not None and layers * 2 * size != shape[1]:
+        problems.append(
+            f"{layers} layers of keys and values of {size} are {layers * 2 * size} columns, not {shape[1]}."
+        )
+    if heads is not None and size is not None and size % heads:
+        problems.append(f"token_dim {size} is no multiple of {heads} heads.")
+    return problems
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def peft_prefix(
+    config: PrefixConfig, *, shape: BaseShape | None = None, base_name: str | None = None
+) -> dict[str, Any]:
+    """PEFT's configuration of a prefix; without `shape` the sizes are left to PEFT, which takes them from the base."""
+    heads, size = (None, None) if shape is None or shape.kv is None else shape.kv
+    return {
+        "peft_type": PREFIX_TUNING,
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base_name,
+        "inference_mode": True,
+        "num_virtual_tokens": config.length,
+        "num_layers": None if shape is None else shape.num_layers,
+        "num_attention_heads": heads,
+        "token_dim": None if heads is None or size is None else heads * size,
+        "num_transformer_submodules": 1,
+        "prefix_projection": False,
+    }

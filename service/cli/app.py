@@ -1,0 +1,142 @@
+"""The command `soup`: finds the verb, runs it, and turns errors into one sentence and an exit code.
+
+Data goes to stdout, talk to stderr. Exit codes: 0 ok, 1 failed, 2 usage, 3 incompatible. Verbs live in
+`service.cli` and are imported when called, so that `soup --help` starts at once; their summaries are here for
+that reason, and a test holds them equal to the verbs' own.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Annotated, Any, NamedTuple, cast
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command, get_group
+
+from registry.errors import SoupError
+from service.cli.failures import FAILED, OK, exit_code, explain
+
+SETTINGS = {"rich_markup_mode": None, "add_completion": False, "pretty_exceptions_enable": False}
+
+
+class Verb(NamedTuple):
+    """Where a verb lives and the line that `soup --help` shows."""
+
+    module: str
+    summary: str
+
+
+VERBS = {
+    "serve": Verb("serve", "Start the server."),
+    "migrate": Verb("migrate", "Bring the database's schema up to date."),
+    "push": Verb("push", "Push adapter directories."),
+    "pull": Verb("pull", "Write an adapter or soup to a directory."),
+    "ls": Verb("adapters", "List adapters and soups."),
+    "show": Verb("adapters", "Show one adapter or soup."),
+    "rm": Verb("adapters", "Retire adapters or soups."),
+    "select": Verb("select", "Say which adapters fit a sample, and why."),
+    "fit": Verb("select", "Fit a selector over a pool of adapters."),
+    "cook": Verb("cook", "Cook a soup for a sample, or by a recipe."),
+    "compare": Verb("compare", "Cook with every strategy and compare on other text."),
+    "generate": Verb("infer", "Continue a prompt."),
+    "ppl": Verb("infer", "Perplexity of texts under a model."),
+    "keys": Verb("keys", "Make, list and revoke keys."),
+    "jobs": Verb("jobs", "List, show, watch and cancel jobs."),
+    "train": Verb("train", "Train an adapter on texts of a domain."),
+    "evaluate": Verb("evaluate", "Evaluate a trained adapter on data of its task."),
+    "convert": Verb("convert", "Convert AdapterHub checkpoints to adapter directories, and back."),
+}
+
+
+class LazyGroup(TyperGroup):
+    """The verbs of VERBS, each imported when it is called."""
+
+    def list_commands(self, _: Any) -> list[str]:
+        """Names of all verbs, in the order of use."""
+        return list(VERBS)
+
+    def get_command(self, _: Any, cmd_name: str) -> Any:
+        """The command of a verb, None for an unknown one."""
+        return command_of(cmd_name) if cmd_name in VERBS else None
+
+    def format_commands(self, _: Any, formatter: Any) -> None:
+        """The list of verbs in `soup --help`, without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, verb.summary) for name, verb in VERBS.items()])
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """As usual; the base class suggests from `commands`, which is filled for a name that is no verb."""
+        if args and args[0] not in VERBS:
+            self.commands = cast(Any, dict.fromkeys(VERBS))
+        return super().resolve_command(ctx, args)
+
+
+def command_of(name: str) -> Any:
+    """The command of one verb: the module's `app` (a group) or its function of that name."""
+    module = import_module(f"service.cli.{VERBS[name].module}")
+    if isinstance(getattr(module, "app", None), typer.Typer):
+        return get_group(module.app)
+    app = typer.Typer(**SETTINGS)  # type: ignore[arg-type]
+    app.command(name)(getattr(module, name))
+    return get_command(app)
+
+
+app = typer.Typer(cls=LazyGroup, no_args_is_help=True, **SETTINGS)  # type: ignore[arg-type]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            typer.echo(version("adaptersoup"))
+        except PackageNotFoundError:
+            typer.echo("not installed")
+        raise typer.Exit
+
+
+@app.callback()
+def _soup(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Adapter registry and model soups: push adapters, cook a soup for a new domain, use it.
+
+    \b
+    Examples:
+      soup serve --bases bases.toml
+      soup push adapters/law adapters/medicine --namespace team --wait
+      soup cook --sample contracts.jsonl
+      soup generate team/law "The court held that"
+
+    Verbs talk to the server at --url or SOUP_URL (http://127.0.0.1:8000) with the key of --key, SOUP_KEY, or the
+    admin.key in the data folder of a server on this machine (SOUP_DATA).
+    """
+
+
+def run(args: Sequence[str], *, connect: object = None) -> int:
+    """Run one command line and give its exit code. `connect` replaces how a client is made, in tests."""
+    try:
+        get_command(app).main(list(args), prog_name="soup", obj=connect)
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else FAILED
+    except SoupError as error:
+        typer.echo(explain(error), err=True)
+        return exit_code(error)
+    except OSError as error:
+        typer.echo(f"Error: {error.filename or 'a file'}: {error.strerror or error}.", err=True)
+        return FAILED
+    return OK
+
+
+def main() -> None:
+    """The entry point `soup`."""
+    sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""What a failure is for people and for scripts: one sentence that says what to do next, and an exit code.
+
+Used by `service.cli.app` for the error that ends a command, and by verbs that go on after one of several failed.
+"""
+
+from __future__ import annotations
+
+import re
+
+from pydantic import ValidationError
+
+from registry.errors import Busy, Forbidden, Incompatible, InvalidParameter, SoupError, Unauthenticated
+
+OK, FAILED, USAGE, INCOMPATIBLE = 0, 1, 2, 3
+
+_NEXT: dict[type[SoupError], str] = {
+    Unauthenticated: (
+        "Give a key with --key or SOUP_KEY: the first start of `soup serve` wrote an admin key to <data>/admin.key "
+        "(SOUP_DATA names that folder on the server's machine), and `soup keys create` makes more."
+    ),
+    Forbidden: "`soup keys create` with an admin key makes a key with other scopes and namespaces.",
+    Busy: "Try again in a moment.",
+}
+_FLAGS = {"base_model": "--base", "max_width": "--max-width", "mixing.assume_same_init": "--assume-same-init"}
+"""Fields that the server's sentences name, and the flag that people give them by."""
+
+
+def explain(error: SoupError) -> str:
+    """The error's sentence, every further problem it carries, and what to do next where the sentence does not say."""
+    lines = [f"Error: {error.message}"]
+    lines += [f"  - {problem}" for problem in error.problems if problem not in error.message]
+    lines += [text for kind, text in _NEXT.items() if isinstance(error, kind)]
+    lines += [f"On the command line {field} is {flag}." for field, flag in _FLAGS.items() if _names(error, field)]
+    return "\n".join(lines)
+
+
+def _names(error: SoupError, field: str) -> bool:
+    """Whether the sentence names the field, and not a tensor or module that is called like it."""
+    return re.search(rf"(?<![\w.]){re.escape(field)}(?!\w|\.\w)", error.message) is not None
+
+
+def exit_code(error: SoupError) -> int:
+    """3 for what cannot go together, else 1."""
+    return INCOMPATIBLE if isinstance(error, Incompatible) else FAILED
+
+
+def worst_code(errors: list[SoupError]) -> int:
+    """The exit code of several: 3 only where all of them are incompatibilities."""
+    return min((exit_code(error) for error in errors), key=lambda code: code == INCOMPATIBLE, default=OK)
+
+
+def bad_setting(error: ValidationError) -> InvalidParameter:
+    """A flag or variable of the environment that is not valid, by the variable's name."""
+    found = error.errors(include_url=False, include_input=False)[0]
+    name = "SOUP_" + "_".join(str(part) for part in found["loc"]).upper()
+    return InvalidParameter(f"{name} (or its flag): {found['msg'].removeprefix('Value error, ')}.", param=name)

@@ -1,1 +1,0 @@
-"""The verbs of `soup`, one module each; `service.cli` imports a module only when its verb is called."""

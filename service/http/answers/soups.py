@@ -1,0 +1,19 @@
+"""What was cooked, as people see it: called by the soups route and by the jobs route."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from registry.spec import Cooked
+from service.http.schemas.registry import Soup, soup_body
+
+if TYPE_CHECKING:
+    from service.runtime import Runtime
+
+
+def soup_of(runtime: Runtime, cooked: Cooked) -> Soup:
+    """The body of a cooked request, with the adapter behind its model."""
+    if cooked.soup_id is None:
+        return soup_body(cooked, None)
+    with runtime.database.read() as catalogue:
+        return soup_body(cooked, catalogue.adapters.get(cooked.soup_id))

@@ -1,0 +1,103 @@
+"""The ASGI application of one runtime: routes, layers, error handlers and the documentation page.
+
+`create_app` is called by `soup serve` and by tests; whoever built the runtime starts and stops it. Two apps can live
+in one process. Requests pass Observe, Gate and Bodies (in this order) before they reach a route.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from anyio import to_thread
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+
+from service.http import docs_page, problems
+from service.http.gate import Bodies, Gate
+from service.http.observe import Metrics, Observe
+from service.http.routes import (
+    adapters,
+    audit,
+    blobs,
+    chat,
+    completions,
+    embeddings,
+    health,
+    jobs,
+    keys,
+    models,
+    perplexity,
+    selectors,
+    soups,
+    tokens,
+    trainings,
+)
+
+if TYPE_CHECKING:
+    from service.runtime import Runtime
+
+VERSION = "0.1.0"
+ROUTERS = (
+    blobs.router,
+    adapters.router,
+    selectors.router,
+    soups.router,
+    trainings.router,
+    perplexity.router,
+    completions.router,
+    chat.router,
+    embeddings.router,
+    models.router,
+    tokens.router,
+    jobs.router,
+    keys.router,
+    audit.router,
+    health.router,
+)
+DESCRIPTION = (
+    "Push adapters of one frozen base model with samples of their domains, ask for a soup for a sample of a new "
+    "domain, and call the OpenAI-compatible endpoints with the soup's name. Every call but the health checks needs a "
+    "key: press Authorize and paste `sk-soup-...`."
+)
+
+
+def create_app(runtime: Runtime) -> FastAPI:
+    """The application over `runtime`, which its caller has started and will stop."""
+    settings = runtime.settings
+    app = FastAPI(
+        title="AdapterSoup",
+        version=VERSION,
+        description=DESCRIPTION,
+        lifespan=_lifespan,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        generate_unique_id_function=_operation_id,
+        responses={"default": {"model": problems.ErrorBody, "description": "An error, in OpenAI's shape."}},
+    )
+    app.state.runtime = runtime
+    app.state.metrics = metrics = Metrics()
+    app.state.readiness = health.Readiness()
+    metrics.watch_engine(runtime.engine)
+    for router in ROUTERS:
+        app.include_router(router)
+    docs_page.install(app)
+    problems.install(app)
+    # the last one added is the outermost
+    app.add_middleware(Bodies, limit=settings.max_json_bytes)
+    app.add_middleware(Gate, database=runtime.database, settings=settings)
+    app.add_middleware(Observe, metrics=metrics)
+    return app
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    """As many threads serve requests as there are database connections, so that none waits for one holding one."""
+    to_thread.current_default_thread_limiter().total_tokens = app.state.runtime.settings.database_pool
+    yield
+
+
+def _operation_id(route: APIRoute) -> str:
+    return route.name

@@ -1,0 +1,163 @@
+"""What an operator sees: request ids, one JSON log line per request, and Prometheus metrics.
+
+The outermost layer around the app. It never logs what people sent: no path, query, header or body, only the route's
+template; of an unexpected error the class and the places in our code, not its message (messages quote values).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+import uuid
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from registry.errors import Internal
+from service.http import problems
+from service.logs import describe, request_id_now
+
+log = logging.getLogger("service.request")
+
+REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+BASIC_HEADERS = {
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+}
+"""On every answer that does not set its own."""
+
+
+# --- metrics --------------------------------------------------------------------------------------
+
+
+class Metrics:
+    """The metrics of one app, in a registry of its own, so that two apps live in one process."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        labels = ("method", "route")
+        self.requests = Counter(
+            "soup_http_requests", "Requests answered, by route template.", (*labels, "status"), registry=self.registry
+        )
+        self.seconds = Histogram(
+            "soup_http_request_seconds",
+            "Time until the last byte of an answer.",
+            labels,
+            buckets=BUCKETS,
+            registry=self.registry,
+        )
+        self.in_flight = Gauge("soup_http_in_flight", "Requests being answered.", registry=self.registry)
+
+    def watch_engine(self, engine: object) -> None:
+        """Read the engine's plain counters whenever the metrics are asked for."""
+        self.registry.register(_EngineCollector(engine))
+
+    def render(self) -> bytes:
+        """The metrics as Prometheus text."""
+        return generate_latest(self.registry)
+
+
+class _EngineCollector(Collector):
+    """`engine.counters()` -> {name: number}: names ending in `_total` are counters, the others gauges."""
+
+    def __init__(self, engine: object) -> None:
+        self._engine = engine
+
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+        """One metric per counter of the engine."""
+        counters = getattr(self._engine, "counters", None)
+        values: dict[str, float] = counters() if callable(counters) else {}
+        for name, value in values.items():
+            label = f"Engine: {name.replace('_', ' ')}."
+            if name.endswith("_total"):
+                yield CounterMetricFamily(f"soup_engine_{name.removesuffix('_total')}", label, value=value)
+            else:
+                yield GaugeMetricFamily(f"soup_engine_{name}", label, value=value)
+
+
+# --- the layer ------------------------------------------------------------------------------------
+
+
+def request_id_of(headers: Headers) -> str:
+    """The client's `x-request-id` where it is 1 to 64 of letters, digits, '.', '_', '-'; else a fresh one."""
+    offered = headers.get("x-request-id", "")
+    return offered if REQUEST_ID.fullmatch(offered) else uuid.uuid4().hex
+
+
+def route_of(scope: Scope) -> str:
+    """The template of the route that answered, never the path: names in paths are people's."""
+    path = getattr(scope.get("route"), "path", None)
+    return path if isinstance(path, str) else "unmatched"
+
+
+class Observe:
+    """ASGI layer: gives the request its id, answers unexpected errors with 500, counts and logs."""
+
+    def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on; everything but HTTP goes through untouched."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = request_id_of(Headers(scope=scope))
+        scope.setdefault("state", {})["request_id"] = request_id
+        token = request_id_now.set(request_id)
+        sent = _Sent(send, request_id)
+        started = time.perf_counter()
+        self._metrics.in_flight.inc()
+        try:
+            await self._app(scope, receive, sent)
+        except Exception as error:
+            log.error("request failed", extra={"fields": describe(error)})
+            if sent.status is not None:
+                raise  # the answer has begun: only cutting the connection tells the client
+            await problems.response_of(Internal("unexpected"))(scope, receive, sent)
+        finally:
+            self._metrics.in_flight.dec()
+            self._record(scope, sent.status, time.perf_counter() - started)
+            request_id_now.reset(token)
+
+    def _record(self, scope: Scope, status: int | None, seconds: float) -> None:
+        method = scope["method"] if scope["method"] in METHODS else "OTHER"
+        route = route_of(scope)
+        shown = "none" if status is None else str(status)
+        self._metrics.requests.labels(method, route, shown).inc()
+        self._metrics.seconds.labels(method, route).observe(seconds)
+        principal = scope["state"].get("principal")
+        fields = {
+            "method": method,
+            "route": route,
+            "status": status,
+            "ms": round(seconds * 1000, 1),
+            "key": getattr(principal, "key_id", None),
+        }
+        log.info("request", extra={"fields": fields})
+
+
+class _Sent:
+    """`send` that adds the request id and the basic headers, and remembers the status."""
+
+    def __init__(self, send: Send, request_id: str) -> None:
+        self._send = send
+        self._request_id = request_id
+        self.status: int | None = None
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = MutableHeaders(scope=message)
+            headers["x-request-id"] = self._request_id
+            for name, value in BASIC_HEADERS.items():
+                headers.setdefault(name, value)
+        await self._send(message)

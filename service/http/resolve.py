@@ -1,0 +1,90 @@
+"""The `model` of a request to what is really used, once per request.
+
+Called in a thread by every route that infers. Unknown and foreign names are both NotFound, deleted ones Retired; an
+adapter that cannot be used is an error and never silently the base model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from registry.errors import Incompatible, NotFound, Unavailable
+from registry.names import BaseRef, check_part, parse_ref
+from registry.spec import BaseEntry
+from service.engine.served import check_speaks
+from service.http.auth import Principal
+
+if TYPE_CHECKING:
+    from registry.base_model import BaseText
+    from registry.catalogue import AdapterRow
+    from service.engine import AdapterHandle
+    from service.runtime import Runtime
+
+
+@dataclass(frozen=True)
+class ResolvedModel:
+    """A base model, with an adapter or without; `asked` is the text of the request, which answers echo."""
+
+    asked: str
+    base_id: str
+    base: BaseText
+    row: AdapterRow | None = None
+    handle: AdapterHandle | None = None
+
+    @property
+    def digest(self) -> str | None:
+        """The adapter digest in use, None for the base alone."""
+        return None if self.row is None else self.row.digest
+
+    @property
+    def fingerprint(self) -> str:
+        """What was used: the adapter's digest, else the base's fingerprint. Sent as `system_fingerprint`."""
+        return self.digest or self.base.shape.fingerprint
+
+
+def resolve_model(runtime: Runtime, principal: Principal, text: str) -> ResolvedModel:
+    """A base id, `base/<id>` or any ref to a model that can be asked for: its weights are loaded when it runs.
+
+    Raises InvalidName, NotFound, Retired, Unavailable (its base is not on the allowlist) and Incompatible (the
+    operator has replaced the base under the adapter).
+    """
+    if "/" not in text and not text.startswith("sha256:"):
+        return ResolvedModel(asked=text, base_id=text, base=_base(runtime, check_part(text, "model")))
+    ref = parse_ref(text)
+    if isinstance(ref, BaseRef):
+        return ResolvedModel(asked=text, base_id=ref.id, base=_base(runtime, ref.id))
+    with runtime.database.read() as catalogue:
+        row = catalogue.adapters.resolve(principal.namespaces, ref)
+    if row.base_model not in runtime.bases:
+        raise Unavailable(f"'{row.ref}' needs base model '{row.base_model}', which this server no longer serves.")
+    base = runtime.base(row.base_model)
+    if base.shape.fingerprint != row.base_fingerprint:
+        raise Incompatible(
+            f"'{row.ref}' was made for another state of base model '{row.base_model}' "
+            f"({row.base_fingerprint[:19]} and not {base.shape.fingerprint[:19]})."
+        )
+    return ResolvedModel(asked=text, base_id=row.base_model, base=base, row=row, handle=runtime.handle(row))
+
+
+def language_model(runtime: Runtime, principal: Principal, text: str) -> ResolvedModel:
+    """`resolve_model` for a route that continues or scores text.
+
+    Raises InvalidParameter, in one sentence that says what it is and what to do, for adapters with a head, banks of
+    experts, and encoders.
+    """
+    model = resolve_model(runtime, principal, text)
+    check_speaks(model.base.shape, None if model.row is None else model.row.config, f"'{text}'")
+    return model
+
+
+def base_entry(runtime: Runtime, base_id: str) -> BaseEntry:
+    """The allowlist's entry for a base model; raises NotFound."""
+    entry = runtime.bases.get(base_id)
+    if entry is None:
+        raise NotFound(f"There is no base model '{base_id}'; adapters are named namespace/name.", param="model")
+    return entry
+
+
+def _base(runtime: Runtime, base_id: str) -> BaseText:
+    return runtime.base(base_entry(runtime, base_id).id)

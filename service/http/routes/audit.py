@@ -1,0 +1,32 @@
+"""`GET /v1/audit`: who did what, newest first (scope admin)."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from service.http.auth import Admin
+from service.http.paging import Cursor, Limit, page_size
+from service.http.schemas.inference import AuditEntry, AuditList
+from service.http.state import State
+
+router = APIRouter(prefix="/v1/audit", tags=["keys"])
+
+
+@router.get("")
+def list_audit(runtime: State, who: Admin, limit: Limit = None, cursor: Cursor = None) -> AuditList:
+    """One page of what was done in the namespaces this key sees."""
+    with runtime.database.read() as catalogue:
+        page = catalogue.audit.list(who.namespaces, limit=page_size(limit, runtime), cursor=cursor)
+    entries = [
+        AuditEntry(
+            id=row.id,
+            at=row.at,
+            action=row.action,
+            subject=row.subject,
+            key_id=row.key_id,
+            request_id=row.request_id,
+            detail=dict(row.detail),
+        )
+        for row in page.rows
+    ]
+    return AuditList(data=entries, next_cursor=page.next_cursor)

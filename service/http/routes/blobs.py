@@ -1,0 +1,136 @@
+"""`/v1/blobs/sha256:...`: bytes by their digest: upload (streamed to disk, verified), existence, download.
+
+A blob is visible through the namespaces that uploaded it or own something made of it; unknown and foreign are the
+same 404. Who uploads what is stored already still sends all of it: only that shows that they have it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Annotated, Any
+
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.concurrency import contextmanager_in_threadpool
+from fastapi.responses import JSONResponse
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect
+
+from registry.errors import DigestMismatch, InvalidName, InvalidParameter, NotFound, TooLarge
+from registry.names import DIGEST_PATTERN
+from service.http.auth import Principal, Reader, Writer, needs
+from service.http.ranges import ranged
+from service.http.schemas.inference import BlobStored
+from service.http.state import State
+
+if TYPE_CHECKING:
+    from registry.blobs import BlobWriter
+
+router = APIRouter(prefix="/v1/blobs", tags=["blobs"])
+Either = Annotated[Principal, Depends(needs("read", "write"))]
+"""Who may ask whether a blob is there: writers ask before they upload."""
+
+BUFFER = 1024 * 1024
+"""Bytes gathered before a write in a thread."""
+_BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+_BODY: dict[str, Any] = {"requestBody": {"required": True, "content": _BINARY}}
+_BYTES: dict[int | str, dict[str, Any]] = {200: {"content": _BINARY}, 206: {"content": _BINARY}}
+_KNOWN: dict[int | str, dict[str, Any]] = {200: {"model": BlobStored, "description": "Known already"}}
+
+
+@router.put("/{digest}", response_model=BlobStored, status_code=201, responses=_KNOWN, openapi_extra=_BODY)
+async def put_blob(request: Request, digest: str, runtime: State, who: Writer) -> Response:
+    """Upload a blob in one request; its length and digest are verified before anything is visible.
+
+    201, or 200 where this key sees the blob already.
+    """
+    check_digest(digest)
+    limit = runtime.settings.max_blob_bytes
+    length = announced_length(request)
+    if length is not None and length > limit:
+        raise _too_large(limit)
+    known = await run_in_threadpool(_visible_size, runtime, who, digest)
+    async with contextmanager_in_threadpool(runtime.blobs.writer(digest, max_bytes=limit, length=length)) as writer:
+        size = await _store(request, writer, limit)
+    await run_in_threadpool(_grant, runtime, who, digest, size)
+    stored = BlobStored(digest=digest, size=size)
+    headers = {"location": f"/v1/blobs/{digest}", "etag": f'"{digest}"'}
+    return JSONResponse(stored.model_dump(), status_code=201 if known is None else 200, headers=headers)
+
+
+@router.head("/{digest}", response_class=Response)
+def head_blob(request: Request, digest: str, runtime: State, who: Either) -> Response:
+    """Whether a blob is there for this key, and its size."""
+    return _answer(request, digest, runtime, who)
+
+
+@router.get("/{digest}", response_class=Response, responses=_BYTES)
+def get_blob(request: Request, digest: str, runtime: State, who: Reader) -> Response:
+    """Download a blob: ETag, If-None-Match, and one Range."""
+    return _answer(request, digest, runtime, who)
+
+
+def check_digest(digest: str) -> None:
+    """Raises InvalidName unless `digest` is `sha256:` and 64 lower-case hex digits."""
+    if not re.fullmatch(DIGEST_PATTERN, digest) or digest.endswith("\n"):
+        raise InvalidName("A blob is named 'sha256:' and 64 lower-case hex digits.", param="digest")
+
+
+def announced_length(request: Request) -> int | None:
+    """The Content-Length, None for a chunked body; raises InvalidParameter for what is not a number."""
+    text = request.headers.get("content-length")
+    if text is None:
+        return None
+    if not re.fullmatch(r"[0-9]{1,18}", text):
+        raise InvalidParameter("Content-Length is not a number.", param="content-length")
+    return int(text)
+
+
+def _answer(request: Request, digest: str, runtime: State, who: Principal) -> Response:
+    check_digest(digest)
+    size = _visible_size(runtime, who, digest)
+    if size is None:
+        raise NotFound("There is no such blob, or this key does not see it.", param="digest")
+    return ranged(request, digest=digest, size=size, open=lambda: runtime.blobs.open(digest))
+
+
+def _visible_size(runtime: State, who: Principal, digest: str) -> int | None:
+    with runtime.database.read() as catalogue:
+        visible = catalogue.blobs.visible(who.namespaces, digest)
+    return runtime.blobs.size(digest) if visible and runtime.blobs.has(digest) else None
+
+
+def _grant(runtime: State, who: Principal, digest: str, size: int) -> None:
+    with runtime.database.write() as catalogue:
+        catalogue.blobs.seen(digest, size)
+        for namespace in who.namespaces or ():
+            catalogue.blobs.grant(namespace, digest)
+
+
+async def _store(request: Request, writer: BlobWriter, limit: int) -> int:
+    """Write the body as it comes and commit it; returns its size. Nothing is left where it fails."""
+    pending: list[bytes] = []
+    waiting = size = 0
+    try:
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > limit:
+                raise _too_large(limit)
+            pending.append(chunk)
+            waiting += len(chunk)
+            if waiting >= BUFFER:
+                await run_in_threadpool(writer.write, b"".join(pending))
+                pending, waiting = [], 0
+    except ClientDisconnect as error:
+        raise DigestMismatch("The upload ended before all of it had come.", param="digest") from error
+    await run_in_threadpool(_finish, writer, b"".join(pending))
+    return size
+
+
+def _finish(writer: BlobWriter, rest: bytes) -> None:
+    if rest:
+        writer.write(rest)
+    writer.commit()
+
+
+def _too_large(limit: int) -> TooLarge:
+    return TooLarge(f"A blob may have at most {limit} bytes here (SOUP_MAX_BLOB_BYTES).")

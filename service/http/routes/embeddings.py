@@ -1,0 +1,87 @@
+"""`POST /v1/embeddings`: the vectors that samples are embedded with, mean-pooled last hidden states of a base model."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from starlette.concurrency import run_in_threadpool
+
+from registry.errors import InvalidParameter, InvalidPrompt
+from service.engine import ScoreRequest, Scores
+from service.engine.texts import closing, has_bos
+from service.http.auth import Caller, Principal
+from service.http.resolve import ResolvedModel, resolve_model
+from service.http.routes.perplexity import check_texts
+from service.http.schemas.openai_answers import EmbeddingAnswer
+from service.http.schemas.openai_requests import EmbeddingRequest
+from service.http.state import State
+from service.http.streaming import finish
+
+if TYPE_CHECKING:
+    from service.runtime import Runtime
+
+router = APIRouter(tags=["inference"])
+
+
+@router.post("/v1/embeddings", response_model=EmbeddingAnswer)
+async def embeddings(request: Request, body: EmbeddingRequest, runtime: State, who: Caller) -> Response:
+    """One vector per text. Padding and the BOS (an encoder's CLS) are left out of the mean; a text beyond the context
+    is refused.
+    """
+    texts = [body.input] if isinstance(body.input, str) else body.input
+    model, asked = await run_in_threadpool(_prepare, runtime, who, body, texts)
+    tickets = await run_in_threadpool(runtime.engine.submit_all, [asked])
+    (scores,) = await finish(request, tickets)
+    answer = await run_in_threadpool(_answer, body, asked, scores)
+    return JSONResponse(answer, headers={"x-soup-digest": model.fingerprint})
+
+
+def _prepare(
+    runtime: Runtime, who: Principal, body: EmbeddingRequest, texts: Sequence[str]
+) -> tuple[ResolvedModel, ScoreRequest]:
+    if not texts:
+        raise InvalidParameter("'input' holds no text.", param="input")
+    check_texts(texts, runtime, param="input")
+    model = resolve_model(runtime, who, body.model)
+    shape = model.base.shape
+    if model.row is not None:
+        raise InvalidParameter(
+            f"Embeddings are the base model's; ask for 'base/{model.base_id}' to embed as samples are.", param="model"
+        )
+    if body.dimensions not in {None, shape.hidden_size}:
+        raise InvalidParameter(f"Vectors of this model have {shape.hidden_size} dimensions.", param="dimensions")
+    rows = [(*model.base.tokenize(text), *closing(model.base)) for text in texts]
+    for number, row in enumerate(rows):
+        if len(row) > shape.context:
+            raise InvalidPrompt(
+                f"Text {number} has {len(row)} tokens; the context is {shape.context}.", param=f"input.{number}"
+            )
+    pooled = frozenset(range(len(rows)))
+    return model, ScoreRequest(model.base_id, tuple(rows), pooled=pooled, bos=has_bos(model.base))
+
+
+def _answer(body: EmbeddingRequest, asked: ScoreRequest, scores: Scores) -> dict[str, object]:
+    read = sum(len(row) for row in asked.windows)
+    data = [
+        {"object": "embedding", "index": index, "embedding": _vector(scores.vectors[index], body.encoding_format)}
+        for index in range(len(asked.windows))
+    ]
+    return {
+        "object": "list",
+        "model": body.model,
+        "data": data,
+        "usage": {"prompt_tokens": read, "total_tokens": read},
+    }
+
+
+def _vector(vector: np.ndarray, encoding: str) -> list[float] | str:
+    """Little-endian float32 as base64, or the same floats as numbers."""
+    exact = np.ascontiguousarray(vector, dtype="<f4")
+    if encoding == "base64":
+        return base64.b64encode(exact.tobytes()).decode()
+    return [float(value) for value in exact]

@@ -1,0 +1,71 @@
+"""`/v1/jobs`: work that outlives its request: list, look, follow as server-sent events, cancel."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from fastapi import APIRouter, Request
+from fastapi.responses import StreamingResponse
+from starlette.concurrency import run_in_threadpool
+
+from service.http.auth import Reader, Writer
+from service.http.paging import Cursor, Limit, page_size
+from service.http.schemas.registry import Job, JobList
+from service.http.state import State
+from service.http.visibility import check_reach, job_shown
+from service.http.waiting import JobWatch, job_row
+from service.jobs.runner import FINAL
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+KEEPALIVE_SECONDS = 5.0
+
+
+@router.get("")
+def list_jobs(
+    runtime: State,
+    who: Reader,
+    kind: str | None = None,
+    state: str | None = None,
+    limit: Limit = None,
+    cursor: Cursor = None,
+) -> JobList:
+    """Jobs of the namespaces this key sees, newest first."""
+    size = page_size(limit, runtime)
+    with runtime.database.read() as catalogue:
+        page = catalogue.jobs.list(who.namespaces, kind=kind, state=state, limit=size, cursor=cursor)
+    return JobList(data=[job_shown(runtime, row, who.namespaces) for row in page.rows], next_cursor=page.next_cursor)
+
+
+@router.get("/{id}")
+def get_job(id: str, runtime: State, who: Reader) -> Job:
+    """One job, with its progress, result or error."""
+    return job_shown(runtime, job_row(runtime, who.namespaces, id), who.namespaces)
+
+
+@router.get("/{id}/events", response_class=StreamingResponse)
+async def follow_job(id: str, request: Request, runtime: State, who: Reader) -> StreamingResponse:
+    """Server-sent events: `progress` whenever the job changes, then `done` with the whole job."""
+    await run_in_threadpool(job_row, runtime, who.namespaces, id)
+
+    async def events() -> AsyncIterator[str]:
+        last = ""
+        async with JobWatch(runtime, id) as watch:
+            while not await request.is_disconnected():
+                row = await run_in_threadpool(job_row, runtime, who.namespaces, id)
+                body = await run_in_threadpool(job_shown, runtime, row, who.namespaces)
+                if row.state in FINAL:
+                    yield f"event: done\ndata: {body.model_dump_json()}\n\n"
+                    return
+                said = body.progress.model_dump_json()
+                yield f"event: progress\ndata: {said}\n\n" if said != last else ": still running\n\n"
+                last = said
+                await watch.change(KEEPALIVE_SECONDS)
+
+    return StreamingResponse(events(), media_type="text/event-stream", headers={"cache-control": "no-store"})
+
+
+@router.post("/{id}/cancel")
+def cancel_job(id: str, runtime: State, who: Writer) -> Job:
+    """Cancel a job that is queued or running; one that ended stays as it is."""
+    check_reach(job_row(runtime, who.namespaces, id), who.namespaces)
+    return job_shown(runtime, runtime.jobs.cancel(who.namespaces, id), who.namespaces)

@@ -1,0 +1,95 @@
+"""`/v1/keys`: make, list and revoke keys (scope admin). A secret is shown once, when it is made."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastapi import APIRouter, Request
+
+from registry.errors import Forbidden, InvalidParameter, NotFound
+from registry.names import RESERVED_NAMESPACES
+from service.http.auth import SHOWN, Admin, Principal, new_secret, secret_sha256
+from service.http.schemas.inference import CreatedKey, Key, KeyList, NewKey
+from service.http.state import State
+
+if TYPE_CHECKING:
+    from registry.catalogue import KeyRow
+
+router = APIRouter(prefix="/v1/keys", tags=["keys"])
+
+
+@router.post("", status_code=201)
+def create_key(request: Request, body: NewKey, runtime: State, who: Admin) -> CreatedKey:
+    """Make a key. Its secret is in this answer and nowhere else."""
+    _check(body, who)
+    secret = new_secret()
+    namespaces = None if body.namespaces is None else tuple(dict.fromkeys(body.namespaces))
+    with runtime.database.write() as catalogue:
+        row = catalogue.keys.add(
+            body.name,
+            secret_sha256(secret),
+            namespaces=namespaces,
+            scopes=frozenset(body.scopes),
+            prefix=secret[:SHOWN],
+        )
+        catalogue.audit.record(
+            "key.create",
+            row.id,
+            key_id=who.key_id,
+            request_id=request.state.request_id,
+            detail={"name": body.name, "namespaces": body.namespaces, "scopes": sorted(body.scopes)},
+        )
+    return CreatedKey(**_key(row).model_dump(), secret=secret)
+
+
+@router.get("")
+def list_keys(runtime: State, who: Admin) -> KeyList:
+    """Every key this key may manage, revoked ones included, without secrets."""
+    with runtime.database.read() as catalogue:
+        rows = catalogue.keys.list()
+    return KeyList(data=[_key(row) for row in rows if _manages(who, row.namespaces)])
+
+
+@router.delete("/{id}")
+def revoke_key(request: Request, id: str, runtime: State, who: Admin) -> Key:
+    """Revoke a key, from the next request on. Revoking twice is the same as once."""
+    with runtime.database.write() as catalogue:
+        found = [row for row in catalogue.keys.list() if row.id == id and _manages(who, row.namespaces)]
+        if not found:
+            raise NotFound("There is no such key, or this key may not manage it.", param="id")
+        row = found[0] if found[0].revoked_at is not None else catalogue.keys.revoke(id)
+        if found[0].revoked_at is None:
+            catalogue.audit.record(
+                "key.revoke", id, key_id=who.key_id, request_id=request.state.request_id, detail={"name": row.name}
+            )
+    return _key(row)
+
+
+def _manages(who: Principal, namespaces: tuple[str, ...] | None) -> bool:
+    """Whether an admin may make, see and revoke a key with `namespaces`: never one that sees more than itself."""
+    if who.namespaces is None:
+        return True
+    return namespaces is not None and set(namespaces) <= set(who.namespaces)
+
+
+def _check(body: NewKey, who: Principal) -> None:
+    namespaces = None if body.namespaces is None else tuple(body.namespaces)
+    if namespaces == ():
+        raise InvalidParameter("A key without any namespace sees nothing; null means all.", param="namespaces")
+    reserved = sorted(RESERVED_NAMESPACES.intersection(namespaces or ()))
+    if reserved:
+        raise InvalidParameter(f"Namespace '{reserved[0]}' is reserved.", param="namespaces")
+    if not _manages(who, namespaces):
+        raise Forbidden("This key can only make keys for namespaces that it sees itself.", param="namespaces")
+
+
+def _key(row: KeyRow) -> Key:
+    return Key(
+        id=row.id,
+        name=row.name,
+        prefix=row.prefix,
+        namespaces=None if row.namespaces is None else list(row.namespaces),
+        scopes=sorted(row.scopes),
+        created_at=row.created_at,
+        revoked_at=row.revoked_at,
+    )

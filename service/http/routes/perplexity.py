@@ -1,0 +1,104 @@
+"""`POST /v1/perplexity`: how well a model predicts texts, with standard errors, beside a second model if asked.
+
+A text is tokenised as BOS + text and cut into consecutive windows of the context, each with BOS, so that every token
+is scored once (METHODS section 6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fastapi import APIRouter, Request, Response
+from starlette.concurrency import run_in_threadpool
+
+from registry import evaluate
+from registry.errors import InvalidParameter, TooLarge
+from registry.spec import PassageScore
+from service.engine import ScoreRequest, Scores
+from service.engine.texts import Windows, has_bos, text_windows
+from service.http.auth import Caller, Principal
+from service.http.resolve import ResolvedModel, language_model
+from service.http.routes.tokens import check_text
+from service.http.schemas.inference import ComparedModel, PerplexityAnswer, PerplexityRequest
+from service.http.state import State
+from service.http.streaming import finish
+
+if TYPE_CHECKING:
+    from service.runtime import Runtime
+
+router = APIRouter(tags=["inference"])
+
+
+@router.post("/v1/perplexity")
+async def perplexity(
+    request: Request, response: Response, body: PerplexityRequest, runtime: State, who: Caller
+) -> PerplexityAnswer:
+    """Perplexity = exp(sum NLL / sum tokens); `standard_error` is that of `mean_nll` over texts, a lower bound."""
+    asked = await run_in_threadpool(_prepare, runtime, who, body)
+    tickets = await run_in_threadpool(runtime.engine.submit_all, [one.request() for one in asked])
+    scores = await finish(request, tickets)
+    response.headers["x-soup-digest"] = asked[0].model.fingerprint
+    return await run_in_threadpool(_answer, body, asked, scores)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The texts as one model's tokenizer cuts them: the windows of each text."""
+
+    model: ResolvedModel
+    windows: list[Windows]
+
+    def request(self) -> ScoreRequest:
+        """All windows of all texts as one request, text after text."""
+        flat = tuple(window for own in self.windows for window in own)
+        return ScoreRequest(self.model.base_id, flat, adapter=self.model.handle, bos=has_bos(self.model.base))
+
+    def passages(self, texts: Sequence[str], scores: Scores) -> list[PassageScore]:
+        """Window scores summed by text. The first token of a window is given, all others are scored."""
+        nll = iter(scores.nll)
+        return [
+            PassageScore(
+                nll=sum(next(nll) for _ in own),
+                tokens=sum(len(window) - 1 for window in own),
+                bytes=len(text.encode()),
+                windows=len(own),
+            )
+            for text, own in zip(texts, self.windows, strict=True)
+        ]
+
+
+def check_texts(texts: Sequence[str], runtime: Runtime, *, param: str) -> None:
+    """Raises InvalidParameter for an empty text, TooLarge for too many or one that is too long."""
+    limit = runtime.settings.max_texts
+    if len(texts) > limit:
+        raise TooLarge(f"'{param}' holds {len(texts)} texts; at most {limit} are taken.", param=param)
+    for number, text in enumerate(texts):
+        if not text:
+            raise InvalidParameter(f"Text {number} of '{param}' is empty.", param=param)
+        check_text(text, runtime, param=f"{param}.{number}")
+
+
+def _prepare(runtime: Runtime, who: Principal, body: PerplexityRequest) -> list[Asked]:
+    check_texts(body.texts, runtime, param="texts")
+    names = [body.model] if body.baseline is None else [body.model, body.baseline]
+    models = [language_model(runtime, who, name) for name in names]
+    return [
+        Asked(
+            model,
+            [text_windows(model.base, text, None if model.row is None else model.row.config) for text in body.texts],
+        )
+        for model in models
+    ]
+
+
+def _answer(body: PerplexityRequest, asked: Sequence[Asked], scores: Sequence[Scores]) -> PerplexityAnswer:
+    passages = [one.passages(body.texts, found) for one, found in zip(asked, scores, strict=True)]
+    report = evaluate.report(passages[0], passages[1] if len(passages) > 1 else None, seed=body.seed)
+    compared = None
+    if report.baseline is not None and body.baseline is not None:
+        compared = ComparedModel(model=body.baseline, digest=asked[1].model.digest, **report.baseline.model_dump())
+    return PerplexityAnswer(
+        **report.model_dump(exclude={"baseline"}), model=body.model, digest=asked[0].model.digest, baseline=compared
+    )

@@ -1,0 +1,173 @@
+"""Between a route and the engine: wait for tickets, stream their tokens, and give up when the client is gone.
+
+Used by every route that infers. Nothing here knows what an answer looks like. The engine's thread only hands values
+over (`call_soon_threadsafe`); the event loop only waits. However a request ends, its tickets are cancelled, so that
+the engine never works for nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import CancelledError as TicketCancelled
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from fastapi import Request
+from fastapi.responses import StreamingResponse
+from starlette.concurrency import run_in_threadpool
+from starlette.types import Receive, Scope, Send
+
+from registry.errors import Cancelled, SoupError, Unavailable
+from service.engine import Delta, GenerateRequest, Generation, SamplingParams, ScoreRequest, Ticket
+from service.http import problems
+from service.http.resolve import ResolvedModel
+
+if TYPE_CHECKING:
+    from service.runtime import Runtime
+
+STREAM_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
+"""Streams pass proxies unbuffered."""
+DONE = "data: [DONE]\n\n"
+
+
+def one_token(runtime: Runtime, model: ResolvedModel, *, timeout: float) -> None:
+    """Compute one token, of an encoder one vector, blocking; raises TimeoutError, or what the engine raises."""
+    start = (model.base.bos_id or 0,)
+    asked: GenerateRequest | ScoreRequest
+    if model.base.shape.kind == "encoder":
+        asked = ScoreRequest(model.base_id, (start,), pooled=frozenset({0}), bos=False)
+    else:
+        asked = GenerateRequest(model.base_id, start, params=SamplingParams(max_tokens=1, temperature=0.0))
+    ticket = runtime.engine.submit(asked)
+    try:
+        ticket.result(timeout)
+    finally:
+        ticket.cancel()
+
+
+async def finish(request: Request, tickets: Sequence[Ticket]) -> list[Any]:
+    """The results of all tickets; raises the first error, and Cancelled where the client goes away before."""
+    waiting = asyncio.gather(*(asyncio.wrap_future(ticket) for ticket in tickets))
+    try:
+        results: list[Any] = await unless_gone(request, waiting)
+        return results
+    finally:
+        for ticket in tickets:
+            ticket.cancel()
+
+
+async def unless_gone(request: Request, waiting: asyncio.Future[Any]) -> Any:
+    """What `waiting` gives; raises Cancelled, and cancels it, where the client disconnects before."""
+    gone = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({waiting, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not waiting.done():
+            raise Cancelled("The client went away.")
+        if waiting.cancelled():
+            raise Cancelled("The engine dropped the request.")
+        return waiting.result()
+    finally:
+        waiting.cancel()
+        gone.cancel()
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+# --- streams --------------------------------------------------------------------------------------
+
+
+class TokenStream:
+    """The tokens of several generate requests as they come: (prompt number, Delta), then each prompt's Generation."""
+
+    def __init__(self, runtime: Runtime, requests: Sequence[GenerateRequest]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._queue: asyncio.Queue[tuple[int, Delta | None]] = asyncio.Queue()
+        self._engine = runtime.engine
+        self._requests = [replace(request, on_token=self._hand_over(i)) for i, request in enumerate(requests)]
+        self._first: tuple[int, Delta | None] | None = None
+        self.tickets: list[Ticket] = []
+
+    async def start(self, request: Request) -> None:
+        """Submit, and wait for the first token, so that what fails at once fails with its own status."""
+        self.tickets = await run_in_threadpool(self._engine.submit_all, self._requests)
+        for number, ticket in enumerate(self.tickets):
+            ticket.add_done_callback(self._done(number))
+        try:
+            self._first = await unless_gone(request, asyncio.ensure_future(self._queue.get()))
+            number, delta = self._first
+            if delta is None:
+                self._result(number)
+        except BaseException:
+            self.cancel()
+            raise
+
+    async def events(self) -> AsyncIterator[tuple[int, Delta | Generation]]:
+        """Everything in the order it comes; raises what the engine raises."""
+        left = len(self.tickets)
+        while left:
+            number, delta = self._first or await self._queue.get()
+            self._first = None
+            if delta is None:
+                left -= 1
+                yield number, self._result(number)
+            else:
+                yield number, delta
+
+    def cancel(self) -> None:
+        """Drop what is not finished."""
+        for ticket in self.tickets:
+            ticket.cancel()
+
+    def _result(self, number: int) -> Generation:
+        try:
+            result: Generation = self.tickets[number].result(0)
+        except TicketCancelled as error:
+            raise Unavailable("The engine stopped before the answer was complete.") from error
+        return result
+
+    def _hand_over(self, number: int) -> Callable[[Delta], None]:
+        return lambda delta: self._put(number, delta)
+
+    def _done(self, number: int) -> Callable[[Any], None]:
+        return lambda _: self._put(number, None)
+
+    def _put(self, number: int, delta: Delta | None) -> None:
+        with suppress(RuntimeError):  # the event loop is closed: nobody listens
+            self._loop.call_soon_threadsafe(self._queue.put_nowait, (number, delta))
+
+
+class EventStream(StreamingResponse):
+    """Server-sent events that cancel their source however they end."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, lines: AsyncIterator[str], *, cancel: Callable[[], None], headers: Mapping[str, str]) -> None:
+        super().__init__(_guarded(lines), headers={**STREAM_HEADERS, **headers})
+        self._cancel = cancel
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send, and cancel whatever is left when the client goes away."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._cancel()
+
+
+async def _guarded(lines: AsyncIterator[str]) -> AsyncIterator[str]:
+    """`lines`, and an error as a last event, in the shape OpenAI's client raises from."""
+    try:
+        async for line in lines:
+            yield line
+    except SoupError as error:
+        yield event(problems.body_of(error))
+
+
+def event(value: Mapping[str, Any]) -> str:
+    """One server-sent event."""
+    return f"data: {json.dumps(value, ensure_ascii=False, allow_nan=False)}\n\n"

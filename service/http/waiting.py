@@ -1,0 +1,81 @@
+"""Waiting for a job without holding a thread: routes that start a job answer with its result if it comes in time.
+
+Called by the soups, selectors and jobs routes on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from starlette.concurrency import run_in_threadpool
+
+from registry.errors import InvalidParameter
+from service.jobs.runner import FINAL
+
+if TYPE_CHECKING:
+    from registry.catalogue.rows import JobRow
+    from service.runtime import Runtime
+
+
+def wait_of(asked: float | None, runtime: Runtime) -> float:
+    """The seconds to wait; raises InvalidParameter beyond the limit."""
+    if asked is None:
+        return runtime.settings.wait_seconds
+    if asked > runtime.settings.max_wait_seconds:
+        raise InvalidParameter(
+            f"'wait' may be at most {runtime.settings.max_wait_seconds:g} seconds here; poll the job for longer.",
+            param="wait",
+        )
+    return asked
+
+
+def job_row(runtime: Runtime, scope: tuple[str, ...] | None, job_id: str) -> JobRow:
+    """The job as it stands."""
+    with runtime.database.read() as catalogue:
+        return catalogue.jobs.get(scope, job_id)
+
+
+class JobWatch:
+    """Told of every change of one job, on the event loop, inside `async with`."""
+
+    def __init__(self, runtime: Runtime, job_id: str) -> None:
+        self._runtime = runtime
+        self._job_id = job_id
+        self._changed = asyncio.Event()
+
+    async def __aenter__(self) -> JobWatch:
+        """Start listening."""
+        loop = asyncio.get_running_loop()
+
+        def tell() -> None:
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(self._changed.set)
+
+        self._unwatch = self._runtime.jobs.watch(self._job_id, tell)
+        return self
+
+    async def __aexit__(self, *_: Any) -> None:
+        """Stop listening."""
+        self._unwatch()
+
+    async def change(self, seconds: float) -> None:
+        """Wait for a change, at most so long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+        self._changed.clear()
+
+
+async def finished(runtime: Runtime, job_id: str, seconds: float) -> JobRow:
+    """The job once it ended, or as it stands after `seconds`."""
+    deadline = asyncio.get_running_loop().time() + seconds
+    async with JobWatch(runtime, job_id) as watch:
+        runtime.jobs.wake()
+        while True:
+            row = await run_in_threadpool(job_row, runtime, None, job_id)
+            left = deadline - asyncio.get_running_loop().time()
+            if row.state in FINAL or left <= 0:
+                return row
+            await watch.change(min(left, 1.0))

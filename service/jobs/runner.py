@@ -1,0 +1,293 @@
+"""Runs what `catalogue.jobs` holds: claims, heartbeats, retries, cancellation. What each kind does is in `job_kinds`.
+
+Built by the runtime. Routes call `wake` after a commit that enqueued something, `watch` to be told of progress, and
+`cancel`. Jobs survive a restart: what ran when the process died is claimed again once its lease is over, or at once
+where this process is the only owner of the data.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from registry.catalogue.jobs import Jobs
+from registry.catalogue.rows import JobRow
+from registry.errors import Busy, Cancelled, Internal, SoupError, Unavailable, as_dict, rebuild
+from service.jobs.fit_process import FitProcess
+from service.jobs.kinds import KINDS, JobContext, Lane
+from service.jobs.training_folder import sweep
+
+if TYPE_CHECKING:
+    from service.runtime import Runtime
+
+log = logging.getLogger("soup.jobs")
+IDLE_SECONDS = 1.0
+PROGRESS_SECONDS = 0.5
+RETRY_SECONDS = 2.0
+"""Before the first retry; doubled for each further one."""
+FINAL = frozenset({"succeeded", "failed", "cancelled"})
+TRANSIENT = (Busy, Unavailable)
+
+
+class Interrupted(SoupError):
+    """The server is stopping: the job goes back to the queue."""
+
+    code = "interrupted"
+
+
+class JobRunner:
+    """Threads that run jobs one at a time each: `settings.job_workers` for what is quick, others for trainings."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._settings = runtime.settings
+        self._database = runtime.database
+        self._name = f"worker-{uuid.uuid4().hex[:12]}"
+        self._wake = threading.Condition()
+        self._rung = 0
+        self._stopping = threading.Event()
+        self._cancelled: dict[str, threading.Event] = {}
+        self._watchers: dict[str, list[Callable[[], None]]] = defaultdict(list)
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._claimable = True
+        """False while the database does not answer: the log says that once, not every second of an outage."""
+        self.fitting = FitProcess(self._database, self._settings.database, self._settings.blobs_dir)
+
+    def start(self) -> None:
+        """Put back what a dead process left running, drop what nobody went on with, start workers and heartbeat."""
+        with self._database.write() as catalogue:
+            catalogue.jobs.requeue_expired(_now() + timedelta(days=3650) if self._runtime.sole_owner else _now())
+        sweep(self._settings.trainings_dir, older_than=self._settings.keep_training_seconds)
+        quick, training = self._settings.job_workers, self._settings.training_workers
+        loops = [partial(self._work, "quick")] * quick + [partial(self._work, "training")] * training + [self._beat]
+        self._threads = [
+            threading.Thread(target=loop, name=f"soup-jobs-{number}", daemon=True) for number, loop in enumerate(loops)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Send running jobs back to the queue and end the threads."""
+        self._stopping.set()
+        self.wake()
+        for thread in self._threads:
+            thread.join()
+        self._threads = []
+        self.fitting.stop()
+
+    def wake(self) -> None:
+        """Look at the queue now: something was enqueued."""
+        with self._wake:
+            self._rung += 1
+            self._wake.notify_all()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether running jobs are to go back to the queue."""
+        return self._stopping.is_set()
+
+    def watch(self, job_id: str, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call `callback`, from any thread, whenever this job changes; returns what ends it."""
+        with self._lock:
+            self._watchers[job_id].append(callback)
+
+        def unwatch() -> None:
+            with self._lock:
+                self._watchers[job_id].remove(callback)
+                if not self._watchers[job_id]:
+                    del self._watchers[job_id]
+
+        return unwatch
+
+    def cancel(self, scope: tuple[str, ...] | None, job_id: str) -> JobRow:
+        """Cancel a queued or running job; one that ended stays as it is. Raises NotFound."""
+        with self._database.write() as catalogue:
+            row = catalogue.jobs.get(scope, job_id)
+            if row.state not in FINAL:
+                row = catalogue.jobs.cancel(job_id)
+                KINDS[row.kind].ended_without(catalogue, row)
+        with self._lock:
+            event = self._cancelled.get(job_id)
+        if event is not None:
+            event.set()  # whoever runs it cleans up
+        elif row.state == "cancelled":
+            KINDS[row.kind].clean(self._runtime, row)
+        self._tell(job_id)
+        return row
+
+    def _tell(self, job_id: str) -> None:
+        with self._lock:
+            callbacks = list(self._watchers.get(job_id, ()))
+        for callback in callbacks:
+            callback()
+
+    # --- the worker threads ---------------------------------------------------------------------
+
+    def _work(self, lane: Lane) -> None:
+        while not self._stopping.is_set():
+            rung = self._rung
+            row = self._claim(lane)
+            if row is None:
+                with self._wake:
+                    if self._rung == rung:
+                        self._wake.wait(timeout=IDLE_SECONDS)
+                continue
+            try:
+                self._run(row)
+            except (Busy, Unavailable) as error:  # its end could not be stored: it is run again after its lease
+                fields = {"job": row.id, "kind": row.kind}
+                log.warning("the end of a job is not stored: %s", error.message, extra={"fields": fields})
+            except Exception:
+                log.exception("ending a job failed", extra={"fields": {"job": row.id, "kind": row.kind}})
+
+    def _claim(self, lane: Lane) -> JobRow | None:
+        kinds = [name for name, kind in KINDS.items() if kind.lane == lane]
+        try:
+            with self._database.write() as catalogue:
+                row = catalogue.jobs.claim(self._name, kinds, self._settings.job_lease_seconds, _now())
+        except (Busy, Unavailable) as error:  # the queue is not lost with the connection to it
+            if self._claimable:
+                log.warning("no job can be claimed: %s", error.message)
+            self._claimable = False
+        except Exception:
+            log.exception("claiming a job failed")
+        else:
+            if not self._claimable:
+                log.info("jobs can be claimed again")
+            self._claimable = True
+            return row
+        return None
+
+    def _run(self, row: JobRow) -> None:
+        """Run a claimed job to its end, and remove what only it needed; not where it goes on elsewhere."""
+        cancelled = threading.Event()
+        with self._lock:
+            self._cancelled[row.id] = cancelled
+        try:
+            ended = self._attempt(row, _Progress(self, row, cancelled))
+        finally:
+            with self._lock:
+                del self._cancelled[row.id]
+        if ended:
+            KINDS[row.kind].clean(self._runtime, row)
+        self._tell(row.id)
+
+    def _attempt(self, row: JobRow, progress: _Progress) -> bool:
+        """Try the job once; True when it ended for good, by us or by whoever cancelled it."""
+        again = RETRY_SECONDS * 2.0 ** (row.attempts - 1) if row.attempts < self._settings.job_attempts else None
+        try:
+            if row.attempts > self._settings.job_attempts:
+                raise Internal(f"The process that ran it ended without a word, {row.attempts - 1} times.")
+            result = KINDS[row.kind].run(JobContext(self._runtime, self.fitting, row, progress))
+            return self.store(lambda jobs: jobs.succeed(row.id, result, worker=self._name)) or self._is_cancelled(row)
+        except Interrupted:
+            self.store(lambda jobs: jobs.release(row.id, self._name))
+            return False
+        except Cancelled as error:
+            return self._is_cancelled(row) or self._fail(row, error, retry_in=None)
+        except SoupError as error:
+            return self._fail(row, error, retry_in=again if isinstance(error, TRANSIENT) else None)
+        except Exception as error:
+            log.exception("job failed", extra={"fields": {"job": row.id, "kind": row.kind}})
+            internal = Internal(f"The job failed on our side ({type(error).__name__}); the server's log has the rest.")
+            return self._fail(row, internal, retry_in=again)
+
+    def _fail(self, row: JobRow, error: SoupError, *, retry_in: float | None) -> bool:
+        """Store the failure; True when the job ended with it, or was cancelled before."""
+        log.warning("job failed", extra={"fields": {"job": row.id, "kind": row.kind, "code": error.code}})
+        with self._database.write() as catalogue:
+            ours = catalogue.jobs.fail(row.id, as_dict(error), retry_in, worker=self._name)
+            if ours and retry_in is None:
+                KINDS[row.kind].ended_without(catalogue, row)
+        return retry_in is None if ours else self._is_cancelled(row)
+
+    def _is_cancelled(self, row: JobRow) -> bool:
+        with self._database.read() as catalogue:
+            return catalogue.jobs.get(None, row.id).state == "cancelled"
+
+    def store(self, change: Callable[[Jobs], bool]) -> bool:
+        """One change of a job's row in a transaction of its own; False when it is no longer ours to change."""
+        with self._database.write() as catalogue:
+            return change(catalogue.jobs)
+
+    def report(self, row: JobRow, done: int, total: int, message: str) -> None:
+        """Store how far a job is and tell who watches. Raises Cancelled where it is no longer ours, or Interrupted."""
+        if self._stopping.is_set():
+            raise Interrupted("The server is stopping; the job goes on when it is back.")
+        try:
+            ours = self.store(
+                lambda jobs: jobs.progress(row.id, done=done, total=total, message=message, worker=self._name)
+            )
+        except (Busy, Unavailable) as error:  # nothing is lost with a number; the work goes on
+            log.warning("progress is not stored: %s", error.message)
+            return
+        if not ours:
+            raise Cancelled("The job was cancelled.")
+        self._tell(row.id)
+
+    def _beat(self) -> None:
+        """Prolong the leases of what runs here, and notice what another process cancelled."""
+        while not self._stopping.wait(self._settings.job_lease_seconds / 4):
+            with self._lock:
+                running = dict(self._cancelled)
+            try:
+                with self._database.write() as catalogue:
+                    for job_id, cancelled in running.items():
+                        if not catalogue.jobs.heartbeat(job_id, self._name, self._settings.job_lease_seconds, _now()):
+                            cancelled.set()
+                    catalogue.jobs.requeue_expired(_now())
+            except (Busy, Unavailable) as error:
+                log.warning("no heartbeat: %s", error.message)
+            except Exception:
+                log.exception("heartbeat failed")
+
+
+class _Progress:
+    """The callable a job reports to: stores at most twice a second, and raises when the job is to end."""
+
+    def __init__(self, runner: JobRunner, row: JobRow, cancelled: threading.Event) -> None:
+        self._runner = runner
+        self._row = row
+        self._cancelled = cancelled
+        self._stored_at: float | None = None
+
+    def __call__(self, done: int, total: int, message: str) -> None:
+        if self._cancelled.is_set():
+            raise Cancelled("The job was cancelled.")
+        now = time.monotonic()
+        if self._stored_at is None or now - self._stored_at >= PROGRESS_SECONDS or self._runner.stopping:
+            self._stored_at = now
+            self._runner.report(self._row, done, total, message)
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+def result_of(row: JobRow) -> dict[str, Any]:
+    """The result of a job that ended; raises the error it ended with."""
+    if row.state == "succeeded":
+        return row.result or {}
+    if row.state == "cancelled":
+        raise Cancelled(f"Job {row.id} was cancelled.")
+    error = row.error or {}
+    raise rebuild(
+        str(error.get("code", "internal")),
+        str(error.get("message", "The job failed.")),
+        param=error.get("param"),
+        problems=error.get("problems", ()),
+    )
+
+
+def request_bytes(request: dict[str, Any]) -> bytes:
+    """A request as a job stores it: a blob of its own even where two requests are alike."""
+    return json.dumps({"request": request, "nonce": uuid.uuid4().hex}, ensure_ascii=False).encode()

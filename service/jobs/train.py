@@ -1,0 +1,248 @@
+"""A queued training, done: its data laid out, trained in a child process, and what comes of it pushed.
+
+Called by the job runner. What a training saves on the way stands in a folder called by the request's digest
+(`jobs.training_folder`): the same request again, a retry, and the next server after one that was killed go on from
+there. Its data stand there for one attempt only.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from registry.catalogue.rows import AdapterRow
+from registry.errors import Conflict, Forbidden, Incompatible, Invalid, TooLarge, Unavailable
+from registry.files import decode_lines
+from registry.formats import AdapterFolder, read_folder, write_folder
+from registry.names import parse_ref, split_name
+from registry.push import WEIGHTS_FILE, Pushed, push
+from registry.registry import Caller
+from registry.spec import FileSource, Manifest, SampleSource
+from service.jobs.train_process import in_child
+from service.jobs.training_folder import TURN, place_of, sweep
+from service.limits import intake_limits
+from training.request import TrainingRequest
+from training.spec import BANK, FusionRequest
+from training.train import Work
+from training.worker import Bench, Task
+
+if TYPE_CHECKING:
+    from service.runtime import Runtime
+
+log = logging.getLogger("soup.training")
+HOPELESS = (Forbidden, Invalid, Incompatible, TooLarge)
+"""What the same training would end with again: nothing of it is kept."""
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Training:
+    """A training at work: its request, where its files are, and what it reports to (which raises to end it)."""
+
+    runtime: Runtime
+    request: TrainingRequest
+    arguments: Mapping[str, Any]
+    created_by: str
+    progress: Progress
+
+    @property
+    def place(self) -> Path:
+        """The folder of its files."""
+        return place_of(self.runtime.settings, self.arguments["key"])
+
+    @property
+    def caller(self) -> Caller:
+        """On whose behalf it is pushed."""
+        scope = self.arguments["scope"]
+        return Caller(self.created_by, None if scope is None else tuple(scope), self.arguments["request_id"])
+
+
+def train(training: Training) -> Pushed:
+    """Train in a child process, and push what comes of it: the bank, where it is one of experts.
+
+    What was pushed for the same request before is that. Raises what the training or the push does, and Forbidden where
+    the key that asked was revoked since; where the same would end so again, its files are removed.
+    """
+    settings = training.runtime.settings
+    try:
+        _check_key(training)
+        known = _known(training)
+        pushed = _made(training) if known is None else Pushed(known, created=False)
+    except HOPELESS:
+        shutil.rmtree(training.place, ignore_errors=True)
+        raise
+    shutil.rmtree(training.place, ignore_errors=True)
+    sweep(settings.trainings_dir, older_than=settings.keep_training_seconds)
+    return pushed
+
+
+def _made(training: Training) -> Pushed:
+    _check_base(training)
+    with _laid_out(training) as data:
+        told = _told(training, _work(training, data))
+    steps = training.request.spec.recipe.steps
+    training.progress(steps, steps, "pushing")  # cancelled while it trained its last: nothing is pushed
+    _check_key(training)
+    return _pushed(training, told)
+
+
+def _check_key(training: Training) -> None:
+    """A training waits and works for long: what a key may do is asked again before it begins and before it pushes."""
+    with training.runtime.database.read() as catalogue:
+        revoked = {row.id for row in catalogue.keys.list() if row.revoked_at is not None}
+    if training.created_by in revoked:
+        raise Forbidden("The key that asked for the training was revoked: ask again with another.")
+
+
+def _pushed_name(training: Training) -> str:
+    return training.request.name + (BANK if training.request.spec.adamix is not None else "")
+
+
+def _known(training: Training) -> AdapterRow | None:
+    """What was pushed for this request, in case a server ended before it said so, or the request is one of before."""
+    with training.runtime.database.read() as catalogue:
+        rows = catalogue.adapters.live_versions(*split_name(_pushed_name(training)))
+    key = training.arguments["key"]
+    return next((row for row in rows if row.provenance.training.get("request") == key), None)
+
+
+def _check_base(training: Training) -> None:
+    base_id = training.request.base_model
+    if base_id not in training.runtime.bases:
+        raise Unavailable(f"The training needs base model {base_id!r}, which this server no longer serves.")
+    found, asked = training.runtime.shape(base_id).fingerprint, training.arguments["fingerprint"]
+    if found != asked:
+        raise Incompatible(
+            f"Base model {base_id!r} is {found} now, and was {asked} when the training was asked for: ask again.",
+            param="base_model",
+        )
+
+
+@contextmanager
+def _laid_out(training: Training) -> Iterator[Path]:
+    """The data and the members of a fusion in a folder of this attempt, which goes with it.
+
+    A child that was stopped, or that a killed server left, may be reading those of the attempt before.
+    """
+    try:
+        training.place.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder = TemporaryDirectory(prefix="data-", dir=training.place, ignore_cleanup_errors=True)
+    except OSError as error:
+        raise _unwritable(error) from error
+    with folder as name:
+        data = Path(name)
+        try:
+            _lay_out(training, data)
+        except OSError as error:
+            raise _unwritable(error) from error
+        yield data
+
+
+def _unwritable(error: OSError) -> Unavailable:
+    return Unavailable(f"The training's files cannot be written on the server: {error.strerror}.")
+
+
+def _lay_out(training: Training, data: Path) -> None:
+    request, blobs = training.request, training.runtime.blobs
+    for name, digest in (("train.jsonl", request.texts), ("valid.jsonl", request.valid)):
+        if digest is not None:
+            with blobs.open(digest) as source, (data / name).open("wb") as target:
+                shutil.copyfileobj(source, target)
+    for number, row in enumerate(_rows(training)):
+        write_folder(
+            data / f"member{number}", config=row.config, domain=row.domain, weights=blobs.read(row.weights_blob),
+            base_fingerprint=row.base_fingerprint,
+        )  # fmt: skip
+
+
+def _rows(training: Training) -> list[AdapterRow]:
+    """The members of a fusion, by digest."""
+    adapter = training.request.spec.adapter
+    if not isinstance(adapter, FusionRequest):
+        return []
+    with training.runtime.database.read() as catalogue:
+        return [catalogue.adapters.resolve(None, parse_ref(digest)) for digest in adapter.members]
+
+
+def _work(training: Training, data: Path) -> Work:
+    place, request = training.place, training.request
+    return Work(
+        spec=request.spec, train=data / "train.jsonl", valid=None if request.valid is None else data / "valid.jsonl",
+        valid_share=request.share, called=("texts", "valid"), out=place / "adapter",
+        members=tuple(sorted(data.glob("member*"), key=lambda path: int(path.name.removeprefix("member")))),
+        domain=request.domain, base_id=request.base_model, sample=request.sample, checkpoint=place / "checkpoint",
+        replace=True,  # the place is this request's: a bank in it may be of another version
+    )  # fmt: skip
+
+
+def _told(training: Training, work: Work) -> dict[str, Any]:
+    """What the child says of the training, once the adapter is written; raises its error.
+
+    A checkpoint that this version would not have written is given up: whoever asked could not delete it.
+    """
+    settings, request = training.runtime.settings, training.request
+    bench = Bench(entry=training.runtime.bases[request.base_model], cache=settings.cache, threads=settings.threads)
+    task = Task(work=work, turn=training.place / TURN)
+    try:
+        return in_child(bench, task, progress=training.progress, private=training.place)
+    except Conflict as error:
+        log.warning("a training begins anew: %s", error.message)
+    shutil.rmtree(training.place / "checkpoint", ignore_errors=True)
+    return in_child(bench, task, progress=training.progress, private=training.place)
+
+
+def _pushed(training: Training, told: dict[str, Any]) -> Pushed:
+    """Push what the child has written, with all that is known of its making."""
+    runtime, request = training.runtime, training.request
+    folder = read_folder(training.place / "adapter")
+    sample, warnings = _sample(training, folder)
+    if request.spec.adamix is not None:
+        folder = read_folder(training.place / f"adapter{BANK}")
+    weights = folder.weights.read_bytes()
+    digest = runtime.blobs.put_bytes(weights)
+    namespace, _ = split_name(request.name)
+    with runtime.database.write() as catalogue:
+        catalogue.blobs.seen(digest, len(weights))
+        catalogue.blobs.grant(namespace, digest)
+    manifest = Manifest(
+        name=_pushed_name(training), domain=request.domain, base_model=request.base_model,
+        base_fingerprint=training.arguments["fingerprint"], config=folder.config,
+        files={WEIGHTS_FILE: FileSource(digest=digest)}, sample=sample, card=request.card,
+        provenance=folder.provenance.model_copy(update={"training": _record(training, folder)}),
+    )  # fmt: skip
+    pushed = push(
+        manifest, database=runtime.database, blobs=runtime.blobs, bases=runtime.shapes(), encoders=runtime.encoders,
+        caller=training.caller, limits=intake_limits(runtime.settings),
+        refit_delay=runtime.settings.refit_delay_seconds,
+    )  # fmt: skip
+    runtime.jobs.wake()
+    note = (str(told["note"]),) if told.get("note") else ()
+    return replace(pushed, warnings=(*note, *warnings, *pushed.warnings))
+
+
+def _record(training: Training, folder: AdapterFolder) -> dict[str, Any]:
+    """The training's record, with the request that it answers and the blobs of its data."""
+    request = training.request
+    blobs = {"train": request.texts} | ({} if request.valid is None else {"valid": request.valid})
+    share = {"valid_share": request.share} if request.valid is None else {}
+    return {**folder.provenance.training, **share, "blobs": blobs, "request": training.arguments["key"]}
+
+
+def _sample(training: Training, folder: AdapterFolder) -> tuple[SampleSource | None, tuple[str, ...]]:
+    """The passages as a sample, where there are enough that are different and not too long; else why there is none."""
+    if folder.sample is None:
+        return None, ()
+    limits = intake_limits(training.runtime.settings).sample
+    texts = decode_lines(folder.sample.read_bytes())
+    usable = [text for text in dict.fromkeys(texts) if text.strip() and len(text) <= limits.max_chars]
+    if len(usable) >= limits.minimum:
+        return SampleSource(texts=tuple(usable)), ()
+    return None, (
+        f"Pushed without a sample: {len(usable)} different passages can be used, and {limits.minimum} are needed.",
+    )

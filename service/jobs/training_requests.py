@@ -1,0 +1,176 @@
+"""Asking for a training: refused at once where that can be seen, then queued as a job, one for like requests.
+
+Called by the route; `service.jobs.train` does what is queued.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from registry.adapters import expected_tensors
+from registry.catalogue import Catalogue
+from registry.catalogue.rows import AdapterRow, JobRow
+from registry.errors import Busy, Incompatible, InvalidParameter, NotFound, TooLarge
+from registry.names import check_part, digest_of, parse_ref, split_name
+from registry.spec import BottleneckConfig, HeadConfig, prefix_length
+from training.build import config_of, not_fused, recipe_on, task_of
+from training.methods.pruning_scores import NEEDS_GRADIENTS
+from training.request import TrainingRequest
+from training.spec import BANK, FusionRequest, TaskKey, TrainingSpec
+from training.trainer import check_block
+
+if TYPE_CHECKING:
+    from service.http.auth import Principal
+    from service.runtime import Runtime
+    from service.settings import Settings
+    from training.recipe import TrainingRecipe
+
+KIND = "train"
+SMALLEST_HEAD: dict[TaskKey, HeadConfig] = {
+    "classification": HeadConfig(task="classification", labels=("no", "yes")),
+    "question_answering": HeadConfig(task="question_answering", labels=("start", "end")),
+}
+"""Of tasks that need one; how many labels there are only the data say."""
+
+
+def submit(request: TrainingRequest, who: Principal, *, runtime: Runtime, request_id: str) -> JobRow:
+    """Queue a training, or give the job that is at the same one already.
+
+    Raises what can be known before the data are read: Forbidden, InvalidName, NotFound (base model, blob, member),
+    InvalidParameter, Incompatible, TooLarge, and Busy where too many wait.
+    """
+    namespace, name = split_name(request.name)
+    who.check_write(namespace)
+    if request.spec.adamix is not None:
+        check_part(f"{name}{BANK}", "name of the bank")
+    members = _members(request, who, runtime)
+    _check_size(request, members, runtime)
+    for what, digest in (("texts", request.texts), ("valid", request.valid)):
+        if digest is not None:
+            _check_blob(digest, what, who, runtime)
+    if request.valid == request.texts:
+        raise InvalidParameter(
+            "'valid' is the text that is trained on: validate on other text, or leave it out and a share is held out.",
+            param="valid",
+        )
+    pinned = _pinned(request, members)
+    shape = runtime.shape(request.base_model)
+    arguments = {
+        "request": pinned.model_dump(mode="json"),
+        "fingerprint": shape.fingerprint,
+        "key": _key(pinned, shape.fingerprint),
+        "reach": sorted({namespace, *(member.namespace for member in members)}),
+        "scope": None if who.namespaces is None else list(who.namespaces),
+        "request_id": request_id,
+    }
+    with runtime.database.write() as catalogue:
+        dedupe = f"{KIND}:{arguments['key']}"
+        known = catalogue.jobs.unended_like(dedupe)
+        if known is not None:
+            return known
+        _check_queue(catalogue, runtime)
+        return catalogue.jobs.enqueue(KIND, arguments, namespace=namespace, created_by=who.key_id, dedupe_key=dedupe)
+
+
+def _check_queue(catalogue: Catalogue, runtime: Runtime) -> None:
+    waiting = len(catalogue.jobs.unended(KIND))
+    if waiting >= runtime.settings.training_queue:
+        raise Busy(f"{waiting} trainings wait or run here already; try again when one has ended.", retry_after=60)
+
+
+def _members(request: TrainingRequest, who: Principal, runtime: Runtime) -> list[AdapterRow]:
+    """The adapters that a fusion is over, which the caller sees."""
+    adapter = request.spec.adapter
+    if not isinstance(adapter, FusionRequest):
+        return []
+    fingerprint = runtime.shape(request.base_model).fingerprint
+    with runtime.database.read() as catalogue:
+        rows = [catalogue.adapters.resolve(who.namespaces, parse_ref(ref)) for ref in adapter.members]
+    problems = [
+        f"{row.ref} has {not_fused(row.config)}"
+        if not isinstance(row.config, BottleneckConfig)
+        else f"{row.ref} is of another base model."
+        for row in rows
+        if not isinstance(row.config, BottleneckConfig) or row.base_fingerprint != fingerprint
+    ]
+    if problems:
+        raise Incompatible(problems[0], param="spec.adapter.members", problems=problems)
+    return rows
+
+
+def _check_size(request: TrainingRequest, members: Sequence[AdapterRow], runtime: Runtime) -> None:
+    """Refuse what is no training on this base, and what is too large for this server."""
+    spec, settings, shape = request.spec, runtime.settings, runtime.shape(request.base_model)
+    task_of(spec).check_base(runtime.base(request.base_model))
+    frozen = [member.config for member in members if isinstance(member.config, BottleneckConfig)]
+    config = config_of(spec, shape, head=SMALLEST_HEAD.get(spec.task), members=frozen)
+    recipe = recipe_on(spec, shape, config)
+    _check_recipe(recipe, prefix_length(config), settings, scoring=_scoring_passes(spec))
+    check_block(recipe, shape, config)
+    tensors = expected_tensors(config, shape)
+    size = sum(4 * math.prod(found) for found in tensors.values())
+    if size > settings.max_weights_bytes:
+        raise TooLarge(
+            f"The adapter would have {size} bytes, and the limit is {settings.max_weights_bytes} "
+            "(SOUP_MAX_WEIGHTS_BYTES).",
+            param="spec.adapter",
+        )
+
+
+def _scoring_passes(spec: TrainingSpec) -> int:
+    """Passes over training data that say what is pruned, before the first step; GraSP's Hessian takes as many more."""
+    if spec.pruning is None or spec.pruning.score not in NEEDS_GRADIENTS:
+        return 0
+    return spec.pruning.batches * (2 if spec.pruning.score == "grasp" else 1)
+
+
+def _check_recipe(recipe: TrainingRecipe, prefix: int, settings: Settings, *, scoring: int) -> None:
+    """Refuse more passes, or more tokens in one, than a training may have; each block has the prefix before it.
+
+    Of validation only how often it is done is known here: the spec bounds that by the steps.
+    """
+    passes, tokens = recipe.steps * recipe.accumulate + scoring, recipe.batch * (prefix + recipe.block)
+    if passes > settings.max_training_steps:
+        before = f" and {scoring} passes to score what is pruned" if scoring else ""
+        raise TooLarge(
+            f"{recipe.steps} steps of {recipe.accumulate} passes{before} were asked for, and the limit is "
+            f"{settings.max_training_steps} passes (SOUP_MAX_TRAINING_STEPS).",
+            param="spec.recipe.steps",
+        )
+    if tokens > settings.max_training_tokens:
+        before = f" and a prefix of {prefix}" if prefix else ""
+        raise TooLarge(
+            f"A batch of {recipe.batch} blocks of {recipe.block} tokens{before} is {tokens}, and the limit is "
+            f"{settings.max_training_tokens} (SOUP_MAX_TRAINING_TOKENS): take a smaller 'batch' with more "
+            "'accumulate'.",
+            param="spec.recipe.batch",
+        )
+
+
+def _check_blob(digest: str, what: str, who: Principal, runtime: Runtime) -> None:
+    """Raises NotFound for a blob that the caller does not see, TooLarge, and InvalidParameter for a gzip file."""
+    with runtime.database.read() as catalogue:
+        visible = catalogue.blobs.visible(who.namespaces, digest)
+    if not visible or not runtime.blobs.has(digest):
+        raise NotFound(f"Blob {digest} is not known: upload it first with PUT /v1/blobs/{digest}.", param=what)
+    size, limit = runtime.blobs.size(digest), runtime.settings.max_training_bytes
+    if size > limit:
+        raise TooLarge(f"{what} has {size} bytes and the limit is {limit} (SOUP_MAX_TRAINING_BYTES).", param=what)
+    with runtime.blobs.open(digest) as file:
+        if file.read(2) == b"\x1f\x8b":
+            raise InvalidParameter(f"{what} is a gzip file: upload the JSON lines as they are.", param=what)
+
+
+def _pinned(request: TrainingRequest, members: Sequence[AdapterRow]) -> TrainingRequest:
+    """The request with members by digest: what a name means may change while it waits."""
+    if not members:
+        return request
+    adapter = FusionRequest(members=tuple(member.digest for member in members))
+    return request.model_copy(update={"spec": request.spec.model_copy(update={"adapter": adapter})})
+
+
+def _key(request: TrainingRequest, fingerprint: str) -> str:
+    """The digest of all that a training and what is pushed of it depend on."""
+    return digest_of([fingerprint, request.model_dump(mode="json")])

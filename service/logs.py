@@ -1,0 +1,60 @@
+"""Logs: each record as one line of JSON on standard error, without what people sent.
+
+Of an exception the class and the places in our code, not its message: messages quote values.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import traceback
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import IO, Any
+
+request_id_now: ContextVar[str | None] = ContextVar("request_id", default=None)
+"""The id of the request that is being answered, None outside of one."""
+
+
+class JsonFormatter(logging.Formatter):
+    """A log record as one line of JSON; extra values come from `extra={"fields": {...}}`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line. Exceptions appear as class and places, without their message."""
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if (request_id := request_id_now.get()) is not None:
+            line["request_id"] = request_id
+        line.update(getattr(record, "fields", {}))
+        if record.exc_info and record.exc_info[1] is not None:
+            line.update(describe(record.exc_info[1]))
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
+def describe(error: BaseException) -> dict[str, Any]:
+    """An exception without its message: its class, that of its cause, and the innermost 12 places."""
+    frames = traceback.extract_tb(error.__traceback__)[-12:]
+    found: dict[str, Any] = {
+        "error": type(error).__qualname__,
+        "where": [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames],
+    }
+    if error.__cause__ is not None:
+        found["cause"] = type(error.__cause__).__qualname__
+    return found
+
+
+def configure_logging(level: str, stream: IO[str] | None = None) -> None:
+    """Send every log of this process as JSON lines to `stream` (by default stderr). Called by `soup serve`."""
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonFormatter())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    for name in ("uvicorn", "uvicorn.error"):
+        logging.getLogger(name).handlers.clear()
+        logging.getLogger(name).propagate = True
+    logging.getLogger("uvicorn.access").disabled = True  # it logs raw paths; `http.observe` writes a line instead

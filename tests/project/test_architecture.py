@@ -1,0 +1,268 @@
+"""The shape of the code: layers, what may import what, and the rules of size and naming that no linter of ours has.
+
+The layers are import-linter's contracts in pyproject.toml. Each rule has a canary: a tree that breaks it is built
+from ours, and the rule has to notice.
+"""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.repository import REPOSITORY
+
+SHIPPED = ("registry", "training", "service", "migrations")
+OURS = (*SHIPPED, "demo", "benchmarks", "docs")
+LINES_PER_MODULE = 400
+LONG_FUNCTION = 30
+LONG_FUNCTIONS_SHARE = 0.1
+
+Found = list[str]
+
+
+def modules(*packages: str, root: Path = REPOSITORY) -> Iterator[tuple[str, ast.Module]]:
+    """(path from the root, syntax tree) of every module of these packages that are there."""
+    for package in packages:
+        for path in sorted((root / package).rglob("*.py")):
+            yield path.relative_to(root).as_posix(), ast.parse(path.read_text())
+
+
+def imports(tree: ast.Module) -> Iterator[str]:
+    """Absolute names of all imports of a module, those inside of functions included."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def importers(
+    packages: tuple[str, ...], forbidden: tuple[str, ...], root: Path, allowed: tuple[str, ...] = ()
+) -> Found:
+    """`path imports name` wherever one of `packages` imports something forbidden, but for allowed path prefixes."""
+    return [
+        f"{path} imports {name}"
+        for path, tree in modules(*packages, root=root)
+        for name in imports(tree)
+        if any(name == bad or name.startswith(bad + ".") for bad in forbidden)
+        if not path.startswith(allowed or "/")
+    ]
+
+
+# --- the rules: each takes the root of a tree and gives what is wrong with it ----------------------
+
+
+def vague_names(root: Path) -> Found:
+    vague = {"utils", "util", "helpers", "helper", "common", "misc", "shared"}
+    return [path for path, _ in modules(*OURS, root=root) if vague & set(Path(path).with_suffix("").parts)]
+
+
+def long_modules(root: Path) -> Found:
+    return [
+        f"{path.relative_to(root)}: {lines} lines"
+        for package in OURS
+        for path in sorted((root / package).rglob("*.py"))
+        if (lines := len(path.read_text().splitlines())) > LINES_PER_MODULE
+    ]
+
+
+def unfinished(root: Path) -> Found:
+    marks = ("TO" + "DO", "FIX" + "ME", "X" * 3, "NotImplemented" + "Error")
+    return [
+        f"{path.relative_to(root)}:{number}"
+        for package in OURS
+        for path in sorted((root / package).rglob("*.py"))
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if any(mark in line for mark in marks)
+    ]
+
+
+def coroutines_in_registry(root: Path) -> Found:
+    """The library is synchronous, and so is training."""
+    waits = (ast.AsyncFunctionDef, ast.Await, ast.AsyncFor, ast.AsyncWith)
+    return [
+        f"{path}:{node.lineno}"
+        for path, tree in modules("registry", "training", root=root)
+        for node in ast.walk(tree)
+        if isinstance(node, waits)
+    ] + importers(("registry", "training"), ("asyncio", "anyio"), root)
+
+
+def http_below_service(root: Path) -> Found:
+    """The hub's client is a library, but what it raises are its HTTP client's errors: loading has to name them."""
+    web = ("fastapi", "starlette", "uvicorn", "httpx2", "requests", "urllib", "http", "typer", "prometheus_client")
+    found = importers(("registry", "training", "migrations"), web, root)
+    return [one for one in found if one != "registry/base_model/loading.py imports httpx2"]
+
+
+def sql_outside_the_catalogue(root: Path) -> Found:
+    """SQLite's own copy of a database file is not SQL: `service.storage` takes one before it migrates."""
+    statements = importers(
+        SHIPPED, ("sqlalchemy", "alembic"), root, ("registry/catalogue/", "migrations/", "service/storage.py")
+    )
+    drivers = importers(SHIPPED, ("sqlite3", "psycopg"), root, ("registry/catalogue/sqlite.py", "service/storage.py"))
+    return [found for found in statements + drivers if " imports sqlalchemy.exc." not in found]
+
+
+def environment_outside_the_settings(root: Path) -> Found:
+    names = {"environ", "environb", "getenv", "putenv"}
+    return [
+        f"{path}:{node.lineno}"
+        for path, tree in modules(*SHIPPED, root=root)
+        if path != "service/settings.py"
+        for node in ast.walk(tree)
+        if (isinstance(node, ast.Attribute) and node.attr in names)
+        or (isinstance(node, ast.ImportFrom) and node.module == "os" and names & {alias.name for alias in node.names})
+    ]
+
+
+def unsafe_loading(root: Path) -> Found:
+    """Weights, selectors and job arguments are tensors and JSON; nothing here can run what a file says."""
+    bad = importers(OURS, ("pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"), root)
+    for path, tree in modules(*OURS, root=root):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in {"torch.load", "eval", "exec", "numpy.load"}:
+                tensors_only = any(
+                    word.arg == "weights_only" and ast.unparse(word.value) == "True" for word in node.keywords
+                )
+                if not (tensors_only and path == "registry/formats/adapterhub/torch_file.py"):  # what people convert
+                    bad.append(f"{path}:{node.lineno} {ast.unparse(node.func)}")
+    return bad
+
+
+def imports_of_what_is_not_shipped(root: Path) -> Found:
+    return importers(SHIPPED, ("tests", "demo", "benchmarks", "docs"), root)
+
+
+def long_functions(root: Path) -> Found:
+    """Nine in ten functions stay below 30 lines; migrations list tables and do not count."""
+    lengths = [
+        (node.end_lineno or 0) - node.lineno + 1
+        for _, tree in modules(*(package for package in OURS if package != "migrations"), root=root)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    long = sum(length >= LONG_FUNCTION for length in lengths)
+    return [f"{long} of {len(lengths)} functions are long"] if long > LONG_FUNCTIONS_SHARE * len(lengths) else []
+
+
+def modules_that_do_not_say_what_they_are_for(root: Path) -> Found:
+    return [path for path, tree in modules(*OURS, root=root) if tree.body and not ast.get_docstring(tree)]
+
+
+CANARIES: list[tuple[Callable[[Path], Found], str, str]] = [
+    (vague_names, "service/http/routes/utils.py", ""),
+    (long_modules, "registry/long.py", "x = 1\n" * (LINES_PER_MODULE + 1)),
+    (unfinished, "training/later.py", "raise NotImplemented" + "Error"),
+    (unfinished, "demo/later.py", "x = 1  # TO" + "DO: more"),
+    (coroutines_in_registry, "registry/slow.py", "async def f() -> None: ..."),
+    (coroutines_in_registry, "registry/slow.py", "def f():\n    import asyncio"),
+    (http_below_service, "registry/remote.py", "from fastapi import FastAPI"),
+    (sql_outside_the_catalogue, "service/http/routes/quick.py", "from sqlalchemy import select"),
+    (sql_outside_the_catalogue, "registry/quick.py", "def f():\n    import sqlite3"),
+    (environment_outside_the_settings, "service/quick.py", "import os\nx = os.environ['SOUP_DATA']"),
+    (environment_outside_the_settings, "registry/quick.py", "from os import getenv"),
+    (unsafe_loading, "registry/state.py", "import pickle"),
+    (unsafe_loading, "training/state.py", "import torch\nx = torch.load('f')"),
+    (unsafe_loading, "training/state.py", "import torch\nx = torch.load('f', weights_only=True)"),
+    (unsafe_loading, "registry/formats/adapterhub/torch_file.py", "import torch\nx = torch.load('f')"),
+    (imports_of_what_is_not_shipped, "service/extra.py", "from demo.table import rows"),
+    (long_functions, "demo/long.py", "def f():\n" + "    x = 1\n" * LONG_FUNCTION),
+    (modules_that_do_not_say_what_they_are_for, "demo/silent.py", "x = 1"),
+]
+RULES = list(dict.fromkeys(rule for rule, _, _ in CANARIES))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_rule(rule: Callable[[Path], Found]) -> None:
+    assert rule(REPOSITORY) == []
+
+
+@pytest.mark.parametrize(("rule", "path", "content"), CANARIES, ids=lambda value: getattr(value, "__name__", ""))
+def test_the_rule_notices(tmp_path: Path, rule: Callable[[Path], Found], path: str, content: str) -> None:
+    (tmp_path / path).parent.mkdir(parents=True)
+    (tmp_path / path).write_text(content)
+    assert len(rule(tmp_path)) == 1
+
+
+def test_the_rules_look_at_this_tree() -> None:
+    paths = {path for path, _ in modules(*OURS)}
+    assert {"registry/cook/__init__.py", "service/cli/app.py", "training/trainer.py", "migrations/env.py"} <= paths
+    assert len(paths) > 120
+
+
+# --- layers ---------------------------------------------------------------------------------------
+
+LINT = textwrap.dedent(
+    """
+    from importlinter import configuration
+    from importlinter.application import use_cases
+
+    configuration.configure()
+    options = use_cases.read_user_options("pyproject.toml")
+    use_cases._register_contract_types(options)
+    report = use_cases.create_report(options, cache_dir=None)
+    for contract, check in report.get_contracts_and_checks():
+        print("KEPT" if check.kept else "BROKEN", contract.name)
+    """
+)
+
+
+def lint(root: Path) -> tuple[list[str], list[str]]:
+    """Names of the contracts of a tree's pyproject.toml that are kept, and of those that are broken."""
+    done = subprocess.run([sys.executable, "-c", LINT], cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    verdicts = [line.split(" ", 1) for line in done.stdout.splitlines() if line.startswith(("KEPT ", "BROKEN "))]
+    return [name for word, name in verdicts if word == "KEPT"], [name for word, name in verdicts if word == "BROKEN"]
+
+
+def test_layers() -> None:
+    kept, broken = lint(REPOSITORY)
+    assert broken == [], "run `make check`: lint-imports shows the imports"
+    assert kept == [contract for contract, _ in LAYER_CANARIES]
+
+
+LAYER_CANARIES: list[tuple[str, dict[str, str]]] = [
+    ("service > training > registry", {"registry/spec/canary.py": "from service import settings"}),
+    ("inside registry", {"registry/selectors/canary.py": "from registry import catalogue"}),
+    ("torch stays in the ML modules", {"registry/selectors/canary.py": "from registry import likelihood"}),
+    ("torch is imported by these only", {"service/http/routes/canary.py": "def f():\n    import torch"}),
+    ("SQL stays in the catalogue", {"service/canary.py": "def f():\n    from sqlalchemy import select"}),
+]
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sources in another place, to be spoiled."""
+    root = tmp_path_factory.mktemp("canary")
+    shutil.copy(REPOSITORY / "pyproject.toml", root)
+    for package in ("registry", "training", "service"):
+        shutil.copytree(REPOSITORY / package, root / package, ignore=shutil.ignore_patterns("__pycache__"))
+    return root
+
+
+@pytest.mark.parametrize(("contract", "spoiled"), LAYER_CANARIES, ids=[name for name, _ in LAYER_CANARIES])
+def test_the_contract_notices(copy: Path, contract: str, spoiled: dict[str, str]) -> None:
+    for path, content in spoiled.items():
+        (copy / path).write_text(content)
+    try:
+        assert contract in lint(copy)[1]
+    finally:
+        for path in spoiled:
+            (copy / path).unlink()
+
+
+def test_a_module_that_nobody_put_into_a_layer_is_noticed(copy: Path) -> None:
+    (copy / "registry" / "newcomer.py").write_text('"""Belongs nowhere yet."""\n')
+    try:
+        assert lint(copy)[1] == ["inside registry"]
+    finally:
+        (copy / "registry" / "newcomer.py").unlink()

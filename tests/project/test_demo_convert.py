@@ -1,0 +1,129 @@
+"""Neutral adapters become ours: the same function, the declared initialisation, nothing guessed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional
+
+from demo.convert import canonical, convert, neutral_domains
+from demo.job import external_job
+from registry.adapters import attached, create, from_tensors, paper_config
+from registry.adapters.weights import init_hash, load_tensors, save_tensors
+from registry.base_model import load_base
+from registry.errors import InvalidManifest, InvalidParameter, InvalidWeights, NotFound
+from registry.formats import read_folder
+from registry.spec import BaseEntry
+
+CONFIG = paper_config("bapna_firat", bottleneck=8)
+
+
+@pytest.fixture(scope="module")
+def base(tiny_base_dir):
+    return load_base(BaseEntry(id="tiny", source=str(tiny_base_dir)))
+
+
+def neutral(tensors):
+    return {name.replace(".ffn.", "."): tensor for name, tensor in tensors.items()}
+
+
+@pytest.fixture
+def source(tmp_path, base) -> Path:
+    """Two adapters and a control, from one initialisation."""
+    root = tmp_path / "neutral"
+    initial = create(CONFIG, base.shape, seed=5).state_dict()
+    root.mkdir()
+    (root / "initial.safetensors").write_bytes(save_tensors(neutral(initial)))
+    for number, name in enumerate(("law", "cooking", "control_general")):
+        (root / name).mkdir()
+        rng = torch.Generator().manual_seed(number)
+        trained = {n: t + 0.1 * torch.randn(t.shape, generator=rng) for n, t in neutral(initial).items()}
+        (root / name / "adapter.safetensors").write_bytes(save_tensors(trained))
+        about = {"structure": "bapna_firat", "bottleneck": 8, "activation": "relu", "init_seed": 5, "steps": 160}
+        (root / name / "adapter.json").write_text(json.dumps(about))
+    return root
+
+
+def converted(source, base, target, **changes):
+    values = {"base_model": "tiny", "base_fingerprint": base.shape.fingerprint, "texts": ["a", "b"], **changes}
+    return convert(source, "law", target, **values)
+
+
+def test_the_converted_adapter_computes_what_the_neutral_text_says(source, base, tmp_path):
+    """y = h + up(relu(down(norm(h)))), h = the feed-forward module's output, written by hand as a hook."""
+    folder = converted(source, base, tmp_path / "out")
+    raw = load_tensors((source / "law" / "adapter.safetensors").read_bytes())
+    ids = torch.arange(24)[None]
+
+    def hook(i):
+        def edit(_module, _args, h):
+            x = functional.layer_norm(
+                h, h.shape[-1:], raw[f"layers.{i}.norm.weight"], raw[f"layers.{i}.norm.bias"], 1e-5
+            )
+            x = torch.relu(x @ raw[f"layers.{i}.down.weight"].T + raw[f"layers.{i}.down.bias"])
+            return h + x @ raw[f"layers.{i}.up.weight"].T + raw[f"layers.{i}.up.bias"]
+
+        return edit
+
+    handles = [layer.mlp.register_forward_hook(hook(i)) for i, layer in enumerate(base.model.transformer.h)]
+    with torch.no_grad():
+        expected = base.model(ids).logits
+    for handle in handles:
+        handle.remove()
+    adapter = from_tensors(folder.config, base.shape, load_tensors(folder.weights.read_bytes()))
+    with attached(base.model, adapter), torch.no_grad():
+        assert torch.allclose(base.model(ids).logits, expected, atol=1e-5)
+    with torch.no_grad():
+        assert not torch.allclose(base.model(ids).logits, expected, atol=1e-2)
+
+
+def test_all_adapters_declare_one_initialisation(source, base, tmp_path):
+    folder = converted(source, base, tmp_path / "out")
+    assert folder.provenance.init_source == "declared"
+    assert folder.provenance.init_hash == init_hash(create(CONFIG, base.shape, seed=5).state_dict())
+    assert folder.provenance.training["steps"] == 160
+    assert read_folder(tmp_path / "out").sample is not None
+
+
+def test_without_the_initial_tensors_the_initialisation_is_unknown(source, base, tmp_path):
+    (source / "initial.safetensors").unlink()
+    folder = converted(source, base, tmp_path / "out", texts=None)
+    assert (folder.provenance.init_source, folder.provenance.init_hash) == ("unknown", None)
+    assert folder.sample is None
+
+
+def test_what_is_not_neutral_is_refused(source, base, tmp_path):
+    with pytest.raises(InvalidWeights, match="lora_A"):
+        canonical({"layers.0.lora_A.weight": torch.zeros(1)})
+    (source / "law" / "adapter.json").write_text('{"structure": "houlsby"}')
+    with pytest.raises(InvalidManifest, match="Bapna-Firat"):
+        converted(source, base, tmp_path / "out")
+    (source / "law" / "adapter.json").write_text("{")
+    with pytest.raises(InvalidManifest, match="not JSON"):
+        converted(source, base, tmp_path / "out")
+    (source / "law" / "adapter.json").unlink()
+    with pytest.raises(NotFound):
+        converted(source, base, tmp_path / "out")
+    with pytest.raises(NotFound, match="neutral adapters"):
+        neutral_domains(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_job_needs_an_adapter_for_each_domain_and_at_most_one_control(source, tmp_path, tiny_base_dir):
+    data = tmp_path / "data"
+    for part in ("train/law", "train/cooking", "novel/poems"):
+        (data / part).mkdir(parents=True)
+    names = neutral_domains(source)
+    job = external_job(data, tiny_base_dir, source, names)
+    assert (job.training, job.novel, job.control) == (("cooking", "law"), ("poems",), "control_general")
+    with pytest.raises(InvalidParameter, match="no adapter for law"):
+        external_job(data, tiny_base_dir, source, ["cooking"])
+    with pytest.raises(InvalidParameter, match="more than one control"):
+        external_job(data, tiny_base_dir, source, [*names, "control_two"])
+    with pytest.raises(NotFound, match="BASE"):
+        external_job(data, tmp_path / "none", source, names)
+    with pytest.raises(NotFound, match="holds no domains"):
+        external_job(tmp_path / "none", tiny_base_dir, source, names)

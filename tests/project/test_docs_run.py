@@ -1,0 +1,212 @@
+"""The documentation's sessions are run: README's with curl and with openai, the tutorial, and marked Python blocks.
+
+They run as people would: shell blocks by a shell, Python by Python, over a real port. What `make demo` would have left
+in `.demo` is built here around the tiny base model.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from registry.base_model import shape_of
+from registry.formats import write_folder
+from registry.spec import BottleneckConfig, Provenance
+from tests.repository import REPOSITORY
+from tests.service.domains import WORDS, passages
+from tests.service.worlds import Live, World, open_live, open_world, write_bases
+
+BASE = "docs-2x128"
+DOMAINS = {"scipy": "kitchen", "sympy": "court", "sqlalchemy": "code"}
+CONFIG = BottleneckConfig(structure="bapna_firat", bottleneck=48, activation="relu")
+DEFAULT_URL = "http://127.0.0.1:8000"
+MARKED = re.compile(r"<!-- run(?:: (?P<what>[a-z]+))? -->\n```(?P<language>sh|python)\n(?P<code>.*?)```", re.DOTALL)
+
+needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+
+
+def blocks(page: str) -> list[tuple[str | None, str, str]]:
+    """(what, language, code) of every marked block of a page."""
+    text = (REPOSITORY / page).read_text(encoding="utf-8")
+    return [(found["what"], found["language"], found["code"]) for found in MARKED.finditer(text)]
+
+
+def lines(texts: list[str]) -> str:
+    return "".join(json.dumps({"text": text}) + "\n" for text in texts)
+
+
+@dataclass
+class Home:
+    """A folder as `make demo` leaves it, its server, and the environment to run a block in."""
+
+    folder: Path
+    live: Live
+
+    def environment(self) -> dict[str, str]:
+        keep = {name: value for name, value in os.environ.items() if not name.startswith("SOUP_")}
+        path = f"{self.folder / 'bin'}{os.pathsep}{keep['PATH']}"
+        python = f"{REPOSITORY}{os.pathsep}{self.folder}"
+        return {**keep, "PATH": path, "PYTHONPATH": python, "SOUP_URL": self.live.url, "OMP_NUM_THREADS": "1",
+                "SOUP_DATA": ".demo/packages/server", "PYTHONWARNINGS": "error"}  # fmt: skip
+
+    def run(self, language: str, code: str) -> str:
+        """What a block prints on stdout; a failing command fails it."""
+        code = code.replace(DEFAULT_URL, self.live.url)
+        command = [sys.executable, "-c", code] if language == "python" else ["bash", "-euo", "pipefail", "-c", code]
+        done = subprocess.run(
+            command, cwd=self.folder, env=self.environment(), capture_output=True, text=True, timeout=300, check=False
+        )
+        assert done.returncode == 0, f"{code}\n--- stdout\n{done.stdout}\n--- stderr\n{done.stderr}"
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def home(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
+    folder = tmp_path_factory.mktemp("home")
+    packages = folder / ".demo" / "packages"
+    packages.mkdir(parents=True)
+    bases = write_bases(packages / "bases.toml", {BASE: tiny_base_dir})
+    for number, (package, words) in enumerate((("numpy", "kitchen"), ("networkx", "court"))):
+        novel = packages / "text" / "novel" / package
+        novel.mkdir(parents=True)
+        (novel / "valid.jsonl").write_text(lines(passages(words, 100, seed=20 + number)))
+        (novel / "test.jsonl").write_text(lines(passages(words, 30, seed=40 + number)))
+    (folder / "bin").mkdir()
+    soup = folder / "bin" / "soup"
+    soup.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m service.cli "$@"\n')
+    soup.chmod(0o755)
+    for world in open_world(packages / "server", bases):
+        _push(world, packages / "adapters")
+        for live in open_live(world):
+            yield Home(folder, live)
+
+
+def _push(world: World, folder: Path) -> None:
+    """Adapters of the demo's structure and initialisation, on disk and on the server, ready to be selected."""
+    from registry.adapters import create
+    from registry.adapters.weights import init_hash, save_tensors
+    from service.client.client import SoupClient
+    from service.client.transfer import push_folder
+
+    shape = shape_of(world.runtime.bases[BASE], world.runtime.settings.cache)
+    start = create(CONFIG, shape, seed=1234).state_dict()
+    provenance = Provenance(init_hash=init_hash(start), init_source="trained_here", init_seed=1234)
+    for live in open_live(world):
+        with SoupClient(live.url, world.admin) as client:
+            for number, (package, words) in enumerate(DOMAINS.items()):
+                moved = {name: tensor + 0.01 * (number + 1) for name, tensor in start.items()}
+                written = write_folder(
+                    folder / package, config=CONFIG, domain=package, weights=save_tensors(moved), base_model=BASE,
+                    base_fingerprint=shape.fingerprint, provenance=provenance, texts=passages(words, 60),
+                )  # fmt: skip
+                pushed = push_folder(client, written, name=f"demo/{package}")
+                client.wait_job(str(pushed["job"]))
+
+
+def test_there_are_blocks_to_run() -> None:
+    assert [(what, language) for what, language, _ in blocks("README.md")] == [("session", "sh"), (None, "python")]
+    assert len(blocks("docs/tutorial.md")) >= 9
+    assert len(blocks("docs/how-to/send-embeddings.md")) == 1
+    assert set(DOMAINS.values()) == set(WORDS)
+
+
+@needs_curl
+class TestReadme:
+    """In this order: the openai session uses what the curl session made."""
+
+    def test_the_session_with_curl(self, home: Home) -> None:
+        (code,) = [code for what, _, code in blocks("README.md") if what == "session"]
+        home.run("sh", code)
+        cooked = json.loads((home.folder / ".demo/packages/soup.json").read_text())
+        assert cooked["object"] == "soup", cooked
+        assert cooked["sample"]["kept"] == 100
+        client = home.live.world.client
+        pushed = client.get("/v1/adapters/team/science").json()
+        assert (pushed["domain"], pushed["sample"]["kept"]) == ("scipy", 60)
+        assert pushed["provenance"]["init_source"] == "trained_here"
+        assert client.get("/v1/adapters/team/half").json()["kind"] == "soup"
+
+    def test_its_calls_answer_with_what_they_promise(self, home: Home) -> None:
+        (code,) = [code for what, _, code in blocks("README.md") if what == "session"]
+        output = home.run("sh", code)  # a second time: everything is known, nothing fails
+        decoder, found, rest = json.JSONDecoder(), [], output.strip()
+        while rest:
+            value, end = decoder.raw_decode(rest)
+            found.append(value)
+            rest = rest[end:].strip()
+        assert [value.get("object") for value in found] == ["adapter", "perplexity", "text_completion", "soup"]
+        assert found[1]["baseline"]["model"] == f"base/{BASE}"
+        assert found[2]["usage"]["completion_tokens"] > 0
+        assert found[3]["cached"]
+
+    def test_the_session_with_openai(self, home: Home) -> None:
+        (code,) = [code for _, language, code in blocks("README.md") if language == "python"]
+        output = home.run("python", f"import warnings\nwarnings.simplefilter('default')\n{code}")
+        assert "team/half" in output.splitlines()[0]
+        assert [line.split()[0] for line in output.splitlines()[1:]] == [f"base/{BASE}", "demo/scipy", "team/half"]
+
+
+def test_the_tutorial(home: Home) -> None:
+    parts = blocks("docs/tutorial.md")
+    (prepare,) = [code for _, language, code in parts if language == "python"]
+    said = home.run("python", f"import warnings\nwarnings.simplefilter('default')\n{prepare}")
+    assert int(said.split()[0]) > 100
+    shell = "\n".join(code for _, language, code in parts if language == "sh")
+    output = home.run("sh", shell)
+    assert "demo/scipy@1" in output
+    assert "tutorial/all@1" in output
+    assert "tutorial/licences@1" in output
+    assert "tutorial/mixed@1" in output
+    assert "refused" in output.splitlines()
+    assert "the service by default" in output  # the last row of `soup compare`
+    client = home.live.world.client
+    assert client.get("/v1/adapters/tutorial/licences").status_code == 410
+
+
+def test_embeddings_made_by_the_client_are_those_of_the_server(home: Home, tiny_base_dir: Path) -> None:
+    ((_, language, code),) = blocks("docs/how-to/send-embeddings.md")
+    write_bases(home.folder / "bases.toml", {"small": tiny_base_dir})
+    digest, unit, shape = home.run(language, f"import warnings\nwarnings.simplefilter('default')\n{code}").split(" ", 2)
+    encoders = home.live.world.runtime.encoders(BASE)
+    assert (encoders[digest].name, encoders[digest].unit) == ("base", unit)
+    assert shape.strip() == "(2, 32)"
+    assert (home.folder / "embeddings.safetensors").is_file()
+
+
+@needs_curl
+def test_a_training_is_asked_for_with_curl(home: Home) -> None:
+    ((what, language, code),) = blocks("docs/how-to/train-adapters.md")
+    assert what == "training"
+    law = home.folder / "texts" / "law"
+    law.mkdir(parents=True)
+    (law / "train.jsonl").write_text(lines(passages("court", 60)))
+    code = code.replace('"small"', f'"{BASE}"').replace('"steps": 500', '"steps": 2, "block": 32')
+    answers = home.run(language, f"export SOUP_KEY={home.live.world.admin}\n{code}").replace("}{", "}\n{").splitlines()
+    stored, job = (json.loads(answer) for answer in answers)
+    assert (stored["object"], job["kind"]) == ("blob", "train")
+    from service.client.client import SoupClient
+
+    with SoupClient(home.live.url, home.live.world.admin) as client:
+        assert client.wait_job(job["id"])["result"]["adapter"] == "team/law@1"
+        assert client.adapter("team/law")["config"]["bottleneck"] == 48
+
+
+def test_the_tutorial_trains_what_the_demo_can_be_mixed_with() -> None:
+    from demo.adapters import BOTTLENECK, INIT_SEED
+    from demo.base import BASE_ID
+    from demo.packages import NOVEL, TRAINING
+
+    text = (REPOSITORY / "docs/tutorial.md").read_text(encoding="utf-8")
+    assert f"--base {BASE_ID} --bottleneck {BOTTLENECK} --init-seed {INIT_SEED} " in text
+    assert BASE_ID == BASE
+    assert set(DOMAINS) <= set(TRAINING)
+    assert "numpy" in NOVEL

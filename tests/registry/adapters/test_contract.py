@@ -1,0 +1,214 @@
+"""What every method of `METHODS` keeps to, whatever it is: a new one is in here, or the first test fails."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import pytest
+import torch
+from pydantic import TypeAdapter
+from torch import Tensor, nn
+
+from registry.adapters import METHODS, attached, create, expected_tensors, from_tensors
+from registry.adapters.masks import is_mask, values
+from registry.adapters.tensor_order import canonical_order
+from registry.adapters.weights import adapter_digest, check_weights, init_hash, load_tensors, save_tensors
+from registry.base_model import load_base
+from registry.base_model.loading import LoadedBase
+from registry.errors import Incompatible, InvalidWeights
+from registry.formats.directory import read_folder, write_folder
+from registry.likelihood import hidden_states
+from registry.soup import MIXINGS
+from registry.soup.auto import settle
+from registry.spec import (
+    AdapterConfig,
+    AutoMixing,
+    BankConfig,
+    BaseEntry,
+    BottleneckConfig,
+    FusionConfig,
+    HeadConfig,
+    LoraConfig,
+    LoraModule,
+    PrefixConfig,
+    UnionConfig,
+)
+from tests.conftest import build_tiny_base
+from tests.registry.soup_parts import INIT, part
+from tests.registry.sparse_parts import sparse
+
+PFEIFFER = BottleneckConfig(structure="pfeiffer", bottleneck=4, activation="relu")
+HOULSBY = BottleneckConfig(structure="houlsby", bottleneck=4, activation="gelu")
+LORA = LoraConfig.of({f"transformer.h.{layer}.attn.c_attn": LoraModule(2, 4.0) for layer in range(2)})
+PREFIX = PrefixConfig(length=3)
+HEAD = HeadConfig(task="classification", labels=("no", "yes"))
+DENSE: dict[str, AdapterConfig] = {
+    "bottleneck": PFEIFFER,
+    "bottleneck, norms trained": HOULSBY,
+    "lora": LORA,
+    "prefix": PREFIX,
+    "head": HEAD,
+    "union": UnionConfig(members=(PREFIX, PFEIFFER, LORA, HEAD)),
+    "fusion": FusionConfig(member=PFEIFFER, members=2),
+    "adamix": BankConfig(expert=HOULSBY, experts=3, share="up"),
+    "adamix, of a task": BankConfig(expert=UnionConfig(members=(LORA, HEAD)), experts=2, share="none"),
+}
+PRUNED = ("bottleneck, norms trained", "lora", "union", "fusion")
+EVERY = [*DENSE, *(f"{name}, pruned" for name in PRUNED)]
+CONFIGS: TypeAdapter[AdapterConfig] = TypeAdapter(AdapterConfig)
+IDS = torch.tensor([[5, 17, 250, 3, 99], [8, 8, 130, 21, 60]])
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> LoadedBase:
+    return load_base(BaseEntry(id="tiny", source=str(build_tiny_base(tmp_path_factory.mktemp("base")))))
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory) -> LoadedBase:
+    folder = build_tiny_base(tmp_path_factory.mktemp("other"), model_type="llama")
+    return load_base(BaseEntry(id="other", source=str(folder)))
+
+
+def drawn(config: AdapterConfig, base: LoadedBase, seed: int = 0) -> dict[str, Tensor]:
+    """Values far from nothing."""
+    draw = torch.Generator().manual_seed(seed)
+    return {
+        name: 0.3 * torch.randn(size, generator=draw) for name, size in expected_tensors(config, base.shape).items()
+    }
+
+
+@pytest.fixture(params=EVERY)
+def one(request, base) -> tuple[AdapterConfig, dict[str, Tensor]]:
+    """A configuration, and tensors of it."""
+    name, _, pruned = request.param.partition(", pruned") if request.param not in DENSE else (request.param, "", None)
+    config = DENSE[name]
+    return (config, drawn(config, base)) if pruned is None else sparse(config, 1, tensors=drawn(config, base))
+
+
+def state_of(model: nn.Module) -> str:
+    found = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        found.update(name.encode() + tensor.numpy().tobytes())
+    return found.hexdigest()
+
+
+def states(base: LoadedBase) -> Tensor:
+    with torch.no_grad():
+        return hidden_states(base.model, IDS, torch.ones_like(IDS))
+
+
+def test_every_method_is_here() -> None:
+    assert {config.method for config in DENSE.values()} == set(METHODS)
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_it_starts_from_its_seed_alone(name: str, base: LoadedBase) -> None:
+    config = DENSE[name]
+    before = torch.get_rng_state()
+    first, again, another = (create(config, base.shape, seed=seed, base=base.model).state_dict() for seed in (3, 3, 4))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert list(expected_tensors(config, base.shape)) == canonical_order(first)
+    assert all(tensor.dtype == torch.float32 and tensor.device.type == "cpu" for tensor in first.values())
+    assert init_hash(first) == init_hash(again) != init_hash(another)
+
+
+def test_its_configuration_is_the_same_value_after_json(one: tuple[AdapterConfig, Mapping[str, Tensor]]) -> None:
+    config, _ = one
+    back = CONFIGS.validate_json(CONFIGS.dump_json(config))
+    assert back == config
+    assert hash(back) == hash(config)
+    assert back.identity() == config.identity()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_it_is_stored_to_the_last_bit(one: tuple[AdapterConfig, dict[str, Tensor]], base, dtype: torch.dtype) -> None:
+    config, tensors = one
+    tensors = {name: tensor if is_mask(name) else tensor.to(dtype) for name, tensor in tensors.items()}
+    data = save_tensors(tensors)
+    report = check_weights(data, config, base.shape, max_bytes=len(data))
+    assert 0 < report.parameters <= sum(tensor.numel() for tensor in values(tensors).values())
+    back = load_tensors(data)
+    assert all(torch.equal(back[name], tensor) and back[name].dtype == tensor.dtype for name, tensor in tensors.items())
+    shuffled = dict(reversed(back.items()))
+    assert save_tensors(shuffled) == data
+    digest = adapter_digest(base.shape.fingerprint, config, tensors)
+    assert digest == adapter_digest(base.shape.fingerprint, config, shuffled)
+    module = from_tensors(config, base.shape, back).state_dict()
+    for name, tensor in tensors.items():
+        assert torch.equal(module[name], tensor if is_mask(name) else tensor.float()), name
+
+
+def test_every_tensor_counts_in_its_digest(one: tuple[AdapterConfig, dict[str, Tensor]], base) -> None:
+    config, tensors = one
+    found = {adapter_digest(base.shape.fingerprint, config, tensors)}
+    for name, tensor in tensors.items():
+        changed = tensor.clone()
+        changed.view(-1)[-1] += 1
+        found.add(adapter_digest(base.shape.fingerprint, config, {**tensors, name: changed}))
+    assert len(found) == 1 + len(tensors)
+
+
+def test_a_push_refuses_it_with_any_tensor_missing_reshaped_added_or_not_finite(
+    one: tuple[AdapterConfig, dict[str, Tensor]], base
+) -> None:
+    config, tensors = one
+
+    def problem(changed: Mapping[str, Tensor], error: type[Exception], said: str) -> None:
+        with pytest.raises(error, match=said):
+            check_weights(save_tensors(changed), config, base.shape, max_bytes=10**7)
+
+    for name, tensor in tensors.items():
+        problem({key: value for key, value in tensors.items() if key != name}, Incompatible, "missing")
+        problem({**tensors, name: tensor.reshape(-1, 1, 1)}, Incompatible, "is needed")
+        if not is_mask(name):
+            broken = tensor.clone()
+            broken.view(-1)[0] = float("nan")
+            problem({**tensors, name: broken}, InvalidWeights, "NaN")
+    problem({**tensors, "extra.weight": torch.zeros(2)}, Incompatible, "not expected")
+
+
+def test_it_leaves_the_base_as_it_was(one: tuple[AdapterConfig, dict[str, Tensor]], base) -> None:
+    config, tensors = one
+    before, plain = state_of(base.model), states(base)
+    with attached(base.model, from_tensors(config, base.shape, tensors)):
+        changed = states(base)
+    assert torch.equal(changed, plain) == (config.method == "head")
+    assert torch.equal(states(base), plain)
+    assert state_of(base.model) == before
+
+
+def test_another_base_is_refused_before_anything_runs(
+    one: tuple[AdapterConfig, dict[str, Tensor]], base, other
+) -> None:
+    config, tensors = one
+    if config.method == "head":  # which knows of a base only how large its states are
+        return
+    adapter = from_tensors(config, base.shape, tensors)
+    with pytest.raises(Incompatible), attached(other.model, adapter):
+        pass
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in other.model.modules())
+
+
+def test_its_directory_says_the_same(one: tuple[AdapterConfig, dict[str, Tensor]], base, tmp_path) -> None:
+    config, tensors = one
+    write_folder(tmp_path / "one", config=config, weights=save_tensors(tensors), domain="law", base_model="tiny")
+    folder = read_folder(tmp_path / "one")
+    assert (folder.config, folder.domain) == (config, "law")
+    back = load_tensors(folder.weights.read_bytes())
+    assert all(torch.equal(back[name], tensor) for name, tensor in tensors.items())
+
+
+def test_alone_it_is_what_auto_makes_of_it(one: tuple[AdapterConfig, dict[str, Tensor]]) -> None:
+    """Itself, bit for bit; of a bank its merge."""
+    config, tensors = one
+    parts = [part(0, config, provenance=INIT, load=lambda: tensors)]
+    mixing = settle(parts, AutoMixing(), max_width=512).mixing
+    method = MIXINGS[mixing.method]
+    assert (mixing.method == "merge") == (config.method == "adamix")
+    found = method.mix(parts, mixing)
+    if config.method != "adamix":
+        assert method.result(parts, mixing) == config
+        assert found.keys() == tensors.keys()
+        assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())

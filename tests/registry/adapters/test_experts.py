@@ -1,0 +1,457 @@
+"""Banks of AdaMix: their tensors, how they start, which copies a route puts to use, and their merge."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from registry.adapters import attached, create, expected_tensors, from_tensors, paper_config
+from registry.adapters.experts import BankAdapter, Routes, mean_of, merge_bank
+from registry.adapters.head import head_module
+from registry.adapters.weights import check_weights, init_hash, save_tensors
+from registry.base_model import load_base
+from registry.errors import Incompatible, Internal
+from registry.spec import (
+    BankConfig,
+    BaseEntry,
+    BaseShape,
+    BottleneckConfig,
+    HeadConfig,
+    LoraConfig,
+    LoraModule,
+    PrefixConfig,
+    Pruned,
+    UnionConfig,
+    head_of,
+)
+from tests.conftest import build_tiny_base
+from tests.registry.soup_parts import SHAPE, STRUCTURES, bottleneck, lora
+
+SHARES = ("up", "down", "none")
+EXPERTS = {**{kind: bottleneck(kind) for kind in STRUCTURES}, "lora": lora(leaves=("c_attn", "c_fc"))}
+IDS = [0, 40, 41, 42, 43, 44]
+HEAD = HeadConfig(task="classification", labels=("good", "bad"))
+
+
+def bank_config(expert: BottleneckConfig | LoraConfig, **fields: Any) -> BankConfig:
+    return BankConfig.model_validate({"expert": expert, **fields})
+
+
+def drawn(config: BankConfig, shape: BaseShape, seed: int = 0) -> dict[str, torch.Tensor]:
+    """A bank's tensors with copies that differ."""
+    draw = np.random.default_rng(seed)
+    return {
+        name: torch.from_numpy(draw.normal(0, 0.3, size).astype(np.float32))
+        for name, size in expected_tensors(config, shape).items()
+    }
+
+
+def bank_of(config: BankConfig, shape: BaseShape, seed: int = 0) -> BankAdapter:
+    found = from_tensors(config, shape, drawn(config, shape, seed))
+    assert isinstance(found, BankAdapter)
+    return found
+
+
+def along(routes: Routes, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The plain adapter that a route makes of a bank, taken apart by hand."""
+    return {
+        name: tensor[routes[name.rpartition(".")[0]]] if name.rpartition(".")[0] in routes else tensor
+        for name, tensor in tensors.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Any, BaseShape]]:
+    """A tiny model of a family, frozen, and its shape."""
+    made: dict[str, tuple[Any, BaseShape]] = {}
+
+    def base(model_type: str) -> tuple[Any, BaseShape]:
+        if model_type not in made:
+            folder = build_tiny_base(tmp_path_factory.mktemp(model_type), model_type=model_type)
+            loaded = load_base(BaseEntry(id="tiny", source=str(folder)))
+            made[model_type] = loaded.model, loaded.shape
+        return made[model_type]
+
+    return base
+
+
+def expert_on(kind: str, shape: BaseShape) -> BottleneckConfig | LoraConfig:
+    if kind == "lora":
+        return LoraConfig.of({path: LoraModule(3, 6.0) for path in shape.linears if ".0." in path})
+    return bottleneck(kind)
+
+
+def logits(model: Any) -> torch.Tensor:
+    out: torch.Tensor = model(torch.tensor([IDS])).logits[0]
+    return out
+
+
+# --- tensors --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize("structure", ["houlsby", "pfeiffer", "bapna_firat", "parallel"])
+def test_parameters_are_the_formulas(structure, share):
+    d, m, layers, experts = 16, 4, 2, 5
+    down, up = m * d + m, d * m + d
+    times = {"up": (experts, 1), "down": (1, experts), "none": (experts, experts)}[share]
+    site = times[0] * down + times[1] * up
+    per_layer = {"houlsby": 2 * site + 4 * d, "pfeiffer": site, "bapna_firat": site + 2 * d, "parallel": site}
+    config = bank_config(paper_config(structure, bottleneck=m), experts=experts, share=share)
+    found = sum(math.prod(size) for size in expected_tensors(config, SHAPE).values())
+    assert found == layers * per_layer[structure]
+
+
+@pytest.mark.parametrize("share", SHARES)
+def test_parameters_of_loras_are_the_formula(share):
+    rank, experts = 4, 3
+    a, b = rank * 16 + rank * 16, 48 * rank + 64 * rank  # c_attn and c_fc of a layer
+    times = {"up": (experts, 1), "down": (1, experts), "none": (experts, experts)}[share]
+    config = bank_config(EXPERTS["lora"], experts=experts, share=share)
+    assert sum(math.prod(size) for size in expected_tensors(config, SHAPE).values()) == 2 * (
+        times[0] * a + times[1] * b
+    )
+
+
+def test_names_are_the_experts_and_copies_have_a_leading_dimension():
+    config = bank_config(bottleneck("bapna_firat"), experts=3)
+    shapes = expected_tensors(config, SHAPE.model_copy(update={"num_layers": 1}))
+    assert shapes == {
+        "layers.0.ffn.down.bias": (3, 4),
+        "layers.0.ffn.down.weight": (3, 4, 16),
+        "layers.0.ffn.norm.bias": (16,),
+        "layers.0.ffn.norm.weight": (16,),
+        "layers.0.ffn.up.bias": (16,),
+        "layers.0.ffn.up.weight": (16, 4),
+    }
+    path = "base_model.model.transformer.h.1.attn.c_attn"
+    both = expected_tensors(bank_config(lora(), experts=2, share="down"), SHAPE)
+    assert both[f"{path}.lora_A.weight"] == (4, 16)
+    assert both[f"{path}.lora_B.weight"] == (2, 48, 4)
+
+
+@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize("kind", EXPERTS)
+def test_every_copy_starts_as_the_plain_adapter_does(kind, share, bases):
+    base, shape = bases("gpt2")
+    expert = expert_on(kind, shape)
+    plain = create(expert, shape, seed=7, base=base).state_dict()
+    for experts in (2, 3, 5, 7):
+        bank = create(bank_config(expert, experts=experts, share=share), shape, seed=7, base=base)
+        assert isinstance(bank, BankAdapter)
+        started = bank.state_dict()
+        assert all(parameter.requires_grad for parameter in bank.parameters())
+        merged = merge_bank(bank.config, started)
+        assert init_hash(merged) == init_hash(plain)
+        for name, tensor in plain.items():
+            copies = started[name] if started[name].shape != tensor.shape else started[name][None]
+            assert all(torch.equal(one, tensor) for one in copies)
+
+
+@pytest.mark.parametrize("field", [{"experts": 1}, {"experts": 65}, {"share": "norms"}, {"experts": 2.5}])
+def test_banks_that_are_none(field):
+    with pytest.raises(ValidationError):
+        bank_config(bottleneck("pfeiffer"), **field)
+
+
+def test_experts_are_dense():
+    pruned = Pruned(score="magnitude", sparsity=0.4, masked=3)
+    with pytest.raises(ValidationError, match="not pruned"):
+        bank_config(bottleneck("pfeiffer", pruned=pruned))
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        (PrefixConfig(length=3), bottleneck("parallel")),
+        (lora(), bottleneck("pfeiffer")),
+        (PrefixConfig(length=3), HEAD),
+        (bottleneck("pfeiffer", pruned=Pruned(score="magnitude", sparsity=0.4, masked=3)), HEAD),
+    ],
+)
+def test_experts_are_bottlenecks_or_loras_with_or_without_a_head(members):
+    with pytest.raises(ValidationError, match="experts of a bank"):
+        BankConfig(expert=UnionConfig(members=members))
+
+
+@pytest.mark.parametrize("expert", [lora(), bottleneck("houlsby")])
+def test_a_head_is_shared_and_starts_and_trains_as_a_plain_adapters(expert, bases):
+    """The tasks of the paper are classifications: the head is no expert of its own."""
+    model, shape = bases("gpt2")
+    one = expert_on("lora", shape) if isinstance(expert, LoraConfig) else expert
+    with_head = UnionConfig(members=(one, HEAD))
+    config = BankConfig(expert=with_head, experts=3, share="none")
+    assert head_of(config) == HEAD
+    assert BankConfig.model_validate(config.model_dump(mode="json")) == config
+    shapes = expected_tensors(config, shape)
+    assert shapes["head.out.weight"] == (2, shape.hidden_size)
+    bank = create(config, shape, seed=4, base=model)
+    assert isinstance(bank, BankAdapter)
+    assert len(bank.projections) == len(bank_of(BankConfig(expert=one, experts=3, share="none"), shape).projections)
+    plain = create(with_head, shape, seed=4, base=model).state_dict()
+    assert init_hash(merge_bank(config, bank.state_dict())) == init_hash(plain)
+    head = head_module(bank)
+    assert head is not None
+    with attached(model, bank), bank.routed(bank.draw()):
+        hidden = model.transformer(torch.tensor([IDS])).last_hidden_state
+        head.logits(hidden, torch.ones(1, len(IDS))).sum().backward()
+    assert head.out.weight.grad is not None
+    assert model.transformer.wte.weight.grad is None
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda t: {**t, "layers.0.ffn.down.weight": t["layers.0.ffn.down.weight"][:2]}, r"\[2, 4, 16\].*\[3, 4, 16\]"),
+        (lambda t: {**t, "layers.0.ffn.up.weight": t["layers.0.ffn.up.weight"].repeat(3, 1, 1)}, r"\[3, 16, 4\]"),
+        (lambda t: {n: x for n, x in t.items() if n != "layers.1.ffn.down.bias"}, "layers.1.ffn.down.bias"),
+        (lambda t: {**t, "layers.0.ffn.down.bias": t["layers.0.ffn.down.bias"].reshape(-1)}, r"\[12\].*\[3, 4\]"),
+    ],
+)
+def test_files_that_are_no_bank_are_refused(change, sentence):
+    config = bank_config(bottleneck("pfeiffer"), experts=3)
+    good = drawn(config, SHAPE)
+    assert check_weights(save_tensors(good), config, SHAPE, max_bytes=2**20).parameters == sum(
+        tensor.numel() for tensor in good.values()
+    )
+    with pytest.raises(Incompatible, match=sentence):
+        check_weights(save_tensors(change(good)), config, SHAPE, max_bytes=2**20)
+
+
+# --- the merge ------------------------------------------------------------------------------------
+
+
+@given(
+    experts=st.integers(2, 9),
+    share=st.sampled_from(SHARES),
+    kind=st.sampled_from(sorted(EXPERTS)),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_the_merge_is_the_mean_and_what_is_shared_is_kept(experts, share, kind, seed):
+    config = bank_config(EXPERTS[kind], experts=experts, share=share)
+    tensors = drawn(config, SHAPE, seed)
+    merged = merge_bank(config, tensors)
+    assert {name: tuple(x.shape) for name, x in merged.items()} == expected_tensors(config.expert, SHAPE)
+    for name, tensor in tensors.items():
+        if tensor.shape == merged[name].shape:
+            assert torch.equal(merged[name], tensor)
+        else:
+            torch.testing.assert_close(merged[name], tensor.double().mean(0).float(), rtol=1e-6, atol=1e-6)
+
+
+@given(
+    values=st.lists(st.floats(-(2.0**100), 2.0**100, width=32, allow_subnormal=False), min_size=1, max_size=8),
+    experts=st.integers(2, 64),
+)
+def test_copies_of_one_merge_to_it_bit_for_bit(values, experts):
+    one = torch.tensor(values, dtype=torch.float32)
+    assert torch.equal(mean_of(one.repeat(experts, 1)), one)
+
+
+@given(seed=st.integers(0, 2**32 - 1), experts=st.integers(2, 6))
+def test_the_order_of_the_experts_does_not_matter(seed, experts):
+    draw = np.random.default_rng(seed)
+    copies = torch.from_numpy(draw.normal(size=(experts, 5)).astype(np.float32))
+    shuffled = copies[torch.from_numpy(draw.permutation(experts))]
+    torch.testing.assert_close(mean_of(copies), mean_of(shuffled), rtol=1e-6, atol=1e-6)
+
+
+def test_half_precision_is_merged_in_fp32():
+    copies = torch.tensor([[1.0], [1.0], [1.0078125]], dtype=torch.bfloat16)
+    found = mean_of(copies)
+    assert found.dtype == torch.float32
+    assert found.item() == pytest.approx(1 + 0.0078125 / 3, rel=1e-7)
+
+
+# --- on a base model --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize("kind", ["houlsby", "parallel", "bapna_firat", "lora"])
+@pytest.mark.parametrize("share", SHARES)
+def test_a_route_is_the_adapter_of_its_copies_and_none_is_the_merge(family, kind, share, bases):
+    model, shape = bases(family)
+    config = bank_config(expert_on(kind, shape), experts=3, share=share)
+    tensors = drawn(config, shape, seed=3)
+    bank = bank_of(config, shape, seed=3)
+    torch.manual_seed(0)
+    routes = bank.draw()
+    with torch.no_grad():
+        with attached(model, from_tensors(config.expert, shape, merge_bank(config, tensors))):
+            merged = logits(model)
+        with attached(model, from_tensors(config.expert, shape, along(routes, tensors))):
+            routed = logits(model)
+        assert not torch.allclose(merged, routed, atol=1e-3)
+        with attached(model, bank):
+            assert torch.equal(logits(model), merged)
+            with bank.routed(routes):
+                assert torch.equal(logits(model), routed)
+            assert torch.equal(logits(model), merged)
+
+
+def test_a_route_reaches_every_projection_alone(bases):
+    """Changing the copy of one projection changes the output; changing a copy that is not drawn does not."""
+    model, shape = bases("gpt2")
+    config = bank_config(bottleneck("houlsby"), experts=2, share="none")
+    bank = bank_of(config, shape)
+    routes = dict.fromkeys(bank.projections, 0)
+    assert len(bank.projections) == shape.num_layers * 2 * 2
+    with torch.no_grad(), attached(model, bank):
+        with bank.routed(routes):
+            at_first = logits(model)
+        for path in bank.projections:
+            with bank.routed({**routes, path: 1}):
+                assert not torch.equal(logits(model), at_first), path
+        for parameter in bank.parameters():
+            if parameter.ndim > 1 and parameter.shape[0] == 2:
+                parameter[1].add_(1.0)
+        with bank.routed(routes):
+            assert torch.equal(logits(model), at_first)
+
+
+@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize("kind", ["houlsby", "lora"])
+def test_gradients_reach_the_drawn_experts_and_what_is_shared_and_no_other(kind, share, bases):
+    model, shape = bases("gpt2")
+    config = bank_config(expert_on(kind, shape), experts=4, share=share)
+    bank = bank_of(config, shape)
+    torch.manual_seed(1)
+    routes = bank.draw()
+    with attached(model, bank), bank.routed(routes):
+        logits(model).square().mean().backward()
+    for name, parameter in bank.named_parameters():
+        path = name.rpartition(".")[0]
+        assert parameter.grad is not None, name
+        if path not in routes:
+            assert parameter.grad.abs().sum() > 0, name
+            continue
+        for number, gradient in enumerate(parameter.grad):
+            assert bool(gradient.abs().sum() > 0) == (number == routes[path]), (name, number)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_without_a_route_every_expert_has_its_share_of_the_gradient(bases):
+    model, shape = bases("gpt2")
+    config = bank_config(bottleneck("pfeiffer"), experts=4)
+    bank = bank_of(config, shape)
+    with attached(model, bank):
+        logits(model).square().mean().backward()
+    copies = dict(bank.named_parameters())["layers.0.ffn.down.weight"].grad
+    assert copies is not None
+    for one in copies[1:]:
+        torch.testing.assert_close(one, copies[0], rtol=1e-5, atol=1e-7)
+    assert copies[0].abs().sum() > 0
+
+
+def test_a_copy_of_a_bank_is_its_own(bases):
+    model, shape = bases("gpt2")
+    bank = bank_of(bank_config(bottleneck("pfeiffer")), shape)
+    other = copy.deepcopy(bank)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+        with attached(model, other):
+            nothing = logits(model)
+        assert torch.equal(nothing, logits(model))
+        with attached(model, bank):
+            assert not torch.equal(logits(model), nothing)
+
+
+def test_another_base_is_refused(bases):
+    _, shape = bases("gpt2")
+    other, other_shape = bases("llama")
+    with (
+        pytest.raises(Incompatible, match="family"),
+        attached(other, bank_of(bank_config(bottleneck("pfeiffer")), shape)),
+    ):
+        pass
+    with pytest.raises(Incompatible, match="no linear module"):
+        expected_tensors(bank_config(expert_on("lora", shape)), other_shape)
+
+
+# --- routes -----------------------------------------------------------------------------------------
+
+
+def test_routes_are_drawn_uniformly_and_apart_from_each_other():
+    bank = bank_of(bank_config(bottleneck("pfeiffer"), share="none"), SHAPE)
+    torch.manual_seed(0)
+    draws = 4000
+    single: Counter[tuple[str, int]] = Counter()
+    pairs: Counter[tuple[int, int]] = Counter()
+    first, second = bank.projections[:2]
+    for _ in range(draws):
+        routes = bank.draw()
+        single.update(routes.items())
+        pairs[routes[first], routes[second]] += 1
+    assert set(single) == {(path, one) for path in bank.projections for one in range(4)}
+    for count in single.values():  # five standard deviations
+        assert abs(count - draws / 4) < 5 * math.sqrt(draws * 3 / 16)
+    assert len(pairs) == 16
+    for count in pairs.values():
+        assert abs(count - draws / 16) < 5 * math.sqrt(draws * 15 / 256)
+
+
+def test_the_second_of_two_routes_is_another_everywhere_and_uniform_among_them():
+    bank = bank_of(bank_config(lora(), share="none"), SHAPE)
+    torch.manual_seed(0)
+    steps: Counter[int] = Counter()
+    draws = 1000
+    for _ in range(draws):
+        one = bank.draw()
+        other = bank.draw(avoiding=one)
+        assert other.keys() == one.keys()
+        steps.update((other[path] - one[path]) % 4 for path in one)
+    assert set(steps) == {1, 2, 3}
+    total = draws * len(bank.projections)
+    for count in steps.values():
+        assert abs(count - total / 3) < 5 * math.sqrt(total * 2 / 9)
+
+
+def test_of_two_experts_the_second_route_has_the_others():
+    bank = bank_of(bank_config(bottleneck("pfeiffer"), experts=2), SHAPE)
+    one = bank.draw()
+    assert bank.draw(avoiding=one) == {path: 1 - number for path, number in one.items()}
+
+
+def test_routes_are_those_of_the_seed():
+    bank = bank_of(bank_config(bottleneck("pfeiffer"), experts=8, share="none"), SHAPE)
+    torch.manual_seed(5)
+    first = [bank.draw() for _ in range(3)]
+    torch.manual_seed(5)
+    assert [bank.draw() for _ in range(3)] == first
+    assert first[0] != first[1]
+
+
+def test_a_route_ends_with_its_context_whatever_happens(bases):
+    model, shape = bases("gpt2")
+    bank = bank_of(bank_config(bottleneck("pfeiffer"), experts=2), shape)
+    one = dict.fromkeys(bank.projections, 1)
+    with torch.no_grad(), attached(model, bank):
+        merged = logits(model)
+        with pytest.raises(KeyError), bank.routed(one):
+            raise KeyError("inside")
+        assert torch.equal(logits(model), merged)
+        with bank.routed(one):
+            outer = logits(model)
+            with bank.routed(bank.draw(avoiding=one)):
+                assert not torch.equal(logits(model), outer)
+            assert torch.equal(logits(model), outer)
+
+
+@pytest.mark.parametrize(
+    "change", [lambda r: {}, lambda r: {**r, "x": 0}, lambda r: dict.fromkeys(r, 4), lambda r: dict.fromkeys(r, -1)]
+)
+def test_routes_of_another_bank_are_refused(change):
+    bank = bank_of(bank_config(bottleneck("pfeiffer")), SHAPE)
+    with pytest.raises(Internal), bank.routed(change(bank.draw())):
+        pass

@@ -1,0 +1,284 @@
+"""AdapterFusion: against AdapterHub's own, against the formula by hand, its count, and that members stay frozen."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from registry.adapters import attached, create, expected_tensors, from_tensors, paper_config
+from registry.adapters.bottleneck import ACTIVATIONS
+from registry.adapters.fusion import ATTENTION
+from registry.adapters.weights import adapter_digest, check_weights, load_tensors, save_tensors
+from registry.base_model import load_base
+from registry.base_model.loading import LoadedBase
+from registry.errors import Incompatible
+from registry.spec import BaseEntry, BaseShape, BottleneckConfig, FusionConfig, Pruned
+from tests.conftest import build_tiny_encoder
+from tests.repository import REPOSITORY
+from training.methods.fusion import fusion_config, fusion_start
+
+FIXTURES = REPOSITORY / "tests" / "fixtures"
+IDS = torch.tensor([[0, 5, 17, 250, 3, 99], [0, 8, 8, 130, 21, 60]])
+PFEIFFER = BottleneckConfig(structure="pfeiffer", bottleneck=4, activation="relu", input="residual")
+MEMBERS = {
+    "pfeiffer": paper_config("pfeiffer", bottleneck=4),
+    "pfeiffer-residual": PFEIFFER,
+    "bapna_firat": paper_config("bapna_firat", bottleneck=3),
+    "parallel": paper_config("parallel", bottleneck=3),
+}
+
+
+@pytest.fixture(params=["gpt2", "llama", "opt"])
+def base(request, bases) -> LoadedBase:
+    return bases(request.param)
+
+
+def drawn(config, shape: BaseShape, seed: int = 0) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.randn(size, generator=generator) * 0.3 + (0.8 if "norm.weight" in name else 0.0)
+        for name, size in expected_tensors(config, shape).items()
+    }
+
+
+def logits(base: LoadedBase) -> Tensor:
+    with torch.inference_mode():
+        found: Tensor = base.model(IDS).logits
+    return found
+
+
+# --- AdapterHub -----------------------------------------------------------------------------------
+
+HUB = re.compile(
+    r"transformer\.h\.(?P<layer>\d)\.output_adapters\.(?:adapters\.(?P<member>one|two)\.adapter_(?P<side>down|up)(?:\.0)?|"
+    r"adapter_fusion_layer\.one,two\.(?P<part>query|key|value))\.(?P<kind>weight|bias)"
+)
+
+
+def ours(name: str) -> str:
+    """AdapterHub's name of a fusion's tensor in our words."""
+    found = HUB.fullmatch(name)
+    assert found is not None, name
+    if found["part"]:
+        return f"layers.{found['layer']}.fusion.{found['part']}.{found['kind']}"
+    number = ("one", "two").index(found["member"])
+    return f"layers.{found['layer']}.member{number}.ffn.{found['side']}.{found['kind']}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "member"),
+    [
+        ("seq_bn", PFEIFFER),
+        ("seq_bn_module", BottleneckConfig(structure="pfeiffer", bottleneck=4, activation="gelu", scale=0.5)),
+    ],
+)
+def test_logits_are_adapterhubs(kind: str, member: BottleneckConfig) -> None:
+    recorded = json.loads((FIXTURES / "adapterhub_fusion.json").read_text())
+    tensors = {ours(name): torch.tensor(values) for name, values in recorded[kind]["tensors"].items()}
+    model = AutoModelForCausalLM.from_pretrained(FIXTURES / "adapterhub" / "gpt2" / "base").eval()
+    shape = BaseShape(
+        fingerprint="sha256:" + "0" * 64, model_type="gpt2", hidden_size=16, num_layers=2, context=32, vocab_size=40
+    )
+    adapter = from_tensors(FusionConfig(member=member, members=2), shape, tensors)
+    with attached(model, adapter), torch.inference_mode():
+        found = model(torch.tensor(recorded["tokens"])).logits
+    torch.testing.assert_close(found.double(), torch.tensor(recorded[kind]["logits"]).double(), rtol=0, atol=1e-5)
+
+
+# --- by hand --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_one_site_is_the_formula(gpt2: LoadedBase, name: str) -> None:
+    """Every term of it, in double precision, one position at a time."""
+    config = FusionConfig(member=MEMBERS[name], members=3)
+    tensors = drawn(config, gpt2.shape)
+    adapter = from_tensors(config, gpt2.shape, tensors)
+    t = {name.removeprefix("layers.1."): x.double() for name, x in tensors.items() if name.startswith("layers.1.")}
+    states = torch.randn(2, 3, 32, generator=torch.Generator().manual_seed(1))
+    wanted = torch.zeros(2, 3, 32, dtype=torch.float64)
+    for row in range(2):
+        for time in range(3):
+            x = states[row, time].double()
+            updates = []
+            for k in range(3):
+                z = x
+                if name == "bapna_firat":
+                    z = (x - x.mean()) / torch.sqrt(((x - x.mean()) ** 2).mean() + 1e-5)
+                    z = z * t[f"member{k}.ffn.norm.weight"] + t[f"member{k}.ffn.norm.bias"]
+                inner = ACTIVATIONS[config.member.activation](
+                    t[f"member{k}.ffn.down.weight"] @ z + t[f"member{k}.ffn.down.bias"]
+                )
+                out = t[f"member{k}.ffn.up.weight"] @ inner + t[f"member{k}.ffn.up.bias"]
+                updates.append(config.member.scale * out)
+            query = t["fusion.query.weight"] @ x + t["fusion.query.bias"]
+            scores = [float(query @ (t["fusion.key.weight"] @ u + t["fusion.key.bias"])) for u in updates]
+            weights = [math.exp(s - max(scores)) for s in scores]
+            for w, u in zip(weights, updates, strict=True):
+                wanted[row, time] += w / sum(weights) * (t["fusion.value.weight"] @ u)
+    with torch.inference_mode():
+        found = adapter.double().layers[1].update(states)  # type: ignore[operator]
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_a_fusion_of_copies_is_the_member_where_the_value_is_the_identity(base: LoadedBase, name: str) -> None:
+    """So it acts where its members act, and reads what they read, on every family."""
+    member = MEMBERS[name]
+    tensors = drawn(member, base.shape)
+    config = FusionConfig(member=member, members=3)
+    start = create(config, base.shape, seed=0).state_dict() | fusion_start(config, [tensors] * 3)
+    with attached(base.model, from_tensors(member, base.shape, tensors)):
+        wanted = logits(base)
+    plain = logits(base)
+    with attached(base.model, from_tensors(config, base.shape, start)):
+        found = logits(base)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)
+    assert (wanted - plain).abs().max() > 1e-2
+
+
+def test_it_acts_where_its_members_act_on_encoders_too(tmp_path: Path) -> None:
+    path = build_tiny_encoder(tmp_path / "bert", model_type="bert")
+    base = load_base(BaseEntry(id="tiny", source=str(path), kind="encoder"))
+    tensors = drawn(PFEIFFER, base.shape)
+    config = FusionConfig(member=PFEIFFER, members=2)
+    start = create(config, base.shape, seed=0).state_dict() | fusion_start(config, [tensors] * 2)
+    found = []
+    for one in (from_tensors(PFEIFFER, base.shape, tensors), from_tensors(config, base.shape, start)):
+        with attached(base.model, one), torch.inference_mode():
+            found.append(base.model(IDS).last_hidden_state)
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-5)
+
+
+# --- counts, start, freezing ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+@pytest.mark.parametrize("members", [2, 5])
+def test_the_count_is_the_formula(base: LoadedBase, name: str, members: int) -> None:
+    config, d, m = FusionConfig(member=MEMBERS[name], members=members), 32, MEMBERS[name].bottleneck
+    sizes = {name: math.prod(size) for name, size in expected_tensors(config, base.shape).items()}
+    one = 2 * d * m + m + d + (2 * d if name == "bapna_firat" else 0)
+    assert sum(sizes.values()) == 2 * (3 * d * d + 2 * d + members * one)
+    trained = create(config, base.shape, seed=0)
+    assert sum(p.numel() for p in trained.parameters() if p.requires_grad) == 2 * (3 * d * d + 2 * d)
+
+
+def test_only_the_attention_gets_gradients(base: LoadedBase) -> None:
+    config = FusionConfig(member=MEMBERS["pfeiffer"], members=2)
+    adapter = from_tensors(config, base.shape, drawn(config, base.shape))
+    with attached(base.model, adapter):
+        base.model(IDS).logits.logsumexp(-1).mean().backward()
+    for name, parameter in adapter.named_parameters():
+        assert (parameter.grad is not None and bool(parameter.grad.any())) == (ATTENTION in name), name
+
+
+def test_start(gpt2: LoadedBase) -> None:
+    config = FusionConfig(member=MEMBERS["bapna_firat"], members=2)
+    one, two = (create(config, gpt2.shape, seed=seed).state_dict() for seed in (1, 2))
+    assert torch.equal(one["layers.1.fusion.value.weight"], torch.eye(32))
+    assert torch.equal(one["layers.0.member1.ffn.norm.weight"], torch.ones(32))
+    for part in ("query", "key"):
+        weight = one[f"layers.0.fusion.{part}.weight"]
+        assert 0.9 / math.sqrt(32) < weight.abs().max() <= 1 / math.sqrt(32)
+        assert not torch.equal(weight, two[f"layers.0.fusion.{part}.weight"])
+        assert not torch.equal(weight, one[f"layers.1.fusion.{part}.weight"])
+    again = create(config, gpt2.shape, seed=1).state_dict()
+    assert all(torch.equal(tensor, again[name]) for name, tensor in one.items())
+
+
+def test_it_is_stored_whole(gpt2: LoadedBase) -> None:
+    config = FusionConfig(member=MEMBERS["pfeiffer"], members=2)
+    tensors = drawn(config, gpt2.shape)
+    data = save_tensors(tensors)
+    report = check_weights(data, config, gpt2.shape, max_bytes=10**7)
+    assert report.parameters == sum(t.numel() for t in tensors.values())
+    again = load_tensors(data)
+    assert list(again) == list(expected_tensors(config, gpt2.shape))
+    swapped = {
+        name.replace("member0", "m").replace("member1", "member0").replace("m.", "member1."): t
+        for name, t in tensors.items()
+    }
+    fingerprint = gpt2.shape.fingerprint
+    assert adapter_digest(fingerprint, config, again) == adapter_digest(fingerprint, config, tensors)
+    assert adapter_digest(fingerprint, config, swapped) != adapter_digest(fingerprint, config, tensors)
+    with pytest.raises(Incompatible, match=r"member1\.ffn\.up\.bias.*missing"):
+        from_tensors(config, gpt2.shape, {n: t for n, t in tensors.items() if n != "layers.0.member1.ffn.up.bias"})
+
+
+# --- from trained adapters ------------------------------------------------------------------------
+
+
+def test_trained_members_are_in_their_places(gpt2: LoadedBase) -> None:
+    member = MEMBERS["bapna_firat"]
+    trained = [drawn(member, gpt2.shape, seed) for seed in range(3)]
+    config = fusion_config([member] * 3)
+    assert config == FusionConfig(member=member, members=3)
+    start = fusion_start(config, trained)
+    assert set(start) == {name for name in expected_tensors(config, gpt2.shape) if ATTENTION not in name}
+    assert torch.equal(start["layers.1.member2.ffn.up.weight"], trained[2]["layers.1.ffn.up.weight"])
+    assert torch.equal(start["layers.0.member0.ffn.norm.bias"], trained[0]["layers.0.ffn.norm.bias"])
+
+
+def test_pruned_members_are_taken_with_their_zeros(gpt2: LoadedBase) -> None:
+    pruned = PFEIFFER.model_copy(update={"pruned": Pruned(score="random", sparsity=0.5, masked=10)})
+    assert fusion_config([PFEIFFER, pruned]) == FusionConfig(member=PFEIFFER, members=2)
+    tensors = drawn(PFEIFFER, gpt2.shape)
+    masks = {"layers.0.ffn.down.mask": torch.zeros(16, dtype=torch.uint8)}
+    start = fusion_start(FusionConfig(member=PFEIFFER, members=2), [tensors, tensors | masks])
+    assert not any(name.endswith("mask") for name in start)
+    with pytest.raises(ValidationError, match="says nothing of pruning"):
+        FusionConfig(member=pruned, members=2)
+
+
+@pytest.mark.parametrize(
+    ("members", "reasons"),
+    [
+        ([PFEIFFER], ["at least 2 members, and 1 came"]),
+        ([], ["at least 2 members, and 0 came"]),
+        (
+            [PFEIFFER, PFEIFFER.model_copy(update={"bottleneck": 8, "activation": "gelu"})],
+            ["'bottleneck' is 4 or 8", "'activation' is relu or gelu"],
+        ),
+        ([paper_config("houlsby")] * 2, ["two places of a layer"]),
+    ],
+)
+def test_what_cannot_be_fused_is_refused_with_every_reason(members, reasons) -> None:
+    with pytest.raises(Incompatible, match="cannot be fused") as found:
+        fusion_config(members)
+    assert len(found.value.problems) == len(reasons)
+    for problem, reason in zip(found.value.problems, reasons, strict=True):
+        assert reason in problem
+
+
+def test_other_methods_are_refused_by_name(gpt2: LoadedBase) -> None:
+    from registry.spec import LoraConfig, LoraModule, PrefixConfig
+
+    lora = LoraConfig.of({"transformer.h.0.mlp.c_fc": LoraModule(2, 4.0)})
+    with pytest.raises(Incompatible, match=r"number 2 is lora, number 3 is prefix"):
+        fusion_config([PFEIFFER, lora, PrefixConfig(length=2)])
+
+
+def test_members_that_do_not_go_together_are_refused(gpt2: LoadedBase) -> None:
+    config, tensors = FusionConfig(member=PFEIFFER, members=2), drawn(PFEIFFER, gpt2.shape)
+    with pytest.raises(Incompatible, match="has 2 members, and 3 came"):
+        fusion_start(config, [tensors] * 3)
+    fewer = {name: tensor for name, tensor in tensors.items() if not name.startswith("layers.1.")}
+    with pytest.raises(Incompatible, match="Member 2 is no bottleneck adapter like the first"):
+        fusion_start(config, [tensors, fewer])
+    with pytest.raises(Incompatible, match=r"Member 1.*'prompt_embeddings'"):
+        fusion_start(config, [{"prompt_embeddings": torch.zeros(1)}] * 2)
+
+
+def test_another_base_is_refused_as_it_is_of_a_member(bases) -> None:
+    adapter = create(FusionConfig(member=PFEIFFER, members=2), bases("gpt2").shape, seed=0)
+    with pytest.raises(Incompatible, match="family 'gpt2'"):
+        adapter.check_fit(bases("llama").model)

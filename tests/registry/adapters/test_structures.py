@@ -1,0 +1,231 @@
+"""What tensors each structure has, how many parameters, and how they start."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import get_args
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from registry.adapters import METHODS, create, expected_tensors, from_tensors, paper_config
+from registry.adapters.initial import INITS
+from registry.adapters.tensor_order import canonical_order
+from registry.adapters.weights import init_hash
+from registry.errors import Incompatible, InvalidParameter, UnknownMethod
+from registry.spec import AdapterConfig, BaseShape, BottleneckConfig
+from tests.conftest import build_tiny_base
+
+FINGERPRINT = "sha256:" + "0" * 64
+TINY = BaseShape(fingerprint=FINGERPRINT, model_type="gpt2", hidden_size=32, num_layers=2, context=64, vocab_size=300)
+SMALL = BaseShape(
+    fingerprint=FINGERPRINT, model_type="gpt2", hidden_size=768, num_layers=12, context=1024, vocab_size=50257
+)
+STRUCTURES = ["houlsby", "pfeiffer", "bapna_firat", "parallel"]
+
+
+PINNED = "sha256:09f33dd6c214f787ae2788dc4ea0daf3139247d9fb4c6ace035bc58608356254"
+
+
+@pytest.fixture
+def model(tiny_base_dir):
+    return AutoModelForCausalLM.from_pretrained(tiny_base_dir, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def tiny_llama(tmp_path_factory):
+    folder = build_tiny_base(tmp_path_factory.mktemp("llama"), model_type="llama")
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().requires_grad_(False)
+
+
+def count(structure, shape=SMALL, m=64):
+    shapes = expected_tensors(paper_config(structure, bottleneck=m), shape)
+    return sum(math.prod(dims) for dims in shapes.values())
+
+
+def test_parameter_counts_of_gpt2_small_are_those_published():
+    assert count("pfeiffer") == count("parallel") == 12 * 99_136 == 1_189_632
+    assert count("bapna_firat") == 12 * (99_136 + 1_536) == 1_189_632 + 18_432
+    assert count("houlsby") == 12 * (2 * 99_136 + 4 * 768)
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize(("d", "m"), [(32, 1), (48, 8), (64, 200)])
+def test_parameter_formulas(structure, d, m):
+    one = 2 * d * m + m + d
+    per_layer = {"houlsby": 2 * one + 4 * d, "pfeiffer": one, "bapna_firat": one + 2 * d, "parallel": one}
+    shape = TINY.model_copy(update={"hidden_size": d, "num_layers": 3})
+    assert count(structure, shape, m) == 3 * per_layer[structure]
+
+
+def test_names_and_shapes_are_the_canonical_ones():
+    assert expected_tensors(paper_config("bapna_firat", bottleneck=4), TINY.model_copy(update={"num_layers": 1})) == {
+        "layers.0.ffn.down.bias": (4,),
+        "layers.0.ffn.down.weight": (4, 32),
+        "layers.0.ffn.norm.bias": (32,),
+        "layers.0.ffn.norm.weight": (32,),
+        "layers.0.ffn.up.bias": (32,),
+        "layers.0.ffn.up.weight": (32, 4),
+    }
+    houlsby = expected_tensors(paper_config("houlsby", bottleneck=4), TINY)
+    assert {name.removeprefix("layers.1.") for name in houlsby if name.startswith("layers.1.")} == {
+        *(f"{s}.{p}.{k}" for s in ("attention", "ffn") for p in ("down", "up") for k in ("weight", "bias")),
+        *(f"base_norm.{j}.{k}" for j in (0, 1) for k in ("weight", "bias")),
+    }
+
+
+def test_canonical_order_counts_layers_as_numbers():
+    names = list(expected_tensors(paper_config("pfeiffer", bottleneck=1), SMALL))
+    assert [int(name.split(".")[1]) for name in names] == sorted(i for i in range(12) for _ in range(4))
+    assert canonical_order(["layers.10.a", "layers.9.b", "layers.9.a", "x"]) == [
+        "x",
+        "layers.9.a",
+        "layers.9.b",
+        "layers.10.a",
+    ]
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_state_dict_is_what_is_expected(structure, model):
+    config = paper_config(structure, bottleneck=4)
+    adapter = create(config, TINY, seed=0, base=model)
+    assert adapter.config == config
+    assert {k: tuple(v.shape) for k, v in adapter.state_dict().items()} == expected_tensors(config, TINY)
+    again = from_tensors(config, TINY, adapter.state_dict())
+    assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in adapter.state_dict().items())
+
+
+def test_near_identity_is_truncated_and_of_the_right_spread():
+    adapter = create(paper_config("bapna_firat", bottleneck=64), TINY.model_copy(update={"hidden_size": 256}), seed=7)
+    for name, tensor in adapter.state_dict().items():
+        if name.endswith("norm.weight"):
+            assert torch.equal(tensor, torch.ones_like(tensor))
+        elif name.endswith("bias"):
+            assert not tensor.any()
+        else:
+            assert tensor.abs().max() <= 2e-2
+            assert tensor.abs().max() > 1.9e-2
+            # the standard deviation of a normal truncated at two is 0.8796 of the untruncated one
+            assert tensor.std().item() == pytest.approx(0.8796e-2, rel=0.03)
+            assert abs(tensor.mean().item()) < 3e-4
+
+
+def test_linear_is_the_spread_of_torch_linear():
+    state = create(paper_config("pfeiffer", bottleneck=64), SMALL, seed=7, init="linear").state_dict()
+    for name, fan_in in (("down", 768), ("up", 64)):
+        bound = 1 / math.sqrt(fan_in)
+        for kind in ("weight", "bias"):
+            tensor = state[f"layers.3.ffn.{name}.{kind}"]
+            assert 0.8 * bound < tensor.abs().max() <= bound
+    assert state["layers.3.ffn.down.weight"].std().item() == pytest.approx(1 / math.sqrt(3 * 768), rel=0.02)
+
+
+def test_zero_up_shares_a_random_down():
+    state = create(paper_config("parallel", bottleneck=8), TINY, seed=7, init="zero_up").state_dict()
+    assert all(not t.any() for name, t in state.items() if ".up." in name or name.endswith("bias"))
+    assert all(t.any() for name, t in state.items() if name.endswith("down.weight"))
+
+
+@pytest.mark.parametrize("init", INITS)
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_same_seed_same_bytes_other_seed_other_bytes(structure, init, model):
+    config = paper_config(structure, bottleneck=4)
+    torch.manual_seed(1)
+    first = init_hash(create(config, TINY, seed=3, init=init, base=model).state_dict())
+    torch.manual_seed(2)
+    assert init_hash(create(config, TINY, seed=3, init=init, base=model).state_dict()) == first
+    assert init_hash(create(config, TINY, seed=4, init=init, base=model).state_dict()) != first
+
+
+def test_creating_leaves_torch_random_state_alone():
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    create(paper_config("bapna_firat", bottleneck=4), TINY, seed=0)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_initial_bytes_are_pinned():
+    """A change here breaks averaging with every adapter trained before it."""
+    state = create(
+        BottleneckConfig(structure="bapna_firat", bottleneck=4, activation="relu"), TINY, seed=1
+    ).state_dict()
+    assert init_hash(state) == PINNED
+
+
+def test_houlsby_starts_from_the_base_norms(model):
+    with torch.no_grad():
+        model.transformer.h[1].ln_2.bias.fill_(0.25)
+    adapter = create(paper_config("houlsby", bottleneck=4), TINY, seed=0, base=model)
+    assert torch.equal(adapter.state_dict()["layers.1.base_norm.1.bias"], torch.full((32,), 0.25))
+    with torch.no_grad():
+        adapter.layers[1].base_norm[1].bias.add_(1)
+    assert float(model.transformer.h[1].ln_2.bias.detach()[0]) == 0.25
+    with pytest.raises(InvalidParameter, match="pass the base model"):
+        create(paper_config("houlsby", bottleneck=4), TINY, seed=0)
+
+
+def test_houlsby_without_trained_norms_has_none_and_needs_no_base():
+    config = paper_config("houlsby", bottleneck=4).model_copy(update={"trained_norms": False})
+    names = expected_tensors(config, TINY)
+    assert len(names) == 2 * 8
+    assert not any("norm" in name for name in names)
+    assert create(config, TINY, seed=0).config == config
+
+
+def test_rms_norms_have_a_weight_and_no_bias(tiny_llama):
+    names = expected_tensors(paper_config("houlsby", bottleneck=4), TINY.model_copy(update={"model_type": "llama"}))
+    assert [name for name in names if "base_norm" in name and name.startswith("layers.1")] == [
+        "layers.1.base_norm.0.weight",
+        "layers.1.base_norm.1.weight",
+    ]
+    adapter = create(
+        paper_config("houlsby", bottleneck=4), TINY.model_copy(update={"model_type": "llama"}), seed=0, base=tiny_llama
+    )
+    want = tiny_llama.model.layers[1].post_attention_layernorm.weight
+    assert torch.equal(adapter.state_dict()["layers.1.base_norm.1.weight"], want)
+    assert adapter.state_dict()["layers.1.base_norm.1.weight"].data_ptr() != want.data_ptr()
+
+
+def test_bad_requests_are_refused():
+    config = paper_config("pfeiffer", bottleneck=4)
+    with pytest.raises(InvalidParameter, match="near_identity, linear, zero_up"):
+        create(config, TINY, seed=0, init="ones")
+    with pytest.raises(InvalidParameter, match="not negative"):
+        create(config, TINY, seed=-1)
+    with pytest.raises(
+        UnknownMethod, match="'ia3' is not one of adamix, bottleneck, fusion, head, lora, prefix, union"
+    ):
+        expected_tensors(config.model_copy(update={"method": "ia3"}), TINY)
+
+
+def test_every_configuration_has_its_method():
+    members = get_args(get_args(AdapterConfig)[0])
+    assert {member.model_fields["method"].default for member in members} == set(METHODS)
+    assert all(name == method.name for name, method in METHODS.items())
+    assert all(re.search(r"(19|20)\d\d", method.paper) for method in METHODS.values())
+
+
+def test_from_tensors_says_everything_that_is_wrong_at_once():
+    config = paper_config("pfeiffer", bottleneck=4)
+    tensors = dict(create(config, TINY, seed=0).state_dict())
+    del tensors["layers.0.ffn.up.bias"]
+    tensors["layers.1.ffn.down.weight"] = torch.zeros(32, 4)
+    tensors["layers.2.ffn.up.bias"] = torch.zeros(32)
+    with pytest.raises(Incompatible) as caught:
+        from_tensors(config, TINY, tensors)
+    assert caught.value.problems == (
+        "Tensor layers.0.ffn.up.bias [32] is missing.",
+        "Tensor layers.1.ffn.down.weight has shape [32, 4], and [4, 32] is needed.",
+        "Tensor 'layers.2.ffn.up.bias' is not expected.",
+    )
+
+
+def test_from_tensors_takes_half_precision_as_fp32():
+    config = paper_config("pfeiffer", bottleneck=4)
+    tensors = {name: t.to(torch.bfloat16) for name, t in create(config, TINY, seed=0).state_dict().items()}
+    state = from_tensors(config, TINY, tensors).state_dict()
+    assert all(
+        state[name].dtype == torch.float32 and torch.equal(state[name], t.float()) for name, t in tensors.items()
+    )

@@ -1,0 +1,232 @@
+"""Cooking the adapter of a bank: what is stored, in whose place it stands, and that its bytes can be made again."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from registry.adapters.experts import merge_bank
+from registry.adapters.weights import adapter_digest, load_tensors
+from registry.catalogue.rows import AdapterRow
+from registry.errors import Incompatible, Retired
+from registry.names import parse_ref
+from registry.spec import BankConfig, Provenance
+from tests.registry.verb_world import CONFIG, INIT, LORA, SHAPE, VerbWorld, inline, passages, vectors_of, weights
+
+BANK = BankConfig(expert=CONFIG, experts=3)
+LORA_BANK = BankConfig(expert=LORA, share="none", experts=2)
+
+
+@pytest.fixture
+def world(verbs: VerbWorld) -> VerbWorld:
+    """A bank with a sample, embedded."""
+    verbs.ready("acme/bank", seed=3, config=BANK, domain="law", text="law")
+    return verbs
+
+
+def merge(world: VerbWorld, ref: str = "acme/bank", **request: Any) -> Any:
+    return world.cook(recipe={"ingredients": [{"ref": ref}]}, **request)
+
+
+def bank_row(world: VerbWorld) -> AdapterRow:
+    with world.database.read() as catalogue:
+        return catalogue.adapters.resolve(None, parse_ref("acme/bank"))
+
+
+@pytest.mark.parametrize("config", [BANK, LORA_BANK])
+@pytest.mark.parametrize("mixing", [{}, {"mixing": {"method": "merge"}}])
+def test_a_bank_alone_becomes_its_adapter(verbs, config, mixing):
+    bank = verbs.push("acme/bank", seed=3, config=config).row
+    cooked = merge(verbs, name="acme/law", **mixing)
+    row = verbs.row(cooked.soup_id)
+    assert (cooked.model, cooked.created, cooked.cached) == ("acme/law@1", True, False)
+    expected = merge_bank(config, load_tensors(weights(3, config)))
+    assert row.digest == adapter_digest(SHAPE.fingerprint, config.expert, expected)
+    assert row.config == config.expert
+    assert row.parameters == sum(tensor.numel() for tensor in expected.values())
+    assert cooked.recipe.mixing.method == "merge"
+    assert [one.digest for one in cooked.recipe.ingredients] == [bank.digest]
+    with verbs.database.read() as catalogue:
+        assert [(digest, weight) for digest, weight, _ in catalogue.soups.parents(row.recipe_digest, None)] == [
+            (bank.digest, "1")
+        ]
+        assert [child.ref for child in catalogue.soups.children(bank.digest, None)] == ["acme/law@1"]
+    said = "" if mixing else ": the mean of its "
+    assert cooked.reason.startswith("One adapter by merge" + said)
+    assert row.card.description == f"Merge of acme/bank@1, a bank of {config.experts} experts."
+    assert row.card.metadata == {"mixing": "merge"}
+
+
+def test_the_same_recipe_is_known_and_lost_bytes_are_made_again_to_the_last_bit(world):
+    first = merge(world)
+    assert first.model.startswith("acme/soup-")
+    again = merge(world)
+    assert (again.cached, again.created, again.digest) == (True, False, first.digest)
+    row = world.row(first.soup_id)
+    before = world.blobs.read(row.weights_blob)
+    world.blobs.delete(row.weights_blob)
+    third = merge(world)
+    assert (third.cached, third.digest) == (False, first.digest)
+    assert world.blobs.read(row.weights_blob) == before
+
+
+def test_it_starts_where_the_bank_did_and_is_averaged_with_what_started_there_too(world):
+    merged = merge(world, name="acme/merged")
+    row = world.row(merged.soup_id)
+    assert row.provenance == Provenance(init_hash=INIT.init_hash, init_source="declared")
+    world.push("acme/plain", seed=1)
+    soup = world.cook(recipe={"ingredients": [{"ref": "acme/merged"}, {"ref": "acme/plain"}]})
+    assert soup.recipe.mixing.method == "average"
+    assert "initialisation agree" in soup.reason
+
+
+def test_a_bank_of_unknown_origin_gives_an_adapter_of_unknown_origin(verbs):
+    verbs.push("acme/bank", config=BANK, provenance=Provenance())
+    assert verbs.row(merge(verbs).soup_id).provenance == Provenance()
+
+
+# --- in the place of the bank -----------------------------------------------------------------------
+
+
+def test_the_merge_is_an_adapter_of_the_banks_domain_with_its_sample(world):
+    bank = bank_row(world)
+    row = world.row(merge(world, name="acme/merged").soup_id)
+    assert (row.kind, row.domain, row.sample_state) == ("adapter", "law", "ready")
+    assert row.sample == bank.sample
+
+
+def test_it_is_found_for_its_domain_and_the_bank_never(world):
+    """Also not where the bank is the newer of the two."""
+    world.ready("acme/code", seed=1)
+    merged = merge(world, name="acme/merged")
+    world.ready("acme/bank", seed=4, config=BANK, domain="law", text="law")
+    sample = {"texts": passages("law", 30, seed=9)}
+    soup = world.cook(sample=sample, selector={"kind": "cosine"}, options={"single": True})
+    assert soup.model == "acme/merged@1"
+    assert soup.digest == merged.digest
+
+
+def test_a_sample_that_is_not_embedded_yet_is_embedded_for_the_merge_too(verbs):
+    bank = verbs.push("acme/bank", config=BANK, domain="law", sample={"texts": passages("law")}).row
+    row = verbs.row(merge(verbs, name="acme/merged").soup_id)
+    assert (bank.sample_state, row.sample_state) == ("pending", "pending")
+    with verbs.database.read() as catalogue:
+        jobs = catalogue.jobs.list(None, limit=10).rows
+    assert {job.arguments["adapter_id"] for job in jobs if job.kind == "embed"} == {bank.id, row.id}
+    assert verbs.embed(row).sample_state == "ready"
+
+
+def test_vectors_that_came_without_text_are_the_merges_too(verbs):
+    bank = verbs.push("acme/bank", config=BANK, domain="law", sample=vectors_of(verbs.base, passages("law"))).row
+    row = verbs.row(merge(verbs).soup_id)
+    assert bank.sample_state == row.sample_state == "ready"
+    assert not row.sample.has_text
+
+
+def test_the_text_of_a_bank_stays_in_its_namespace(world):
+    row = world.row(merge(world, name="other/merged", namespace="other").soup_id)
+    assert (row.sample, row.sample_state, row.domain) == (None, "none", "law")
+    assert world.row(merge(world, name="acme/merged").soup_id).sample is not None
+
+
+def test_a_bank_without_a_sample_gives_an_adapter_without_one(verbs):
+    verbs.push("acme/bank", config=BANK)
+    row = verbs.row(merge(verbs).soup_id)
+    assert (row.sample, row.sample_state) == (None, "none")
+
+
+def test_a_sample_that_the_bank_gets_later_is_the_merges_too_once_it_is_merged_again(verbs):
+    bank = verbs.push("acme/bank", config=BANK, domain="law").row
+    first = merge(verbs, name="acme/merged")
+    verbs.embed(verbs.push("acme/bank", config=BANK, domain="law", sample={"texts": passages("law")}).row)
+    again = merge(verbs, name="acme/merged")
+    row = verbs.row(again.soup_id)
+    assert (again.soup_id, again.created) == (first.soup_id, False)
+    assert (row.sample_state, row.sample) == ("ready", verbs.row(bank.id).sample)
+    soup = verbs.cook(sample={"texts": passages("law", seed=9)}, selector={"kind": "cosine"})
+    assert soup.model == "acme/merged@1"
+
+
+def test_a_sample_of_the_merges_own_stays(world):
+    row = world.row(merge(world, name="acme/merged").soup_id)
+    world.ready("acme/other", seed=3, config=BANK, domain="law", text="code")
+    assert world.row(merge(world, "acme/other", name="acme/merged").soup_id).sample == row.sample
+
+
+def test_many_at_once_are_one(world):
+    with ThreadPoolExecutor(4) as pool:
+        cooked = list(pool.map(lambda _: merge(world, name="acme/merged"), range(6)))
+    assert {one.model for one in cooked} == {"acme/merged@1"}
+    assert sum(one.created for one in cooked) == 1
+
+
+def test_the_merge_of_a_bank_that_is_retired_stays(world):
+    merged = merge(world, name="acme/merged")
+    bank = bank_row(world)
+    with world.database.write() as catalogue:
+        catalogue.adapters.retire(bank.id)
+    with world.database.read() as catalogue:
+        ((digest, _, parent),) = catalogue.soups.parents(world.row(merged.soup_id).recipe_digest, None)
+    assert (digest, parent.retired_at is not None) == (bank.digest, True)
+    soup = world.cook(sample={"texts": passages("law", seed=9)}, selector={"kind": "cosine"})
+    assert soup.digest == merged.digest
+    with pytest.raises(Retired):
+        merge(world)
+
+
+def test_the_names_of_another_namespaces_bank_are_not_told(world):
+    row = world.row(merge(world, name="other/merged", namespace="other").soup_id)
+    assert "acme" not in row.card.description
+    assert bank_row(world).digest[:19] in row.card.description
+
+
+# --- what is refused, and verification --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("recipe", "request_", "sentence"),
+    [
+        ("acme/bank", {"mixing": {"method": "average"}}, "acme/bank@1 is a bank of experts"),
+        ("acme/bank", {"mixing": {"method": "concat"}}, "acme/bank@1 is a bank of experts"),
+        ("acme/bank", {"mixing": {"method": "auto", "scale": 0.5}}, "A merge has no scale"),
+        ("acme/plain", {"mixing": {"method": "merge"}}, "acme/plain@1 is no bank of experts but a bottleneck"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_nothing_is_stored(world, recipe, request_, sentence):
+    world.push("acme/plain", seed=1)
+    with pytest.raises(Incompatible, match=sentence):
+        merge(world, recipe, **request_)
+    with world.database.read() as catalogue:
+        assert {row.ref for row in catalogue.adapters.list(None, limit=9).rows} == {"acme/bank@1", "acme/plain@1"}
+
+
+def test_a_bank_among_others_is_refused_with_what_to_do(world):
+    world.push("acme/plain", seed=1)
+    with pytest.raises(Incompatible) as refused:
+        world.cook(recipe={"ingredients": [{"ref": "acme/bank"}, {"ref": "acme/plain"}]})
+    assert "Merge each bank by itself" in refused.value.message
+    assert refused.value.problems
+
+
+def test_a_bank_named_twice_is_one_bank(world):
+    cooked = world.cook(recipe={"ingredients": [{"ref": "acme/bank", "weight": 0.2}, {"ref": "acme/bank@1"}]})
+    assert cooked.digest == merge(world).digest
+
+
+def test_a_merge_is_verified_where_a_sample_comes_with_it(world):
+    texts = {"texts": passages("law", 20, seed=5)}
+    refused = merge(world, sample=texts, verify=True)
+    assert refused.abstained
+    cooked = merge(world, sample=texts, verify=False)
+    world.gains[cooked.digest] = lambda text: 0.5
+    helped = merge(world, sample=texts, verify=True)
+    assert not helped.abstained
+    assert helped.evidence.verification.helps
+
+
+def test_other_weights_under_a_banks_configuration_are_refused_at_push(verbs):
+    files = {"adapter_model.safetensors": inline(weights(0, CONFIG))}
+    with pytest.raises(Incompatible, match=r"has shape \[2\], and \[3, 2\] is needed \(3 more"):
+        verbs.push("acme/bank", config=BANK, files=files)

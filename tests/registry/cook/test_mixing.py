@@ -1,0 +1,336 @@
+"""Cook with `auto` and `concat`: unknown origins, LoRAs, mixed pools, widths, and what is stored and told of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from registry.adapters import expected_tensors
+from registry.adapters.weights import adapter_digest, load_tensors, save_tensors
+from registry.errors import Incompatible, Internal
+from registry.spec import AutoMixing, AverageMixing, BottleneckConfig, ConcatMixing, CookRequest, MixReport
+from tests.registry.verb_world import (
+    CONFIG,
+    INIT,
+    LORA,
+    OTHER_CONFIG,
+    OTHER_INIT,
+    SHAPE,
+    WEIGHTS,
+    WIDE_LORA,
+    VerbWorld,
+    inline,
+    passages,
+    weights,
+)  # fmt: skip
+
+UNKNOWN: dict[str, str] = {}
+
+
+def texts(**counts: int) -> dict[str, list[str]]:
+    """A sample with so many passages of each domain."""
+    return {"texts": [text for domain, count in counts.items() for text in passages(domain, count, seed=7)]}
+
+
+def by_hand(*refs: str) -> dict[str, list[dict[str, str]]]:
+    return {"ingredients": [{"ref": ref} for ref in refs]}
+
+
+def domains_of(cooked) -> list[str]:
+    return [one.domain for one in cooked.evidence.selection.selected]
+
+
+def reasons(cooked) -> dict[str, str]:
+    return {one.domain: one.reason for one in cooked.evidence.selection.left_out}
+
+
+def stored(world: VerbWorld, cooked) -> dict[str, torch.Tensor]:
+    return load_tensors(world.blobs.read(world.row(cooked.soup_id).weights_blob))
+
+
+@pytest.fixture
+def strangers(verbs) -> VerbWorld:
+    """Three bottleneck adapters of one structure, each from a start that nobody knows."""
+    for seed, name in enumerate(("law", "code", "zoo")):
+        verbs.ready(f"acme/{name}", seed=seed, provenance=UNKNOWN)
+    return verbs
+
+
+@pytest.fixture
+def loras(verbs) -> VerbWorld:
+    """Three LoRAs of unknown starts, other ranks and other modules."""
+    for seed, (name, config) in enumerate({"law": LORA, "code": WIDE_LORA, "zoo": LORA}.items()):
+        verbs.ready(f"acme/{name}", seed=seed, config=config, provenance=UNKNOWN)
+    return verbs
+
+
+class TestByHand:
+    def test_unknown_origins_are_concatenated_and_all_is_told(self, strangers):
+        cooked = strangers.cook(recipe=by_hand("acme/law", "acme/code"), name="acme/both")
+        assert cooked.recipe.mixing == ConcatMixing()
+        assert cooked.reason.startswith("2 adapters by concat: exact, and averaging was not possible: The initialis")
+        row, report = strangers.row(cooked.soup_id), cooked.report
+        assert row.config.bottleneck == 4
+        assert row.provenance.init_source == "unknown"
+        assert row.card.metadata == {"mixing": "concat"}
+        assert (report.method, report.width_in, report.width_out, report.members) == ("concat", (2, 2), 4, 2)
+        assert report.residual < 1e-6
+        assert report.relative_cost > 1
+        assert row.parameters == report.parameters == sum(t.numel() for t in stored(strangers, cooked).values())
+        assert cooked.digest == adapter_digest(SHAPE.fingerprint, row.config, stored(strangers, cooked))
+
+    def test_a_concatenation_of_one_known_start_has_an_unknown_one(self, verbs):
+        for seed, name in enumerate(("acme/a", "acme/b")):
+            verbs.push(name, seed=seed)
+        cooked = verbs.cook(recipe=by_hand("acme/a", "acme/b"), mixing={"method": "concat"})
+        assert cooked.reason == "2 adapters by concat."
+        assert verbs.row(cooked.soup_id).provenance.init_hash is None
+        averaged = verbs.cook(recipe=by_hand("acme/a", "acme/b"))
+        assert averaged.recipe.mixing == AverageMixing()
+        assert verbs.row(averaged.soup_id).provenance == INIT
+        assert averaged.report.residual > 0.01
+        assert averaged.report.relative_cost == 1.0
+
+    def test_the_recipe_knows_neither_auto_nor_max_width(self, strangers):
+        recipe = by_hand("acme/law", "acme/code")
+        cooked = [
+            strangers.cook(recipe=recipe, **how)
+            for how in ({}, {"mixing": {"method": "concat"}}, {"max_width": 4}, {"mixing": {"scale": 1}})
+        ]
+        assert len({one.recipe_digest for one in cooked}) == 1
+        assert [one.cached for one in cooked] == [False, True, True, True]
+        assert cooked[0].report == cooked[1].report
+        assert "auto" not in cooked[0].recipe.model_dump_json()
+
+    def test_lost_bytes_are_made_again_to_the_last_bit(self, loras):
+        first = loras.cook(recipe=by_hand("acme/law", "acme/code"))
+        blob = loras.row(first.soup_id).weights_blob
+        data = loras.blobs.read(blob)
+        loras.blobs.delete(blob)
+        again = loras.cook(recipe=by_hand("acme/code", "acme/law"))
+        assert (again.cached, again.digest) == (False, first.digest)
+        assert loras.blobs.read(blob) == data
+
+    def test_a_report_of_before_is_kept_as_it_was(self, strangers, monkeypatch):
+        """Soups that were cooked before widths and residuals were recorded go on being served."""
+        from registry.cook import verb as module
+
+        old = MixReport(method="concat", members=2, weights=("0.5", "0.5"), parameters=1, size_bytes=4, relative_cost=1)
+        monkeypatch.setattr(module, "report_of", lambda *_, **__: old)
+        strangers.cook(recipe=by_hand("acme/law", "acme/code"))
+        monkeypatch.undo()
+        again = strangers.cook(recipe=by_hand("acme/law", "acme/code"))
+        assert (again.cached, again.report) == (True, old)
+
+    def test_a_soup_is_an_ingredient_like_any_other(self, strangers):
+        strangers.cook(recipe=by_hand("acme/law", "acme/code"), name="acme/both")
+        cooked = strangers.cook(recipe=by_hand("acme/both", "acme/zoo"))
+        assert (cooked.report.width_in, cooked.report.width_out) in (((4, 2), 6), ((2, 4), 6))
+        assert cooked.report.residual < 1e-6
+
+    def test_wider_than_max_width(self, strangers):
+        with pytest.raises(Incompatible, match=r"would be 6 wide \(2, 2, 2\), and max_width is 5") as caught:
+            strangers.cook(recipe=by_hand("acme/law", "acme/code", "acme/zoo"), max_width=5)
+        assert any("unknown" in problem for problem in caught.value.problems)
+
+    def test_several_methods(self, strangers):
+        strangers.push("acme/lora", config=LORA, seed=9)
+        with pytest.raises(
+            Incompatible, match=r"The methods differ: acme/law@1 has bottleneck; acme/lora@1 has lora\."
+        ):
+            strangers.cook(recipe=by_hand("acme/law", "acme/lora"))
+
+    def test_verifying_scores_the_soup_in_its_own_shape(self, strangers):
+        seen = []
+
+        def score(some, candidate):
+            if candidate is not None:
+                seen.append((candidate.config, set(candidate.load())))
+            return strangers.score(some, candidate)
+
+        strangers.cook(
+            kitchen=strangers.kitchen(score=score), recipe=by_hand("acme/law", "acme/code"), sample=texts(law=30),
+            verify=True,
+        )  # fmt: skip
+        ((config, names),) = seen
+        assert config == CONFIG.model_copy(update={"bottleneck": 4})
+        assert "layers.1.ffn.down.weight" in names
+
+    @pytest.mark.parametrize("method", ["average", "concat"])
+    def test_other_bytes_than_before_are_our_mistake(self, strangers, monkeypatch, method):
+        from dataclasses import replace
+
+        from registry.cook import verb as module
+
+        how = {"method": method, **({"assume_same_init": True} if method == "average" else {})}
+        recipe = by_hand("acme/law", "acme/code")
+        strangers.blobs.delete(strangers.row(strangers.cook(recipe=recipe, mixing=how).soup_id).weights_blob)
+        right = module.MIXINGS[method]
+
+        def wrong(parts, mixing):
+            return {name: tensor + 1 for name, tensor in right.mix(parts, mixing).items()}
+
+        monkeypatch.setitem(module.MIXINGS, method, replace(right, mix=wrong))
+        with pytest.raises(Internal, match="before and"):
+            strangers.cook(recipe=recipe, mixing=how)
+
+
+class TestLora:
+    def test_one_alone_is_itself_bit_for_bit(self, loras):
+        blobs = set(loras.blobs.digests())
+        cooked = loras.cook(recipe=by_hand("acme/code"), verify=True, sample=None)
+        assert (cooked.model, cooked.created) == ("acme/code@1", False)
+        assert cooked.report.residual == 0.0
+        assert cooked.report.relative_cost == 1.0
+        assert stored(loras, cooked).keys() == load_tensors(weights(1, WIDE_LORA)).keys()
+        assert all(one.equal(load_tensors(weights(1, WIDE_LORA))[n]) for n, one in stored(loras, cooked).items())
+        assert set(loras.blobs.digests()) == blobs
+
+    def test_a_pool_of_unknown_origins_is_fitted_selected_from_and_cooked(self, loras):
+        cooked = loras.cook(sample=texts(law=30, code=30), pool={"method": "lora"})
+        assert set(domains_of(cooked)) == {"law", "code"}
+        assert cooked.reason == "2 adapters by concat: LoRAs are mixed exactly, whatever they started from."
+        assert (set(cooked.report.width_in), cooked.report.width_out) == ({2, 3}, 5)
+        config = loras.row(cooked.soup_id).config
+        for path, module in config.modules().items():
+            assert module.rank == module.alpha == (5 if path.endswith("c_attn") else 3)
+
+    def test_the_update_is_the_weighted_sum(self, loras):
+        cooked = loras.cook(recipe={"ingredients": [{"ref": "acme/law"}, {"ref": "acme/code", "weight": 3}]})
+        path = "base_model.model.transformer.h.0.attn.c_attn"
+
+        def product(tensors) -> np.ndarray:
+            return (tensors[f"{path}.lora_B.weight"].double() @ tensors[f"{path}.lora_A.weight"].double()).numpy()
+
+        law, code = load_tensors(weights(0, LORA)), load_tensors(weights(1, WIDE_LORA))
+        exact = 0.25 * (4.0 / 2) * product(law) + 0.75 * (1.0 / 3**0.5) * product(code)
+        np.testing.assert_allclose(product(stored(loras, cooked)), exact, atol=1e-5)
+
+    def test_the_average_of_factors_is_made_on_request_with_its_residual(self, loras):
+        recipe = by_hand("acme/law", "acme/zoo")
+        with pytest.raises(Incompatible, match="Mix by 'concat', which"):
+            loras.cook(recipe=recipe, mixing={"method": "average"})
+        cooked = loras.cook(recipe=recipe, mixing={"method": "average", "assume_same_init": True})
+        assert cooked.report.residual > 0.1
+        assert (cooked.report.width_out, cooked.report.relative_cost) == (2, 1.0)
+        assert loras.row(cooked.soup_id).config == LORA
+
+    def test_half_precision_becomes_single(self, loras):
+        loras.push("acme/half", config=LORA, files={WEIGHTS: inline(weights(8, LORA, torch.float16))})
+        cooked = loras.cook(recipe=by_hand("acme/half", "acme/law"))
+        assert loras.row(cooked.soup_id).dtype == "F32"
+
+
+class TestPools:
+    def test_the_best_decides_the_method_of_a_mixed_pool(self, strangers):
+        strangers.ready("acme/low", seed=10, config=LORA)
+        strangers.ready("acme/rank", seed=11, config=WIDE_LORA)
+        of_bottlenecks = strangers.cook(sample=texts(law=40, low=30, rank=25, zoo=20))
+        assert domains_of(of_bottlenecks) == ["law", "zoo"]
+        expected = (
+            "Cannot be mixed with acme/law@1: The methods differ: acme/law@1 has bottleneck; acme/low@1 has lora."
+        )
+        assert reasons(of_bottlenecks)["low"] == expected
+        of_loras = strangers.cook(sample=texts(low=40, law=30, rank=25, zoo=20))
+        assert domains_of(of_loras) == ["low", "rank"]
+        assert set(reasons(of_loras)) == {"law", "zoo", "code"}
+
+    def test_what_cannot_be_mixed_leaves_before_the_cap(self, strangers):
+        strangers.ready("acme/structure", seed=12, config=OTHER_CONFIG)
+        cooked = strangers.cook(sample=texts(law=40, structure=30, zoo=20, code=15), options={"max_ingredients": 2})
+        assert domains_of(cooked) == ["law", "zoo"]
+        assert "'structure' differ" in reasons(cooked)["structure"]
+        assert reasons(cooked)["code"] == "Passes, but 2 better ones are taken already."
+
+    def test_known_and_unknown_starts_make_one_exact_soup(self, strangers):
+        strangers.ready("acme/known", seed=10)
+        strangers.ready("acme/other", seed=11, provenance=OTHER_INIT)
+        cooked = strangers.cook(sample=texts(known=40, other=30, law=20))
+        assert domains_of(cooked) == ["known", "other", "law"]
+        assert cooked.recipe.mixing == ConcatMixing()
+
+    @pytest.mark.parametrize("how", [{}, {"mixing": {"method": "concat"}}])
+    def test_the_lowest_ranked_leave_beyond_max_width_with_the_numbers(self, strangers, how):
+        sample = texts(zoo=40, law=30, code=20)
+        cooked = strangers.cook(sample=sample, max_width=5, **how)
+        assert domains_of(cooked) == ["zoo", "law"]
+        assert [one.weight for one in cooked.evidence.selection.selected] == ["0.5", "0.5"]
+        assert cooked.report.width_out == 4
+        left = reasons(cooked)
+        assert set(left) == {"code"}
+        assert "would be 6 wide (2, 2, 2), and max_width is 5" in left["code"]
+        assert cooked.evidence.selection.reason.endswith("2 fit into max_width 5.")
+        assert strangers.cook(sample=sample, max_width=1, **how).model == "acme/zoo@1"
+
+    def test_an_average_is_no_wider_than_its_ingredients(self, verbs):
+        for seed, name in enumerate(("law", "code")):
+            verbs.ready(f"acme/{name}", seed=seed)
+        cooked = verbs.cook(sample=texts(law=30, code=30), max_width=1)
+        assert (cooked.recipe.mixing, cooked.report.width_out) == (AverageMixing(), 2)
+
+    def test_houlsby_adapters_that_train_norms_leave_each_other_out(self, verbs):
+        trained = BottleneckConfig(structure="houlsby", bottleneck=2, activation="gelu")
+        plain = trained.model_copy(update={"trained_norms": False})
+        for seed, (name, config) in enumerate({"law": trained, "code": trained, "plain": plain}.items()):
+            draw = np.random.default_rng(seed)
+            tensors = {
+                name: torch.from_numpy(draw.normal(size=size).astype(np.float32))
+                for name, size in expected_tensors(config, SHAPE).items()
+            }
+            files = {WEIGHTS: inline(save_tensors(tensors))}
+            verbs.ready(f"acme/{name}", config=config, provenance=UNKNOWN, files=files)
+        cooked = verbs.cook(sample=texts(law=40, code=30, plain=20))
+        assert cooked.model == "acme/law@1"
+        assert "The trained LayerNorms differ" in reasons(cooked)["code"]
+        assert "'trained_norms' differ" in reasons(cooked)["plain"]
+
+    def test_uniform_soups_keep_the_average_of_many(self, strangers):
+        for seed, name in enumerate(("a", "b"), start=20):
+            strangers.ready(f"acme/{name}", seed=seed)
+        uniform = strangers.cook(sample=texts(law=30), selector={"kind": "uniform"})
+        assert (set(domains_of(uniform)), uniform.recipe.mixing) == ({"a", "b"}, AverageMixing())
+        every = strangers.cook(sample=texts(law=30), selector={"kind": "uniform"}, mixing={"method": "concat"})
+        assert (len(domains_of(every)), every.report.width_out) == (5, 10)
+
+    def test_uniform_of_strangers_is_their_exact_mean(self, strangers):
+        cooked = strangers.cook(sample=texts(law=30), selector={"kind": "uniform"})
+        assert (len(domains_of(cooked)), cooked.report.width_out) == (3, 6)
+
+    def test_bytes_that_lie_are_never_mixed(self, strangers):
+        row = strangers.row(strangers.cook(recipe=by_hand("acme/law")).soup_id)
+        strangers.blobs._stored[row.weights_blob] = save_tensors(load_tensors(weights(77)))
+        with pytest.raises(Internal, match="not those of its digest"):
+            strangers.cook(recipe=by_hand("acme/law", "acme/code"))
+
+
+@pytest.mark.parametrize(
+    ("mixing", "expected"),
+    [
+        ({}, AutoMixing()),
+        ({"scale": 2}, AutoMixing(scale="2")),
+        ({"method": "average"}, AverageMixing()),
+        ({"method": "concat", "scale": "0.50"}, ConcatMixing(scale="0.5")),
+    ],
+)
+def test_a_mixing_that_names_no_method_is_auto(mixing, expected):
+    request = CookRequest.model_validate({"recipe": by_hand("acme/a"), "mixing": mixing})
+    assert request.mixing == expected
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"mixing": {"method": "concat", "assume_same_init": True}},
+        {"mixing": {"method": "blend"}},
+        {"mixing": {"method": None}},
+        {"mixing": "concat"},
+        {"mixing": []},
+        {"max_width": 0},
+        {"max_width": 65537},
+        {"mixing": {"scale": "0"}},
+    ],
+)
+def test_requests_that_are_none(fields):
+    with pytest.raises(ValueError, match="validation error"):
+        CookRequest.model_validate({"recipe": by_hand("acme/a"), **fields})

@@ -1,0 +1,609 @@
+"""AdapterHub checkpoints against what the library `adapters` computed from them, and everything they may not hold.
+
+The checkpoints and logits in tests/fixtures/adapterhub were made by tests/fixtures/make_adapterhub.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM
+
+from registry.adapters import attached, expected_tensors, from_tensors
+from registry.adapters.weights import load_tensors
+from registry.errors import (
+    Incompatible,
+    InvalidManifest,
+    InvalidParameter,
+    InvalidWeights,
+    NotFound,
+    SoupError,
+    TooLarge,
+    UnknownMethod,
+)
+from registry.formats.adapterhub import checkpoint_files, is_checkpoint, read_checkpoint
+from registry.formats.adapterhub.options import read_options, write_options
+from registry.spec import BaseShape, BottleneckConfig, LoraConfig, LoraModule
+from tests.repository import REPOSITORY
+
+FIXTURES = REPOSITORY / "tests" / "fixtures" / "adapterhub"
+FAMILIES = ("gpt2", "llama", "mistral")
+KINDS = [(family, path.name) for family in FAMILIES for path in sorted((FIXTURES / family).iterdir())
+         if path.is_dir() and path.name != "base"]  # fmt: skip
+FOLDED = {"scaled_par_bn", "channel"}
+CONFIGS = {
+    "seq_bn": BottleneckConfig(structure="pfeiffer", bottleneck=4, activation="relu", input="residual"),
+    "double_seq_bn": BottleneckConfig(structure="houlsby", bottleneck=4, activation="swish", trained_norms=False),
+    "par_bn": BottleneckConfig(structure="parallel", bottleneck=4, activation="relu", scale=4.0, input="residual"),
+    "seq_bn_module": BottleneckConfig(structure="pfeiffer", bottleneck=8, activation="gelu", scale=0.5),
+    "ln_before": BottleneckConfig(structure="bapna_firat", bottleneck=4, activation="relu"),
+    "ln_before_residual": BottleneckConfig(
+        structure="bapna_firat", bottleneck=4, activation="relu", input="residual"
+    ),
+    "adapter_plus": BottleneckConfig(structure="pfeiffer", bottleneck=4, activation="relu", input="residual"),
+    "scaled_par_bn": BottleneckConfig(structure="parallel", bottleneck=4, activation="relu", input="residual"),
+    "channel": BottleneckConfig(structure="houlsby", bottleneck=4, activation="swish", trained_norms=False),
+}  # fmt: skip
+
+
+def shape_of(family: str) -> BaseShape:
+    return BaseShape(
+        fingerprint="sha256:" + "0" * 64, model_type=family, hidden_size=16, num_layers=2, context=32, vocab_size=40
+    )
+
+
+@pytest.fixture(scope="module")
+def bases() -> dict[str, Any]:
+    return {family: AutoModelForCausalLM.from_pretrained(FIXTURES / family / "base").eval() for family in FAMILIES}
+
+
+def library_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """A checkpoint's tensors, read here without the code under test."""
+    if (folder / "adapter.safetensors").is_file():
+        return load_tensors((folder / "adapter.safetensors").read_bytes())
+    return torch.load(folder / "pytorch_adapter.bin", weights_only=True)
+
+
+def copy(tmp_path: Path, kind: str = "seq_bn", family: str = "gpt2") -> Path:
+    return Path(shutil.copytree(FIXTURES / family / kind, tmp_path / "checkpoint"))
+
+
+def configured(tmp_path: Path, kind: str = "seq_bn", **options: Any) -> Path:
+    """A checkpoint with other options."""
+    folder = copy(tmp_path, kind)
+    table = json.loads((folder / "adapter_config.json").read_text())
+    table["config"] |= options
+    (folder / "adapter_config.json").write_text(json.dumps(table))
+    return folder
+
+
+def about(tmp_path: Path, **fields: Any) -> Path:
+    """A checkpoint with other fields beside its options; None leaves one out."""
+    folder = copy(tmp_path)
+    table = json.loads((folder / "adapter_config.json").read_text()) | fields
+    (folder / "adapter_config.json").write_text(json.dumps({k: v for k, v in table.items() if v is not None}))
+    return folder
+
+
+def weighted(tmp_path: Path, tensors: Any, kind: str = "seq_bn") -> Path:
+    """A checkpoint with other weights."""
+    folder = copy(tmp_path, kind)
+    torch.save(tensors, folder / "pytorch_adapter.bin")
+    return folder
+
+
+class TestTheSameLogits:
+    @pytest.mark.parametrize("family", FAMILIES)
+    def test_the_bases_are_the_same(self, bases: dict[str, Any], family: str) -> None:
+        recorded = json.loads((FIXTURES / family / "logits.json").read_text())
+        with torch.no_grad():
+            logits = bases[family](torch.tensor(recorded["tokens"])).logits
+        torch.testing.assert_close(logits, torch.tensor(recorded["logits"]["base"]), atol=1e-5, rtol=0)
+
+    @pytest.mark.parametrize(("family", "kind"), KINDS)
+    def test_an_adapter(self, bases: dict[str, Any], family: str, kind: str) -> None:
+        recorded = json.loads((FIXTURES / family / "logits.json").read_text())
+        checkpoint = read_checkpoint(FIXTURES / family / kind)
+        adapter = from_tensors(checkpoint.config, shape_of(family), checkpoint.tensors)
+        with attached(bases[family], adapter), torch.no_grad():
+            logits = bases[family](torch.tensor(recorded["tokens"])).logits
+        expected = torch.tensor(recorded["logits"][kind])
+        torch.testing.assert_close(logits, expected, atol=1e-5, rtol=0)
+        assert (expected - torch.tensor(recorded["logits"]["base"])).abs().max() > 0.5
+
+    def test_every_family_has_the_three_structures(self) -> None:
+        assert {(f, k) for f in FAMILIES for k in ("seq_bn", "double_seq_bn", "par_bn")} <= set(KINDS)
+
+
+class TestReading:
+    @pytest.mark.parametrize(("family", "kind"), KINDS)
+    def test_what_it_is(self, family: str, kind: str) -> None:
+        checkpoint = read_checkpoint(FIXTURES / family / kind)
+        assert checkpoint.config == CONFIGS[kind]
+        assert (checkpoint.name, checkpoint.model_type, checkpoint.model_name) == (kind, family, "base")
+        assert checkpoint.version == "adapters.1.3.0"
+        shapes = {name: tuple(tensor.shape) for name, tensor in checkpoint.tensors.items()}
+        assert shapes == expected_tensors(checkpoint.config, shape_of(family))
+
+    def test_heads_are_left_out_and_named(self) -> None:
+        assert read_checkpoint(FIXTURES / "gpt2/seq_bn").left_out == ("head_config.json", "pytorch_model_head.bin")
+        assert read_checkpoint(FIXTURES / "gpt2/par_bn").left_out == ()
+
+    def test_the_width_is_that_of_the_tensors(self, tmp_path: Path) -> None:
+        folder = configured(tmp_path, reduction_factor={"default": 16, "1": 2})
+        assert read_checkpoint(folder).config.bottleneck == 4
+
+    def test_a_model_saved_without_its_head_has_no_prefix(self, tmp_path: Path) -> None:
+        tensors = library_tensors(FIXTURES / "gpt2/seq_bn")
+        bare = weighted(tmp_path, {name.removeprefix("transformer."): t for name, t in tensors.items()})
+        assert not any(name.startswith("transformer") for name in library_tensors(bare))
+        with_prefix = read_checkpoint(FIXTURES / "gpt2/seq_bn").tensors
+        assert all(torch.equal(t, with_prefix[name]) for name, t in read_checkpoint(bare).tensors.items())
+
+    def test_safetensors_come_first(self, tmp_path: Path) -> None:
+        folder = copy(tmp_path, "double_seq_bn")
+        (folder / "pytorch_adapter.bin").write_bytes(b"never read")
+        assert read_checkpoint(folder).config == CONFIGS["double_seq_bn"]
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    def test_half_precision_stays(self, tmp_path: Path, dtype: torch.dtype) -> None:
+        tensors = {name: t.to(dtype) for name, t in library_tensors(FIXTURES / "gpt2/scaled_par_bn").items()}
+        found = read_checkpoint(weighted(tmp_path, tensors, "scaled_par_bn")).tensors
+        assert {t.dtype for t in found.values()} == {dtype}
+
+    def test_files_of_the_years_before_zip_archives(self, tmp_path: Path) -> None:
+        folder = copy(tmp_path)
+        tensors = library_tensors(folder)
+        torch.save(tensors, folder / "pytorch_adapter.bin", _use_new_zipfile_serialization=False)
+        assert not zipfile.is_zipfile(folder / "pytorch_adapter.bin")
+        assert read_checkpoint(folder).config == CONFIGS["seq_bn"]
+
+    def test_options_of_training_change_nothing(self, tmp_path: Path) -> None:
+        folder = configured(tmp_path, dropout=0.3, init_weights="mam_adapter", init_weights_seed=3, leave_out=[],
+                            something_new=None)  # fmt: skip
+        assert read_checkpoint(folder).config == CONFIGS["seq_bn"]
+
+    @pytest.mark.parametrize(("name", "activation"), [("gelu_orig", "gelu"), ("swish", "swish"), ("ReLU", "relu")])
+    def test_files_without_a_version_use_the_old_names(self, tmp_path: Path, name: str, activation: str) -> None:
+        folder = about(tmp_path, version=None)
+        table = json.loads((folder / "adapter_config.json").read_text())
+        table["config"]["non_linearity"] = name
+        (folder / "adapter_config.json").write_text(json.dumps(table))
+        assert read_checkpoint(folder).config.activation == activation
+
+    def test_whether_a_folder_is_one(self, tmp_path: Path) -> None:
+        assert is_checkpoint(FIXTURES / "gpt2/seq_bn")
+        assert is_checkpoint(FIXTURES / "llama/par_bn")
+        assert not is_checkpoint(FIXTURES / "gpt2/base")
+        assert not is_checkpoint(tmp_path)
+
+
+class TestOptionsWithoutCounterpart:
+    @pytest.mark.parametrize(
+        ("options", "named"),
+        [
+            ({"ln_after": True}, "'ln_after'"),
+            ({"use_gating": True}, "'use_gating'"),
+            ({"phm_layer": True}, "'phm_layer'"),
+            ({"inv_adapter": "nice"}, "'inv_adapter'"),
+            ({"invertible_adapter": {"block_type": "nice", "reduction_factor": 2}}, "'invertible_adapter'"),
+            ({"cross_adapter": True}, "'cross_adapter'"),
+            ({"leave_out": [0]}, "'leave_out'"),
+            ({"mh_adapter": True}, "'original_ln_before'"),
+            ({"mh_adapter": True, "original_ln_before": False, "ln_before": True}, "'ln_before'"),
+            ({"mh_adapter": True, "output_adapter": False}, "'output_adapter'"),
+            ({"output_adapter": False}, "'output_adapter'"),
+            ({"original_ln_before": False, "original_ln_after": False}, "original_ln_after=False"),
+            ({"original_ln_after": False}, "residual_before_ln=True"),
+            ({"residual_before_ln": False}, "residual_before_ln=False"),
+            ({"residual_before_ln": "post_add"}, "post_add"),
+            ({"is_parallel": True, "mh_adapter": True}, "'mh_adapter'"),
+            ({"is_parallel": True, "ln_before": True}, "'ln_before'"),
+            ({"is_parallel": True, "original_ln_after": False}, "'original_ln_after'"),
+            ({"non_linearity": "gelu_new"}, "'gelu_new'"),
+            ({"non_linearity": "leakyrelu"}, "'leakyrelu'"),
+            ({"non_linearity": None}, "'non_linearity'"),
+            ({"scaling": "odd"}, "'scaling'"),
+            ({"scaling": True}, "'scaling'"),
+            ({"scaling": 10**400}, "'scaling'"),
+            ({"mh_adapter": "yes"}, "'mh_adapter'"),
+            ({"another": 3}, "'another'"),
+            ({"architecture": "lora", "r": 8}, "'lora'"),
+            ({"architecture": "prefix_tuning"}, "'prefix_tuning'"),
+            ({"architecture": "union"}, "'union'"),
+        ],
+    )  # fmt: skip
+    def test_each_is_refused_by_name(self, tmp_path: Path, options: dict[str, Any], named: str) -> None:
+        with pytest.raises(UnknownMethod) as caught:
+            read_checkpoint(configured(tmp_path, **options))
+        assert named in caught.value.message
+
+    def test_all_at_once(self, tmp_path: Path) -> None:
+        folder = configured(tmp_path, ln_after=True, use_gating=True, non_linearity="tanh", another=1)
+        with pytest.raises(UnknownMethod, match="3 more problems") as caught:
+            read_checkpoint(folder)
+        said = " ".join(caught.value.problems)
+        assert all(name in said for name in ("'ln_after'", "'use_gating'", "'tanh'", "'another'"))
+
+    def test_gelu_meant_another_function_once(self, tmp_path: Path) -> None:
+        folder = configured(tmp_path, non_linearity="gelu")
+        assert read_checkpoint(folder).config.activation == "gelu"
+        table = json.loads((folder / "adapter_config.json").read_text())
+        del table["version"]
+        (folder / "adapter_config.json").write_text(json.dumps(table))
+        with pytest.raises(UnknownMethod, match="gelu_new"):
+            read_checkpoint(folder)
+
+    @pytest.mark.parametrize("family", ["electra", "xlm-roberta", "t5", "../../x"])
+    def test_other_families(self, tmp_path: Path, family: str) -> None:
+        with pytest.raises(UnknownMethod, match="gpt2, llama, mistral") as caught:
+            read_checkpoint(about(tmp_path, model_type=family))
+        assert family in caught.value.message
+
+    def test_other_ways_to_place_adapters(self, tmp_path: Path) -> None:
+        folder = copy(tmp_path)
+        (folder / "adapter_interface.json").write_text("{}")
+        with pytest.raises(UnknownMethod, match=r"adapter_interface\.json"):
+            read_checkpoint(folder)
+
+
+class TestBrokenFolders:
+    def test_a_head_without_its_adapter(self, tmp_path: Path) -> None:
+        folder = copy(tmp_path)
+        (folder / "pytorch_adapter.bin").unlink()
+        assert is_checkpoint(folder)
+        with pytest.raises(NotFound, match=r"pytorch_model_head\.bin are no adapter"):
+            read_checkpoint(folder)
+
+    def test_a_fusion_without_its_adapters(self, tmp_path: Path) -> None:
+        (tmp_path / "adapter_fusion_config.json").write_text("{}")
+        with pytest.raises(NotFound, match=r"adapter_fusion_config\.json is no adapter"):
+            read_checkpoint(tmp_path)
+
+    def test_no_folder_and_no_configuration(self, tmp_path: Path) -> None:
+        with pytest.raises(NotFound, match="not a directory"):
+            read_checkpoint(tmp_path / "none")
+        folder = copy(tmp_path)
+        (folder / "adapter_config.json").unlink()
+        with pytest.raises(NotFound, match=r"no adapter_config\.json"):
+            read_checkpoint(folder)
+
+    @pytest.mark.parametrize(
+        "text", ["[]", "{", '{"name": "a", "name": "b"}', '{"config": NaN}', '{"config": "pfeiffer"}', '{"config": []}',
+                 "[" * 100_000, "\x00"],
+    )  # fmt: skip
+    def test_configurations_that_are_none(self, tmp_path: Path, text: str) -> None:
+        folder = copy(tmp_path)
+        (folder / "adapter_config.json").write_text(text)
+        with pytest.raises(InvalidManifest):
+            read_checkpoint(folder)
+
+    @pytest.mark.parametrize(
+        "fields",
+        [{"name": None}, {"name": "a.b"}, {"name": ""}, {"name": 3}, {"name": "a/../b"}, {"hidden_size": None},
+         {"hidden_size": 0}, {"hidden_size": True}, {"hidden_size": "16"}, {"hidden_size": 10**12},
+         {"model_type": None}, {"model_type": ["gpt2"]}],
+    )  # fmt: skip
+    def test_fields_that_are_wrong(self, tmp_path: Path, fields: dict[str, Any]) -> None:
+        with pytest.raises(InvalidManifest, match=next(iter(fields))):
+            read_checkpoint(about(tmp_path, **fields))
+
+    def test_a_configuration_without_end(self, tmp_path: Path) -> None:
+        folder = copy(tmp_path)
+        (folder / "adapter_config.json").write_bytes(b" " * (2**20 + 1))
+        with pytest.raises(TooLarge, match="1048577"):
+            read_checkpoint(folder)
+
+
+class Bomb:
+    """Unpickled, it would run a command."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (f"touch {self.file}",)
+
+
+class TestHostileWeights:
+    @pytest.mark.parametrize("zipped", [True, False])
+    def test_a_pickle_that_runs_code(self, tmp_path: Path, zipped: bool) -> None:
+        folder, ran = copy(tmp_path), tmp_path / "ran"
+        tensors = library_tensors(folder) | {"more": Bomb(ran)}
+        torch.save(tensors, folder / "pytorch_adapter.bin", _use_new_zipfile_serialization=zipped)
+        with pytest.raises(InvalidWeights, match=r"'(posix|nt)\.system'.*could run code"):
+            read_checkpoint(folder)
+        assert not ran.exists()
+
+    def test_a_plain_pickle(self, tmp_path: Path) -> None:
+        folder, ran = copy(tmp_path), tmp_path / "ran"
+        (folder / "pytorch_adapter.bin").write_bytes(pickle.dumps(Bomb(ran)))
+        with pytest.raises(InvalidWeights):
+            read_checkpoint(folder)
+        assert not ran.exists()
+
+    def test_a_whole_model(self, tmp_path: Path) -> None:
+        with pytest.raises(InvalidWeights, match="could run code"):
+            read_checkpoint(weighted(tmp_path, torch.nn.Linear(2, 2)))
+
+    def test_an_archive_that_unpacks_to_more(self, tmp_path: Path) -> None:
+        folder = copy(tmp_path)
+        with zipfile.ZipFile(folder / "pytorch_adapter.bin", "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("archive/data.pkl", b"\x00" * 10**6)
+        with pytest.raises(InvalidWeights, match="unpacks to 1000000"):
+            read_checkpoint(folder)
+
+    def test_tensors_that_claim_more_than_the_file(self, tmp_path: Path) -> None:
+        tensors = library_tensors(FIXTURES / "gpt2/seq_bn")
+        name = "transformer.h.0.output_adapters.adapters.seq_bn.adapter_down.0.weight"
+        with pytest.raises(InvalidWeights, match="claim"):
+            read_checkpoint(weighted(tmp_path, tensors | {name: torch.zeros(1).expand(10**6, 10**6)}))
+
+    @pytest.mark.parametrize("data", [b"", b"PK\x03\x04", b"PK" + b"\x00" * 100, b"\x80\x02.", b"text", b"\x80\x04]."])
+    def test_bytes_that_are_no_file(self, tmp_path: Path, data: bytes) -> None:
+        folder = copy(tmp_path)
+        (folder / "pytorch_adapter.bin").write_bytes(data)
+        with pytest.raises(InvalidWeights):
+            read_checkpoint(folder)
+
+    def test_every_cut_is_noticed(self, tmp_path: Path) -> None:
+        folder = copy(tmp_path)
+        data = (folder / "pytorch_adapter.bin").read_bytes()
+        for end in range(0, len(data), 397):
+            (folder / "pytorch_adapter.bin").write_bytes(data[:end])
+            with pytest.raises(InvalidWeights):
+                read_checkpoint(folder)
+
+    @given(position=st.integers(0, 5116), value=st.integers(0, 255))
+    def test_any_other_byte_is_read_or_refused(
+        self, tmp_path_factory: pytest.TempPathFactory, position: int, value: int
+    ) -> None:
+        folder = copy(tmp_path_factory.mktemp("flip"))
+        data = bytearray((folder / "pytorch_adapter.bin").read_bytes())
+        data[position % len(data)] = value
+        (folder / "pytorch_adapter.bin").write_bytes(data)
+        try:
+            read_checkpoint(folder)
+        except SoupError as error:
+            assert isinstance(error, InvalidWeights)  # noqa: PT017
+
+    @pytest.mark.parametrize(
+        "value", [3, [torch.zeros(1)], {}, {1: torch.zeros(1)}, {"a": 3}, {"a": torch.eye(3).to_sparse()}, None]
+    )
+    def test_what_is_no_table_of_tensors(self, tmp_path: Path, value: Any) -> None:
+        with pytest.raises(InvalidWeights):
+            read_checkpoint(weighted(tmp_path, value))
+
+    def test_a_safetensors_file_is_read_strictly(self, tmp_path: Path) -> None:
+        folder = copy(tmp_path, "double_seq_bn")
+        (folder / "adapter.safetensors").write_bytes((FIXTURES / "gpt2/seq_bn/pytorch_adapter.bin").read_bytes())
+        with pytest.raises(InvalidWeights, match=r"torch\.save"):
+            read_checkpoint(folder)
+
+
+DOWN = "transformer.h.1.output_adapters.adapters.{}.adapter_down.0.weight"
+
+
+class TestWrongTensors:
+    def refused(self, tmp_path: Path, changes: dict[str, torch.Tensor | None], kind: str = "seq_bn") -> InvalidWeights:
+        tensors = library_tensors(FIXTURES / "gpt2" / kind) | changes
+        folder = weighted(tmp_path, {name: t for name, t in tensors.items() if t is not None}, kind)
+        with pytest.raises(InvalidWeights) as caught:
+            read_checkpoint(folder)
+        return caught.value
+
+    def test_a_missing_tensor(self, tmp_path: Path) -> None:
+        error = self.refused(tmp_path, {DOWN.format("seq_bn").replace("weight", "bias"): None})
+        assert error.problems == ("Tensor 1.output_adapters.adapter_down.0.bias [4] is missing.",)
+
+    def test_a_missing_layer(self, tmp_path: Path) -> None:
+        names = [name for name in library_tensors(FIXTURES / "gpt2/seq_bn") if ".h.0." in name]
+        assert len(self.refused(tmp_path, dict.fromkeys(names)).problems) == 4
+
+    def test_layers_far_away(self, tmp_path: Path) -> None:
+        error = self.refused(tmp_path, {DOWN.replace("h.1", "h.9999").format("seq_bn"): torch.zeros(4, 16)})
+        assert len(error.problems) <= 101
+
+    @pytest.mark.parametrize(
+        "name", ["", "5", "5x.y", "²", "99999999999", "99999999999.output_adapters.x", "9999.output_adapters.x", "9999"]
+    )
+    def test_names_that_look_like_layers_count_for_none(self, tmp_path: Path, name: str) -> None:
+        assert len(self.refused(tmp_path, {name: torch.zeros(1)}).problems) <= 101
+
+    def test_layers_beyond_any_model_are_not_written(self) -> None:
+        config = BottleneckConfig(structure="pfeiffer", bottleneck=2, activation="relu", input="residual")
+        for name in ("layers.999999999.ffn.up.weight", "", "5x"):
+            with pytest.raises(Incompatible):
+                checkpoint_files(config, {name: torch.zeros(4, 2)}, name="x", model_type="gpt2")
+
+    def test_a_tensor_too_many(self, tmp_path: Path) -> None:
+        error = self.refused(tmp_path, {"transformer.invertible_adapters.seq_bn.F.0.weight": torch.zeros(2)})
+        assert "invertible_adapters" in error.message
+
+    def test_the_same_tensor_with_and_without_prefix(self, tmp_path: Path) -> None:
+        error = self.refused(tmp_path, {DOWN.removeprefix("transformer.").format("seq_bn"): torch.zeros(4, 16)})
+        assert "not expected" in error.message
+
+    def test_several_widths(self, tmp_path: Path) -> None:
+        error = self.refused(tmp_path, {DOWN.format("seq_bn"): torch.zeros(8, 16)})
+        assert "widths (4 in 0.output_adapters" in error.message
+        assert "8 in 1.output_adapters" in error.message
+
+    def test_a_width_for_each_layer(self, tmp_path: Path) -> None:
+        many = {DOWN.replace("h.1", f"h.{i}").format("seq_bn"): torch.zeros(i + 1, 16) for i in range(500)}
+        error = self.refused(tmp_path, many)
+        assert "496 more" in error.message
+        assert len(error.message) < 400
+
+    def test_no_width(self, tmp_path: Path) -> None:
+        names = (DOWN.format("seq_bn"), DOWN.replace("h.1", "h.0").format("seq_bn"))
+        assert "0 wide" in self.refused(tmp_path, dict.fromkeys(names, torch.zeros(0, 16))).message
+
+    def test_another_hidden_size(self, tmp_path: Path) -> None:
+        folder = about(tmp_path, hidden_size=32)
+        with pytest.raises(InvalidWeights, match=r"shape \[4, 16\], and \[4, 32\]"):
+            read_checkpoint(folder)
+
+    def test_an_adapter_of_another_name(self, tmp_path: Path) -> None:
+        with pytest.raises(InvalidWeights, match=r"adapters\.other\.adapter_down.*adapters\.seq_bn\."):
+            read_checkpoint(about(tmp_path, name="other"))
+
+    def test_another_family(self, tmp_path: Path) -> None:
+        with pytest.raises(InvalidWeights, match=r"model\.layers\.0"):
+            read_checkpoint(about(tmp_path, model_type="llama"))
+
+    def test_values_that_are_no_numbers(self, tmp_path: Path) -> None:
+        error = self.refused(tmp_path, {DOWN.format("seq_bn"): torch.full((4, 16), float("nan"))})
+        assert "64 values that are NaN" in error.message
+
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.int8, torch.complex64])
+    def test_other_dtypes(self, tmp_path: Path, dtype: torch.dtype) -> None:
+        error = self.refused(tmp_path, {DOWN.format("seq_bn"): torch.zeros(4, 16, dtype=dtype)})
+        assert str(dtype) in error.message
+        assert "several dtypes" in error.problems[-1]
+
+    def test_two_norms_where_there_is_one(self, tmp_path: Path) -> None:
+        error = self.refused(
+            tmp_path, {DOWN.format("ln_before"): torch.full((16,), 2.0)}, "ln_before"
+        )  # fmt: skip
+        assert "second copy" in error.message
+
+    def test_a_scaling_beyond_the_dtype(self, tmp_path: Path) -> None:
+        tensors = {name: 9 * t.half() for name, t in library_tensors(FIXTURES / "gpt2/scaled_par_bn").items()}
+        name = "transformer.h.1.output_adapters.adapters.scaled_par_bn.scaling"
+        folder = weighted(tmp_path, tensors | {name: torch.full((1,), 6e4, dtype=torch.float16)}, "scaled_par_bn")
+        with pytest.raises(InvalidWeights, match=r"takes layers\.1\.ffn\.up\.\w+ beyond float16"):
+            read_checkpoint(folder)
+
+    def test_a_scaling_that_is_not_there(self, tmp_path: Path) -> None:
+        folder = configured(tmp_path, scaling="learned")
+        with pytest.raises(InvalidWeights, match=r"0\.output_adapters\.scaling \[1\] is missing"):
+            read_checkpoint(folder)
+
+
+def written(tmp_path: Path, files: dict[str, bytes]) -> Path:
+    tmp_path.mkdir(exist_ok=True)
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    return tmp_path
+
+
+class TestWriting:
+    @pytest.mark.parametrize("safetensors", [True, False])
+    @pytest.mark.parametrize(("family", "kind"), [pair for pair in KINDS if pair[1] not in FOLDED])
+    def test_what_was_read_is_written_as_the_library_wrote_it(
+        self, tmp_path: Path, family: str, kind: str, safetensors: bool
+    ) -> None:
+        source = FIXTURES / family / kind
+        checkpoint = read_checkpoint(source)
+        files = checkpoint_files(
+            checkpoint.config, checkpoint.tensors, name=kind, model_type=family, model_name="base",
+            safetensors=safetensors,
+        )  # fmt: skip
+        folder = written(tmp_path / "back", files)
+        theirs, ours = library_tensors(source), library_tensors(folder)
+        assert set(ours) == set(theirs)
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+        table, before = (json.loads((f / "adapter_config.json").read_text()) for f in (folder, source))
+        options, library_options = table.pop("config"), before.pop("config")
+        assert table == before
+        if kind == "adapter_plus":  # two ways to say the same
+            library_options |= {"original_ln_after": True, "residual_before_ln": True}
+        assert options == {name: library_options[name] for name in options}
+
+    @pytest.mark.parametrize("kind", sorted(FOLDED))
+    def test_a_folded_scaling_is_written_folded(self, tmp_path: Path, kind: str) -> None:
+        checkpoint = read_checkpoint(FIXTURES / "gpt2" / kind)
+        files = checkpoint_files(checkpoint.config, checkpoint.tensors, name="a", model_type="gpt2")
+        again = read_checkpoint(written(tmp_path / "back", files))
+        assert again.config == checkpoint.config
+        assert all(torch.equal(again.tensors[name], t) for name, t in checkpoint.tensors.items())
+
+    @given(
+        structure=st.sampled_from(["houlsby", "pfeiffer", "bapna_firat", "parallel"]),
+        residual=st.booleans(),
+        activation=st.sampled_from(["relu", "gelu", "swish"]),
+        scale=st.floats(-8, 8),
+        width=st.integers(1, 9),
+        hidden=st.integers(1, 9),
+        layers=st.integers(1, 3),
+        dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
+        family=st.sampled_from(FAMILIES),
+        safetensors=st.booleans(),
+    )
+    def test_there_and_back_is_the_same(
+        self, tmp_path_factory: pytest.TempPathFactory, structure: Any, residual: bool, activation: Any, scale: float,
+        width: int, hidden: int, layers: int, dtype: torch.dtype, family: str, safetensors: bool,
+    ) -> None:  # fmt: skip
+        config = BottleneckConfig(
+            structure=structure, bottleneck=width, activation=activation, scale=scale,
+            input="residual" if structure == "parallel" or (residual and structure != "houlsby") else "module",
+            trained_norms=structure != "houlsby",
+        )  # fmt: skip
+        shape = shape_of(family).model_copy(update={"hidden_size": hidden, "num_layers": layers})
+        generator = torch.Generator().manual_seed(width + 10 * hidden)
+        tensors = {name: torch.randn(s, generator=generator).to(dtype)
+                   for name, s in expected_tensors(config, shape).items()}  # fmt: skip
+        files = checkpoint_files(config, tensors, name="x", model_type=family, safetensors=safetensors)
+        found = read_checkpoint(written(tmp_path_factory.mktemp("law") / "c", files))
+        assert found.config == config
+        assert set(found.tensors) == set(tensors)
+        assert all(torch.equal(found.tensors[name], t) and found.tensors[name].dtype == dtype
+                   for name, t in tensors.items())  # fmt: skip
+
+    @given(hidden=st.integers(1, 5000), width=st.integers(1, 5000))
+    def test_the_reduction_factor_gives_the_width(self, hidden: int, width: int) -> None:
+        config = CONFIGS["seq_bn"].model_copy(update={"bottleneck": width})
+        factor = write_options(config, hidden_size=hidden)["reduction_factor"]
+        assert int(hidden // factor) == width  # adapters/methods/bottleneck.py, add_adapter
+
+    @pytest.mark.parametrize(
+        ("change", "reason"),
+        [({"structure": "parallel"}, "normed argument"), ({"structure": "houlsby"}, "trained LayerNorms"),
+         ({"structure": "bapna_firat", "layer_norm_eps": 1e-6}, "epsilon 1e-05")],
+    )  # fmt: skip
+    def test_what_the_library_cannot_express(self, change: dict[str, Any], reason: str) -> None:
+        config = BottleneckConfig(**{"bottleneck": 4, "activation": "relu", **change})
+        tensors = {name: torch.zeros(s) for name, s in expected_tensors(config, shape_of("gpt2")).items()}
+        with pytest.raises(Incompatible, match=reason):
+            checkpoint_files(config, tensors, name="a", model_type="gpt2")
+
+    def test_other_methods_names_and_families(self) -> None:
+        checkpoint = read_checkpoint(FIXTURES / "gpt2/seq_bn")
+        lora = LoraConfig.of({"transformer.h.0.attn.c_attn": LoraModule(2, 4.0)})
+        with pytest.raises(UnknownMethod, match="'lora'"):
+            checkpoint_files(lora, {}, name="a", model_type="gpt2")
+        with pytest.raises(InvalidParameter, match=r"'a\.b'"):
+            checkpoint_files(checkpoint.config, checkpoint.tensors, name="a.b", model_type="gpt2")
+        with pytest.raises(UnknownMethod, match="'qwen2'"):
+            checkpoint_files(checkpoint.config, checkpoint.tensors, name="a", model_type="qwen2")
+
+    def test_tensors_that_are_not_those_of_the_configuration(self) -> None:
+        checkpoint = read_checkpoint(FIXTURES / "gpt2/seq_bn")
+        name = next(iter(checkpoint.tensors))
+        for tensors in ({}, {**checkpoint.tensors, "more": torch.zeros(1)},
+                        {n: t for n, t in checkpoint.tensors.items() if n != name}):  # fmt: skip
+            with pytest.raises(Incompatible, match="not those of the adapter's configuration"):
+                checkpoint_files(checkpoint.config, tensors, name="a", model_type="gpt2")
+        wider = checkpoint.config.model_copy(update={"bottleneck": 5})
+        with pytest.raises(Incompatible, match=r"\[4, 16\]"):
+            checkpoint_files(wider, checkpoint.tensors, name="a", model_type="gpt2")
+
+    def test_options_written_are_options_read(self) -> None:
+        for config in CONFIGS.values():
+            options = read_options(write_options(config, hidden_size=16), versioned=True)
+            assert options.config(config.bottleneck) == config
+
+
+def test_the_fixtures_are_small() -> None:
+    assert sum(path.stat().st_size for path in FIXTURES.rglob("*") if path.is_file()) < 600_000

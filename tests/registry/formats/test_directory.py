@@ -1,0 +1,294 @@
+"""Adapter directories: what is written is read back, what is wrong is refused in a sentence, nothing is half there."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from registry.errors import Conflict, InvalidManifest, InvalidSample, NotFound, SoupError, UnknownMethod
+from registry.files import loads_strict
+from registry.formats import (
+    CARD_FILE,
+    CONFIG_FILE,
+    EMBEDDINGS_FILE,
+    WEIGHTS_FILE,
+    EmbeddingsNote,
+    format_card,
+    parse_card,
+    read_folder,
+    write_folder,
+)
+from registry.spec import BottleneckConfig, Card, Provenance
+
+CONFIG = BottleneckConfig(structure="bapna_firat", bottleneck=4, activation="relu")
+DIGEST = "sha256:" + "a" * 64
+
+
+def written(path: Path, **changes: Any) -> Path:
+    write_folder(path, **{"config": CONFIG, "domain": "law", "weights": b"w", "base_model": "tiny", **changes})
+    return path
+
+
+def edit_config(path: Path, **changes: Any) -> None:
+    file = path / CONFIG_FILE
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+class TestRoundTrip:
+    def test_everything_comes_back(self, tmp_path: Path) -> None:
+        provenance = Provenance(init_hash=DIGEST, init_source="trained_here", init_seed=3, training={"lr": 0.001})
+        card = Card(description="# Law\n\ntext", license="mit", tags=("a", "b"), metadata={"k": 1, "x": None})
+        folder = write_folder(
+            tmp_path / "law", config=CONFIG, domain="US law", weights=b"weights", base_model="tiny",
+            base_fingerprint=DIGEST, provenance=provenance, texts=["one", "zwei \u2028 drei"], card=card,
+        )  # fmt: skip
+        assert folder == read_folder(tmp_path / "law")
+        assert (folder.config, folder.provenance, folder.card) == (CONFIG, provenance, card)
+        assert (folder.domain, folder.base_model, folder.base_fingerprint) == ("US law", "tiny", DIGEST)
+        assert folder.weights.read_bytes() == b"weights"
+        assert folder.sample is not None
+        lines = folder.sample.read_text().removesuffix("\n").split("\n")
+        assert [json.loads(line)["text"] for line in lines] == ["one", "zwei \u2028 drei"]
+        assert folder.embeddings is None
+
+    def test_embeddings_carry_what_made_them(self, tmp_path: Path) -> None:
+        note = EmbeddingsNote(encoder=DIGEST, unit="sentence")
+        folder = read_folder(written(tmp_path / "a", embeddings=(b"vectors", note)))
+        assert folder.embeddings == tmp_path / "a" / EMBEDDINGS_FILE
+        assert folder.embeddings_note == note
+        assert folder.sample is None
+
+    def test_the_same_values_are_the_same_bytes(self, tmp_path: Path) -> None:
+        one, two = written(tmp_path / "one"), written(tmp_path / "two")
+        assert {p.name: p.read_bytes() for p in one.iterdir()} == {p.name: p.read_bytes() for p in two.iterdir()}
+
+    def test_a_soup_says_it_is_a_merge(self, tmp_path: Path) -> None:
+        readme = (written(tmp_path / "soup", relation="merge") / CARD_FILE).read_text()
+        assert 'base_model_relation: "merge"' in readme.split("---")[1]
+
+    def test_without_a_card_the_card_is_empty(self, tmp_path: Path) -> None:
+        (written(tmp_path / "a") / CARD_FILE).unlink()
+        assert read_folder(tmp_path / "a").card == Card()
+
+
+class TestWriting:
+    def test_files_and_names_are_durable_before_the_place_of_the_old_one_is_gone(self, tmp_path: Path, synced) -> None:
+        written(tmp_path / "law", weights=b"old")
+        synced.clear()
+        written(tmp_path / "law", replace=True)
+        files, folders = [one.removeprefix("sync ") for one in synced[:-2]], synced[-2:]
+        assert sorted(files) == sorted(path.name for path in (tmp_path / "law").iterdir())
+        assert folders[0].startswith("sync .law.")
+        assert folders[1] == f"sync {tmp_path.name}"
+
+    def test_an_existing_directory_is_kept(self, tmp_path: Path) -> None:
+        written(tmp_path / "a", weights=b"old")
+        with pytest.raises(Conflict, match="not empty"):
+            written(tmp_path / "a", weights=b"new")
+        assert (tmp_path / "a" / WEIGHTS_FILE).read_bytes() == b"old"
+        assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+    def test_replace_leaves_nothing_of_the_old(self, tmp_path: Path) -> None:
+        written(tmp_path / "a", weights=b"old", texts=["x"])
+        written(tmp_path / "a", weights=b"new", replace=True)
+        assert sorted(p.name for p in (tmp_path / "a").iterdir()) == sorted([CONFIG_FILE, WEIGHTS_FILE, CARD_FILE])
+        assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+    def test_what_is_no_adapter_s_is_never_replaced(self, tmp_path: Path) -> None:
+        (tmp_path / "texts").mkdir()
+        (tmp_path / "texts" / "law.jsonl").write_text("mine")
+        (written(tmp_path / "project") / "src").mkdir()
+        for name in ("texts", "project"):
+            with pytest.raises(Conflict, match="never replaced"):
+                written(tmp_path / name, replace=True)
+        assert (tmp_path / "texts" / "law.jsonl").read_text() == "mine"
+        assert (tmp_path / "project" / "src").is_dir()
+
+    def test_an_empty_directory_is_filled(self, tmp_path: Path) -> None:
+        (tmp_path / "a").mkdir()
+        assert read_folder(written(tmp_path / "a")).domain == "law"
+
+    def test_a_file_or_link_in_the_way_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("x")
+        (tmp_path / "elsewhere").mkdir()
+        (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+        for name in ("file", "link"):
+            with pytest.raises(Conflict, match="not a directory"):
+                written(tmp_path / name, replace=True)
+        assert list((tmp_path / "elsewhere").iterdir()) == []
+
+    def test_a_crash_while_writing_leaves_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def full(_: int) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="space"):
+            written(tmp_path / "a")
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_lone_surrogate_is_refused_before_anything_is_written(self, tmp_path: Path) -> None:
+        with pytest.raises(InvalidSample, match="surrogate"):
+            written(tmp_path / "a", texts=["ok", "\ud800"])
+        assert list(tmp_path.iterdir()) == []
+
+    def test_texts_and_embeddings_together_are_refused(self, tmp_path: Path) -> None:
+        note = EmbeddingsNote(encoder=DIGEST, unit="passage")
+        with pytest.raises(InvalidManifest, match="not both"):
+            written(tmp_path / "a", texts=["x"], embeddings=(b"", note))
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("name", "error", "says"),
+        [(CONFIG_FILE, NotFound, "not an adapter directory"), (WEIGHTS_FILE, NotFound, "has no adapter_model")],
+    )
+    def test_a_missing_file(self, tmp_path: Path, name: str, error: type[SoupError], says: str) -> None:
+        (written(tmp_path / "a") / name).unlink()
+        with pytest.raises(error, match=says):
+            read_folder(tmp_path / "a")
+
+    def test_pickled_weights_are_named(self, tmp_path: Path) -> None:
+        folder = written(tmp_path / "a")
+        (folder / WEIGHTS_FILE).rename(folder / "pytorch_model.bin")
+        with pytest.raises(NotFound, match=r"safetensors only; 'pytorch_model\.bin'"):
+            read_folder(folder)
+
+    @pytest.mark.parametrize("name", ["pytorch_adapter.bin", "adapter.safetensors"])
+    def test_adapterhubs_weights_are_to_be_converted(self, tmp_path: Path, name: str) -> None:
+        folder = written(tmp_path / "a")
+        (folder / WEIGHTS_FILE).rename(folder / name)
+        with pytest.raises(NotFound, match=rf"{name} is AdapterHub's: `soup convert {folder} TARGET`"):
+            read_folder(folder)
+
+    def test_no_directory(self, tmp_path: Path) -> None:
+        with pytest.raises(NotFound, match="not a directory"):
+            read_folder(tmp_path / "nowhere")
+
+    def test_duplicate_keys(self, tmp_path: Path) -> None:
+        file = written(tmp_path / "a") / CONFIG_FILE
+        file.write_text(file.read_text().replace('"domain"', '"domain": "x", "domain"', 1))
+        with pytest.raises(InvalidManifest, match="'domain' twice") as caught:
+            read_folder(tmp_path / "a")
+        assert str(file) in caught.value.message
+
+    def test_all_problems_are_listed(self, tmp_path: Path) -> None:
+        edit_config(written(tmp_path / "a"), domain="", surprise=1)
+        with pytest.raises(InvalidManifest, match="1 more") as caught:
+            read_folder(tmp_path / "a")
+        assert len(caught.value.problems) == 2
+
+    def test_unknown_methods(self, tmp_path: Path) -> None:
+        folder = written(tmp_path / "a")
+        edit_config(folder, config={"method": "bottleneck", "structure": "odd", "bottleneck": 1, "activation": "relu"})
+        with pytest.raises(UnknownMethod, match="structure"):
+            read_folder(folder)
+        edit_config(folder, config={"method": "ia3"})
+        with pytest.raises(UnknownMethod, match="'bottleneck', 'lora'"):
+            read_folder(folder)
+
+    def test_texts_beside_embeddings(self, tmp_path: Path) -> None:
+        (written(tmp_path / "a", texts=["x"]) / EMBEDDINGS_FILE).write_bytes(b"")
+        with pytest.raises(InvalidManifest, match="keep the one"):
+            read_folder(tmp_path / "a")
+
+    def test_embeddings_of_nobody_knows_what(self, tmp_path: Path) -> None:
+        (written(tmp_path / "a") / EMBEDDINGS_FILE).write_bytes(b"")
+        with pytest.raises(InvalidManifest, match="does not say what made"):
+            read_folder(tmp_path / "a")
+
+    def test_a_card_that_is_no_text(self, tmp_path: Path) -> None:
+        (written(tmp_path / "a") / CARD_FILE).write_bytes(b"\xff\xfe")
+        with pytest.raises(InvalidManifest, match="UTF-8"):
+            read_folder(tmp_path / "a")
+
+    def test_a_huge_config(self, tmp_path: Path) -> None:
+        with (written(tmp_path / "a") / CONFIG_FILE).open("r+b") as file:
+            file.truncate(17 * 1024 * 1024)
+        with pytest.raises(InvalidManifest, match="limit"):
+            read_folder(tmp_path / "a")
+
+
+class TestStrictJson:
+    @pytest.mark.parametrize(
+        ("text", "says"),
+        [
+            ('{"a": 1, "a": 1}', "'a' twice"),
+            ('[{"x": {"b": 1, "b": 2}}]', "'b' twice"),
+            ("NaN", "NaN"),
+            ("[1e999]", "number 1e999, which is larger"),
+            ("-2e400", "number -2e400, which is larger"),
+            ('{"a": -Infinity}', "-Infinity"),
+            ("[" * 200_000, "deep"),
+            ('{"a": }', "line 1, column 7"),
+            ("", "line 1"),
+            (b'"\xff"', "byte 1"),
+            ("9" * 5000, "cannot be read"),
+        ],
+        ids=lambda value: str(value)[:16],
+    )
+    def test_refused(self, text: str | bytes, says: str) -> None:
+        with pytest.raises(InvalidManifest, match=says):
+            loads_strict(text)
+
+    @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(),
+                        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))  # fmt: skip
+    def test_reads_what_json_writes(self, value: Any) -> None:
+        assert loads_strict(json.dumps(value)) == value
+        assert loads_strict(json.dumps(value).encode()) == value
+
+
+PART = st.from_regex(r"[a-z0-9][a-z0-9._-]{0,20}", fullmatch=True)
+UNICODE = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
+CARDS = st.builds(
+    Card,
+    description=UNICODE | st.sampled_from(["---", "---\nx: 1\n---", "\n", "\n\n", "# x\n", "- a", "\r\n"]),
+    license=st.none() | UNICODE.filter(bool) | st.sampled_from(["[a]", "[a, b]", "[[", "5", "null"]),
+    tags=st.lists(PART, max_size=3).map(tuple),
+    metadata=st.dictionaries(UNICODE, st.none() | st.booleans() | st.integers() | UNICODE, max_size=3),
+)
+
+
+class TestCard:
+    @given(CARDS)
+    def test_round_trip(self, card: Card) -> None:
+        assert parse_card(format_card(card, base_model="tiny", domain="a\n---\nb")) == card
+
+    def test_yaml_as_people_write_it(self) -> None:
+        text = (
+            "---\n# a comment\nlicense: apache-2.0\nlibrary_name: peft\nwidget:\n- text: hello\n"
+            "tags:\n- law\n  - us\nmetadata:\n  epochs: 3\n  note: it's fine\n---\n# Title\n\nBody\n"
+        )
+        assert parse_card(text) == Card(
+            description="# Title\n\nBody", license="apache-2.0", tags=("law", "us"),
+            metadata={"epochs": 3, "note": "it's fine"},
+        )  # fmt: skip
+        assert parse_card("---\ntags: [law, us]\n---\n").tags == ("law", "us")
+        assert parse_card("---\r\ntags: law\r\n---\r\n").tags == ("law",)
+
+    @pytest.mark.parametrize("text", ["just text", "---\nnot closed", "", "--- \n", "a\n---\nb: 1\n---"])
+    def test_without_front_matter_all_is_text(self, text: str) -> None:
+        assert parse_card(text) == Card(description=text.removesuffix("\n"))
+
+    def test_a_foreign_card_gives_the_tags_it_has(self) -> None:
+        for written in ("5", "true", '{"a": 1}', "", "null", "[5, LLaMA]"):
+            assert parse_card(f"---\ntags: {written}\n---\n", foreign=True).tags == ()
+        assert parse_card("---\ntags:\n- law\n- base_model:adapter:x\n---\n", foreign=True).tags == ("law",)
+
+    def test_long_and_deep_front_matter_is_read_at_once(self) -> None:
+        body = "b:\n" + "- a\n" * 50_000 + "c:\n" + "".join(f" k{i}: a\n" for i in range(50_000))
+        nested = "d: " + "[" * 5000 + "x" + "]" * 5000
+        card = parse_card(f"---\n{body}{nested}\nlicense: mit\n---\ntext")
+        assert (card.license, card.description) == ("mit", "text")
+
+    def test_values_a_card_cannot_hold(self) -> None:
+        with pytest.raises(InvalidManifest, match=r"README\.md: tags"):
+            parse_card("---\ntags: ['LLaMA Factory']\n---\n")
+        assert len(parse_card("x" * 20_000).description) == 20_000
+        with pytest.raises(InvalidManifest, match=r"README\.md has 20001 characters of text.*at most 20000"):
+            parse_card("---\nlicense: mit\n---\n" + "x" * 20_001)

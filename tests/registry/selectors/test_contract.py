@@ -1,0 +1,272 @@
+"""Every selector against the contract, with laws that hold for all of them."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from registry.errors import Cancelled, Internal, InvalidParameter, InvalidSample
+from registry.selectors import SELECTORS, Selector
+from registry.selectors.contract import Member
+from registry.selectors.ranking import Candidate, Evidence, choose
+from registry.spec import CosineSpec, GmmSpec, SelectOptions, UniformSpec
+from tests.registry.synthetic_domains import around, centres, digest_for, domain, gaussian_domains
+
+SPECS: dict[str, list[Any]] = {
+    "gmm": [GmmSpec(), GmmSpec(mode="paper"), GmmSpec(covariance="diag"), GmmSpec(covariance="spherical", seed=9)],
+    "cosine": [CosineSpec(), CosineSpec(encoder="base"), CosineSpec(threshold=0.5, seed=3)],
+    "uniform": [UniformSpec()],
+}
+CASES = [pytest.param(kind, spec, id=f"{kind}-{i}") for kind in SELECTORS for i, spec in enumerate(SPECS[kind])]
+DOMAINS = gaussian_domains()
+SAMPLE = np.concatenate([around(centres(4, 12)[0], 50, seed=1), around(centres(4, 12)[2], 30, seed=2)])
+
+
+def restored(selector: Selector) -> Selector:
+    arrays, meta = selector.to_state()
+    return SELECTORS[selector.kind].from_state(  # type: ignore[return-value]
+        {name: np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape) for name, array in arrays.items()},
+        json.loads(json.dumps(meta, allow_nan=False)),
+    )
+
+
+@pytest.fixture(scope="module")
+def fitted() -> dict[str, Selector]:
+    return {case.id or "": SELECTORS[case.values[0]](case.values[1]).fit(DOMAINS) for case in CASES}  # type: ignore
+
+
+def test_every_kind_has_specs_here() -> None:
+    assert set(SPECS) == set(SELECTORS)
+    assert all(SELECTORS[kind].kind == kind == spec.kind for kind, specs in SPECS.items() for spec in specs)
+
+
+@pytest.mark.parametrize(("kind", "spec"), CASES)
+class TestEverySelector:
+    @pytest.fixture
+    def selector(self, kind: str, spec: Any, fitted: dict[str, Selector]) -> Selector:
+        return fitted[f"{kind}-{SPECS[kind].index(spec)}"]
+
+    def test_the_constructor_only_stores(self, kind: str, spec: Any) -> None:
+        selector = SELECTORS[kind](spec)
+        assert selector.spec is spec
+        assert not [name for name in vars(selector) if name.endswith("_")]
+
+    def test_the_state_round_trips_to_the_last_bit(self, kind: str, selector: Selector) -> None:
+        again = restored(selector)
+        assert again.spec == selector.spec
+        assert again.members_ == selector.members_
+        assert again.report_ == selector.report_
+        assert again.select(SAMPLE) == selector.select(SAMPLE)
+        (before, _), (after, _) = selector.to_state(), again.to_state()
+        assert before.keys() == after.keys()
+        assert all(before[name].tobytes() == after[name].tobytes() for name in before)
+        assert all(array.dtype in (np.float64, np.int64) for array in before.values())
+
+    def test_the_order_of_the_domains_does_not_matter(self, kind: str, spec: Any, selector: Selector) -> None:
+        other = SELECTORS[kind](spec).fit(DOMAINS[::-1])
+        (before, meta), (after, other_meta) = selector.to_state(), other.to_state()
+        assert meta == other_meta
+        assert all(before[name].tobytes() == after[name].tobytes() for name in before)
+
+    def test_an_answer_accounts_for_every_member_once(self, selector: Selector) -> None:
+        selection = selector.select(SAMPLE)
+        named = [entry.digest for entry in (*selection.selected, *selection.left_out)]
+        assert sorted(named) == sorted(d.digest for d in DOMAINS)
+        assert all(entry.reason.endswith(".") for entry in selection.left_out)
+        assert selection.abstained == (not selection.selected)
+        assert selection.abstained or sum(Decimal(entry.weight) for entry in selection.selected) == 1
+        assert selection.units == len(SAMPLE)
+        json.loads(selection.model_dump_json())
+
+    def test_the_excluded_are_out_with_their_reason(self, selector: Selector) -> None:
+        best = selector.select(SAMPLE, options=SelectOptions(threshold=-1)).selected[0]
+        selection = selector.select(SAMPLE, exclude={best.digest: "Retired.", "sha256:" + "0" * 64: "Unknown."})
+        assert best.digest not in {entry.digest for entry in selection.selected}
+        assert [e.reason for e in selection.left_out if e.digest == best.digest] == ["Retired."]
+        assert best.domain not in selection.scores
+
+    def test_nobody_left_is_an_abstention(self, selector: Selector) -> None:
+        selection = selector.select(SAMPLE, exclude={d.digest: "Retired." for d in DOMAINS})
+        assert selection.abstained
+        assert not selection.selected
+        assert len(selection.left_out) == len(DOMAINS)
+        assert "left to choose" in selection.reason
+
+    def test_an_empty_pool_is_refused(self, kind: str, spec: Any) -> None:
+        with pytest.raises(InvalidParameter, match="empty"):
+            SELECTORS[kind](spec).fit([])
+
+    def test_a_domain_comes_once(self, kind: str, spec: Any) -> None:
+        twin = domain("d0", DOMAINS[1].vectors)
+        with pytest.raises(InvalidParameter, match="'d0'"):
+            SELECTORS[kind](spec).fit([*DOMAINS, twin])
+
+    def test_one_domain_is_a_pool(self, kind: str, spec: Any) -> None:
+        selection = SELECTORS[kind](spec).fit(DOMAINS[:1]).select(DOMAINS[0].vectors[:30])
+        assert [(entry.domain, entry.weight) for entry in selection.selected] in ([("d0", "1")], [])
+
+    def test_progress_reports_and_cancels(self, kind: str, spec: Any) -> None:
+        seen: list[tuple[int, int, str]] = []
+        SELECTORS[kind](spec).fit(DOMAINS, progress=lambda *event: seen.append(event))
+        assert seen[-1][0] == seen[-1][1] > 0
+        assert [event[0] for event in seen] == sorted(event[0] for event in seen)
+        assert all(message for _, _, message in seen)
+
+        def cancel(done: int, total: int, message: str) -> None:
+            raise Cancelled("enough")
+
+        with pytest.raises(Cancelled):
+            SELECTORS[kind](spec).fit(DOMAINS, progress=cancel)
+
+    @pytest.mark.parametrize("change", [{"kind": "other"}, {"version": 99}])
+    def test_a_state_of_another_kind_or_version_is_refused(self, selector: Selector, change: Any) -> None:
+        arrays, meta = selector.to_state()
+        with pytest.raises(Internal, match="fit it again"):
+            SELECTORS[selector.kind].from_state(arrays, meta | change)
+
+    def test_a_state_with_missing_or_bent_arrays_is_refused(self, selector: Selector) -> None:
+        arrays, meta = selector.to_state()
+        for name in arrays:
+            for broken in (None, arrays[name][..., None], arrays[name].astype(np.float32)):
+                bad = {key: value for key, value in arrays.items() if key != name}
+                if broken is not None:
+                    bad[name] = broken
+                with pytest.raises(Internal, match="fit it again"):
+                    SELECTORS[selector.kind].from_state(bad, meta)
+
+
+@pytest.mark.parametrize(("kind", "spec"), [case for case in CASES if case.values[0] != "uniform"])
+class TestThoseThatLookAtText:
+    @pytest.fixture
+    def selector(self, kind: str, spec: Any, fitted: dict[str, Selector]) -> Selector:
+        return fitted[f"{kind}-{SPECS[kind].index(spec)}"]
+
+    def test_what_the_sample_is_made_of_is_selected_first(self, selector: Selector) -> None:
+        selection = selector.select(SAMPLE, options=SelectOptions(threshold=0))
+        assert selection.selected[0].domain == "d0"
+        assert list(selection.scores.values()) == sorted(selection.scores.values(), reverse=True)
+
+    def test_single_is_the_top_one_whatever_the_threshold(self, selector: Selector) -> None:
+        options = SelectOptions(single=True, min_share=1.0, threshold=1.0)
+        selection = selector.select(SAMPLE, options=options)
+        assert [(entry.domain, entry.weight) for entry in selection.selected] == [("d0", "1")]
+        assert not selection.abstained
+
+    def test_nothing_good_enough_abstains_or_takes_the_top(self, selector: Selector) -> None:
+        strict = SelectOptions(min_share=1.0, threshold=1.0)
+        selection = selector.select(SAMPLE, options=strict)
+        assert selection.abstained
+        assert selection.selected == ()
+        assert selection.reason.startswith("No domain ")
+        top = selector.select(SAMPLE, options=strict.model_copy(update={"when_none": "top"}))
+        assert not top.abstained
+        assert [entry.domain for entry in top.selected] == ["d0"]
+        assert "as asked for" in top.reason
+
+    def test_the_cap_leaves_the_rest_out_with_a_reason(self, selector: Selector) -> None:
+        options = SelectOptions(max_ingredients=1, min_share=0.1, threshold=-1.0)
+        selection = selector.select(SAMPLE, options=options)
+        assert len(selection.selected) == 1
+        assert any("taken already" in entry.reason for entry in selection.left_out)
+
+    @pytest.mark.parametrize(
+        "vectors",
+        [np.empty((0, 12)), np.zeros(12), np.zeros((5, 7)), np.full((5, 12), np.nan), np.full((5, 12), np.inf)],
+    )
+    def test_an_unusable_sample_is_refused(self, selector: Selector, vectors: Any) -> None:
+        with pytest.raises(InvalidSample):
+            selector.select(vectors)
+
+    @pytest.mark.parametrize(
+        ("vectors", "said"),
+        [
+            (np.zeros((3, 12)), "at least 5"),
+            (np.zeros((30, 11)), "11"),
+            (np.full((30, 12), np.nan), "NaN"),
+            (np.zeros(12), "shape"),
+        ],
+    )
+    def test_an_unusable_domain_is_named(self, kind: str, spec: Any, vectors: Any, said: str) -> None:
+        with pytest.raises(InvalidParameter, match="'odd'.*" + said):
+            SELECTORS[kind](spec).fit([*DOMAINS, domain("odd", vectors)])
+
+    def test_other_seeds_draw_other_units(self, kind: str, spec: Any) -> None:
+        states = [
+            SELECTORS[kind](spec.model_copy(update={"seed": seed})).fit(DOMAINS).to_state()[0] for seed in (1, 1, 2)
+        ]
+        name = "means"
+        assert states[0][name].tobytes() == states[1][name].tobytes()
+        assert states[0][name].tobytes() != states[2][name].tobytes()
+
+    def test_own_text_is_familiar_and_strange_text_is_novel(self, selector: Selector) -> None:
+        own = selector.select(around(centres(4, 12)[1], 60, seed=5))
+        strange = selector.select(around(-centres(4, 12).sum(axis=0), 60, seed=6))
+        assert own.novelty is not None
+        assert strange.novelty is not None
+        assert 20 < own.novelty < 80
+        assert strange.novelty > 95
+
+
+@settings(max_examples=15)
+@given(
+    kept=st.sets(st.integers(0, 3)),
+    options=st.builds(
+        SelectOptions,
+        max_ingredients=st.integers(1, 5),
+        min_share=st.sampled_from([0, 0.1, 0.5, 1]),
+        threshold=st.none() | st.floats(-1, 1),
+        when_none=st.sampled_from(["abstain", "top"]),
+    ),
+    seed=st.integers(0, 3),
+)
+def test_laws_of_any_selection(kept: set[int], options: SelectOptions, seed: int) -> None:
+    sample = around(np.zeros(12), 25, seed=seed, spread=6)
+    exclude = {digest_for(f"d{i}"): "Out." for i in range(4) if i not in kept}
+    for selector in LAWFUL:
+        selection = selector.select(sample, options=options, exclude=exclude)
+        assert not {entry.digest for entry in selection.selected} & set(exclude)
+        assert len(selection.selected) + len(selection.left_out) == 4
+        assert selection.abstained == (not selection.selected)
+        if selection.selected:
+            assert sum(Decimal(entry.weight) for entry in selection.selected) == 1
+        if selector.kind != "uniform":
+            assert len(selection.selected) <= options.max_ingredients
+        if selector.kind == "gmm" and kept:
+            assert sum(selection.counts.values()) == 25
+            assert not (options.when_none == "top" and selection.abstained)
+        assert selection.novelty is None or 0 <= selection.novelty <= 100
+
+
+LAWFUL = [SELECTORS[kind](SPECS[kind][0]).fit(DOMAINS) for kind in SELECTORS]
+
+
+class TestUniform:
+    def test_everybody_gets_the_same_and_the_cap_does_not_apply(self) -> None:
+        domains = [domain(f"d{i}", np.empty((0, 0))) for i in range(7)]
+        selector = SELECTORS["uniform"](UniformSpec()).fit(domains)
+        selection = selector.select(None, options=SelectOptions(max_ingredients=2))  # type: ignore[arg-type]
+        assert len(selection.selected) == 7
+        assert {entry.weight for entry in selection.selected} == {"0.142857143", "0.142857142"}
+        assert selection.scores == {f"d{i}": pytest.approx(1 / 7) for i in range(7)}
+        assert (selection.units, selection.abstained, selection.novelty) == (0, False, None)
+
+    def test_single_has_no_meaning_there(self) -> None:
+        with pytest.raises(InvalidParameter, match="ranks nothing"):
+            SELECTORS["uniform"](UniformSpec()).fit(DOMAINS).select(SAMPLE, options=SelectOptions(single=True))
+
+
+def test_weights_follow_the_rank() -> None:
+    ranked = [
+        Candidate(member=Member(ref=f"t/{i}@1", digest=digest_for(str(i)), domain=str(i)), score=-i) for i in range(3)
+    ]
+    selection = choose(
+        ranked, excluded=[], options=SelectOptions(), evidence=Evidence(units=1), cap=5, none_passes="No."
+    )
+    assert [entry.weight for entry in selection.selected] == ["0.333333334", "0.333333333", "0.333333333"]
+    assert [entry.domain for entry in selection.selected] == ["0", "1", "2"]

@@ -1,0 +1,109 @@
+"""A file that is replaced is the old one or the whole new one, whatever fails."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from registry import files as durable
+from registry.files import exchange, make_folder, replace_file
+
+
+def test_the_bytes_are_synced_before_they_have_the_name_and_the_name_after(tmp_path: Path, synced: list[str]) -> None:
+    folder = tmp_path / "state"
+    folder.mkdir()
+    (folder / "a").write_bytes(b"old")
+    replace_file(folder / "a", b"new", beside=folder / "a.new")
+    assert synced == ["sync a.new", "rename a.new a", "sync state"]
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {"a": b"new"}
+
+
+def test_what_a_crash_left_beside_is_not_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / "a.new").write_bytes(b"half of one, and longer than what comes now")
+    replace_file(tmp_path / "a", b"new", beside=tmp_path / "a.new")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"a": b"new"}
+
+
+def test_a_link_beside_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "other").write_bytes(b"somebody's")
+    (tmp_path / "a.new").symlink_to(tmp_path / "other")
+    replace_file(tmp_path / "a", b"new", beside=tmp_path / "a.new")
+    assert (tmp_path / "other").read_bytes() == b"somebody's"
+    assert (tmp_path / "a").read_bytes() == b"new"
+    assert not (tmp_path / "a").is_symlink()
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_disk_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    (tmp_path / "a").write_bytes(b"old")
+    with monkeypatch.context() as patch:
+        patch.setattr(*((os, "fsync", fail) if step == "fsync" else (Path, "replace", fail)))
+        with pytest.raises(OSError, match="space"):
+            replace_file(tmp_path / "a", b"new", beside=tmp_path / "a.new")
+    assert (tmp_path / "a").read_bytes() == b"old"
+    replace_file(tmp_path / "a", b"new", beside=tmp_path / "a.new")
+    assert (tmp_path / "a").read_bytes() == b"new"
+
+
+def test_the_mode_is_the_files_from_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    modes: list[int] = []
+    real = os.fsync
+
+    def sync(descriptor: int) -> None:
+        modes.append(stat.S_IMODE(os.fstat(descriptor).st_mode))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    old = os.umask(0)
+    try:
+        replace_file(tmp_path / "a", b"secret", beside=tmp_path / "a.new", mode=0o600)
+    finally:
+        os.umask(old)
+    assert modes[0] == 0o600
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o600
+
+
+def test_folders_are_made_with_durable_names(tmp_path: Path, synced: list[str]) -> None:
+    make_folder(tmp_path / "a" / "b")
+    make_folder(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
+    assert synced == [f"sync {tmp_path.name}", "sync a"]
+
+
+@pytest.fixture(params=["in one step", "one after the other"])
+def two(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """Two folders that hold their names, where the system can swap them and where it cannot."""
+    if request.param == "one after the other":
+        monkeypatch.setattr(durable, "_exchanged", lambda one, other: False)
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "name").write_text(name)
+    return tmp_path / "one", tmp_path / "other"
+
+
+class TestExchange:
+    def test_each_has_the_name_of_the_other(self, two: tuple[Path, Path]) -> None:
+        exchange(*two)
+        assert [(path / "name").read_text() for path in two] == ["other", "one"]
+        assert sorted(two[0].parent.iterdir()) == sorted(two)
+
+    def test_what_is_not_there_is_no_loss(self, two: tuple[Path, Path]) -> None:
+        with pytest.raises(FileNotFoundError):
+            exchange(two[0].parent / "nothing", two[1])
+        assert [(path / "name").read_text() for path in two] == ["one", "other"]
+        assert sorted(two[0].parent.iterdir()) == sorted(two)
+
+    def test_where_the_system_can_it_is_one_step(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("one", "other"):
+            (tmp_path / name).write_text(name)
+        if not durable._exchanged(tmp_path / "one", tmp_path / "other"):
+            pytest.skip("this file system has no exchange")
+        monkeypatch.delattr(Path, "rename")
+        exchange(tmp_path / "one", tmp_path / "other")
+        assert [(tmp_path / name).read_text() for name in ("one", "other")] == ["one", "other"]  # twice

@@ -1,0 +1,303 @@
+"""Push: everything checked before anything is visible, one row for the same bytes, samples that arrive late."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from registry.embeddings_file import save_embeddings
+from registry.errors import Cancelled, Incompatible, InvalidManifest, InvalidSample, InvalidWeights, NotFound, TooLarge
+from registry.files import encode_lines
+from registry.names import sha256_digest
+from registry.push import find_base
+from registry.registry import Limits
+from registry.spec import BottleneckConfig, GmmSpec, PoolSpec
+from tests.registry.verb_world import (
+    OTHER_INIT,
+    SHAPE,
+    WEIGHTS,
+    inline,
+    passages,
+    vectors_of,
+    weights,
+)  # fmt: skip
+
+POOL = PoolSpec(base_fingerprint=SHAPE.fingerprint)
+
+
+def counts(verbs) -> dict[str, int]:
+    with verbs.database.read() as catalogue:
+        return {
+            "adapters": len(catalogue.adapters.list(None, limit=100).rows),
+            "jobs": len(catalogue.jobs.list(None, limit=100).rows),
+            "audit": len(catalogue.audit.list(None, limit=100).rows),
+            "blobs": len(list(verbs.blobs.digests())),
+        }
+
+
+def uploaded(verbs, data: bytes, namespace: str = "acme") -> str:
+    """A blob that this namespace uploaded."""
+    digest = verbs.blobs.put_bytes(data)
+    with verbs.database.write() as catalogue:
+        catalogue.blobs.seen(digest, len(data))
+        catalogue.blobs.grant(namespace, digest)
+    return digest
+
+
+class TestWhatIsStored:
+    def test_the_row_its_job_and_its_audit_entry(self, verbs):
+        pushed = verbs.push(sample={"texts": passages("law")}, card={"description": "d", "tags": ["a", "b"]})
+        row = pushed.row
+        assert pushed.created
+        assert (row.ref, row.kind, row.domain, row.dtype, row.sample_state) == (
+            "acme/law@1", "adapter", "law", "F32", "pending",
+        )  # fmt: skip
+        assert (row.base_fingerprint, row.weights_blob) == (SHAPE.fingerprint, sha256_digest(weights(0)))
+        assert "about 100" in pushed.warnings[0]
+        with verbs.database.read() as catalogue:
+            job = catalogue.jobs.get(("acme",), pushed.job)
+            assert (job.kind, job.arguments) == ("embed", {"adapter_id": row.id})
+            assert [(one.action, one.subject) for one in catalogue.audit.list(None, limit=9).rows] == [
+                ("adapter.push", "acme/law@1")
+            ]
+            assert catalogue.blobs.visible(("acme",), row.weights_blob)
+            assert catalogue.blobs.visible(("acme",), row.sample.digest)
+            assert not catalogue.blobs.visible(("other",), row.weights_blob)
+
+    def test_an_adapter_without_a_sample_has_no_job(self, verbs):
+        pushed = verbs.push()
+        assert (pushed.job, pushed.row.sample_state, pushed.row.sample) == (None, "none", None)
+
+    def test_the_base_may_be_named_by_its_fingerprint_alone(self, verbs):
+        assert verbs.push(base_model=None, base_fingerprint=SHAPE.fingerprint).row.base_model == "tiny"
+
+    def test_half_precision_is_kept(self, verbs):
+        row = verbs.push(files={WEIGHTS: inline(weights(0, dtype=torch.float16))}).row
+        assert row.dtype == "F16"
+        assert row.digest != verbs.push("acme/law32").row.digest
+
+    def test_files_and_samples_may_be_blobs(self, verbs):
+        files = {WEIGHTS: {"digest": uploaded(verbs, weights(0))}}
+        sample = {"blob": uploaded(verbs, encode_lines(passages("law", 120)))}
+        row = verbs.push(scope=("acme",), files=files, sample=sample).row
+        assert row.digest == verbs.push("acme/inline").row.digest
+        assert (row.sample.kept, row.sample.notes) == (120, ())
+
+
+class TestAgain:
+    def test_the_same_bytes_are_known(self, verbs):
+        first = verbs.push(sample={"texts": passages("law")})
+        before = counts(verbs)
+        again = verbs.push(sample={"texts": passages("law")})
+        assert (again.created, again.row.id, again.job, again.warnings) == (False, first.row.id, None, ())
+        assert counts(verbs) == before
+
+    def test_new_bytes_are_a_new_version_and_a_new_name_its_own_row(self, verbs):
+        verbs.push()
+        assert verbs.push(seed=1).row.ref == "acme/law@2"
+        twin = verbs.push("acme/twin", domain="law")
+        assert (twin.created, twin.row.ref) == (True, "acme/twin@1")
+        assert verbs.push("other/law").row.ref == "other/law@1"
+
+    def test_the_same_bytes_after_retirement_are_a_new_version(self, verbs):
+        first = verbs.push().row
+        with verbs.database.write() as catalogue:
+            catalogue.adapters.retire(first.id)
+        again = verbs.push()
+        assert (again.created, again.row.ref) == (True, "acme/law@2")
+
+    def test_what_is_said_otherwise_is_warned_about_and_what_is_not_said_is_not(self, verbs):
+        verbs.push(card={"description": "first"}, sample={"texts": passages("law")})
+        said = verbs.push(
+            domain="other", card={"description": "second"}, provenance=OTHER_INIT, sample={"texts": passages("x")}
+        )
+        assert not said.created
+        assert "its card, domain, provenance, sample stayed as stored" in said.warnings[0]
+        assert said.row.card.description == "first"
+        assert verbs.push().warnings == ()
+
+    def test_a_missing_sample_is_brought_by_a_later_push(self, verbs):
+        row = verbs.push().row
+        brought = verbs.push(sample={"texts": passages("law", 120)}, card={"description": "late"})
+        assert (brought.created, brought.row.id, brought.row.sample_state) == (False, row.id, "pending")
+        assert brought.job is not None
+        assert brought.warnings == ("Known as acme/law@1: its card stayed as stored (PATCH changes card and domain).",)
+        assert verbs.embed(brought.row).sample_state == "ready"
+
+    def test_a_sample_that_failed_is_tried_again(self, verbs):
+        first = verbs.push(sample={"texts": passages("law")})
+        with verbs.database.write() as catalogue:
+            catalogue.jobs.cancel(first.job)
+            catalogue.adapters.set_sample_state(first.row.id, "failed")
+        again = verbs.push(sample={"texts": passages("law", 40)})
+        assert (again.row.id, again.row.sample_state, again.row.sample.kept) == (first.row.id, "pending", 40)
+        assert again.job not in (None, first.job)
+
+
+class TestRefusals:
+    @pytest.fixture(autouse=True)
+    def nothing_is_left(self, verbs):
+        before = counts(verbs)
+        yield
+        after = counts(verbs)
+        assert {k: v for k, v in after.items() if k != "blobs"} == {k: v for k, v in before.items() if k != "blobs"}
+
+    @pytest.mark.parametrize(
+        ("fields", "error", "sentence"),
+        [
+            ({"base_model": "huge"}, Incompatible, r"'huge' is not on this server's allowlist \(tiny\)"),
+            ({"base_fingerprint": "sha256:" + "0" * 64}, Incompatible, "another model under the same name"),
+            ({"base_model": None}, InvalidManifest, "Say which base model"),
+            ({"base_model": None, "base_fingerprint": "sha256:" + "0" * 64}, Incompatible, "0 base models here"),
+            ({"files": {}}, InvalidManifest, "it is missing"),
+            ({"files": {"../../etc/passwd": {"base64": ""}}}, InvalidManifest, r"not '../../etc/passwd'"),
+            ({"files": {WEIGHTS: {"base64": "@@@"}}}, InvalidManifest, "not valid base64"),
+            ({"files": {WEIGHTS: {"base64": ""}}}, InvalidWeights, "too few"),
+            ({"files": {WEIGHTS: {"digest": "sha256:" + "0" * 64}}}, NotFound, "upload it first"),
+            ({"sample": {"texts": passages("law", 19)}}, InvalidSample, "at least 20"),
+            ({"sample": {"blob": "sha256:" + "0" * 64}}, NotFound, "upload it first"),
+            ({"sample": {"embeddings": []}}, InvalidSample, "one file for each encoder"),
+            ({"limits": Limits(inline_bytes=10)}, TooLarge, "limit is 10: upload it as a blob"),
+            ({"limits": Limits(weights_bytes=10)}, TooLarge, "limit is 10"),
+        ],
+    )
+    def test_one_sentence(self, verbs, fields, error, sentence):
+        with pytest.raises(error, match=sentence):
+            verbs.push(**fields)
+
+    def test_all_wrong_shapes_at_once(self, verbs):
+        wide = BottleneckConfig(structure="pfeiffer", bottleneck=3, activation="relu")
+        with pytest.raises(Incompatible) as caught:
+            verbs.push(files={WEIGHTS: inline(weights(0, wide))})
+        assert len(caught.value.problems) == 6  # down.weight, down.bias and up.weight of two layers
+
+    def test_a_foreign_blob_is_as_good_as_unknown(self, verbs):
+        digest = uploaded(verbs, weights(0), "foreign")
+        unknown = "sha256:" + "0" * 64
+        sentences = []
+        for one in (digest, unknown):
+            for fields in ({"files": {WEIGHTS: {"digest": one}}}, {"sample": {"blob": one}}):
+                with pytest.raises(NotFound) as caught:
+                    verbs.push(scope=("acme",), **fields)
+                sentences.append(caught.value.message.replace(one, "it"))
+        assert len(set(sentences)) == 1
+
+    def test_a_blob_beyond_the_limit_is_not_read(self, verbs):
+        sample = {"blob": uploaded(verbs, encode_lines(passages("law")))}
+        with pytest.raises(TooLarge, match=r"sample has .* bytes and the limit is 100"):
+            verbs.push(sample=sample, limits=Limits(sample_bytes=100))
+
+    def test_two_bases_of_one_fingerprint_need_a_name(self, verbs):
+        manifest = verbs.manifest(base_model=None, base_fingerprint=SHAPE.fingerprint)
+        with pytest.raises(Incompatible, match="2 base models here"):
+            find_base(manifest, {"tiny": SHAPE, "twin": SHAPE})
+
+    def test_a_recorded_name_is_one_base_or_refused(self, verbs):
+        bases = {"tiny": SHAPE, "twin": SHAPE}
+        sources = {"tiny": "acme/base", "twin": "/models/base/"}
+        peft = {"config": None, "base_model": None, "files": {}}
+        for recorded, expected in (("acme/base", "tiny"), ("/models/base", "twin"), ("twin", "twin")):
+            for fields in (
+                {"recorded_base": recorded},
+                {"peft_config": {"base_model_name_or_path": recorded}},
+                {"recorded_base": recorded, "peft_config": {"base_model_name_or_path": "elsewhere"}},
+            ):
+                manifest = verbs.manifest(**{**peft, "peft_config": {}, **fields})
+                assert find_base(manifest, bases, sources) == (expected, SHAPE)
+        twice = verbs.manifest(base_model=None, recorded_base="acme/base")
+        with pytest.raises(
+            Incompatible, match=r"2 base models here \(tiny, twin\) are that one.*one of tiny, twin"
+        ) as caught:
+            find_base(twice, bases, {"tiny": "acme/base", "twin": "acme/base"})
+        assert "/models" not in str(caught.value)
+        with pytest.raises(Incompatible, match="records base model 'x', and no base model here is that one"):
+            find_base(verbs.manifest(**peft, peft_config={"base_model_name_or_path": "x"}), bases, sources)
+        for nothing in (None, "", 5, ["acme/base"]):
+            with pytest.raises(InvalidManifest, match="Say which base model"):
+                find_base(verbs.manifest(**peft, peft_config={"base_model_name_or_path": nothing}), bases, sources)
+
+
+class TestVectors:
+    def test_they_are_ready_at_once_and_hold_no_text(self, verbs):
+        pushed = verbs.push(sample=vectors_of(verbs.base, passages("law", 40)))
+        assert (pushed.job, pushed.row.sample_state) == (None, "ready")
+        assert not pushed.row.sample.has_text
+        with verbs.database.read() as catalogue:
+            (row,) = catalogue.samples.embeddings(pushed.row.sample.digest)
+        assert (row.encoder_name, row.count, row.dimensions) == ("base", 40, 8)
+        assert verbs.push(sample=vectors_of(verbs.base, passages("law", 40))).created is False
+
+    def test_pools_that_gain_a_member_are_refitted(self, verbs):
+        verbs.ready("acme/one")
+        verbs.fit(POOL, GmmSpec(), verbs.base.digest)
+        verbs.push("acme/two", sample=vectors_of(verbs.base, passages("two")), seed=1)
+        with verbs.database.read() as catalogue:
+            jobs = catalogue.jobs.list(None, kind="fit", limit=9).rows
+        assert [PoolSpec.model_validate(job.arguments["pool"]) for job in jobs] == [POOL]
+
+    def wrong(self, verbs, array: np.ndarray, **fields):
+        one = {"encoder": verbs.base.digest, "unit": "passage", "file": inline(save_embeddings(array))}
+        return {"embeddings": [{**one, **fields}]}
+
+    @pytest.mark.parametrize(
+        ("shape", "fields", "sentence"),
+        [
+            ((30, 9), {}, "gives 8 dimensions for each passage; these vectors have 9 for each passage"),
+            ((30, 8), {"unit": "sentence"}, "these vectors have 8 for each sentence"),
+            ((19, 8), {}, "19 vectors were sent: at least 20 are needed"),
+            ((5001, 8), {}, "5000 are the most"),
+            ((30, 8), {"encoder": "sha256:" + "0" * 64}, "No encoder of this base model has digest"),
+            ((30, 8), {"file": {"base64": "AAAA"}}, "embeddings"),
+        ],
+    )
+    def test_refused(self, verbs, shape, fields, sentence):
+        before = counts(verbs)
+        with pytest.raises(InvalidSample, match=sentence):
+            verbs.push(sample=self.wrong(verbs, np.ones(shape, np.float32), **fields))
+        assert counts(verbs) == before
+
+    def test_nan_is_refused(self, verbs):
+        array = np.ones((30, 8), np.float32)
+        array[3, 3] = np.nan
+        with pytest.raises(InvalidSample, match="1 of their values are NaN"):
+            verbs.push(sample=self.wrong(verbs, array))
+
+    def test_one_file_for_each_encoder(self, verbs):
+        sample = vectors_of(verbs.base, passages("law"))
+        with pytest.raises(InvalidSample, match="one file for each encoder"):
+            verbs.push(sample={"embeddings": sample["embeddings"] * 2})
+        both = sample["embeddings"] + vectors_of(verbs.sentences, passages("law"))["embeddings"]
+        row = verbs.push(sample={"embeddings": both}).row
+        with verbs.database.read() as catalogue:
+            assert len(catalogue.samples.embeddings(row.sample.digest)) == 2
+
+
+class TestEmbedding:
+    def test_every_encoder_once_and_what_it_cut_is_counted(self, verbs):
+        row = verbs.ready("acme/law")
+        assert row.sample.truncated == {"base": 0, "sbert": 3}
+        verbs.embed(row)
+        assert verbs.sentences.calls == 1
+
+    def test_the_same_sample_under_another_name_is_not_embedded_again_and_reports_the_same(self, verbs):
+        first = verbs.ready("acme/law")
+        second = verbs.ready("acme/other", text="law", seed=1)
+        assert verbs.sentences.calls == 1
+        assert second.sample == first.sample
+
+    def test_a_cancelled_one_keeps_what_it_has_and_is_taken_up_again(self, verbs):
+        row = verbs.push(sample={"texts": passages("law")}).row
+
+        def cancel(done: int, total: int, message: str) -> None:
+            if "sentences" in message:
+                raise Cancelled(message)
+
+        verbs.progress = cancel
+        with pytest.raises(Cancelled):
+            verbs.embed(row)
+        assert verbs.row(row.id).sample_state == "pending"
+        with verbs.database.read() as catalogue:
+            assert [one.encoder_name for one in catalogue.samples.embeddings(row.sample.digest)] == ["base"]
+        del verbs.progress
+        assert verbs.embed(row).sample_state == "ready"

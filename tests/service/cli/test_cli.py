@@ -1,0 +1,686 @@
+"""The command line against a scripted server: what is printed where, exit codes, usage, what leaves this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from registry.formats import write_folder
+from registry.spec import BottleneckConfig
+from service.cli import app as cli
+from service.cli import compare
+from service.cli.choosing import key_values, selector_of
+from service.cli.cook import parse_recipe
+from service.cli.output import columns
+from service.cli.serve import is_loopback
+from service.cli.session import connect
+from tests.service.scripted import Server, events, job, ok, refusal
+
+CONFIG = BottleneckConfig(structure="bapna_firat", bottleneck=4, activation="relu")
+DIGEST = "sha256:" + "c" * 64
+ADAPTER: dict[str, Any] = {
+    "object": "adapter", "ref": "team/law@1", "namespace": "team", "name": "law", "version": 1, "kind": "adapter",
+    "digest": DIGEST, "base_model": "tiny", "base_fingerprint": DIGEST, "domain": "US law",
+    "config": CONFIG.model_dump(), "card": {"tags": ["a"], "description": "x\x1b[31mred"}, "parameters": 1234,
+    "dtype": "F32", "size_bytes": 99, "sample": {"kept": 20, "received": 21, "notes": ["few"]},
+    "sample_state": "ready", "created_at": "2026-01-02T03:04:05Z", "retired_at": None, "etag": "e", "warnings": [],
+}  # fmt: skip
+SELECTION: dict[str, Any] = {
+    "selected": [{"ref": "team/law@1", "digest": DIGEST, "domain": "US law", "weight": "1", "score": 0.75}],
+    "left_out": [{"ref": "team/tax@1", "digest": DIGEST, "domain": "tax", "reason": "below 0.1", "score": 0.05}],
+    "abstained": False, "reason": "", "units": 25, "counts": {"0": 3}, "novelty": 40.0, "warnings": ["few units"],
+}  # fmt: skip
+SOUP: dict[str, Any] = {
+    "object": "soup", "abstained": False, "reason": "", "model": "team/soup@1", "cached": False, "soup": ADAPTER,
+    "selection": SELECTION, "sample": None, "selector": "sel-1", "not_yet_included": [],
+    "verification": {"difference": -0.1, "standard_error": 0.01, "passages": 20, "helps": True},
+}  # fmt: skip
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+@pytest.fixture
+def soup(server: Server, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run a command line against the scripted server: exit code, stdout, stderr."""
+
+    def run(*args: object) -> tuple[int, str, str]:
+        code = cli.run([str(arg) for arg in args], connect=lambda url, key: server.client())
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+Soup = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def sample(tmp_path: Path) -> Path:
+    file = tmp_path / "sample.jsonl"
+    file.write_text("".join(json.dumps({"text": f"passage {i}"}) + "\n" for i in range(3)))
+    return file
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_folder(tmp_path / "My Law", config=CONFIG, domain="law", weights=b"w", base_model="tiny", texts=["a"])
+    return tmp_path / "My Law"
+
+
+class TestHelp:
+    @pytest.mark.parametrize("name", cli.VERBS)
+    def test_every_verb_has_examples_json_and_its_summary(self, soup: Soup, name: str) -> None:
+        code, out, _ = soup(name, "--help")
+        assert code == 0
+        groups = {"keys": ("create", "ls", "rm"), "jobs": ("ls", "show", "watch", "cancel")}
+        pages = [soup(name, verb, "--help")[1] for verb in groups[name]] if name in groups else [out]
+        for page in pages:
+            assert "Examples:" in page
+            assert f"soup {name}" in page
+            assert "--json" in page or name == "train"
+        assert cli.VERBS[name].summary.rstrip(".") in " ".join(out.split())
+
+    def test_the_overview_lists_every_verb(self, soup: Soup) -> None:
+        code, out, _ = soup("--help")
+        assert code == 0
+        for name, verb in cli.VERBS.items():
+            assert name in out
+            assert verb.summary in out
+
+    def test_the_version(self, soup: Soup) -> None:
+        code, out, _ = soup("--version")
+        assert code == 0
+        assert out.strip()
+
+    def test_a_verb_that_is_none(self, soup: Soup) -> None:
+        code, out, err = soup("psh")
+        assert (code, out) == (2, "")
+        assert "Did you mean 'push'?" in err
+
+    @pytest.mark.parametrize(
+        "args",
+        [["pull", "a/b"], ["ls", "--kind", "odd"], ["ls", "--limit", "0"], ["generate", "m"], ["cook"], ["ppl", "m"],
+         ["keys", "create", "x", "--scope", "root"], ["jobs", "ls", "--state", "odd"], ["ls", "--odd"]],
+    )  # fmt: skip
+    def test_usage_errors_are_2_and_send_nothing(self, soup: Soup, server: Server, args: list[str]) -> None:
+        code, out, err = soup(*args)
+        assert (code, out) == (2, "")
+        assert "Error" in err
+        assert server.requests == []
+
+
+class TestFailures:
+    def test_no_server(self, capsys: pytest.CaptureFixture[str]) -> None:
+        code = cli.run(["ls", "--url", "http://127.0.0.1:9", "--key", "k"])
+        said = capsys.readouterr()
+        assert (code, said.out) == (1, "")
+        assert "is the server running?" in said.err
+        assert "soup serve" in said.err
+        assert "Traceback" not in said.err
+
+    def test_an_error_of_the_server_s_own_has_the_id_that_its_log_knows(self, soup: Soup, server: Server) -> None:
+        server.on("GET /v1/adapters", refusal(500, "internal", "Something.", headers={"x-request-id": "0a1b"}))
+        assert "request id 0a1b" in soup("ls")[2]
+
+    def test_no_key(self, soup: Soup, server: Server) -> None:
+        server.on("GET /v1/adapters", refusal(401, "unauthenticated", "This needs a key."))
+        code, _, err = soup("ls")
+        assert code == 1
+        assert "This needs a key." in err
+        assert "admin.key" in err
+        assert "SOUP_KEY" in err
+
+    def test_incompatible_is_3_with_every_reason(self, soup: Soup, server: Server) -> None:
+        problems = ["a and b differ in scale", "a and b differ in init_hash"]
+        server.on("POST /v1/soups", refusal(422, "incompatible", "They do not go together.", problems=problems))
+        code, out, err = soup("cook", "--recipe", "team/a=0.5,team/b=0.5")
+        assert (code, out) == (3, "")
+        assert all(problem in err for problem in problems)
+
+    def test_the_flag_of_a_field_is_named(self, soup: Soup, server: Server, sample: Path, folder: Path) -> None:
+        message = "The pool's base_model is not given; this server has: a, b."
+        server.on("POST /v1/soups", refusal(400, "invalid_parameter", message, param="pool.base_model"))
+        code, out, err = soup("cook", "--sample", str(sample))
+        assert (code, out) == (1, "")
+        assert "this server has: a, b." in err
+        assert "--base" in err
+        message = (
+            "The adapter records base model 'x', and 2 are that one; say which it is as 'base_model', one of a, b."
+        )
+        server.on("POST /v1/adapters", refusal(422, "incompatible", message, param="base_model"))
+        code, _, err = soup("push", str(folder), "--name", "team/law")
+        assert code == 3
+        assert "--base" in err
+        message = "They cannot be mixed. Leave out ingredients, raise max_width, or set mixing.assume_same_init."
+        server.on("POST /v1/soups", refusal(422, "incompatible", message))
+        _, _, err = soup("cook", "--recipe", "team/a,team/b")
+        assert "--max-width" in err
+        assert "--assume-same-init" in err
+        assert "--base" not in err
+
+    def test_an_address_that_is_none(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli.run(["ls", "--url", "localhost:8000"]) == 1
+        assert "http://host:port" in capsys.readouterr().err
+
+    def test_a_setting_that_is_none(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("SOUP_TIMEOUT", "soon")
+        assert cli.run(["ls"]) == 1
+        assert "SOUP_TIMEOUT" in capsys.readouterr().err
+
+    def test_a_disk_that_refuses_is_one_sentence(self, soup: Soup, server: Server, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        server.on("GET /v1/adapters/team/law", ok(ADAPTER))
+        listed = [{"name": name, "digest": DIGEST} for name in ("adapter_config.json", "adapter_model.safetensors")]
+        server.on("GET /v1/adapters/team/law@1/files", ok({"data": listed}))
+        code, _, err = soup("pull", "team/law", tmp_path / "file" / "under")
+        assert code == 1
+        assert "Traceback" not in err
+        assert str(tmp_path / "file") in err
+
+
+class TestServing:
+    @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org"])
+    def test_without_keys_only_this_machine_is_served(
+        self, soup: Soup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str
+    ) -> None:
+        monkeypatch.setenv("SOUP_NO_AUTH", "true")
+        code, out, err = soup("serve", "--data", tmp_path / "data", "--host", host)
+        assert (code, out) == (1, "")
+        assert host in err
+        assert "--no-auth" in err
+        assert not (tmp_path / "data").exists()
+
+    def test_addresses_of_this_machine(self) -> None:
+        assert all(is_loopback(host) for host in ("localhost", "127.0.0.1", "127.8.0.1", "::1"))
+        assert not any(is_loopback(host) for host in ("0.0.0.0", "::", "", "localhost.example.org"))
+
+
+class TestConnecting:
+    def header(self, client: Any) -> str | None:
+        found: str | None = client._http._http.headers.get("authorization")
+        client.close()
+        return found
+
+    def test_flags_win_over_the_environment_over_the_file(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("SOUP_KEY", raising=False)
+        monkeypatch.setenv("SOUP_DATA", str(tmp_path))
+        monkeypatch.setenv("SOUP_URL", "http://from-env:1")
+        assert self.header(connect(None, None)) is None
+        (tmp_path / "admin.key").write_text("sk-soup-file\n")
+        assert self.header(connect(None, None)) == "Bearer sk-soup-file"
+        monkeypatch.setenv("SOUP_KEY", "sk-soup-env")
+        assert self.header(connect(None, None)) == "Bearer sk-soup-env"
+        client = connect("http://from-flag:2", "sk-soup-flag")
+        assert client.base_url == "http://from-flag:2"
+        assert self.header(client) == "Bearer sk-soup-flag"
+        with connect(None, None) as client:
+            assert client.base_url == "http://from-env:1"
+
+
+class TestPush:
+    def test_the_name_is_the_data(self, soup: Soup, server: Server, folder: Path) -> None:
+        server.on("POST /v1/adapters", ok({**ADAPTER, "warnings": ["few passages"]}, 201))
+        code, out, err = soup("push", folder, "--name", "team/law", "--tag", "v2", "--metadata", "epochs=3")
+        assert (code, out) == (0, "team/law@1\n")
+        assert "few passages" in err
+        card = server.body()["card"]
+        assert card["tags"] == ["v2"]
+        assert card["metadata"] == {"epochs": 3}
+
+    @pytest.mark.parametrize(
+        ("ref", "merge"), [("team/law-bank@2", "team/law"), ("team/experts@1", "team/experts-merge")]
+    )
+    def test_a_bank_is_said_to_want_its_merge(
+        self, soup: Soup, server: Server, folder: Path, ref: str, merge: str
+    ) -> None:
+        server.on("POST /v1/adapters", ok({**ADAPTER, "ref": ref, "config": {"method": "adamix"}}, 201))
+        assert f"`soup cook --recipe {ref} --name {merge}` makes the merge" in soup("push", folder)[2]
+
+    def test_names_come_from_folders(self, soup: Soup, server: Server, folder: Path) -> None:
+        server.on("POST /v1/adapters", ok(ADAPTER, 201))
+        soup("push", folder, "--namespace", "team")
+        assert server.body()["name"] == "team/my-law"
+
+    def test_one_refusal_does_not_keep_the_others(self, soup: Soup, server: Server, folder: Path) -> None:
+        bad = refusal(422, "incompatible", "Made for another base.")
+        server.on("POST /v1/adapters", bad, ok(ADAPTER, 201))
+        code, out, err = soup("push", folder, folder, "--namespace", "team")
+        assert (code, out) == (3, "team/law@1\n")
+        assert "another base" in err
+
+    def test_several_refusals_of_several_kinds_are_1(self, soup: Soup, server: Server, folder: Path) -> None:
+        server.on("POST /v1/adapters", refusal(422, "incompatible", "A."), refusal(422, "invalid_weights", "B."))
+        assert soup("push", folder, folder)[0] == 1
+
+    def test_a_broken_folder_is_found_before_anything_is_sent(
+        self, soup: Soup, server: Server, folder: Path, tmp_path: Path
+    ) -> None:
+        code, _, err = soup("push", folder, tmp_path / "nowhere")
+        assert code == 1
+        assert "nowhere" in err
+        assert server.requests == []
+
+    @pytest.mark.parametrize(
+        "extra", [["--name", "no-namespace"], ["--name", "v1/x"], ["--name", "a/B"], ["--namespace", "../x"]]
+    )
+    def test_bad_names_are_found_here(self, soup: Soup, server: Server, folder: Path, extra: list[str]) -> None:
+        assert soup("push", folder, *extra)[0] == 1
+        assert server.requests == []
+
+    @pytest.mark.parametrize("extra", [["--metadata", "novalue"], ["--tag", "Not A Tag"]])
+    def test_bad_extras_are_usage_errors(self, soup: Soup, server: Server, folder: Path, extra: list[str]) -> None:
+        assert soup("push", folder, *extra)[0] == 2
+        assert "POST /v1/adapters" not in server.said()
+
+    def test_one_name_for_two_folders(self, soup: Soup, folder: Path) -> None:
+        assert soup("push", folder, folder, "--name", "a/b")[0] == 2
+
+    def test_waiting_ends_with_what_became_of_the_sample(self, soup: Soup, server: Server, folder: Path) -> None:
+        server.on("POST /v1/adapters", ok({**ADAPTER, "sample_state": "pending", "job": "j1"}, 201))
+        server.on("GET /v1/jobs/j1/events", events(("done", {}))).on("GET /v1/jobs/j1", ok(job()))
+        server.on("GET /v1/adapters/team/law@1", ok(ADAPTER))
+        code, out, _ = soup("push", folder, "--name", "team/law", "--wait", "--json")
+        assert code == 0
+        assert json.loads(out)["sample_state"] == "ready"
+
+    def test_a_sample_that_fails_hides_nothing_that_was_pushed(self, soup: Soup, server: Server, folder: Path) -> None:
+        pending = {**ADAPTER, "sample_state": "pending"}
+        server.on(
+            "POST /v1/adapters",
+            ok({**pending, "job": "j1"}, 201),
+            ok({**pending, "ref": "team/tax@1", "job": "j2"}, 201),
+        )
+        server.on("GET /v1/jobs/j1/events", events(("done", {}))).on("GET /v1/jobs/j2/events", events(("done", {})))
+        error = {"code": "invalid_sample", "message": "A passage has no token."}
+        server.on("GET /v1/jobs/j1", ok(job("failed", error=error))).on("GET /v1/jobs/j2", ok(job()))
+        server.on("GET /v1/adapters/team/tax@1", ok({**ADAPTER, "ref": "team/tax@1"}))
+        code, out, err = soup("push", folder, folder, "--namespace", "team", "--wait")
+        assert (code, out) == (1, "team/law@1\nteam/tax@1\n")
+        assert "team/law@1: Error: A passage has no token." in err
+
+    def test_without_a_sample_it_says_so(self, soup: Soup, server: Server, folder: Path) -> None:
+        server.on("POST /v1/adapters", ok({**ADAPTER, "sample_state": "none"}, 201))
+        assert "not selected" in soup("push", folder)[2]
+        bank = {**ADAPTER, "sample_state": "none", "config": {"method": "adamix"}}
+        server.on("POST /v1/adapters", ok(bank, 201))
+        assert "soup cook --recipe team/law@1" in soup("push", folder)[2]
+
+
+class TestTraining:
+    def test_a_job_that_is_waited_for_is_named(self, soup: Soup, server: Server, sample: Path) -> None:
+        blob = f"sha256:{hashlib.sha256(sample.read_bytes()).hexdigest()}"
+        server.on(f"HEAD /v1/blobs/{blob}", ok({})).on("POST /v1/trainings", ok(job("queued", kind="train"), 202))
+        server.on("GET /v1/jobs/j1/events", events(("done", {})))
+        server.on("GET /v1/jobs/j1", ok(job(result={"adapter": "team/law@1", "warnings": []})))
+        command = ("train", "submit", "--texts", sample, "--name", "team/law", "--base", "tiny")
+        code, out, err = soup(*command)
+        assert (code, out) == (0, "team/law@1\n")
+        assert "soup jobs cancel j1" in err
+        assert soup(*command, "--no-wait") == (0, "j1\n", "")
+
+
+class TestLooking:
+    def test_ls(self, soup: Soup, server: Server) -> None:
+        server.on("GET /v1/adapters", ok({"data": [ADAPTER], "next_cursor": None}))
+        code, out, err = soup("ls", "law", "--kind", "adapter", "--base", "base/tiny")
+        assert (code, err) == (0, "")
+        assert dict(server.requests[0].url.params) == {"q": "law", "kind": "adapter", "base_model": "tiny"}
+        header, row = out.splitlines()
+        assert header.split()[:2] == ["NAME", "KIND"]
+        assert row.startswith("team/law@1  adapter  US law")
+        assert soup("ls", "-q")[1] == "team/law@1\n"
+        assert json.loads(soup("ls", "--json")[1])["data"] == [ADAPTER]
+
+    def test_ls_says_what_is_in_a_union(self, soup: Soup, server: Server) -> None:
+        members = [{"method": "prefix"}, {"method": "bottleneck", "structure": "parallel"}]
+        row = {**ADAPTER, "config": {"method": "union", "members": members}}
+        server.on("GET /v1/adapters", ok({"data": [row], "next_cursor": None}))
+        assert "  prefix + parallel  " in soup("ls")[1]
+
+    def test_ls_of_nothing(self, soup: Soup, server: Server) -> None:
+        server.on("GET /v1/adapters", ok({"data": []}))
+        code, out, err = soup("ls")
+        assert (code, out) == (0, "")
+        assert "soup push" in err
+
+    def test_show(self, soup: Soup, server: Server) -> None:
+        server.on("GET /v1/adapters/team/law", ok(ADAPTER))
+        parents = [{"ref": None, "digest": DIGEST, "weight": "0.5", "retired": True}]
+        lineage = {"parents": parents, "children": [{"ref": "team/s@1", "digest": DIGEST}]}
+        server.on("GET /v1/adapters/team/law@1/lineage", ok(lineage))
+        code, out, _ = soup("show", "team/law")
+        assert code == 0
+        assert "1234" in out
+        assert "20 of 21 passages" in out
+        assert "team/s@1" in out
+        assert "retired" in out
+        assert "\x1b" not in out  # foreign text does not reach the terminal's control sequences
+
+    def test_rm(self, soup: Soup, server: Server) -> None:
+        server.on("DELETE /v1/adapters/team/law", ok({"data": [ADAPTER, {**ADAPTER, "ref": "team/law@2"}]}))
+        code, out, err = soup("rm", "team/law", "team/unknown")
+        assert (code, out) == (1, "team/law@1\nteam/law@2\n")
+        assert err.startswith("team/unknown: Error:")
+
+    def test_pull_refuses_a_filled_directory(self, soup: Soup, server: Server, folder: Path) -> None:
+        code, _, err = soup("pull", "team/law", folder)
+        assert code == 1
+        assert "--force" in err
+        assert server.requests == []
+
+
+class TestChoosing:
+    def test_flags_become_a_selector(self) -> None:
+        assert selector_of(None) is None
+        assert selector_of("gmm", paper=True).model_dump()["mode"] == "paper"  # type: ignore[union-attr]
+        assert selector_of(None, encoder="base").model_dump()["encoder"] == "base"  # type: ignore[union-attr]
+        spec = selector_of("gmm", parameters=["covariance=diag", "dimensions=16"])
+        assert (spec.covariance, spec.dimensions) == ("diag", 16)  # type: ignore[union-attr]
+
+    @pytest.mark.parametrize(
+        "flags",
+        [["--selector", "uniform", "--paper"], ["--selector", "gmm", "--encoder", "sbert"], ["--set", "odd=1"],
+         ["--paper", "--encoder", "base"], ["--set", "covariance=odd"], ["--set", "x"], ["--pool-tag", "Not A Tag"]],
+    )  # fmt: skip
+    def test_contradictions_are_usage_errors(self, soup: Soup, server: Server, sample: Path, flags: list[str]) -> None:
+        code, _, err = soup("select", "--sample", sample, *flags)
+        assert code == 2, err
+        assert server.requests == []
+
+    @pytest.mark.parametrize(
+        ("text", "value"),
+        [
+            ("1", 1),
+            ("1.5", 1.5),
+            ("true", True),
+            ("null", None),
+            ("NaN", "NaN"),
+            ("a=b", "a=b"),
+            ("[1]", "[1]"),
+            ("", ""),
+        ],
+    )
+    def test_values(self, text: str, value: object) -> None:
+        assert key_values([f"k={text}"], "--x") == {"k": value}
+
+    def test_select_explains_itself(self, soup: Soup, server: Server, sample: Path) -> None:
+        answer = {"object": "selection", "selection": SELECTION, "sample": {"notes": ["3 sequences"]}, "selector": "s"}
+        server.on("POST /v1/select", ok(answer))
+        narrowed = ("--pool-tag", "v2", "--pool-method", "lora")
+        code, out, err = soup("select", "--sample", sample, "--paper", "--max-ingredients", "2", *narrowed)
+        assert code == 0
+        assert "below 0.1" in out
+        assert "few units" in err
+        assert "percentile" in err
+        body = server.body()
+        assert body["selector"]["mode"] == "paper"
+        assert body["options"]["max_ingredients"] == 2
+        assert body["pool"] == {"tag": "v2", "method": "lora", "include_soups": False}
+        assert body["sample"]["texts"] == ["passage 0", "passage 1", "passage 2"]
+
+    def test_fit(self, soup: Soup, server: Server) -> None:
+        fitted = {"object": "selector", "id": "sel-1", "domains": 4, "report": {"domains": 4, "held_out_accuracy": 0.9}}
+        server.on("POST /v1/selectors", ok(fitted, 201))
+        code, out, err = soup("fit", "--selector", "cosine", "--encoder", "base")
+        assert (code, out) == (0, "sel-1\n")
+        assert "held_out_accuracy" in err
+        assert err.count("domains") == 1
+        assert server.body()["selector"] == {"kind": "cosine", "encoder": "base", "seed": 0}
+
+
+class TestCook:
+    def test_the_model_is_the_data(self, soup: Soup, server: Server, sample: Path) -> None:
+        server.on("POST /v1/soups", ok(SOUP, 201))
+        code, out, err = soup("cook", "--sample", sample, "--no-verify", "--name", "team/soup", "--single")
+        assert (code, out) == (0, "team/soup@1\n")
+        assert "US law" in err
+        assert "-0.1000 (standard error 0.0100)" in err
+        body = server.body()
+        assert (body["verify"], body["name"], body["options"]["single"]) == (False, "team/soup", True)
+        assert "selector" not in body
+
+    def test_abstaining_is_an_answer(self, soup: Soup, server: Server, sample: Path) -> None:
+        answer = {**SOUP, "abstained": True, "model": "base/tiny", "reason": "It does not help."}
+        server.on("POST /v1/soups", ok(answer))
+        code, out, err = soup("cook", "--sample", sample)
+        assert (code, out) == (0, "base/tiny\n")
+        assert "It does not help." in err
+
+    def test_by_hand(self, soup: Soup, server: Server) -> None:
+        server.on("POST /v1/soups", ok({**SOUP, "selection": None, "verification": None}))
+        code, _, _ = soup("cook", "--recipe", "team/a@2=0.25, team/b", "--assume-same-init", "--scale", "1.50")
+        assert code == 0
+        body = server.body()
+        assert body["recipe"]["ingredients"] == [{"ref": "team/a@2", "weight": 0.25}, {"ref": "team/b", "weight": 1.0}]
+        assert body["mixing"] == {"method": "auto", "scale": "1.5", "assume_same_init": True}
+
+    def test_how_to_mix(self, soup: Soup, server: Server) -> None:
+        report = {"relative_cost": 1.2, "width_out": 16, "residual": 3e-8, "notes": []}
+        answer = {**SOUP, "reason": "2 adapters by concat.", "report": report}
+        server.on("POST /v1/soups", ok(answer))
+        code, _, err = soup("cook", "--recipe", "team/a,team/b", "--mixing", "concat", "--max-width", "16")
+        assert code == 0
+        assert server.body()["mixing"] == {"method": "concat", "scale": "1"}
+        assert server.body()["max_width"] == 16
+        server.on("POST /v1/soups", ok({**answer, "reason": "team/a@1 alone.", "report": {**report, "members": 1}}))
+        assert soup("cook", "--recipe", "team/a")[2].splitlines()[-1] == "team/a@1 alone."
+        assert "2 adapters by concat. (1.20 times the cost of one adapter, width 16, 3e-08 from the exact" in err
+
+    def test_a_rule_for_masks_asks_for_an_average(self, soup: Soup, server: Server) -> None:
+        server.on("POST /v1/soups", ok({**SOUP, "selection": None, "verification": None}))
+        assert soup("cook", "--recipe", "team/a,team/b", "--masks", "intersect")[0] == 0
+        mixing = {"method": "average", "scale": "1", "assume_same_init": False, "masks": "intersect"}
+        assert server.body()["mixing"] == mixing
+
+    @pytest.mark.parametrize(
+        ("flags", "about"),
+        [
+            (("--mixing", "concat", "--assume-same-init"), "--assume-same-init"),
+            (("--mixing", "average", "--max-width", "9"), "--max-width"),
+            (("--max-width", "0"), "--max-width"),
+            (("--mixing", "blend"), "--mixing"),
+            (("--mixing", "concat", "--masks", "union"), "--masks"),
+            (("--masks", "xor"), "--masks"),
+        ],
+    )
+    def test_ways_to_mix_that_are_none(self, soup: Soup, server: Server, flags: tuple[str, ...], about: str) -> None:
+        code, _, err = soup("cook", "--recipe", "team/a,team/b", *flags)
+        assert code == 2
+        assert about in err
+        assert server.requests == []
+
+    @pytest.mark.parametrize("recipe", ["", ",", "a=x", "a=-1", "a=nan", "a=inf", "a="])
+    def test_recipes_that_are_none(self, soup: Soup, server: Server, recipe: str) -> None:
+        assert soup("cook", "--recipe", recipe)[0] == 2
+        assert server.requests == []
+
+    def test_a_recipe_leaves_nothing_to_select(self, soup: Soup) -> None:
+        assert soup("cook", "--recipe", "a=1", "--pool-method", "lora")[0] == 2
+        assert soup("cook", "--recipe", "a/b=1", "--paper")[0] == 2
+
+    def test_scale_that_is_none(self, soup: Soup) -> None:
+        code, _, err = soup("cook", "--recipe", "a/b=1", "--scale", "wide")
+        assert code == 2
+        assert "must be a number" in err
+
+    def test_not_waiting(self, soup: Soup, server: Server, sample: Path) -> None:
+        server.on("POST /v1/soups", ok(job("queued"), 202))
+        code, out, err = soup("cook", "--sample", sample, "--no-wait")
+        assert (code, out) == (0, "j1\n")
+        assert "soup jobs watch j1" in err
+
+    def test_refs_may_hold_a_digest(self) -> None:
+        assert parse_recipe(f"{DIGEST}=2").ingredients[0].ref == DIGEST
+
+
+class TestCompare:
+    def cook(self, request: httpx2.Request) -> httpx2.Response:
+        body = json.loads(request.content)
+        kind, single = (body.get("selector") or {}).get("kind"), body["options"]["single"]
+        if body["verify"]:
+            return ok({**SOUP, "abstained": True, "model": "base/tiny", "reason": "No gain."})
+        if kind == "uniform":
+            return refusal(422, "incompatible", "Two initialisations.")
+        return ok({**SOUP, "model": "team/law@1" if single else f"team/{kind}@1"})
+
+    def score(self, request: httpx2.Request) -> httpx2.Response:
+        body = json.loads(request.content)
+        against = {"difference": -0.25, "standard_error": 0.125} if body.get("baseline") else None
+        return ok({"perplexity": 10.0, "mean_nll": 2.3, "tokens": 77, "texts": [], "baseline": against})
+
+    def test_every_strategy_beside_the_base(self, soup: Soup, server: Server, sample: Path) -> None:
+        server.on("POST /v1/soups", self.cook).on("POST /v1/perplexity", self.score)
+        code, out, err = soup("compare", "--sample", sample, "--test", sample)
+        assert code == 3  # one strategy could not be cooked; the others are there all the same
+        assert "Two initialisations." in err
+        lines = out.splitlines()
+        assert len(lines) == 2 + len(compare.STRATEGIES)
+        assert lines[1].split()[:2] == ["base", "10.00"]
+        assert "-0.2500 ± 0.1250" in lines[2]
+        assert "failed" in lines[8]
+        assert "abstained: the base" in lines[9]
+        scored = [json.loads(r.content)["model"] for r in server.requests if r.url.path == "/v1/perplexity"]
+        assert sorted(scored) == sorted(set(scored)) == ["base/tiny", "team/cosine@1", "team/gmm@1", "team/law@1"]
+
+    def test_only_the_last_row_is_verified(self, soup: Soup, server: Server, sample: Path) -> None:
+        server.on("POST /v1/soups", self.cook).on("POST /v1/perplexity", self.score)
+        soup("compare", "--sample", sample, "--test", sample, "--json")
+        asked = [json.loads(r.content) for r in server.requests if r.url.path == "/v1/soups"]
+        assert [body["verify"] for body in asked] == [False] * 7 + [True]
+        modes = [((body.get("selector") or {}).get("kind"), (body.get("selector") or {}).get("mode"),
+                  body["options"]["single"]) for body in asked]  # fmt: skip
+        assert len(set(modes)) == len(modes)
+
+    def test_a_soup_that_costs_more_than_one_adapter_says_so(self, soup: Soup, server: Server, sample: Path) -> None:
+        chosen = [{"domain": name, "weight": "0.5"} for name in ("law", "zoo")]
+        answer = {**SOUP, "recipe": {"mixing": {"method": "concat"}}, "selection": {"selected": chosen}}
+        server.on("POST /v1/soups", ok(answer)).on("POST /v1/perplexity", self.score)
+        _, out, _ = soup("compare", "--sample", sample, "--test", sample, "--base", "tiny")
+        assert "law 0.50, zoo 0.50 (concat)" in out
+
+    def test_json(self, soup: Soup, server: Server, sample: Path) -> None:
+        server.on("POST /v1/soups", self.cook).on("POST /v1/perplexity", self.score)
+        result = json.loads(soup("compare", "--sample", sample, "--test", sample, "--base", "tiny", "--json")[1])
+        assert (result["base"], result["tokens"], result["passages"]) == ("base/tiny", 77, 3)
+        assert [row["strategy"] for row in result["rows"]] == ["base", *[s.name for s in compare.STRATEGIES]]
+        assert result["rows"][7]["error"]["code"] == "incompatible"
+
+    def test_nothing_can_be_cooked(self, soup: Soup, server: Server, sample: Path) -> None:
+        server.on("POST /v1/soups", refusal(400, "invalid_parameter", "The pool is empty."))
+        code, out, err = soup("compare", "--sample", sample, "--test", sample)
+        assert (code, out) == (1, "")
+        assert "The pool is empty." in err
+
+
+class TestInference:
+    def completion(self, text: str) -> dict[str, Any]:
+        return {"choices": [{"text": text}]}
+
+    def test_generate(self, soup: Soup, server: Server) -> None:
+        server.on("POST /v1/completions", ok(self.completion(" and on")))
+        code, out, _ = soup(
+            "generate", "team/law", "On", "--max-tokens", 5, "--temperature", 0, "--stop", "a", "--seed", 1
+        )
+        assert (code, out) == (0, " and on\n")
+        assert server.body() == {
+            "model": "team/law", "prompt": "On", "max_tokens": 5, "temperature": 0, "stop": ["a"], "seed": 1,
+        }  # fmt: skip
+
+    def test_generate_streams(self, soup: Soup, server: Server) -> None:
+        chunks = [("message", self.completion(text)) for text in ("a", "b")]
+        server.on("POST /v1/completions", lambda _: events(*chunks, tail="data: [DONE]\n\n"))
+        assert soup("generate", "team/law", "x", "--stream")[1] == "ab\n"
+        lines = soup("generate", "team/law", "x", "--stream", "--json")[1].splitlines()
+        assert [json.loads(line) for line in lines] == [chunk for _, chunk in chunks]
+
+    def test_the_prompt_from_stdin(self, soup: Soup, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sys, "stdin", io.StringIO("from stdin"))
+        server.on("POST /v1/completions", ok(self.completion("x")))
+        soup("generate", "team/law", "-")
+        assert server.body()["prompt"] == "from stdin"
+
+    def test_ppl(self, soup: Soup, server: Server, sample: Path) -> None:
+        answer = {
+            "perplexity": 12.5, "mean_nll": 2.5257, "standard_error": 0.01, "bits_per_byte": 1.1, "tokens": 30,
+            "texts": [{}] * 3, "baseline": {"perplexity": 14.0, "difference": -0.11, "standard_error": 0.02},
+        }  # fmt: skip
+        server.on("POST /v1/perplexity", ok(answer))
+        code, out, _ = soup("ppl", "team/law", "--texts", sample, "--baseline", "base/tiny")
+        assert code == 0
+        assert "12.50" in out
+        assert "-0.1100 (paired standard error 0.0200)" in out
+        assert "30 in 3 texts" in out
+        assert server.body()["baseline"] == "base/tiny"
+        assert json.loads(soup("ppl", "team/law", "--texts", sample, "--json")[1]) == answer
+
+
+class TestKeysAndJobs:
+    def test_the_secret_is_the_data(self, soup: Soup, server: Server) -> None:
+        server.on("POST /v1/keys", ok({"id": "k1", "secret": "sk-soup-secret"}, 201))
+        code, out, err = soup("keys", "create", "ci", "--scope", "read", "--scope", "infer", "--namespace", "team")
+        assert (code, out) == (0, "sk-soup-secret\n")
+        assert "sk-soup-secret" not in err
+        assert server.body() == {"name": "ci", "scopes": ["read", "infer"], "namespaces": ["team"]}
+        soup("keys", "create", "all")
+        assert server.body() == {"name": "all", "scopes": ["read", "write", "infer"], "namespaces": None}
+
+    def test_list_and_revoke(self, soup: Soup, server: Server) -> None:
+        key = {"id": "k1", "name": "ci", "prefix": "sk-soup-abcd", "namespaces": None, "scopes": ["read"],
+               "created_at": "2026-01-02T03:04:05Z", "revoked_at": None}  # fmt: skip
+        server.on("GET /v1/keys", ok({"data": [key]})).on("DELETE /v1/keys/k1", ok(key))
+        assert "k1  ci    sk-soup-abcd  all" in soup("keys", "ls")[1]
+        assert soup("keys", "rm", "k1")[1] == "k1\n"
+        assert json.loads(soup("keys", "rm", "k1", "--json")[1]) == key
+
+    def test_jobs(self, soup: Soup, server: Server) -> None:
+        running = job(
+            "running", progress={"done": 1, "total": 4, "message": "embedding"}, created_at="2026-01-02T03:04"
+        )
+        server.on("GET /v1/jobs", ok({"data": [running]})).on("GET /v1/jobs/j1", ok(running))
+        server.on("POST /v1/jobs/j1/cancel", ok(job("cancelled")))
+        assert "1/4 embedding" in soup("jobs", "ls", "--state", "running")[1]
+        assert server.requests[0].url.params["state"] == "running"
+        assert "running" in soup("jobs", "show", "j1")[1]
+        assert "cancelled" in soup("jobs", "cancel", "j1")[1]
+
+    def test_watching_fails_as_the_job_does(self, soup: Soup, server: Server) -> None:
+        error = {"code": "incompatible", "message": "They differ.", "problems": []}
+        server.on("GET /v1/jobs/j1/events", events(("done", {})))
+        server.on("GET /v1/jobs/j1", ok(job("failed", error=error)))
+        code, _, err = soup("jobs", "watch", "j1")
+        assert code == 3
+        assert "They differ." in err
+
+
+class TestOutput:
+    def test_columns(self) -> None:
+        text = columns(("name", "n"), [("a", 5), ("long", 12.345), ("x", None)])
+        assert text.splitlines() == ["NAME      N", "a         5", "long  12.35", "x         -"]
+        assert columns(("name",), []) == "NAME"
+
+    def test_progress_is_for_terminals(
+        self, soup: Soup, server: Server, sample: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        server.on("POST /v1/soups", lambda _: ok(job("queued"), 202))
+        progress = {"done": 1, "total": 4, "message": "scoring"}
+        server.on("GET /v1/jobs/j1/events", lambda _: events(("progress", progress), ("done", {})))
+        cooked = {**SOUP, "abstained": True, "selection": None, "verification": None, "evidence": {}}
+        server.on("GET /v1/jobs/j1", lambda _: ok(job(result=cooked)))
+        assert "scoring" not in soup("cook", "--sample", sample)[2]
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+        monkeypatch.setenv("TERM", "xterm")
+        code, out, _ = soup("cook", "--sample", sample)
+        assert (code, out) == (0, "team/soup@1\n")

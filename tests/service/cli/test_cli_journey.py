@@ -1,0 +1,230 @@
+"""The main job by the command line over a real port: push, fit, select, cook, compare, use, pull, retire."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from registry.formats import WEIGHTS_FILE, read_folder, write_folder
+from registry.spec import Provenance
+from service.cli import app as cli
+from tests.postgres import KINDS
+from tests.service.worlds import CONFIG, Live, adapter_weights, write_bases
+
+DATABASES = KINDS
+
+INIT = "sha256:" + "d" * 64
+WORDS = {
+    "law": "court contract void judge appeal statute plaintiff consideration damages clause tort evidence",
+    "cooking": "onion butter golden stir oven flour simmer garlic pepper broth dough whisk",
+    "code": "def return import class lambda yield argv print range list dict tuple",
+    "sailing": "anchor tide mast wind harbour knot keel rudder sail deck hull bay",
+}
+Soup = Callable[..., tuple[int, str, str]]
+
+
+def passages(domain: str, count: int = 30) -> list[str]:
+    words = WORDS[domain].split()
+    return [" ".join(words[(i * 7 + j * (1 + i % 5)) % len(words)] for j in range(9)) + f" {i}." for i in range(count)]
+
+
+@pytest.fixture(scope="module")
+def folders(live: Live, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("adapters")
+    for seed, domain in enumerate(("law", "cooking", "code", "sailing")):
+        write_folder(
+            root / domain, config=CONFIG, domain=domain, weights=adapter_weights(live.world.runtime, seed=seed),
+            base_model="tiny", texts=passages(domain), provenance=Provenance(init_hash=INIT, init_source="declared"),
+        )  # fmt: skip
+    return root
+
+
+@pytest.fixture
+def soup(live: Live, capsys: pytest.CaptureFixture[str]) -> Soup:
+    def run(*args: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = cli.run([*[str(arg) for arg in args], "--url", live.url, "--key", live.world.admin])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("texts")
+    (root / "sample.txt").write_text("\n\n".join(passages("law", 40)[10:]))
+    (root / "test.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in passages("law", 36)[30:]))
+    return {"sample": root / "sample.txt", "test": root / "test.jsonl"}
+
+
+class TestJourney:
+    """In this order, on one server."""
+
+    def test_push(self, soup: Soup, folders: Path) -> None:
+        code, out, err = soup("push", *sorted(folders.iterdir()), "--namespace", "team", "--tag", "v1", "--wait")
+        assert code == 0, err
+        assert out.split() == ["team/code@1", "team/cooking@1", "team/law@1", "team/sailing@1"]
+        assert soup("push", folders / "law", "--name", "team/law", "--tag", "v1")[:2] == (0, "team/law@1\n")
+
+    def test_look(self, soup: Soup) -> None:
+        code, out, _ = soup("ls", "--json", "--tag", "v1")
+        rows = json.loads(out)["data"]
+        assert code == 0
+        assert {row["domain"]: row["sample_state"] for row in rows} == dict.fromkeys(WORDS, "ready")
+        assert "20 of" not in soup("show", "team/law")[1]
+        assert "30 of 30 passages" in soup("show", "team/law")[1]
+
+    def test_fit_and_select(self, soup: Soup, texts: dict[str, Path]) -> None:
+        code, out, err = soup("fit", "--selector", "gmm", "--set", "dimensions=8")
+        assert code == 0, err
+        assert out.startswith("sel-")
+        code, out, err = soup("select", "--sample", texts["sample"], "--selector", "cosine", "--json")
+        assert code == 0, err
+        selection = json.loads(out)["selection"]
+        assert {row["domain"] for row in [*selection["selected"], *selection["left_out"]]} == set(WORDS)
+        assert max(selection["scores"], key=lambda domain: selection["scores"][domain]) == "law"
+
+    def test_cook_and_use(self, soup: Soup, texts: dict[str, Path], tmp_path: Path) -> None:
+        command = ("cook", "--recipe", "team/law=3,team/cooking=1", "--name", "team/mixed", "--no-verify")
+        code, out, err = soup(*command)
+        assert (code, out) == (0, "team/mixed@1\n"), err
+        assert soup(*command)[1] == out  # cooked before
+        lineage = json.loads(soup("show", "team/mixed", "--json")[1])["lineage"]
+        assert sorted((p["ref"], p["weight"]) for p in lineage["parents"]) == [
+            ("team/cooking@1", "0.25"), ("team/law@1", "0.75"),
+        ]  # fmt: skip
+        answer = json.loads(soup("ppl", "team/mixed", "--texts", texts["test"], "--baseline", "base/tiny", "--json")[1])
+        assert len(answer["texts"]) == 6
+        assert answer["baseline"]["difference"] != 0
+        whole = soup("generate", "team/mixed", "The court", "--temperature", 0, "--max-tokens", 8)[1]
+        streamed = soup("generate", "team/mixed", "The court", "--temperature", 0, "--max-tokens", 8, "--stream")[1]
+        assert whole == streamed
+        assert whole.strip("\n")
+
+        code, out, err = soup("pull", "team/mixed", tmp_path / "mixed")
+        assert code == 0, err
+        folder = read_folder(tmp_path / "mixed")
+        assert folder.provenance.init_hash == INIT  # averaging keeps the initialisation
+        assert (tmp_path / "mixed" / WEIGHTS_FILE).stat().st_size > 0
+        assert 'base_model_relation: "merge"' in (tmp_path / "mixed" / "README.md").read_text()
+        again = soup("push", tmp_path / "mixed", "--name", "team/copy", "--json")[1]
+        assert json.loads(again)["digest"] == json.loads(soup("show", "team/mixed", "--json")[1])["digest"]
+
+    def test_cook_from_a_sample(self, soup: Soup, texts: dict[str, Path]) -> None:
+        code, out, err = soup("cook", "--sample", texts["sample"], "--selector", "cosine", "--single", "--no-verify")
+        assert (code, out) == (0, "team/law@1\n"), err
+        code, out, err = soup("cook", "--sample", texts["sample"], "--selector", "uniform", "--pool-tag", "v1")
+        assert code == 0, err
+        assert "standard error" in err  # verified on the sample
+        assert out.strip() == "base/tiny" or out.startswith("default/soup-")
+
+    def test_compare(self, soup: Soup, texts: dict[str, Path]) -> None:
+        code, out, err = soup("compare", "--sample", texts["sample"], "--test", texts["test"], "--json")
+        assert code == 0, err
+        rows = {row["strategy"]: row for row in json.loads(out)["rows"]}
+        assert rows["base"]["difference"] == 0
+        assert rows["single, cosine"]["model"] == "team/law@1"
+        assert len(rows["uniform soup"]["ingredients"]) == 4  # soups are no part of a pool
+        for row in rows.values():
+            if row["abstained"]:
+                assert row["perplexity"] == rows["base"]["perplexity"]
+
+    def test_incompatible_initialisations_are_3(self, soup: Soup, folders: Path, tmp_path: Path) -> None:
+        law = read_folder(folders / "law")
+        write_folder(tmp_path / "odd", config=law.config, domain="odd", weights=law.weights.read_bytes(),
+                     base_model="tiny")  # fmt: skip
+        assert soup("push", tmp_path / "odd", "--namespace", "odd")[0] == 0
+        code, out, err = soup("cook", "--recipe", "odd/odd=1,team/cooking=1", "--mixing", "average", "--no-verify")
+        assert (code, out) == (3, "")
+        assert "init" in err
+
+    def test_keys(self, soup: Soup, live: Live, capsys: pytest.CaptureFixture[str]) -> None:
+        secret = soup("keys", "create", "reader", "--scope", "read", "--namespace", "other")[1].strip()
+        assert cli.run(["ls", "--quiet", "--url", live.url, "--key", secret]) == 0
+        assert capsys.readouterr().out == ""
+        assert cli.run(["rm", "team/law", "--url", live.url, "--key", secret]) == 1
+        key_id = next(k["id"] for k in json.loads(soup("keys", "ls", "--json")[1])["data"] if k["name"] == "reader")
+        assert soup("keys", "rm", key_id)[0] == 0
+        assert cli.run(["ls", "--url", live.url, "--key", secret]) == 1
+        assert "revoked" in capsys.readouterr().err
+
+    def test_jobs(self, soup: Soup) -> None:
+        jobs = json.loads(soup("jobs", "ls", "--json")[1])["data"]
+        assert {"embed", "fit", "cook"} <= {job["kind"] for job in jobs}
+        assert soup("jobs", "watch", jobs[0]["id"])[0] in (0, 3)
+
+    def test_retire(self, soup: Soup, texts: dict[str, Path]) -> None:
+        assert soup("rm", "team/code@1")[:2] == (0, "team/code@1\n")
+        code, _, err = soup("generate", "team/code", "x")
+        assert code == 1
+        assert "retired" in err
+        assert "team/code@1" not in soup("ls", "-q")[1]
+
+
+class TestServe:
+    """`soup serve` as people start it: a process of its own."""
+
+    def test_it_prints_its_address_serves_and_stops_clean(
+        self, tiny_base_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        bases = write_bases(tmp_path / "bases.toml", {"tiny": tiny_base_dir})
+        data = tmp_path / "data"
+        monkeypatch.delenv("SOUP_KEY", raising=False)
+        monkeypatch.setenv("SOUP_DATA", str(data))
+        command = [sys.executable, "-m", "service.cli", "serve", "--bases", str(bases), "--port", "0", "--json"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            try:
+                said = json.loads(process.stdout.readline())
+                assert said["admin_key"] == str(data / "admin.key")
+                assert (data / "admin.key").stat().st_mode & 0o777 == 0o600
+                assert cli.run(["generate", "base/tiny", "The", "--url", said["url"], "--max-tokens", "2"]) == 0
+                capsys.readouterr()
+                assert cli.run(["serve", "--port", said["url"].rpartition(":")[2]]) == 1
+                assert "--port" in capsys.readouterr().err
+                assert cli.run(["migrate"]) == 1
+                assert "in use by another server" in capsys.readouterr().err
+            finally:
+                process.send_signal(signal.SIGTERM)
+                _, log = process.communicate(timeout=60)
+        assert process.returncode == 0, log
+        assert "Traceback" not in log
+        assert cli.run(["migrate", "--json"]) == 0  # the folder was given back, its schema is this version's
+        done = json.loads(capsys.readouterr().out)
+        assert done["before"] == done["after"]
+        assert done["backup"] is None
+
+    @pytest.mark.parametrize(
+        ("flags", "says"),
+        [
+            (["--bases", "nowhere.toml"], "nowhere.toml"),
+            (["--host", "256.0.0.1"], "256.0.0.1"),
+        ],
+    )
+    def test_what_it_cannot_do_is_one_sentence(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], says: str
+    ) -> None:
+        command = [sys.executable, "-m", "service.cli", "serve", "--data", str(tmp_path / "d"), "--port", "0", *flags]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+        assert done.returncode == 1
+        assert done.stdout == ""
+        assert says in done.stderr
+        assert "Traceback" not in done.stderr
+
+    def test_a_new_database_is_made(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli.run(["migrate", "--data", str(tmp_path / "d")]) == 0
+        said = capsys.readouterr()
+        assert said.out.strip()
+        assert "From nothing" in said.err
+
+    @pytest.mark.parametrize("url", ["nonsense", "oracle://x/y", "sqlite:////nowhere/at/all.db"])
+    def test_a_database_that_is_none(self, tmp_path: Path, capsys: pytest.CaptureFixture[str], url: str) -> None:
+        assert cli.run(["migrate", "--data", str(tmp_path / "d"), "--database-url", url]) == 1
+        assert "SOUP_DATABASE_URL" in capsys.readouterr().err

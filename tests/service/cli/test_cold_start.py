@@ -1,0 +1,42 @@
+"""What starts at once: the command line and the client load nothing heavy."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = {"torch", "transformers", "sklearn", "scipy", "sqlalchemy", "sentence_transformers", "fastapi", "numpy", "rich"}
+HELP = "from service.cli import run; import sys; code = run({args!r}); assert code == 0, code"
+
+
+def loaded(program: str) -> set[str]:
+    """The heavy top-level packages that a program loads in a fresh interpreter."""
+    program += "\nimport sys; print('\\n' + ' '.join(sorted({name.split('.')[0] for name in sys.modules})))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.splitlines()[-1].split()) & HEAVY
+
+
+@pytest.mark.parametrize(
+    "module", ["service.client.client", "service.client.transfer", "service.cli.app", "service.settings"]
+)
+def test_modules(module: str) -> None:
+    assert loaded(f"import {module}") == set()
+
+
+@pytest.mark.parametrize(
+    "args", [["--help"], ["push", "--help"], ["serve", "--help"], ["cook", "--help"], ["train", "--help"]]
+)
+def test_help(args: list[str]) -> None:
+    assert loaded(HELP.format(args=args)) == set()
+
+
+def test_a_verb_that_finds_no_server() -> None:
+    program = "from service.cli import run; assert run(['ls', '--url', 'http://127.0.0.1:9', '--key', 'k']) == 1"
+    assert loaded(program) == set()
+
+
+def test_the_guard_sees_what_it_guards_against() -> None:
+    assert loaded("import numpy") == {"numpy"}

@@ -1,0 +1,32 @@
+"""What a failure says to people at a command line."""
+
+import pytest
+
+from registry.errors import Busy, Incompatible, InvalidParameter, SoupError
+from service.cli.failures import exit_code, explain, worst_code
+
+
+@pytest.mark.parametrize(
+    ("message", "hinted"),
+    [
+        ("Several base models are here: give base_model.", True),
+        ("base_model 'x' is not one of small.", True),
+        ("Every snip score of base_model.model.transformer.h.0.attn.c_attn.lora_A.weight is 0.", False),
+        ("The fields my_base_model and base_models are not known.", False),
+    ],
+)
+def test_a_flag_is_named_where_the_field_is_and_not_where_a_tensor_is_called_like_it(message, hinted):
+    assert ("base_model is --base" in explain(InvalidParameter(message))) is hinted
+
+
+def test_every_problem_is_shown_once():
+    said = explain(InvalidParameter("Two things: one.", problems=["one", "another"]))
+    assert said.splitlines() == ["Error: Two things: one.", "  - another"]
+
+
+def test_codes():
+    several: list[SoupError] = [Incompatible("no"), Busy("later")]
+    assert [exit_code(one) for one in several] == [3, 1]
+    assert worst_code(several) == 1
+    assert worst_code(several[:1]) == 3
+    assert worst_code([]) == 0

@@ -1,0 +1,524 @@
+"""The client against a server of a few lines: errors, retries, uploads, paging, jobs, directories."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from registry import errors
+from registry.errors import (
+    Busy,
+    Cancelled,
+    Conflict,
+    DigestMismatch,
+    Incompatible,
+    InvalidName,
+    InvalidParameter,
+    InvalidSample,
+    NotFound,
+    SoupError,
+    Unauthenticated,
+    Unavailable,
+)
+from registry.formats import CONFIG_FILE, SAMPLES_FILE, WEIGHTS_FILE, EmbeddingsNote, read_folder, write_folder
+from registry.names import sha256_digest
+from registry.spec import BottleneckConfig, CookRequest, GmmSpec, SampleSource
+from service.client import samples
+from service.client.client import SoupClient
+from service.client.samples import read_texts
+from service.client.transfer import pull_folder, push_folder
+from tests.service.scripted import Server, events, job, ok, refusal
+
+CONFIG = BottleneckConfig(structure="bapna_firat", bottleneck=4, activation="relu")
+DIGEST = "sha256:" + "b" * 64
+
+
+class TestErrors:
+    @pytest.mark.parametrize("code", sorted(errors.BY_CODE))
+    def test_every_code_comes_back_as_its_class(self, code: str) -> None:
+        server = Server().on("GET /v1/keys", refusal(400, code, "One sentence.", param="x", problems=["a", "b"]))
+        with pytest.raises(SoupError) as caught:
+            server.client().keys()
+        assert type(caught.value) is errors.BY_CODE[code]
+        assert (caught.value.message, caught.value.param) == ("One sentence.", "x")
+        assert caught.value.problems == ("a", "b")
+
+    @pytest.mark.parametrize(
+        ("status", "kind"), [(401, Unauthenticated), (404, NotFound), (429, Busy), (502, Unavailable), (418, SoupError)]
+    )
+    def test_answers_that_are_not_ours(self, status: int, kind: type[SoupError]) -> None:
+        server = Server().on("DELETE /v1/keys/k", httpx2.Response(status, text="<html>a proxy</html>"))
+        server.answers["DELETE /v1/keys/k"] = httpx2.Response(status, text="<html>", headers={"retry-after": "999"})
+        with pytest.raises(SoupError, match=str(status)) as caught:
+            server.client().revoke_key("k")
+        assert type(caught.value) is kind
+
+    def test_a_code_of_a_newer_server_keeps_its_sentence(self) -> None:
+        server = Server().on("GET /v1/keys", refusal(404, "brand_new", "A new sentence."))
+        with pytest.raises(NotFound, match="A new sentence"):
+            server.client().keys()
+
+    @pytest.mark.parametrize(
+        ("failure", "says"),
+        [
+            (httpx2.ConnectError("refused"), "is the server running.*soup serve"),
+            (httpx2.ReadTimeout("slow"), "SOUP_TIMEOUT"),
+            (httpx2.RemoteProtocolError("cut"), "broke"),
+        ],
+    )
+    def test_a_broken_network(self, failure: Exception, says: str) -> None:
+        def fail(_: httpx2.Request) -> httpx2.Response:
+            raise failure
+
+        with pytest.raises(Unavailable, match=says):
+            Server().on("GET /v1/keys", fail).client().keys()
+
+    def test_another_kind_of_server(self) -> None:
+        server = Server().on("GET /readyz", httpx2.Response(200, text="<html>"))
+        with pytest.raises(Unavailable, match="something else than JSON"):
+            server.client().ready()
+
+    @pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://x", "http://", "http://[::1", "file:///etc/passwd"])
+    def test_addresses_that_are_none(self, url: str) -> None:
+        with pytest.raises(InvalidParameter, match="http://host:port"):
+            SoupClient(url)
+
+    def test_the_key_travels_in_the_header(self) -> None:
+        server = Server().on("GET /readyz", ok({}))
+        server.client().ready()
+        assert server.requests[0].headers["authorization"] == "Bearer sk-soup-x"
+
+    @pytest.mark.parametrize("ref", ["law", "team/law@", "a/b/c", "../x/y", "team/law?x=1", "v1/keys", "team/a@b/c"])
+    def test_names_that_are_none_never_leave(self, ref: str) -> None:
+        server = Server()
+        with pytest.raises(InvalidName):
+            server.client().adapter(ref)
+        assert server.requests == []
+
+    def test_a_base_model_is_no_adapter(self) -> None:
+        with pytest.raises(InvalidParameter, match="base model"):
+            Server().client().adapter("base/small")
+
+
+class TestRetries:
+    def busy(self, pause: str) -> httpx2.Response:
+        return refusal(429, "busy", "The queue is full.", headers={"retry-after": pause})
+
+    def test_a_full_queue_is_waited_for_as_asked(self) -> None:
+        server = Server().on("POST /v1/perplexity", self.busy("2"), self.busy("3"), ok({"perplexity": 1.0}))
+        assert server.client().perplexity("base/x", ["a"]) == {"perplexity": 1.0}
+        assert server.pauses == [2, 3]
+
+    def test_not_for_ever(self) -> None:
+        server = Server().on("GET /v1/keys", self.busy("1"))
+        with pytest.raises(Busy):
+            server.client().keys()
+        assert len(server.requests) == 6
+
+    def test_not_for_an_hour(self) -> None:
+        server = Server().on("GET /v1/keys", self.busy("3600"))
+        with pytest.raises(Busy) as caught:
+            server.client().keys()
+        assert caught.value.retry_after == 3600
+        assert server.pauses == []
+
+    def test_making_a_key_is_not_repeated(self) -> None:
+        server = Server().on("POST /v1/keys", self.busy("1"))
+        with pytest.raises(Busy):
+            server.client().create_key("x", scopes=["read"])
+        assert len(server.requests) == 1
+
+    def test_other_errors_are_not_repeated(self) -> None:
+        server = Server().on("GET /v1/keys", refusal(503, "unavailable", "No."))
+        with pytest.raises(Unavailable):
+            server.client().keys()
+        assert len(server.requests) == 1
+
+
+class TestUpload:
+    def test_what_is_there_is_not_sent(self) -> None:
+        digest = sha256_digest(b"data")
+        server = Server().on(f"HEAD /v1/blobs/{digest}", httpx2.Response(200))
+        assert server.client().upload(b"data") == digest
+        assert server.said() == [f"HEAD /v1/blobs/{digest}"]
+
+    def test_a_file_is_streamed_with_its_length(self, tmp_path: Path) -> None:
+        file = tmp_path / "big"
+        data = bytes(range(256)) * 10_000
+        file.write_bytes(data)
+        digest = sha256_digest(data)
+        server = Server().on(f"HEAD /v1/blobs/{digest}", httpx2.Response(404)).on(f"PUT /v1/blobs/{digest}", ok({}))
+        told: list[tuple[int, int, str]] = []
+        server.client().upload(file, progress=lambda *step: told.append(step))
+        assert server.requests[-1].content == data
+        assert server.requests[-1].headers["content-length"] == str(len(data))
+        assert "transfer-encoding" not in server.requests[-1].headers
+        assert told[-1] == (len(data), len(data), "big")
+
+    def test_a_repeated_upload_starts_again(self, tmp_path: Path) -> None:
+        (tmp_path / "f").write_bytes(b"abc")
+        digest = sha256_digest(b"abc")
+        busy = refusal(429, "busy", "Full.", headers={"retry-after": "1"})
+        server = Server().on(f"PUT /v1/blobs/{digest}", busy, ok({}))
+        server.client().upload(tmp_path / "f")
+        assert [request.content for request in server.requests[1:]] == [b"abc", b"abc"]
+
+    def test_a_forbidden_look_is_an_error(self) -> None:
+        digest = sha256_digest(b"x")
+        server = Server().on(f"HEAD /v1/blobs/{digest}", httpx2.Response(403))
+        with pytest.raises(errors.Forbidden):
+            server.client().upload(b"x")
+        assert len(server.requests) == 1
+
+
+class TestPush:
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        write_folder(
+            tmp_path / "law", config=CONFIG, domain="law", weights=b"w" * 100, base_model="tiny", texts=["one", "two"]
+        )
+        return tmp_path / "law"
+
+    def test_a_small_adapter_is_one_request(self, folder: Path) -> None:
+        server = Server().on("POST /v1/adapters", ok({"ref": "team/law@1"}, 201))
+        push_folder(server.client(), folder, name="team/law", tags=["v2"], metadata={"k": 1})
+        assert server.said() == ["POST /v1/adapters"]
+        body = server.body()
+        assert base64.b64decode(body["files"][WEIGHTS_FILE]["base64"]) == b"w" * 100
+        assert body["sample"] == {"texts": ["one", "two"]}
+        assert (body["name"], body["domain"], body["base_model"]) == ("team/law", "law", "tiny")
+        assert body["card"]["tags"] == ["v2"]
+        assert body["card"]["metadata"] == {"k": 1}
+
+    def test_a_large_adapter_goes_up_as_blobs(self, folder: Path) -> None:
+        weights = sha256_digest(b"w" * 100)
+        sample = sha256_digest((folder / SAMPLES_FILE).read_bytes())
+        server = Server().on("POST /v1/adapters", ok({"ref": "team/law@1"}))
+        for digest in (weights, sample):
+            server.on(f"PUT /v1/blobs/{digest}", ok({}))
+        push_folder(server.client(inline_bytes=10), folder, name="team/law")
+        assert server.body()["files"] == {WEIGHTS_FILE: {"digest": weights}}
+        assert server.body()["sample"] == {"blob": sample}
+
+    def test_the_given_sample_wins(self, folder: Path) -> None:
+        server = Server().on("POST /v1/adapters", ok({}))
+        push_folder(server.client(), folder, name="team/law", texts=["three"], domain="other")
+        assert server.body()["sample"] == {"texts": ["three"]}
+        assert server.body()["domain"] == "other"
+
+    def test_embeddings_stand_in_for_texts(self, tmp_path: Path) -> None:
+        note = EmbeddingsNote(encoder=DIGEST, unit="passage")
+        write_folder(tmp_path / "e", config=CONFIG, domain="x", weights=b"w", embeddings=(b"vectors", note))
+        server = Server().on("POST /v1/adapters", ok({}))
+        push_folder(server.client(), tmp_path / "e", name="team/e")
+        (sent,) = server.body()["sample"]["embeddings"]
+        assert (sent["encoder"], sent["unit"]) == (DIGEST, "passage")
+        assert base64.b64decode(sent["file"]["base64"]) == b"vectors"
+
+    def test_without_a_sample_none_is_sent(self, tmp_path: Path) -> None:
+        write_folder(tmp_path / "n", config=CONFIG, domain="x", weights=b"w")
+        server = Server().on("POST /v1/adapters", ok({}))
+        push_folder(server.client(), tmp_path / "n", name="team/n")
+        assert "sample" not in server.body()
+
+
+class TestPull:
+    def serve(self, tmp_path: Path, **changed: bytes) -> tuple[Server, Path]:
+        source = tmp_path / "source"
+        write_folder(source, config=CONFIG, domain="law", weights=b"w" * 3000, texts=["one"])
+        server = Server().on("GET /v1/adapters/team/law", ok({"ref": "team/law@3"}))
+        listed = []
+        for file in sorted(source.iterdir()):
+            data = file.read_bytes()
+            listed.append({"name": file.name, "size": len(data), "digest": sha256_digest(data)})
+            sent = changed.get(file.name.split(".")[0], data)
+            server.on(f"GET /v1/adapters/team/law@3/files/{file.name}", httpx2.Response(200, content=sent))
+        listed.append({"name": "../../evil", "size": 1, "digest": DIGEST})
+        server.on("GET /v1/adapters/team/law@3/files", ok({"object": "list", "data": listed}))
+        return server, source
+
+    def test_the_directory_comes_back_as_it_was(self, tmp_path: Path) -> None:
+        server, source = self.serve(tmp_path)
+        folder = pull_folder(server.client(), "team/law", tmp_path / "deep" / "copy")
+        assert {p.name: p.read_bytes() for p in folder.path.iterdir()} == {
+            p.name: p.read_bytes() for p in source.iterdir()
+        }
+        assert [p.name for p in (tmp_path / "deep").iterdir()] == ["copy"]
+
+    def test_files_a_server_makes_up_are_not_written(self, tmp_path: Path) -> None:
+        server, _ = self.serve(tmp_path)
+        pull_folder(server.client(), "team/law", tmp_path / "copy")
+        assert not any("evil" in said for said in server.said())
+
+    def test_damage_leaves_nothing(self, tmp_path: Path) -> None:
+        server, _ = self.serve(tmp_path, adapter_model=b"damaged")
+        with pytest.raises(DigestMismatch, match="damaged"):
+            pull_folder(server.client(), "team/law", tmp_path / "copy")
+        assert [p.name for p in tmp_path.iterdir()] == ["source"]
+
+    def test_a_filled_directory_is_kept_and_nothing_is_asked(self, tmp_path: Path) -> None:
+        server, source = self.serve(tmp_path)
+        with pytest.raises(Conflict, match="--force"):
+            pull_folder(server.client(), "team/law", source)
+        assert server.requests == []
+        assert pull_folder(server.client(), "team/law", source, replace=True) == read_folder(source)
+
+    def test_a_server_without_the_files(self, tmp_path: Path) -> None:
+        server, _ = self.serve(tmp_path)
+        server.on("GET /v1/adapters/team/law@3/files", ok({"data": []}))
+        with pytest.raises(Unavailable, match=CONFIG_FILE):
+            pull_folder(server.client(), "team/law", tmp_path / "copy")
+
+    def test_a_digest_is_looked_up_first(self, tmp_path: Path) -> None:
+        server = Server().on(f"GET /v1/adapters/{DIGEST}", ok({"ref": "team/law@3"}))
+        server.on("GET /v1/adapters/team/law@3/lineage", ok({"parents": []}))
+        assert server.client().lineage(DIGEST) == {"parents": []}
+
+
+class TestPaging:
+    def pages(self, count: int) -> Server:
+        def page(request: httpx2.Request) -> httpx2.Response:
+            start = int(request.url.params.get("cursor", "0"))
+            size = min(int(request.url.params.get("limit", "3")), 3)
+            rows = [{"ref": f"a/{i}"} for i in range(start, min(start + size, count))]
+            more = start + len(rows)
+            return ok({"data": rows, "next_cursor": str(more) if more < count else None})
+
+        return Server().on("GET /v1/adapters", page)
+
+    @pytest.mark.parametrize("count", [0, 1, 3, 4, 10])
+    def test_every_row_once(self, count: int) -> None:
+        rows = [row["ref"] for row in self.pages(count).client().adapters(domain="law")]
+        assert rows == [f"a/{i}" for i in range(count)]
+
+    @pytest.mark.parametrize("limit", [1, 3, 5])
+    def test_a_limit_across_pages(self, limit: int) -> None:
+        server = self.pages(10)
+        assert len(list(server.client().adapters(limit=limit))) == limit
+        assert len(server.requests) == -(-limit // 3)
+
+    def test_open_filters_are_not_sent(self) -> None:
+        server = self.pages(1)
+        list(server.client().adapters(domain="a b&c=d", kind=None))
+        assert dict(server.requests[0].url.params) == {"domain": "a b&c=d"}
+
+
+class TestJobs:
+    def test_progress_is_told_and_the_result_awaited(self) -> None:
+        told: list[tuple[int, int, str]] = []
+        progress = {"done": 1, "total": 4, "message": "embedding"}
+        server = Server().on("GET /v1/jobs/j1/events", events(("progress", progress), ("done", job())))
+        server.on("GET /v1/jobs/j1", ok(job()))
+        server.client().wait_job("j1", progress=lambda *step: told.append(step))
+        assert told == [(1, 4, "embedding")]
+        assert server.pauses == []
+
+    def test_a_server_that_restarts_is_waited_for(self) -> None:
+        def gone(_: httpx2.Request) -> httpx2.Response:
+            raise httpx2.ConnectError("refused")
+
+        server = Server().on("GET /v1/jobs/j1/events", gone, gone, events(("done", {})))
+        server.on("GET /v1/jobs/j1", ok(job()))
+        assert server.client().wait_job("j1")["state"] == "succeeded"
+        assert server.pauses == [1.0, 1.0]
+
+    def test_a_server_that_stays_away_is_given_up(self) -> None:
+        def gone(_: httpx2.Request) -> httpx2.Response:
+            raise httpx2.ConnectError("refused")
+
+        server = Server().on("GET /v1/jobs/j1/events", gone)
+        with pytest.raises(Unavailable, match="Nothing answers"):
+            server.client().wait_job("j1", patience=3)
+        assert len(server.requests) == 3
+
+    def test_a_stream_that_ends_early_is_followed_again(self) -> None:
+        server = Server().on("GET /v1/jobs/j1/events", events(), events(("done", {})))
+        server.on("GET /v1/jobs/j1", ok(job("running")), ok(job()))
+        server.client().wait_job("j1")
+        assert len(server.requests) == 4
+
+    def test_a_failed_job_raises_what_it_failed_with(self) -> None:
+        error = {"code": "incompatible", "message": "They differ.", "param": None, "problems": ["a: init", "b: scale"]}
+        server = Server().on("GET /v1/jobs/j1/events", events(("done", {})))
+        server.on("GET /v1/jobs/j1", ok(job("failed", error=error)))
+        with pytest.raises(Incompatible, match="They differ") as caught:
+            server.client().wait_job("j1")
+        assert caught.value.problems == ("a: init", "b: scale")
+
+    def test_a_job_that_failed_as_unavailable_is_no_server_to_wait_for(self) -> None:
+        failed = job("failed", error={"code": "unavailable", "message": "No encoder.", "param": None, "problems": []})
+        server = Server().on("GET /v1/jobs/j1/events", events(("done", failed)))
+        server.on("GET /v1/jobs/j1", ok(failed))
+        with pytest.raises(Unavailable, match="No encoder"):
+            server.client().wait_job("j1")
+        assert server.pauses == []
+
+    @pytest.mark.parametrize("error", [None, {}, {"code": "newer", "message": "A sentence."}, {"code": None}])
+    def test_a_failed_job_with_little_to_say(self, error: Any) -> None:
+        server = Server().on("GET /v1/jobs/j1/events", events(("done", {})))
+        server.on("GET /v1/jobs/j1", ok(job("failed", error=error)))
+        with pytest.raises(SoupError):
+            server.client().wait_job("j1")
+
+    def test_a_cancelled_job(self) -> None:
+        server = Server().on("GET /v1/jobs/j1/events", events(("done", {})))
+        server.on("GET /v1/jobs/j1", ok(job("cancelled")))
+        with pytest.raises(Cancelled):
+            server.client().wait_job("j1")
+
+    def test_an_unknown_job_is_not_waited_for(self) -> None:
+        server = Server()
+        with pytest.raises(NotFound):
+            server.client().wait_job("j1")
+        assert len(server.requests) == 1
+
+
+class TestCook:
+    REQUEST = CookRequest(sample=SampleSource(texts=("a",)))
+    COOKED: dict[str, Any] = {  # noqa: RUF012
+        "object": "soup", "abstained": False, "reason": "", "model": "team/soup@1", "cached": False,
+        "soup": {"ref": "team/soup@1", "kind": "soup"}, "selector": "sel-1", "verification": None,
+    }  # fmt: skip
+
+    def test_a_job_is_followed_to_its_soup(self) -> None:
+        server = Server().on("POST /v1/soups", ok(job("queued"), 202))
+        server.on("GET /v1/jobs/j1/events", events(("done", {})))
+        server.on("GET /v1/jobs/j1", ok(job(result=self.COOKED)))
+        assert server.client().cook(self.REQUEST) == self.COOKED
+        assert server.body(0)["wait"] == 0
+
+    def test_an_answer_at_once_is_the_answer(self) -> None:
+        server = Server().on("POST /v1/soups", ok({"object": "soup", "model": "a/b@1"}))
+        assert server.client().cook(self.REQUEST) == {"object": "soup", "model": "a/b@1"}
+
+    def test_without_waiting_the_job_is_the_answer(self) -> None:
+        server = Server().on("POST /v1/soups", ok(job("queued"), 202))
+        assert server.client().cook(self.REQUEST, wait=False)["id"] == "j1"
+
+    def test_selecting_fits_first(self) -> None:
+        server = Server().on("POST /v1/select", ok(job("queued"), 202), ok({"object": "selection"}))
+        server.on("GET /v1/jobs/j1/events", events(("done", {})))
+        server.on("GET /v1/jobs/j1", ok(job(result={"selector": "sel-1"})))
+        assert server.client().select(SampleSource(texts=("a",)))["object"] == "selection"
+        assert server.said().count("POST /v1/select") == 2
+
+    def test_a_pool_that_never_rests(self) -> None:
+        server = Server().on("POST /v1/select", ok(job("queued"), 202))
+        server.on("GET /v1/jobs/j1/events", events(("done", {})))
+        server.on("GET /v1/jobs/j1", ok(job(result={"selector": "sel-1"})))
+        with pytest.raises(Unavailable, match="changes faster"):
+            server.client().select(SampleSource(texts=("a",)))
+
+    def test_fitting_ends_in_the_selector(self) -> None:
+        server = Server().on("POST /v1/selectors", ok(job("queued"), 202))
+        server.on("GET /v1/jobs/j1/events", events(("done", {})))
+        server.on("GET /v1/jobs/j1", ok(job(result={"selector": "sel-1"})))
+        server.on("GET /v1/selectors/sel-1", ok({"id": "sel-1"}))
+        assert server.client().fit(GmmSpec(mode="paper")) == {"id": "sel-1"}
+        assert server.body(0)["selector"]["mode"] == "paper"
+
+
+class TestStream:
+    def test_chunks_until_done(self) -> None:
+        def chunk(text: str) -> dict[str, Any]:
+            return {"choices": [{"text": text}]}
+
+        said = [("message", chunk("Hello")), ("message", chunk(" wörld"))]
+        server = Server().on("POST /v1/completions", events(*said, tail="data: [DONE]\n\ndata: {}\n\n"))
+        found = list(server.client().stream("base/x", "hi", max_tokens=3, stop=None))
+        assert "".join(part["choices"][0]["text"] for part in found) == "Hello wörld"
+        assert server.body() == {"model": "base/x", "prompt": "hi", "max_tokens": 3, "stream": True}
+
+    def test_an_error_inside_of_the_stream(self) -> None:
+        error = {"error": {"message": "The base fell over.", "code": "unavailable"}}
+        server = Server().on("POST /v1/completions", events(("message", error)))
+        with pytest.raises(Unavailable, match="fell over"):
+            list(server.client().stream("base/x", "hi"))
+
+    def test_a_refusal_before_the_stream(self) -> None:
+        server = Server().on("POST /v1/completions", refusal(400, "invalid_prompt", "Empty."))
+        with pytest.raises(errors.InvalidPrompt):
+            list(server.client().stream("base/x", ""))
+
+    def test_an_answer_that_is_no_stream(self) -> None:
+        server = Server().on("POST /v1/completions", ok({}))
+        with pytest.raises(Unavailable, match="broke"):
+            list(server.client().stream("base/x", "hi"))
+
+
+class TestSampleFiles:
+    @pytest.fixture
+    def at(self, tmp_path: Path) -> Iterator[Callable[[str, bytes], Path]]:
+        def write(name: str, data: bytes) -> Path:
+            (tmp_path / name).write_bytes(data)
+            return tmp_path / name
+
+        return write
+
+    @pytest.mark.parametrize(
+        ("name", "data", "texts"),
+        [
+            ("a.jsonl", b'{"text": "x"}\n\n{"text": "y\xe2\x80\xa8z", "id": 1}', ["x", "y\u2028z"]),
+            ("a.JSONL", b'{"text": "x"}', ["x"]),
+            ("a.txt", b"one\nstill one\n\n \t\r\ntwo\r\n\r\nthree\n", ["one\nstill one", "two", "three"]),
+            ("a.txt", b'{"text": "x"}', ['{"text": "x"}']),
+            ("bare", b'{"text": "x"}', ["x"]),
+            ("bare", b"plain", ["plain"]),
+            ("bom.txt", b"\xef\xbb\xbfone", ["one"]),
+        ],
+    )
+    def test_read(self, at: Callable[[str, bytes], Path], name: str, data: bytes, texts: list[str]) -> None:
+        assert read_texts(at(name, data)) == texts
+
+    def test_gzip(self, at: Callable[[str, bytes], Path]) -> None:
+        data = gzip.compress(b'{"text": "x"}\n')
+        assert read_texts(at("a.jsonl.gz", data)) == ["x"]
+        assert read_texts(at("a.txt.gz", gzip.compress(b"x\n\ny"))) == ["x", "y"]
+        for broken in (data[:-9], b"no gzip", b""):
+            with pytest.raises(InvalidSample):
+                read_texts(at("b.jsonl.gz", broken))
+
+    @pytest.mark.parametrize(
+        ("name", "data", "says"),
+        [
+            ("a.jsonl", b'{"text": "x"}\n{"text": 3}', "line 2, is not an object"),
+            ("a.jsonl", b'{"text": "x"}\n["text"]', "line 2"),
+            ("a.jsonl", b"plain text", "line 1, is not JSON"),
+            ("a.txt", b" \n\n ", "holds no text"),
+            ("a.txt", b"\xff\xfe", "not UTF-8"),
+        ],
+    )
+    def test_refused(self, at: Callable[[str, bytes], Path], name: str, data: bytes, says: str) -> None:
+        with pytest.raises(InvalidSample, match=says):
+            read_texts(at(name, data))
+
+    def test_stdin_and_absurd_sizes(self, at: Callable[[str, bytes], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(samples, "MAX_BYTES", 8)
+        for data, fits in ((b"12345678", True), (b"123456789", False)):
+            monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+            for path in (Path("-"), at("a.txt", data), at("b.txt.gz", gzip.compress(data))):
+                if fits:
+                    assert read_texts(path) == [data.decode()]
+                else:
+                    with pytest.raises(InvalidSample, match="over 8 bytes"):
+                        read_texts(path)
+
+    def test_a_missing_file_and_a_directory(self, tmp_path: Path) -> None:
+        for path in (tmp_path / "none.jsonl", tmp_path):
+            with pytest.raises(NotFound, match="cannot be read"):
+                read_texts(path)
+
+
+def test_the_digest_of_a_file_is_that_of_its_bytes(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"x" * 100_000)
+    digest = "sha256:" + hashlib.sha256(b"x" * 100_000).hexdigest()
+    server = Server().on(f"HEAD /v1/blobs/{digest}", httpx2.Response(200))
+    assert server.client().upload(tmp_path / "f") == digest

@@ -1,0 +1,314 @@
+"""Adapters after their push: change, refit, aliases, retirement, files, listing; and whose they are."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from registry.embeddings_file import save_embeddings
+from registry.fit import fit
+from registry.names import sha256_digest
+from registry.spec import PoolSpec, UniformSpec
+from tests.postgres import KINDS
+from tests.service.worlds import BASE_ID, World, adapter_weights, open_world, write_bases
+
+DATABASES = KINDS
+
+
+@pytest.fixture(scope="module")
+def world(
+    tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory, database_settings: dict[str, Any]
+) -> Iterator[World]:
+    """A server whose jobs stay in the queue."""
+    folder = tmp_path_factory.mktemp("adapters")
+    bases = write_bases(folder / "bases.toml", {BASE_ID: tiny_base_dir})
+    yield from open_world(folder / "data", bases, **database_settings, job_workers=0)
+
+
+def vectors(world: World, seed: int = 0) -> dict[str, Any]:
+    """A sample that needs no embedding."""
+    encoder = next(one for one in world.runtime.encoders(BASE_ID).values() if one.name == "base")
+    data = save_embeddings(np.random.default_rng(seed).normal(size=(30, 32)).astype(np.float32))
+    file = {"base64": base64.b64encode(data).decode()}
+    return {"embeddings": [{"encoder": encoder.digest, "unit": "passage", "file": file}]}
+
+
+def fitted(world: World, **pool: Any) -> str:
+    """A fitted `uniform` selector over a pool."""
+    runtime = world.runtime
+    spec = PoolSpec(base_fingerprint=runtime.shape(BASE_ID).fingerprint, **pool)
+    return fit(
+        spec, UniformSpec(), encoder_digest=None, database=runtime.database, blobs=runtime.blobs,
+        progress=lambda *_: None,
+    ).id  # fmt: skip
+
+
+def queued(world: World, kind: str) -> list[str]:
+    return [one["id"] for one in world.client.get(f"/v1/jobs?kind={kind}&state=queued&limit=200").json()["data"]]
+
+
+def get(world: World, path: str, **request: Any) -> Any:
+    return world.client.get(f"/v1/adapters/{path}", **request)
+
+
+# --- change ---------------------------------------------------------------------------------------
+
+
+def test_card_and_domain_change_and_everything_else_stays(world: World) -> None:
+    before = world.push("acme/law", card={"description": "old", "tags": ["eu"]})
+    answer = world.client.patch("/v1/adapters/acme/law", json={"card": {"description": "new"}, "domain": "statutes"})
+    assert answer.status_code == 200
+    after = answer.json()
+    assert (after["card"]["description"], after["card"]["tags"], after["domain"]) == ("new", [], "statutes")
+    assert after["etag"] != before["etag"]
+    same = ("digest", "version", "config", "provenance", "created_at", "weights_blob")
+    assert {name: after[name] for name in same} == {name: before[name] for name in same}
+    assert get(world, "acme/law").json() == {**after, "job": None, "warnings": []}
+
+
+def test_of_two_changes_to_what_was_read_one_is_refused(world: World) -> None:
+    etag = world.push("acme/raced")["etag"]
+    first = {"json": {"domain": "one"}, "headers": {"if-match": f'"{etag}"'}}
+    assert world.client.patch("/v1/adapters/acme/raced", **first).status_code == 200
+    second = world.client.patch("/v1/adapters/acme/raced", **{**first, "json": {"domain": "two"}})
+    assert (second.status_code, second.json()["error"]["code"]) == (412, "precondition_failed")
+    assert get(world, "acme/raced").json()["domain"] == "one"
+    anyone = world.client.patch("/v1/adapters/acme/raced", json={"domain": "three"}, headers={"if-match": "*"})
+    assert anyone.json()["domain"] == "three"
+
+
+@pytest.mark.parametrize("body", [{"domain": ""}, {"name": "acme/x"}, {"digest": "x"}, {"card": {"tags": ["A"]}}, []])
+def test_what_may_not_change(world: World, body: Any) -> None:
+    world.push("acme/fixed")
+    assert world.client.patch("/v1/adapters/acme/fixed", json=body).status_code == 400
+
+
+def test_a_domain_that_changes_refits_its_pools_and_only_these(world: World) -> None:
+    world.push("pools/law", seed=1, sample=vectors(world))
+    world.push("elsewhere/law", seed=2, sample=vectors(world, 1))
+    fitted(world, namespaces=("pools",))
+    fitted(world, namespaces=("elsewhere",))
+    before = set(queued(world, "fit"))
+    world.client.patch("/v1/adapters/pools/law", json={"domain": "statutes"})
+    (job,) = set(queued(world, "fit")) - before
+    with world.runtime.database.read() as catalogue:
+        assert catalogue.jobs.get(None, job).arguments["pool"]["namespaces"] == ["pools"]
+    world.client.patch("/v1/adapters/pools/law", json={"domain": "law again"})
+    assert set(queued(world, "fit")) - before == {job}  # debounced
+    world.client.delete("/v1/adapters/elsewhere/law")
+    assert len(set(queued(world, "fit")) - before) == 2
+
+
+def test_a_new_version_without_a_sample_is_refitted_for_and_until_then_the_old_one_serves(world: World) -> None:
+    world.push("leaving/law", seed=1, sample=vectors(world))
+    selector = fitted(world, namespaces=("leaving",))
+    before = set(queued(world, "fit"))
+    world.push("leaving/law", seed=2)
+    assert len(set(queued(world, "fit")) - before) == 1
+    answer = world.client.post(
+        "/v1/select",
+        json={"sample": vectors(world), "selector": {"kind": "uniform"}, "pool": {"namespaces": ["leaving"]}},
+    )
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["selector"] == selector
+    assert [one["ref"] for one in answer.json()["selection"]["selected"]] == ["leaving/law@1"]
+
+
+# --- aliases --------------------------------------------------------------------------------------
+
+
+def test_an_alias_moves_by_compare_and_set(world: World) -> None:
+    for seed in (1, 2):
+        world.push("acme/aliased", seed=seed)
+    path = "/v1/adapters/acme/aliased/aliases/stable"
+    first = world.client.put(path, json={"version": 1})
+    assert (first.status_code, first.json()["ref"]) == (200, "acme/aliased@1")
+    assert get(world, "acme/aliased@stable").json()["version"] == 1
+    etag = first.json()["etag"]
+    moved = world.client.put(path, json={"version": 2}, headers={"if-match": f'"{etag}"'})
+    assert moved.json()["version"] == 2
+    late = world.client.put(path, json={"version": 1}, headers={"if-match": f'"{etag}"'})
+    assert (late.status_code, late.json()["error"]["code"]) == (412, "precondition_failed")
+    assert world.client.request("DELETE", path, headers={"if-match": etag}).status_code == 412
+    listed = get(world, "acme/aliased/aliases").json()["data"]
+    assert [(one["alias"], one["version"]) for one in listed] == [("stable", 2)]
+    assert world.client.delete(path).status_code == 204
+    assert world.client.delete(path).status_code == 404
+    assert get(world, "acme/aliased@stable").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("alias", "body", "status"),
+    [("2", {"version": 1}, 400), ("Best", {"version": 1}, 400), ("best", {"version": 9}, 404),
+     ("best", {"version": 0}, 400), ("best", {}, 400), ("-best", {"version": 1}, 400)],
+)  # fmt: skip
+def test_bad_aliases(world: World, alias: str, body: Any, status: int) -> None:
+    world.push("acme/named")
+    assert world.client.put(f"/v1/adapters/acme/named/aliases/{alias}", json=body).status_code == status
+    assert get(world, "acme/named/aliases").json()["data"] == []
+
+
+# --- retirement -----------------------------------------------------------------------------------
+
+
+def test_one_version_and_then_all_of_them(world: World) -> None:
+    digests = [world.push("acme/old", seed=seed)["digest"] for seed in (51, 52, 53)]
+    world.client.put("/v1/adapters/acme/old/aliases/best", json={"version": 2})
+    one = world.client.delete("/v1/adapters/acme/old@3").json()["data"]
+    assert [(row["version"], row["retired_at"] is not None) for row in one] == [(3, True)]
+    assert get(world, "acme/old").json()["version"] == 2
+    assert get(world, "acme/old@3").status_code == 410
+    assert get(world, digests[2]).status_code == 410
+    rest = world.client.delete("/v1/adapters/acme/old").json()["data"]
+    assert [row["version"] for row in rest] == [2, 1]
+    for ref in ("acme/old", "acme/old@1", "acme/old@best", digests[0]):
+        answer = get(world, ref)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (410, "retired"), ref
+    for path in ("acme/old/files", "acme/old/files/README.md", "acme/old/lineage"):
+        assert get(world, path).status_code == 410
+    assert world.client.patch("/v1/adapters/acme/old", json={"domain": "x"}).status_code == 410
+    assert world.client.delete("/v1/adapters/acme/old").status_code == 410
+    listed = world.client.get("/v1/adapters?limit=200").json()["data"]
+    assert not [row for row in listed if row["name"] == "old"]
+
+
+def test_unknown_is_404_and_not_410(world: World) -> None:
+    world.push("acme/known")
+    for ref in ("acme/never", "acme/known@9", "acme/known@nope", "sha256:" + "0" * 64):
+        answer = get(world, ref)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found"), ref
+    for ref in ("acme/UP", "base/tiny", "acme/known@", "nodigest", "sha256:xyz"):
+        assert get(world, ref).status_code == 400, ref
+    assert world.client.delete("/v1/adapters/acme/never").status_code == 404
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def test_files_with_etag_and_range(world: World) -> None:
+    texts = [f"passage {number}" for number in range(30)]
+    pushed = world.push("acme/files", seed=7, sample={"texts": texts})
+    files = {one["name"]: one for one in get(world, "acme/files/files").json()["data"]}
+    assert set(files) == {"adapter_config.json", "README.md", "adapter_model.safetensors", "samples.jsonl"}
+    for name, one in files.items():
+        answer = get(world, f"acme/files/files/{name}")
+        assert (len(answer.content), sha256_digest(answer.content)) == (one["size"], one["digest"])
+        assert answer.headers["etag"] == f'"{one["digest"]}"'
+        assert "no-cache" in answer.headers["cache-control"]  # another version may stand behind the name tomorrow
+        again = get(world, f"acme/files/files/{name}", headers={"if-none-match": answer.headers["etag"]})
+        assert (again.status_code, again.content) == (304, b"")
+        part = get(world, f"acme/files/files/{name}", headers={"range": "bytes=2-9"})
+        assert (part.status_code, part.content) == (206, answer.content[2:10])
+        head = world.client.head(f"/v1/adapters/acme/files/files/{name}")
+        assert (head.headers["content-length"], head.content) == (str(one["size"]), b"")
+    assert get(world, "acme/files/files/adapter_model.safetensors").content == adapter_weights(world.runtime, seed=7)
+    assert json.loads(get(world, "acme/files/files/samples.jsonl").content.splitlines()[0]) == {"text": texts[0]}
+    config = get(world, "acme/files/files/adapter_config.json").json()
+    assert config["base_fingerprint"] == pushed["base_fingerprint"]
+
+
+@pytest.mark.parametrize("name", ["samples.jsonl", "config.json", "..%2f..%2fadmin.key", "%2e%2e"])
+def test_files_that_are_not_there(world: World, name: str) -> None:
+    world.push("acme/bare", sample=vectors(world))
+    answer = get(world, f"acme/bare/files/{name}")
+    assert answer.status_code == 404
+    assert "sk-soup" not in answer.text
+
+
+# --- listing --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def shelf(world: World) -> list[str]:
+    """Adapters of one namespace, oldest first."""
+    made = []
+    for number in range(7):
+        card = {"tags": ["even"] if number % 2 == 0 else ["odd"], "description": "Straße" if number == 3 else ""}
+        domain = "law" if number < 3 else "code"
+        made.append(world.push(f"shelf/a{number}", seed=number, domain=domain, card=card)["ref"])
+    return made
+
+
+def listed(world: World, headers: dict[str, str], **query: Any) -> list[str]:
+    """Every page of a listing."""
+    found, cursor = [], None
+    while True:
+        params = {**query, **({} if cursor is None else {"cursor": cursor})}
+        page = world.client.get("/v1/adapters", params=params, headers=headers).json()
+        found += [row["ref"] for row in page["data"]]
+        cursor = page["next_cursor"]
+        assert len(page["data"]) <= query.get("limit", 50)
+        if cursor is None:
+            return found
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 7, 50])
+def test_filters_and_pages(world: World, shelf: list[str], limit: int) -> None:
+    headers = world.headers(world.key(["read"], ["shelf"]))
+    newest = list(reversed(shelf))
+
+    def found(**query: Any) -> list[str]:
+        return listed(world, headers, limit=limit, **query)
+
+    assert found() == newest
+    assert found(domain="law") == newest[4:]
+    assert found(tag="even") == newest[::2]
+    assert found(tag="even", domain="law") == ["shelf/a2@1", "shelf/a0@1"]
+    assert found(q="STRASSE") == ["shelf/a3@1"]
+    assert found(q="A5") == ["shelf/a5@1"]
+    assert found(q="%") == []
+    assert found(kind="soup") == []
+    assert found(method="bottleneck", base_model=BASE_ID, kind="adapter") == newest
+    assert found(base_model="other") == []
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=201", "limit=x", "cursor=zzz", "kind=cake", "q=" + "x" * 201])
+def test_bad_queries(world: World, query: str) -> None:
+    answer = world.client.get(f"/v1/adapters?{query}")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_parameter")
+
+
+# --- whose ----------------------------------------------------------------------------------------
+
+
+def test_objects_of_another_namespace_are_404_whatever_is_asked(world: World) -> None:
+    pushed = world.push("theirs/secret", seed=60, sample=vectors(world, 9))
+    selector = fitted(world, namespaces=("theirs",))
+    everything = fitted(world)
+    headers = world.headers(world.key(["read", "write", "infer"], ["ours"]))
+    name = "/v1/adapters/theirs/secret"
+    asked = [
+        ("GET", name, None), ("GET", f"{name}@1", None), ("GET", f"/v1/adapters/{pushed['digest']}", None),
+        ("PATCH", name, {"domain": "x"}), ("DELETE", name, None), ("GET", f"{name}/files", None),
+        ("GET", f"{name}/files/README.md", None), ("GET", f"{name}/lineage", None), ("GET", f"{name}/aliases", None),
+        ("PUT", f"{name}/aliases/best", {"version": 1}), ("DELETE", f"{name}/aliases/best", None),
+        ("GET", f"/v1/selectors/{selector}", None), ("GET", f"/v1/selectors/{everything}", None),
+        ("GET", "/v1/soups/theirs/secret", None),
+    ]  # fmt: skip
+    for method, path, body in asked:
+        answer = world.client.request(method, path, json=body, headers=headers)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found"), (method, path)
+    assert world.client.get("/v1/adapters", headers=headers).json()["data"] == []
+    assert world.client.get("/v1/selectors", headers=headers).json()["data"] == []
+    assert get(world, "theirs/secret").json()["domain"] == "tests"
+
+
+def test_selecting_never_names_what_the_key_does_not_read(world: World) -> None:
+    world.push("ours2/law", seed=61, domain="law", sample=vectors(world, 1))
+    world.push("theirs2/secret", seed=62, domain="hidden", sample=vectors(world, 2))
+    fitted(world, namespaces=("ours2",))
+    headers = world.headers(world.key(["read"], ["ours2"]))
+    body = {"sample": vectors(world, 3), "selector": {"kind": "uniform"}}
+    answer = world.client.post("/v1/select", json=body, headers=headers)
+    assert answer.status_code == 200, answer.text
+    assert "theirs2" not in answer.text
+    assert "hidden" not in answer.text
+    foreign = {**body, "pool": {"namespaces": ["theirs2"]}}
+    refused = world.client.post("/v1/select", json=foreign, headers=headers)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden")

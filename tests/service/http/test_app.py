@@ -1,0 +1,207 @@
+"""The application as a whole: documentation offline, headers, metrics, bodies on every route, serving without keys."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from fastapi.testclient import TestClient
+
+from service.http.docs_page import as_openapi_30
+from tests.service.worlds import BASE_ID, World, open_world, write_bases
+
+
+@pytest.fixture(scope="module")
+def open_house(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    folder = tmp_path_factory.mktemp("open")
+    bases = write_bases(folder / "bases.toml", {BASE_ID: tiny_base_dir})
+    yield from open_world(
+        folder / "data", bases, no_auth=True, allowed_hosts=("testserver",), docs_public=False, max_json_bytes=4096
+    )
+
+
+# --- documentation --------------------------------------------------------------------------------
+
+
+def test_the_page_loads_everything_from_here_and_runs_nothing_inline(world: World) -> None:
+    page = world.client.get("/docs")
+    assert page.headers["content-type"].startswith("text/html")
+    policy = page.headers["content-security-policy"]
+    assert "script-src 'self';" in policy
+    assert "unsafe" not in policy
+    assert "default-src 'none'" in policy
+    links = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+    assert len(links) >= 4
+    for link in links:
+        assert link.startswith("/"), link
+        assert world.client.get(link, headers={"authorization": ""}).status_code == 200, link
+    assert re.findall(r"<script(?![^>]*\bsrc=)", page.text) == []
+    assert re.findall(r"\son\w+=|\bstyle=|javascript:", page.text) == []
+
+
+def test_the_pages_script_reads_our_document(world: World) -> None:
+    script = world.client.get("/static/docs.js")
+    assert script.headers["content-type"].startswith("text/javascript")
+    assert '"/docs/openapi.json"' in script.text
+    assert "http" not in script.text
+
+
+def test_the_page_has_an_authorize_button_for_the_key(world: World) -> None:
+    document = world.client.get("/openapi.json").json()
+    (scheme,) = document["components"]["securitySchemes"].values()
+    assert (scheme["type"], scheme["scheme"]) == ("http", "bearer")
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            if path not in {"/healthz", "/readyz", "/metrics"}:
+                assert operation.get("security"), (method, path)
+
+
+def test_the_document_in_the_older_dialect_holds_nothing_of_the_newer(world: World) -> None:
+    document = world.client.get("/docs/openapi.json").json()
+    assert document["openapi"] == "3.0.3"
+    assert set(document["paths"]) == set(world.client.get("/openapi.json").json()["paths"])
+
+    def walk(value: Any) -> None:
+        if isinstance(value, list):
+            for item in value:
+                walk(item)
+        elif isinstance(value, dict):
+            assert value.get("type") != "null", value
+            assert "const" not in value or isinstance(value["const"], dict)
+            assert "prefixItems" not in value
+            assert not isinstance(value.get("exclusiveMinimum", True), float)
+            for item in value.values():
+                walk(item)
+
+    walk(document)
+
+
+def test_translating_a_schema_keeps_its_meaning() -> None:
+    older = as_openapi_30(
+        {
+            "a": {"anyOf": [{"type": "integer", "exclusiveMinimum": 3}, {"type": "null"}], "title": "A"},
+            "b": {"anyOf": [{"$ref": "#/x"}, {"type": "null"}]},
+            "c": {"const": "x", "type": "string"},
+            "d": {"anyOf": [{"type": "string"}, {"type": "integer"}, {"type": "null"}]},
+        }
+    )
+    assert older["a"] == {"nullable": True, "type": "integer", "minimum": 3, "exclusiveMinimum": True, "title": "A"}
+    assert older["b"] == {"nullable": True, "anyOf": [{"$ref": "#/x"}]}
+    assert older["c"] == {"enum": ["x"], "type": "string"}
+    assert older["d"] == {"nullable": True, "anyOf": [{"type": "string"}, {"type": "integer"}]}
+
+
+def test_every_schema_is_a_schema_and_every_operation_is_described(world: World) -> None:
+    document = world.client.get("/openapi.json").json()
+    for name, schema in document["components"]["schemas"].items():
+        jsonschema.Draft202012Validator.check_schema(schema)
+        assert schema.get("description"), f"{name} has no description"
+    ids = []
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            assert operation.get("description"), (method, path)
+            ids.append(operation["operationId"])
+    assert len(ids) == len(set(ids))
+
+
+# --- every answer ---------------------------------------------------------------------------------
+
+
+def test_errors_and_answers_carry_an_id_and_the_basic_headers(world: World) -> None:
+    for path, headers in (("/healthz", {}), ("/v1/nothing", {}), ("/v1/keys", {"authorization": ""})):
+        answer = world.client.get(path, headers={"x-request-id": "mine-1", **headers})
+        assert answer.headers["x-request-id"] == "mine-1"
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
+
+
+def test_every_json_route_refuses_duplicate_keys(world: World) -> None:
+    paths = world.client.get("/openapi.json").json()["paths"]
+    routes = [
+        (method, path)
+        for path, methods in paths.items()
+        for method, operation in methods.items()
+        if "application/json" in operation.get("requestBody", {}).get("content", {})
+    ]
+    assert len(routes) > 10
+    for method, path in routes:
+        filled = re.sub(r"\{\w+\}", "x", path)
+        answer = world.client.request(
+            method, filled, content=b'{"model": 1, "model": 2}', headers={"content-type": "application/json"}
+        )
+        assert answer.status_code == 400, (method, path)
+        assert "twice" in answer.json()["error"]["message"]
+
+
+def test_metrics_need_an_admin_and_hold_templates_only(world: World) -> None:
+    world.push("hidden-team/hidden-name")
+    world.client.get("/v1/adapters/hidden-team/hidden-name")
+    assert world.client.get("/metrics", headers={"authorization": ""}).status_code == 401
+    assert world.client.get("/metrics", headers=world.headers(world.key(["read"]))).status_code == 403
+    answer = world.client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain")
+    assert 'route="/v1/adapters/{ns}/{name}"' in answer.text
+    assert "hidden" not in answer.text
+    assert "soup_engine_batches_total" in answer.text
+
+
+def test_metrics_can_be_made_public(tiny_base_dir: Path, tmp_path: Path) -> None:
+    bases = write_bases(tmp_path / "bases.toml", {BASE_ID: tiny_base_dir})
+    for world in open_world(tmp_path / "data", bases, metrics_public=True, docs_public=False, preload=False):
+        assert world.client.get("/metrics", headers={"authorization": ""}).status_code == 200
+        for path in ("/docs", "/openapi.json", "/static/docs.js", "/docs/openapi.json"):
+            assert world.client.get(path, headers={"authorization": ""}).status_code == 401
+            assert world.client.get(path).status_code == 200
+
+
+def test_two_servers_live_in_one_process(world: World, open_house: World) -> None:
+    world.push("only/here")
+    assert open_house.client.get("/v1/adapters/only/here").status_code == 404
+    assert world.client.get("/v1/adapters/only/here").status_code == 200
+    assert world.app.state.metrics is not open_house.app.state.metrics
+
+
+# --- without keys ---------------------------------------------------------------------------------
+
+
+def test_without_keys_local_requests_may_do_everything(open_house: World) -> None:
+    client = open_house.client
+    assert client.get("/v1/keys").status_code == 200
+    assert client.get("/docs").status_code == 200
+    assert client.post("/v1/completions", json={"model": "tiny", "prompt": "a", "max_tokens": 1}).status_code == 200
+    assert client.get("/v1/models", headers={"origin": "http://testserver"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"host": "evil.example"},
+        {"origin": "http://evil.example"},
+        {"origin": "null"},
+        {"x-forwarded-for": "10.1.1.1"},
+        {"forwarded": "for=10.1.1.1"},
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/keys", "/healthz", "/docs", "/metrics"])
+def test_without_keys_everything_else_is_refused(open_house: World, headers: dict[str, str], path: str) -> None:
+    answer = open_house.client.get(path, headers=headers)
+    assert answer.status_code == 403
+    assert answer.json()["error"]["code"] == "forbidden"
+
+
+def test_the_size_of_bodies_is_a_setting(open_house: World) -> None:
+    answer = open_house.client.post("/v1/completions", json={"model": "tiny", "prompt": "a" * 5000})
+    assert answer.status_code == 413
+    assert "SOUP_MAX_JSON_BYTES" in answer.json()["error"]["message"]
+
+
+def test_websockets_are_refused(world: World) -> None:
+    from starlette.websockets import WebSocketDisconnect
+
+    client: TestClient = world.client
+    with pytest.raises(WebSocketDisconnect), client.websocket_connect("/v1/completions"):
+        pass

@@ -1,0 +1,204 @@
+"""Who goes away stops the engine's work; who comes when the queue is full is told when to come back."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import openai
+import pytest
+
+from registry.errors import Internal
+from service.engine import Ticket
+from service.http.routes import health
+from tests.service.worlds import BASE_ID, Live, World, open_live, open_world, write_bases
+
+
+class Held:
+    """An engine whose every decode step waits for a permit, and the tickets it was given."""
+
+    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        engine = world.runtime.engine
+        self._permits = threading.Semaphore(0)
+        self._open = False
+        self.error: Exception | None = None
+        self.tickets: list[Ticket] = []
+        self.submitted = threading.Event()
+        decode, submit_all = engine._runner.decode, engine.submit_all
+
+        def held(*args: Any, **kwargs: Any) -> Any:
+            assert self._open or self._permits.acquire(timeout=30)
+            if self.error is not None:
+                raise self.error
+            return decode(*args, **kwargs)
+
+        def remembered(requests: Any) -> list[Ticket]:
+            found = submit_all(requests)
+            self.tickets += found
+            self.submitted.set()
+            return found
+
+        monkeypatch.setattr(engine._runner, "decode", held)
+        monkeypatch.setattr(engine, "submit_all", remembered)
+
+    def step(self, count: int = 1) -> None:
+        for _ in range(count):
+            self._permits.release()
+
+    def open(self) -> None:
+        self._open = True
+        self.step()
+
+
+@pytest.fixture(scope="module")
+def narrow(
+    tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory, database_settings: dict[str, Any]
+) -> Iterator[World]:
+    folder = tmp_path_factory.mktemp("narrow")
+    bases = write_bases(folder / "bases.toml", {BASE_ID: tiny_base_dir})
+    yield from open_world(folder / "data", bases, **database_settings, engine_queue=1, ready_seconds=0)
+
+
+@pytest.fixture(scope="module")
+def live(narrow: World) -> Iterator[Live]:
+    yield from open_live(narrow)
+
+
+@pytest.fixture
+def held(narrow: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
+    found = Held(narrow, monkeypatch)
+    yield found
+    found.open()
+    for ticket in found.tickets:
+        ended(ticket).wait(30)
+    narrow.runtime.engine.wait_for_place(30)  # a cancelled ticket has ended before its place is free
+
+
+def ended(ticket: Ticket) -> threading.Event:
+    event = threading.Event()
+    ticket.add_done_callback(lambda _: event.set())
+    return event
+
+
+def post(live: Live, body: dict[str, Any], path: str = "/v1/completions") -> http.client.HTTPConnection:
+    connection = http.client.HTTPConnection(urlsplit(live.url).netloc, timeout=30)
+    headers = {**live.world.headers(live.world.admin), "content-type": "application/json"}
+    connection.request("POST", path, json.dumps({"model": "tiny", "temperature": 0, **body}), headers)
+    return connection
+
+
+def finish(connection: http.client.HTTPConnection) -> None:
+    answer = connection.getresponse()
+    assert answer.status == 200
+    assert json.loads(answer.read())["choices"]
+    connection.close()
+
+
+def test_tokens_are_sent_as_they_come(live: Live, held: Held) -> None:
+    stream = live.openai().completions.create(
+        model="tiny", prompt="a b", max_tokens=5, temperature=0, logprobs=0, stream=True
+    )
+    chunks = iter(stream)
+    first = next(chunks)  # the prompt's pass gives it; no further step was allowed
+    assert first.choices[0].finish_reason is None
+    assert not held.tickets[0].done()
+    held.step()
+    assert next(chunks).choices[0].finish_reason is None
+    held.open()
+    assert list(chunks)[-1].choices[0].finish_reason == "length"
+
+
+def test_a_client_that_leaves_a_stream_stops_its_generation(live: Live, held: Held) -> None:
+    connection = post(live, {"prompt": "a b", "max_tokens": 50, "stream": True, "logprobs": 0})
+    answer = connection.getresponse()
+    assert answer.readline().startswith(b"data: {")
+    (ticket,) = held.tickets
+    gone = ended(ticket)
+    answer.close()
+    connection.close()
+    assert gone.wait(30)
+    assert ticket.cancelled()
+
+
+def test_a_client_that_leaves_before_its_answer_stops_its_generation(live: Live, held: Held) -> None:
+    connection = post(live, {"prompt": "a b", "max_tokens": 50})
+    assert held.submitted.wait(30)
+    (ticket,) = held.tickets
+    gone = ended(ticket)
+    connection.close()
+    assert gone.wait(30)
+    assert ticket.cancelled()
+
+
+def test_a_full_queue_is_429_with_the_time_to_come_back(live: Live, held: Held) -> None:
+    waiting = post(live, {"prompt": "a b", "max_tokens": 4})
+    assert held.submitted.wait(30)
+    for ask in ({"prompt": "a"}, {"prompt": "a", "stream": True}, {"prompt": ["a", "b"]}):
+        with pytest.raises(openai.RateLimitError) as caught:
+            live.openai().completions.create(model="tiny", max_tokens=1, **ask)  # type: ignore[call-overload]
+        assert int(caught.value.response.headers["retry-after"]) >= 1
+        assert caught.value.code == "busy"
+    for path, body in (("/v1/perplexity", {"texts": ["a b"]}), ("/v1/embeddings", {"input": "a"})):
+        assert live.world.client.post(path, json={"model": "tiny", **body}).status_code == 429
+    held.open()
+    finish(waiting)
+
+
+def test_an_error_in_the_middle_of_a_stream_reaches_the_client(live: Live, held: Held) -> None:
+    chunks = iter(
+        live.openai().completions.create(
+            model="tiny", prompt="a b", max_tokens=9, temperature=0, stream=True, logprobs=0
+        )
+    )
+    next(chunks)
+
+    held.error = Internal("a secret")
+    held.step()
+    with pytest.raises(openai.APIError) as caught:
+        list(chunks)
+    assert "secret" not in str(caught.value)
+    assert caught.value.code == "internal"
+
+
+def test_a_busy_engine_is_alive_and_not_ready(live: Live, held: Held, narrow: World) -> None:
+    assert narrow.client.get("/readyz").json() == {"status": "ready", "checks": {"database": "ok", "base/tiny": "ok"}}
+    waiting = post(live, {"prompt": "a b", "max_tokens": 4})
+    assert held.submitted.wait(30)
+    assert narrow.client.get("/healthz").json() == {"status": "ok"}
+    answer = narrow.client.get("/readyz")
+    assert answer.status_code == 503
+    assert answer.json() == {
+        "status": "not_ready",
+        "checks": {"database": "ok", "base/tiny": "has a full queue"},
+    }
+    held.open()
+    finish(waiting)
+    assert narrow.client.get("/readyz").status_code == 200
+
+
+def test_readiness_is_looked_up_once_in_a_while(narrow: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    moment = [100.0]
+    looks = []
+    monkeypatch.setattr(health, "_look", lambda _: looks.append(1) or health.Ready(status="ready", checks={}))
+    readiness = health.Readiness(clock=lambda: moment[0])
+
+    class Patient:
+        settings = narrow.runtime.settings.model_copy(update={"ready_seconds": 10.0})
+
+    for at in (100.0, 105.0, 109.9, 110.1, 115.0):
+        moment[0] = at
+        assert readiness.of(Patient()).status == "ready"  # type: ignore[arg-type]
+    assert len(looks) == 2
+
+
+def test_an_engine_that_fails_is_not_ready(narrow: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(narrow.runtime.engine._runner, "prefill", broken)
+    assert narrow.client.get("/readyz").json()["checks"]["base/tiny"] == "computes no token"

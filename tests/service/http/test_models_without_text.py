@@ -1,0 +1,292 @@
+"""What is stored and not served, over HTTP: adapters of an encoder, adapters with a head, banks of experts; and what
+is served beside them, a prefix, MAM and a fusion."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from registry.adapters import attached, expected_tensors, from_tensors
+from registry.adapters.weights import save_tensors
+from registry.base_model import load_base
+from registry.likelihood import score_windows
+from registry.spec import (
+    AdapterConfig,
+    BankConfig,
+    BottleneckConfig,
+    FusionConfig,
+    HeadConfig,
+    PrefixConfig,
+    UnionConfig,
+)
+from service.engine.texts import text_windows
+from tests.conftest import build_tiny_encoder
+from tests.service.domains import passages
+from tests.service.engine.test_two_bases import finish
+from tests.service.worlds import World, open_world
+
+PFEIFFER = BottleneckConfig(structure="pfeiffer", bottleneck=4, activation="relu")
+PARALLEL = BottleneckConfig(structure="parallel", bottleneck=4, activation="relu", scale=4.0)
+HEAD = HeadConfig(task="classification", labels=("bad", "good"))
+TASK = UnionConfig(members=(PFEIFFER, HEAD))
+BANK = BankConfig(expert=PFEIFFER, experts=2)
+PREFIX = PrefixConfig(length=4)
+SERVED: dict[str, AdapterConfig] = {
+    "lab/prefix": PREFIX,
+    "lab/mam": UnionConfig(members=(PREFIX, PARALLEL)),
+    "lab/fusion": FusionConfig(member=PFEIFFER, members=2),
+}
+STORED: dict[str, tuple[str, AdapterConfig, str]] = {
+    "lab/task": ("tiny", TASK, "'lab/task' answers with a head for classification (labels 'bad', 'good') and not"),
+    "lab/head": ("tiny", HEAD, "'lab/head' answers with a head for classification"),
+    "lab/bank": ("tiny", BANK, "'lab/bank' is a bank of 2 experts (AdaMix), which is not served but its merge is"),
+    "lab/bert-task": ("bert", TASK, "a head for classification (labels 'bad', 'good') on an encoder (family 'bert')"),
+    "lab/bert": ("bert", PFEIFFER, "'lab/bert' is an adapter of an encoder (family 'bert')"),
+}
+TEXT = "Heat the oil, add the onions and stir. "
+
+
+@pytest.fixture(scope="module")
+def world(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    folder = tmp_path_factory.mktemp("kinds")
+    bert = build_tiny_encoder(folder / "bert")
+    (folder / "bases.toml").write_text(
+        f'[bases.tiny]\nsource = "{tiny_base_dir}"\n[bases.bert]\nsource = "{bert}"\nkind = "encoder"\n'
+    )
+    for world in open_world(folder / "data", folder / "bases.toml", ready_seconds=0):
+        for name, config in SERVED.items():
+            pushed(world, name, "tiny", config)
+        for seed, (name, (base_id, config, _)) in enumerate(STORED.items()):
+            domain = ("kitchen", "court", "code")[seed % 3]
+            pushed(world, name, base_id, config, domain=domain, sample={"texts": passages(domain, 20)})
+        yield world
+
+
+def tensors_of(world: World, base_id: str, config: AdapterConfig, seed: int = 1) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = expected_tensors(config, world.runtime.shape(base_id))
+    return {name: 0.5 * torch.randn(size, generator=generator) for name, size in shapes.items()}
+
+
+def manifest(world: World, name: str, base_id: str, config: AdapterConfig, **more: Any) -> dict[str, Any]:
+    data = save_tensors(tensors_of(world, base_id, config, more.pop("seed", 1)))
+    files = {"adapter_model.safetensors": {"base64": base64.b64encode(data).decode()}}
+    return {"name": name, "domain": "tests", "base_model": base_id, "config": config.model_dump(mode="json"),
+            "files": files, **more}  # fmt: skip
+
+
+def pushed(world: World, name: str, base_id: str, config: AdapterConfig, **more: Any) -> dict[str, Any]:
+    answer = world.client.post("/v1/adapters", json=manifest(world, name, base_id, config, **more))
+    assert answer.status_code == 201, answer.text
+    if answer.json()["job"] is not None:
+        finish(world, answer.json()["job"])
+    return dict(answer.json())
+
+
+def post(world: World, path: str, **body: Any) -> Any:
+    return world.client.post(path, json=body)
+
+
+def refusal(answer: Any, status: int = 400) -> str:
+    assert answer.status_code == status, answer.text
+    return str(answer.json()["error"]["message"])
+
+
+def asked(world: World, model: str) -> list[Any]:
+    """All the ways to ask for text."""
+    chat = [{"role": "user", "content": "x"}]
+    return [
+        post(world, "/v1/completions", model=model, prompt=TEXT, max_tokens=2),
+        post(world, "/v1/completions", model=model, prompt=TEXT, max_tokens=2, stream=True),
+        post(world, "/v1/completions", model=model, prompt=TEXT, max_tokens=0, echo=True, logprobs=1),
+        post(world, "/v1/chat/completions", model=model, messages=chat, max_tokens=2),
+        post(world, "/v1/perplexity", model=model, texts=[TEXT]),
+        post(world, "/v1/perplexity", model="tiny", baseline=model, texts=[TEXT]),
+    ]
+
+
+# --- refused by what they are ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_every_way_to_ask_for_text_is_refused_by_what_it_is(world: World, name: str) -> None:
+    digest = world.client.get(f"/v1/adapters/{name}").json()["digest"]
+    for answer in asked(world, name):
+        message = refusal(answer)
+        assert STORED[name][2] in message
+        assert message.endswith(".")
+        assert ". " not in message, "one sentence"
+        assert answer.json()["error"]["param"] == "model"
+    by_digest = refusal(post(world, "/v1/completions", model=digest, prompt="x"))
+    assert by_digest.startswith(f"'{digest}' ")
+
+
+@pytest.mark.parametrize("name", ["bert", "base/bert"])
+def test_an_encoder_itself_is_refused(world: World, name: str) -> None:
+    for answer in asked(world, name):
+        assert refusal(answer) == (
+            f"'{name}' is an encoder (family 'bert'), which neither continues nor scores text: ask /v1/embeddings for "
+            "its vectors."
+        )
+
+
+def test_the_list_of_models_holds_what_can_be_asked_for(world: World) -> None:
+    listed = {one["id"]: one for one in world.client.get("/v1/models").json()["data"]}
+    assert set(SERVED) <= set(listed)
+    assert not set(STORED) & set(listed)
+    assert [listed[base]["speaks"] for base in ("tiny", "bert")] == [True, False]  # the latter embeds
+    assert all(listed[name]["speaks"] for name in SERVED)
+    for name in STORED:
+        card = world.client.get(f"/v1/models/{name}").json()
+        assert (card["speaks"], card["kind"]) == (False, "adapter")
+    adapters = {one["name"] for one in world.client.get("/v1/adapters", params={"limit": 100}).json()["data"]}
+    assert {name.split("/")[1] for name in (*SERVED, *STORED)} <= adapters
+
+
+def test_an_encoder_is_ready_and_embeds(world: World) -> None:
+    ready = world.client.get("/readyz").json()
+    assert ready["checks"] == {"database": "ok", "base/tiny": "ok", "base/bert": "ok"}
+    answer = post(world, "/v1/embeddings", model="base/bert", input=[TEXT, "x"])
+    assert answer.status_code == 200, answer.text
+    assert [len(one["embedding"]) for one in answer.json()["data"]] == [32, 32]
+    tokens = [post(world, "/tokenize", model="bert", prompt=text).json()["count"] for text in (TEXT, "x")]
+    assert answer.json()["usage"]["prompt_tokens"] == sum(tokens) + 2, "each text ends with SEP"
+    assert "the context is 64" in refusal(post(world, "/v1/embeddings", model="bert", input=TEXT * 20))
+    assert "base model's" in refusal(post(world, "/v1/embeddings", model="lab/bert", input=TEXT))
+
+
+def test_what_is_stored_comes_back_to_the_bit(world: World) -> None:
+    for name, (base_id, config, _) in STORED.items():
+        found = world.client.get(f"/v1/adapters/{name}/files/adapter_model.safetensors")
+        assert found.content == save_tensors(tensors_of(world, base_id, config))
+        detail = world.client.get(f"/v1/adapters/{name}").json()
+        assert detail["config"] == config.model_dump(mode="json")
+        assert detail["sample_state"] == "ready", "embedded, of an encoder too"
+
+
+# --- pools and soups ------------------------------------------------------------------------------
+
+
+def test_heads_and_banks_are_no_candidates(world: World) -> None:
+    how: dict[str, Any] = {"sample": {"texts": passages("kitchen", 20, seed=3)}, "pool": {"base_model": "tiny"}}
+    nobody = post(world, "/v1/select", **how, selector={"kind": "uniform"}, wait=100)
+    assert nobody.status_code >= 400 or not nobody.json()["selection"]["selected"]
+    for name, domain in (("lab/cook", "kitchen"), ("lab/judge", "court")):
+        pushed(world, name, "tiny", PFEIFFER, domain=domain, sample={"texts": passages(domain, 20)}, seed=len(name))
+    found = post(world, "/v1/select", **how, selector={"kind": "uniform"}, wait=100)
+    assert found.status_code == 200, found.text
+    refs = {one["ref"].split("@")[0] for one in found.json()["selection"]["selected"]}
+    assert refs == {"lab/cook", "lab/judge"}
+
+
+def test_a_soup_for_an_encoder_is_chosen_and_not_verified(world: World) -> None:
+    same = {"init_hash": "sha256:" + "1" * 64, "init_source": "declared"}
+    for seed, (name, domain) in enumerate((("lab/bert-cook", "kitchen"), ("lab/bert-judge", "court")), 5):
+        pushed(world, name, "bert", PFEIFFER, domain=domain, sample={"texts": passages(domain, 20)}, seed=seed,
+               provenance=same)  # fmt: skip
+    how: dict[str, Any] = {"sample": {"texts": passages("kitchen", 20, seed=3)}, "pool": {"base_model": "bert"},
+                           "selector": {"kind": "cosine", "encoder": "base"}, "wait": 100}  # fmt: skip
+    by_all = how | {"selector": {"kind": "uniform"}}
+    assert "'bert' is an encoder: set 'verify' to false" in refusal(post(world, "/v1/soups", **by_all))
+    chosen = post(world, "/v1/select", **how, options={"single": True})
+    assert chosen.status_code == 200, chosen.text
+    [one] = chosen.json()["selection"]["selected"]
+    assert one["ref"].startswith("lab/bert-cook")
+    recipe = {"ingredients": [{"ref": ref, "weight": 1} for ref in ("lab/bert-cook", "lab/bert-judge")]}
+    soup = post(world, "/v1/soups", recipe=recipe, name="lab/bert-soup", wait=100)
+    assert soup.status_code == 201, soup.text
+    assert "an adapter of an encoder" in refusal(post(world, "/v1/completions", model="lab/bert-soup", prompt="x"))
+
+
+def test_a_soup_of_task_adapters_is_not_verified_either(world: World) -> None:
+    same = {"init_hash": "sha256:" + "2" * 64, "init_source": "declared"}
+    for seed in (7, 8):
+        pushed(world, f"lab/task-{seed}", "tiny", TASK, seed=seed, provenance=same)
+    recipe = {"ingredients": [{"ref": f"lab/task-{seed}", "weight": 1} for seed in (7, 8)]}
+    sample = {"texts": passages("kitchen", 20)}
+    assert "lab/task-7@1 answers with a head" in refusal(
+        post(world, "/v1/soups", recipe=recipe, sample=sample, wait=100)
+    )
+    soup = post(world, "/v1/soups", recipe=recipe, name="lab/task-soup", wait=100)
+    assert soup.status_code == 201, soup.text
+    assert "answers with a head" in refusal(post(world, "/v1/completions", model="lab/task-soup", prompt="x"))
+
+
+def test_the_merge_of_a_bank_is_served(world: World) -> None:
+    merged = post(world, "/v1/soups", recipe={"ingredients": [{"ref": "lab/bank", "weight": 1}]}, wait=100)
+    assert merged.status_code == 201, merged.text
+    answer = post(world, "/v1/completions", model=merged.json()["model"], prompt=TEXT, max_tokens=3)
+    assert answer.status_code == 200, answer.text
+
+
+# --- served ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_perplexity_is_that_of_the_adapter_by_itself(world: World, name: str) -> None:
+    base = load_base(world.runtime.bases["tiny"])
+    texts = [TEXT, TEXT * 20]
+    answer = post(world, "/v1/perplexity", model=name, texts=texts, baseline="tiny")
+    assert answer.status_code == 200, answer.text
+    config = SERVED[name]
+    windows = [window for text in texts for window in text_windows(base, text, config)]
+    with attached(base.model, from_tensors(config, base.shape, tensors_of(world, "tiny", config))):
+        nll = sum(score_windows(base.model, windows, max_tokens=512, pad_id=0))
+    tokens = sum(len(window) - 1 for window in windows)
+    assert answer.json()["tokens"] == tokens
+    assert answer.json()["mean_nll"] == pytest.approx(nll / tokens, rel=1e-4)
+    assert answer.json()["baseline"]["mean_nll"] != pytest.approx(nll / tokens, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_a_prompt_is_continued_and_the_context_kept(world: World, name: str) -> None:
+    answer = post(world, "/v1/completions", model=name, prompt=[5] * 40, max_tokens=20, temperature=0)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-soup-digest"] == world.client.get(f"/v1/adapters/{name}").json()["digest"]
+    full = post(world, "/v1/completions", model=name, prompt=[5] * 40, max_tokens=24, temperature=0)
+    if name == "lab/fusion":
+        assert full.status_code == 200
+    else:
+        assert "of which the adapter's prefix takes 4; ask for at most 20" in refusal(full)
+
+
+# --- bad pushes -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("base_id", "config", "match"),
+    [
+        ("bert", {"method": "prefix", "length": 3}, "prefix"),
+        ("bert", {**PARALLEL.model_dump(mode="json"), "input": "residual"}, "argument is the residual stream"),
+        ("tiny", {"method": "prefix", "length": 64}, "leaves no room"),
+        ("tiny", {"method": "head", "task": "classification", "labels": ["one"]}, "labels"),
+        ("tiny", {"method": "head", "task": "classification", "labels": ["a", "a"]}, "differ"),
+        ("tiny", {"method": "head", "task": "question_answering", "labels": ["begin", "end"]}, "start"),
+        ("tiny", {"method": "adamix", "expert": {"method": "prefix", "length": 3}, "experts": 2}, "expert"),
+        ("tiny", {"method": "adamix", "expert": PFEIFFER.model_dump(mode="json"), "experts": 100000}, "experts"),
+        ("tiny", {"method": "union", "members": [{"method": "union", "members": []}]}, "members"),
+        ("tiny", {"method": "fusion", "member": PFEIFFER.model_dump(mode="json"), "members": 10**9}, "members"),
+        ("tiny", HEAD.model_dump(mode="json"), "out.weight|not those"),
+        ("bert", BANK.model_dump(mode="json"), "experts|not those|shape"),
+    ],
+)
+def test_a_configuration_that_cannot_be_is_refused(world: World, base_id: str, config: Any, match: str) -> None:
+    body = manifest(world, "lab/bad", base_id, PFEIFFER) | {"config": config}
+    answer = post(world, "/v1/adapters", **body)
+    assert 400 <= answer.status_code < 500, answer.text
+    assert re.search(match, answer.text), answer.text
+    assert world.client.get("/v1/adapters/lab/bad").status_code == 404
+
+
+def test_an_adapter_of_a_causal_base_does_not_fit_an_encoder(world: World) -> None:
+    body = manifest(world, "lab/bad", "tiny", PFEIFFER) | {
+        "base_model": "bert",
+        "base_fingerprint": world.runtime.shape("tiny").fingerprint,
+    }
+    assert "another model" in refusal(post(world, "/v1/adapters", **body), 422)

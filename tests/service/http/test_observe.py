@@ -1,0 +1,178 @@
+"""Operators see templates, ids and durations; never what people sent."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fastapi import APIRouter, FastAPI
+from fastapi.responses import StreamingResponse
+from fastapi.testclient import TestClient
+
+from service.http import problems
+from service.http.observe import Metrics, Observe
+from service.logs import JsonFormatter, configure_logging
+
+SECRET = "my-private-text"
+
+
+class Engine:
+    def counters(self) -> dict[str, float]:
+        return {"queue_depth": 3, "tokens_total": 41}
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics()
+
+
+@pytest.fixture
+def client(metrics: Metrics) -> TestClient:
+    app = FastAPI()
+    router = APIRouter(prefix="/v1")
+
+    @router.get("/things/{name}")
+    def thing(name: str) -> dict[str, str]:
+        return {"name": name}
+
+    @router.get("/broken/{name}")
+    def broken(name: str) -> None:
+        raise RuntimeError(f"cannot {name}")
+
+    @router.get("/half/{name}")
+    def half(name: str) -> StreamingResponse:
+        def body() -> Iterator[bytes]:
+            yield b"begun"
+            raise RuntimeError(f"cannot {name}")
+
+        return StreamingResponse(body())
+
+    app.include_router(router)
+    problems.install(app)
+    app.add_middleware(Observe, metrics=metrics)
+    return TestClient(app)
+
+
+@pytest.fixture
+def lines() -> Iterator[io.StringIO]:
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonFormatter())
+    logger = logging.getLogger("service")
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel("INFO")
+    yield stream
+    logger.removeHandler(handler)
+    logger.setLevel(level)
+
+
+def parsed(stream: io.StringIO) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_a_request_id_is_given_and_a_safe_one_is_kept(client: TestClient) -> None:
+    first, second = (client.get("/v1/things/a").headers["x-request-id"] for _ in range(2))
+    assert first != second
+    assert client.get("/v1/things/a", headers={"x-request-id": "abc-1.2_Z"}).headers["x-request-id"] == "abc-1.2_Z"
+
+
+@pytest.mark.parametrize("offered", ["", "a b", "a\tb", "x" * 65, '"}', "a;b", "é".encode()])
+def test_an_unsafe_request_id_is_replaced(client: TestClient, offered: Any) -> None:
+    found = client.get("/v1/things/a", headers={"x-request-id": offered}).headers["x-request-id"]
+    assert len(found) == 32
+    assert found.isalnum()
+
+
+def test_the_log_holds_the_template_and_not_the_text(client: TestClient, lines: io.StringIO) -> None:
+    client.get(f"/v1/things/{SECRET}?q={SECRET}", headers={"x-request-id": "r-1", "x-other": SECRET})
+    (line,) = parsed(lines)
+    assert SECRET not in lines.getvalue()
+    assert line["route"] == "/v1/things/{name}"
+    assert (line["status"], line["method"], line["request_id"]) == (200, "GET", "r-1")
+    assert line["ms"] >= 0
+
+
+def test_an_unexpected_error_is_500_in_our_shape_without_its_message(client: TestClient, lines: io.StringIO) -> None:
+    answer = client.get(f"/v1/broken/{SECRET}", headers={"x-request-id": "r-2"})
+    assert answer.status_code == 500
+    assert answer.json()["error"]["code"] == "internal"
+    assert answer.headers["x-request-id"] == "r-2"
+    assert SECRET not in answer.text
+    failed, request = parsed(lines)
+    assert failed["error"] == "RuntimeError"
+    assert any("test_observe" in place for place in failed["where"])
+    assert request["status"] == 500
+    assert SECRET not in lines.getvalue()
+
+
+def test_an_error_after_the_answer_began_cuts_the_connection(client: TestClient, lines: io.StringIO) -> None:
+    with pytest.raises(RuntimeError):
+        client.get(f"/v1/half/{SECRET}")
+    assert [line.get("error") for line in parsed(lines)] == ["RuntimeError", None]
+    assert SECRET not in lines.getvalue()
+
+
+def test_metrics_count_by_template(client: TestClient, metrics: Metrics) -> None:
+    for name in ("a", "b", SECRET):
+        client.get(f"/v1/things/{name}")
+    client.get(f"/{SECRET}")
+    client.request("BREW", f"/v1/things/{SECRET}")
+    client.get("/v1/broken/x")
+    text = metrics.render().decode()
+    assert 'soup_http_requests_total{method="GET",route="/v1/things/{name}",status="200"} 3.0' in text
+    assert 'route="unmatched",status="404"' in text
+    assert 'method="OTHER"' in text
+    assert 'route="/v1/broken/{name}",status="500"' in text
+    assert "soup_http_in_flight 0.0" in text
+    assert "soup_http_request_seconds_bucket" in text
+    assert SECRET not in text
+
+
+def test_the_engines_counters_are_read_when_asked(metrics: Metrics) -> None:
+    metrics.watch_engine(Engine())
+    text = metrics.render().decode()
+    assert "soup_engine_queue_depth 3.0" in text
+    assert "soup_engine_tokens_total 41.0" in text
+
+
+def test_an_engine_without_counters_does_no_harm(metrics: Metrics) -> None:
+    metrics.watch_engine(object())
+    assert b"soup_http" in metrics.render()
+
+
+def test_two_apps_have_two_registries() -> None:
+    one, other = Metrics(), Metrics()
+    one.requests.labels("GET", "/", "200").inc()
+    assert b'route="/"' not in other.render()
+
+
+def test_every_answer_carries_the_basic_headers(client: TestClient) -> None:
+    for path in ("/v1/things/a", "/nothing", "/v1/broken/x"):
+        headers = client.get(path).headers
+        assert headers["x-content-type-options"] == "nosniff"
+        assert "default-src 'none'" in headers["content-security-policy"]
+
+
+def test_logging_is_json_also_for_others_exceptions() -> None:
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    stream = io.StringIO()
+    try:
+        configure_logging("info", stream)
+        try:
+            raise ValueError(SECRET) from KeyError(SECRET)
+        except ValueError:
+            logging.getLogger("uvicorn.error").exception("Exception in ASGI application")
+        assert logging.getLogger("uvicorn.access").disabled
+    finally:
+        root.handlers[:] = before
+        root.setLevel(level)
+        logging.getLogger("uvicorn.access").disabled = False
+    (line,) = parsed(stream)
+    assert (line["error"], line["cause"], line["level"]) == ("ValueError", "KeyError", "error")
+    assert SECRET not in stream.getvalue()

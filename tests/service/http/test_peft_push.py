@@ -1,0 +1,237 @@
+"""PEFT directories at the command line and over HTTP: pushed as they lie on disk, refused in words, pulled again."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+
+from registry.base_model import load_base
+from registry.spec import BaseEntry
+from service.cli import app as cli
+from tests.conftest import build_tiny_base
+from tests.service.worlds import Live, World, open_live, open_world, write_bases
+
+WEIGHTS = "adapter_model.safetensors"
+SAMPLE = [f"The court held that contract {number} was void for want of consideration." for number in range(30)]
+Soup = Callable[..., tuple[int, str, str]]
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:peft")
+
+
+@pytest.fixture(scope="module")
+def bases(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A GPT-2 under one name, and a Llama under two."""
+    llama = build_tiny_base(tmp_path_factory.mktemp("llama") / "base", model_type="llama")
+    return {"small": tiny_base_dir, "llama": llama, "llama-two": llama}
+
+
+@pytest.fixture(scope="module")
+def world(bases: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    folder = tmp_path_factory.mktemp("world")
+    yield from open_world(folder / "data", write_bases(folder / "bases.toml", bases))
+
+
+@pytest.fixture(scope="module")
+def live(world: World) -> Iterator[Live]:
+    yield from open_live(world)
+
+
+@pytest.fixture(scope="module")
+def models(bases: dict[str, Path]) -> dict[str, Any]:
+    return {name: load_base(BaseEntry(id=name, source=str(bases[name]))).model for name in ("small", "llama")}
+
+
+@pytest.fixture
+def lora(models: dict[str, Any], tmp_path: Path) -> Callable[..., Path]:
+    """Writes a PEFT directory for one of the base models."""
+
+    def write(base: str = "small", *, name: str = "lora", **options: Any) -> Path:
+        module = "c_attn" if base == "small" else "q_proj"
+        config = peft.LoraConfig(
+            r=2, task_type="CAUSAL_LM", fan_in_fan_out=base == "small", **{"target_modules": [module], **options}
+        )
+        model = peft.get_peft_model(copy.deepcopy(models[base]), config)
+        torch.manual_seed(0)
+        for key, parameter in model.named_parameters():
+            if "lora_B" in key:
+                torch.nn.init.normal_(parameter, std=0.5)
+        model.save_pretrained(str(tmp_path / name))
+        return tmp_path / name
+
+    return write
+
+
+@pytest.fixture
+def sample(tmp_path: Path) -> Path:
+    file = tmp_path / "law.jsonl"
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in SAMPLE))
+    return file
+
+
+@pytest.fixture
+def soup(live: Live, capsys: pytest.CaptureFixture[str]) -> Soup:
+    def run(*args: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = cli.run([*[str(arg) for arg in args], "--url", live.url, "--key", live.world.admin])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+def record(folder: Path, base: str | None) -> Path:
+    """The directory with another base model in PEFT's file."""
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "base_model_name_or_path": base}))
+    return folder
+
+
+def body(folder: Path, **fields: Any) -> dict[str, Any]:
+    """A manifest as somebody with curl writes it: PEFT's two files as they are."""
+    return {
+        "name": "acme/curled",
+        "domain": "law",
+        "base_model": "small",
+        "peft_config": json.loads((folder / "adapter_config.json").read_text()),
+        "files": {WEIGHTS: {"base64": base64.b64encode((folder / WEIGHTS).read_bytes()).decode()}},
+        **fields,
+    }
+
+
+class TestCommandLine:
+    def test_as_it_lies_on_disk_there_and_back(
+        self, soup: Soup, lora: Callable[..., Path], sample: Path, models: dict[str, Any], tmp_path: Path
+    ) -> None:
+        folder = lora(alpha_pattern={"h.1.attn.c_attn": 5})
+        command = ("push", folder, "--name", "acme/law", "--domain", "law", "--sample", sample, "--wait")
+        code, out, err = soup(*command)
+        assert (code, out) == (0, "acme/law@1\n"), err
+        row = json.loads(soup("show", "acme/law", "--json")[1])
+        assert (row["base_model"], row["config"]["method"], row["sample_state"]) == ("small", "lora", "ready")
+        assert "rank 2, alpha 5 on transformer.h.*.attn.c_attn of 1 layers" in soup("show", "acme/law")[1]
+        assert "lora r2" in soup("ls", "law")[1]
+
+        assert soup("pull", "acme/law", tmp_path / "pulled")[0] == 0
+        assert (tmp_path / "pulled" / WEIGHTS).read_bytes() == (folder / WEIGHTS).read_bytes()
+        assert soup("push", tmp_path / "pulled", "--name", "acme/law")[:2] == (0, "acme/law@1\n")
+        ids = torch.arange(1, 9)[None]
+        with torch.inference_mode():
+            one, two = (
+                peft.PeftModel.from_pretrained(copy.deepcopy(models["small"]), str(path)).eval()(input_ids=ids).logits
+                for path in (folder, tmp_path / "pulled")
+            )
+        torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-5)
+
+    def test_what_is_served_is_what_peft_says(
+        self, soup: Soup, lora: Callable[..., Path], models: dict[str, Any], live: Live
+    ) -> None:
+        folder = lora(use_rslora=True, name="served")
+        assert soup("push", folder, "--name", "acme/served", "--domain", "law")[0] == 0
+        ids = [0, 30, 31, 32, 33]
+        told = live.openai().completions.create(
+            model="acme/served", prompt=ids, max_tokens=1, temperature=0, logprobs=1, echo=True
+        )
+        model = peft.PeftModel.from_pretrained(copy.deepcopy(models["small"]), str(folder)).eval()
+        with torch.inference_mode():
+            scores = torch.log_softmax(model(input_ids=torch.tensor([ids])).logits[0], dim=-1)
+        expected = [float(scores[at, token]) for at, token in enumerate(ids[1:])]
+        assert told.choices[0].logprobs is not None
+        found = told.choices[0].logprobs.token_logprobs
+        assert found is not None
+        assert found[1 : len(ids)] == pytest.approx(expected, abs=1e-4)
+
+    def test_without_a_domain(self, soup: Soup, lora: Callable[..., Path]) -> None:
+        code, out, err = soup("push", lora(), "--name", "acme/nowhere")
+        assert (code, out) == (1, "")
+        assert "does not say which domain the adapter is of: give --domain." in err
+
+    def test_a_base_that_two_entries_match(self, soup: Soup, lora: Callable[..., Path], bases: dict[str, Path]) -> None:
+        folder = lora("llama")
+        code, _, err = soup("push", folder, "--name", "acme/twins", "--domain", "law")
+        assert code == 3
+        assert "2 base models here (llama, llama-two) are that one" in err
+        assert soup("push", folder, "--name", "acme/twins", "--domain", "law", "--base", "base/llama-two")[0] == 0
+        assert json.loads(soup("show", "acme/twins", "--json")[1])["base_model"] == "llama-two"
+
+    def test_a_base_that_none_matches_tells_no_folder(
+        self, soup: Soup, lora: Callable[..., Path], bases: dict[str, Path]
+    ) -> None:
+        code, _, err = soup("push", record(lora(), "meta/other"), "--name", "acme/other", "--domain", "law")
+        assert code == 3
+        assert "records base model 'meta/other', and no base model here is that one" in err
+        assert "llama, llama-two, small" in err
+        assert not any(str(path) in err for path in bases.values())
+        assert soup("push", record(lora(), None), "--name", "acme/other", "--domain", "law")[0] == 1
+        assert soup("push", record(lora(), "small/"), "--name", "acme/other", "--domain", "law")[0] == 0
+
+    def test_modules_the_base_lacks(self, soup: Soup, lora: Callable[..., Path]) -> None:
+        code, _, err = soup("push", lora("llama"), "--name", "acme/lacks", "--domain", "law", "--base", "small")
+        assert code == 3
+        assert "no linear module model.layers.0.self_attn.q_proj" in err
+        assert "transformer.h.0" in err
+
+    def test_what_is_not_supported_is_refused_before_anything_is_sent(
+        self, soup: Soup, lora: Callable[..., Path]
+    ) -> None:
+        code, _, err = soup("push", lora(use_dora=True), "--name", "acme/dora", "--domain", "law")
+        assert code == 1
+        assert "use_dora is not supported: it means DoRA" in err
+
+
+class TestOverHttp:
+    def test_pefts_json_as_it_is(self, world: World, lora: Callable[..., Path]) -> None:
+        answer = world.client.post("/v1/adapters", json=body(lora(name="curl")))
+        assert answer.status_code == 201, answer.text
+        again = world.client.post(
+            "/v1/adapters", json=body(lora(name="curl"), peft_config=None, config=answer.json()["config"])
+        )
+        assert (again.status_code, again.json()["digest"]) == (200, answer.json()["digest"])
+
+    def test_the_files_are_a_peft_directory(self, world: World, lora: Callable[..., Path]) -> None:
+        world.client.post("/v1/adapters", json=body(lora(), name="acme/files")).raise_for_status()
+        files = world.client.get("/v1/adapters/acme/files/files").json()["data"]
+        assert sorted(one["name"] for one in files) == ["README.md", "adapter_config.json", WEIGHTS, "soup.json"]
+        config = world.client.get("/v1/adapters/acme/files/files/adapter_config.json").json()
+        assert (config["target_modules"], config["fan_in_fan_out"], config["r"]) == (["c_attn"], True, 2)
+        assert config["base_model_name_or_path"] == "small"  # never the folder on the server
+        assert world.client.get("/v1/adapters/acme/files/files/soup.json").json()["domain"] == "law"
+
+    @pytest.mark.parametrize(
+        ("change", "status", "code", "says"),
+        [
+            ({"use_dora": True, "bias": "all"}, 400, "unknown_method", "use_dora"),
+            ({"peft_type": "IA3"}, 400, "unknown_method", "IA3"),
+            ({"r": 7}, 400, "invalid_manifest", "rank 2 in the weights and 7 in the configuration"),
+            ({"target_modules": ["c_fc"]}, 400, "invalid_manifest", "does not target"),
+            ({"rank_pattern": {"(a+)+b": 2, "(?!x)": 2}}, 400, "invalid_manifest", "(?!x)"),
+        ],
+        ids=str,
+    )
+    def test_refusals(
+        self, world: World, lora: Callable[..., Path], change: dict[str, Any], status: int, code: str, says: str
+    ) -> None:
+        sent = body(lora(), name="acme/refused")
+        answer = world.client.post("/v1/adapters", json={**sent, "peft_config": {**sent["peft_config"], **change}})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (status, code), answer.text
+        assert says in error["message"]
+        assert world.client.get("/v1/adapters/acme/refused").status_code == 404
+
+    def test_exactly_one_configuration(self, world: World, lora: Callable[..., Path]) -> None:
+        config = {"method": "lora", "groups": [{"targets": ["a"], "rank": 1, "alpha": 1}]}
+        for fields in ({"config": config}, {"peft_config": None}):
+            error = world.client.post("/v1/adapters", json=body(lora(), **fields)).json()["error"]
+            assert "either 'config' or 'peft_config'" in error["message"]
+
+    def test_a_recorded_base_stands_for_itself(self, world: World, lora: Callable[..., Path]) -> None:
+        sent = body(lora(), name="acme/recorded", base_model=None, recorded_base="small")
+        assert world.client.post("/v1/adapters", json=sent).json()["base_model"] == "small"
+        sent["recorded_base"] = "\x00"
+        assert world.client.post("/v1/adapters", json=sent).status_code == 400

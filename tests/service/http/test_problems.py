@@ -1,0 +1,197 @@
+"""One error shape, one status per class, one clear sentence, and nothing of ours or theirs leaks."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from typing import Annotated, Any
+
+import pytest
+from fastapi import FastAPI, HTTPException, Query
+from fastapi.testclient import TestClient
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from registry import errors
+from registry.errors import SoupError
+from registry.spec import CookRequest
+from service.http import problems
+
+EVERY = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, SoupError)]
+
+
+class Inner(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    method: Annotated[str, Field(pattern="^bottleneck$")]
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    count: int = Field(default=1, ge=1)
+    config: Inner | None = None
+
+
+@pytest.fixture
+def client() -> TestClient:
+    app = FastAPI()
+    problems.install(app)
+
+    @app.post("/body")
+    def body(body: Body) -> dict[str, Any]:
+        return {}
+
+    @app.get("/query")
+    def query(limit: Annotated[int, Query(le=5)]) -> dict[str, Any]:
+        return {}
+
+    @app.get("/raise/{name}")
+    def fail(name: str) -> None:
+        raise next(kind for kind in EVERY if kind.__name__ == name)("A sentence.")
+
+    @app.get("/teapot")
+    def teapot() -> None:
+        raise HTTPException(418, "Short and stout", headers={"x-pot": "1"})
+
+    return TestClient(app)
+
+
+@pytest.mark.parametrize("kind", EVERY, ids=lambda kind: kind.__name__)
+def test_every_error_has_the_shape_and_a_status(client: TestClient, kind: type[SoupError]) -> None:
+    answer = client.get(f"/raise/{kind.__name__}")
+    assert answer.status_code == problems.status_of(kind("x"))
+    assert 400 <= answer.status_code < 600
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["code"] == kind.code
+    problems.ErrorBody.model_validate(answer.json())
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [
+        (errors.InvalidName, 400),
+        (errors.DigestMismatch, 400),
+        (errors.InvalidWeights, 422),
+        (errors.Incompatible, 422),
+        (errors.TooLarge, 413),
+        (errors.NotFound, 404),
+        (errors.Retired, 410),
+        (errors.Unauthenticated, 401),
+        (errors.Forbidden, 403),
+        (errors.Busy, 429),
+        (errors.Unavailable, 503),
+        (errors.PreconditionFailed, 412),
+    ],
+)
+def test_statuses(kind: type[SoupError], status: int) -> None:
+    assert problems.status_of(kind("x")) == status
+
+
+def test_busy_says_when_to_come_back_and_401_how_to_authenticate() -> None:
+    assert problems.response_of(errors.Busy("Full.", retry_after=7)).headers["retry-after"] == "7"
+    assert problems.response_of(errors.Unauthenticated("No key.")).headers["www-authenticate"] == "Bearer"
+
+
+def test_a_broken_invariant_of_ours_is_not_shown() -> None:
+    body = problems.body_of(errors.Internal("row 7 has secret x", problems=["secret x"]))
+    assert "secret" not in json.dumps(body)
+
+
+def test_all_problems_are_listed() -> None:
+    body = problems.body_of(errors.Incompatible("They differ.", problems=["base", "scale"]))
+    assert body["error"]["problems"] == ["base", "scale"]
+
+
+def test_half_a_surrogate_pair_in_a_message_does_not_break_the_answer() -> None:
+    answer = problems.response_of(errors.InvalidName("bad \ud800", param="\ud800", problems=["\udfff"]))
+    assert b"bad ?" in answer.body
+
+
+@pytest.mark.parametrize(
+    ("body", "message", "param"),
+    [
+        ({}, "Field 'name' is missing.", "name"),
+        ({"name": 1}, "Field 'name': input should be a valid string.", "name"),
+        ({"name": "a", "extra": 1}, "Field 'extra' is not known here.", "extra"),
+        ({"name": "a", "count": 0}, "Field 'count': input should be greater than or equal to 1.", "count"),
+        ([], "The body must be a JSON object sent with 'content-type: application/json'.", None),
+    ],
+)
+def test_one_sentence_names_the_field(client: TestClient, body: Any, message: str, param: str | None) -> None:
+    answer = client.post("/body", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == message
+    assert answer.json()["error"]["param"] == param
+    assert answer.json()["error"]["code"] == "invalid_parameter"
+
+
+def test_several_problems_are_counted_and_listed(client: TestClient) -> None:
+    error = client.post("/body", json={"count": 0, "extra": 1}).json()["error"]
+    assert error["message"].endswith("(2 more problems.)")
+    assert len(error["problems"]) == 3
+    error = client.post("/body", json={"count": 0}).json()["error"]
+    assert error["message"].endswith("(1 more problem.)")
+
+
+def test_of_very_many_problems_some_are_listed_and_all_are_counted(client: TestClient) -> None:
+    error = client.post("/body", json={f"extra{number}": 1 for number in range(100)}).json()["error"]
+    assert len(error["problems"]) == problems.MOST_LISTED
+    assert error["message"].endswith("(100 more problems.)")
+
+
+def test_an_unknown_method_has_its_own_code(client: TestClient) -> None:
+    error = client.post("/body", json={"name": "a", "config": {"method": "magic"}}).json()["error"]
+    assert error["code"] == "unknown_method"
+    assert error["param"] == "config.method"
+    error = client.post("/body", json={"name": "a", "config": {}}).json()["error"]
+    assert error["code"] == "invalid_parameter"
+
+
+def test_the_input_is_not_echoed(client: TestClient) -> None:
+    assert "my private text" not in client.post("/body", json={"name": "a", "count": "my private text"}).text
+
+
+def test_json_that_is_none(client: TestClient) -> None:
+    answer = client.post("/body", content="{", headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith("The body is not valid JSON: ")
+    answer = client.post("/body", content=b'{"name": "a"}', headers={"content-type": "text/plain"})
+    assert "application/json" in answer.json()["error"]["message"]
+    assert client.post("/body").json()["error"]["message"] == "The request has no JSON body."
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "param"),
+    [
+        ("mixing", {"scale": "nan"}, "mixing.scale"),
+        ("mixing", {"method": "concat", "assume_same_init": True}, "mixing.assume_same_init"),
+        ("mixing", {"method": "ties"}, "mixing.method"),
+        ("selector", {"kind": "gmm", "dimensions": 0}, "selector.dimensions"),
+        ("selector", {"kind": "uniform", "threshold": 1}, "selector.threshold"),
+        ("selector", {"kind": "cosine", "threshold": "x"}, "selector.threshold"),
+    ],
+)
+def test_a_field_is_named_as_it_was_sent(field: str, value: Any, param: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        CookRequest.model_validate({"sample": {"texts": ["a"]}, field: value})
+    assert problems.from_validation(caught.value.errors()).param == param
+
+
+def test_query_parameters_are_named(client: TestClient) -> None:
+    error = client.get("/query", params={"limit": 6}).json()["error"]
+    assert error["param"] == "limit"
+
+
+def test_what_the_framework_raises_has_the_shape_too(client: TestClient) -> None:
+    missing = client.get("/nothing")
+    assert missing.status_code == 404
+    assert missing.json()["error"]["code"] == "not_found"
+    method = client.delete("/query")
+    assert method.status_code == 405
+    assert method.json()["error"]["code"] == "method_not_allowed"
+    assert method.headers["allow"] == "GET"
+    pot = client.get("/teapot")
+    assert (pot.status_code, pot.headers["x-pot"]) == (418, "1")
+    problems.ErrorBody.model_validate(pot.json())

@@ -1,0 +1,60 @@
+"""Whatever the schema allows, and what it does not, never makes the server fail or answer in another shape."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.errors import Unsatisfiable
+from schemathesis import Case, GenerationMode
+
+from service.http.problems import ErrorBody
+from tests.service.worlds import BASE_ID, World, open_world, write_bases
+
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "8"))
+
+
+@pytest.fixture(scope="module")
+def world(
+    tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory, database_settings: dict[str, Any]
+) -> Iterator[World]:
+    """A server that waits for no job."""
+    folder = tmp_path_factory.mktemp("fuzz")
+    bases = write_bases(folder / "bases.toml", {BASE_ID: tiny_base_dir})
+    yield from open_world(
+        folder / "data", bases, **database_settings, wait_seconds=0, max_wait_seconds=0, job_workers=0
+    )
+
+
+def operations(world: World) -> list[Any]:
+    schema = schemathesis.openapi.from_asgi("/openapi.json", world.app)
+    found = [result.ok() for result in schema.get_all_operations()]
+    # an event stream ends with its job, and no job here does
+    return [operation for operation in found if not operation.path.endswith("/events")]
+
+
+@pytest.mark.parametrize("mode", list(GenerationMode))
+def test_nothing_breaks_the_server(world: World, mode: GenerationMode) -> None:
+    world.push("team/adapter", seed=1)
+    headers = world.headers(world.admin)
+    found = operations(world)
+    assert len(found) > 30
+    for operation in found:
+
+        @settings(max_examples=EXAMPLES, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+        @given(case=operation.as_strategy(generation_mode=mode))
+        def attack(case: Case) -> None:
+            answer = case.call(headers=headers)
+            assert answer.status_code < 500, (case.method, case.path, case.body, answer.text)
+            if answer.status_code >= 400 and answer.status_code != 416 and case.method != "HEAD":
+                error = ErrorBody.model_validate(answer.json()).error
+                assert error.message.endswith((".", ".)")), error.message
+
+        with suppress(Unsatisfiable):  # nothing can be wrong about a request without parameters
+            attack()

@@ -1,0 +1,375 @@
+"""The runner alone: a real queue, kinds made for the test, and everything that can come between a claim and an end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from registry.blobs import MemoryBlobs
+from registry.catalogue import Database
+from registry.catalogue.jobs import Jobs
+from registry.catalogue.rows import JobRow
+from registry.errors import Busy, Cancelled, Incompatible, InvalidSample, NotFound, SoupError
+from service.jobs import runner as module
+from service.jobs.kinds import JobContext, JobKind
+from service.jobs.runner import FINAL, JobRunner, result_of
+from service.settings import Settings
+from tests.postgres import Databases
+
+PATIENCE = 20.0
+Run = Callable[[JobContext], dict[str, Any]]
+
+
+class Stage:
+    """A queue, a runner over it, and one kind of job, `test`, that does what a test says."""
+
+    def __init__(self, database: Database, folder: Path) -> None:
+        self.database = database
+        self.settings = Settings(data=folder, job_lease_seconds=60.0)
+        self.started = threading.Semaphore(0)
+        self.go_on = threading.Event()
+        self.cleaned: list[str] = []
+        self.without: list[str] = []
+        self.run: Run = lambda context: {"did": context.row.id}
+        self.runners: list[JobRunner] = []
+
+    def kind(self) -> JobKind:
+        def clean(_: Any, row: JobRow) -> None:
+            self.cleaned.append(row.id)
+
+        return JobKind(
+            run=lambda context: self.run(context),
+            ended_without=lambda catalogue, row: self.without.append(row.id),
+            clean=clean,
+            reach=lambda row: (row.namespace,),
+        )
+
+    def runner(self, *, start: bool = True, sole_owner: bool = True, **settings: Any) -> JobRunner:
+        runtime = SimpleNamespace(
+            settings=self.settings.model_copy(update=settings), database=self.database, blobs=MemoryBlobs(),
+            sole_owner=sole_owner,
+        )  # fmt: skip
+        runner = JobRunner(runtime)  # type: ignore[arg-type]
+        self.runners.append(runner)
+        if start:
+            runner.start()
+        return runner
+
+    def enqueue(self, **options: Any) -> str:
+        with self.database.write() as catalogue:
+            job = catalogue.jobs.enqueue("test", {}, namespace="acme", created_by="key-1", **options)
+        for runner in self.runners:
+            runner.wake()
+        return job.id
+
+    def row(self, job: str) -> JobRow:
+        with self.database.read() as catalogue:
+            return catalogue.jobs.get(None, job)
+
+    def change(self, change: Callable[[Jobs], Any]) -> Any:
+        with self.database.write() as catalogue:
+            return change(catalogue.jobs)
+
+    def until(self, runner: JobRunner, job: str, done: Callable[[JobRow], bool]) -> JobRow:
+        """The job once `done` says so of it, told by the runner's watch."""
+        changed = threading.Event()
+        unwatch = runner.watch(job, changed.set)
+        deadline = datetime.now(UTC) + timedelta(seconds=PATIENCE)
+        try:
+            while True:
+                row = self.row(job)
+                if done(row):
+                    return row
+                assert datetime.now(UTC) < deadline, row
+                changed.wait(0.2)
+                changed.clear()
+        finally:
+            unwatch()
+
+    def ended(self, runner: JobRunner, job: str) -> JobRow:
+        """The job once it ended and was cleaned up after."""
+        return self.until(runner, job, lambda row: row.state in FINAL and job in self.cleaned)
+
+    def hold(self, context: JobContext) -> dict[str, Any]:
+        """A run that goes on, reporting, until the test lets it."""
+        self.started.release()
+        while not self.go_on.wait(0.01):
+            context.progress(1, 2, "half-way")
+        return {"held": True}
+
+
+@pytest.fixture
+def stage(databases: Databases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+    monkeypatch.setattr(module, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(module, "IDLE_SECONDS", 0.1)
+    monkeypatch.setattr(module, "PROGRESS_SECONDS", 0.0)
+    with databases.new(tmp_path) as database:
+        stage = Stage(database, tmp_path)
+        monkeypatch.setattr(module, "KINDS", {"test": stage.kind()})
+        yield stage
+        stage.go_on.set()
+        for runner in stage.runners:
+            runner.stop()
+
+
+class TestEnds:
+    def test_success_with_its_result_and_its_progress(self, stage: Stage) -> None:
+        runner = stage.runner()
+        stage.run = stage.hold
+        job = stage.enqueue()
+        half = stage.until(runner, job, lambda row: row.progress.get("done") == 1)
+        assert (half.state, half.progress) == ("running", {"done": 1, "total": 2, "message": "half-way"})
+        stage.go_on.set()
+        row = stage.ended(runner, job)
+        assert (row.state, row.error, row.attempts, result_of(row)) == ("succeeded", None, 1, {"held": True})
+        assert stage.without == []
+
+    def test_a_failure_is_stored_whole_and_raised_again(self, stage: Stage) -> None:
+        def fail(_: JobContext) -> dict[str, Any]:
+            raise Incompatible("No.", param="recipe", problems=["a", "b"])
+
+        stage.run = fail
+        runner = stage.runner()
+        job = stage.enqueue()
+        row = stage.ended(runner, job)
+        assert (row.state, row.attempts, stage.without) == ("failed", 1, [job])
+        with pytest.raises(Incompatible, match=r"No\.") as caught:
+            result_of(row)
+        assert (caught.value.param, caught.value.problems) == ("recipe", ("a", "b"))
+
+    @pytest.mark.parametrize("error", [Busy("full"), RuntimeError("secret text of a sample")])
+    def test_what_may_pass_is_tried_again(self, stage: Stage, error: Exception) -> None:
+        def fail_twice(context: JobContext) -> dict[str, Any]:
+            if context.row.attempts < 3:
+                raise error
+            return {"at": context.row.attempts}
+
+        stage.run = fail_twice
+        runner = stage.runner()
+        row = stage.ended(runner, stage.enqueue())
+        assert (row.state, row.result, row.error) == ("succeeded", {"at": 3}, None)
+
+    def test_but_not_for_ever_and_its_words_stay_in_the_log(self, stage: Stage) -> None:
+        def fail(_: JobContext) -> dict[str, Any]:
+            raise RuntimeError("secret text of a sample")
+
+        stage.run = fail
+        runner = stage.runner()
+        job = stage.enqueue()
+        row = stage.ended(runner, job)
+        assert (row.state, row.attempts, stage.without, stage.cleaned) == ("failed", 3, [job], [job])
+        assert row.error["code"] == "internal"
+        assert "RuntimeError" in row.error["message"]
+        assert "secret" not in str(row.error)
+
+    def test_what_was_sent_wrong_is_not_tried_again(self, stage: Stage) -> None:
+        def fail(_: JobContext) -> dict[str, Any]:
+            raise InvalidSample("Too few.")
+
+        stage.run = fail
+        runner = stage.runner()
+        assert stage.ended(runner, stage.enqueue()).attempts == 1
+
+    def test_one_bad_end_does_not_end_the_worker(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+        def clean(_: Any, row: JobRow) -> None:
+            stage.cleaned.append(row.id)
+            raise OSError("the disk is gone")
+
+        monkeypatch.setattr(module, "KINDS", {"test": JobKind(lambda _: {}, lambda *_: None, clean, lambda _: None)})
+        runner = stage.runner()
+        for _ in range(2):
+            assert stage.ended(runner, stage.enqueue()).state == "succeeded"
+
+    def test_a_database_that_is_away_for_a_while(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+        real, failures = Jobs.claim, [OSError("away"), OSError("still away")]
+
+        def claim(*args: Any) -> Any:
+            if failures:
+                raise failures.pop()
+            return real(*args)
+
+        monkeypatch.setattr(Jobs, "claim", claim)
+        runner = stage.runner()
+        assert stage.ended(runner, stage.enqueue()).state == "succeeded"
+
+
+class TestCancel:
+    def test_a_queued_job_never_runs(self, stage: Stage) -> None:
+        runner = stage.runner(start=False)
+        job = stage.enqueue()
+        assert runner.cancel(("acme",), job).state == "cancelled"
+        assert (stage.cleaned, stage.without) == ([job], [job])
+        runner.start()
+        other = stage.enqueue()
+        stage.ended(runner, other)
+        assert stage.row(job).attempts == 0
+        with pytest.raises(Cancelled):
+            result_of(stage.row(job))
+
+    def test_a_running_job_ends_at_its_next_word_and_is_cleaned_up_once(self, stage: Stage) -> None:
+        stage.run = stage.hold
+        runner = stage.runner()
+        job = stage.enqueue()
+        assert stage.started.acquire(timeout=PATIENCE)
+        runner.cancel(None, job)
+        row = stage.ended(runner, job)
+        assert (row.state, row.result, row.error) == ("cancelled", None, None)
+        assert (stage.cleaned, stage.without) == ([job], [job])
+
+    def test_between_the_claim_and_the_start(self, stage: Stage) -> None:
+        stage.run = stage.hold
+        runner = stage.runner(start=False)
+        job = stage.enqueue()
+        claimed = runner._claim("quick")
+        assert claimed is not None
+        runner.cancel(None, job)
+        runner._run(claimed)
+        assert stage.row(job).state == "cancelled"
+
+    def test_in_another_process_is_noticed_by_the_heartbeat(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(module, "PROGRESS_SECONDS", 1e9)
+        stage.run = stage.hold
+        runner = stage.runner(job_lease_seconds=0.2)
+        job = stage.enqueue()
+        assert stage.started.acquire(timeout=PATIENCE)
+        stage.change(lambda jobs: jobs.cancel(job))
+        assert stage.ended(runner, job).state == "cancelled"
+
+    def test_what_ended_stays_as_it_is(self, stage: Stage) -> None:
+        runner = stage.runner()
+        job = stage.enqueue()
+        before = stage.ended(runner, job)
+        assert runner.cancel(None, job) == before
+        assert stage.without == []
+
+    def test_unknown_and_foreign(self, stage: Stage) -> None:
+        runner = stage.runner(start=False)
+        job = stage.enqueue()
+        for scope, one in ((None, "job-0"), (("other",), job)):
+            with pytest.raises(NotFound):
+                runner.cancel(scope, one)
+        assert stage.row(job).state == "queued"
+
+    def test_a_cancellation_nobody_asked_for_is_a_failure(self, stage: Stage) -> None:
+        def fail(_: JobContext) -> dict[str, Any]:
+            raise Cancelled("The engine dropped it.")
+
+        stage.run = fail
+        runner = stage.runner()
+        row = stage.ended(runner, stage.enqueue())
+        assert (row.state, row.error["message"]) == ("failed", "The engine dropped it.")
+
+
+class TestProcesses:
+    def test_a_server_that_stops_gives_its_jobs_back_as_they_were(self, stage: Stage) -> None:
+        stage.run = stage.hold
+        first = stage.runner()
+        job = stage.enqueue()
+        assert stage.started.acquire(timeout=PATIENCE)
+        first.stop()
+        row = stage.row(job)
+        assert (row.state, row.attempts, row.error, stage.cleaned) == ("queued", 0, None, [])
+        stage.go_on.set()
+        assert stage.ended(stage.runner(), job).state == "succeeded"
+
+    def test_what_a_dead_process_was_at_is_taken_up_at_once_by_the_only_owner(self, stage: Stage) -> None:
+        job = stage.enqueue()
+        dead = stage.runner(start=False)
+        assert dead._claim("quick") is not None
+        row = stage.ended(stage.runner(), job)
+        assert (row.state, row.attempts) == ("succeeded", 2)
+
+    def test_others_wait_for_its_lease(self, stage: Stage) -> None:
+        lost, kept = stage.enqueue(), stage.enqueue()
+        dead = stage.runner(start=False, job_lease_seconds=0.3)
+        assert dead._claim("quick") is not None
+        alive = stage.runner(start=False)
+        assert alive._claim("quick") is not None
+        runner = stage.runner(sole_owner=False, job_lease_seconds=1.0)
+        assert stage.ended(runner, lost).attempts == 2
+        assert stage.row(kept).state == "running"
+
+    def test_a_job_that_ends_its_process_each_time_is_given_up_and_cleaned_up(self, stage: Stage) -> None:
+        job = stage.enqueue()
+        for _ in range(3):
+            assert stage.runner(start=False)._claim("quick") is not None
+            stage.change(lambda jobs: jobs.requeue_expired(datetime.now(UTC) + timedelta(days=1)))
+        row = stage.ended(stage.runner(), job)
+        assert (row.state, stage.without, stage.cleaned) == ("failed", [job], [job])
+        assert "without a word, 3 times" in row.error["message"]
+
+    @pytest.mark.parametrize("end", ["succeed", "fail", "retry"])
+    def test_a_job_given_to_another_meanwhile_is_the_others_to_end(self, stage: Stage, end: str) -> None:
+        runner = stage.runner(start=False)
+        job = stage.enqueue()
+
+        def lose(context: JobContext) -> dict[str, Any]:
+            moment = datetime.now(UTC) + timedelta(days=1)
+            stage.change(lambda jobs: jobs.requeue_expired(moment))
+            assert stage.change(lambda jobs: jobs.claim("other", ["test"], 60, moment)).id == job
+            if end == "succeed":
+                return {"stale": True}
+            raise InvalidSample("stale") if end == "fail" else Busy("stale")
+
+        stage.run = lose
+        claimed = runner._claim("quick")
+        assert claimed is not None
+        runner._run(claimed)
+        row = stage.row(job)
+        assert (row.state, row.result, row.error, stage.cleaned, stage.without) == ("running", None, None, [], [])
+        assert stage.change(lambda jobs: jobs.succeed(job, {"fresh": True}, worker="other"))
+
+    def test_two_workers_share_the_queue(self, stage: Stage) -> None:
+        stage.run = stage.hold
+        runner = stage.runner(job_workers=2)
+        jobs = [stage.enqueue() for _ in range(3)]
+        for _ in range(2):
+            assert stage.started.acquire(timeout=PATIENCE)
+        assert [stage.row(job).state for job in jobs] == ["running", "running", "queued"]
+        stage.go_on.set()
+        for job in jobs:
+            assert stage.ended(runner, job).attempts == 1
+
+
+def test_codes_of_a_newer_server_stay_errors(stage: Stage) -> None:
+    job = stage.enqueue()
+    stage.change(lambda jobs: jobs.claim("w", ["test"], 60, datetime.now(UTC)))
+    stage.change(lambda jobs: jobs.fail(job, {"code": "from_the_future", "message": "New."}, None))
+    with pytest.raises(SoupError, match=r"New\."):
+        result_of(stage.row(job))
+
+
+class TestLanes:
+    def test_a_training_keeps_nothing_quick_waiting(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+        quick = JobKind(lambda _: {"quick": True}, lambda *_: None, lambda *_: None, lambda _: None)
+        slow = replace(stage.kind(), lane="training")
+        monkeypatch.setattr(module, "KINDS", {"test": slow, "quick": quick})
+        stage.run = stage.hold
+        runner = stage.runner()
+        training = stage.enqueue()
+        assert stage.started.acquire(timeout=PATIENCE)
+        with stage.database.write() as catalogue:
+            job = catalogue.jobs.enqueue("quick", {}, namespace="acme", created_by="key-1")
+        runner.wake()
+        assert stage.until(runner, job.id, lambda row: row.state in FINAL).result == {"quick": True}
+        assert stage.row(training).state == "running"
+        stage.go_on.set()
+        assert stage.ended(runner, training).state == "succeeded"
+
+    def test_a_server_that_trains_nothing_leaves_trainings_queued(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(module, "KINDS", {"test": replace(stage.kind(), lane="training")})
+        idle = stage.runner(training_workers=0)
+        job = stage.enqueue()
+        idle.stop()
+        assert stage.row(job).state == "queued"

