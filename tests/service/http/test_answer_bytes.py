@@ -71,7 +71,7 @@ def prepared(world: World, monkeypatch: pytest.MonkeyPatch, ids: tuple[int, int,
             finish_reason="length",
             token_logprobs=tuple(one.logprob or 0.0 for one in tokens) if asked else (),
             top_logprobs=tuple(one.top for one in tokens) if asked else (),
-            text_offsets=tuple(one.offset for one in tokens) if asked else (),
+            text_offsets=tuple(one.offset for one in tokens),
         )
         if request.params.max_tokens == 0:
             whole = Completion(token_ids=(), text="", finish_reason="length")
