@@ -1,6 +1,6 @@
 """A grid of trainings from one initialisation: learning rates x seeds of the data's order x domains.
 
-Called by `soup train sweep`; the single-domain soups of AdapterSoup are made of one such grid (METHODS section 1).
+Called by `soup train sweep`; the single-domain soups of AdapterSoup are made of one such grid (section 4.3).
 Each cell is a directory to push. One that is there is not trained again, and one that was stopped goes on from its
 checkpoint, so that the same call finishes what an earlier one began. Several at once are `training.parallel_sweep`'s.
 """

@@ -1,4 +1,4 @@
-"""An adapter as a directory on disk (DESIGN section 4): read, checked, and written in one step.
+"""An adapter as a directory on disk: read, checked, and written in one step.
 
 Called by the client (push, pull), by the trainer and by converters; knows nothing of tensors or HTTP. The
 directory holds `adapter_config.json`, `adapter_model.safetensors`, optionally `samples.jsonl` or

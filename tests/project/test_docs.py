@@ -188,6 +188,24 @@ def test_files_named_in_code_marks_exist() -> None:
                 assert (ROOT / name).exists(), f"{path}: {name}"
 
 
+def code_files() -> list[Path]:
+    folders = ("registry", "training", "service", "migrations", "benchmarks", "demo", "docs", "tests")
+    return [path.relative_to(ROOT) for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def test_pages_and_anchors_named_in_code_exist() -> None:
+    named = [
+        (path, page, anchor)
+        for path in code_files()
+        for page, anchor in re.findall(r"\b(docs/[\w/-]+\.md)(?:#([\w-]+))?", read(path))
+        if path != Path("tests/project/test_docs.py")
+    ]
+    assert sum(bool(anchor) for *_, anchor in named) > 12
+    for path, page, anchor in named:
+        assert (ROOT / page).is_file(), f"{path}: {page}"
+        assert not anchor or anchor in anchors(Path(page)), f"{path}: {page}#{anchor}"
+
+
 # --- words ------------------------------------------------------------------------------------------
 
 

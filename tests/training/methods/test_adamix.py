@@ -86,7 +86,7 @@ def batch_of(seed: int, rows: int, classes: int, spread: float = 2.0) -> tuple[T
 
 
 def written_out(first, second, targets, weights, mode) -> Tensor:
-    """CE(z_A) + 1/2 [KL(z_A || z_B) + KL(z_B || z_A)] as METHODS section 3 has it, by torch's own functions."""
+    """CE(z_A) + 1/2 [KL(z_A || z_B) + KL(z_B || z_A)] (AdaMix, section 3.2) by torch's own functions."""
     log_a, log_b = first.log_softmax(-1), second.log_softmax(-1)
 
     def target(log):
@@ -247,7 +247,7 @@ def test_a_stopped_training_goes_on_to_the_same_bits(base, mode, tmp_path: Path)
 
 
 def test_random_routing_at_inference_can_be_measured(base):
-    """The ablation of the paper's section 4.4: the same bank, routed at random and merged."""
+    """The ablation of the paper's section 4.3: the same bank, routed at random and merged."""
     trained = train(base, share="none")
     bank = from_tensors(trained.config, base.shape, trained.tensors)
     assert isinstance(bank, BankAdapter)
