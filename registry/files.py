@@ -36,10 +36,10 @@ def replace_file(path: Path, data: bytes, *, beside: Path, mode: int = 0o666) ->
         file.flush()
         os.fsync(file.fileno())
     beside.replace(path)
-    sync_folder(path.parent)
+    sync_directory(path.parent)
 
 
-def sync_folder(folder: Path) -> None:
+def sync_directory(folder: Path) -> None:
     """Make the names in a folder durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -48,12 +48,12 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def make_folder(folder: Path) -> None:
+def make_directory(folder: Path) -> None:
     """Make a folder and those above it that are missing, all their names durable."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for path in reversed(missing):
-        sync_folder(path.parent)
+        sync_directory(path.parent)
 
 
 def exchange(one: Path, other: Path) -> None:

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from pydantic import Field, ValidationError
 
 from registry.errors import Conflict, Invalid, InvalidManifest, InvalidSample, NotFound
-from registry.files import exchange, loads_strict, make_folder, sync_folder
+from registry.files import exchange, loads_strict, make_directory, sync_directory
 from registry.formats.card import CARD_FILE, Relation, format_card, parse_card
 from registry.formats.peft.lora import adapter_config
 from registry.formats.peft.writing import PeftConfig, is_pefts, peft_config
@@ -45,7 +45,7 @@ class EmbeddingsNote(Frozen):
     unit: Unit
 
 
-class FolderNotes(Frozen):
+class DirectoryNotes(Frozen):
     """`soup.json`: what is known of an adapter beside PEFT's configuration."""
 
     base_model: str | None = Field(default=None, max_length=64)
@@ -55,18 +55,18 @@ class FolderNotes(Frozen):
     embeddings: EmbeddingsNote | None = None
 
 
-class FolderConfig(FolderNotes):
+class DirectoryConfig(DirectoryNotes):
     """`adapter_config.json` of every other adapter."""
 
     domain: str = Field(min_length=1, max_length=200)
     config: AdapterConfig
 
 
-_Notes = TypeVar("_Notes", bound=FolderNotes)
+_Notes = TypeVar("_Notes", bound=DirectoryNotes)
 
 
 @dataclass(frozen=True)
-class AdapterFolder:
+class AdapterDirectory:
     """What a directory says of its adapter; files are paths, read by whoever needs their bytes."""
 
     path: Path
@@ -84,7 +84,7 @@ class AdapterFolder:
     card: Card
 
 
-def read_folder(path: Path) -> AdapterFolder:
+def read_directory(path: Path) -> AdapterDirectory:
     """An adapter directory, its files named but not opened; of PEFT's weights the names and shapes are read.
 
     Raises NotFound where a file is missing, InvalidManifest (every problem listed), UnknownMethod, or InvalidWeights
@@ -107,7 +107,7 @@ def read_folder(path: Path) -> AdapterFolder:
         )
     card = _if_there(path / CARD_FILE)
     recorded = said.get("base_model_name_or_path") if is_peft else None
-    return AdapterFolder(
+    return AdapterDirectory(
         path=path,
         config=config,
         provenance=notes.provenance,
@@ -123,12 +123,12 @@ def read_folder(path: Path) -> AdapterFolder:
     )
 
 
-def _ours(said: Any, path: Path) -> tuple[AdapterConfig, FolderNotes]:
-    described = _validated(FolderConfig, said, path / CONFIG_FILE)
+def _ours(said: Any, path: Path) -> tuple[AdapterConfig, DirectoryNotes]:
+    described = _validated(DirectoryConfig, said, path / CONFIG_FILE)
     return described.config, described
 
 
-def _peft(said: Mapping[str, Any], path: Path) -> tuple[PeftConfig, FolderNotes]:
+def _peft(said: Mapping[str, Any], path: Path) -> tuple[PeftConfig, DirectoryNotes]:
     """A PEFT configuration with the names and shapes of the weights beside it; the directory is in every message."""
     try:
         shapes = {name: entry.shape for name, entry in header_of(path / WEIGHTS_FILE).entries.items()}
@@ -136,7 +136,9 @@ def _peft(said: Mapping[str, Any], path: Path) -> tuple[PeftConfig, FolderNotes]
     except Invalid as error:
         raise type(error)(f"{path}: {error.message}", param=error.param, problems=error.problems) from None
     beside = path / SOUP_FILE
-    return config, _validated(FolderNotes, _read_json(path, SOUP_FILE), beside) if beside.is_file() else FolderNotes()
+    return config, _validated(
+        DirectoryNotes, _read_json(path, SOUP_FILE), beside
+    ) if beside.is_file() else DirectoryNotes()
 
 
 def _if_there(path: Path) -> Path | None:
@@ -184,8 +186,8 @@ def _validated(kind: type[_Notes], value: Any, file: Path) -> _Notes:
         raise refusal(error, file) from None
 
 
-def folder_files(
-    config: AdapterConfig, notes: FolderNotes, *, shape: BaseShape | None = None, base_name: str | None = None
+def directory_files(
+    config: AdapterConfig, notes: DirectoryNotes, *, shape: BaseShape | None = None, base_name: str | None = None
 ) -> dict[str, bytes]:
     """What a directory says of its adapter, by file name: the same bytes for the same values.
 
@@ -204,7 +206,7 @@ def config_json(value: Mapping[str, Any]) -> bytes:
     return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False).encode() + b"\n"
 
 
-def write_folder(
+def write_directory(
     path: Path,
     *,
     config: AdapterConfig,
@@ -219,8 +221,8 @@ def write_folder(
     card: Card | None = None,
     relation: Relation = "adapter",
     replace: bool = False,
-) -> AdapterFolder:
-    """Write an adapter directory: all of it appears at once, or nothing does. Gives what `read_folder` would.
+) -> AdapterDirectory:
+    """Write an adapter directory: all of it appears at once, or nothing does. Gives what `read_directory` would.
 
     `weights` and `embeddings` are safetensors bytes. A LoRA or prefix becomes a PEFT directory, for which `shape` is
     of use.
@@ -231,19 +233,19 @@ def write_folder(
     if domain is None and not is_pefts(config):
         raise InvalidManifest(f"The directory of a {config.method} adapter needs its domain.", param="domain")
     note = None if embeddings is None else embeddings[1]
-    notes = FolderNotes(
+    notes = DirectoryNotes(
         base_model=base_model, base_fingerprint=base_fingerprint, domain=domain,
         provenance=provenance or Provenance(), embeddings=note,
     )  # fmt: skip
     readme = format_card(card or Card(), base_model=base_model, domain=domain, relation=relation)
-    described = folder_files(config, notes, shape=shape, base_name=base_model)
+    described = directory_files(config, notes, shape=shape, base_name=base_model)
     files = {**described, WEIGHTS_FILE: weights, CARD_FILE: readme.encode()}
     if texts is not None:
         files[SAMPLES_FILE] = json_lines(texts)
     if embeddings is not None:
         files[EMBEDDINGS_FILE] = embeddings[0]
     _place_files(path, files, replace=replace)
-    return read_folder(path)
+    return read_directory(path)
 
 
 def json_lines(texts: Sequence[str]) -> bytes:
@@ -256,7 +258,7 @@ def json_lines(texts: Sequence[str]) -> bytes:
 
 def _place_files(path: Path, files: Mapping[str, bytes], *, replace: bool = False) -> None:
     """Make directory `path` with exactly `files`: built beside it, fsynced, renamed. Raises Conflict if it exists."""
-    beside = new_folder_beside(path)
+    beside = new_directory_beside(path)
     try:
         for name, data in files.items():
             with (beside / name).open("xb") as file:
@@ -268,9 +270,9 @@ def _place_files(path: Path, files: Mapping[str, bytes], *, replace: bool = Fals
         shutil.rmtree(beside, ignore_errors=True)
 
 
-def new_folder_beside(path: Path) -> Path:
+def new_directory_beside(path: Path) -> Path:
     """A fresh hidden directory on the file system of `path`, to be filled and moved into its place."""
-    make_folder(path.parent)
+    make_directory(path.parent)
     beside = path.parent / f".{path.name}.{secrets.token_hex(4)}"
     beside.mkdir()
     return beside
@@ -299,12 +301,12 @@ def move_into_place(beside: Path, path: Path, *, replace: bool) -> None:
     Whoever made it may then forget what it was made from: a training its checkpoint.
     """
     check_place(path, replace=replace)
-    sync_folder(beside)
+    sync_directory(beside)
     replaces = path.is_dir() and any(path.iterdir())
     if replaces:
         exchange(beside, path)
     else:
         beside.rename(path)
-    sync_folder(path.parent)
+    sync_directory(path.parent)
     if replaces:
         shutil.rmtree(beside)  # where the old one is now
