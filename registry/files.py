@@ -12,7 +12,7 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -133,8 +133,14 @@ def loads_strict(
     return value
 
 
+# --- JSON lines ------------------------------------------------------------------------------------
+
+
 def encode_lines(texts: Iterable[str]) -> bytes:
-    """JSON lines of {"text"}: the stored form."""
+    """JSON lines of {"text"}, the form of a sample on disk, on the wire and as a blob.
+
+    Raises InvalidSample for half of a surrogate pair, which no UTF-8 can hold.
+    """
     try:
         return b"".join(json.dumps({"text": text}, ensure_ascii=False).encode() + b"\n" for text in texts)
     except UnicodeEncodeError as error:
@@ -143,17 +149,30 @@ def encode_lines(texts: Iterable[str]) -> bytes:
         ) from None
 
 
-def decode_lines(data: bytes) -> list[str]:
-    """The texts of JSON lines of {"text"}; raises InvalidSample with the line number that is wrong."""
+def decode_lines(data: bytes | str, *, name: Callable[[int], str] = "Line {} of the sample".format) -> list[str]:
+    """The texts of JSON lines of {"text"}; raises InvalidSample, which calls the wrong line `name(its number)`."""
     texts = []
-    for number, line in enumerate(data.split(b"\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError):
-            raise InvalidSample(f"Line {number} of the sample is not JSON.", param="sample") from None
+    for number, value in parse_lines(data, name=name, error=_invalid_sample):
         if not isinstance(value, dict) or not isinstance(value.get("text"), str):
-            raise InvalidSample(f'Line {number} of the sample is not an object with a string "text".', param="sample")
+            raise _invalid_sample(f'{name(number)} is not an object with a string "text".')
         texts.append(value["text"])
     return texts
+
+
+def _invalid_sample(message: str) -> InvalidSample:
+    return InvalidSample(message, param="sample")
+
+
+def parse_lines(
+    data: bytes | str, *, name: Callable[[int], str], error: Callable[[str], Invalid]
+) -> Iterator[tuple[int, Any]]:
+    """(number, JSON value) of each line that is not blank, from 1; raises what `error` makes of a sentence about the
+    first line that is not JSON, which calls it `name(its number)`."""
+    lines: Sequence[bytes | str] = data.split(b"\n") if isinstance(data, bytes) else data.split("\n")
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                value = json.loads(line)
+            except (ValueError, RecursionError):
+                raise error(f"{name(number)} is not JSON.") from None
+            yield number, value

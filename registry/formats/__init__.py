@@ -11,7 +11,6 @@ from registry.formats.directory import (
     DirectoryNotes,
     EmbeddingsNote,
     directory_files,
-    json_lines,
     read_directory,
     write_directory,
 )
@@ -32,7 +31,6 @@ __all__ = [
     "check_place",
     "directory_files",
     "format_card",
-    "json_lines",
     "move_into_place",
     "new_directory_beside",
     "parse_card",

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 from pydantic import Field, ValidationError
 
-from registry.errors import Invalid, InvalidManifest, InvalidSample, NotFound
-from registry.files import loads_strict
+from registry.errors import Invalid, InvalidManifest, NotFound
+from registry.files import encode_lines, loads_strict
 from registry.formats.card import CARD_FILE, Relation, format_card, parse_card
 from registry.formats.peft.lora import adapter_config
 from registry.formats.peft.writing import PeftConfig, is_pefts, peft_config
@@ -240,7 +240,7 @@ class AdapterContents:
         described = directory_files(self.config, notes, shape=self.shape, base_name=self.base_model)
         files = {**described, WEIGHTS_FILE: self.weights, CARD_FILE: readme.encode()}
         if self.texts is not None:
-            files[SAMPLES_FILE] = json_lines(self.texts)
+            files[SAMPLES_FILE] = encode_lines(self.texts)
         if self.embeddings is not None:
             files[EMBEDDINGS_FILE] = self.embeddings[0]
         return files
@@ -253,11 +253,3 @@ def write_directory(path: Path, contents: AdapterContents, *, replace: bool = Fa
     """
     place_files(path, contents.files(), replace=replace)
     return read_directory(path)
-
-
-def json_lines(texts: Sequence[str]) -> bytes:
-    """JSON lines of {"text"}, the form of a sample on disk and as a blob; raises InvalidSample for lone surrogates."""
-    try:
-        return b"".join(json.dumps({"text": text}, ensure_ascii=False).encode() + b"\n" for text in texts)
-    except UnicodeEncodeError as error:
-        raise InvalidSample(f"A text is not valid Unicode: a lone surrogate at position {error.start}.") from None
