@@ -17,7 +17,7 @@ from registry.adapters import paper_config
 from registry.adapters.weights import save_tensors
 from registry.base_model import LoadedBase, load_base, shape_of
 from registry.errors import SoupError
-from registry.formats import AdapterDirectory, read_directory, write_directory
+from registry.formats import AdapterContents, AdapterDirectory, read_directory, write_directory
 from registry.names import digest_of
 from registry.spec import Card
 from training.data import draw
@@ -82,14 +82,16 @@ def _train(job: Job, base: LoadedBase, name: str, inputs: str, report: Report) -
     trained.record["inputs"] = inputs
     return write_directory(
         job.adapters / name,
-        config=config,
-        domain=name,
-        weights=save_tensors(trained.tensors),
-        base_model=base.entry.id,
-        base_fingerprint=base.shape.fingerprint,
-        provenance=trained.provenance,
-        texts=None if name == job.control else draw(train, TRAINING_SAMPLE, seed=SEED),
-        card=Card(description=f"Trained by the demo on {len(train)} passages of {name}."),
+        AdapterContents(
+            config=config,
+            domain=name,
+            weights=save_tensors(trained.tensors),
+            base_model=base.entry.id,
+            base_fingerprint=base.shape.fingerprint,
+            provenance=trained.provenance,
+            texts=None if name == job.control else draw(train, TRAINING_SAMPLE, seed=SEED),
+            card=Card(description=f"Trained by the demo on {len(train)} passages of {name}."),
+        ),
         replace=True,
     )
 

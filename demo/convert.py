@@ -16,7 +16,7 @@ from torch import Tensor
 
 from registry.adapters.weights import init_hash, load_tensors, save_tensors
 from registry.errors import InvalidManifest, InvalidWeights, NotFound
-from registry.formats import AdapterDirectory, write_directory
+from registry.formats import AdapterContents, AdapterDirectory, write_directory
 from registry.spec import BottleneckConfig, Card, Provenance
 
 INITIAL = "initial.safetensors"
@@ -53,14 +53,16 @@ def convert(
     tensors = _neutral_tensors(source / domain / "adapter.safetensors")
     return write_directory(
         target,
-        config=_config(about),
-        domain=domain,
-        weights=save_tensors(tensors),
-        base_model=base_model,
-        base_fingerprint=base_fingerprint,
-        provenance=_provenance(source, about),
-        texts=texts,
-        card=Card(description=f"Converted from the neutral adapter {source.name}/{domain}."),
+        AdapterContents(
+            config=_config(about),
+            domain=domain,
+            weights=save_tensors(tensors),
+            base_model=base_model,
+            base_fingerprint=base_fingerprint,
+            provenance=_provenance(source, about),
+            texts=texts,
+            card=Card(description=f"Converted from the neutral adapter {source.name}/{domain}."),
+        ),
         replace=True,
     )
 

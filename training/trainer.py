@@ -19,7 +19,7 @@ from registry.adapters.masks import pruned_members
 from registry.adapters.weights import init_hash, save_tensors
 from registry.base_model import BaseText, LoadedBase
 from registry.errors import Incompatible, InvalidParameter
-from registry.formats import AdapterDirectory, write_directory
+from registry.formats import AdapterContents, AdapterDirectory, write_directory
 from registry.names import digest_of
 from registry.spec import (
     AdapterConfig,
@@ -257,14 +257,16 @@ def write_trained(
     """
     return write_directory(
         path,
-        config=trained.config,
-        domain=domain,
-        weights=save_tensors(trained.tensors),
-        base_model=base_id,
-        base_fingerprint=base.shape.fingerprint,
-        shape=base.shape,
-        provenance=trained.provenance,
-        texts=passages or None,
+        AdapterContents(
+            config=trained.config,
+            domain=domain,
+            weights=save_tensors(trained.tensors),
+            base_model=base_id,
+            base_fingerprint=base.shape.fingerprint,
+            shape=base.shape,
+            provenance=trained.provenance,
+            texts=passages or None,
+        ),
         replace=replace,
     )
 

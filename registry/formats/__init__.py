@@ -2,22 +2,20 @@
 
 from registry.formats.card import CARD_FILE, Relation, format_card, parse_card
 from registry.formats.directory import (
-    CONFIG_FILE,
     EMBEDDINGS_FILE,
     SAMPLES_FILE,
     SOUP_FILE,
     WEIGHTS_FILE,
+    AdapterContents,
     AdapterDirectory,
     DirectoryNotes,
     EmbeddingsNote,
-    check_place,
     directory_files,
     json_lines,
-    move_into_place,
-    new_directory_beside,
     read_directory,
     write_directory,
 )
+from registry.formats.place import CONFIG_FILE, check_place, move_into_place, new_directory_beside
 
 __all__ = [
     "CARD_FILE",
@@ -26,6 +24,7 @@ __all__ = [
     "SAMPLES_FILE",
     "SOUP_FILE",
     "WEIGHTS_FILE",
+    "AdapterContents",
     "AdapterDirectory",
     "DirectoryNotes",
     "EmbeddingsNote",

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from registry.errors import Conflict, InvalidManifest, InvalidParameter, NotFound
 from registry.formats import (
     CARD_FILE,
+    AdapterContents,
     AdapterDirectory,
     check_place,
     move_into_place,
@@ -132,13 +133,15 @@ def _to_soup(
     try:
         folder = write_directory(
             target,
-            config=checkpoint.config,
-            domain=domain,
-            weights=save_tensors(checkpoint.tensors),
-            base_model=None if base is None else base.removeprefix("base/"),
-            provenance=_provenance(checkpoint),
-            texts=texts,
-            card=_card(source / CARD_FILE),
+            AdapterContents(
+                config=checkpoint.config,
+                domain=domain,
+                weights=save_tensors(checkpoint.tensors),
+                base_model=None if base is None else base.removeprefix("base/"),
+                provenance=_provenance(checkpoint),
+                texts=texts,
+                card=_card(source / CARD_FILE),
+            ),
             replace=replace,
         )
     except ValidationError as error:

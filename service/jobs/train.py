@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from registry.catalogue.rows import AdapterRow
 from registry.errors import Conflict, Forbidden, Incompatible, Invalid, TooLarge, Unavailable
 from registry.files import decode_lines
-from registry.formats import AdapterDirectory, read_directory, write_directory
+from registry.formats import AdapterContents, AdapterDirectory, read_directory, write_directory
 from registry.names import parse_ref, split_name
 from registry.push import WEIGHTS_FILE, Pushed, push
 from registry.registry import Caller
@@ -156,9 +156,14 @@ def _lay_out(training: Training, data: Path) -> None:
                 shutil.copyfileobj(source, target)
     for number, row in enumerate(_rows(training)):
         write_directory(
-            data / f"member{number}", config=row.config, domain=row.domain, weights=blobs.read(row.weights_blob),
-            base_fingerprint=row.base_fingerprint,
-        )  # fmt: skip
+            data / f"member{number}",
+            AdapterContents(
+                config=row.config,
+                domain=row.domain,
+                weights=blobs.read(row.weights_blob),
+                base_fingerprint=row.base_fingerprint,
+            ),
+        )
 
 
 def _rows(training: Training) -> list[AdapterRow]:

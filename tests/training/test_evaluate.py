@@ -13,7 +13,7 @@ from registry.adapters import create, from_tensors, paper_config
 from registry.adapters.weights import save_tensors
 from registry.base_model import load_base
 from registry.errors import Incompatible, InvalidParameter
-from registry.formats import read_directory, write_directory
+from registry.formats import AdapterContents, read_directory, write_directory
 from registry.spec import BankConfig, BaseEntry, PrefixConfig, UnionConfig
 from service.cli.app import run as soup
 from tests.conftest import build_tiny_base, build_tiny_encoder
@@ -145,8 +145,8 @@ def test_questions_are_left_without_an_answer_by_what_was_trained_to(base, folde
 def test_an_adapter_of_unknown_making_models_language(base, tmp_path):
     adapter = create(paper_config("pfeiffer", bottleneck=2), base.shape, seed=0)
     folder = write_directory(
-        tmp_path / "a", config=adapter.config, domain="x", weights=save_tensors(adapter.state_dict())
-    )  # fmt: skip
+        tmp_path / "a", AdapterContents(config=adapter.config, domain="x", weights=save_tensors(adapter.state_dict()))
+    )
     assert task_of(folder) is LANGUAGE_MODELLING
     evaluate_task(base, adapter_of(folder, base), task_of(folder), VALID)  # no fingerprint to hold it to
     with pytest.raises(InvalidParameter, match="'chess' is not one of language_modelling, classification"):

@@ -18,6 +18,7 @@ from registry.formats import (
     CONFIG_FILE,
     EMBEDDINGS_FILE,
     WEIGHTS_FILE,
+    AdapterContents,
     EmbeddingsNote,
     format_card,
     parse_card,
@@ -30,8 +31,9 @@ CONFIG = BottleneckConfig(structure="bapna_firat", bottleneck=4, activation="rel
 DIGEST = "sha256:" + "a" * 64
 
 
-def written(path: Path, **changes: Any) -> Path:
-    write_directory(path, **{"config": CONFIG, "domain": "law", "weights": b"w", "base_model": "tiny", **changes})
+def written(path: Path, *, replace: bool = False, **changes: Any) -> Path:
+    values: dict[str, Any] = {"config": CONFIG, "domain": "law", "weights": b"w", "base_model": "tiny", **changes}
+    write_directory(path, AdapterContents(**values), replace=replace)
     return path
 
 
@@ -45,9 +47,18 @@ class TestRoundTrip:
         provenance = Provenance(init_hash=DIGEST, init_source="trained_here", init_seed=3, training={"lr": 0.001})
         card = Card(description="# Law\n\ntext", license="mit", tags=("a", "b"), metadata={"k": 1, "x": None})
         folder = write_directory(
-            tmp_path / "law", config=CONFIG, domain="US law", weights=b"weights", base_model="tiny",
-            base_fingerprint=DIGEST, provenance=provenance, texts=["one", "zwei \u2028 drei"], card=card,
-        )  # fmt: skip
+            tmp_path / "law",
+            AdapterContents(
+                config=CONFIG,
+                domain="US law",
+                weights=b"weights",
+                base_model="tiny",
+                base_fingerprint=DIGEST,
+                provenance=provenance,
+                texts=["one", "zwei \u2028 drei"],
+                card=card,
+            ),
+        )
         assert folder == read_directory(tmp_path / "law")
         assert (folder.config, folder.provenance, folder.card) == (CONFIG, provenance, card)
         assert (folder.domain, folder.base_model, folder.base_fingerprint) == ("US law", "tiny", DIGEST)

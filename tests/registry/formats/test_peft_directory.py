@@ -24,6 +24,7 @@ from registry.formats import (
     EMBEDDINGS_FILE,
     SOUP_FILE,
     WEIGHTS_FILE,
+    AdapterContents,
     AdapterDirectory,
     read_directory,
     write_directory,
@@ -138,9 +139,16 @@ def test_the_logits_are_pefts_there_and_back(base: LoadedBase, tmp_path: Path, o
     same(ours(base, folder), written.logits)
 
     again = write_directory(
-        tmp_path / "ours", config=folder.config, domain="law", weights=folder.weights.read_bytes(), base_model="tiny",
-        base_fingerprint=base.shape.fingerprint, shape=base.shape,
-    )  # fmt: skip
+        tmp_path / "ours",
+        AdapterContents(
+            config=folder.config,
+            domain="law",
+            weights=folder.weights.read_bytes(),
+            base_model="tiny",
+            base_fingerprint=base.shape.fingerprint,
+            shape=base.shape,
+        ),
+    )
     assert digest(base, again) == digest(base, folder)
     same(of_peft(base, again.path), written.logits)
 
@@ -244,9 +252,17 @@ class TestTheDirectory:
         read = read_directory(folder)
         provenance = Provenance(init_hash=HEX, init_source="declared", training={"lr": 0.1})
         again = write_directory(
-            tmp_path / "again", config=read.config, domain="law", weights=read.weights.read_bytes(), base_model="small",
-            provenance=provenance, texts=["one"], card=Card(description="Words", tags=("a",)),
-        )  # fmt: skip
+            tmp_path / "again",
+            AdapterContents(
+                config=read.config,
+                domain="law",
+                weights=read.weights.read_bytes(),
+                base_model="small",
+                provenance=provenance,
+                texts=["one"],
+                card=Card(description="Words", tags=("a",)),
+            ),
+        )
         assert (again.config, again.provenance, again.domain) == (read.config, provenance, "law")
         assert (again.card.description, again.card.tags) == ("Words", ("a",))
         assert json.loads((again.path / CONFIG_FILE).read_text())["base_model_name_or_path"] == "small"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from registry.formats import WEIGHTS_FILE, read_directory, write_directory
+from registry.formats import WEIGHTS_FILE, AdapterContents, read_directory, write_directory
 from registry.spec import Provenance
 from service.cli import app as cli
 from tests.postgres import KINDS
@@ -39,9 +39,16 @@ def folders(live: Live, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("adapters")
     for seed, domain in enumerate(("law", "cooking", "code", "sailing")):
         write_directory(
-            root / domain, config=CONFIG, domain=domain, weights=adapter_weights(live.world.runtime, seed=seed),
-            base_model="tiny", texts=passages(domain), provenance=Provenance(init_hash=INIT, init_source="declared"),
-        )  # fmt: skip
+            root / domain,
+            AdapterContents(
+                config=CONFIG,
+                domain=domain,
+                weights=adapter_weights(live.world.runtime, seed=seed),
+                base_model="tiny",
+                texts=passages(domain),
+                provenance=Provenance(init_hash=INIT, init_source="declared"),
+            ),
+        )
     return root
 
 
@@ -138,8 +145,10 @@ class TestJourney:
 
     def test_incompatible_initialisations_are_3(self, soup: Soup, folders: Path, tmp_path: Path) -> None:
         law = read_directory(folders / "law")
-        write_directory(tmp_path / "odd", config=law.config, domain="odd", weights=law.weights.read_bytes(),
-                     base_model="tiny")  # fmt: skip
+        write_directory(
+            tmp_path / "odd",
+            AdapterContents(config=law.config, domain="odd", weights=law.weights.read_bytes(), base_model="tiny"),
+        )
         assert soup("push", tmp_path / "odd", "--namespace", "odd")[0] == 0
         code, out, err = soup("cook", "--recipe", "odd/odd=1,team/cooking=1", "--mixing", "average", "--no-verify")
         assert (code, out) == (3, "")

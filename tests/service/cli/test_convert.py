@@ -14,7 +14,7 @@ import torch
 
 from registry.adapters import expected_tensors
 from registry.adapters.weights import load_tensors, save_tensors
-from registry.formats import read_directory, write_directory
+from registry.formats import AdapterContents, read_directory, write_directory
 from registry.formats.adapterhub import checkpoint_files, read_checkpoint
 from registry.spec import BottleneckConfig, Card
 from service.cli import app as cli
@@ -200,7 +200,7 @@ class TestToAdapterHub:
     def ours(self, folder: Path, config: BottleneckConfig) -> Path:
         """A directory of ours that no checkpoint stands behind."""
         tensors = {name: torch.ones(shape) for name, shape in expected_tensors(config, _shape(hidden_size=16)).items()}
-        write_directory(folder, config=config, domain="law", weights=save_tensors(tensors))
+        write_directory(folder, AdapterContents(config=config, domain="law", weights=save_tensors(tensors)))
         return folder
 
     def test_one_of_ours_needs_the_family(self, soup: Soup, tmp_path: Path) -> None:
