@@ -206,6 +206,34 @@ def test_pages_and_anchors_named_in_code_exist() -> None:
         assert not anchor or anchor in anchors(Path(page)), f"{path}: {page}#{anchor}"
 
 
+def rooms() -> list[tuple[str, str]]:
+    """(folder, name) of everything in the README's tree; names of folders end with a slash."""
+    tree = re.search(r"<!-- tree -->\n```text\n(.*?)```", read(Path("README.md")), re.DOTALL)
+    assert tree is not None
+    found, parents = [], [""]
+    for line in tree[1].splitlines():
+        depth = (len(line) - len(line.lstrip())) // 2
+        parents = parents[: depth + 1]
+        names = re.match(r"\s*((?:[\w.]+(?:\.py|/) ?)+)", line)
+        assert names is not None, line
+        for name in names[1].split():
+            found.append((parents[-1], name))
+            if name.endswith("/"):
+                folder = parents[-1] + name
+        parents.append(folder)
+    return found
+
+
+def test_the_tree_of_the_readme_has_every_room() -> None:
+    named = {folder + name for folder, name in rooms()}
+    assert [name for name in named if not (ROOT / name).exists()] == []
+    packages = {
+        f"{path.parent.relative_to(ROOT)}/" for folder in ("registry", "training", "service")
+        for path in (ROOT / folder).rglob("__init__.py") if len(path.parent.relative_to(ROOT).parts) < 3
+    }  # fmt: skip
+    assert packages - named == set()
+
+
 # --- words ------------------------------------------------------------------------------------------
 
 

@@ -18,7 +18,7 @@ from registry.adapters.experts import BankAdapter, merge_bank
 from registry.adapters.weights import init_hash, load_tensors, save_tensors
 from registry.base_model import LoadedBase, load_base
 from registry.errors import Cancelled, InvalidParameter
-from registry.formats import read_folder
+from registry.formats import read_directory
 from registry.spec import BankConfig, BaseEntry, UnionConfig, head_of
 from tests.conftest import build_tiny_encoder
 from tests.training.conftest import TEXTS, VALID, state_hash
@@ -266,7 +266,7 @@ def test_random_routing_at_inference_can_be_measured(base):
 def test_a_bank_is_written_as_a_folder_and_read_again(base, tmp_path):
     trained = train(base, "lora", share="none")
     write_trained(tmp_path / "bank", trained, base, domain="law", passages=TEXTS[:5])
-    folder = read_folder(tmp_path / "bank")
+    folder = read_directory(tmp_path / "bank")
     assert (folder.config, folder.provenance) == (trained.config, trained.provenance)
     stored = load_tensors(folder.weights.read_bytes())
     assert stored.keys() == trained.tensors.keys()
@@ -290,7 +290,7 @@ def test_the_adapter_of_a_bank_has_its_start_and_says_of_what_it_was_made(base, 
     assert one.provenance.init_hash == trained.init_hash
     assert one.record == {**trained.record, "bank": {"experts": 3, "share": "down"}}
     write_trained(tmp_path / "one", one, base, domain="law")
-    from_tensors(one.config, base.shape, load_tensors(read_folder(tmp_path / "one").weights.read_bytes()))
+    from_tensors(one.config, base.shape, load_tensors(read_directory(tmp_path / "one").weights.read_bytes()))
     with pytest.raises(InvalidParameter, match="this adapter is a bottleneck"):
         merged(one)
 
