@@ -1,6 +1,6 @@
 """Keys: who is asking and what they may do.
 
-A key is `sk-soup-` and 43 characters; only its sha256 is stored. `service/gate.py` looks the key up once per request
+A key is `sk-soup-` and 43 characters; only its sha256 is stored. `service.http.gate` looks the key up once per request
 and leaves a Principal behind; routes say what they need in their signature (`Reader`, `Writer`, `Caller`, `Admin`, or
 `Annotated[Principal, Depends(needs("read", "write"))]`). The runtime writes the admin key's file at its first start.
 """
@@ -13,18 +13,18 @@ import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, get_args
 
 from fastapi import Depends, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from registry.errors import Conflict, Forbidden, InvalidParameter, NotFound, Unauthenticated
 from registry.files import replace_file
+from service.http.schemas.keys import KeyScope
 
 if TYPE_CHECKING:
     from registry.catalogue import Database
 
-KeyScope = Literal["read", "write", "infer", "admin"]
 SCOPES: frozenset[str] = frozenset(get_args(KeyScope))
 PREFIX = "sk-soup-"
 SECRET_PATTERN = re.compile(r"sk-soup-[A-Za-z0-9_-]{43}", re.ASCII)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from registry.spec import Cooked
-from service.http.schemas.registry import Soup, soup_body
+from service.http.schemas.soups import Soup, soup_body
 
 if TYPE_CHECKING:
     from service.runtime import Runtime
