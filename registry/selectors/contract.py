@@ -16,7 +16,7 @@ from registry.selectors.ranking import Member, Ranking
 from registry.spec import CosineSpec, GmmSpec, Selection, SelectOptions, UniformSpec
 
 Float64 = npt.NDArray[np.float64]
-Spec = TypeVar("Spec", GmmSpec, CosineSpec, UniformSpec)
+Spec = TypeVar("Spec", bound=GmmSpec | CosineSpec | UniformSpec)
 
 STATE_VERSION = 1
 

@@ -33,7 +33,7 @@ def world(
 
 def vectors(world: World, seed: int = 0) -> dict[str, Any]:
     """A sample that needs no embedding."""
-    encoder = next(one for one in world.runtime.encoders(BASE_ID).values() if one.name == "base")
+    encoder = next(one for one in world.runtime.bases.encoders(BASE_ID).values() if one.name == "base")
     data = save_embeddings(np.random.default_rng(seed).normal(size=(30, 32)).astype(np.float32))
     file = {"base64": base64.b64encode(data).decode()}
     return {"embeddings": [{"encoder": encoder.digest, "unit": "passage", "file": file}]}
@@ -42,9 +42,9 @@ def vectors(world: World, seed: int = 0) -> dict[str, Any]:
 def fitted(world: World, **pool: Any) -> str:
     """A fitted `uniform` selector over a pool."""
     runtime = world.runtime
-    spec = PoolSpec(base_fingerprint=runtime.shape(BASE_ID).fingerprint, **pool)
+    spec = PoolSpec(base_fingerprint=runtime.bases.shape(BASE_ID).fingerprint, **pool)
     return fit(
-        spec, UniformSpec(), encoder_digest=None, database=runtime.database, blobs=runtime.blobs,
+        spec, UniformSpec(), encoder_digest=None, database=runtime.database, blobs=runtime.parts.registry.blobs,
         progress=lambda *_: None,
     ).id  # fmt: skip
 

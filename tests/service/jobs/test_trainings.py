@@ -354,9 +354,9 @@ class TestFailures:
         assert not left(world)
 
     def test_another_base_than_asked_for(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-        other = world.runtime.shape(BASE_ID).model_copy(update={"fingerprint": "sha256:" + "0" * 64})
+        other = world.runtime.bases.shape(BASE_ID).model_copy(update={"fingerprint": "sha256:" + "0" * 64})
         with monkeypatch.context() as patch:
-            patch.setattr(world.runtime._allowed, "shape", lambda base_id: other)
+            patch.setattr(world.runtime.bases._allowed, "shape", lambda base_id: other)
             body = asked(world, "acme/moved")
             job = started(world, body)
         error = error_of(ended(world, job))
