@@ -249,7 +249,7 @@ class TestBases:
             runtime.stop()
 
     def test_an_unknown_base_is_not_found(self, runtime: Runtime) -> None:
-        for ask in (runtime.bases.text, runtime.shape, runtime.bases.encoders):
+        for ask in (runtime.bases.text, runtime.bases.shape, runtime.bases.encoders):
             with pytest.raises(NotFound, match="other"):
                 ask("other")
 

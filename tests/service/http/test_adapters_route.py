@@ -14,6 +14,7 @@ import pytest
 from registry.embeddings_file import save_embeddings
 from registry.fit import fit
 from registry.names import sha256_digest
+from registry.progress import silent
 from registry.spec import PoolSpec, UniformSpec
 from tests.postgres import KINDS
 from tests.service.worlds import BASE_ID, World, adapter_weights, open_world, write_bases
@@ -41,12 +42,8 @@ def vectors(world: World, seed: int = 0) -> dict[str, Any]:
 
 def fitted(world: World, **pool: Any) -> str:
     """A fitted `uniform` selector over a pool."""
-    runtime = world.runtime
-    spec = PoolSpec(base_fingerprint=runtime.bases.shape(BASE_ID).fingerprint, **pool)
-    return fit(
-        spec, UniformSpec(), encoder_digest=None, database=runtime.database, blobs=runtime.parts.registry.blobs,
-        progress=lambda *_: None,
-    ).id  # fmt: skip
+    spec = PoolSpec(base_fingerprint=world.registry.bases.shape(BASE_ID).fingerprint, **pool)
+    return fit(world.registry, spec, UniformSpec(), encoder_digest=None, progress=silent).id
 
 
 def queued(world: World, kind: str) -> list[str]:
