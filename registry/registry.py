@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from registry.progress import Progress
+
+__all__ = ["Caller", "Limits", "Progress", "SampleLimits"]
+
 MIN_SEQUENCES = 20
 GOOD_SEQUENCES = 100
 MAX_SEQUENCES = 500

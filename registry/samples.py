@@ -15,10 +15,11 @@ import numpy as np
 from registry.catalogue.database import Catalogue
 from registry.catalogue.rows import AdapterRow, EmbeddingRow
 from registry.embeddings_file import read_embeddings, save_embeddings
-from registry.encoders.contract import Encoder, Progress
+from registry.encoders.contract import Encoder
 from registry.errors import InvalidSample, TooLarge
 from registry.files import decode_lines, encode_lines
 from registry.names import digest_of, sha256_digest
+from registry.progress import Progress
 from registry.registry import SampleLimits
 from registry.spec import EmbeddingSource, SampleReport, SampleSource
 from registry.uploads import BlobReader

@@ -3,7 +3,7 @@
 Importing this package is cheap: sentence-BERT loads its model, and torch with it, at its first use.
 """
 
-from registry.encoders.contract import Embedded, EmbeddedText, Encoder, Progress
+from registry.encoders.contract import Embedded, EmbeddedText, Encoder
 from registry.encoders.mean_pool import MeanPoolEncoder
 from registry.encoders.remembered import Memory, RememberedEncoder
 from registry.encoders.sbert import SentenceBertEncoder
@@ -22,7 +22,6 @@ __all__ = [
     "Encoder",
     "MeanPoolEncoder",
     "Memory",
-    "Progress",
     "RememberedEncoder",
     "SentenceBertEncoder",
     "split_sentences",

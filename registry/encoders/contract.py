@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from registry.progress import Progress
 from registry.spec import EncoderName, Unit
-
-Progress = Callable[[int, int, str], None]
-"""`(done, total, message)`; whoever wants to cancel raises from it."""
 
 
 @dataclass(frozen=True)

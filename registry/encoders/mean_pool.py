@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from registry.encoders.contract import Embedded, EmbeddedText, Progress, draw
+from registry.encoders.contract import Embedded, EmbeddedText, draw
 from registry.errors import Internal, InvalidSample
 from registry.names import digest_of
+from registry.progress import Progress
 from registry.spec import EncoderName, Unit
 
 CHUNK = 64

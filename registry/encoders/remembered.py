@@ -10,8 +10,9 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from registry.encoders.contract import Embedded, Encoder, Progress
+from registry.encoders.contract import Embedded, Encoder
 from registry.names import digest_of
+from registry.progress import Progress
 from registry.spec import EncoderName, Unit
 
 

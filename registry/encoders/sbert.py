@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from registry.encoders.contract import Embedded, Progress, draw
+from registry.encoders.contract import Embedded, draw
 from registry.encoders.sentences import split_sentences
 from registry.errors import InvalidSample, Unavailable
 from registry.names import digest_of
+from registry.progress import Progress
 from registry.spec import EncoderName, Unit
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ verbs; nothing here knows torch, SQL or HTTP. `rules` holds selection by losses 
 
 from typing import Literal
 
-from registry.selectors.contract import Domain, Member, Progress, Selector
+from registry.selectors.contract import Domain, Member, Selector
 from registry.selectors.cosine import CosineSelector
 from registry.selectors.gmm import GmmSelector
 from registry.selectors.uniform import UniformSelector
@@ -34,7 +34,6 @@ __all__ = [
     "Domain",
     "GmmSelector",
     "Member",
-    "Progress",
     "Selector",
     "UniformSelector",
     "new_selector",

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import logsumexp
 
-from registry.selectors.contract import Float64, Steps
+from registry.progress import Steps
+from registry.selectors.contract import Float64
 from registry.selectors.drawing import labels
 from registry.selectors.mixture import FittedMixture, Mixture, fit_mixture
 from registry.selectors.novelty import mahalanobis, whitening

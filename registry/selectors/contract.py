@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Protocol, Self
 
@@ -10,11 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from registry.errors import Internal, InvalidParameter, InvalidSample
+from registry.progress import Progress
 from registry.spec import CosineSpec, GmmSpec, Selection, SelectOptions, UniformSpec
 
 Float64 = npt.NDArray[np.float64]
-Progress = Callable[[int, int, str], None]
-"""`(done, total, message)`; whoever wants to cancel raises from it."""
 
 STATE_VERSION = 1
 
@@ -80,25 +79,6 @@ class Selector(Protocol):
     def from_state(cls, arrays: Mapping[str, npt.NDArray[Any]], meta: Mapping[str, Any]) -> Self:
         """The selector that `to_state` described; raises Internal if that is not what this is."""
         ...
-
-
-class Steps:
-    """Progress over a known number of steps; every call is also the chance to cancel."""
-
-    def __init__(self, progress: Progress | None, total: int) -> None:
-        self._progress = progress
-        self._total = total
-        self._done = 0
-
-    def note(self, message: str) -> None:
-        """Report where things stand, inside of a step."""
-        if self._progress is not None:
-            self._progress(self._done, self._total, message)
-
-    def step(self, message: str) -> None:
-        """Report that a step is finished."""
-        self._done += 1
-        self.note(message)
 
 
 def ordered_domains(domains: Sequence[Domain]) -> list[Domain]:

@@ -14,12 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from registry.errors import Internal
+from registry.progress import Progress, Steps
 from registry.selectors.contract import (
     Domain,
     Float64,
     Member,
-    Progress,
-    Steps,
     check_sample,
     check_vectors,
     ordered_domains,

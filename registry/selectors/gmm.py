@@ -14,13 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from registry.errors import Internal, InvalidParameter
+from registry.progress import Progress, Steps
 from registry.selectors.clusters import ClusterFit, Clusters, Int64, Proof, fit_clusters, prove
 from registry.selectors.contract import (
     Domain,
     Float64,
     Member,
-    Progress,
-    Steps,
     check_sample,
     check_vectors,
     ordered_domains,

@@ -17,7 +17,8 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.mixture import GaussianMixture
 
 from registry.errors import InvalidParameter
-from registry.selectors.contract import Float64, Steps
+from registry.progress import Steps
+from registry.selectors.contract import Float64
 
 Covariance = Literal["full", "tied", "diag", "spherical"]
 CHUNK = 10

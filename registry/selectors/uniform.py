@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from registry.errors import InvalidParameter
-from registry.selectors.contract import Domain, Member, Progress, Steps, ordered_domains, pack_meta, unpack_meta
+from registry.progress import Progress, Steps
+from registry.selectors.contract import Domain, Member, ordered_domains, pack_meta, unpack_meta
 from registry.selectors.ranking import Candidate, Evidence, choose, split_excluded
 from registry.spec import Selection, SelectOptions, UniformSpec
 

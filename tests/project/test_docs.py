@@ -188,6 +188,19 @@ def test_files_named_in_code_marks_exist() -> None:
                 assert (ROOT / name).exists(), f"{path}: {name}"
 
 
+# --- words ------------------------------------------------------------------------------------------
+
+
+def test_the_glossary_defines_each_word_once_in_order() -> None:
+    rows = re.findall(r"^\| (.+?) \| (.+?) \| (.*?) ?\|$", read(Path("docs/reference/glossary.md")), re.MULTILINE)[1:]
+    words = [word for word, _, _ in rows]
+    assert len(words) > 60
+    assert words == sorted(set(words), key=str.casefold)
+    assert [word for word, meaning, _ in rows if not meaning.endswith(".")] == []
+    spelt = "".join(read(Path(f"docs/reference/{name}")) for name in ("openapi.json", "cli.md", "settings.md"))
+    assert [name for *_, wire in rows for name in re.findall(r"`([^`]+)`", wire) if name not in spelt] == []
+
+
 # --- habits -----------------------------------------------------------------------------------------
 
 

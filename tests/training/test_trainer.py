@@ -341,7 +341,7 @@ def test_the_first_interrupt_is_noted_and_the_second_ends(number):
 
 def test_the_help_needs_no_torch():
     check = (
-        "import sys\nfrom service.cli import run\n"
+        "import sys\nfrom service.cli.app import run\n"
         "code = run(['train', '--help'])\nassert code == 0\nassert 'torch' not in sys.modules, 'torch'"
     )
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)

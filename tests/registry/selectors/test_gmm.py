@@ -14,9 +14,10 @@ from sklearn.decomposition import PCA
 from sklearn.mixture import GaussianMixture
 
 from registry.errors import Cancelled, InvalidParameter
+from registry.progress import Steps
 from registry.selectors import GmmSelector
 from registry.selectors.clusters import Clusters
-from registry.selectors.contract import Member, Steps
+from registry.selectors.contract import Member
 from registry.selectors.drawing import HELD_OUT, UNITS, draw_units
 from registry.selectors.mixture import Mixture, fit_mixture
 from registry.selectors.novelty import mahalanobis, novelty, percentile, whitening
