@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from registry.base_model import shape_of
-from registry.formats import write_folder
+from registry.formats import AdapterContents, write_directory
 from registry.spec import BottleneckConfig, Provenance
 from tests.repository import REPOSITORY
 from tests.service.domains import WORDS, passages
@@ -97,17 +97,25 @@ def _push(world: World, folder: Path) -> None:
     from service.client.client import SoupClient
     from service.client.transfer import push_folder
 
-    shape = shape_of(world.runtime.bases[BASE], world.runtime.settings.cache)
+    shape = shape_of(world.runtime.bases.entries[BASE], world.runtime.settings.cache)
     start = create(CONFIG, shape, seed=1234).state_dict()
     provenance = Provenance(init_hash=init_hash(start), init_source="trained_here", init_seed=1234)
     for live in open_live(world):
         with SoupClient(live.url, world.admin) as client:
             for number, (package, words) in enumerate(DOMAINS.items()):
                 moved = {name: tensor + 0.01 * (number + 1) for name, tensor in start.items()}
-                written = write_folder(
-                    folder / package, config=CONFIG, domain=package, weights=save_tensors(moved), base_model=BASE,
-                    base_fingerprint=shape.fingerprint, provenance=provenance, texts=passages(words, 60),
-                )  # fmt: skip
+                written = write_directory(
+                    folder / package,
+                    AdapterContents(
+                        config=CONFIG,
+                        domain=package,
+                        weights=save_tensors(moved),
+                        base_model=BASE,
+                        base_fingerprint=shape.fingerprint,
+                        provenance=provenance,
+                        texts=passages(words, 60),
+                    ),
+                )
                 pushed = push_folder(client, written, name=f"demo/{package}")
                 client.wait_job(str(pushed["job"]))
 
@@ -176,7 +184,7 @@ def test_embeddings_made_by_the_client_are_those_of_the_server(home: Home, tiny_
     ((_, language, code),) = blocks("docs/how-to/send-embeddings.md")
     write_bases(home.folder / "bases.toml", {"small": tiny_base_dir})
     digest, unit, shape = home.run(language, f"import warnings\nwarnings.simplefilter('default')\n{code}").split(" ", 2)
-    encoders = home.live.world.runtime.encoders(BASE)
+    encoders = home.live.world.runtime.bases.encoders(BASE)
     assert (encoders[digest].name, encoders[digest].unit) == ("base", unit)
     assert shape.strip() == "(2, 32)"
     assert (home.folder / "embeddings.safetensors").is_file()

@@ -11,7 +11,7 @@ import typer
 from pydantic import ValidationError
 
 from registry.errors import SoupError
-from registry.formats import AdapterFolder, read_folder
+from registry.formats import AdapterDirectory, read_directory
 from registry.names import split_name
 from service.cli.failures import explain, worst_code
 from service.cli.flags import base_id, key_values, usage_error
@@ -79,7 +79,7 @@ def push(
             "--name, --domain and --sample go with one folder: push one at a time, or use --namespace for several, "
             "each with its own domain and sample in it."
         )
-    named = [(read_folder(path), _checked(name or f"{namespace}/{name_of(path)}")) for path in folders]
+    named = [(read_directory(path), _checked(name or f"{namespace}/{name_of(path)}")) for path in folders]
     pushed, failed = _push_all(remote.client, named, more.arguments())
     if wait:
         pushed, unfinished = _wait_all(remote.client, pushed)
@@ -94,7 +94,7 @@ def push(
 
 
 def _push_all(
-    client: SoupClient, named: Sequence[tuple[AdapterFolder, str]], more: dict[str, Any]
+    client: SoupClient, named: Sequence[tuple[AdapterDirectory, str]], more: dict[str, Any]
 ) -> tuple[list[dict[str, Any]], list[SoupError]]:
     """Push every folder; one that is refused does not keep the others."""
     pushed, failed = [], []

@@ -17,11 +17,11 @@ from registry.errors import Cancelled, InvalidParameter
 from registry.progress import Steps
 from registry.selectors import GmmSelector
 from registry.selectors.clusters import Clusters
-from registry.selectors.contract import Member
 from registry.selectors.drawing import HELD_OUT, UNITS, draw_units
 from registry.selectors.mixture import Mixture, fit_mixture
 from registry.selectors.novelty import mahalanobis, novelty, percentile, whitening
 from registry.selectors.projection import Projection, fit_projection
+from registry.selectors.ranking import Member
 from registry.spec import GmmSpec, SelectOptions
 from tests.registry.synthetic_domains import around, centres, digest_for, domain, gaussian_domains
 
@@ -270,7 +270,7 @@ class TestProof:
         assert selector.report_["units_held_out"] == len(selector.own_distances_) == 24
 
     def test_trap_a_full_covariance_looks_fine_until_it_sees_other_text(self) -> None:
-        """METHODS section 1, trap (a): singular covariances show in held-out accuracy, not in training purity."""
+        """Nearly singular covariances show in held-out accuracy, not in training purity (methods.md#clustering)."""
         domains = gaussian_domains(8, n=200, dimensions=100, apart=1.6)
         full = GmmSelector(GmmSpec(mode="paper", dimensions=98)).fit(domains).report_
         tied = GmmSelector(GmmSpec(dimensions=32)).fit(domains).report_

@@ -15,7 +15,7 @@ from registry.adapters import attached, from_tensors, paper_config
 from registry.adapters.weights import load_tensors, save_tensors
 from registry.base_model import LoadedBase, load_base
 from registry.evaluate import report
-from registry.formats import read_folder
+from registry.formats import read_directory
 from registry.spec import BankConfig
 from service.cli import app as cli
 from tests.service.domains import passages
@@ -33,7 +33,7 @@ Soup = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture(scope="module")
 def base(live: Live) -> LoadedBase:
-    return load_base(live.world.runtime.bases["tiny"])
+    return load_base(live.world.runtime.bases.entries["tiny"])
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def test_what_is_cooked_is_the_merge_of_what_was_trained_bit_for_bit(stocked, ba
     assert (code, out) == (0, f"acme/{kind}@1\n"), said
     assert "the mean of its 3 experts" in said
     assert soup("pull", f"acme/{kind}", tmp_path / kind)[0] == 0
-    folder = read_folder(tmp_path / kind)
+    folder = read_directory(tmp_path / kind)
     expected = merged(banks[kind])
     assert (folder.config, folder.domain) == (expected.config, kind)
     assert folder.provenance.init_hash == banks[kind].init_hash
@@ -112,11 +112,11 @@ def test_lost_bytes_are_made_again_to_the_last_bit(stocked):
     digest = first["digest"]
     with world.runtime.database.read() as catalogue:
         blob = catalogue.soups.recipe(first["recipe_digest"]).weights_blob
-    before = world.runtime.blobs.read(blob)
-    world.runtime.blobs.delete(blob)
+    before = world.registry.blobs.read(blob)
+    world.registry.blobs.delete(blob)
     again = cook(world, "acme/lora-bank", name="acme/lost").json()
     assert (again["digest"], again["cached"]) == (digest, False)
-    assert world.runtime.blobs.read(blob) == before
+    assert world.registry.blobs.read(blob) == before
 
 
 def test_the_bank_is_stored_and_refused_by_name_where_it_would_have_to_speak(stocked, soup):
