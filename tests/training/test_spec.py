@@ -22,7 +22,7 @@ from registry.spec import (
     UnionConfig,
 )
 from service.cli.flags import Given
-from service.cli.verbs.train.flags import TRAINING, spec_of
+from service.cli.verbs.train.training_flags import TRAINING, spec_of
 from training.build import HELD_OUT_SEED, config_of, held_out
 from training.recipe import TrainingRecipe
 from training.spec import METHODS, AdapterRequest, Init, RecipeRequest, TaskKey, TrainingSpec

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from registry.errors import NotFound
-from service.cli.base_model import BaseModelOptions
+from service.cli.base_model_flags import BaseModelOptions
 from service.cli.commands import command
 from service.cli.output import as_json as print_json
 from service.cli.output import data, fields, talk

@@ -13,14 +13,14 @@ import typer
 
 from registry.errors import InvalidParameter
 from registry.formats import check_place
-from service.cli.base_model import BaseModelOptions
+from service.cli.base_model_flags import BaseModelOptions
 from service.cli.commands import command
 from service.cli.flags import Given
 from service.cli.output import as_json as print_json
 from service.cli.output import data, progress_bar
 from service.cli.verbs.train import stopping
-from service.cli.verbs.train.flags import TRAINING, SampleSize, spec_of
 from service.cli.verbs.train.record import tell
+from service.cli.verbs.train.training_flags import TRAINING, SampleSize, spec_of
 from training.spec import SAMPLE, SAVE_SECONDS
 from training.train import Work, bank_there
 

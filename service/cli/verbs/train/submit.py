@@ -15,7 +15,7 @@ from registry.names import split_name
 from service.cli.flags import Given, base_id, usage_error
 from service.cli.output import as_json, data, progress_bar, talk
 from service.cli.remote import Remote, verb
-from service.cli.verbs.train.flags import TRAINING, SampleSize, spec_of
+from service.cli.verbs.train.training_flags import TRAINING, SampleSize, spec_of
 from service.client import SoupClient
 from service.client.client import DONE
 from training.request import TrainingRequest

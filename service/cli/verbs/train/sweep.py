@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from registry.names import check_part
-from service.cli.base_model import BaseModelOptions
+from service.cli.base_model_flags import BaseModelOptions
 from service.cli.commands import command
 from service.cli.failures import FAILED
 from service.cli.flags import Given
@@ -17,10 +17,10 @@ from service.cli.output import as_json as print_json
 from service.cli.output import columns, data, talk
 from service.cli.remote import Address
 from service.cli.verbs.train import stopping
-from service.cli.verbs.train.flags import TRAINING, SampleSize, spec_of
 from service.cli.verbs.train.progress_table import Table, progress_table
 from service.cli.verbs.train.push_grid import push_rows
 from service.cli.verbs.train.record import validation
+from service.cli.verbs.train.training_flags import TRAINING, SampleSize, spec_of
 from training.spec import SAMPLE
 
 if TYPE_CHECKING:
