@@ -44,7 +44,7 @@ from registry.spec import (
     Provenance,
     canonical_weights,
 )
-from service.engine import AdapterHandle, Engine, ScoreRequest
+from service.engine import Engine, LoadableAdapter, ScoreRequest
 
 RANK = 16
 LINEAR_WEIGHTS = (0.3, 0.7)
@@ -141,11 +141,11 @@ def measure_cost(result: Result, size: Size, *, rows: int, repeats: int) -> None
             )
 
 
-def _handle(shape: BaseShape, config: AdapterConfig, tensors: dict[str, Tensor]) -> AdapterHandle:
-    return AdapterHandle(adapter_digest(shape.fingerprint, config, tensors), config, lambda: tensors)
+def _handle(shape: BaseShape, config: AdapterConfig, tensors: dict[str, Tensor]) -> LoadableAdapter:
+    return LoadableAdapter(adapter_digest(shape.fingerprint, config, tensors), config, lambda: tensors)
 
 
-def _score(engine: Engine, setting: Setting, handle: AdapterHandle) -> list[float]:
+def _score(engine: Engine, setting: Setting, handle: LoadableAdapter) -> list[float]:
     answer: Any = engine.submit(ScoreRequest("base", tuple(setting.windows), handle)).result()
     return list(answer.nll)
 

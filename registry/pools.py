@@ -6,7 +6,7 @@ one domain label, the newest adapter.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from registry.catalogue.database import Catalogue
 from registry.catalogue.rows import AdapterRow, MemberRow, SelectorRow
@@ -15,7 +15,7 @@ from registry.names import digest_of
 from registry.spec import BaseShape, PoolRequest, PoolSpec, SelectorSpec, is_language_model
 
 
-def pool_base(request: PoolRequest, bases: Mapping[str, BaseShape]) -> str:
+def pool_base(request: PoolRequest, bases: Collection[str]) -> str:
     """The base id a pool is over: the named one, or the only one there is."""
     if request.base_model is not None and request.base_model in bases:
         return request.base_model

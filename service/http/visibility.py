@@ -7,18 +7,16 @@ three namespaces, an administrator's pool spans all. Called by the routes of job
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from registry.catalogue.rows import JobRow, Scope
 from registry.errors import Forbidden
 from registry.names import NameRef, parse_ref
 from registry.spec import Cooked
 from service.http.answers.soups import soup_of
-from service.http.schemas.registry import Job, job_body
+from service.http.schemas.jobs import Job, job_body
 from service.jobs.kinds import KINDS
-
-if TYPE_CHECKING:
-    from service.runtime import Runtime
+from service.parts import Parts
 
 HIDDEN = "Only keys that see every namespace this job works on see more."
 
@@ -38,7 +36,7 @@ def check_reach(row: JobRow, scope: Scope) -> None:
         raise Forbidden("This job works on namespaces that this key does not see.", param="id")
 
 
-def job_shown(runtime: Runtime, row: JobRow, scope: Scope) -> Job:
+def job_shown(parts: Parts, row: JobRow, scope: Scope) -> Job:
     """A job as a key sees it; what a cook job gave has the shape `POST /v1/soups` answers with."""
     if not sees_all_of(row, scope):
         body = job_body(row)
@@ -48,7 +46,7 @@ def job_shown(runtime: Runtime, row: JobRow, scope: Scope) -> Job:
     if row.kind != "cook" or row.result is None:
         return job_body(row)
     cooked = Cooked.model_validate(row.result)
-    return job_body(row, soup_of(runtime, cooked).model_dump(mode="json"))
+    return job_body(row, soup_of(parts, cooked).model_dump(mode="json"))
 
 
 def evidence_shown(evidence: Mapping[str, Any], scope: Scope) -> dict[str, Any]:
