@@ -14,7 +14,7 @@ from registry.errors import Forbidden
 from registry.names import NameRef, parse_ref
 from registry.spec import Cooked
 from service.http.answers.soups import soup_of
-from service.http.schemas.registry import Job, job_body
+from service.http.schemas.jobs import Job, job_body
 from service.jobs.kinds import KINDS
 from service.parts import Parts
 
