@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from registry.spec import Cooked
-from service.http.schemas.registry import Soup, soup_body
+from service.http.schemas.soups import Soup, soup_body
 from service.parts import Parts
 
 

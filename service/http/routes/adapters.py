@@ -22,7 +22,7 @@ from registry.spec import Manifest
 from service.http.auth import Reader, Writer
 from service.http.paging import Cursor, Limit, page_size
 from service.http.ranges import REVALIDATE, ranged
-from service.http.schemas.registry import (
+from service.http.schemas.adapters import (
     Adapter,
     AdapterList,
     AdapterPatch,

@@ -6,7 +6,7 @@ from fastapi import APIRouter
 
 from service.http.auth import Admin
 from service.http.paging import Cursor, Limit, page_size
-from service.http.schemas.inference import AuditEntry, AuditList
+from service.http.schemas.audit import AuditEntry, AuditList
 from service.http.state import State
 
 router = APIRouter(prefix="/v1/audit", tags=["keys"])

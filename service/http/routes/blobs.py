@@ -19,7 +19,7 @@ from registry.errors import DigestMismatch, InvalidName, InvalidParameter, NotFo
 from registry.names import DIGEST_PATTERN
 from service.http.auth import Reader, Writer, needs
 from service.http.ranges import ranged
-from service.http.schemas.inference import BlobStored
+from service.http.schemas.blobs import BlobStored
 from service.http.state import State
 from service.keys import Principal
 

@@ -17,8 +17,7 @@ from service.http.auth import ModelUser
 from service.http.resolve import ResolvedModel, language_model
 from service.http.routes.completions import STREAM, check_sampling
 from service.http.routes.tokens import check_text
-from service.http.schemas.openai_answers import ChatAnswer
-from service.http.schemas.openai_requests import ChatRequest
+from service.http.schemas.chat import ChatAnswer, ChatRequest
 from service.http.state import State
 from service.http.streaming import EventStream, TokenStream, finish
 from service.keys import Principal

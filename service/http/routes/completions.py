@@ -16,8 +16,7 @@ from service.http.answers.token_text import TokenText
 from service.http.auth import ModelUser
 from service.http.resolve import ResolvedModel, language_model
 from service.http.routes.tokens import check_ids, check_text
-from service.http.schemas.openai_answers import CompletionAnswer
-from service.http.schemas.openai_requests import CompletionRequest
+from service.http.schemas.completions import CompletionAnswer, CompletionRequest
 from service.http.state import State
 from service.http.streaming import EventStream, TokenStream, finish
 from service.keys import Principal

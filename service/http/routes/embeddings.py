@@ -17,8 +17,8 @@ from service.engine.texts import closing, has_bos
 from service.http.auth import ModelUser
 from service.http.resolve import ResolvedModel, resolve_model
 from service.http.routes.perplexity import check_texts
-from service.http.schemas.openai_answers import Embedding, EmbeddingAnswer, Usage
-from service.http.schemas.openai_requests import EmbeddingRequest
+from service.http.schemas.embeddings import Embedding, EmbeddingAnswer, EmbeddingRequest
+from service.http.schemas.wire import Usage
 from service.http.state import State
 from service.http.streaming import finish
 from service.keys import Principal

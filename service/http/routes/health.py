@@ -18,7 +18,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from registry.errors import Busy
 from service.http.auth import needs
 from service.http.resolve import resolve_model
-from service.http.schemas.inference import Alive, Ready
+from service.http.schemas.health import Alive, Ready
 from service.http.state import State
 from service.http.streaming import one_token
 from service.keys import NOBODY_IN_PARTICULAR

@@ -10,7 +10,7 @@ from starlette.concurrency import run_in_threadpool
 
 from service.http.auth import Reader, Writer
 from service.http.paging import Cursor, Limit, page_size
-from service.http.schemas.registry import Job, JobList
+from service.http.schemas.jobs import Job, JobList
 from service.http.state import State
 from service.http.visibility import check_reach, job_shown
 from service.http.waiting import JobWatch, job_row

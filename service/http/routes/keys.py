@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from registry.errors import Forbidden, InvalidParameter, NotFound
 from registry.names import RESERVED_NAMESPACES
 from service.http.auth import Admin
-from service.http.schemas.inference import CreatedKey, Key, KeyList, NewKey
+from service.http.schemas.keys import CreatedKey, Key, KeyList, NewKey
 from service.http.state import State
 from service.keys import SHOWN, Principal, new_secret, secret_sha256
 

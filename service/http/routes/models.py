@@ -10,7 +10,7 @@ from registry.names import BaseRef, parse_ref
 from registry.spec import is_language_model
 from service.http.auth import needs
 from service.http.resolve import base_entry
-from service.http.schemas.openai_answers import EncoderCard, ModelCard, ModelList
+from service.http.schemas.models import EncoderCard, ModelCard, ModelList
 from service.http.state import State
 from service.keys import Principal
 from service.parts import Parts

@@ -20,7 +20,7 @@ from service.engine.texts import Windows, has_bos, text_windows
 from service.http.auth import ModelUser
 from service.http.resolve import ResolvedModel, language_model
 from service.http.routes.tokens import check_text
-from service.http.schemas.inference import ComparedModel, PerplexityAnswer, PerplexityRequest
+from service.http.schemas.perplexity import ComparedModel, PerplexityAnswer, PerplexityRequest
 from service.http.state import State
 from service.http.streaming import finish
 from service.keys import Principal

@@ -17,16 +17,8 @@ from registry.select import encoder_for, latest, pool_of, select
 from registry.spec import GmmSpec, PoolRequest, SelectorSpec
 from service.http.auth import Reader, Writer
 from service.http.paging import Cursor, Limit, page_size
-from service.http.schemas.registry import (
-    FitRequest,
-    Job,
-    Selected,
-    Selector,
-    SelectorList,
-    SelectRequest,
-    job_body,
-    selector_body,
-)
+from service.http.schemas.jobs import Job, job_body
+from service.http.schemas.selectors import FitRequest, Selected, Selector, SelectorList, SelectRequest, selector_body
 from service.http.state import State
 from service.http.waiting import finished, wait_of
 from service.jobs.runner import FINAL, result_of

@@ -18,7 +18,9 @@ from service.http.auth import Reader, Writer
 from service.http.paging import Cursor, Limit
 from service.http.routes import adapters
 from service.http.routes.selectors import home_of
-from service.http.schemas.registry import Adapter, AdapterList, Job, Lineage, Soup, SoupRequest, job_body
+from service.http.schemas.adapters import Adapter, AdapterList, Lineage
+from service.http.schemas.jobs import Job, job_body
+from service.http.schemas.soups import Soup, SoupRequest
 from service.http.state import State
 from service.http.waiting import finished, wait_of
 from service.jobs.cook import request_bytes

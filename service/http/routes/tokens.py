@@ -11,8 +11,13 @@ from registry.errors import InvalidParameter, TooLarge
 from service.engine.texts import has_bos
 from service.http.auth import ModelUser
 from service.http.resolve import ResolvedModel, resolve_model
-from service.http.schemas.openai_answers import DetokenizeAnswer, TokenizeAnswer, TokenizerInfo
-from service.http.schemas.openai_requests import DetokenizeRequest, TokenizeRequest
+from service.http.schemas.tokens import (
+    DetokenizeAnswer,
+    DetokenizeRequest,
+    TokenizeAnswer,
+    TokenizeRequest,
+    TokenizerInfo,
+)
 from service.http.state import State
 from service.parts import Parts
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from service.http.auth import Writer
-from service.http.schemas.registry import Job, job_body
+from service.http.schemas.jobs import Job, job_body
 from service.http.state import State
 from service.jobs.training_requests import submit
 from training.request import TrainingRequest
