@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 
 import migrations
-from benchmarks.report import Result, Row, interleaved, options, ratios, repeated, seconds
+from benchmarks.report import Result, interleaved, options, ratios, repeated, seconds
+from demo.results import Row
 from registry.adapters import create, paper_config
 from registry.adapters.weights import adapter_digest, save_tensors
 from registry.blobs import LocalBlobs
@@ -51,7 +52,7 @@ from registry.spec import (
     canonical_weights,
 )
 
-CALLER = Caller(key_id="benchmark", scope=None, request_id="benchmark")
+CALLER = Caller(key_id="benchmark", namespaces=None, request_id="benchmark")
 INIT = Provenance(init_hash=sha256_digest(b"one initialisation"), init_source="declared")
 BASE_ID = "base"
 

@@ -22,8 +22,9 @@ from torch import Tensor
 
 from benchmarks import parity
 from benchmarks.averaging import Size
-from benchmarks.report import Figure, Result, interleaved, options, ratios, repeated
+from benchmarks.report import Result, interleaved, options, ratios, repeated
 from benchmarks.serving import BATCH_TOKENS, FULL, INGREDIENTS, QUICK, Given, Setting, prepare
+from demo.results import Figure
 from registry.adapters import expected_tensors
 from registry.adapters.lora import LORA_A, LORA_B, PREFIX
 from registry.adapters.weights import adapter_digest
