@@ -22,7 +22,7 @@ from service.cli.cook import parse_recipe
 from service.cli.output import columns
 from service.cli.serve import is_loopback
 from service.cli.session import connect
-from tests.service.scripted import Server, events, job, ok, refusal
+from tests.service.scripted_server import Server, events, job, ok, refusal
 
 CONFIG = BottleneckConfig(structure="bapna_firat", bottleneck=4, activation="relu")
 DIGEST = "sha256:" + "c" * 64

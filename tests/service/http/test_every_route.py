@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.service.worlds import World
+from tests.service.servers import World
 
 PUBLIC = {("GET", "/healthz"), ("GET", "/readyz")}
 PUBLIC_PAGES = ["/docs", "/docs/openapi.json", "/openapi.json", "/static/docs.js", "/static/swagger/swagger-ui.css"]
