@@ -52,7 +52,7 @@ from registry.spec import (
     canonical_weights,
 )
 
-CALLER = Caller(key_id="benchmark", scope=None, request_id="benchmark")
+CALLER = Caller(key_id="benchmark", namespaces=None, request_id="benchmark")
 INIT = Provenance(init_hash=sha256_digest(b"one initialisation"), init_source="declared")
 BASE_ID = "base"
 

@@ -26,11 +26,11 @@ def pool_base(request: PoolRequest, bases: Collection[str]) -> str:
     raise InvalidParameter(f"The pool's base_model {asked}; this server has: {listed}.", param="pool.base_model")
 
 
-def pool_spec(request: PoolRequest, shape: BaseShape, scope: Sequence[str] | None) -> PoolSpec:
+def pool_spec(request: PoolRequest, shape: BaseShape, visible: Sequence[str] | None) -> PoolSpec:
     """The pool a caller means: the namespaces asked for, else all that the key may read."""
-    namespaces = request.namespaces if request.namespaces is not None else scope
-    if scope is not None and not set(namespaces or ()) <= set(scope):
-        foreign = sorted(set(namespaces or ()) - set(scope))
+    namespaces = request.namespaces if request.namespaces is not None else visible
+    if visible is not None and not set(namespaces or ()) <= set(visible):
+        foreign = sorted(set(namespaces or ()) - set(visible))
         raise Forbidden(f"This key may not read namespace {foreign[0]!r}.", param="pool.namespaces")
     return PoolSpec(
         base_fingerprint=shape.fingerprint,

@@ -9,6 +9,7 @@ from typing import Protocol
 from registry.adapters.loadable import LoadableAdapter
 from registry.blobs import BlobStore
 from registry.catalogue.database import Database
+from registry.catalogue.rows import Namespaces
 from registry.encoders.contract import Encoder
 from registry.errors import NotFound
 from registry.progress import Progress
@@ -96,8 +97,8 @@ class Registry:
 
 @dataclass(frozen=True)
 class Caller:
-    """Whose request it is; `scope` is the namespaces the key may read (None: all)."""
+    """Whose request it is; `namespaces` are those the key may read (None: all)."""
 
     key_id: str
-    scope: tuple[str, ...] | None
+    namespaces: Namespaces
     request_id: str

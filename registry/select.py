@@ -76,7 +76,7 @@ def select(
 def pool_of(registry: Registry, caller: Caller, request: PoolRequest) -> tuple[str, PoolSpec]:
     """The base id and the pool that a caller means; raises InvalidParameter or Forbidden."""
     base_id = pool_base(request, registry.bases.entries)
-    return base_id, pool_spec(request, registry.bases.shape(base_id), caller.scope)
+    return base_id, pool_spec(request, registry.bases.shape(base_id), caller.namespaces)
 
 
 def encoder_for(spec: SelectorSpec, encoders: Mapping[str, Encoder]) -> Encoder | None:

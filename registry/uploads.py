@@ -41,7 +41,7 @@ def read_blob(registry: Registry, caller: Caller, digest: str, *, what: str, max
 def blob_size(registry: Registry, caller: Caller, digest: str, *, what: str) -> int:
     """The size of a blob that the caller may see; unknown and foreign are the same NotFound."""
     with registry.database.read() as catalogue:
-        visible = catalogue.blobs.visible(caller.scope, digest)
+        visible = catalogue.blobs.visible(caller.namespaces, digest)
     if not visible or not registry.blobs.has(digest):
         raise NotFound(f"Blob {digest} is not known: upload it first with PUT /v1/blobs/{digest}.", param=what)
     return registry.blobs.size(digest)

@@ -108,7 +108,7 @@ def by_hand(registry: Registry, caller: Caller, recipe: HandRecipe) -> tuple[str
     rows: dict[str, AdapterRow] = {}
     with registry.database.read() as catalogue:
         for one in recipe.ingredients:
-            row = catalogue.adapters.resolve(caller.scope, parse_ref(one.ref))
+            row = catalogue.adapters.resolve(caller.namespaces, parse_ref(one.ref))
             rows[row.digest] = row
             weights[row.digest] = weights.get(row.digest, 0.0) + one.weight
     used = [digest for digest in rows if weights[digest] > 0]

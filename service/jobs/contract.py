@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from registry.catalogue import Catalogue
-from registry.catalogue.rows import JobRow, Scope, SelectorRow
+from registry.catalogue.rows import JobRow, Namespaces, SelectorRow
 from registry.progress import Progress
 from registry.spec import PoolSpec, SelectorSpec
 from service.jobs.fit_process import FitProcess
@@ -39,12 +39,12 @@ class JobKind:
     """
 
     run: Callable[[JobContext], dict[str, Any]]
-    reach: Callable[[JobRow], Scope]
+    reach: Callable[[JobRow], Namespaces]
     ended_without: Callable[[Catalogue, JobRow], None] = lambda _catalogue, _row: None
     clean: Callable[[Parts, JobRow], None] = lambda _parts, _row: None
     lane: Lane = "quick"
 
 
-def scope_of(found: Sequence[str] | None) -> Scope:
+def namespaces_of(found: Sequence[str] | None) -> Namespaces:
     """Namespaces as a job's arguments hold them."""
     return None if found is None else tuple(found)

@@ -14,7 +14,7 @@ from registry.catalogue.rows import JobRow
 from registry.cook import cook
 from registry.registry import Caller
 from registry.spec import CookRequest
-from service.jobs.contract import JobContext, JobKind, scope_of
+from service.jobs.contract import JobContext, JobKind, namespaces_of
 from service.parts import Parts
 
 
@@ -26,7 +26,7 @@ def request_bytes(request: dict[str, Any]) -> bytes:
 def _run(context: JobContext) -> dict[str, Any]:
     registry, arguments = context.parts.registry, context.row.arguments
     stored = json.loads(registry.blobs.read(arguments["request"]))
-    caller = Caller(context.row.created_by, scope_of(arguments["scope"]), arguments["request_id"])
+    caller = Caller(context.row.created_by, namespaces_of(arguments["scope"]), arguments["request_id"])
     cooked = cook(
         registry,
         caller,
@@ -42,4 +42,4 @@ def _clean(parts: Parts, row: JobRow) -> None:
     parts.registry.blobs.delete(row.arguments["request"])
 
 
-COOK = JobKind(run=_run, reach=lambda row: scope_of(row.arguments["scope"]), clean=_clean)
+COOK = JobKind(run=_run, reach=lambda row: namespaces_of(row.arguments["scope"]), clean=_clean)

@@ -8,7 +8,7 @@ from pydantic import TypeAdapter
 
 from registry.select import encoder_for
 from registry.spec import PoolSpec, SelectorSpec
-from service.jobs.contract import JobContext, JobKind, scope_of
+from service.jobs.contract import JobContext, JobKind, namespaces_of
 
 SPEC: TypeAdapter[SelectorSpec] = TypeAdapter(SelectorSpec)
 
@@ -21,4 +21,4 @@ def _run(context: JobContext) -> dict[str, Any]:
     return {"selector": context.fit(pool, spec, None if encoder is None else encoder.digest).id}
 
 
-FIT = JobKind(run=_run, reach=lambda row: scope_of(row.arguments["pool"]["namespaces"]))
+FIT = JobKind(run=_run, reach=lambda row: namespaces_of(row.arguments["pool"]["namespaces"]))

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from registry.catalogue.jobs import Jobs
-from registry.catalogue.rows import JobRow, Scope
+from registry.catalogue.rows import JobRow, Namespaces
 from registry.errors import Busy, Cancelled, Internal, SoupError, Unavailable, as_dict, rebuild
 from service.jobs.contract import JobContext, Lane
 from service.jobs.fit_process import FitProcess
@@ -217,10 +217,10 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
-def cancel(parts: Parts, scope: Scope, job_id: str) -> JobRow:
+def cancel(parts: Parts, visible: Namespaces, job_id: str) -> JobRow:
     """Cancel a queued or running job; one that ended stays as it is. Raises NotFound."""
     with parts.registry.database.write() as catalogue:
-        row = catalogue.jobs.get(scope, job_id)
+        row = catalogue.jobs.get(visible, job_id)
         if row.state not in FINAL:
             row = catalogue.jobs.cancel(job_id)
             KINDS[row.kind].ended_without(catalogue, row)

@@ -25,7 +25,7 @@ from registry.names import parse_ref, split_name
 from registry.push import WEIGHTS_FILE, Pushed, push
 from registry.registry import Caller
 from registry.spec import CookRequest, FileSource, HandRecipe, Manifest, MergeMixing, SampleSource, WeightedRef
-from service.jobs.contract import JobContext, JobKind, scope_of
+from service.jobs.contract import JobContext, JobKind, namespaces_of
 from service.jobs.train_process import in_child
 from service.jobs.training_folder import TURN, place_of, sweep
 from service.parts import Parts
@@ -64,7 +64,7 @@ class Training:
     @property
     def caller(self) -> Caller:
         """On whose behalf it is pushed."""
-        return Caller(self.context.row.created_by, scope_of(self.arguments["scope"]), self.arguments["request_id"])
+        return Caller(self.context.row.created_by, namespaces_of(self.arguments["scope"]), self.arguments["request_id"])
 
 
 def _run(context: JobContext) -> dict[str, Any]:
@@ -278,4 +278,4 @@ def _sample(training: Training, folder: AdapterDirectory) -> tuple[SampleSource 
     )
 
 
-TRAIN = JobKind(run=_run, reach=lambda row: scope_of(row.arguments["reach"]), lane="training")
+TRAIN = JobKind(run=_run, reach=lambda row: namespaces_of(row.arguments["reach"]), lane="training")

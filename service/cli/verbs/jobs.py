@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from service.cli.output import as_json, columns, data, fields, progress_bar, talk
-from service.cli.session import Session, verb
+from service.cli.remote import Remote, verb
 
 app = typer.Typer(
     help="List, show, watch and cancel jobs.", no_args_is_help=True, rich_markup_mode=None, add_completion=False
@@ -18,7 +18,7 @@ JobArgument = Annotated[str, typer.Argument(help="Id as `soup jobs ls` shows it.
 @app.command()
 @verb
 def ls(
-    session: Session,
+    remote: Remote,
     state: Annotated[
         Literal["queued", "running", "succeeded", "failed", "cancelled"] | None,
         typer.Option("--state", help="Only in this state."),
@@ -32,8 +32,8 @@ def ls(
       soup jobs ls
       soup jobs ls --state failed --limit 5
     """
-    jobs = list(session.client.jobs(limit=limit, state=state))
-    if session.json:
+    jobs = list(remote.client.jobs(limit=limit, state=state))
+    if remote.json:
         as_json({"object": "list", "data": jobs})
     elif jobs:
         header = ("id", "kind", "state", "progress", "created")
@@ -47,19 +47,19 @@ def ls(
 
 @app.command()
 @verb
-def show(session: Session, job: JobArgument) -> None:
+def show(remote: Remote, job: JobArgument) -> None:
     """Show one job.
 
     \b
     Examples:
       soup jobs show job-4f1d0c9a2b7e6835
     """
-    _print(session, session.client.job(job))
+    _print(remote, remote.client.job(job))
 
 
 @app.command()
 @verb
-def watch(session: Session, job: JobArgument) -> None:
+def watch(remote: Remote, job: JobArgument) -> None:
     """Wait for a job and show how it ended; fails as the job does.
 
     \b
@@ -67,24 +67,24 @@ def watch(session: Session, job: JobArgument) -> None:
       soup jobs watch job-4f1d0c9a2b7e6835
     """
     with progress_bar(f"job {job}") as report:
-        done = session.client.wait_job(job, progress=report)
-    _print(session, done)
+        done = remote.client.wait_job(job, progress=report)
+    _print(remote, done)
 
 
 @app.command()
 @verb
-def cancel(session: Session, job: JobArgument) -> None:
+def cancel(remote: Remote, job: JobArgument) -> None:
     """Ask a job to stop.
 
     \b
     Examples:
       soup jobs cancel job-4f1d0c9a2b7e6835
     """
-    _print(session, session.client.cancel_job(job))
+    _print(remote, remote.client.cancel_job(job))
 
 
-def _print(session: Session, job: dict[str, Any]) -> None:
-    if session.json:
+def _print(remote: Remote, job: dict[str, Any]) -> None:
+    if remote.json:
         as_json(job)
         return
     error = job.get("error") or {}

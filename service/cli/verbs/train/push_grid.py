@@ -6,28 +6,18 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import typer
-
 from registry.errors import SoupError
 from registry.formats import AdapterDirectory, read_directory
 from registry.spec import CookRequest, HandRecipe, MergeMixing, WeightedRef
 from service.cli.failures import explain
 from service.cli.output import talk
-from service.cli.push import slug
-from service.cli.session import Connect, connect
-from service.client.client import SoupClient
+from service.client import SoupClient
 from service.client.samples import read_texts
-from service.client.transfer import push_folder
+from service.client.transfer import name_of, push_folder
 from training.spec import BANK
 
 if TYPE_CHECKING:
     from training.sweep import Row
-
-
-def client_of(context: typer.Context, url: str | None, key: str | None) -> SoupClient:
-    """The client of a command that needs a server only for a part of what it does."""
-    make: Connect = context.obj if callable(context.obj) else connect
-    return make(url, key)
 
 
 def push_rows(client: SoupClient, rows: Sequence[Row], namespace: str) -> dict[str, str]:
@@ -40,7 +30,7 @@ def push_rows(client: SoupClient, rows: Sequence[Row], namespace: str) -> dict[s
         for row in sorted(rows, key=_validation_loss, reverse=True):
             if row.folder is None:
                 continue
-            name = f"{namespace}/{slug(row.folder.path)}"
+            name = f"{namespace}/{name_of(row.folder.path)}"
             try:
                 pushed[row.cell.name] = _push(client, row.folder, name)
             except SoupError as error:

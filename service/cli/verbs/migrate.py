@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from service.cli.output import as_json, data, talk
-from service.cli.serve import settings_of
+from service.cli.setting_flags import settings_of
 
 
 def migrate(
@@ -33,11 +33,12 @@ def migrate(
     """
     from registry.catalogue.database import Database
     from service import storage
+    from service.settings import Settings
 
     def _owned(database: Database, folder: Path) -> AbstractContextManager[None]:
         return storage.owned(folder) if storage.is_sqlite(database) else nullcontext()
 
-    settings = settings_of(data=data_folder, database_url=database_url)
+    settings = settings_of(Settings, data=data_folder, database_url=database_url)
     with closing(Database(settings.database)) as database, _owned(database, settings.data):
         done = storage.migrate(database, backups=settings.data / "backups")
     backup = None if done.backup is None else str(done.backup)

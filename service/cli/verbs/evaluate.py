@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from registry.errors import NotFound
-from service.cli import train_options as options
+from service.cli.base_model_flags import BaseModelOptions
+from service.cli.commands import command
 from service.cli.output import as_json as print_json
 from service.cli.output import data, fields, talk
 
@@ -19,13 +20,11 @@ if TYPE_CHECKING:
     from registry.spec import BaseEntry
 
 
+@command
 def evaluate(
     folder: Annotated[Path, typer.Argument(help="Adapter directory, as `soup train` writes it.", metavar="DIR")],
     items: Annotated[Path, typer.Option("--data", help="JSON lines (.jsonl, .jsonl.gz) of the task.")],
-    base_folder: options.BaseFolder = None,
-    bases: options.Bases = None,
-    base: options.Base = None,
-    base_kind: options.BaseKind = "causal",
+    base: Annotated[BaseModelOptions, ("base_folder", "bases", "base", "base_kind")],
     task: Annotated[
         str | None, typer.Option("--task", help="By default what the adapter was trained for, or else its language.")
     ] = None,
@@ -51,9 +50,7 @@ def evaluate(
     """
     if not items.is_file():
         raise NotFound(f"{items} is not a file: --data names JSON lines of the task.", param="data")
-    name, figures = _figures(
-        folder, items, options.entry_of(base_folder, bases, base, base_kind), task=task, block=block, batch=batch
-    )
+    name, figures = _figures(folder, items, base.entry(), task=task, block=block, batch=batch)
     if as_json:
         print_json({"object": "evaluation", "path": str(folder), "task": name, "figures": figures})
         return

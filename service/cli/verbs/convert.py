@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -29,6 +29,8 @@ from registry.formats import (
 )
 from registry.formats import WEIGHTS_FILE as OUR_WEIGHTS
 from registry.spec import Card, Provenance
+from service.cli.commands import command
+from service.cli.flags import base_id, usage_error
 from service.cli.output import as_json as print_json
 from service.cli.output import data, talk
 from service.client.samples import read_texts
@@ -44,31 +46,45 @@ ORIGIN = "adapterhub"
 
 
 @dataclass(frozen=True)
-class _Result:
-    """What became of the source, for people and as JSON."""
+class ToSoup:
+    """What a directory of ours says and a checkpoint does not."""
 
-    notes: tuple[str, ...]
-    about: dict[str, Any]
+    domain: Annotated[str | None, typer.Option("--domain", help="Domain label; AdapterHub has none.")] = None
+    base: Annotated[
+        str | None, typer.Option("--base", callback=base_id, help="Id of the base model on the server.")
+    ] = None
+    sample: Annotated[
+        Path | None, typer.Option("--sample", help='Texts of the domain: .jsonl(.gz) of {"text"}, or .txt.')
+    ] = None
 
 
+@dataclass(frozen=True)
+class ToAdapterHub:
+    """What a checkpoint says and a directory of ours does not."""
+
+    name: Annotated[
+        str | None, typer.Option("--name", help="Name in the checkpoint; by default as before, or TARGET's.")
+    ] = None
+    family: Annotated[
+        Family | None, typer.Option("--family", help="Family of the base model, where SOURCE does not say.")
+    ] = None
+    safetensors: Annotated[
+        bool, typer.Option("--safetensors", help="Write adapter.safetensors instead of pytorch_adapter.bin.")
+    ] = False
+
+
+Result = tuple[list[str], dict[str, Any]]
+"""What became of the source: notes for people, and what --json says."""
+
+
+@command
 def convert(
     source: Annotated[Path, typer.Argument(help="Directory to read.", metavar="SOURCE")],
     target: Annotated[Path, typer.Argument(help="Directory to write.", metavar="TARGET")],
     to: Annotated[Format, typer.Option("--to", help="Format to write.")] = "soup",
-    domain: Annotated[str | None, typer.Option("--domain", help="Domain label; AdapterHub has none.")] = None,
-    base: Annotated[str | None, typer.Option("--base", help="Id of the base model on the server.")] = None,
-    sample: Annotated[
-        Path | None, typer.Option("--sample", help='Texts of the domain: .jsonl(.gz) of {"text"}, or .txt.')
-    ] = None,
-    name: Annotated[
-        str | None, typer.Option("--name", help="Name in the checkpoint; by default as before, or TARGET's.")
-    ] = None,
-    family: Annotated[
-        Family | None, typer.Option("--family", help="Family of the base model, where SOURCE does not say.")
-    ] = None,
-    safetensors: Annotated[
-        bool, typer.Option("--safetensors", help="Write adapter.safetensors instead of pytorch_adapter.bin.")
-    ] = False,
+    *,
+    ours: ToSoup,
+    theirs: ToAdapterHub,
     as_json: Annotated[bool, typer.Option("--json", help="Print directory and configuration as JSON.")] = False,
     replace: Annotated[bool, typer.Option("--replace", help="Overwrite the directory if it is there.")] = False,
 ) -> None:
@@ -85,15 +101,15 @@ def convert(
     """
     _check_places(source, target, replace=replace)
     if to == "soup":
-        _refuse_options({"--name": name, "--family": family, "--safetensors": safetensors}, to)
-        result = _to_soup(source, target, domain=domain, base=base, sample=sample, replace=replace)
+        _refuse_options(theirs, to)
+        notes, about = _to_soup(source, target, ours, replace=replace)
     else:
-        _refuse_options({"--domain": domain, "--base": base, "--sample": sample}, to)
-        result = _to_adapterhub(source, target, name=name, family=family, safetensors=safetensors, replace=replace)
-    for note in result.notes:
+        _refuse_options(ours, to)
+        notes, about = _to_adapterhub(source, target, theirs, replace=replace)
+    for note in notes:
         talk(note)
     if as_json:
-        print_json({"object": "folder", "path": str(target), **result.about, "notes": list(result.notes)})
+        print_json({"object": "folder", "path": str(target), **about, "notes": notes})
     else:
         data(str(target))
 
@@ -108,15 +124,13 @@ def _check_places(source: Path, target: Path, *, replace: bool) -> None:
     check_place(target, replace=replace, how="add --replace")
 
 
-def _refuse_options(options: Mapping[str, object], to: Format) -> None:
-    given = [name for name, value in options.items() if value]
+def _refuse_options(options: ToSoup | ToAdapterHub, to: Format) -> None:
+    given = [f"--{name}" for name, value in asdict(options).items() if value]
     if given:
         raise typer.BadParameter(f"{', '.join(given)}: not an option of --to {to}.")
 
 
-def _to_soup(
-    source: Path, target: Path, *, domain: str | None, base: str | None, sample: Path | None, replace: bool
-) -> _Result:
+def _to_soup(source: Path, target: Path, given: ToSoup, *, replace: bool) -> Result:
     """Write an adapter directory of ours from an AdapterHub checkpoint."""
     from registry.adapters.weights import save_tensors
     from registry.formats.adapterhub import is_checkpoint, read_checkpoint
@@ -126,18 +140,18 @@ def _to_soup(
             f"{source} is a directory that `soup push` takes as it is; --to adapterhub converts one of ours.",
             param="source",
         )
-    if domain is None:
+    if given.domain is None:
         raise typer.BadParameter("AdapterHub checkpoints have no domain: give one with --domain.")
-    texts = None if sample is None else read_texts(sample)
+    texts = None if given.sample is None else read_texts(given.sample)
     checkpoint = read_checkpoint(source)
     try:
         folder = write_directory(
             target,
             AdapterContents(
                 config=checkpoint.config,
-                domain=domain,
+                domain=given.domain,
                 weights=save_tensors(checkpoint.tensors),
-                base_model=None if base is None else base.removeprefix("base/"),
+                base_model=given.base,
                 provenance=_provenance(checkpoint),
                 texts=texts,
                 card=_card(source / CARD_FILE),
@@ -145,10 +159,8 @@ def _to_soup(
             replace=replace,
         )
     except ValidationError as error:
-        found = error.errors(include_url=False)[0]
-        option = {"domain": "--domain", "base_model": "--base"}.get(str(found["loc"][0]), str(found["loc"][0]))
-        raise typer.BadParameter(f"{option}: {found['msg']}.") from None
-    return _Result(_notes(checkpoint, base=base, sample=sample), {"config": folder.config.model_dump(mode="json")})
+        raise usage_error(error, {"domain": "--domain", "base_model": "--base"}) from None
+    return _notes(checkpoint, given), {"config": folder.config.model_dump(mode="json")}
 
 
 def _card(file: Path) -> Card:
@@ -174,21 +186,19 @@ def _provenance(checkpoint: Checkpoint) -> Provenance:
     return Provenance(training={ORIGIN: {key: value for key, value in origin.items() if value is not None}})
 
 
-def _notes(checkpoint: Checkpoint, *, base: str | None, sample: Path | None) -> tuple[str, ...]:
+def _notes(checkpoint: Checkpoint, given: ToSoup) -> list[str]:
     notes = []
     if checkpoint.left_out:
         notes.append(f"Left out, as they are no part of the adapter: {', '.join(checkpoint.left_out)}.")
-    if base is None:
+    if given.base is None:
         made_for = f" (it was made for {checkpoint.model_name})" if checkpoint.model_name else ""
         notes.append(f"No base model is named{made_for}: add --base here or to `soup push`.")
-    if sample is None:
+    if given.sample is None:
         notes.append("No sample: the adapter can be used but not selected; add --sample here or to `soup push`.")
-    return tuple(notes)
+    return notes
 
 
-def _to_adapterhub(
-    source: Path, target: Path, *, name: str | None, family: Family | None, safetensors: bool, replace: bool
-) -> _Result:
+def _to_adapterhub(source: Path, target: Path, given: ToAdapterHub, *, replace: bool) -> Result:
     """Write an AdapterHub checkpoint from an adapter directory of ours."""
     from registry.adapters.weights import load_tensors
     from registry.formats.adapterhub import FAMILIES, checkpoint_files, is_checkpoint
@@ -197,23 +207,23 @@ def _to_adapterhub(
         raise InvalidParameter(f"{source} is an AdapterHub checkpoint: --to soup converts it.", param="source")
     folder = read_directory(source)
     origin = _origin(folder)
-    model_type = family or origin.get("model_type")
+    model_type = given.family or origin.get("model_type")
     if model_type is None:
         raise typer.BadParameter(f"Which family is the base model of? Give --family ({', '.join(FAMILIES)}).")
-    called = name or origin.get("name") or re.sub(r"[^A-Za-z0-9_-]+", "_", target.resolve().name)
+    called = given.name or origin.get("name") or re.sub(r"[^A-Za-z0-9_-]+", "_", target.resolve().name)
     files = checkpoint_files(
         folder.config,
         load_tensors(folder.weights.read_bytes()),
         name=called,
         model_type=model_type,
         model_name=origin.get("model_name"),
-        safetensors=safetensors,
+        safetensors=given.safetensors,
     )
     _place(target, files, replace=replace)
     notes = [f"Left out, as a checkpoint holds none: the domain {folder.domain!r}, sample and card."]
-    if safetensors:
+    if given.safetensors:
         notes.append("Load it with load_adapter(..., use_safetensors=True).")
-    return _Result(tuple(notes), {"name": called, "model_type": model_type})
+    return notes, {"name": called, "model_type": model_type}
 
 
 def _origin(folder: AdapterDirectory) -> dict[str, str]:

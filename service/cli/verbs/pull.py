@@ -8,14 +8,14 @@ from typing import Annotated
 import typer
 
 from service.cli.output import as_json, data, progress_bar, talk
-from service.cli.session import Session, verb
+from service.cli.remote import RefArgument, Remote, verb
 from service.client.transfer import pull_folder
 
 
 @verb
 def pull(
-    session: Session,
-    ref: Annotated[str, typer.Argument(help="namespace/name[@version or alias], or sha256:...", metavar="REF")],
+    remote: Remote,
+    ref: RefArgument,
     directory: Annotated[Path, typer.Argument(help="Directory to write.", metavar="DIR")],
     force: Annotated[bool, typer.Option("--force", help="Replace what DIR holds.")] = False,
 ) -> None:
@@ -29,8 +29,8 @@ def pull(
       soup pull team/soup@3 soup --force
     """
     with progress_bar(f"pulling {ref}") as report:
-        folder = pull_folder(session.client, ref, directory, replace=force, progress=report)
-    if session.json:
+        folder = pull_folder(remote.client, ref, directory, replace=force, progress=report)
+    if remote.json:
         as_json({"object": "folder", "path": str(folder.path), "files": sorted(p.name for p in folder.path.iterdir())})
     else:
         data(str(folder.path))

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from service.cli.output import as_json, columns, data, talk
-from service.cli.session import Session, verb
+from service.cli.remote import Remote, verb
 
 app = typer.Typer(help="Make, list and revoke keys.", no_args_is_help=True, rich_markup_mode=None, add_completion=False)
 
@@ -25,7 +25,7 @@ class Scope(StrEnum):
 @app.command()
 @verb
 def create(
-    session: Session,
+    remote: Remote,
     name: Annotated[str, typer.Argument(help="What it is for, for people.", metavar="NAME")],
     scope: Annotated[
         list[Scope] | None,
@@ -42,10 +42,10 @@ def create(
       soup keys create ci --scope read --scope write --namespace team
       export SOUP_KEY=$(soup keys create notebook)
     """
-    key = session.client.create_key(
+    key = remote.client.create_key(
         name, scopes=[s.value for s in scope or (Scope.READ, Scope.WRITE, Scope.INFER)], namespaces=namespace or None
     )
-    if session.json:
+    if remote.json:
         as_json(key)
     else:
         data(key["secret"])
@@ -54,7 +54,7 @@ def create(
 
 @app.command()
 @verb
-def ls(session: Session) -> None:
+def ls(remote: Remote) -> None:
     """List keys, without their secrets.
 
     \b
@@ -62,8 +62,8 @@ def ls(session: Session) -> None:
       soup keys ls
       soup keys ls --json
     """
-    keys = session.client.keys()
-    if session.json:
+    keys = remote.client.keys()
+    if remote.json:
         as_json({"object": "list", "data": keys})
     else:
         header = ("id", "name", "begins", "namespaces", "scopes", "created", "revoked")
@@ -77,7 +77,7 @@ def ls(session: Session) -> None:
 @app.command()
 @verb
 def rm(
-    session: Session,
+    remote: Remote,
     ids: Annotated[list[str], typer.Argument(help="Ids as `soup keys ls` shows them.", metavar="ID")],
 ) -> None:
     """Revoke keys, from the next request on.
@@ -86,8 +86,8 @@ def rm(
     Examples:
       soup keys rm key-1234
     """
-    revoked = [session.client.revoke_key(key_id) for key_id in ids]
-    if session.json:
+    revoked = [remote.client.revoke_key(key_id) for key_id in ids]
+    if remote.json:
         as_json(revoked[0] if len(ids) == 1 else {"object": "list", "data": revoked})
     else:
         for key in revoked:

@@ -13,13 +13,14 @@ from typing import Annotated, Any
 import typer
 
 from registry.errors import SoupError
+from registry.progress import Progress
 from registry.spec import CookRequest, CosineSpec, GmmSpec, PoolRequest, SampleSource, SelectOptions, UniformSpec
-from service.cli.choosing import BaseOption, PoolMethodOption, PoolNamespaceOption, PoolTagOption, pool_of
-from service.cli.cook import ingredients_text
 from service.cli.failures import explain, worst_code
+from service.cli.flags import Given
 from service.cli.output import as_json, columns, data, progress_bar, talk
-from service.cli.session import SampleOption, Session, verb
-from service.client.client import Progress, SoupClient
+from service.cli.remote import Remote, SampleOption, verb
+from service.cli.selection_flags import POOL, SELECTION, pool_of
+from service.client import SoupClient
 from service.client.samples import read_texts
 
 
@@ -52,13 +53,10 @@ STRATEGIES = (
 
 @verb
 def compare(
-    session: Session,
+    remote: Remote,
     sample: SampleOption,
     test: Annotated[Path, typer.Option("--test", help="Other text of the same domain, to score on.")],
-    base: BaseOption = None,
-    pool_tag: PoolTagOption = None,
-    pool_namespace: PoolNamespaceOption = None,
-    pool_method: PoolMethodOption = None,
+    given: Annotated[Given, SELECTION.only(*POOL)],
 ) -> None:
     """Cook with every strategy and compare on other text.
 
@@ -71,11 +69,11 @@ def compare(
       soup compare --sample a.txt --test b.txt --json > comparison.json
     """
     texts = read_texts(test)
-    source = session.client.sample(read_texts(sample))
-    pool = pool_of(base=base, tag=pool_tag, namespaces=pool_namespace, method=pool_method)
+    source = remote.client.sample(read_texts(sample))
+    pool = pool_of(given)
     with progress_bar("comparing") as report:
-        result, failed = run(session.client, source, texts, pool, report)
-    if session.json:
+        result, failed = run(remote.client, source, texts, pool, report)
+    if remote.json:
         as_json(result)
     else:
         data(table(result["rows"]))
@@ -149,7 +147,7 @@ def _row(strategy: str, answer: dict[str, Any], score: dict[str, Any]) -> dict[s
         "abstained": answer["abstained"],
         "reason": answer.get("reason"),
         "ingredients": (answer.get("selection") or {}).get("selected") or [],
-        "summary": ingredients_text(answer),
+        "summary": _ingredients_text(answer),
         "mixing": ((answer.get("recipe") or {}).get("mixing") or {}).get("method"),
         "perplexity": score["perplexity"],
         "mean_nll": score["mean_nll"],
@@ -157,6 +155,12 @@ def _row(strategy: str, answer: dict[str, Any], score: dict[str, Any]) -> dict[s
         "standard_error": against.get("standard_error", 0.0),
         "verification": answer.get("verification"),
     }
+
+
+def _ingredients_text(cooked: dict[str, Any]) -> str:
+    """The chosen adapters of an answer as `domain weight`, in order of rank."""
+    selected: Sequence[dict[str, Any]] = (cooked.get("selection") or {}).get("selected") or ()
+    return ", ".join(f"{row['domain']} {float(row['weight']):.2f}" for row in selected)
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:

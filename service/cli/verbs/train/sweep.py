@@ -9,14 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from registry.names import check_part
-from service.cli import train_options as options
+from service.cli.base_model_flags import BaseModelOptions
+from service.cli.commands import command
 from service.cli.failures import FAILED
+from service.cli.flags import Given
 from service.cli.output import as_json as print_json
 from service.cli.output import columns, data, talk
-from service.cli.session import KeyOption, UrlOption
-from service.cli.train_flags import Asked, asking
-from service.cli.train_push import client_of, push_rows
-from service.cli.train_table import Table, progress_table
+from service.cli.remote import Address
+from service.cli.verbs.train import stopping
+from service.cli.verbs.train.progress_table import Table, progress_table
+from service.cli.verbs.train.push_grid import push_rows
+from service.cli.verbs.train.record import validation
+from service.cli.verbs.train.training_flags import TRAINING, SampleSize, spec_of
 from training.spec import SAMPLE
 
 if TYPE_CHECKING:
@@ -25,7 +29,7 @@ if TYPE_CHECKING:
     from training.sweep import Cell, Plan, Row
 
 
-@asking(without=("learning_rate", "data_seed"))
+@command
 def sweep(
     context: typer.Context,
     domains: Annotated[
@@ -35,18 +39,14 @@ def sweep(
     out: Annotated[Path, typer.Option("--out", help="Folder for the adapter directories.")],
     learning_rates: Annotated[str, typer.Option("--lr", help="Learning rates, separated by commas.")] = "1e-3",
     seeds: Annotated[str, typer.Option("--seed", help="Seeds of the order of the data, by commas.")] = "0",
-    base_folder: options.BaseFolder = None,
-    base_kind: options.BaseKind = "causal",
-    bases: options.Bases = None,
-    base: options.Base = None,
-    asked: Asked,
-    sample: options.Sample = SAMPLE,
+    base: BaseModelOptions,
+    given: Annotated[Given, TRAINING.without("learning_rate", "data_seed")],
+    sample: SampleSize = SAMPLE,
     parallel: Annotated[int, typer.Option("--parallel", min=1, help="Cells at once, each in a process.")] = 1,
     push: Annotated[
         str | None, typer.Option("--push", help="Push all that is there to this namespace of a server.")
     ] = None,
-    url: UrlOption = None,
-    key: KeyOption = None,
+    address: Address,
     as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
 ) -> None:
     """Train a grid of adapters from one initialisation: learning rates x seeds x domains.
@@ -64,11 +64,10 @@ def sweep(
     if push is not None:
         check_part(push, "namespace")  # before hours of work
     rows = _sweep(
-        options.entry_of(base_folder, bases, base, base_kind), domains, asked.spec(),
-        grid=(options.floats("--lr", learning_rates), options.integers("--seed", seeds)),
-        out=out, sample=sample, base_id=base, processes=parallel,
+        base.entry(), domains, spec_of(given), grid=(_floats("--lr", learning_rates), _integers("--seed", seeds)),
+        out=out, sample=sample, base_id=base.base, processes=parallel,
     )  # fmt: skip
-    pushed = {} if push is None else push_rows(client_of(context, url, key), rows, push)
+    pushed = {} if push is None else push_rows(address.client(context), rows, push)
     if as_json:
         print_json({"object": "list", "data": [{**_json_row(row), **_pushed(row, pushed, push)} for row in rows]})
     else:
@@ -78,6 +77,22 @@ def sweep(
         talk(f"{row.cell.name}: {row.problem}")
     if missing or (push is not None and len(pushed) < len(rows)):
         raise typer.Exit(FAILED)
+
+
+def _floats(option: str, text: str) -> list[float]:
+    """Numbers separated by commas; raises BadParameter."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"{option} takes numbers separated by commas, not {text!r}.") from None
+
+
+def _integers(option: str, text: str) -> list[int]:
+    """Whole numbers separated by commas; raises BadParameter."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"{option} takes whole numbers separated by commas, not {text!r}.") from None
 
 
 def _sweep(
@@ -91,8 +106,8 @@ def _sweep(
     plan = sweeping.Plan(spec=spec, out=out, sample=sample, base_id=base_id)
     rows: dict[str, Row] = {}
     with (
-        options.saying_how_to_go_on(saved=True),
-        options.stoppable() as should_stop,
+        stopping.saying_how_to_go_on(saved=True),
+        stopping.stoppable() as should_stop,
         progress_table([cell.name for cell in cells]) as table,
     ):
         for row in _outcomes(entry, cells, plan, processes, table, should_stop):
@@ -118,12 +133,6 @@ def _outcomes(
     return sweep_in_processes(
         load_text(entry), cells, plan, processes=processes, progress=report, should_stop=should_stop
     )
-
-
-def validation(record: Mapping[str, Any]) -> tuple[float | None, float | None]:
-    """Perplexity on validation data before and after a training; the loss where the task has no perplexity."""
-    what = "valid_perplexity" if "valid_perplexity" in record else "valid_loss"
-    return record.get(f"{what}_before"), record.get(what)
 
 
 def _said(row: Row) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,27 +13,45 @@ from pydantic import ValidationError
 from registry.errors import SoupError
 from registry.formats import AdapterDirectory, read_directory
 from registry.names import split_name
-from service.cli.choosing import key_values, usage_error
 from service.cli.failures import explain, worst_code
+from service.cli.flags import base_id, key_values, usage_error
 from service.cli.output import as_json, data, progress_bar, talk
-from service.cli.session import Session, verb
-from service.client.client import SoupClient
+from service.cli.remote import Remote, verb
+from service.client import SoupClient
 from service.client.samples import read_texts
-from service.client.transfer import push_folder
+from service.client.transfer import name_of, push_folder
 from training.spec import BANK
 
 
 @dataclass(frozen=True)
-class _Plan:
-    """What is pushed, as far as it is the same for every folder."""
+class Additions:
+    """What the flags say of the adapters, in the place of their directories or beside it."""
 
-    folders: list[tuple[AdapterDirectory, str]]
-    extra: dict[str, Any]
+    domain: Annotated[str | None, typer.Option("--domain", help="Domain label, instead of the folder's.")] = None
+    base: Annotated[
+        str | None,
+        typer.Option("--base", callback=base_id, help="Base model on the server, instead of the one the folders name."),
+    ] = None
+    sample: Annotated[Path | None, typer.Option("--sample", help="Sample file, instead of the folder's.")] = None
+    tag: Annotated[list[str] | None, typer.Option("--tag", help="A tag to add; may be repeated.")] = None
+    metadata: Annotated[
+        list[str] | None, typer.Option("--metadata", help="A field to add; may be repeated.", metavar="K=V")
+    ] = None
+
+    def arguments(self) -> dict[str, Any]:
+        """The same as arguments of `push_folder`. Raises a usage error, NotFound or InvalidSample."""
+        return {
+            "domain": self.domain,
+            "base": self.base,
+            "texts": None if self.sample is None else read_texts(self.sample),
+            "tags": self.tag or (),
+            "metadata": key_values(self.metadata or (), "--metadata"),
+        }
 
 
 @verb
 def push(
-    session: Session,
+    remote: Remote,
     folders: Annotated[
         list[Path], typer.Argument(help="Adapter directories, those of PEFT as they are.", metavar="FOLDER")
     ],
@@ -42,15 +59,8 @@ def push(
     namespace: Annotated[
         str, typer.Option("--namespace", help="Namespace of adapters that are named after their folder.")
     ] = "default",
-    domain: Annotated[str | None, typer.Option("--domain", help="Domain label, instead of the folder's.")] = None,
-    base: Annotated[
-        str | None, typer.Option("--base", help="Base model on the server, instead of the one the folders name.")
-    ] = None,
-    sample: Annotated[Path | None, typer.Option("--sample", help="Sample file, instead of the folder's.")] = None,
-    tag: Annotated[list[str] | None, typer.Option("--tag", help="A tag to add; may be repeated.")] = None,
-    metadata: Annotated[
-        list[str] | None, typer.Option("--metadata", help="A field to add; may be repeated.", metavar="K=V")
-    ] = None,
+    *,
+    more: Additions,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the samples are embedded.")] = False,
 ) -> None:
     """Push adapter directories.
@@ -64,26 +74,17 @@ def push(
       soup push adapters/law --name team/law --sample passages.jsonl
       soup push peft-folder --name team/law --domain law --sample law.jsonl --base small
     """
-    if len(folders) > 1 and (name or sample or domain):
+    if len(folders) > 1 and (name or more.sample or more.domain):
         raise typer.BadParameter(
             "--name, --domain and --sample go with one folder: push one at a time, or use --namespace for several, "
             "each with its own domain and sample in it."
         )
-    plan = _Plan(
-        folders=[(read_directory(path), _checked(name or f"{namespace}/{slug(path)}")) for path in folders],
-        extra={
-            "domain": domain,
-            "base": None if base is None else base.removeprefix("base/"),
-            "texts": None if sample is None else read_texts(sample),
-            "tags": tag or (),
-            "metadata": key_values(metadata or (), "--metadata"),
-        },
-    )
-    pushed, failed = _push_all(session.client, plan)
+    named = [(read_directory(path), _checked(name or f"{namespace}/{name_of(path)}")) for path in folders]
+    pushed, failed = _push_all(remote.client, named, more.arguments())
     if wait:
-        pushed, unfinished = _wait_all(session.client, pushed)
+        pushed, unfinished = _wait_all(remote.client, pushed)
         failed += unfinished
-    if session.json:
+    if remote.json:
         as_json(pushed[0] if len(folders) == 1 and pushed else {"object": "list", "data": pushed})
     else:
         for adapter in pushed:
@@ -92,14 +93,16 @@ def push(
         raise typer.Exit(worst_code(failed))
 
 
-def _push_all(client: SoupClient, plan: _Plan) -> tuple[list[dict[str, Any]], list[SoupError]]:
+def _push_all(
+    client: SoupClient, named: Sequence[tuple[AdapterDirectory, str]], more: dict[str, Any]
+) -> tuple[list[dict[str, Any]], list[SoupError]]:
     """Push every folder; one that is refused does not keep the others."""
     pushed, failed = [], []
     with progress_bar("pushing") as report:
-        for number, (folder, name) in enumerate(plan.folders):
-            report(number, len(plan.folders), name)
+        for number, (folder, name) in enumerate(named):
+            report(number, len(named), name)
             try:
-                adapter = push_folder(client, folder, name=name, **plan.extra)
+                adapter = push_folder(client, folder, name=name, **more)
             except ValidationError as error:
                 raise usage_error(
                     error, {"tags": "--tag", "metadata": "--metadata", "domain": "--domain", "base_model": "--base"}
@@ -147,8 +150,3 @@ def _wait_one(client: SoupClient, adapter: dict[str, Any]) -> dict[str, Any]:
 def _checked(name: str) -> str:
     split_name(name)
     return name
-
-
-def slug(path: Path) -> str:
-    """A folder's name as an adapter's: lower case, other characters as `-`."""
-    return re.sub(r"[^a-z0-9._-]+", "-", path.resolve().name.lower()).lstrip("._-")[:64] or "adapter"

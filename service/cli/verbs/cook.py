@@ -2,42 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from pydantic import ValidationError
 
-from registry.spec import CookRequest, HandRecipe, MaskRule, WeightedRef
-from service.cli.choosing import (
-    BaseOption,
-    EncoderOption,
-    KindOption,
-    MaxOption,
-    PaperOption,
-    PoolMethodOption,
-    PoolNamespaceOption,
-    PoolTagOption,
-    SetOption,
-    SingleOption,
-    TopOption,
-    options_of,
-    pool_of,
-    selector_of,
-    usage_error,
-)
+from registry.spec import CookRequest, HandRecipe, WeightedRef
+from service.cli.flags import Flag, Flags, Given, usage_error
 from service.cli.output import as_json, data, progress_bar, talk
-from service.cli.select import comment, selection_text
-from service.cli.session import Session, verb
+from service.cli.remote import Remote, verb
+from service.cli.selection_flags import POOL, SELECTION, options_of, pool_of, selector_of
+from service.cli.selection_text import selection_table, talk_about
 from service.client.samples import read_texts
 
-_NAMES = {"name": "--name", "mixing.scale": "--scale", "max_width": "--max-width"}
+CHOOSING = ("selector", "paper", "single", "encoder", "set", "max_ingredients", "top")
+COOK = Flags(
+    CookRequest,
+    {
+        **SELECTION.only(*CHOOSING),
+        "verify": Flag(
+            "verify", "Abstain unless the soup beats the base on the sample.", "--verify/--no-verify", shown=True
+        ),
+        "name": Flag("name", "namespace/name of the soup."),
+        "mixing": Flag(
+            "mixing.method",
+            "average: the cost of one adapter; concat: exact; merge: a bank of experts, alone; auto: what fits.",
+            shown=True,
+        ),
+        "max_width": Flag(
+            "max_width", "The widest soup that concat may make; by default {default}.", limits=(None, None)
+        ),
+        "scale": Flag("mixing.scale", "Factor on the soup's output; by default {default}."),
+        "assume_same_init": Flag("mixing.assume_same_init", "Vouch for one initialisation; the recipe says so."),
+        "masks": Flag("mixing.masks", "The one mask of an average of pruned adapters; by default their union."),
+        **SELECTION.only(*POOL),
+    },
+)
 
 
 @verb
 def cook(
-    session: Session,
+    remote: Remote,
     sample: Annotated[
         Path | None,
         typer.Option("--sample", help='.jsonl(.gz) of {"text"}, .txt (a passage a paragraph), or - for stdin.'),
@@ -45,39 +51,8 @@ def cook(
     recipe: Annotated[
         str | None, typer.Option("--recipe", help="Ingredients by hand.", metavar="REF=WEIGHT,...")
     ] = None,
-    selector: KindOption = None,
-    paper: PaperOption = False,
-    single: SingleOption = False,
-    encoder: EncoderOption = None,
-    parameters: SetOption = None,
-    max_ingredients: MaxOption = None,
-    top: TopOption = False,
-    verify: Annotated[
-        bool, typer.Option("--verify/--no-verify", help="Abstain unless the soup beats the base on the sample.")
-    ] = True,
-    name: Annotated[str | None, typer.Option("--name", help="namespace/name of the soup.")] = None,
-    mixing: Annotated[
-        Literal["auto", "average", "concat", "merge"],
-        typer.Option(
-            "--mixing",
-            help="average: the cost of one adapter; concat: exact; merge: a bank of experts, alone; auto: what fits.",
-        ),
-    ] = "auto",
-    max_width: Annotated[
-        int | None, typer.Option("--max-width", help="The widest soup that concat may make; by default 512.")
-    ] = None,
-    scale: Annotated[str | None, typer.Option("--scale", help="Factor on the soup's output; by default 1.")] = None,
-    assume_same_init: Annotated[
-        bool, typer.Option("--assume-same-init", help="Vouch for one initialisation; the recipe says so.")
-    ] = False,
-    masks: Annotated[
-        MaskRule | None,
-        typer.Option("--masks", help="The one mask of an average of pruned adapters; by default their union."),
-    ] = None,
-    base: BaseOption = None,
-    pool_tag: PoolTagOption = None,
-    pool_namespace: PoolNamespaceOption = None,
-    pool_method: PoolMethodOption = None,
+    *,
+    given: Annotated[Given, COOK],
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is cooked.")] = True,
 ) -> None:
     """Cook a soup for a sample, or by a recipe.
@@ -97,26 +72,23 @@ def cook(
     """
     if sample is None and recipe is None:
         raise typer.BadParameter("Give --sample FILE to choose from, or --recipe REF=WEIGHT,... by hand.")
-    choosing = selector or paper or single or encoder or parameters or max_ingredients or top
-    if recipe is not None and (choosing or pool_tag or pool_namespace or pool_method):
+    if recipe is not None and given.typed(*CHOOSING, *POOL[1:]):
         raise typer.BadParameter("--recipe leaves nothing to select: drop the options that choose.")
-    how = _mixing(mixing, scale=scale, assume_same_init=assume_same_init, max_width=max_width, masks=masks)
+    how = _how(given)
     try:
         request = CookRequest(
-            sample=None if sample is None else session.client.sample(read_texts(sample)),
-            selector=selector_of(selector, paper=paper, encoder=encoder, parameters=parameters),
-            options=options_of(single=single, max_ingredients=max_ingredients, top=top),
-            pool=pool_of(base=base, tag=pool_tag, namespaces=pool_namespace, method=pool_method),
+            sample=None if sample is None else remote.client.sample(read_texts(sample)),
+            selector=selector_of(given),
+            options=options_of(given),
+            pool=pool_of(given),
             recipe=None if recipe is None else parse_recipe(recipe),
-            name=name,
-            verify=verify,
             **how,
         )
     except ValidationError as error:
-        raise usage_error(error, _NAMES) from None
+        raise usage_error(error, COOK.by_path) from None
     with progress_bar("cooking") as report:
-        cooked = session.client.cook(request, wait=wait, progress=report)
-    if session.json:
+        cooked = remote.client.cook(request, wait=wait, progress=report)
+    if remote.json:
         as_json(cooked)
     elif cooked.get("object") == "job":
         data(cooked["id"])
@@ -126,25 +98,24 @@ def cook(
         data(cooked["model"])
 
 
-def _mixing(
-    method: str, *, scale: str | None, assume_same_init: bool, max_width: int | None, masks: str | None
-) -> dict[str, Any]:
-    """The fields of a request that say how to mix; raises a usage error for flags that contradict each other.
+def _how(given: Given) -> dict[str, Any]:
+    """The fields of a request that choose nothing; raises a usage error for flags that contradict each other.
 
     A rule for masks asks for an average: nothing else keeps any.
     """
-    if masks is not None and method not in ("auto", "average"):
+    fields = {name: value for name, value in given.nested().items() if name not in ("selector", "options", "pool")}
+    method = fields["mixing"]["method"]
+    if "masks" in given and method not in ("auto", "average"):
         raise typer.BadParameter(f"--mixing {method} keeps no mask: drop --masks, or mix by average.")
-    method = method if masks is None else "average"
-    if method == "merge" and (scale is not None or assume_same_init or max_width is not None):
+    if method == "merge" and given.typed("scale", "assume_same_init", "max_width"):
         raise typer.BadParameter("--mixing merge is of one bank: drop --scale, --assume-same-init and --max-width.")
-    if method == "concat" and assume_same_init:
+    if method == "concat" and "assume_same_init" in given:
         raise typer.BadParameter("--mixing concat needs no common initialisation: drop --assume-same-init.")
-    if method == "average" and max_width is not None:
+    if "masks" in given:
+        fields["mixing"]["method"] = method = "average"
+    if method == "average" and "max_width" in given:
         raise typer.BadParameter("--mixing average makes nothing wider: drop --max-width.")
-    given = {"method": method, "scale": scale, "assume_same_init": assume_same_init or None, "masks": masks}
-    fields: dict[str, Any] = {"mixing": {name: value for name, value in given.items() if value is not None}}
-    return fields | ({} if max_width is None else {"max_width": max_width})
+    return fields
 
 
 def parse_recipe(text: str) -> HandRecipe:
@@ -166,8 +137,8 @@ def parse_recipe(text: str) -> HandRecipe:
 def _tell(cooked: dict[str, Any]) -> None:
     """On stderr: why this model."""
     if cooked.get("selection"):
-        talk(selection_text(cooked["selection"]))
-        comment(cooked)
+        talk(selection_table(cooked["selection"]))
+        talk_about(cooked)
     if cooked.get("abstained"):
         talk(f"The base model is the answer: {cooked.get('reason')}")
     elif cooked.get("cached"):
@@ -180,12 +151,12 @@ def _tell(cooked: dict[str, Any]) -> None:
         )
     report = cooked.get("report") or {}
     if report and not cooked.get("abstained"):
-        talk(mixing_text(cooked.get("reason"), report))
+        talk(_mixing_text(cooked.get("reason"), report))
     for note in report.get("notes") or ():
         talk(f"Note: {note}")
 
 
-def mixing_text(reason: str | None, report: dict[str, Any]) -> str:
+def _mixing_text(reason: str | None, report: dict[str, Any]) -> str:
     """Why this mixing, what the soup costs to run, and how far it is from the exact mixture."""
     if report.get("members") == 1:
         return reason or ""
@@ -195,9 +166,3 @@ def mixing_text(reason: str | None, report: dict[str, Any]) -> str:
     if report.get("residual") is not None:
         parts.append(f"{report['residual']:.2g} from the exact mixture")
     return f"{reason or ''} ({', '.join(parts)})".strip()
-
-
-def ingredients_text(cooked: dict[str, Any]) -> str:
-    """The chosen adapters of an answer as `domain weight`, in order of rank."""
-    selected: Sequence[dict[str, Any]] = (cooked.get("selection") or {}).get("selected") or ()
-    return ", ".join(f"{row['domain']} {float(row['weight']):.2f}" for row in selected)

@@ -9,15 +9,16 @@ from __future__ import annotations
 import ipaddress
 import signal
 import socket
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from pydantic import ValidationError
 
 from registry.errors import InvalidParameter, NotFound, Unavailable
-from service.cli.failures import bad_setting
+from service.cli.commands import command
 from service.cli.output import as_json, data, talk
+from service.cli.setting_flags import settings_of
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -28,21 +29,29 @@ GRACE_SECONDS = 10
 BACKLOG = 2048
 
 
-def serve(
+@dataclass(frozen=True)
+class ServerOptions:
+    """What the flags say of the server's settings, by the settings' names."""
+
     bases: Annotated[
         Path | None, typer.Option("--bases", help="TOML file with the allowlist of base models (SOUP_BASES).")
-    ] = None,
-    data_folder: Annotated[
+    ] = None
+    data: Annotated[
         Path | None, typer.Option("--data", help="Folder of database, blobs and admin.key (SOUP_DATA).")
-    ] = None,
-    host: Annotated[str | None, typer.Option("--host", help="Address to listen on (SOUP_HOST).")] = None,
+    ] = None
+    host: Annotated[str | None, typer.Option("--host", help="Address to listen on (SOUP_HOST).")] = None
     port: Annotated[
         int | None, typer.Option("--port", min=0, max=65535, help="Port; 0 takes a free one (SOUP_PORT).")
-    ] = None,
-    no_auth: Annotated[bool, typer.Option("--no-auth", help="Serve without keys, to this machine only.")] = False,
+    ] = None
+    no_auth: Annotated[bool | None, typer.Option("--no-auth", help="Serve without keys, to this machine only.")] = None
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"] | None, typer.Option("--log-level", help="Level of the JSON log.")
-    ] = None,
+    ] = None
+
+
+@command
+def serve(
+    options: ServerOptions,
     json: Annotated[bool, typer.Option("--json", help="Print address and key file as JSON.")] = False,
 ) -> None:
     """Start the server.
@@ -56,9 +65,9 @@ def serve(
       SOUP_DATA=/srv/soup soup serve --bases bases.toml --host 0.0.0.0 --port 80
       soup serve --bases bases.toml --port 0 --json
     """
-    settings = settings_of(
-        bases=bases, data=data_folder, host=host, port=port, no_auth=no_auth or None, log_level=log_level
-    )
+    from service.settings import Settings
+
+    settings = settings_of(Settings, **asdict(options))
     if settings.bases is not None and not settings.bases.is_file():  # said at once, not after torch is loaded
         raise NotFound(f"There is no allowlist of base models at {settings.bases} (--bases or SOUP_BASES).")
     if settings.no_auth and not is_loopback(settings.host):  # a Host header is easily made up by who gets this far
@@ -69,16 +78,6 @@ def serve(
         )
     with listening_socket(settings.host, settings.port) as listener:
         run(settings, listener, json=json)
-
-
-def settings_of(**flags: Any) -> Settings:
-    """The settings of environment and flags; raises InvalidParameter by the name of the variable."""
-    from service.settings import Settings
-
-    try:
-        return Settings(**{name: value for name, value in flags.items() if value is not None})
-    except ValidationError as error:
-        raise bad_setting(error) from None
 
 
 def is_loopback(host: str) -> bool:

@@ -12,12 +12,12 @@ from pydantic import ValidationError
 
 from registry.errors import InvalidParameter, NotFound
 from registry.names import split_name
-from service.cli.choosing import usage_error
+from service.cli.flags import Given, base_id, usage_error
 from service.cli.output import as_json, data, progress_bar, talk
-from service.cli.session import Session, verb
-from service.cli.train_flags import Asked, asking
-from service.cli.train_options import Sample
-from service.client.client import DONE, SoupClient
+from service.cli.remote import Remote, verb
+from service.cli.verbs.train.training_flags import TRAINING, SampleSize, spec_of
+from service.client import SoupClient
+from service.client.client import DONE
 from training.request import TrainingRequest
 from training.spec import SAMPLE
 
@@ -26,15 +26,14 @@ _NAMES = {"domain": "--domain", "base_model": "--base", "name": "--name", "valid
 
 
 @verb
-@asking()
 def submit(
-    session: Session,
+    remote: Remote,
     *,
     texts: Annotated[
         Path, typer.Option("--texts", "--data", help='Training data: .jsonl(.gz), of {"text"} or the task\'s.')
     ],
     name: Annotated[str, typer.Option("--name", help="namespace/name of the adapter.")],
-    base: Annotated[str, typer.Option("--base", help="Id of the base model on the server.")],
+    base: Annotated[str, typer.Option("--base", callback=base_id, help="Id of the base model on the server.")],
     valid: Annotated[
         Path | None, typer.Option("--valid", help="Other data of the domain; the best state on it is kept.")
     ] = None,
@@ -42,8 +41,8 @@ def submit(
         float | None, typer.Option("--valid-share", help="Without --valid: held out so much of it; by default 0.1.")
     ] = None,
     domain: Annotated[str | None, typer.Option("--domain", help="Domain label; by default the adapter's name.")] = None,
-    asked: Asked,
-    sample: Sample = SAMPLE,
+    given: Annotated[Given, TRAINING],
+    sample: SampleSize = SAMPLE,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is trained and pushed.")] = True,
 ) -> None:
     """Train an adapter on the server, and push it there.
@@ -57,31 +56,31 @@ def submit(
       soup train submit --texts law.jsonl --valid law-valid.jsonl --name team/law --base small --steps 500
       soup train submit --texts law.jsonl --name team/law --base small --adamix 4 --no-wait
     """
-    spec = asked.spec()
+    spec = spec_of(given)
     _, own = split_name(name)
-    blobs = {"texts": _uploaded(session.client, texts)} | (
-        {} if valid is None else {"valid": _uploaded(session.client, valid)}
+    blobs = {"texts": _uploaded(remote.client, texts)} | (
+        {} if valid is None else {"valid": _uploaded(remote.client, valid)}
     )
     try:
         request = TrainingRequest(
-            name=name, domain=domain or own, base_model=base.removeprefix("base/"), valid_share=valid_share, spec=spec,
+            name=name, domain=domain or own, base_model=base, valid_share=valid_share, spec=spec,
             sample=sample, **blobs,
         )  # fmt: skip
     except ValidationError as error:
         raise usage_error(error, _NAMES) from None
-    found = session.client.train(request, wait=False)
+    found = remote.client.train(request, wait=False)
     if wait:
         if found["state"] not in DONE:
             talk(f"{found['id']} goes on when this command ends; `soup jobs cancel {found['id']}` stops it.")
         with progress_bar("training") as report:
-            found = session.client.result_of(found, report)
-    _print(session, found, wait=wait)
+            found = remote.client.result_of(found, report)
+    _print(remote, found, wait=wait)
 
 
-def _print(session: Session, found: dict[str, Any], *, wait: bool) -> None:
+def _print(remote: Remote, found: dict[str, Any], *, wait: bool) -> None:
     for warning in found.get("warnings") or ():
         talk(warning)
-    if session.json:
+    if remote.json:
         as_json(found)
     else:
         data(str(found["adapter"] if wait else found["id"]))
