@@ -10,7 +10,6 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.service.scripted_server import Server, ok, refusal
 
 from registry.errors import InvalidParameter, Unavailable, as_dict
 from registry.formats import read_directory
@@ -19,6 +18,7 @@ from registry.spec import BaseEntry
 from service.cli.app import run as soup
 from service.cli.verbs.train import stopping
 from service.cli.verbs.train.progress_table import Table
+from tests.service.scripted_server import Server, ok, refusal
 from tests.training.conftest import stop_after
 from training import parallel_sweep as parallel
 from training.build import Data

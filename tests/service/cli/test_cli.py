@@ -12,7 +12,6 @@ from typing import Any
 
 import httpx2
 import pytest
-from tests.service.scripted_server import Server, events, job, ok, refusal
 
 from registry.formats import AdapterContents, write_directory
 from registry.spec import BottleneckConfig
@@ -25,6 +24,7 @@ from service.cli.selection_flags import selector_of
 from service.cli.verbs import compare
 from service.cli.verbs.cook import parse_recipe
 from service.cli.verbs.serve import is_loopback
+from tests.service.scripted_server import Server, events, job, ok, refusal
 
 CONFIG = BottleneckConfig(structure="bapna_firat", bottleneck=4, activation="relu")
 DIGEST = "sha256:" + "c" * 64
