@@ -12,7 +12,7 @@ from fastapi import APIRouter
 
 import service.http
 from service.http.app import ROUTERS
-from tests.service.worlds import World
+from tests.service.servers import World
 
 PUBLIC = {("GET", "/healthz"), ("GET", "/readyz")}
 PUBLIC_PAGES = ["/docs", "/docs/openapi.json", "/openapi.json", "/static/docs.js", "/static/swagger/swagger-ui.css"]

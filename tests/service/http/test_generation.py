@@ -16,7 +16,7 @@ import pytest
 from registry.errors import Internal
 from service.engine import Ticket
 from service.http import readiness
-from tests.service.worlds import BASE_ID, Live, World, open_live, open_world, write_bases
+from tests.service.servers import BASE_ID, Live, World, open_live, open_world, write_bases
 
 
 class Held:
