@@ -1,7 +1,7 @@
 """Selectors: fitted on a pool's embeddings, they map a sample to an ordered list of adapters, with evidence.
 
 scikit-learn's contract: the constructor stores, `fit` checks, learned state ends in `_`. Called by the fit and cook
-verbs; nothing here knows torch, SQL or HTTP. `rules` holds selection by losses instead of embeddings.
+verbs; nothing here knows torch, SQL or HTTP.
 """
 
 from typing import Literal
@@ -12,9 +12,7 @@ from registry.selectors.gmm import GmmSelector
 from registry.selectors.uniform import UniformSelector
 from registry.spec import CosineSpec, GmmSpec, UniformSpec
 
-SELECTORS: dict[
-    Literal["gmm", "cosine", "uniform"], type[GmmSelector] | type[CosineSelector] | type[UniformSelector]
-] = {
+SELECTORS: dict[Literal["gmm", "cosine", "uniform"], type[Selector]] = {
     "gmm": GmmSelector,
     "cosine": CosineSelector,
     "uniform": UniformSelector,
@@ -23,9 +21,7 @@ SELECTORS: dict[
 
 def new_selector(spec: GmmSpec | CosineSpec | UniformSpec) -> Selector:
     """The selector of a spec, not fitted yet."""
-    if isinstance(spec, GmmSpec):
-        return GmmSelector(spec)
-    return CosineSelector(spec) if isinstance(spec, CosineSpec) else UniformSelector(spec)
+    return SELECTORS[spec.kind](spec)
 
 
 __all__ = [

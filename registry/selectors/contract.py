@@ -49,6 +49,8 @@ class Selector(Protocol):
     members_: tuple[Member, ...]
     report_: dict[str, Any]
 
+    def __init__(self, spec: Any) -> None: ...
+
     @property
     def spec(self) -> GmmSpec | CosineSpec | UniformSpec:
         """What the constructor was given, as it was given."""
