@@ -27,7 +27,7 @@ from registry.soup.auto import settle
 from registry.soup.compat import Load, Part, Tensors, by_digest
 from registry.soup.finite import dtype_of
 from registry.soup.report import report_of
-from registry.soup.residual import exact_mixture
+from registry.soup.residual import ExactMixture
 from registry.spec import (
     AdapterConfig,
     BaseShape,
@@ -40,7 +40,6 @@ from registry.spec import (
     RecipeIngredient,
     SampleReport,
     Verification,
-    head_of,
 )
 from registry.uncertainty import paired_difference
 from registry.uploads import BlobReader
@@ -109,7 +108,7 @@ def cook(request: CookRequest, *, kitchen: Kitchen, caller: Caller, namespace: s
 def _check_verifiable(parts: Sequence[Part], kitchen: Kitchen) -> None:
     """Raises InvalidParameter where a soup of these parts has no likelihood of a text, before anything is mixed."""
     named = f"base model {kitchen.base_id!r} is an encoder" if kitchen.shape.kind == "encoder" else None
-    headed = next((part for part in parts if head_of(part.config) is not None), None)
+    headed = next((part for part in parts if part.config.head is not None), None)
     if named is None and headed is not None:
         named = f"{headed.ref} answers with a head"
     if named is not None:
@@ -175,7 +174,7 @@ def _mix(parts: tuple[Part, ...], request: CookRequest, kitchen: Kitchen) -> tup
 
 def _make(parts: Sequence[Part], recipe: Recipe, config: AdapterConfig, shape: BaseShape) -> tuple[Tensors, MixReport]:
     """The soup's tensors and the report on them; every ingredient is read once."""
-    exact = exact_mixture(config, shape, recipe.mixing)
+    exact = ExactMixture(config, shape, recipe.mixing)
     tensors = MIXINGS[recipe.mixing.method].mix([exact.watched(part) for part in parts], recipe.mixing)
     residual = exact.residual(config, tensors)
     return tensors, report_of(parts, recipe, config, tensors, shape=shape, residual=residual)

@@ -21,7 +21,7 @@ from registry.pools import pool_spec
 from registry.samples import CheckedSample
 from registry.select import Chosen, Fit, select
 from registry.soup.auto import apart, best_unranked, within_width
-from registry.soup.compat import Load, Part, Tensors, structures_of
+from registry.soup.compat import Load, Part, Tensors
 from registry.spec import BaseShape, CookRequest, GmmSpec, HandRecipe, Ingredient, LeftOut, Selection, weights_by_digest
 
 MOST = 64
@@ -64,7 +64,7 @@ def with_note(chosen: Chosen, database: Database) -> Selection:
     selected = {one.digest for one in chosen.selection.selected}
     with database.read() as catalogue:
         rows = [catalogue.adapters.get(m.adapter_id) for m in chosen.selector.members if m.digest in selected]
-    kinds = sorted({structures_of(row.config) for row in rows})
+    kinds = sorted({row.config.kind for row in rows})
     if len(kinds) < 2:
         return chosen.selection
     warning = (

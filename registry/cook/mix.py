@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from registry.soup.compat import Part, scale_of
+from registry.soup.compat import Part
 from registry.spec import AdapterConfig, MergeMixing, MixReport, Recipe
 
 
@@ -28,7 +28,7 @@ class Mixed:
     @property
     def is_single(self) -> bool:
         """One ingredient at weight 1 is that adapter, not a soup."""
-        return len(self.parts) == 1 and scale_of(self.recipe.mixing) == "1"
+        return len(self.parts) == 1 and self.recipe.mixing.scale == "1"
 
     @property
     def is_merge(self) -> bool:
