@@ -19,7 +19,7 @@ from registry.adapters import paper_config
 from registry.adapters.weights import load_tensors
 from registry.base_model import BaseText, LoadedBase
 from registry.errors import Incompatible, InvalidParameter, NotFound
-from registry.formats import AdapterFolder, read_folder
+from registry.formats import AdapterDirectory, read_directory
 from registry.spec import (
     AdapterConfig,
     BankConfig,
@@ -110,7 +110,7 @@ def not_fused(config: AdapterConfig) -> str:
 
 def read_member(path: Path, shape: BaseShape) -> Member:
     """A trained bottleneck adapter from its directory; raises Incompatible for what no fusion takes."""
-    folder = read_folder(path)
+    folder = read_directory(path)
     config = FusionConfig.member_of(folder.config)
     if config is None:
         raise Incompatible(f"{path} has {not_fused(folder.config)}", param="members")
@@ -204,7 +204,7 @@ def inputs(
 
 
 def made_otherwise(
-    folder: AdapterFolder,
+    folder: AdapterDirectory,
     spec: TrainingSpec,
     base: BaseText,
     data: Data,

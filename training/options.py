@@ -13,12 +13,12 @@ from pydantic import Field
 from registry.spec import Frozen, PruningScore
 
 Consistency = Literal["released", "paper", "none"]
-"""How two passes of a bank are brought to agree (METHODS section 3): as AdaMix's code does, as its paper says, or
+"""How two passes of a bank are brought to agree (AdaMix, section 3.2): as AdaMix's code does, as its paper says, or
 not at all."""
 
 
 class PruningOptions(Frozen):
-    """How an adapter is pruned before its training (METHODS section 4).
+    """How an adapter is pruned before its training (SparseAdapter, section 2).
 
     `sparsity` is the share of the projections' entries that is pruned, ranked over all of them or within each layer;
     scores that need a gradient take it on `batches` batches of the training data. `seed` draws random scores,

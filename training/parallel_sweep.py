@@ -12,7 +12,7 @@ import torch
 
 from registry.base_model import BaseText
 from registry.errors import Cancelled, InvalidParameter, Unavailable, rebuild
-from registry.formats import read_folder
+from registry.formats import read_directory
 from training.process import Child, Json, wait_for
 from training.sweep import Cell, CellProgress, Plan, Row, at_work, diverged, kept_cells
 from training.worker import Bench, Task
@@ -114,7 +114,7 @@ class _Hands:
     def _row(self, cell: Cell, answer: Json) -> Row:
         """What became of a cell; raises what is wrong with all of them."""
         if "error" not in answer:
-            return Row(cell, "trained", read_folder(self._plan.out / cell.name))
+            return Row(cell, "trained", read_directory(self._plan.out / cell.name))
         error = answer["error"]
         problem = rebuild(error["code"], error["message"], param=error["param"], problems=error["problems"])
         if isinstance(problem, InvalidParameter):

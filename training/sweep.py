@@ -1,6 +1,6 @@
 """A grid of trainings from one initialisation: learning rates x seeds of the data's order x domains.
 
-Called by `soup train sweep`; the single-domain soups of AdapterSoup are made of one such grid (METHODS section 1).
+Called by `soup train sweep`; the single-domain soups of AdapterSoup are made of one such grid (section 4.3).
 Each cell is a directory to push. One that is there is not trained again, and one that was stopped goes on from its
 checkpoint, so that the same call finishes what an earlier one began. Several at once are `training.parallel_sweep`'s.
 """
@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from registry.base_model import BaseText, LoadedBase
 from registry.errors import Conflict, InvalidParameter, NotFound
-from registry.formats import AdapterFolder, read_folder
+from registry.formats import AdapterDirectory, read_directory
 from training.build import Data, made_otherwise, read_items
 from training.checkpoint import held
 from training.data import MIN_TEXTS, MIN_VALID_TEXTS, enough
@@ -62,7 +62,7 @@ class Row:
 
     cell: Cell
     state: Literal["trained", "kept", "diverged", "failed"]
-    folder: AdapterFolder | None = None
+    folder: AdapterDirectory | None = None
     problem: str | None = None
 
     @property
@@ -154,7 +154,7 @@ def sweep(
             except InvalidParameter as problem:
                 yield diverged(cell, problem)
             else:
-                yield Row(cell, "trained", read_folder(plan.out / cell.name))
+                yield Row(cell, "trained", read_directory(plan.out / cell.name))
 
 
 def diverged(cell: Cell, problem: InvalidParameter) -> Row:
@@ -182,7 +182,7 @@ def at_work(plan: Plan) -> Iterator[None]:
                     emptied.rmdir()
 
 
-def kept_cells(base: BaseText, cells: Sequence[Cell], plan: Plan) -> dict[str, AdapterFolder]:
+def kept_cells(base: BaseText, cells: Sequence[Cell], plan: Plan) -> dict[str, AdapterDirectory]:
     """The adapters that are there, by the names of their cells.
 
     Raises Conflict where one is of another training, or something else is where a cell's bank is to be.
@@ -192,11 +192,11 @@ def kept_cells(base: BaseText, cells: Sequence[Cell], plan: Plan) -> dict[str, A
     return {name: folder for name, folder in found.items() if folder is not None}
 
 
-def _kept(base: BaseText, cell: Cell, work: Work) -> AdapterFolder | None:
+def _kept(base: BaseText, cell: Cell, work: Work) -> AdapterDirectory | None:
     if not work.out.exists():
         check_bank(work, base, cell.domain.data)
         return None
-    folder = read_folder(work.out)
+    folder = read_directory(work.out)
     found = made_otherwise(folder, work.spec, base, cell.domain.data, members=members_of(work, base))
     if found:
         raise Conflict(

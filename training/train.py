@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from registry.errors import Conflict, SoupError
-from registry.formats import AdapterFolder, check_place, read_folder
+from registry.formats import AdapterDirectory, check_place, read_directory
 from registry.spec import Frozen
 from training.spec import BANK, SAMPLE, SAVE_SECONDS, VALID_SHARE, FusionRequest, TrainingSpec
 
@@ -123,7 +123,7 @@ def check_bank(work: Work, base: BaseText, data: Data) -> None:
         )
 
 
-def bank_there(work: Work, *, how: str = "remove it") -> AdapterFolder | None:
+def bank_there(work: Work, *, how: str = "remove it") -> AdapterDirectory | None:
     """The bank of experts that is in the place of this training's, if any; raises Conflict for what is no bank.
 
     `how` says what else can be done than choose another place.
@@ -132,7 +132,7 @@ def bank_there(work: Work, *, how: str = "remove it") -> AdapterFolder | None:
         check_place(work.bank, replace=False, how=how)
     except Conflict:
         with suppress(SoupError):
-            folder = read_folder(work.bank)
+            folder = read_directory(work.bank)
             if folder.config.merged is not None:
                 return folder
         raise

@@ -18,7 +18,7 @@ from registry.adapters.experts import BankAdapter, merge_bank
 from registry.adapters.weights import init_hash, save_tensors
 from registry.base_model import BaseText, LoadedBase
 from registry.errors import Incompatible, InvalidParameter
-from registry.formats import AdapterFolder, write_folder
+from registry.formats import AdapterContents, AdapterDirectory, write_directory
 from registry.names import digest_of
 from registry.spec import AdapterConfig, BaseShape, Provenance
 from training.checkpoint import Checkpoint, Saving
@@ -227,22 +227,24 @@ def _training_loss(
 def write_trained(
     path: Path, trained: Trained, base: LoadedBase, *, domain: str, base_id: str | None = None,
     passages: Sequence[str] = (), replace: bool = False,
-) -> AdapterFolder:  # fmt: skip
+) -> AdapterDirectory:  # fmt: skip
     """Write what was trained as a directory to push, with `passages` as its sample; a LoRA's is one that PEFT loads.
 
     `base_id` is the base model's id on the server it will be pushed to, where that is known. Raises Conflict where
     `path` exists and `replace` is False.
     """
-    return write_folder(
+    return write_directory(
         path,
-        config=trained.config,
-        domain=domain,
-        weights=save_tensors(trained.tensors),
-        base_model=base_id,
-        base_fingerprint=base.shape.fingerprint,
-        shape=base.shape,
-        provenance=trained.provenance,
-        texts=passages or None,
+        AdapterContents(
+            config=trained.config,
+            domain=domain,
+            weights=save_tensors(trained.tensors),
+            base_model=base_id,
+            base_fingerprint=base.shape.fingerprint,
+            shape=base.shape,
+            provenance=trained.provenance,
+            texts=passages or None,
+        ),
         replace=replace,
     )
 

@@ -152,7 +152,7 @@ _PAPER: dict[str, tuple[Literal["relu", "gelu"], float]] = {
 def paper_config(
     structure: Literal["houlsby", "pfeiffer", "bapna_firat", "parallel"], *, bottleneck: int = 64
 ) -> BottleneckConfig:
-    """A bottleneck structure with the activation and the scale of its paper."""
+    """A bottleneck with its paper's activation and scale (docs/explanation/methods.md#structures)."""
     activation, scale = _PAPER[structure]
     return BottleneckConfig(structure=structure, bottleneck=bottleneck, activation=activation, scale=scale)
 

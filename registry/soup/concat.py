@@ -1,4 +1,4 @@
-"""The exact mixture as one adapter: bottlenecks or ranks side by side, as `cat` in PEFT.
+"""The exact mixture as one adapter: bottlenecks or ranks side by side (docs/explanation/methods.md#mixing).
 
 The soup's output is the weighted mean of its ingredients' outputs in every layer, whatever they started from. How
 tensors are put side by side is their structure's affair (`adapters.bottleneck_mixing`, `adapters.lora_mixing`);

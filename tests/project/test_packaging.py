@@ -115,7 +115,7 @@ def test_the_metadata_say_what_this_is(wheel: Path) -> None:
         assert any(name.endswith("/licenses/LICENSE") for name in archive.namelist())
     assert "\nLicense-Expression: Apache-2.0\n" in metadata
     assert "\nRequires-Dist: torch>=" in metadata
-    assert "soup = service.cli:main" in entry_points
+    assert "soup = service.cli.app:main" in entry_points
 
 
 def test_what_is_installed_is_what_runs(installed: Path, tmp_path: Path) -> None:

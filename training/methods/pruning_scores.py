@@ -1,4 +1,4 @@
-"""What an entry of an adapter's projections is worth before training: the scores of SparseAdapter (METHODS section 4).
+"""What an entry of an adapter's projections is worth before training: the scores of SparseAdapter (section 2.2).
 
 Called by `methods.pruning` alone, which prunes the lowest. A score is float64 of its weight's shape on the CPU.
 

@@ -1,7 +1,7 @@
 """Causal language modelling: texts end to end in blocks, the mean NLL of each next token.
 
-Registered in `training.tasks`. Perplexity of new texts is that of METHODS section 6: each text by itself, every token
-scored once.
+Registered in `training.tasks`. Perplexity of new texts (docs/explanation/methods.md#perplexity): each text by itself,
+every token scored once.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def _figures(found: PerplexityReport) -> dict[str, float]:
 
 
 def passage_scores(base: LoadedBase, texts: Sequence[str], *, block: int, batch: int = 8) -> list[PassageScore]:
-    """The log-likelihood of each text under the base with whatever is attached to it (METHODS section 6).
+    """The log-likelihood of each text under the base with whatever is attached to it.
 
     A text is BOS + its tokens, in windows of at most `block`, each with BOS. Memory is that of `batch` blocks.
     """

@@ -12,7 +12,7 @@ from registry.spec.structures.structure import Prunable
 
 
 class BottleneckConfig(Prunable):
-    """Structure of a bottleneck adapter (METHODS section 2).
+    """Structure of a bottleneck adapter: where it sits, how wide it is, and what it computes.
 
     `scale` multiplies the up-projection's output. With `input="residual"` the adapter reads the residual stream:
     Bapna-Firat and Pfeiffer after the block's residual add (which makes them act on the block's output), parallel

@@ -14,7 +14,7 @@ MaskRule = Literal["union", "intersect", "first", "reprune"]
 
 
 class Pruned(Frozen):
-    """That entries of an adapter's projections are held at zero, and how they were chosen (METHODS section 4).
+    """That entries of an adapter's projections are held at zero, and how they were chosen (SparseAdapter, section 2).
 
     `sparsity` is the share that is pruned. Of a trained adapter `score` says by what, `scope` whether entries
     were ranked over all projections or within each, `data` which text gave the gradients; of a soup `score` is the

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 HEAVY = {"torch", "transformers", "sklearn", "scipy", "sqlalchemy", "sentence_transformers", "fastapi", "numpy", "rich"}
-HELP = "from service.cli import run; import sys; code = run({args!r}); assert code == 0, code"
+HELP = "from service.cli.app import run; import sys; code = run({args!r}); assert code == 0, code"
 
 
 def loaded(program: str) -> set[str]:
@@ -34,7 +34,7 @@ def test_help(args: list[str]) -> None:
 
 
 def test_a_verb_that_finds_no_server() -> None:
-    program = "from service.cli import run; assert run(['ls', '--url', 'http://127.0.0.1:9', '--key', 'k']) == 1"
+    program = "from service.cli.app import run; assert run(['ls', '--url', 'http://127.0.0.1:9', '--key', 'k']) == 1"
     assert loaded(program) == set()
 
 
