@@ -32,7 +32,7 @@ def report_of(
         weights=tuple(part.weight for part in parts),
         parameters=_parameters(config, tensors),
         size_bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()),
-        width_in=tuple(part.config.width for part in parts),
+        width_in=tuple((part.config.merged or part.config).width for part in parts),
         width_out=config.width,
         relative_cost=relative_cost([part.config for part in parts], config, shape),
         residual=residual,

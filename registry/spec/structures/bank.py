@@ -63,11 +63,6 @@ class BankConfig(Structure):
         return self.expert.takes_head
 
     @property
-    def width(self) -> int:
-        """That of one expert, which is what runs."""
-        return self.expert.width
-
-    @property
     def described(self) -> str:
         """A bank of so many experts."""
         return f"bank of {self.experts} experts"

@@ -187,7 +187,7 @@ def test_declared_matches_trained_here():
 DIGEST_SCRIPT = """
 import hashlib, sys
 sys.path[:0] = sys.argv[1:]
-import test_soup_average as t
+import test_average as t
 parts = t.weighted(range(5), [0.1, 0.7, 1.3, 2.9, 0.05])
 print(hashlib.sha256(t.save_tensors(t.mixed(parts, [t.tensors(n) for n in range(5)]))).hexdigest())
 """
