@@ -28,10 +28,11 @@ from registry.adapters.experts import BankAdapter, initial_bank, mean_routes, me
 from registry.adapters.fusion import FusionAdapter, initial_fusion
 from registry.adapters.head import HeadModule, initial_head
 from registry.adapters.initial import Init, Shapes, initial_tensors
+from registry.adapters.loadable import Tensors
 from registry.adapters.lora import LoraAdapter, initial_lora
 from registry.adapters.lora_mixing import LoraMixture, join_loras
 from registry.adapters.masks import add_masks, is_mask
-from registry.adapters.mixture import Linear, Mixture, Tensors, Unknown
+from registry.adapters.mixture import Linear, Mixture, Unknown
 from registry.adapters.prefix import PrefixAdapter, initial_prefix
 from registry.adapters.tensor_order import canonical_order
 from registry.adapters.union import UnionAdapter, UnionMixture, initial_union

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from registry.adapters.bottleneck import Bottleneck, BottleneckAdapter
-from registry.adapters.mixture import Measured, Tensors
+from registry.adapters.loadable import Tensors
+from registry.adapters.mixture import Measured
 from registry.spec import BaseShape, BottleneckConfig
 
 PROBES = 64

@@ -13,8 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from registry.adapters.loadable import Tensors
 from registry.adapters.lora import LORA_A, LORA_B, PREFIX
-from registry.adapters.mixture import Measured, Tensors
+from registry.adapters.mixture import Measured
 from registry.spec import BaseShape, LoraConfig
 
 

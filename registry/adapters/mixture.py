@@ -7,13 +7,11 @@ ingredients. In double precision and through BLAS: a figure of the report, no by
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
-Tensors = Mapping[str, Tensor]
+from registry.adapters.loadable import Tensors
 
 
 class Mixture(ABC):

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from registry.adapters.attach import AdapterModule, Edit, InputEdit
 from registry.adapters.initial import Shapes
-from registry.adapters.mixture import Mixture, Tensors
+from registry.adapters.loadable import Tensors
+from registry.adapters.mixture import Mixture
 from registry.errors import Incompatible, more_problems
 from registry.spec import AdapterConfig, UnionConfig
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from registry.adapters import entry_of, mixture_of
-from registry.soup.compat import Part, Tensors
+from registry.adapters.loadable import Tensors
+from registry.soup.compat import Part
 from registry.spec import AdapterConfig, BaseShape, Mixing
 
 

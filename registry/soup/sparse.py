@@ -21,9 +21,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from registry.adapters.loadable import Tensors
 from registry.adapters.masks import highest, mask_of, pack, projections, unpack
 from registry.errors import Incompatible
-from registry.soup.compat import Part, Tensors
+from registry.soup.compat import Part
 from registry.spec import AdapterConfig, AverageMixing, MaskRule, Pruned, Recipe
 
 DEFAULT: MaskRule = "union"

@@ -13,10 +13,11 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import CancelledError as TicketCancelled
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastapi import Request
 from fastapi.responses import StreamingResponse
+from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.types import Receive, Scope, Send
 
@@ -24,16 +25,14 @@ from registry.errors import Cancelled, SoupError, Unavailable
 from service.engine import Delta, GenerateRequest, Generation, SamplingParams, ScoreRequest, Ticket
 from service.http import problems
 from service.http.resolve import ResolvedModel
-
-if TYPE_CHECKING:
-    from service.runtime import Runtime
+from service.parts import Parts
 
 STREAM_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 """Streams pass proxies unbuffered."""
 DONE = "data: [DONE]\n\n"
 
 
-def one_token(runtime: Runtime, model: ResolvedModel, *, timeout: float) -> None:
+def one_token(parts: Parts, model: ResolvedModel, *, timeout: float) -> None:
     """Compute one token, of an encoder one vector, blocking; raises TimeoutError, or what the engine raises."""
     start = (model.base.bos_id or 0,)
     asked: GenerateRequest | ScoreRequest
@@ -41,7 +40,7 @@ def one_token(runtime: Runtime, model: ResolvedModel, *, timeout: float) -> None
         asked = ScoreRequest(model.base_id, (start,), pooled=frozenset({0}), bos=False)
     else:
         asked = GenerateRequest(model.base_id, start, params=SamplingParams(max_tokens=1, temperature=0.0))
-    ticket = runtime.engine.submit(asked)
+    ticket = parts.engine.submit(asked)
     try:
         ticket.result(timeout)
     finally:
@@ -85,10 +84,10 @@ async def _disconnected(request: Request) -> None:
 class TokenStream:
     """The tokens of several generate requests as they come: (prompt number, Delta), then each prompt's Generation."""
 
-    def __init__(self, runtime: Runtime, requests: Sequence[GenerateRequest]) -> None:
+    def __init__(self, parts: Parts, requests: Sequence[GenerateRequest]) -> None:
         self._loop = asyncio.get_running_loop()
         self._queue: asyncio.Queue[tuple[int, Delta | None]] = asyncio.Queue()
-        self._engine = runtime.engine
+        self._engine = parts.engine
         self._requests = [replace(request, on_token=self._hand_over(i)) for i, request in enumerate(requests)]
         self._first: tuple[int, Delta | None] | None = None
         self.tickets: list[Ticket] = []
@@ -143,12 +142,14 @@ class TokenStream:
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events that cancel their source however they end."""
+    """Chunks as server-sent events, [DONE] as the last; their source is cancelled however they end."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, lines: AsyncIterator[str], *, cancel: Callable[[], None], headers: Mapping[str, str]) -> None:
-        super().__init__(_guarded(lines), headers={**STREAM_HEADERS, **headers})
+    def __init__(
+        self, chunks: AsyncIterator[BaseModel], *, cancel: Callable[[], None], headers: Mapping[str, str]
+    ) -> None:
+        super().__init__(_lines(chunks), headers={**STREAM_HEADERS, **headers})
         self._cancel = cancel
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -159,15 +160,17 @@ class EventStream(StreamingResponse):
             self._cancel()
 
 
-async def _guarded(lines: AsyncIterator[str]) -> AsyncIterator[str]:
-    """`lines`, and an error as a last event, in the shape OpenAI's client raises from."""
+async def _lines(chunks: AsyncIterator[BaseModel]) -> AsyncIterator[str]:
+    """One event a chunk; an error is the last event, in the shape OpenAI's client raises from."""
     try:
-        async for line in lines:
-            yield line
+        async for chunk in chunks:
+            yield event(chunk)
     except SoupError as error:
         yield event(problems.body_of(error))
+    else:
+        yield DONE
 
 
-def event(value: Mapping[str, Any]) -> str:
-    """One server-sent event."""
-    return f"data: {json.dumps(value, ensure_ascii=False, allow_nan=False)}\n\n"
+def event(value: BaseModel) -> str:
+    """One server-sent event of a value's JSON; what is unset is left out."""
+    return f"data: {json.dumps(value.model_dump(exclude_unset=True), ensure_ascii=False, allow_nan=False)}\n\n"

@@ -119,17 +119,17 @@ def _answer(request: dict[str, Any], database: Database, blobs: Any, answers: An
     from pydantic import TypeAdapter
 
     from registry.fit import fit
+    from registry.registry import Registry
 
     def progress(done: int, total: int, message: str) -> None:
         answers.send({"progress": [done, total, message]})
 
     try:
         row = fit(
+            Registry(database, blobs),
             PoolSpec.model_validate(request["pool"]),
             TypeAdapter[SelectorSpec](SelectorSpec).validate_python(request["spec"]),
             encoder_digest=request["encoder_digest"],
-            database=database,
-            blobs=blobs,
             progress=progress,
         )
     except SoupError as error:
