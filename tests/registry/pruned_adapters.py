@@ -11,7 +11,7 @@ import torch
 from registry.adapters.masks import dense, mask_of, pack, projections, prunable_members, with_pruned
 from registry.soup.compat import Part
 from registry.spec import AdapterConfig, Pruned
-from tests.registry.soup_parts import part, tensors_of
+from tests.registry.random_adapters import part, tensors_of
 
 Tensors = dict[str, torch.Tensor]
 
@@ -41,7 +41,7 @@ def sparse(
 
 
 def sparse_part(number: int, config: AdapterConfig, weight: str = "1", **changes: Any) -> Part:
-    """An ingredient like `soup_parts.part`, pruned."""
+    """An ingredient like `random_adapters.part`, pruned."""
     sparsity = changes.pop("sparsity", 0.4)
     pruned, tensors = sparse(config, number, sparsity=sparsity)
     return part(number, pruned, weight, **{"load": lambda: tensors, **changes})
