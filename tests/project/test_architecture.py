@@ -240,6 +240,8 @@ LAYER_CANARIES: list[tuple[str, dict[str, str]]] = [
     ("service > training > registry", {"registry/spec/canary.py": "from service import settings"}),
     ("inside registry", {"registry/selectors/canary.py": "from registry import catalogue"}),
     ("inside service", {"service/engine/canary.py": "from service import jobs"}),
+    ("inside http", {"service/http/answers/canary.py": "from service.http.routes import chat"}),
+    ("routes do not import routes", {"service/http/routes/canary.py": "from service.http.routes import chat"}),
     ("torch stays in the ML modules", {"registry/selectors/canary.py": "from registry import likelihood"}),
     ("torch is imported by these only", {"service/http/routes/canary.py": "def f():\n    import torch"}),
     ("SQL stays in the catalogue", {"service/canary.py": "def f():\n    from sqlalchemy import select"}),

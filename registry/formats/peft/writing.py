@@ -1,7 +1,6 @@
-"""A LoRA's or a prefix's configuration as the `adapter_config.json` that PEFT reads, minimal and readable. No torch.
+"""The `adapter_config.json` of a LoRA or a prefix, short and readable: PEFT loads it, `lora` reads the same back.
 
-Called by the files route and by whoever writes a directory. PEFT computes the same with it, and `peft` reads the
-same configuration from it.
+Called by `directory`, for the files route and for whoever writes a directory.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ def _plain(number: float) -> float:
 def _pattern(
     modules: Mapping[str, LoraModule], value_of: Callable[[LoraModule], float], *, usual: float
 ) -> dict[str, float]:
-    """What PEFT needs to know of modules that are not as usual: by their last part where all that share it agree."""
+    """`rank_pattern` or `alpha_pattern`: modules without the usual value, by their last part where all that share it agree."""
     by_leaf: dict[str, set[float]] = defaultdict(set)
     for path, module in modules.items():
         by_leaf[_leaf(path)].add(value_of(module))

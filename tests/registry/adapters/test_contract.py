@@ -35,8 +35,8 @@ from registry.spec import (
     UnionConfig,
 )
 from tests.conftest import build_tiny_base
-from tests.registry.soup_parts import INIT, part
-from tests.registry.sparse_parts import sparse
+from tests.registry.pruned_adapters import sparse
+from tests.registry.random_adapters import INIT, part
 
 PFEIFFER = BottleneckConfig(structure="pfeiffer", bottleneck=4, activation="relu")
 HOULSBY = BottleneckConfig(structure="houlsby", bottleneck=4, activation="gelu")

@@ -25,8 +25,8 @@ from registry.errors import Incompatible, Internal, InvalidParameter, InvalidWei
 from registry.formats.adapterhub import checkpoint_files
 from registry.spec import HeadConfig, Pruned, UnionConfig
 from registry.tensor_file import write
-from tests.registry.soup_parts import BASE, SHAPE, STRUCTURES, bottleneck, lora
-from tests.registry.sparse_parts import sparse
+from tests.registry.pruned_adapters import sparse
+from tests.registry.random_adapters import BASE, SHAPE, STRUCTURES, bottleneck, lora
 
 CONFIGS = {**{kind: bottleneck(kind) for kind in STRUCTURES}, "lora": lora(rank=3, leaves=("c_attn", "c_fc"))}
 CONFIG, TENSORS = sparse(bottleneck("houlsby"), 1)

@@ -22,7 +22,7 @@ from registry.spec import (
     Recipe,
     RecipeIngredient,
 )
-from tests.registry.soup_parts import (
+from tests.registry.random_adapters import (
     BASE,
     INIT,
     OTHER_INIT,

@@ -20,7 +20,7 @@ from registry.errors import InvalidRecipe
 from registry.soup import MIXINGS, concat
 from registry.soup.residual import ExactMixture
 from registry.spec import AverageMixing, ConcatMixing, LoraConfig, LoraModule
-from tests.registry.soup_parts import (
+from tests.registry.random_adapters import (
     LINEARS,
     SHAPE,
     STRUCTURES,

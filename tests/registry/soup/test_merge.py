@@ -30,7 +30,7 @@ from registry.spec import (
     RecipeIngredient,
     UnionConfig,
 )
-from tests.registry.soup_parts import BASE, INIT, SHAPE, STRUCTURES, bottleneck, lora, part, tensors_of, updates
+from tests.registry.random_adapters import BASE, INIT, SHAPE, STRUCTURES, bottleneck, lora, part, tensors_of, updates
 
 KINDS = (*STRUCTURES, "lora")
 SHARES = ("up", "down", "none")

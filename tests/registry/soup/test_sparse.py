@@ -29,8 +29,8 @@ from registry.spec import (
     UnionConfig,
     canonical_weights,
 )
-from tests.registry.soup_parts import BASE, INIT, SHAPE, bottleneck, lora, part, tensors_of
-from tests.registry.sparse_parts import sparse, sparse_part
+from tests.registry.pruned_adapters import sparse, sparse_part
+from tests.registry.random_adapters import BASE, INIT, SHAPE, bottleneck, lora, part, tensors_of
 
 CONFIG = bottleneck("pfeiffer")
 RULES = ("union", "intersect", "first", "reprune")

@@ -37,8 +37,8 @@ from registry.spec import (
     RecipeIngredient,
     UnionConfig,
 )
-from tests.registry.soup_parts import BASE, INIT, OTHER_INIT, UNKNOWN, bottleneck, lora, part
-from tests.registry.soup_parts import SHAPE as PLAIN
+from tests.registry.random_adapters import BASE, INIT, OTHER_INIT, UNKNOWN, bottleneck, lora, part
+from tests.registry.random_adapters import SHAPE as PLAIN
 
 SHAPE = PLAIN.model_copy(update={"kv": (2, 8)})
 PREFIX = PrefixConfig(length=3)

@@ -13,8 +13,8 @@ from registry.adapters.masks import is_mask, mask_of, mask_problems, pack, proje
 from registry.adapters.weights import load_tensors, save_tensors
 from registry.names import digest_of
 from registry.spec import AdapterConfig, BottleneckConfig
-from tests.registry.sparse_parts import sparse
-from tests.service.worlds import World
+from tests.registry.pruned_adapters import sparse
+from tests.service.servers import World
 
 TEXT = "The court held that the contract was void for want of consideration."
 PLAIN = BottleneckConfig(structure="pfeiffer", bottleneck=4, activation="relu")

@@ -1,0 +1,47 @@
+"""Pruned adapters for tests: random tensors with random masks, drawn with NumPy, so the same everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from registry.adapters.masks import mask_of, pack, projections
+from registry.soup.compat import Part
+from registry.spec import AdapterConfig, Pruned
+from tests.registry.random_adapters import part, tensors_of
+
+Tensors = dict[str, torch.Tensor]
+
+
+def sparse(
+    config: AdapterConfig, seed: int, *, sparsity: float = 0.4, tensors: Mapping[str, torch.Tensor] | None = None
+) -> tuple[AdapterConfig, Tensors]:
+    """Configuration and tensors of an adapter of `config`, whose entries are pruned at random."""
+    config = config.dense()
+    found = dict(tensors_of(config, seed) if tensors is None else tensors)
+    draw = np.random.default_rng(10_000 + seed)
+    pruned = {}
+    for prefix, names in projections(config, found).items():
+        total = sum(found[name].numel() for name in names)
+        masked = round(sparsity * total)
+        keep = np.ones(total, dtype=bool)
+        keep[draw.permutation(total)[:masked]] = False
+        start = 0
+        for name in names:
+            own = torch.from_numpy(keep[start : start + found[name].numel()].copy()).reshape(found[name].shape)
+            start += found[name].numel()
+            found[name] = found[name].masked_fill(~own, 0.0)
+            found[mask_of(name)] = pack(own)
+        pruned[prefix] = Pruned(score="random", sparsity=sparsity, masked=masked, seed=seed)
+    assert set(pruned) == set(config.prunable())
+    return config.with_pruned(pruned), found
+
+
+def sparse_part(number: int, config: AdapterConfig, weight: str = "1", **changes: Any) -> Part:
+    """An ingredient like `random_adapters.part`, pruned."""
+    sparsity = changes.pop("sparsity", 0.4)
+    pruned, tensors = sparse(config, number, sparsity=sparsity)
+    return part(number, pruned, weight, **{"load": lambda: tensors, **changes})

@@ -1,0 +1,221 @@
+"""A registry without a server: real database, blobs in memory, encoders and likelihoods made up from the text.
+
+A passage's first word is its domain: each domain has its own direction, so that selectors tell them apart. The base
+model's NLL is 3 nats a token; `gains` says by how much an adapter (by digest) betters or worsens a passage.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from registry.adapters import Init, create
+from registry.adapters.loadable import LoadableAdapter
+from registry.adapters.weights import save_tensors
+from registry.blobs import BlobStore, MemoryBlobs
+from registry.catalogue import Database
+from registry.catalogue.rows import AdapterRow, SelectorRow
+from registry.cook import cook
+from registry.embed import embed
+from registry.embeddings_file import save_embeddings
+from registry.encoders import EmbeddedText, Encoder, MeanPoolEncoder
+from registry.encoders.contract import Embedded
+from registry.fit import fit
+from registry.names import sha256_digest
+from registry.progress import Progress
+from registry.push import Pushed, push
+from registry.registry import Caller, Limits, Registry
+from registry.spec import (
+    AdapterConfig,
+    BaseEntry,
+    BaseShape,
+    BottleneckConfig,
+    Cooked,
+    CookRequest,
+    LoraConfig,
+    LoraModule,
+    Manifest,
+    PassageScore,
+    PoolSpec,
+    Provenance,
+    SelectorSpec,
+    prefix_length,
+)
+
+LINEARS = {
+    f"transformer.h.{layer}.{name}": sizes
+    for layer in range(2)
+    for name, sizes in {"attn.c_attn": (8, 24), "mlp.c_fc": (8, 32), "mlp.c_proj": (32, 8)}.items()
+}
+SHAPE = BaseShape(
+    fingerprint=sha256_digest(b"the base"), model_type="gpt2", hidden_size=8, num_layers=2, context=64, vocab_size=300,
+    linears=LINEARS, kv=(2, 4),
+)  # fmt: skip
+CONFIG = BottleneckConfig(structure="pfeiffer", bottleneck=2, activation="relu")
+OTHER_CONFIG = BottleneckConfig(structure="bapna_firat", bottleneck=2, activation="relu")
+LORA = LoraConfig.of({path: LoraModule(2, 4.0) for path in LINEARS if path.endswith("c_attn")})
+WIDE_LORA = LoraConfig.of({path: LoraModule(3, 1.0) for path in LINEARS}, rslora=True)
+INIT = Provenance(init_hash=sha256_digest(b"one init"), init_source="declared")
+OTHER_INIT = Provenance(init_hash=sha256_digest(b"another init"), init_source="declared")
+WEIGHTS = "adapter_model.safetensors"
+BASE_NLL = 3.0
+
+
+def passages(domain: str, count: int = 30, *, seed: int = 0) -> list[str]:
+    """`count` different passages whose first word is the domain."""
+    return [f"{domain} passage {seed} {number}" for number in range(count)]
+
+
+def direction(word: str, size: int) -> np.ndarray:
+    return np.random.default_rng(int.from_bytes(hashlib.sha256(word.encode()).digest()[:4], "big")).normal(size=size)
+
+
+def vector(text: str, size: int = SHAPE.hidden_size) -> np.ndarray:
+    """Near the direction of the text's first word."""
+    found = 10 * direction(text.split()[0], size) + direction(text, size)
+    return (found / np.linalg.norm(found)).astype(np.float32)
+
+
+def embed_texts(texts: Sequence[str]) -> list[EmbeddedText]:
+    return [EmbeddedText(vector(text), BASE_NLL * len(text.split()), len(text.split()), False) for text in texts]
+
+
+class FakeSentences:
+    """An encoder that stands for sentence-BERT: one sentence a passage, 6 dimensions, one passage in ten cut."""
+
+    name = "sbert"
+    unit = "sentence"
+    dimensions = 6
+    digest = sha256_digest(b"fake sentences")
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def encode(self, texts, *, seed=0, max_units=None, progress=None) -> Embedded:
+        self.calls += 1
+        if progress is not None:
+            progress(0, 1, "embedding sentences")
+        vectors = np.stack([vector(text, self.dimensions) for text in texts])
+        return Embedded(vectors, np.arange(len(texts)), "sentence", truncated=len(texts) // 10)
+
+
+def weights(seed: int, config: AdapterConfig = CONFIG, dtype: torch.dtype = torch.float32) -> bytes:
+    generator = torch.Generator().manual_seed(seed)
+    init: Init = "linear" if prefix_length(config) else "near_identity"  # no base is at hand to start a prefix from
+    tensors = create(config, SHAPE, seed=0, init=init).state_dict()
+    return save_tensors(
+        {name: (one + torch.randn(one.shape, generator=generator)).to(dtype) for name, one in tensors.items()}
+    )
+
+
+def inline(data: bytes) -> dict[str, str]:
+    return {"base64": base64.b64encode(data).decode()}
+
+
+def vectors_of(encoder: Encoder, texts: Sequence[str]) -> dict[str, Any]:
+    """A sample as a team sends it that keeps its text."""
+    data = save_embeddings(encoder.encode(texts).vectors)
+    return {"embeddings": [{"encoder": encoder.digest, "unit": encoder.unit, "file": inline(data)}]}
+
+
+class FakeBases:
+    """Base models (without `sources` one, `tiny`) of one shape, whose likelihoods are made up from the text."""
+
+    def __init__(self, encoders: Mapping[str, Encoder], **sources: str) -> None:
+        named = sources or {"tiny": "tiny"}
+        self.entries = {base_id: BaseEntry(id=base_id, source=source) for base_id, source in named.items()}
+        self.known = encoders
+        self.gains: dict[str, Callable[[str], float]] = {}
+        self.scored: list[str | None] = []
+
+    def shape(self, base_id: str) -> BaseShape:
+        assert base_id in self.entries
+        return SHAPE
+
+    def encoders(self, _base_id: str) -> Mapping[str, Encoder]:
+        return self.known
+
+    def score(
+        self, base_id: str, texts: Sequence[str], adapter: LoadableAdapter | None, *, progress: Progress
+    ) -> list[PassageScore]:
+        self.scored.append(None if adapter is None else adapter.digest)
+        if adapter is not None:
+            assert adapter.load()
+        gain = self.gains.get(adapter.digest, lambda _: 0.0) if adapter is not None else (lambda _: 0.0)
+        return [
+            PassageScore(nll=(BASE_NLL - gain(text)) * len(text.split()), tokens=len(text.split()), bytes=len(text))
+            for text in texts
+        ]
+
+
+class ToyRegistry:
+    """The verbs over one database and one blob store."""
+
+    def __init__(self, database: Database, blobs: BlobStore | None = None) -> None:
+        self.base = MeanPoolEncoder(SHAPE.fingerprint, SHAPE.hidden_size, embed_texts)
+        self.sentences = FakeSentences()
+        self.known: Mapping[str, Encoder] = {self.base.digest: self.base, self.sentences.digest: self.sentences}
+        self.bases = FakeBases(self.known)
+        self.registry = Registry(database, blobs or MemoryBlobs(), self.bases)
+        self.database, self.blobs = self.registry.database, self.registry.blobs
+        self.gains, self.scored = self.bases.gains, self.bases.scored
+        self.fits = 0
+        self.said: list[str] = []
+
+    def caller(self, scope: tuple[str, ...] | None = None) -> Caller:
+        return Caller("key-1", scope, "req-1")
+
+    def manifest(self, name: str = "acme/law", *, seed: int = 0, **fields: Any) -> Manifest:
+        config = fields.pop("config", CONFIG)
+        files = fields.pop("files", None)
+        values: dict[str, Any] = {
+            "name": name,
+            "domain": name.rpartition("/")[2],
+            "base_model": "tiny",
+            "config": config,
+            "files": {WEIGHTS: inline(weights(seed, config))} if files is None else files,
+            "provenance": INIT,
+        }
+        return Manifest.model_validate({**values, **fields})
+
+    def push(self, name: str = "acme/law", *, scope: tuple[str, ...] | None = None, **fields: Any) -> Pushed:
+        registry = replace(self.registry, limits=fields.pop("limits", Limits()))
+        return push(registry, self.caller(scope), self.manifest(name, **fields))
+
+    def embed(self, row: AdapterRow) -> AdapterRow:
+        return embed(self.registry, row.id, progress=self.progress)
+
+    def ready(self, name: str, *, seed: int = 0, text: str = "", **fields: Any) -> AdapterRow:
+        """Push an adapter with a sample, and embed it."""
+        sample = {"texts": passages(text or name.rpartition("/")[2])}
+        return self.embed(self.push(name, seed=seed, sample=sample, **fields).row)
+
+    def progress(self, done: int, total: int, message: str) -> None:
+        self.said.append(message)
+
+    def fit(self, pool: PoolSpec, spec: SelectorSpec, encoder_digest: str | None) -> SelectorRow:
+        self.fits += 1
+        return fit(self.registry, pool, spec, encoder_digest=encoder_digest, progress=self.progress)
+
+    def cook(
+        self, *, scope: tuple[str, ...] | None = None, namespace: str = "acme", **request: Any,
+    ) -> Cooked:  # fmt: skip
+        return cook(
+            self.registry,
+            self.caller(scope),
+            CookRequest.model_validate({"verify": False, **request}),
+            namespace=namespace,
+            fit=self.fit,
+            progress=self.progress,
+        )
+
+    def row(self, id: int | None) -> AdapterRow:
+        assert id is not None
+        with self.database.read() as catalogue:
+            return catalogue.adapters.get(id)
