@@ -28,7 +28,7 @@ from service.jobs.train_process import _made as heard
 from service.jobs.training_folder import TURN, sweep
 from tests.conftest import build_tiny_encoder
 from tests.service.journeys.test_killed_server import Server, until
-from tests.service.worlds import BASE_ID, World, open_world, write_bases
+from tests.service.servers import BASE_ID, World, open_world, write_bases
 from training import checkpoint
 from training.build import Data, make
 from training.request import TrainingRequest
