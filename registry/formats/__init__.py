@@ -1,4 +1,4 @@
-"""Adapters as directories on disk: ours (`directory`, `card`, `place`), PEFT's (`peft`) and AdapterHub's (`adapterhub`).
+"""Adapters as directories on disk: ours (`directory`, `card`, `place`), PEFT's (`peft`), AdapterHub's (`adapterhub`).
 
 What this page exports is imported without torch, which `adapterhub` alone needs.
 """
