@@ -29,7 +29,6 @@ from registry.spec import (
     HeadConfig,
     PrefixConfig,
     UnionConfig,
-    prefix_length,
 )
 from training.checkpoint import Saving, differences
 from training.data import draw, json_lines, read_lines
@@ -105,19 +104,20 @@ def passages(spec: TrainingSpec, items: Sequence[Any], most: int, *, seed: int) 
 
 def not_fused(config: AdapterConfig) -> str:
     """Why an adapter that is no bottleneck is no member of a fusion: the end of a sentence."""
-    merge = ": name its merge instead" if isinstance(config, BankConfig) else ""
+    merge = ": name its merge instead" if config.merged is not None else ""
     return f"the method {config.method}, and a fusion is over bottleneck adapters{merge}."
 
 
 def read_member(path: Path, shape: BaseShape) -> Member:
     """A trained bottleneck adapter from its directory; raises Incompatible for what no fusion takes."""
     folder = read_directory(path)
-    if not isinstance(folder.config, BottleneckConfig):
+    config = FusionConfig.member_of(folder.config)
+    if config is None:
         raise Incompatible(f"{path} has {not_fused(folder.config)}", param="members")
     if folder.base_fingerprint not in (None, shape.fingerprint):
         raise Incompatible(f"{path} was made for another base model ({folder.base_fingerprint}).", param="members")
     try:
-        return Member(folder.config, load_tensors(folder.weights.read_bytes()))
+        return Member(config, load_tensors(folder.weights.read_bytes()))
     except OSError as error:
         raise NotFound(f"{folder.weights} cannot be read: {error.strerror}.", param="members") from error
 
@@ -220,9 +220,9 @@ def made_otherwise(
     record = folder.provenance.training
     names = dict.fromkeys([*now, *IF_ASKED])  # what was asked for there, and is not here, differs too
     found = differences(*({name: values.get(name) for name in names} for values in (record, now)))
-    bank = config if isinstance(config, BankConfig) and not of_bank else None
-    found += differences(record.get("bank"), None if bank is None else bank_record(bank), at="bank")
-    made = config if bank is None else bank.expert
+    merged = None if of_bank else config.merged
+    found += differences(record.get("bank"), None if merged is None else bank_record(config), at="bank")
+    made = merged or config
     found += differences(_dense(folder.config.identity()), made.identity(), at="config")
     return found + differences(folder.provenance.init_seed, spec.init_seed, at="init_seed")
 
@@ -241,7 +241,7 @@ def _described(
     task = task_of(spec)
     config = config_of(spec, base.shape, head=task.head(data.train), members=[member.config for member in members])
     start = None
-    if isinstance(config, FusionConfig):
+    if isinstance(config, FusionConfig):  # nothing else is made of trained adapters
         start = fusion_start(config, [member.tensors for member in members])
     return config, {
         "recipe": recipe_on(spec, base.shape, config),
@@ -255,10 +255,10 @@ def _described(
 
 def recipe_on(spec: TrainingSpec, shape: BaseShape, config: AdapterConfig) -> TrainingRecipe:
     """The recipe on a base model; raises InvalidParameter where a prefix leaves no block of its context."""
-    room = shape.context - prefix_length(config)
+    room = shape.context - config.prefix_length
     if room < SHORTEST_BLOCK:
         raise InvalidParameter(
-            f"A prefix of {prefix_length(config)} tokens leaves {max(room, 0)} of the base model's context of "
+            f"A prefix of {config.prefix_length} tokens leaves {max(room, 0)} of the base model's context of "
             f"{shape.context}, and a block has at least {SHORTEST_BLOCK}: choose a shorter one.",
             param="length",
         )

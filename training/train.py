@@ -16,7 +16,7 @@ from pydantic import Field
 
 from registry.errors import Conflict, SoupError
 from registry.formats import AdapterDirectory, check_place, read_directory
-from registry.spec import BankConfig, Frozen
+from registry.spec import Frozen
 from training.spec import BANK, SAMPLE, SAVE_SECONDS, VALID_SHARE, FusionRequest, TrainingSpec
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def do(
     )  # fmt: skip
     passages = making.passages(work.spec, data.train, work.sample, seed=work.sample_seed)
     write = partial(write_trained, base=base, domain=work.domain, base_id=work.base_id)
-    if isinstance(trained.config, BankConfig):
+    if trained.config.merged is not None:
         check_bank(work, base, data)  # again: a training takes its time
         write(work.bank, trained, passages=passages, replace=True)
         trained = merged(trained)
@@ -133,7 +133,7 @@ def bank_there(work: Work, *, how: str = "remove it") -> AdapterDirectory | None
     except Conflict:
         with suppress(SoupError):
             folder = read_directory(work.bank)
-            if isinstance(folder.config, BankConfig):
+            if folder.config.merged is not None:
                 return folder
         raise
     return None

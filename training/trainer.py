@@ -15,23 +15,12 @@ from torch import Tensor
 
 from registry.adapters import AdapterModule, Init, attached, create, from_tensors
 from registry.adapters.experts import BankAdapter, merge_bank
-from registry.adapters.masks import pruned_members
 from registry.adapters.weights import init_hash, save_tensors
 from registry.base_model import BaseText, LoadedBase
 from registry.errors import Incompatible, InvalidParameter
 from registry.formats import AdapterContents, AdapterDirectory, write_directory
 from registry.names import digest_of
-from registry.spec import (
-    AdapterConfig,
-    BankConfig,
-    BaseShape,
-    BottleneckConfig,
-    LoraConfig,
-    Provenance,
-    UnionConfig,
-    head_of,
-    prefix_length,
-)
+from registry.spec import AdapterConfig, BaseShape, Provenance
 from training.checkpoint import Checkpoint, Saving
 from training.data import MIN_VALID_TEXTS
 from training.loop import MeanNll, Outcome, Progress, optimise
@@ -43,8 +32,6 @@ from training.state import Limit
 from training.tasks import LANGUAGE_MODELLING
 from training.tasks.contract import Examples, Task, named_head
 
-LORA_INIT = "zero_b"
-"""How a LoRA starts unless `init` is "small_b": A uniform, B zero."""
 IF_ASKED = ("pruning", "consistency", "start")
 """Keys of `inputs_of` that are there only where the option is: one that is missing says that it was not asked for."""
 
@@ -104,7 +91,7 @@ def train_adapter(
     _check_options(config, task, pruning=pruning, consistency=consistency)
     task.check_base(base)
     check_block(recipe, base.shape, config)
-    head = head_of(config)
+    head = config.head
     train = task.encode(base, texts, block=recipe.block, head=head)
     valid = task.encode(
         base, valid_texts, block=recipe.block, head=head, what="validation", at_least=MIN_VALID_TEXTS
@@ -152,27 +139,18 @@ def inputs_of(
     about: dict[str, Any] = {
         "task": task.name,
         "base": {"fingerprint": base.shape.fingerprint, "dtype": base.entry.dtype},
-        "init": _init_of(config, init),
+        "init": config.start_named(init),
         "data": {"train": digest_of(task.identity(texts)), "valid": digest_of(task.identity(valid_texts))},
         **recipe.model_dump(mode="json"),
         **task.inputs(),
     }
     if pruning is not None:
         about["pruning"] = pruning.model_dump(mode="json")
-    if isinstance(config, BankConfig):
+    if config.merged is not None:
         about["consistency"] = consistency or "released"
     if start is not None:
         about["start"] = init_hash(start)
     return about
-
-
-def _init_of(config: AdapterConfig, init: Init) -> str:
-    """How the parts of an adapter that have a choice start, or its LoRA where none has."""
-    whole = config.expert if isinstance(config, BankConfig) else config
-    parts = whole.members if isinstance(whole, UnionConfig) else (whole,)
-    lora = any(isinstance(part, LoraConfig) for part in parts)
-    other = any(isinstance(part, BottleneckConfig) for part in parts)
-    return LORA_INIT if lora and not other and init != "small_b" else init
 
 
 def loss_of(base: LoadedBase, adapter: AdapterModule | None = None, task: Task = LANGUAGE_MODELLING) -> MeanNll:
@@ -183,14 +161,14 @@ def loss_of(base: LoadedBase, adapter: AdapterModule | None = None, task: Task =
 def _check_options(
     config: AdapterConfig, task: Task, *, pruning: PruningOptions | None, consistency: Consistency | None
 ) -> None:
-    if consistency is not None and not isinstance(config, BankConfig):
+    if consistency is not None and config.merged is None:
         raise InvalidParameter(
             f"Consistency is between the experts of a bank, and this adapter is a {config.method}.",
             param="consistency",
         )
-    if pruning is not None and isinstance(config, BankConfig):
+    if pruning is not None and config.merged is not None:
         raise InvalidParameter("The experts of a bank are not pruned: choose one of the two.", param="pruning")
-    found = head_of(config)
+    found = config.head
     if task.answers != (None if found is None else found.task):
         raise Incompatible(
             f"{task.name.capitalize()} needs an adapter with {named_head(task.answers)}, and this {config.method} "
@@ -201,7 +179,7 @@ def _check_options(
 
 def check_block(recipe: TrainingRecipe, shape: BaseShape, config: AdapterConfig) -> None:
     """Raises InvalidParameter where a block does not fit the base model's context beside the adapter's prefix."""
-    taken = prefix_length(config)
+    taken = config.prefix_length
     if recipe.block + taken > shape.context:
         less = f", of which the prefix takes {taken}" if taken else ""
         raise InvalidParameter(
@@ -276,7 +254,7 @@ def _outcome_record(
 ) -> dict[str, Any]:
     """What came of it, and how large it is beside the base model; pruned entries are not trained."""
     parameters = sum(parameter.numel() for parameter in base.model.parameters())
-    masked = sum(pruned.masked for pruned in pruned_members(config).values())
+    masked = sum(pruned.masked for pruned in config.pruned_parts().values())
     trained = outcome.trained_parameters - masked
     return {
         "optimizer": "AdamW",

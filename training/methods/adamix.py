@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from registry.adapters.experts import BankAdapter, merge_bank
+from registry.adapters import entry_of
+from registry.adapters.experts import BankAdapter
 from registry.errors import InvalidParameter
-from registry.spec import BankConfig
+from registry.spec import AdapterConfig
 from training.options import Consistency
 from training.tasks.contract import Scored
 
@@ -62,17 +63,18 @@ def merged(trained: Trained) -> Trained:
     Raises InvalidParameter for what is no bank.
     """
     config = trained.config
-    if not isinstance(config, BankConfig):
+    merge = entry_of(config).merge
+    if merge is None or config.merged is None:
         raise InvalidParameter(f"What is merged is a bank of experts, and this adapter is a {config.method}.")
     return replace(
         trained,
-        config=config.expert,
-        tensors=merge_bank(config, trained.tensors),
+        config=config.merged,
+        tensors=merge(config, trained.tensors),
         record={**trained.record, "bank": bank_record(config)},
     )
 
 
-def bank_record(config: BankConfig) -> dict[str, Any]:
+def bank_record(config: AdapterConfig) -> dict[str, Any]:
     """What the record of a merge says of its bank; how that was trained is in the record anyway."""
     return config.model_dump(mode="json", include={"experts", "share"})
 

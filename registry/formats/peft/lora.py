@@ -19,7 +19,7 @@ from registry.formats.peft.patterns import PeftFields
 from registry.formats.peft.prefix import PREFIX_TUNING, prefix_config
 from registry.formats.refusal import peft_refusal, unsupported_fields
 from registry.spec import LoraConfig, LoraModule, PrefixConfig
-from registry.spec.config import ModulePath
+from registry.spec.structures.lora import ModulePath
 
 _TENSOR = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight", re.ASCII)
 _PATH: TypeAdapter[str] = TypeAdapter(ModulePath)
