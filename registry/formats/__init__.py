@@ -1,4 +1,4 @@
-"""Adapters as directories on disk: ours (`directory`, `card`, `atomic_directory`), PEFT's (`peft`), AdapterHub's (`adapterhub`).
+"""Adapters as directories on disk: ours, PEFT's (`peft`) and AdapterHub's (`adapterhub`).
 
 What this package exports is imported without torch, which `adapterhub` alone needs.
 """
