@@ -128,7 +128,9 @@ class TestCommandLine:
         assert (code, out) == (1, "")
         assert "does not say which domain the adapter is of: give --domain." in err
 
-    def test_a_base_that_two_entries_match(self, soup: Soup, lora: Callable[..., Path], served: dict[str, Path]) -> None:
+    def test_a_base_that_two_entries_match(
+        self, soup: Soup, lora: Callable[..., Path], served: dict[str, Path]
+    ) -> None:
         folder = lora("llama")
         code, _, err = soup("push", folder, "--name", "acme/twins", "--domain", "law")
         assert code == 3
