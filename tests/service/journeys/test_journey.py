@@ -1,261 +1,431 @@
-"""The main job over real HTTP: push with samples, embed, fit, select, cook, evaluate, generate, trace back."""
+"""Every structure from a directory on disk to answers: pushed, embedded, found, mixed, served, pulled, pushed again.
+
+What is served is compared with the mixture by hand (`structures`). Then what is particular to one structure.
+"""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+import json
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
-from registry.adapters import create
-from registry.adapters.weights import save_tensors
-from registry.embeddings_file import save_embeddings
-from registry.errors import InvalidSample, NotFound, Retired
-from registry.spec import Provenance
+from registry.adapters.masks import is_mask, mask_of, mask_problems, pack, projections, unpack, values
+from registry.adapters.weights import load_tensors, save_tensors
+from registry.base_model import LoadedBase
+from registry.errors import Incompatible
+from registry.formats import read_directory
+from service.cli import app as cli
 from service.client.client import SoupClient
+from service.client.transfer import pull_folder, push_folder
 from tests.postgres import KINDS
-from tests.service.passages import WORDS, passages
-from tests.service.servers import CONFIG, Live
+from tests.service.journeys.structures import INIT, KEPT, STRUCTURES, VALID, pruned
+from tests.service.passages import passages
+from tests.service.servers import CONFIG, Live, Soup
 
 DATABASES = KINDS
-
-INIT = Provenance(init_hash="sha256:" + "1" * 64, init_source="declared").model_dump()
+TEXT = "The court held that the contract was void for want of consideration."
+SELECTABLE = [name for name, structure in STRUCTURES.items() if structure.selectable]
+LORAS = {"namespaces": ["lora"], "method": "lora"}
+BANKS = [name for name in STRUCTURES if name not in SELECTABLE]
+each = pytest.mark.parametrize("name", STRUCTURES)
 
 
 @pytest.fixture(scope="module")
-def stocked(live: Live) -> Live:
-    """Three domains pushed and embedded, and a control without a sample."""
-    jobs = []
-    for seed, domain in enumerate(WORDS):
-        sample = {"texts": passages(domain, 40)}
-        pushed = live.world.push(f"acme/{domain}", seed=seed, domain=domain, sample=sample, provenance=INIT)
-        jobs.append(pushed["job"])
-    live.world.push("acme/control", seed=9, domain="control", provenance=INIT)
+def folders(base: LoadedBase, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The directories of every structure, by ref."""
+    home, found = tmp_path_factory.mktemp("brought"), {}
+    for number, (name, structure) in enumerate(STRUCTURES.items()):
+        for seed, domain in enumerate(structure.shares):
+            folder = found[f"{name}/{domain}"] = home / name / domain
+            folder.parent.mkdir(exist_ok=True)
+            structure.write(folder, base, domain, 10 * number + seed)
+    return found
+
+
+@pytest.fixture(scope="module")
+def stocked(live: Live, folders: dict[str, Path]) -> Live:
+    """All of them pushed and embedded, the banks by the command line, and beside the LoRAs a bottleneck adapter."""
     with SoupClient(live.url, live.world.admin) as client:
+        jobs = []
+        for ref, folder in folders.items():
+            if ref.partition("/")[0] in BANKS:
+                address = ["--url", live.url, "--key", live.world.admin]
+                assert cli.run(["push", str(folder), "--name", ref, "--wait", *address]) == 0
+            else:
+                texts = passages(folder.name, KEPT)
+                pushed = push_folder(client, folder, name=ref, domain=folder.name, texts=texts, base="tiny")
+                jobs.append(pushed["job"])
+        sample = {"texts": passages("code", KEPT)}
+        jobs.append(live.world.push("lora/code", seed=5, domain="code", sample=sample)["job"])
         for job in jobs:
             assert client.wait_job(job)["state"] == "succeeded"
     return live
 
 
-@pytest.fixture
-def client(stocked: Live) -> Iterator[SoupClient]:
-    with SoupClient(stocked.url, stocked.world.admin) as client:
-        yield client
+def cook(live: Live, weights: dict[str, float] | None = None, **body: Any) -> Any:
+    """Of a recipe by hand, where `weights` are given; `body` is the rest of the request."""
+    if weights is not None:
+        body["recipe"] = {"ingredients": [{"ref": ref, "weight": weight} for ref, weight in weights.items()]}
+    return live.world.client.post("/v1/soups", json={"verify": False, "wait": 120, **body})
 
 
-def cook(stocked: Live, **body):
-    return stocked.world.client.post("/v1/soups", json={"verify": False, "wait": 120, **body})
+def mixed(live: Live, name: str) -> Any:
+    """The recipe of the structure's own adapters."""
+    shares = STRUCTURES[name].shares
+    return cook(live, {f"{name}/{domain}": 4 * share for domain, share in shares.items()}, name=f"{name}/mixed")
 
 
-def sample_of(domain: str) -> dict:
-    return {"texts": passages(domain, 30, seed=1)}
+def row_of(live: Live, ref: str) -> dict[str, Any]:
+    return dict(live.world.client.get(f"/v1/adapters/{ref}").json())
 
 
-def test_samples_are_reported_and_the_control_is_not_selectable(stocked):
-    row = stocked.world.client.get("/v1/adapters/acme/kitchen").json()
-    assert row["sample_state"] == "ready"
-    assert row["sample"]["kept"] == 40
-    assert set(row["sample"]["truncated"]) == {"base", "sbert"}
-    assert stocked.world.client.get("/v1/adapters/acme/control").json()["sample_state"] == "none"
-
-
-@pytest.mark.parametrize(
-    "spec", [{"kind": "gmm"}, {"kind": "gmm", "mode": "paper"}, {"kind": "cosine", "encoder": "base"}]
-)
-@pytest.mark.parametrize("domain", ["kitchen", "code"])
-def test_a_sample_is_recognised_by_every_selector(stocked, spec, domain):
-    answer = stocked.world.client.post(
-        "/v1/select", json={"sample": sample_of(domain), "selector": spec, "options": {"single": True}, "wait": 120}
-    )
+def mean_nll(live: Live, model: str) -> float:
+    answer = live.world.client.post("/v1/perplexity", json={"model": model, "texts": [TEXT]})
     assert answer.status_code == 200, answer.text
-    selection = answer.json()["selection"]
-    assert [one["domain"] for one in selection["selected"]] == [domain]
-    assert {one["domain"] for one in selection["left_out"]} == set(WORDS) - {domain}
-    assert all(one["reason"] for one in selection["left_out"])
-    assert "control" not in answer.text
+    return float(answer.json()["mean_nll"])
 
 
-def test_a_soup_is_cooked_once_and_served_like_any_adapter(stocked):
-    body = {"sample": sample_of("kitchen"), "selector": {"kind": "uniform"}}
-    first = cook(stocked, **body)
+# --- every structure --------------------------------------------------------------------------------
+
+
+@each
+def test_it_is_stored_with_its_sample_and_where_it_started(stocked: Live, name: str) -> None:
+    row = row_of(stocked, f"{name}/kitchen")
+    assert row["sample_state"] == "ready"
+    assert row["sample"]["kept"] == KEPT
+    assert row["provenance"]["init_source"] == STRUCTURES[name].init_source
+
+
+@pytest.mark.parametrize("name", SELECTABLE)
+def test_a_pool_of_it_is_cooked_from_a_sample(stocked: Live, name: str) -> None:
+    pool = {"namespaces": [name], "method": "lora" if name == "lora" else None}
+    sample = {"texts": passages("kitchen", 30, seed=3)}
+    soup = cook(stocked, sample=sample, selector={"kind": "uniform"}, pool=pool, name=f"{name}/of-all").json()
+    assert {one["domain"] for one in soup["selection"]["selected"]} == set(STRUCTURES[name].shares)
+    assert soup["recipe"]["mixing"] == STRUCTURES[name].mixing
+    assert STRUCTURES[name].mixing["method"] in soup["reason"]
+
+
+@each
+def test_a_recipe_is_cooked_once_and_says_what_came_of_it(stocked: Live, name: str) -> None:
+    structure = STRUCTURES[name]
+    first = mixed(stocked, name)
     assert first.status_code == 201, first.text
     soup = first.json()
     assert not soup["abstained"]
-    assert soup["soup"]["kind"] == "soup"
-    assert soup["model"].startswith("default/soup-" + soup["digest"][7:19])
-    assert [one["weight"] for one in soup["recipe"]["ingredients"]] == ["0.333333334", "0.333333333", "0.333333333"]
-    assert soup["recipe"]["ingredients"] == sorted(soup["recipe"]["ingredients"], key=lambda one: one["digest"])
-
-    again = cook(stocked, **body)
-    assert again.status_code == 200
-    assert again.json()["cached"]
-    assert again.json()["digest"] == soup["digest"]
-    assert again.json()["model"] == soup["model"]
-
-    scored = stocked.world.client.post(
-        "/v1/perplexity",
-        json={"model": soup["model"], "texts": passages("kitchen", 3, seed=5), "baseline": "base/tiny"},
-    ).json()
-    assert scored["perplexity"] > 1
-    assert scored["digest"] == soup["digest"]
-    openai = stocked.openai()
-    told = openai.completions.create(model=soup["model"], prompt="Heat the", max_tokens=4, temperature=0)
-    assert told.model == soup["model"]
-    assert told.system_fingerprint == soup["digest"]
+    assert (soup["model"], soup["soup"]["kind"]) == (f"{name}/mixed@1", structure.makes)
+    assert soup["recipe"]["mixing"] == structure.mixing
+    assert structure.reason in soup["reason"]
+    report = soup["report"]
+    assert (report["method"], sorted(report["width_in"]), report["width_out"]) == (
+        structure.mixing["method"], *structure.widths
+    )  # fmt: skip
+    again = mixed(stocked, name).json()
+    assert (again["cached"], again["digest"], again["model"]) == (True, soup["digest"], soup["model"])
+    assert mixed(stocked, name).status_code == 200
 
 
-def test_lineage_goes_both_ways(stocked):
-    soup = cook(stocked, recipe={"ingredients": [{"ref": "acme/kitchen"}, {"ref": "acme/court", "weight": 3}]}).json()
-    lineage = stocked.world.client.get(f"/v1/adapters/{soup['model']}/lineage").json()
-    assert {(p["ref"], p["weight"]) for p in lineage["parents"]} == {
-        ("acme/kitchen@1", "0.25"),
-        ("acme/court@1", "0.75"),
+@each
+def test_lineage_goes_both_ways(stocked: Live, name: str) -> None:
+    soup = mixed(stocked, name).json()["model"]
+    lineage = stocked.world.client.get(f"/v1/adapters/{soup}/lineage").json()
+    assert {(one["ref"], one["digest"], one["weight"]) for one in lineage["parents"]} == {
+        (f"{name}/{domain}@1", row_of(stocked, f"{name}/{domain}")["digest"], f"{share:g}")
+        for domain, share in STRUCTURES[name].shares.items()
     }
-    children = stocked.world.client.get("/v1/adapters/acme/court/lineage").json()["children"]
-    assert soup["model"] in {child["ref"] for child in children}
+    children = stocked.world.client.get(f"/v1/adapters/{name}/kitchen/lineage").json()["children"]
+    assert soup in {one["ref"] for one in children}
 
 
-def test_one_ingredient_at_weight_one_is_that_adapter(stocked):
-    answer = cook(stocked, recipe={"ingredients": [{"ref": "acme/kitchen", "weight": 7}]})
+@each
+def test_what_is_served_is_the_mixture_by_hand(
+    stocked: Live, folders: dict[str, Path], base: LoadedBase, name: str
+) -> None:
+    structure, model = STRUCTURES[name], mixed(stocked, name).json()["model"]
+    parts = [folders[f"{name}/{domain}"] for domain in structure.shares]
+    ids = [base.bos_id, *base.tokenize(TEXT, bos=False)]
+    scores = structure.by_hand(base, parts, list(structure.shares.values()), torch.tensor([ids])).double()
+    expected = torch.log_softmax(scores, -1)[:-1].gather(-1, torch.tensor(ids[1:])[:, None])[:, 0]
+    assert mean_nll(stocked, model) == pytest.approx(-float(expected.mean()), rel=1e-5)
+    assert mean_nll(stocked, model) != pytest.approx(mean_nll(stocked, "base/tiny"), rel=1e-4)
+    told = stocked.openai().completions.create(
+        model=model, prompt=ids, max_tokens=1, temperature=0, logprobs=1, echo=True
+    )
+    assert (told.model, told.system_fingerprint) == (model, row_of(stocked, model)["digest"])
+    assert told.choices[0].logprobs is not None
+    assert told.choices[0].logprobs.token_logprobs[1 : len(ids)] == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+@each
+def test_it_is_pulled_as_a_directory_that_does_the_same_and_can_be_pushed(
+    stocked: Live, client: SoupClient, folders: dict[str, Path], base: LoadedBase, tmp_path: Path, name: str
+) -> None:
+    structure, soup = STRUCTURES[name], mixed(stocked, name).json()
+    parts, ids = [folders[f"{name}/{domain}"] for domain in structure.shares], torch.tensor([[0, 40, 41, 42, 43, 44]])
+    pull_folder(client, soup["model"], tmp_path / "pulled")
+    expected = structure.by_hand(base, parts, list(structure.shares.values()), ids)
+    assert torch.allclose(structure.pulled(base, tmp_path / "pulled", ids), expected, atol=1e-4)
+    again = push_folder(client, tmp_path / "pulled", name=f"{name}/again", domain="again")
+    assert again["digest"] == soup["digest"]
+
+
+@each
+def test_lost_bytes_are_made_again_to_the_last_bit(stocked: Live, name: str) -> None:
+    first, registry = mixed(stocked, name).json(), stocked.world.registry
+    with registry.database.read() as catalogue:
+        blob = catalogue.soups.recipe(first["recipe_digest"]).weights_blob
+    before = registry.blobs.read(blob)
+    registry.blobs.delete(blob)
+    again = mixed(stocked, name).json()
+    assert (again["digest"], again["cached"]) == (first["digest"], False)
+    assert registry.blobs.read(blob) == before
+
+
+@pytest.mark.parametrize("name", SELECTABLE)
+def test_one_alone_is_itself(stocked: Live, name: str) -> None:
+    answer = cook(stocked, {f"{name}/kitchen": 5})
     assert answer.status_code == 200
-    assert answer.json()["model"] == "acme/kitchen@1"
-    assert answer.json()["soup"]["kind"] == "adapter"
-
-
-def test_verify_abstains_where_the_soup_does_not_help(stocked):
-    """An adapter whose up-projection is zero changes nothing, so it cannot beat the base."""
-    runtime = stocked.world.runtime
-    nothing = save_tensors(create(CONFIG, runtime.bases["tiny"].shape, seed=0, init="zero_up").state_dict())
-    files = {"adapter_model.safetensors": {"base64": base64.b64encode(nothing).decode()}}
-    stocked.world.push("acme/nothing", domain="nothing", files=files)
-    recipe = {"ingredients": [{"ref": "acme/nothing"}]}
-    answer = cook(stocked, sample=sample_of("kitchen"), recipe=recipe, verify=True, name="acme/never")
-    assert answer.status_code == 200
-    soup = answer.json()
-    assert soup["abstained"]
-    assert soup["model"] == "base/tiny"
-    assert soup["soup"] is None
-    assert soup["verification"]["soup_nll"] == soup["verification"]["base_nll"]
-    assert not soup["verification"]["helps"]
-    assert "does not beat the base" in soup["reason"]
-    assert stocked.world.client.get("/v1/adapters/acme/never").status_code == 404
-
-
-def test_verify_needs_text(stocked):
-    encoder = next(one for one in stocked.world.runtime.bases["tiny"].encoders().values() if one.name == "base")
-    data = save_embeddings(encoder.encode(passages("code", 30, seed=2)).vectors)
-    vectors = {"encoder": encoder.digest, "unit": "passage", "file": {"base64": base64.b64encode(data).decode()}}
-    refused = cook(stocked, sample={"embeddings": [vectors]}, verify=True)
-    assert refused.status_code == 422
-    assert "needs the sample's text" in refused.json()["error"]["message"]
-    cooked = cook(stocked, sample={"embeddings": [vectors]}, options={"single": True}).json()
-    assert cooked["model"] == "acme/code@1"
-    assert not cooked["sample"]["has_text"]
-    other = cook(stocked, sample={"embeddings": [vectors]}, selector={"kind": "cosine"})
-    assert other.status_code == 422
-    assert "vectors of encoder 'sbert'" in other.json()["error"]["message"]
-
-
-def test_adapters_of_other_initialisations_are_refused_with_all_reasons(stocked):
-    stocked.world.push("acme/stranger", seed=20, domain="stranger")
-    recipe = {"ingredients": [{"ref": "acme/kitchen"}, {"ref": "acme/stranger"}]}
-    answer = cook(stocked, recipe=recipe, mixing={"method": "average"})
-    assert answer.status_code == 422
-    error = answer.json()["error"]
-    assert error["code"] == "incompatible"
-    assert "acme/stranger@1 is unknown" in error["message"]
-    assert "assume_same_init" in error["message"]
-    vouched = cook(stocked, recipe=recipe, mixing={"method": "average", "assume_same_init": True}).json()
-    assert vouched["recipe"]["mixing"]["assume_same_init"]
-    assert vouched["soup"]["card"]["metadata"]["assume_same_init"]
-    assert vouched["soup"]["provenance"]["init_source"] == "unknown"
+    alone = answer.json()
+    assert (alone["model"], alone["soup"]["kind"]) == (f"{name}/kitchen@1", "adapter")
+    assert alone["digest"] == row_of(stocked, f"{name}/kitchen")["digest"]
 
 
 @pytest.mark.parametrize(
-    ("body", "error", "sentence"),
+    ("refs", "how", "sentence"),
     [
-        ({"sample": {"texts": ["one", "two"]}}, InvalidSample, "2 different sequences"),
-        ({"recipe": {"ingredients": [{"ref": "acme/nobody"}]}}, NotFound, "acme/nobody"),
-        ({"recipe": {"ingredients": [{"ref": "acme/kitchen", "weight": 0}]}}, None, "Every weight"),
-        ({"sample": {"texts": []}, "recipe": None, "wait": 1e6}, None, "at most"),
-        ({}, None, "Give a 'sample'"),
+        (["stranger/kitchen", "lora/kitchen"], {},
+         "The methods differ: stranger/kitchen@1 has bottleneck; lora/kitchen@1 has lora."),
+        (["stranger/kitchen", "stranger/court"], {"max_width": 7}, "would be 8 wide (4, 4), and max_width is 7"),
+        (["lora/kitchen", "lora/court"], {"max_width": 5}, "would be 6 wide (4, 2), and max_width is 5"),
+        (["lora/kitchen", "lora/court"], {"mixing": {"method": "average"}}, "Mix by 'concat', which"),
+        (["lora/kitchen", "lora/court"], {"mixing": {"method": "average", "assume_same_init": True}}, "concat"),
+        (["lora/kitchen", "lora/code"], {}, "method"),
+        (["stranger/kitchen"], {"mixing": {"method": "merge"}},
+         "stranger/kitchen@1 is no bank of experts but a bottleneck"),
+    ],
+)  # fmt: skip
+def test_refusals_say_what_and_what_instead(stocked: Live, refs: list[str], how: Any, sentence: str) -> None:
+    answer = cook(stocked, dict.fromkeys(refs, 1), **how)
+    assert answer.status_code == 422, answer.text
+    assert answer.json()["error"]["code"] == Incompatible.code
+    assert sentence in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("ref", "how"),
+    [
+        ("stranger/kitchen", {"max_width": 0}),
+        ("stranger/kitchen", {"max_width": "wide"}),
+        ("stranger/kitchen", {"mixing": {"method": "blend"}}),
+        ("stranger/kitchen", {"mixing": {"method": "merge", "scale": "2"}}),
+        ("pruned/kitchen", {"mixing": {"method": "average", "masks": "xor"}}),
+        ("pruned/kitchen", {"mixing": {"method": "concat", "masks": "union"}}),
+        ("pruned/kitchen", {"mixing": {"method": "auto", "masks": "union"}}),
     ],
 )
-def test_bad_requests_are_one_clear_sentence(stocked, body, error, sentence):
-    answer = cook(stocked, **body)
-    assert 400 <= answer.status_code < 500
-    assert sentence in answer.json()["error"]["message"]
-    if error is not None:
-        assert answer.json()["error"]["code"] == error.code
+def test_requests_that_are_none(stocked: Live, ref: str, how: Any) -> None:
+    assert cook(stocked, {ref: 1}, **how).status_code in {400, 422}
 
 
-def test_a_retired_ingredient_is_gone_by_name_and_its_soups_stay(stocked, client):
-    stocked.world.push("acme/passing", seed=30, domain="passing", provenance=INIT)
-    soup = cook(stocked, recipe={"ingredients": [{"ref": "acme/kitchen"}, {"ref": "acme/passing"}]}).json()
-    assert stocked.world.client.delete("/v1/adapters/acme/passing").status_code == 200
-    gone = stocked.world.client.get("/v1/adapters/acme/passing")
-    assert gone.status_code == 410
-    assert gone.json()["error"]["code"] == Retired.code
-    scored = stocked.world.client.post("/v1/perplexity", json={"model": soup["model"], "texts": ["still here"]})
-    assert scored.status_code == 200
-    parents = stocked.world.client.get(f"/v1/adapters/{soup['model']}/lineage").json()["parents"]
-    assert {p["ref"]: p["retired"] for p in parents} == {"acme/kitchen@1": False, "acme/passing@1": True}
-    assert cook(stocked, recipe={"ingredients": [{"ref": "acme/passing"}]}).status_code == 410
+# --- bottlenecks and LoRAs of unknown starts -----------------------------------------------------------
 
 
-def test_the_old_selector_serves_while_a_new_adapter_waits_for_its_refit(stocked, client):
-    before = stocked.world.client.post(
-        "/v1/selectors", json={"selector": {"kind": "gmm", "seed": 5}, "wait": 120}
-    ).json()
-    pushed = stocked.world.push(
-        "acme/later", seed=40, domain="later", provenance=INIT, sample={"texts": passages("court", 40, seed=8)}
+def test_concatenation_is_exact_and_costs_a_little_more(stocked: Live) -> None:
+    for name in ("stranger", "lora"):
+        soup = mixed(stocked, name).json()
+        assert soup["report"]["residual"] < 1e-6
+        assert 1 < soup["report"]["relative_cost"] < 1.1
+    assert mixed(stocked, "stranger").json()["soup"]["config"]["bottleneck"] == 8
+    assert mixed(stocked, "lora").json()["reason"] == STRUCTURES["lora"].reason
+    assert mean_nll(stocked, "lora/mixed") != pytest.approx(mean_nll(stocked, "lora/court"), rel=1e-4)
+
+
+def test_modules_of_a_lora_are_named_in_groups(stocked: Live) -> None:
+    assert row_of(stocked, "lora/court")["config"]["groups"] == [
+        {"targets": ["transformer.h.*.attn.c_attn", "transformer.h.*.mlp.c_fc"], "layers": [0, 1], "rank": 2,
+         "alpha": 6.0}
+    ]  # fmt: skip
+
+
+def test_a_pool_of_loras_is_fitted_and_chosen_from(stocked: Live) -> None:
+    soup = cook(stocked, sample={"texts": passages("kitchen", 30, seed=3)}, pool=LORAS).json()
+    assert soup["selection"]["selected"][0]["ref"].startswith("lora/kitchen")
+
+
+def test_a_mixed_pool_leaves_out_what_cannot_be_mixed_with_the_best_and_says_so(stocked: Live) -> None:
+    sample, pool = {"texts": passages("kitchen", 30, seed=4)}, {"namespaces": ["lora"]}
+    soup = cook(stocked, sample=sample, selector={"kind": "uniform"}, pool=pool).json()
+    methods = {one["ref"]: one["reason"] for one in soup["selection"]["left_out"]}
+    assert [ref.partition("@")[0] for ref in methods] == ["lora/code"]
+    assert "Cannot be mixed" in methods["lora/code@1"]
+    assert "method" in methods["lora/code@1"]
+    assert {one["ref"].partition("@")[0] for one in soup["selection"]["selected"]} == {"lora/kitchen", "lora/court"}
+
+
+@pytest.mark.parametrize("method", [None, "lora"])
+def test_a_selection_of_several_kinds_says_that_no_soup_is_of_them_all(stocked: Live, method: str | None) -> None:
+    body = {"sample": {"texts": passages("kitchen", 30, seed=4)}, "selector": {"kind": "uniform"}, "wait": 120}
+    pool = {"namespaces": ["lora"], "method": method}
+    answer = stocked.world.client.post("/v1/select", json={**body, "pool": pool})
+    assert answer.status_code == 200, answer.text
+    said = " ".join(answer.json()["selection"]["warnings"])
+    kinds = "The chosen are of 2 kinds that are not mixed with each other: lora, pfeiffer."
+    assert (kinds in said, "kinds" in said) == (method is None, method is None), said
+
+
+# --- pruned adapters -----------------------------------------------------------------------------------
+
+
+def file_of(live: Live, ref: str) -> dict[str, torch.Tensor]:
+    answer = live.world.client.get(f"/v1/adapters/{ref.partition('@')[0]}/files/adapter_model.safetensors")
+    assert answer.status_code == 200
+    return load_tensors(answer.content)
+
+
+def push_tensors(live: Live, name: str, config: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    file = {"base64": base64.b64encode(save_tensors(tensors)).decode()}
+    body = {"name": name, "domain": "kitchen", "base_model": "tiny", "config": config.model_dump(mode="json")}
+    more = {"provenance": INIT.model_dump(), "files": {"adapter_model.safetensors": file}}
+    return live.world.client.post("/v1/adapters", json={**body, **more})
+
+
+class TestPruned:
+    DATABASES = ("sqlite",)
+
+    def test_masks_travel_and_what_they_leave_is_served(self, stocked: Live, base: LoadedBase) -> None:
+        config, tensors = pruned(base, "kitchen", 20)
+        row = row_of(stocked, "pruned/kitchen")
+        assert row["config"]["pruned"] == config.model_dump(mode="json")["pruned"]
+        plain = sum(tensor.numel() for tensor in values(tensors).values())
+        assert row["parameters"] == plain - row["config"]["pruned"]["masked"]
+        back = file_of(stocked, "pruned/kitchen")
+        assert all(torch.equal(back[name], tensor) for name, tensor in tensors.items())
+        twin = push_tensors(stocked, "pruned/twin", config.dense(), values(tensors)).json()
+        assert twin["digest"] != row["digest"]
+        assert mean_nll(stocked, "pruned/kitchen") == pytest.approx(mean_nll(stocked, "pruned/twin"), rel=1e-6)
+        assert mean_nll(stocked, "pruned/kitchen") != pytest.approx(mean_nll(stocked, "base/tiny"), rel=1e-4)
+
+    @pytest.mark.parametrize("rule", [None, "union", "intersect", "first", "reprune"])
+    def test_soups_by_every_rule(self, stocked: Live, folders: dict[str, Path], rule: str | None) -> None:
+        how = {"mixing": {"method": "average", "masks": rule} if rule else {"method": "auto"}}
+        answer = cook(stocked, {"pruned/kitchen": 0.75, "pruned/court": 0.25}, **how)
+        assert answer.status_code == (200 if rule == "union" else 201), answer.text  # the bytes of the default
+        soup = answer.json()
+        assert soup["recipe"]["mixing"].get("masks") == rule
+        assert soup["soup"]["config"]["pruned"]["score"] == (rule or "union")
+        found = file_of(stocked, soup["soup"]["ref"])
+        assert mask_problems(CONFIG.model_validate(soup["soup"]["config"]), found) == []
+        own = [load_tensors(read_directory(folders[f"pruned/{domain}"]).weights.read_bytes())
+               for domain in ("kitchen", "court")]  # fmt: skip
+        for name in projections(CONFIG, values(found))[""]:
+            one, two = (unpack(tensors[mask_of(name)], found[name].shape) for tensors in own)
+            kept = unpack(found[mask_of(name)], found[name].shape)
+            expected = {None: one | two, "union": one | two, "intersect": one & two, "first": one}.get(rule)
+            if expected is not None:
+                assert torch.equal(kept, expected)
+        assert soup["soup"]["provenance"]["init_hash"] == INIT.init_hash
+        assert "Pruned are" in soup["report"]["notes"][0]
+        assert soup["report"]["residual"] is not None
+        assert mean_nll(stocked, soup["model"]) > 0
+        again = cook(stocked, {"pruned/court": 1, "pruned/kitchen": 3}, **how)
+        assert (again.status_code, again.json()["digest"]) == (200, soup["digest"])
+
+    def test_a_pruned_and_a_dense_adapter_give_a_dense_soup(self, stocked: Live, base: LoadedBase) -> None:
+        push_tensors(stocked, "pruned/whole", CONFIG, values(pruned(base, "kitchen", 9)[1]))
+        soup = cook(stocked, {"pruned/kitchen": 1, "pruned/whole": 1}, mixing={"method": "auto"}).json()
+        assert "pruned" not in soup["soup"]["config"] or soup["soup"]["config"]["pruned"] is None
+        assert not any(map(is_mask, file_of(stocked, soup["soup"]["ref"])))
+
+    def test_masks_that_lie_are_refused(self, stocked: Live, base: LoadedBase) -> None:
+        config, tensors = pruned(base, "kitchen", 4)
+        name = projections(CONFIG, values(tensors))[""][0]
+        keep = unpack(tensors[mask_of(name)], tensors[name].shape)
+        lies = {
+            "masked and not zero": {**tensors, name: tensors[name] + 1},
+            "the configuration says": {**tensors, mask_of(name): pack(torch.ones_like(keep))},
+        }
+        for sentence, spoiled in lies.items():
+            error = push_tensors(stocked, "pruned/liar", config, spoiled).json()["error"]
+            assert error["code"] == "invalid_weights"
+            assert sentence in error["message"]
+        for kind, found in ((config.dense(), tensors), (config, values(tensors))):
+            assert push_tensors(stocked, "pruned/liar", kind, found).json()["error"]["code"] == "incompatible"
+        assert stocked.world.client.get("/v1/adapters/pruned/liar").status_code == 404
+
+
+# --- banks of experts ----------------------------------------------------------------------------------
+
+
+class TestBanks:
+    DATABASES = ("sqlite",)
+
+    @pytest.mark.parametrize("name", BANKS)
+    def test_the_command_line_cooks_the_merge_of_what_was_trained_bit_for_bit(
+        self, stocked: Live, folders: dict[str, Path], name: str, soup: Soup, tmp_path: Path
+    ) -> None:
+        code, out, said = soup("cook", "--recipe", f"{name}/kitchen", "--name", f"{name}/by-hand")
+        assert (code, out) == (0, f"{name}/by-hand@1\n"), said
+        assert "the mean of its 3 experts" in said
+        assert soup("pull", f"{name}/by-hand", tmp_path / "pulled")[0] == 0
+        trained = read_directory(folders[f"{name}/kitchen"].with_name("merged"))
+        pulled = read_directory(tmp_path / "pulled")
+        assert (pulled.config, pulled.domain) == (trained.config, "kitchen")
+        assert pulled.provenance.init_hash == trained.provenance.init_hash is not None
+        one, other = (save_tensors(load_tensors(folder.weights.read_bytes())) for folder in (pulled, trained))
+        assert one == other
+        said_so = cook(stocked, {f"{name}/kitchen": 1}, name=f"{name}/by-hand", mixing={"method": "merge"})
+        assert (said_so.status_code, said_so.json()["cached"]) == (200, True)
+        assert said_so.json()["digest"] == mixed(stocked, name).json()["digest"]
+        assert said_so.json()["report"]["relative_cost"] == 1.0
+
+    def test_a_bank_is_stored_and_refused_by_name_where_it_would_have_to_speak(self, stocked: Live, soup: Soup) -> None:
+        row = row_of(stocked, "bank/kitchen")
+        assert row["config"]["method"] == "adamix"
+        assert row["provenance"]["training"]["consistency"] == "released"
+        for path, body in {
+            "/v1/completions": {"prompt": "x", "max_tokens": 1},
+            "/v1/perplexity": {"texts": ["a text"]},
+        }.items():
+            answer = stocked.world.client.post(path, json={"model": "bank/kitchen", **body})
+            assert 400 <= answer.status_code < 500, answer.text
+            assert "bank/kitchen" in answer.json()["error"]["message"]
+            assert "bank of 3 experts" in answer.json()["error"]["message"]
+        code, out, said = soup("generate", "bank/kitchen", "This")
+        assert (code == 0, out) == (False, "")
+        assert "cook" in said
+
+    def test_the_merge_has_learnt_and_is_listed_and_its_bank_is_not(self, stocked: Live, soup: Soup) -> None:
+        model = mixed(stocked, "bank").json()["model"]
+        merge, plain = (
+            stocked.world.client.post("/v1/perplexity", json={"model": one, "texts": VALID[:5]}).json()["perplexity"]
+            for one in (model, "base/tiny")
+        )
+        assert merge < plain
+        listed = {row["id"] for row in stocked.world.client.get("/v1/models").json()["data"]}
+        assert "bank/mixed" in listed
+        assert "bank/kitchen" not in listed
+        code, out, _ = soup("ls", "--json", "--method", "adamix")
+        assert code == 0
+        assert {row["ref"] for row in json.loads(out)["data"]} == {"bank/kitchen@1", "lora_bank/kitchen@1"}
+
+    @pytest.mark.parametrize(
+        ("args", "code", "said"),
+        [
+            (["--recipe", "bank/kitchen", "--mixing", "average"], 3, "mixing 'merge' of a recipe of it alone"),
+            (["--recipe", "bank/kitchen,lora_bank/kitchen"], 3, "2 of them banks"),
+            (["--recipe", "bank/kitchen", "--scale", "0.5"], 3, "A merge has no scale"),
+            (["--recipe", "bank/kitchen", "--mixing", "merge", "--scale", "0.5"], 2, "drop --scale"),
+            (["--recipe", "bank/kitchen", "--mixing", "merge", "--masks", "first"], 2, "drop --masks"),
+            (["--recipe", "bank/kitchen", "--mixing", "merge", "--max-width", "9"], 2, "--max-width"),
+        ],
     )
-    refits = client.wait_job(pushed["job"])["result"]["refits"]
-    assert refits
-    seen = stocked.world.client.get(f"/v1/selectors/{before['id']}").json()
-    assert seen["not_yet_included"] == ["acme/later@1"]
-    for job in refits:
-        assert client.wait_job(job)["state"] == "succeeded"
-    after = stocked.world.client.post(
-        "/v1/select", json={"sample": sample_of("kitchen"), "selector": {"kind": "gmm", "seed": 5}}
-    ).json()
-    assert after["selector"] != before["id"]
-    assert after["not_yet_included"] == []
-
-
-def test_a_client_learns_what_to_embed_with_from_the_base_model(stocked):
-    card = stocked.world.client.get("/v1/models/tiny").json()
-    known = stocked.world.runtime.bases["tiny"].encoders()
-    assert card["fingerprint"] == stocked.world.runtime.bases["tiny"].shape.fingerprint
-    assert {one["digest"]: (one["name"], one["unit"], one["dimensions"]) for one in card["encoders"]} == {
-        digest: (one.name, one.unit, one.dimensions) for digest, one in known.items()
-    }
-    assert stocked.world.client.get("/v1/models/acme/kitchen").json()["encoders"] is None
-
-
-def test_selections_beyond_what_is_embedded_at_once_are_429(stocked):
-    runtime = stocked.world.runtime
-    body = {"sample": sample_of("kitchen"), "selector": {"kind": "cosine", "encoder": "base"}, "wait": 120}
-    held = 0
-    while runtime.parts.selections.acquire(blocking=False):
-        held += 1
-    try:
-        refused = stocked.world.client.post("/v1/select", json=body)
-    finally:
-        runtime.parts.selections.release(held)
-    assert refused.status_code == 429
-    assert refused.headers["retry-after"] == "2"
-    assert stocked.world.client.post("/v1/select", json=body).status_code == 200
-
-
-def test_a_key_that_only_reads_selects_but_never_starts_a_fit(stocked):
-    reader = stocked.world.headers(stocked.world.key(["read"]))
-    fitted = {"sample": sample_of("kitchen"), "selector": {"kind": "cosine", "encoder": "base"}, "wait": 120}
-    assert stocked.world.client.post("/v1/select", json=fitted).status_code == 200
-    assert stocked.world.client.post("/v1/select", json=fitted, headers=reader).status_code == 200
-    jobs = stocked.world.client.get("/v1/jobs?kind=fit").json()["data"]
-    never = {**fitted, "selector": {"kind": "gmm", "seed": 12345}}
-    refused = stocked.world.client.post("/v1/select", json=never, headers=reader)
-    assert refused.status_code == 403
-    assert "never fitted" in refused.json()["error"]["message"]
-    assert stocked.world.client.get("/v1/jobs?kind=fit").json()["data"] == jobs
+    def test_the_command_line_refuses_in_one_sentence(
+        self, stocked: Live, soup: Soup, args: list[str], code: int, said: str
+    ) -> None:
+        found, out, err = soup("cook", *args)
+        assert (found, out) == (code, "")
+        assert said in " ".join(err.replace("│", " ").split())

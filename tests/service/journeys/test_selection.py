@@ -1,0 +1,236 @@
+"""Choosing over real HTTP: samples, selectors and their refits, soups of what was chosen, verified or refused."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+
+from registry.adapters import create
+from registry.adapters.weights import save_tensors
+from registry.embeddings_file import save_embeddings
+from registry.errors import InvalidSample, NotFound, Retired
+from registry.spec import Provenance
+from service.client.client import SoupClient
+from tests.postgres import KINDS
+from tests.service.passages import WORDS, passages
+from tests.service.servers import CONFIG, Live
+
+DATABASES = KINDS
+
+INIT = Provenance(init_hash="sha256:" + "1" * 64, init_source="declared").model_dump()
+
+
+@pytest.fixture(scope="module")
+def stocked(live: Live) -> Live:
+    """Three domains pushed and embedded, and a control without a sample."""
+    jobs = []
+    for seed, domain in enumerate(WORDS):
+        sample = {"texts": passages(domain, 40)}
+        pushed = live.world.push(f"acme/{domain}", seed=seed, domain=domain, sample=sample, provenance=INIT)
+        jobs.append(pushed["job"])
+    live.world.push("acme/control", seed=9, domain="control", provenance=INIT)
+    with SoupClient(live.url, live.world.admin) as client:
+        for job in jobs:
+            assert client.wait_job(job)["state"] == "succeeded"
+    return live
+
+
+def cook(stocked: Live, **body):
+    return stocked.world.client.post("/v1/soups", json={"verify": False, "wait": 120, **body})
+
+
+def sample_of(domain: str) -> dict:
+    return {"texts": passages(domain, 30, seed=1)}
+
+
+def test_samples_are_reported_and_the_control_is_not_selectable(stocked):
+    row = stocked.world.client.get("/v1/adapters/acme/kitchen").json()
+    assert row["sample_state"] == "ready"
+    assert row["sample"]["kept"] == 40
+    assert set(row["sample"]["truncated"]) == {"base", "sbert"}
+    assert stocked.world.client.get("/v1/adapters/acme/control").json()["sample_state"] == "none"
+
+
+@pytest.mark.parametrize(
+    "spec", [{"kind": "gmm"}, {"kind": "gmm", "mode": "paper"}, {"kind": "cosine", "encoder": "base"}]
+)
+@pytest.mark.parametrize("domain", ["kitchen", "code"])
+def test_a_sample_is_recognised_by_every_selector(stocked, spec, domain):
+    answer = stocked.world.client.post(
+        "/v1/select", json={"sample": sample_of(domain), "selector": spec, "options": {"single": True}, "wait": 120}
+    )
+    assert answer.status_code == 200, answer.text
+    selection = answer.json()["selection"]
+    assert [one["domain"] for one in selection["selected"]] == [domain]
+    assert {one["domain"] for one in selection["left_out"]} == set(WORDS) - {domain}
+    assert all(one["reason"] for one in selection["left_out"])
+    assert "control" not in answer.text
+
+
+def test_a_soup_is_cooked_once_and_served_like_any_adapter(stocked):
+    body = {"sample": sample_of("kitchen"), "selector": {"kind": "uniform"}}
+    first = cook(stocked, **body)
+    assert first.status_code == 201, first.text
+    soup = first.json()
+    assert not soup["abstained"]
+    assert soup["soup"]["kind"] == "soup"
+    assert soup["model"].startswith("default/soup-" + soup["digest"][7:19])
+    assert [one["weight"] for one in soup["recipe"]["ingredients"]] == ["0.333333334", "0.333333333", "0.333333333"]
+    assert soup["recipe"]["ingredients"] == sorted(soup["recipe"]["ingredients"], key=lambda one: one["digest"])
+
+    again = cook(stocked, **body)
+    assert again.status_code == 200
+    assert again.json()["cached"]
+    assert again.json()["digest"] == soup["digest"]
+    assert again.json()["model"] == soup["model"]
+
+    scored = stocked.world.client.post(
+        "/v1/perplexity",
+        json={"model": soup["model"], "texts": passages("kitchen", 3, seed=5), "baseline": "base/tiny"},
+    ).json()
+    assert scored["perplexity"] > 1
+    assert scored["digest"] == soup["digest"]
+    openai = stocked.openai()
+    told = openai.completions.create(model=soup["model"], prompt="Heat the", max_tokens=4, temperature=0)
+    assert told.model == soup["model"]
+    assert told.system_fingerprint == soup["digest"]
+
+
+def test_verify_abstains_where_the_soup_does_not_help(stocked):
+    """An adapter whose up-projection is zero changes nothing, so it cannot beat the base."""
+    runtime = stocked.world.runtime
+    nothing = save_tensors(create(CONFIG, runtime.bases["tiny"].shape, seed=0, init="zero_up").state_dict())
+    files = {"adapter_model.safetensors": {"base64": base64.b64encode(nothing).decode()}}
+    stocked.world.push("acme/nothing", domain="nothing", files=files)
+    recipe = {"ingredients": [{"ref": "acme/nothing"}]}
+    answer = cook(stocked, sample=sample_of("kitchen"), recipe=recipe, verify=True, name="acme/never")
+    assert answer.status_code == 200
+    soup = answer.json()
+    assert soup["abstained"]
+    assert soup["model"] == "base/tiny"
+    assert soup["soup"] is None
+    assert soup["verification"]["soup_nll"] == soup["verification"]["base_nll"]
+    assert not soup["verification"]["helps"]
+    assert "does not beat the base" in soup["reason"]
+    assert stocked.world.client.get("/v1/adapters/acme/never").status_code == 404
+
+
+def test_verify_needs_text(stocked):
+    encoder = next(one for one in stocked.world.runtime.bases["tiny"].encoders().values() if one.name == "base")
+    data = save_embeddings(encoder.encode(passages("code", 30, seed=2)).vectors)
+    vectors = {"encoder": encoder.digest, "unit": "passage", "file": {"base64": base64.b64encode(data).decode()}}
+    refused = cook(stocked, sample={"embeddings": [vectors]}, verify=True)
+    assert refused.status_code == 422
+    assert "needs the sample's text" in refused.json()["error"]["message"]
+    cooked = cook(stocked, sample={"embeddings": [vectors]}, options={"single": True}).json()
+    assert cooked["model"] == "acme/code@1"
+    assert not cooked["sample"]["has_text"]
+    other = cook(stocked, sample={"embeddings": [vectors]}, selector={"kind": "cosine"})
+    assert other.status_code == 422
+    assert "vectors of encoder 'sbert'" in other.json()["error"]["message"]
+
+
+def test_adapters_of_other_initialisations_are_refused_with_all_reasons(stocked):
+    stocked.world.push("acme/stranger", seed=20, domain="stranger")
+    recipe = {"ingredients": [{"ref": "acme/kitchen"}, {"ref": "acme/stranger"}]}
+    answer = cook(stocked, recipe=recipe, mixing={"method": "average"})
+    assert answer.status_code == 422
+    error = answer.json()["error"]
+    assert error["code"] == "incompatible"
+    assert "acme/stranger@1 is unknown" in error["message"]
+    assert "assume_same_init" in error["message"]
+    vouched = cook(stocked, recipe=recipe, mixing={"method": "average", "assume_same_init": True}).json()
+    assert vouched["recipe"]["mixing"]["assume_same_init"]
+    assert vouched["soup"]["card"]["metadata"]["assume_same_init"]
+    assert vouched["soup"]["provenance"]["init_source"] == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("body", "error", "sentence"),
+    [
+        ({"sample": {"texts": ["one", "two"]}}, InvalidSample, "2 different sequences"),
+        ({"recipe": {"ingredients": [{"ref": "acme/nobody"}]}}, NotFound, "acme/nobody"),
+        ({"recipe": {"ingredients": [{"ref": "acme/kitchen", "weight": 0}]}}, None, "Every weight"),
+        ({"sample": {"texts": []}, "recipe": None, "wait": 1e6}, None, "at most"),
+        ({}, None, "Give a 'sample'"),
+    ],
+)
+def test_bad_requests_are_one_clear_sentence(stocked, body, error, sentence):
+    answer = cook(stocked, **body)
+    assert 400 <= answer.status_code < 500
+    assert sentence in answer.json()["error"]["message"]
+    if error is not None:
+        assert answer.json()["error"]["code"] == error.code
+
+
+def test_a_retired_ingredient_is_gone_by_name_and_its_soups_stay(stocked, client):
+    stocked.world.push("acme/passing", seed=30, domain="passing", provenance=INIT)
+    soup = cook(stocked, recipe={"ingredients": [{"ref": "acme/kitchen"}, {"ref": "acme/passing"}]}).json()
+    assert stocked.world.client.delete("/v1/adapters/acme/passing").status_code == 200
+    gone = stocked.world.client.get("/v1/adapters/acme/passing")
+    assert gone.status_code == 410
+    assert gone.json()["error"]["code"] == Retired.code
+    scored = stocked.world.client.post("/v1/perplexity", json={"model": soup["model"], "texts": ["still here"]})
+    assert scored.status_code == 200
+    parents = stocked.world.client.get(f"/v1/adapters/{soup['model']}/lineage").json()["parents"]
+    assert {p["ref"]: p["retired"] for p in parents} == {"acme/kitchen@1": False, "acme/passing@1": True}
+    assert cook(stocked, recipe={"ingredients": [{"ref": "acme/passing"}]}).status_code == 410
+
+
+def test_the_old_selector_serves_while_a_new_adapter_waits_for_its_refit(stocked, client):
+    before = stocked.world.client.post(
+        "/v1/selectors", json={"selector": {"kind": "gmm", "seed": 5}, "wait": 120}
+    ).json()
+    pushed = stocked.world.push(
+        "acme/later", seed=40, domain="later", provenance=INIT, sample={"texts": passages("court", 40, seed=8)}
+    )
+    refits = client.wait_job(pushed["job"])["result"]["refits"]
+    assert refits
+    seen = stocked.world.client.get(f"/v1/selectors/{before['id']}").json()
+    assert seen["not_yet_included"] == ["acme/later@1"]
+    for job in refits:
+        assert client.wait_job(job)["state"] == "succeeded"
+    after = stocked.world.client.post(
+        "/v1/select", json={"sample": sample_of("kitchen"), "selector": {"kind": "gmm", "seed": 5}}
+    ).json()
+    assert after["selector"] != before["id"]
+    assert after["not_yet_included"] == []
+
+
+def test_a_client_learns_what_to_embed_with_from_the_base_model(stocked):
+    card = stocked.world.client.get("/v1/models/tiny").json()
+    known = stocked.world.runtime.bases["tiny"].encoders()
+    assert card["fingerprint"] == stocked.world.runtime.bases["tiny"].shape.fingerprint
+    assert {one["digest"]: (one["name"], one["unit"], one["dimensions"]) for one in card["encoders"]} == {
+        digest: (one.name, one.unit, one.dimensions) for digest, one in known.items()
+    }
+    assert stocked.world.client.get("/v1/models/acme/kitchen").json()["encoders"] is None
+
+
+def test_selections_beyond_what_is_embedded_at_once_are_429(stocked):
+    runtime = stocked.world.runtime
+    body = {"sample": sample_of("kitchen"), "selector": {"kind": "cosine", "encoder": "base"}, "wait": 120}
+    held = 0
+    while runtime.parts.selections.acquire(blocking=False):
+        held += 1
+    try:
+        refused = stocked.world.client.post("/v1/select", json=body)
+    finally:
+        runtime.parts.selections.release(held)
+    assert refused.status_code == 429
+    assert refused.headers["retry-after"] == "2"
+    assert stocked.world.client.post("/v1/select", json=body).status_code == 200
+
+
+def test_a_key_that_only_reads_selects_but_never_starts_a_fit(stocked):
+    reader = stocked.world.headers(stocked.world.key(["read"]))
+    fitted = {"sample": sample_of("kitchen"), "selector": {"kind": "cosine", "encoder": "base"}, "wait": 120}
+    assert stocked.world.client.post("/v1/select", json=fitted).status_code == 200
+    assert stocked.world.client.post("/v1/select", json=fitted, headers=reader).status_code == 200
+    jobs = stocked.world.client.get("/v1/jobs?kind=fit").json()["data"]
+    never = {**fitted, "selector": {"kind": "gmm", "seed": 12345}}
+    refused = stocked.world.client.post("/v1/select", json=never, headers=reader)
+    assert refused.status_code == 403
+    assert "never fitted" in refused.json()["error"]["message"]
+    assert stocked.world.client.get("/v1/jobs?kind=fit").json()["data"] == jobs
