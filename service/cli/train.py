@@ -19,8 +19,8 @@ from service.cli.output import data, progress_bar, talk
 from service.cli.train_flags import Asked, asking
 from service.cli.train_submit import submit
 from service.cli.train_sweep import sweep, validation
+from training.request import TrainingRun
 from training.spec import SAMPLE, SAVE_SECONDS
-from training.train import Work, bank_there
 
 if TYPE_CHECKING:
     from registry.spec import BaseEntry
@@ -104,13 +104,13 @@ def train(
     if valid.resolve() == texts.resolve():
         raise InvalidParameter(f"--texts and --valid are one file, {texts}: validate on other text.", param="valid")
     spec = asked.spec()
-    work = Work(
+    run = TrainingRun(
         spec=spec, train=texts, valid=valid, out=out, domain=domain or out.resolve().name, base_id=base, sample=sample,
         sample_seed=spec.recipe.data_seed, replace=replace, checkpoint=checkpoint, every_steps=checkpoint_steps,
         every_seconds=SAVE_SECONDS if checkpoint_seconds is None else checkpoint_seconds,
     )  # fmt: skip
-    _check_places(work)
-    trained = _train(options.entry_of(base_folder, bases, base, base_kind), work)
+    _check_places(run)
+    trained = _train(options.entry_of(base_folder, bases, base, base_kind), run)
     _tell(trained)
     if as_json:
         print_json({"object": "folder", "path": str(out), **trained.provenance.model_dump(mode="json")})
@@ -118,34 +118,34 @@ def train(
         data(str(out))
 
 
-def _check_places(work: Work) -> None:
+def _check_places(run: TrainingRun) -> None:
     """Raises Conflict for what can be seen to be in the way; whose a bank is that is there, is known with the data."""
     how = "add --replace"
-    check_place(work.out, replace=work.replace, how=how)
-    if work.spec.adamix is not None and work.replace:
-        check_place(work.bank, replace=True, how=how)
-    elif work.spec.adamix is not None:
-        bank_there(work, how=how)
-    if work.checkpoint is not None and work.checkpoint.resolve().is_relative_to(work.out.resolve()):
+    check_place(run.out, replace=run.replace, how=how)
+    if run.spec.adamix is not None and run.replace:
+        check_place(run.bank, replace=True, how=how)
+    elif run.spec.adamix is not None:
+        run.bank_there(how=how)
+    if run.checkpoint is not None and run.checkpoint.resolve().is_relative_to(run.out.resolve()):
         raise InvalidParameter(
-            f"The checkpoint cannot be in {work.out}, which the adapter takes the place of: choose another folder.",
+            f"The checkpoint cannot be in {run.out}, which the adapter takes the place of: choose another folder.",
             param="checkpoint",
         )
 
 
-def _train(entry: BaseEntry, work: Work) -> Trained:
+def _train(entry: BaseEntry, run: TrainingRun) -> Trained:
     """Train, and write what comes of it."""
     from registry.base_model import load_base
-    from training.train import do, read_data
+    from training import train as training
 
-    given = read_data(work)  # what is wrong whatever the base is, before it is loaded
+    given = training.read_data(run)  # what is wrong whatever the base is, before it is loaded
     base = load_base(entry)
     with (
-        options.saying_how_to_go_on(saved=work.checkpoint is not None),
+        options.saying_how_to_go_on(saved=run.checkpoint is not None),
         options.stoppable() as should_stop,
         progress_bar("training") as report,
     ):
-        return do(work, base, data=given, progress=report, should_stop=should_stop)
+        return training.train(run, base, data=given, progress=report, should_stop=should_stop)
 
 
 def _tell(trained: Trained) -> None:

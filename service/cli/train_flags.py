@@ -16,8 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from registry.errors import InvalidParameter
 from registry.spec import PruningScore
-from training.options import Consistency
-from training.recipe import Schedule, TrainingDtype, TrainingRecipe
+from training.hyperparameters import Consistency, Hyperparameters, Schedule, TrainingDtype
 from training.spec import (
     BLOCK,
     METHODS,
@@ -46,7 +45,7 @@ def _default(model: type[BaseModel], name: str) -> str:
 
 
 def _number(name: str, flag: str, kind: type, help: str, least: int | None = None) -> Asks:
-    return Asks(("recipe", name), kind, flag, f"{help}; by default {_default(TrainingRecipe, name)}.", least)
+    return Asks(("recipe", name), kind, flag, f"{help}; by default {_default(Hyperparameters, name)}.", least)
 
 
 ASKED: dict[str, Asks] = {

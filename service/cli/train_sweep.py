@@ -22,7 +22,7 @@ from training.spec import SAMPLE
 if TYPE_CHECKING:
     from registry.spec import BaseEntry
     from training.spec import TrainingSpec
-    from training.sweep import Cell, Plan, Row
+    from training.sweep import Cell, Grid, Row
 
 
 @asking(without=("learning_rate", "data_seed"))
@@ -87,15 +87,15 @@ def _sweep(
     """Every cell's outcome in the order of the grid, told on the way."""
     from training import sweep as sweeping
 
-    cells = sweeping.grid([sweeping.read_domain(folder, spec) for folder in folders], *grid)
-    plan = sweeping.Plan(spec=spec, out=out, sample=sample, base_id=base_id)
+    cells = sweeping.cells_of([sweeping.read_domain(folder, spec) for folder in folders], *grid)
+    asked = sweeping.Grid(cells, spec, out, sample=sample, base_id=base_id)
     rows: dict[str, Row] = {}
     with (
         options.saying_how_to_go_on(saved=True),
         options.stoppable() as should_stop,
         progress_table([cell.name for cell in cells]) as table,
     ):
-        for row in _outcomes(entry, cells, plan, processes, table, should_stop):
+        for row in _outcomes(entry, asked, processes, table, should_stop):
             rows[row.cell.name] = row
             table.ended(row.cell.name, row.state)
             talk(f"{len(rows)} of {len(cells)}: {row.cell.name} {_said(row)}")
@@ -103,7 +103,7 @@ def _sweep(
 
 
 def _outcomes(
-    entry: BaseEntry, cells: list[Cell], plan: Plan, processes: int, table: Table, should_stop: Callable[[], bool]
+    entry: BaseEntry, grid: Grid, processes: int, table: Table, should_stop: Callable[[], bool]
 ) -> Iterator[Row]:
     """The cells' outcomes as they come."""
     from registry.base_model import load_base, load_text
@@ -114,10 +114,8 @@ def _outcomes(
         table.at(cell.name, step, steps, message)
 
     if processes == 1:
-        return sweep(load_base(entry), cells, plan, progress=report, should_stop=should_stop)
-    return sweep_in_processes(
-        load_text(entry), cells, plan, processes=processes, progress=report, should_stop=should_stop
-    )
+        return sweep(load_base(entry), grid, progress=report, should_stop=should_stop)
+    return sweep_in_processes(load_text(entry), grid, processes=processes, progress=report, should_stop=should_stop)
 
 
 def validation(record: Mapping[str, Any]) -> tuple[float | None, float | None]:

@@ -27,10 +27,9 @@ from registry.spec import FileSource, Manifest, SampleSource
 from service.jobs.train_process import in_child
 from service.jobs.training_folder import TURN, place_of, sweep
 from service.limits import intake_limits
-from training.request import TrainingRequest
+from training.request import TrainingRequest, TrainingRun
 from training.spec import BANK, FusionRequest
-from training.train import Work
-from training.worker import Bench, Task
+from training.worker import WorkerRequest, WorkerSetup
 
 if TYPE_CHECKING:
     from service.runtime import Runtime
@@ -85,7 +84,7 @@ def train(training: Training) -> Pushed:
 def _made(training: Training) -> Pushed:
     _check_base(training)
     with _laid_out(training) as data:
-        told = _told(training, _work(training, data))
+        told = _told(training, _run(training, data))
     steps = training.request.spec.recipe.steps
     training.progress(steps, steps, "pushing")  # cancelled while it trained its last: nothing is pushed
     _check_key(training)
@@ -170,9 +169,9 @@ def _rows(training: Training) -> list[AdapterRow]:
         return [catalogue.adapters.resolve(None, parse_ref(digest)) for digest in adapter.members]
 
 
-def _work(training: Training, data: Path) -> Work:
+def _run(training: Training, data: Path) -> TrainingRun:
     place, request = training.place, training.request
-    return Work(
+    return TrainingRun(
         spec=request.spec, train=data / "train.jsonl", valid=None if request.valid is None else data / "valid.jsonl",
         valid_share=request.share, called=("texts", "valid"), out=place / "adapter",
         members=tuple(sorted(data.glob("member*"), key=lambda path: int(path.name.removeprefix("member")))),
@@ -181,20 +180,21 @@ def _work(training: Training, data: Path) -> Work:
     )  # fmt: skip
 
 
-def _told(training: Training, work: Work) -> dict[str, Any]:
+def _told(training: Training, run: TrainingRun) -> dict[str, Any]:
     """What the child says of the training, once the adapter is written; raises its error.
 
     A checkpoint that this version would not have written is given up: whoever asked could not delete it.
     """
     settings, request = training.runtime.settings, training.request
-    bench = Bench(entry=training.runtime.bases[request.base_model], cache=settings.cache, threads=settings.threads)
-    task = Task(work=work, turn=training.place / TURN)
+    entry = training.runtime.bases[request.base_model]
+    setup = WorkerSetup(entry=entry, cache=settings.cache, threads=settings.threads)
+    asked = WorkerRequest(run=run, turn=training.place / TURN)
     try:
-        return in_child(bench, task, progress=training.progress, private=training.place)
+        return in_child(setup, asked, progress=training.progress, private=training.place)
     except Conflict as error:
         log.warning("a training begins anew: %s", error.message)
     shutil.rmtree(training.place / "checkpoint", ignore_errors=True)
-    return in_child(bench, task, progress=training.progress, private=training.place)
+    return in_child(setup, asked, progress=training.progress, private=training.place)
 
 
 def _pushed(training: Training, told: dict[str, Any]) -> Pushed:

@@ -22,8 +22,9 @@ from registry.spec import (
     UnionConfig,
 )
 from service.cli.train_flags import ASKED, FLAGS, Asked
-from training.build import HELD_OUT_SEED, config_of, held_out
-from training.recipe import TrainingRecipe
+from training.build import config_of
+from training.data import HELD_OUT_SEED, held_out
+from training.hyperparameters import Hyperparameters
 from training.spec import METHODS, AdapterRequest, Init, RecipeRequest, TaskKey, TrainingSpec
 from training.tasks import TASKS
 
@@ -36,7 +37,7 @@ def test_the_names_are_those_of_what_they_name():
     assert set(get_args(TaskKey)) == set(TASKS)
     assert set(get_args(Init)) == set(get_args(AnyInit))
     assert set(get_args(ASKED["method"].kind)) == METHODS
-    assert set(RecipeRequest.model_fields) == set(TrainingRecipe.model_fields)
+    assert set(RecipeRequest.model_fields) == set(Hyperparameters.model_fields)
 
 
 def test_every_field_of_a_spec_has_a_flag():

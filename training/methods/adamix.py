@@ -10,26 +10,20 @@ the whole batch; with consistency it draws a second route and adds how far the t
 - `none`: A alone.
 
 The cross-entropy is that of A in all of them. What is validated is the merge: the bank without a route.
-`merged` makes the adapter of a trained bank (section 3.3), as the registry's mixing `merge` does of a stored one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from registry.adapters.experts import BankAdapter, merge_bank
-from registry.errors import InvalidParameter
+from registry.adapters.experts import BankAdapter
 from registry.spec import BankConfig
-from training.options import Consistency
+from training.hyperparameters import Consistency
 from training.tasks.contract import Scored
-
-if TYPE_CHECKING:
-    from training.trainer import Trained  # it imports this module
 
 _CELLS = 2**18  # logits at a time: what stays in a core's cache
 
@@ -54,22 +48,6 @@ def consistent_loss(
         return found
 
     return loss
-
-
-def merged(trained: Trained) -> Trained:
-    """The adapter of a trained bank, its start and its record with it; `bank` in the record says of what it was made.
-
-    Raises InvalidParameter for what is no bank.
-    """
-    config = trained.config
-    if not isinstance(config, BankConfig):
-        raise InvalidParameter(f"What is merged is a bank of experts, and this adapter is a {config.method}.")
-    return replace(
-        trained,
-        config=config.expert,
-        tensors=merge_bank(config, trained.tensors),
-        record={**trained.record, "bank": bank_record(config)},
-    )
 
 
 def bank_record(config: BankConfig) -> dict[str, Any]:

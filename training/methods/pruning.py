@@ -1,4 +1,4 @@
-"""Pruning an adapter before it is trained: SparseAdapter (He et al., Findings of EMNLP 2022; METHODS section 4).
+"""Pruning an adapter before it is trained: SparseAdapter (He et al., Findings of EMNLP 2022).
 
 Called by the trainer between the adapter's start and its first step. Exactly k = round(s N) of the N entries of the
 projections are set to zero, and held there: their gradients are cleared before anything sees them, so that clipping,
@@ -28,8 +28,8 @@ from registry.adapters.masks import (
 )
 from registry.errors import InvalidParameter
 from registry.spec import AdapterConfig, Pruned
+from training.hyperparameters import PruningOptions
 from training.methods.pruning_scores import NEEDS_GRADIENTS, Loss, Scores, scores_of
-from training.options import PruningOptions
 
 Masks = dict[str, Tensor]
 """bool by the name of a weight, of its shape; False where it is pruned."""
