@@ -7,9 +7,10 @@ fine-tuning. Everything is paired: the same passages, and the same seed of data 
 
 - The estimate on a domain is the mean over seeds of sum(d_s) / sum(n_s) over passages s.
 - Its standard error has two parts that are added as variances: a bootstrap over passages of the mean over seeds
-  (METHODS section 6; a lower bound, as passages may share a document), and the spread over seeds / sqrt(seeds).
-  The spread's variance is pooled over domains, since two or three seeds say little about it by themselves. Where each
-  side is one training there is no spread to be had: the error is over passages alone, and the row says so.
+  (docs/explanation/methods.md#uncertainty; a lower bound, as passages may share a document), and the spread over seeds
+  / sqrt(seeds). The spread's variance is pooled over domains, since two or three seeds say little about it by
+  themselves. Where each side is one training there is no spread to be had: the error is over passages alone, and the
+  row says so.
 - Domains count equally and are not drawn from anything: the verdict is about these domains.
 - *agrees* below -2 standard errors, *disagrees* above +2, otherwise *undetermined*. The minimum detectable effect is
   what would have been found with a probability of 0.8: 2.84 standard errors.

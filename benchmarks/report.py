@@ -1,4 +1,4 @@
-"""The form of every result: figures with goals and repeats, rows, and what they were measured on (DESIGN section 9).
+"""The form of every result: figures with goals and repeats, rows, and what they were measured on.
 
 Called by every benchmark, and by the demo for its tables. Shares and overheads are fractions, ratios plain numbers,
 counts integers; keys of times end in `_ms` or `_s`. The value of a repeated figure is the median of its repeats.

@@ -17,7 +17,7 @@ from registry.adapters import paper_config
 from registry.adapters.weights import save_tensors
 from registry.base_model import LoadedBase, load_base, shape_of
 from registry.errors import SoupError
-from registry.formats import AdapterFolder, read_folder, write_folder
+from registry.formats import AdapterContents, AdapterDirectory, read_directory, write_directory
 from registry.names import digest_of
 from registry.spec import Card
 from training.data import Data, draw
@@ -71,32 +71,34 @@ def _inputs(job: Job, name: str, fingerprint: str) -> str:
 def _made_from(folder: Path) -> str | None:
     """The inputs of the adapter that is there, None where none is, or it is broken."""
     try:
-        return str(read_folder(folder).provenance.training.get("inputs"))
+        return str(read_directory(folder).provenance.training.get("inputs"))
     except SoupError:
         return None
 
 
-def _train(job: Job, base: LoadedBase, name: str, inputs: str, report: Report) -> AdapterFolder:
+def _train(job: Job, base: LoadedBase, name: str, inputs: str, report: Report) -> AdapterDirectory:
     train, valid = _texts(job, name)
     config = paper_config("bapna_firat", bottleneck=BOTTLENECK)
     asked = TrainingInputs(config, Data(train, valid), RECIPE, init_seed=INIT_SEED)
     trained = train_adapter(base, asked, progress=report)
     trained.record["inputs"] = inputs
-    return write_folder(
+    return write_directory(
         job.adapters / name,
-        config=config,
-        domain=name,
-        weights=save_tensors(trained.tensors),
-        base_model=base.entry.id,
-        base_fingerprint=base.shape.fingerprint,
-        provenance=trained.provenance,
-        texts=None if name == job.control else draw(train, TRAINING_SAMPLE, seed=SEED),
-        card=Card(description=f"Trained by the demo on {len(train)} passages of {name}."),
+        AdapterContents(
+            config=config,
+            domain=name,
+            weights=save_tensors(trained.tensors),
+            base_model=base.entry.id,
+            base_fingerprint=base.shape.fingerprint,
+            provenance=trained.provenance,
+            texts=None if name == job.control else draw(train, TRAINING_SAMPLE, seed=SEED),
+            card=Card(description=f"Trained by the demo on {len(train)} passages of {name}."),
+        ),
         replace=True,
     )
 
 
-def _gain(folder: AdapterFolder) -> str:
+def _gain(folder: AdapterDirectory) -> str:
     record = folder.provenance.training
     before, after = record["valid_perplexity_before"], record["valid_perplexity"]
     return (

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from registry.adapters.weights import init_hash, load_tensors, save_tensors
 from registry.errors import InvalidManifest, InvalidWeights, NotFound
-from registry.formats import AdapterFolder, write_folder
+from registry.formats import AdapterContents, AdapterDirectory, write_directory
 from registry.spec import BottleneckConfig, Card, Provenance
 
 INITIAL = "initial.safetensors"
@@ -44,23 +44,25 @@ def canonical(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def convert(
     source: Path, domain: str, target: Path, *, base_model: str, base_fingerprint: str, texts: Sequence[str] | None
-) -> AdapterFolder:
+) -> AdapterDirectory:
     """Write one neutral adapter as a directory of ours, with `texts` as its sample.
 
     `init_hash` is computed from `initial.safetensors`; where that is missing, the initialisation is unknown.
     """
     about = _about(source / domain / "adapter.json")
     tensors = _neutral_tensors(source / domain / "adapter.safetensors")
-    return write_folder(
+    return write_directory(
         target,
-        config=_config(about),
-        domain=domain,
-        weights=save_tensors(tensors),
-        base_model=base_model,
-        base_fingerprint=base_fingerprint,
-        provenance=_provenance(source, about),
-        texts=texts,
-        card=Card(description=f"Converted from the neutral adapter {source.name}/{domain}."),
+        AdapterContents(
+            config=_config(about),
+            domain=domain,
+            weights=save_tensors(tensors),
+            base_model=base_model,
+            base_fingerprint=base_fingerprint,
+            provenance=_provenance(source, about),
+            texts=texts,
+            card=Card(description=f"Converted from the neutral adapter {source.name}/{domain}."),
+        ),
         replace=True,
     )
 

@@ -1,7 +1,7 @@
 """Numbers of the documentation: each comes from a file of benchmarks/results, none is typed by hand.
 
 A page holds `<!-- figures:NAME -->` and `<!-- /figures -->`; `docs.generate` fills what is between from
-benchmarks/results/NAME.json (DESIGN section 9). `NAME:domains` is the same run domain by domain; the views of
+benchmarks/results/NAME.json (`benchmarks.report`). `NAME:domains` is the same run domain by domain; the views of
 `docs.papers` are claims with verdicts, and pictures; `NAME:run` is the figures as they are in the file.
 """
 

@@ -1,7 +1,7 @@
 """Regenerates what the documentation takes from the code and from benchmark results (`make openapi`).
 
 `python -m docs.generate` writes the pages of docs/reference and fills the marked blocks of README.md and docs/**/*.md.
-`expected()` is the same without writing: tests/test_docs.py compares it with what is there.
+`expected()` is the same without writing: tests/project/test_docs.py compares it with what is there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The one exception tree. Every class has a stable `code`; `service/problems.py` alone maps classes to HTTP statuses.
+"""The one exception tree. Every class has a stable `code`; `service.http.problems` alone maps classes to HTTP statuses.
 
 SoupError
 ├── Invalid                    what was sent cannot be accepted

@@ -18,10 +18,11 @@ from registry.uncertainty import paired_difference, ratio_standard_error
 def report(
     scores: Sequence[PassageScore], baseline: Sequence[PassageScore] | None = None, *, seed: int = 0
 ) -> PerplexityReport:
-    """Perplexity = exp(sum NLL / sum tokens), bits per byte, standard errors over texts (METHODS section 6).
+    """Perplexity = exp(sum NLL / sum tokens), bits per byte, standard errors over texts.
 
-    `baseline` holds the same texts scored by another model; the difference is paired (this minus baseline, mean
-    NLL per token). Raises InvalidParameter where there is nothing to score or the two do not match.
+    As in docs/explanation/methods.md#perplexity and #uncertainty. `baseline` holds the same texts scored by another
+    model; the difference is paired (this minus baseline, mean NLL per token). Raises InvalidParameter where there is
+    nothing to score or the two do not match.
     """
     nll, tokens = _columns(scores)
     total = int(tokens.sum())

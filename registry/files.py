@@ -12,7 +12,7 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +36,10 @@ def replace_file(path: Path, data: bytes, *, beside: Path, mode: int = 0o666) ->
         file.flush()
         os.fsync(file.fileno())
     beside.replace(path)
-    sync_folder(path.parent)
+    sync_directory(path.parent)
 
 
-def sync_folder(folder: Path) -> None:
+def sync_directory(folder: Path) -> None:
     """Make the names in a folder durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -48,12 +48,12 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def make_folder(folder: Path) -> None:
+def make_directory(folder: Path) -> None:
     """Make a folder and those above it that are missing, all their names durable."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for path in reversed(missing):
-        sync_folder(path.parent)
+        sync_directory(path.parent)
 
 
 def exchange(one: Path, other: Path) -> None:
@@ -133,8 +133,14 @@ def loads_strict(
     return value
 
 
+# --- JSON lines ------------------------------------------------------------------------------------
+
+
 def encode_lines(texts: Iterable[str]) -> bytes:
-    """JSON lines of {"text"}: the stored form."""
+    """JSON lines of {"text"}, the form of a sample on disk, on the wire and as a blob.
+
+    Raises InvalidSample for half of a surrogate pair, which no UTF-8 can hold.
+    """
     try:
         return b"".join(json.dumps({"text": text}, ensure_ascii=False).encode() + b"\n" for text in texts)
     except UnicodeEncodeError as error:
@@ -143,17 +149,30 @@ def encode_lines(texts: Iterable[str]) -> bytes:
         ) from None
 
 
-def decode_lines(data: bytes) -> list[str]:
-    """The texts of JSON lines of {"text"}; raises InvalidSample with the line number that is wrong."""
+def decode_lines(data: bytes | str, *, name: Callable[[int], str] = "Line {} of the sample".format) -> list[str]:
+    """The texts of JSON lines of {"text"}; raises InvalidSample, which calls the wrong line `name(its number)`."""
     texts = []
-    for number, line in enumerate(data.split(b"\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError):
-            raise InvalidSample(f"Line {number} of the sample is not JSON.", param="sample") from None
+    for number, value in parse_lines(data, name=name, error=_invalid_sample):
         if not isinstance(value, dict) or not isinstance(value.get("text"), str):
-            raise InvalidSample(f'Line {number} of the sample is not an object with a string "text".', param="sample")
+            raise _invalid_sample(f'{name(number)} is not an object with a string "text".')
         texts.append(value["text"])
     return texts
+
+
+def _invalid_sample(message: str) -> InvalidSample:
+    return InvalidSample(message, param="sample")
+
+
+def parse_lines(
+    data: bytes | str, *, name: Callable[[int], str], error: Callable[[str], Invalid]
+) -> Iterator[tuple[int, Any]]:
+    """(number, JSON value) of each line that is not blank, from 1; raises what `error` makes of a sentence about the
+    first line that is not JSON, which calls it `name(its number)`."""
+    lines: Sequence[bytes | str] = data.split(b"\n") if isinstance(data, bytes) else data.split("\n")
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                value = json.loads(line)
+            except (ValueError, RecursionError):
+                raise error(f"{name(number)} is not JSON.") from None
+            yield number, value

@@ -125,9 +125,10 @@ def mean_pool(hidden: Tensor, mask: Tensor) -> Tensor:
 def windows(ids: Sequence[int], *, context: int, bos_id: int | None) -> list[list[int]]:
     """A text's tokens (without BOS) cut into consecutive windows of at most `context`, each beginning with BOS.
 
-    Every text token is scored exactly once, as a token after the first of a window (METHODS section 6). Without a
-    BOS, each window begins with the last token of the one before, and only the text's first token stays unscored.
-    An empty text has no window. Raises InvalidParameter for a context below 2.
+    Every text token is scored exactly once, as a token after the first of a window
+    (docs/explanation/methods.md#perplexity). Without a BOS, each window begins with the last token of the one before,
+    and only the text's first token stays unscored. An empty text has no window. Raises InvalidParameter for a context
+    below 2.
     """
     if context < 2:
         raise InvalidParameter(f"A context of {context} tokens leaves nothing to predict.", param="context")

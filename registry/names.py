@@ -1,4 +1,4 @@
-"""The grammar of names and refs, and the one byte form values are hashed in (DESIGN sections 1 and 5).
+"""The grammar of names and refs, and the one byte form values are hashed in.
 
 Digests are matched against the pattern here before any path is built from them.
 """
@@ -106,7 +106,7 @@ def split_name(text: str) -> tuple[str, str]:
 
 
 def parse_ref(text: str) -> Ref:
-    """A ref from its text (DESIGN section 5); raises InvalidName."""
+    """A ref from its text; raises InvalidName."""
     if text.startswith("sha256:"):
         if not re.fullmatch(DIGEST_PATTERN, text):
             raise InvalidName("A digest ref is 'sha256:' and 64 lower-case hex digits.", param="ref")

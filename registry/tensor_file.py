@@ -2,7 +2,7 @@
 
 `parse` runs before any library sees a byte that people sent: it refuses header bombs, duplicate keys, and offsets
 that overlap, leave gaps or leave the file, and it names pickles and archives for what they are. Called by
-`adapters.weights` and `adapters.arrays`, and by `folder` for the names and shapes in a PEFT directory.
+`adapters.weights` and `embeddings_file`, and by `formats` for the names and shapes in a PEFT directory.
 """
 
 from __future__ import annotations

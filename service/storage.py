@@ -19,7 +19,7 @@ import migrations
 from registry.blobs import BlobStore
 from registry.catalogue.database import Database
 from registry.errors import Unavailable
-from registry.files import sync_folder
+from registry.files import sync_directory
 
 LOCK = "lock"
 LATEST = 1000
@@ -149,5 +149,5 @@ def _back_up(database: Database, folder: Path, revision: str) -> Path | None:
         original.backup(copy)
     with target.open("rb") as file:
         os.fsync(file.fileno())
-    sync_folder(folder)
+    sync_directory(folder)
     return target

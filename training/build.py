@@ -18,7 +18,7 @@ from registry.adapters import paper_config
 from registry.adapters.weights import load_tensors
 from registry.base_model import BaseText
 from registry.errors import Incompatible, InvalidParameter, NotFound
-from registry.formats import read_folder
+from registry.formats import read_directory
 from registry.spec import (
     AdapterConfig,
     BankConfig,
@@ -104,7 +104,7 @@ def not_fused(config: AdapterConfig) -> str:
 
 def read_member(path: Path, shape: BaseShape) -> Member:
     """A trained bottleneck adapter from its directory; raises Incompatible for what no fusion takes."""
-    folder = read_folder(path)
+    folder = read_directory(path)
     if not isinstance(folder.config, BottleneckConfig):
         raise Incompatible(f"{path} has {not_fused(folder.config)}", param="members")
     if folder.base_fingerprint not in (None, shape.fingerprint):

@@ -10,12 +10,14 @@ import json
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from registry.errors import InvalidParameter, NotFound
+from registry.files import parse_lines
 
 MIN_TEXTS = 20
 """Fewer texts than this are no domain to train on (a sample needs as many)."""
@@ -47,26 +49,21 @@ def read_lines(path: Path) -> list[tuple[int, Any]]:
 def json_lines(data: bytes, *, where: str) -> list[tuple[int, Any]]:
     """As `read_lines`, from bytes that are of `where`."""
     try:
-        lines = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8-sig").split("\n")
+        text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8-sig")
     except UnicodeDecodeError as problem:
         raise InvalidParameter(f"{where} is not UTF-8 text (byte {problem.start}).", param="texts") from None
     except (EOFError, zlib.error, gzip.BadGzipFile):
         raise InvalidParameter(f"{where} is not a whole gzip file.", param="texts") from None
-    return [(number, _json(line, where, number)) for number, line in enumerate(lines, start=1) if line.strip()]
-
-
-def _json(line: str, where: str, number: int) -> Any:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        raise InvalidParameter(f"{where}, line {number}, is not JSON.", param="texts") from None
-    if "\\ud" in line.lower():  # no other way into a file of UTF-8 for what no tokenizer takes
-        try:
-            json.dumps(value, ensure_ascii=False).encode()
-        except UnicodeEncodeError:
-            said = f"{where}, line {number}, is not valid Unicode: it holds a surrogate without its other half."
-            raise InvalidParameter(said, param="texts") from None
-    return value
+    error = partial(InvalidParameter, param="texts")
+    found = list(parse_lines(text, name=lambda number: f"{where}, line {number},", error=error))
+    if "\\ud" in text.lower():  # no other way into a file of UTF-8 for what no tokenizer takes
+        for number, value in found:
+            try:
+                json.dumps(value, ensure_ascii=False).encode()
+            except UnicodeEncodeError:
+                said = "is not valid Unicode: it holds a surrogate without its other half."
+                raise error(f"{where}, line {number}, {said}") from None
+    return found
 
 
 def text_of(value: object, where: str, number: int) -> str:

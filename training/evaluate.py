@@ -13,7 +13,7 @@ from registry.adapters import AdapterModule, from_tensors
 from registry.adapters.weights import load_tensors
 from registry.base_model import LoadedBase
 from registry.errors import Incompatible, InvalidParameter
-from registry.formats import AdapterFolder
+from registry.formats import AdapterDirectory
 from registry.spec import head_of, prefix_length
 from training.tasks import LANGUAGE_MODELLING, TASKS
 from training.tasks.contract import Task
@@ -48,7 +48,7 @@ def task_named(key: str) -> Task:
     return TASKS[key]
 
 
-def task_of(folder: AdapterFolder, key: str | None = None) -> Task:
+def task_of(folder: AdapterDirectory, key: str | None = None) -> Task:
     """What an adapter was trained for: by its head, or as its record says; language modelling where neither does.
 
     With `key` it is that task. Either way as the adapter's training data had it. Raises InvalidParameter as
@@ -58,7 +58,7 @@ def task_of(folder: AdapterFolder, key: str | None = None) -> Task:
     return task.trained(folder.provenance.training)
 
 
-def _told_by(folder: AdapterFolder) -> Task:
+def _told_by(folder: AdapterDirectory) -> Task:
     head = head_of(folder.config)
     said = folder.provenance.training.get("task")
     for task in TASKS.values():
@@ -67,7 +67,7 @@ def _told_by(folder: AdapterFolder) -> Task:
     return LANGUAGE_MODELLING
 
 
-def adapter_of(folder: AdapterFolder, base: LoadedBase) -> AdapterModule:
+def adapter_of(folder: AdapterDirectory, base: LoadedBase) -> AdapterModule:
     """The adapter of a directory, to be put on `base`.
 
     Raises Incompatible where it was made for another base model, or its tensors do not fit; InvalidWeights.

@@ -15,7 +15,7 @@ from registry.spec import Frozen, PruningScore
 Schedule = Literal["linear", "cosine"]
 TrainingDtype = Literal["float32", "bfloat16"]
 Consistency = Literal["released", "paper", "none"]
-"""How two passes of a bank are brought to agree: as AdaMix's code does, as its paper says, or not at all."""
+"""How two passes of a bank are brought to agree (AdaMix, section 3.2): as its code does, as its text says, or not."""
 SHORTEST_BLOCK = 2
 """Tokens: the last one is predicted, by what is before it."""
 

@@ -15,7 +15,7 @@ from registry.adapters import Init
 from registry.adapters.weights import init_hash
 from registry.base_model import BaseText
 from registry.errors import Incompatible, InvalidParameter
-from registry.formats import AdapterFolder
+from registry.formats import AdapterDirectory
 from registry.names import digest_of
 from registry.spec import (
     AdapterConfig,
@@ -110,7 +110,7 @@ class TrainingInputs:
         other = any(isinstance(part, BottleneckConfig) for part in parts)
         return LORA_INIT if lora and not other and self.init != "small_b" else self.init
 
-    def differences(self, folder: AdapterFolder, base: BaseText, *, of_bank: bool = False) -> list[str]:
+    def differences(self, folder: AdapterDirectory, base: BaseText, *, of_bank: bool = False) -> list[str]:
         """In what an adapter that is there differs from what is made of these, as `name (value there, value here)`.
 
         Of a bank of experts that is its merge, or with `of_bank` the bank.

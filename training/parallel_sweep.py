@@ -13,7 +13,7 @@ import torch
 
 from registry.base_model import BaseText
 from registry.errors import Cancelled, InvalidParameter, Unavailable
-from registry.formats import read_folder
+from registry.formats import read_directory
 from training.process import TICK_SECONDS, Child, wait_for
 from training.sweep import Cell, CellProgress, Grid, Row, at_work, diverged, kept_cells, nobody
 from training.worker import WorkerRequest, WorkerSetup
@@ -86,7 +86,7 @@ class Workers:
             else:
                 if answer is None:
                     continue
-                row = Row(cell, "trained", read_folder(self._grid.out / cell.name))
+                row = Row(cell, "trained", read_directory(self._grid.out / cell.name))
             del self.busy[child]
             self.idle.append(child)
             yield row

@@ -9,7 +9,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from registry.errors import Conflict, SoupError
-from registry.formats import AdapterFolder, check_place, read_folder
+from registry.formats import AdapterDirectory, check_place, read_directory
 from registry.names import Digest
 from registry.spec import BankConfig, Card, Frozen, Words
 from training.spec import BANK, SAMPLE, SAVE_SECONDS, VALID_SHARE, TrainingSpec
@@ -74,7 +74,7 @@ class TrainingRun(Frozen):
         """Where the bank of experts is written, if there is one."""
         return self.out.with_name(self.out.name + BANK)
 
-    def bank_there(self, *, how: str = "remove it") -> AdapterFolder | None:
+    def bank_there(self, *, how: str = "remove it") -> AdapterDirectory | None:
         """The bank of experts that is in the place of this training's, if any; raises Conflict for what is no bank.
 
         `how` says what else can be done than choose another place.
@@ -83,7 +83,7 @@ class TrainingRun(Frozen):
             check_place(self.bank, replace=False, how=how)
         except Conflict:
             with suppress(SoupError):
-                folder = read_folder(self.bank)
+                folder = read_directory(self.bank)
                 if isinstance(folder.config, BankConfig):
                     return folder
             raise

@@ -115,7 +115,7 @@ METHODS = member_names(AdapterRequest)
 
 
 class AdamixRequest(Frozen):
-    """A bank of `experts` trained by random routing (METHODS section 3)."""
+    """A bank of `experts` trained by random routing (AdaMix, section 3)."""
 
     experts: int = Field(default=4, ge=2, le=64)
     share: Literal["up", "down", "none"] = "up"
@@ -123,7 +123,7 @@ class AdamixRequest(Frozen):
 
 
 class PruningRequest(Frozen):
-    """Pruning before the training (METHODS section 4).
+    """Pruning before the training (SparseAdapter, section 2).
 
     `widen` makes a bottleneck or a rank so many times as wide (Large-Sparse); the sparsity is then by default the one
     that keeps the number of parameters, 1 - 1 / widen.

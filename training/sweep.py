@@ -1,8 +1,8 @@
 """A grid of trainings from one initialisation: learning rates x seeds of the data's order x domains.
 
-Called by `soup train sweep`; the single-domain soups of AdapterSoup are made of one such grid. Each cell is a
-directory to push. One that is there is not trained again, and one that was stopped goes on from its checkpoint, so
-that the same call finishes what an earlier one began. Several cells at once are `training.parallel_sweep`'s.
+Called by `soup train sweep`; the single-domain soups of AdapterSoup are made of one such grid (section 4.3). Each cell
+is a directory to push. One that is there is not trained again, and one that was stopped goes on from its checkpoint,
+so that the same call finishes what an earlier one began. Several cells at once are `training.parallel_sweep`'s.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from registry.base_model import BaseText, LoadedBase
 from registry.errors import Conflict, InvalidParameter, NotFound
-from registry.formats import AdapterFolder, read_folder
+from registry.formats import AdapterDirectory, read_directory
 from training.build import read_items
 from training.checkpoint import held
 from training.data import MIN_TEXTS, MIN_VALID_TEXTS, Data, enough
@@ -62,7 +62,7 @@ class Row:
 
     cell: Cell
     state: Literal["trained", "kept", "diverged", "failed"]
-    folder: AdapterFolder | None = None
+    folder: AdapterDirectory | None = None
     problem: str | None = None
 
     @property
@@ -153,7 +153,7 @@ def sweep(
             except InvalidParameter as problem:
                 yield diverged(cell, problem)
             else:
-                yield Row(cell, "trained", read_folder(grid.out / cell.name))
+                yield Row(cell, "trained", read_directory(grid.out / cell.name))
 
 
 def diverged(cell: Cell, problem: InvalidParameter) -> Row:
@@ -181,7 +181,7 @@ def at_work(grid: Grid) -> Iterator[None]:
                     emptied.rmdir()
 
 
-def kept_cells(base: BaseText, grid: Grid) -> dict[str, AdapterFolder]:
+def kept_cells(base: BaseText, grid: Grid) -> dict[str, AdapterDirectory]:
     """The adapters that are there, by the names of their cells.
 
     Raises Conflict where one is of another training, or something else is where a cell's bank is to be.
@@ -191,12 +191,12 @@ def kept_cells(base: BaseText, grid: Grid) -> dict[str, AdapterFolder]:
     return {name: folder for name, folder in found.items() if folder is not None}
 
 
-def _kept(base: BaseText, run: TrainingRun, data: Data) -> AdapterFolder | None:
+def _kept(base: BaseText, run: TrainingRun, data: Data) -> AdapterDirectory | None:
     inputs = inputs_for(run, base, data)
     if not run.out.exists():
         check_bank(run, base, inputs)
         return None
-    folder = read_folder(run.out)
+    folder = read_directory(run.out)
     found = inputs.differences(folder, base)
     if found:
         raise Conflict(

@@ -19,7 +19,7 @@ from registry.adapters.masks import pruned_members
 from registry.adapters.weights import init_hash, save_tensors
 from registry.base_model import LoadedBase
 from registry.errors import InvalidParameter
-from registry.formats import AdapterFolder, write_folder
+from registry.formats import AdapterContents, AdapterDirectory, write_directory
 from registry.progress import Progress, silent
 from registry.spec import AdapterConfig, BankConfig, Provenance, head_of
 from training.checkpoint import Checkpoint, Saving
@@ -73,17 +73,18 @@ class Trained:
     def write(
         self, path: Path, base: LoadedBase, *, domain: str, base_id: str | None = None, passages: Sequence[str] = (),
         replace: bool = False,
-    ) -> AdapterFolder:  # fmt: skip
+    ) -> AdapterDirectory:  # fmt: skip
         """Write it as a directory to push, with `passages` as its sample; a LoRA's is one that PEFT loads.
 
         `base_id` is the base model's id on the server it will be pushed to, where that is known. Raises Conflict where
         `path` exists and `replace` is False.
         """
-        return write_folder(
-            path, config=self.config, domain=domain, weights=save_tensors(self.tensors), base_model=base_id,
+        contents = AdapterContents(
+            config=self.config, domain=domain, weights=save_tensors(self.tensors), base_model=base_id,
             base_fingerprint=base.shape.fingerprint, shape=base.shape, provenance=self.provenance,
-            texts=passages or None, replace=replace,
+            texts=passages or None,
         )  # fmt: skip
+        return write_directory(path, contents, replace=replace)
 
 
 def train_adapter(

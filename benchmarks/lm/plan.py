@@ -15,7 +15,7 @@ A step is 4 blocks of 128 tokens, a cell 60 steps or 30,720 tokens. What that co
     fusions                               12     0.38M     0.43M       2.3
     all                                  286    10.17M    10.20M      59.4
 
-`--plan` prints the list cell by cell and `tests/test_lm_adapters.py` holds the sum below 60 minutes.
+`--plan` prints the list cell by cell and `tests/project/test_lm_adapters.py` holds the sum below 60 minutes.
 """
 
 from __future__ import annotations

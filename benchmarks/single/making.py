@@ -27,7 +27,7 @@ from demo.convert import convert, initial_tensors
 from demo.job import Job
 from registry.base_model import load_base, shape_of
 from registry.errors import Internal
-from registry.formats import read_folder
+from registry.formats import read_directory
 from registry.spec import BaseEntry, BottleneckConfig
 from training.checkpoint import Saving, discard
 from training.data import Data
@@ -206,7 +206,7 @@ def train_one_again(base_entry: BaseEntry, data: Path, adapters: Path, domain: s
     inputs = TrainingInputs(config, data_of_domain, recipe, start=initial_tensors(adapters))
     about = inputs.record(base)
     if (out / domain).exists():
-        kept = read_folder(out / domain).provenance.training
+        kept = read_directory(out / domain).provenance.training
         if {name: kept.get(name) for name in about} == about:
             return
     saving = Saving(out / ".checkpoints" / domain)
@@ -249,7 +249,7 @@ def _found(setting: Setting, domain: str, folder: Path) -> Again:
     return Again(
         domain=domain,
         recorded=_record(setting.adapters, domain),
-        parameters=read_folder(folder / domain).provenance.training["parameters"]["trained"],
+        parameters=read_directory(folder / domain).provenance.training["parameters"]["trained"],
         theirs=ingredient(f"recorded/{domain}", theirs),
         made=ingredient(f"again/{domain}", folder / domain),
     )

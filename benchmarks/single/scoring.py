@@ -26,7 +26,7 @@ from registry.adapters import AdapterModule, attached, from_tensors
 from registry.adapters.weights import adapter_digest, load_tensors
 from registry.base_model import LoadedBase, load_base, shape_of
 from registry.errors import Internal
-from registry.formats import read_folder
+from registry.formats import read_directory
 from registry.likelihood import hidden_states
 from registry.names import digest_of
 from registry.soup.average import check, mix
@@ -79,7 +79,7 @@ def soup(ingredients: Sequence[Ingredient]) -> Model:
 
 def ingredient(name: str, folder: Path) -> Ingredient:
     """The adapter of a directory."""
-    found = read_folder(folder)
+    found = read_directory(folder)
     tensors = load_tensors(found.weights.read_bytes())
     return Ingredient(name, folder, adapter_digest(str(found.base_fingerprint), found.config, tensors))
 
@@ -170,7 +170,7 @@ def _adapter(base: LoadedBase, model: Model) -> AdapterModule:
 
 
 def _part(one: Ingredient, number: int, share: str) -> Part:
-    folder = read_folder(one.folder)
+    folder = read_directory(one.folder)
     return Part(
         adapter_id=number, ref=one.name, digest=one.digest, weight=share,
         base_fingerprint=str(folder.base_fingerprint), config=folder.config, provenance=folder.provenance,

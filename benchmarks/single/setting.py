@@ -18,7 +18,7 @@ from training.data import draw
 
 Init = Literal["near_identity", "linear", "zero_up"]
 RATES = (7e-3, 4e-3, 1e-3, 5e-4, 1e-4)
-"""AdapterSoup's (METHODS section 1)."""
+"""AdapterSoup's (section 4.3)."""
 ORDERS = (1, 2, 3)
 LOW, HIGH = 5e-4, 7e-3
 """The two ends of the paper's Table 3, in-domain and held out."""

@@ -133,7 +133,7 @@ _PAPER: dict[str, tuple[Literal["relu", "gelu"], float]] = {
 def paper_config(
     structure: Literal["houlsby", "pfeiffer", "bapna_firat", "parallel"], *, bottleneck: int = 64
 ) -> BottleneckConfig:
-    """A structure with its paper's activation and scale (METHODS section 2)."""
+    """A structure with its paper's activation and scale (docs/explanation/methods.md#structures)."""
     activation, scale = _PAPER[structure]
     return BottleneckConfig(structure=structure, bottleneck=bottleneck, activation=activation, scale=scale)
 

@@ -1,4 +1,4 @@
-"""Bottleneck adapters (METHODS section 2), one module class for the four structures.
+"""Bottleneck adapters (docs/explanation/methods.md#structures), one module class for the four structures.
 
 On bases whose layers normalise before their sub-modules, with A(x) = s (U g(D x + b_D) + b_U):
 

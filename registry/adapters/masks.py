@@ -1,4 +1,4 @@
-"""Masks of pruned adapters (METHODS section 4): which entries of the projections are held at zero.
+"""Masks of pruned adapters (SparseAdapter, section 2): which entries of the projections are held at zero.
 
 Called by what builds, checks and stores adapters, by averaging, and by pruning. A mask is one bit an entry, 1 where
 it is kept, row-major, packed as `numpy.packbits` does, in a uint8 tensor `<projection>.mask` beside

@@ -1,4 +1,4 @@
-"""The fingerprint of a base model's files, which ties adapters to it (DESIGN section 1, "Base").
+"""The fingerprint of a base model's files, which ties adapters to it.
 
 sha256 over the configuration without `transformers_version` and `_name_or_path`, tokenizer.json, and every tensor in
 the order of its name (name, shape, dtype, bytes). Computed from the files, so neither the dtype the model is loaded

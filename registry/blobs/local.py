@@ -20,7 +20,7 @@ from typing import BinaryIO, Self
 
 from registry.blobs.contract import Check, hex_of
 from registry.errors import Internal, NotFound, Unavailable
-from registry.files import sync_folder
+from registry.files import sync_directory
 from registry.names import sha256_digest
 
 TEMPORARY = "incoming"
@@ -34,8 +34,8 @@ class LocalBlobs:
         self._folder = folder
         self._incoming = folder / TEMPORARY
         self._incoming.mkdir(parents=True, exist_ok=True)
-        sync_folder(folder)
-        sync_folder(folder.parent)
+        sync_directory(folder)
+        sync_directory(folder.parent)
         for left_over in self._incoming.iterdir():
             _remove_abandoned(left_over)
 
@@ -177,8 +177,8 @@ def _remove_abandoned(temporary: Path) -> None:
 
 def sync_place(path: Path) -> None:
     """Make the name of a blob durable: its folder, and that folder's own name."""
-    sync_folder(path.parent)
-    sync_folder(path.parent.parent)
+    sync_directory(path.parent)
+    sync_directory(path.parent.parent)
 
 
 def _not_found(digest: str) -> NotFound:

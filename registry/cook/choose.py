@@ -1,7 +1,7 @@
 """Planning a soup: which adapters at which weight, by selection or by hand, before a tensor is read.
 
 Called by the verb `cook`. Adapters that cannot be mixed with the best-ranked one leave before the cap, each with
-its reason (DESIGN, "Mixed pools").
+its reason.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The base model as an encoder: one vector a passage, the mean of its last hidden states (METHODS section 6).
+"""The base model as an encoder: one vector a passage, the mean of its last hidden states.
 
-The model itself is run elsewhere (in the server, by the engine thread): this receives a callable and never torch.
+How it is taken: docs/explanation/methods.md#embeddings. The model itself is run elsewhere (in the server, by the
+engine thread): this receives a callable and never torch.
 """
 
 from __future__ import annotations

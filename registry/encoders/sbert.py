@@ -1,4 +1,4 @@
-"""Sentence-BERT as an encoder: one unit vector a sentence (METHODS section 1, sentence similarity).
+"""Sentence-BERT as an encoder: one unit vector a sentence (docs/explanation/methods.md#sentence-similarity).
 
 The model is `all-MiniLM-L6-v2`, which an installed package carries, so nothing is ever downloaded. It is small and
 its own: it does not share the base model's engine thread but a lock of this encoder.

@@ -1,4 +1,4 @@
-"""An adapter as a directory on disk (DESIGN section 4): read, checked, and written in one step.
+"""An adapter as a directory on disk: read, checked, and written in one step.
 
 Called by the client (push, pull), by the trainer and by converters; knows nothing of tensors or HTTP. The
 directory holds `adapter_config.json`, `adapter_model.safetensors`, optionally `samples.jsonl` or
@@ -10,27 +10,24 @@ but these six.
 from __future__ import annotations
 
 import json
-import os
-import secrets
-import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import Field, ValidationError
 
-from registry.errors import Conflict, Invalid, InvalidManifest, InvalidSample, NotFound
-from registry.files import exchange, loads_strict, make_folder, sync_folder
+from registry.errors import Invalid, InvalidManifest, NotFound
+from registry.files import encode_lines, loads_strict
 from registry.formats.card import CARD_FILE, Relation, format_card, parse_card
 from registry.formats.peft.lora import adapter_config
 from registry.formats.peft.writing import PeftConfig, is_pefts, peft_config
+from registry.formats.place import CONFIG_FILE, place_files
 from registry.formats.refusal import refusal
 from registry.names import Digest
 from registry.spec import AdapterConfig, BaseShape, Card, Frozen, Provenance, Unit
 from registry.tensor_file import header_of
 
-CONFIG_FILE = "adapter_config.json"
 SOUP_FILE = "soup.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 SAMPLES_FILE = "samples.jsonl"
@@ -45,7 +42,7 @@ class EmbeddingsNote(Frozen):
     unit: Unit
 
 
-class FolderNotes(Frozen):
+class DirectoryNotes(Frozen):
     """`soup.json`: what is known of an adapter beside PEFT's configuration."""
 
     base_model: str | None = Field(default=None, max_length=64)
@@ -55,18 +52,18 @@ class FolderNotes(Frozen):
     embeddings: EmbeddingsNote | None = None
 
 
-class FolderConfig(FolderNotes):
+class DirectoryConfig(DirectoryNotes):
     """`adapter_config.json` of every other adapter."""
 
     domain: str = Field(min_length=1, max_length=200)
     config: AdapterConfig
 
 
-_Notes = TypeVar("_Notes", bound=FolderNotes)
+_Notes = TypeVar("_Notes", bound=DirectoryNotes)
 
 
 @dataclass(frozen=True)
-class AdapterFolder:
+class AdapterDirectory:
     """What a directory says of its adapter; files are paths, read by whoever needs their bytes."""
 
     path: Path
@@ -84,7 +81,7 @@ class AdapterFolder:
     card: Card
 
 
-def read_folder(path: Path) -> AdapterFolder:
+def read_directory(path: Path) -> AdapterDirectory:
     """An adapter directory, its files named but not opened; of PEFT's weights the names and shapes are read.
 
     Raises NotFound where a file is missing, InvalidManifest (every problem listed), UnknownMethod, or InvalidWeights
@@ -107,7 +104,7 @@ def read_folder(path: Path) -> AdapterFolder:
         )
     card = _if_there(path / CARD_FILE)
     recorded = said.get("base_model_name_or_path") if is_peft else None
-    return AdapterFolder(
+    return AdapterDirectory(
         path=path,
         config=config,
         provenance=notes.provenance,
@@ -123,12 +120,12 @@ def read_folder(path: Path) -> AdapterFolder:
     )
 
 
-def _ours(said: Any, path: Path) -> tuple[AdapterConfig, FolderNotes]:
-    described = _validated(FolderConfig, said, path / CONFIG_FILE)
+def _ours(said: Any, path: Path) -> tuple[AdapterConfig, DirectoryNotes]:
+    described = _validated(DirectoryConfig, said, path / CONFIG_FILE)
     return described.config, described
 
 
-def _peft(said: Mapping[str, Any], path: Path) -> tuple[PeftConfig, FolderNotes]:
+def _peft(said: Mapping[str, Any], path: Path) -> tuple[PeftConfig, DirectoryNotes]:
     """A PEFT configuration with the names and shapes of the weights beside it; the directory is in every message."""
     try:
         shapes = {name: entry.shape for name, entry in header_of(path / WEIGHTS_FILE).entries.items()}
@@ -136,7 +133,9 @@ def _peft(said: Mapping[str, Any], path: Path) -> tuple[PeftConfig, FolderNotes]
     except Invalid as error:
         raise type(error)(f"{path}: {error.message}", param=error.param, problems=error.problems) from None
     beside = path / SOUP_FILE
-    return config, _validated(FolderNotes, _read_json(path, SOUP_FILE), beside) if beside.is_file() else FolderNotes()
+    return config, _validated(
+        DirectoryNotes, _read_json(path, SOUP_FILE), beside
+    ) if beside.is_file() else DirectoryNotes()
 
 
 def _if_there(path: Path) -> Path | None:
@@ -184,8 +183,8 @@ def _validated(kind: type[_Notes], value: Any, file: Path) -> _Notes:
         raise refusal(error, file) from None
 
 
-def folder_files(
-    config: AdapterConfig, notes: FolderNotes, *, shape: BaseShape | None = None, base_name: str | None = None
+def directory_files(
+    config: AdapterConfig, notes: DirectoryNotes, *, shape: BaseShape | None = None, base_name: str | None = None
 ) -> dict[str, bytes]:
     """What a directory says of its adapter, by file name: the same bytes for the same values.
 
@@ -204,107 +203,53 @@ def config_json(value: Mapping[str, Any]) -> bytes:
     return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False).encode() + b"\n"
 
 
-def write_folder(
-    path: Path,
-    *,
-    config: AdapterConfig,
-    domain: str | None,
-    weights: bytes,
-    base_model: str | None = None,
-    base_fingerprint: str | None = None,
-    shape: BaseShape | None = None,
-    provenance: Provenance | None = None,
-    texts: Sequence[str] | None = None,
-    embeddings: tuple[bytes, EmbeddingsNote] | None = None,
-    card: Card | None = None,
-    relation: Relation = "adapter",
-    replace: bool = False,
-) -> AdapterFolder:
-    """Write an adapter directory: all of it appears at once, or nothing does. Gives what `read_folder` would.
+@dataclass(frozen=True, kw_only=True)
+class AdapterContents:
+    """What an adapter directory is written from; `weights` and `embeddings` are safetensors bytes.
 
-    `weights` and `embeddings` are safetensors bytes. A LoRA or prefix becomes a PEFT directory, for which `shape` is
-    of use.
-    Raises Conflict where `path` exists and `replace` is False.
+    A pruned adapter and a bottleneck need their `domain`. `shape` is the base model's: with it the configuration of a
+    LoRA names its modules shortly and that of a prefix has its sizes.
     """
-    if texts is not None and embeddings is not None:
-        raise InvalidManifest("A directory holds a sample's texts or its embeddings, not both.")
-    if domain is None and not is_pefts(config):
-        raise InvalidManifest(f"The directory of a {config.method} adapter needs its domain.", param="domain")
-    note = None if embeddings is None else embeddings[1]
-    notes = FolderNotes(
-        base_model=base_model, base_fingerprint=base_fingerprint, domain=domain,
-        provenance=provenance or Provenance(), embeddings=note,
-    )  # fmt: skip
-    readme = format_card(card or Card(), base_model=base_model, domain=domain, relation=relation)
-    described = folder_files(config, notes, shape=shape, base_name=base_model)
-    files = {**described, WEIGHTS_FILE: weights, CARD_FILE: readme.encode()}
-    if texts is not None:
-        files[SAMPLES_FILE] = json_lines(texts)
-    if embeddings is not None:
-        files[EMBEDDINGS_FILE] = embeddings[0]
-    _place_files(path, files, replace=replace)
-    return read_folder(path)
 
+    config: AdapterConfig
+    weights: bytes
+    domain: str | None = None
+    base_model: str | None = None
+    base_fingerprint: str | None = None
+    shape: BaseShape | None = None
+    provenance: Provenance = field(default_factory=Provenance)
+    texts: Sequence[str] | None = None
+    embeddings: tuple[bytes, EmbeddingsNote] | None = None
+    card: Card = field(default_factory=Card)
+    relation: Relation = "adapter"
 
-def json_lines(texts: Sequence[str]) -> bytes:
-    """JSON lines of {"text"}, the form of a sample on disk and as a blob; raises InvalidSample for lone surrogates."""
-    try:
-        return b"".join(json.dumps({"text": text}, ensure_ascii=False).encode() + b"\n" for text in texts)
-    except UnicodeEncodeError as error:
-        raise InvalidSample(f"A text is not valid Unicode: a lone surrogate at position {error.start}.") from None
-
-
-def _place_files(path: Path, files: Mapping[str, bytes], *, replace: bool = False) -> None:
-    """Make directory `path` with exactly `files`: built beside it, fsynced, renamed. Raises Conflict if it exists."""
-    beside = new_folder_beside(path)
-    try:
-        for name, data in files.items():
-            with (beside / name).open("xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-        move_into_place(beside, path, replace=replace)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
-
-
-def new_folder_beside(path: Path) -> Path:
-    """A fresh hidden directory on the file system of `path`, to be filled and moved into its place."""
-    make_folder(path.parent)
-    beside = path.parent / f".{path.name}.{secrets.token_hex(4)}"
-    beside.mkdir()
-    return beside
-
-
-def check_place(path: Path, *, replace: bool, how: str = "ask to replace it") -> None:
-    """Raises Conflict where no adapter's directory can be made at `path`.
-
-    One that is not empty is in the way unless `replace`, and then too where it is no adapter's or holds folders: a
-    folder of texts or a project that was named by mistake is not deleted. `how` is the way to ask.
-    """
-    if path.is_symlink() or (path.exists() and not path.is_dir()):
-        raise Conflict(f"{path} exists and is not a directory.")
-    found = list(path.iterdir()) if path.is_dir() else []
-    if found and not replace:
-        raise Conflict(f"{path} exists and is not empty: choose another directory, or {how}.")
-    if found and (not (path / CONFIG_FILE).is_file() or any(entry.is_dir() for entry in found)):
-        raise Conflict(
-            f"{path} holds something else than one adapter, and is never replaced: choose another directory."
+    def files(self) -> dict[str, bytes]:
+        """The directory's files by name; raises InvalidManifest or InvalidSample for what no directory can hold."""
+        if self.texts is not None and self.embeddings is not None:
+            raise InvalidManifest("A directory holds a sample's texts or its embeddings, not both.")
+        if self.domain is None and not is_pefts(self.config):
+            raise InvalidManifest(f"The directory of a {self.config.method} adapter needs its domain.", param="domain")
+        notes = DirectoryNotes(
+            base_model=self.base_model,
+            base_fingerprint=self.base_fingerprint,
+            domain=self.domain,
+            provenance=self.provenance,
+            embeddings=None if self.embeddings is None else self.embeddings[1],
         )
+        readme = format_card(self.card, base_model=self.base_model, domain=self.domain, relation=self.relation)
+        described = directory_files(self.config, notes, shape=self.shape, base_name=self.base_model)
+        files = {**described, WEIGHTS_FILE: self.weights, CARD_FILE: readme.encode()}
+        if self.texts is not None:
+            files[SAMPLES_FILE] = encode_lines(self.texts)
+        if self.embeddings is not None:
+            files[EMBEDDINGS_FILE] = self.embeddings[0]
+        return files
 
 
-def move_into_place(beside: Path, path: Path, *, replace: bool) -> None:
-    """Rename `beside` to `path`, the names durable on return; raises Conflict as `check_place` does.
+def write_directory(path: Path, contents: AdapterContents, *, replace: bool = False) -> AdapterDirectory:
+    """Write an adapter directory: all of it appears at once, or nothing does. Gives what `read_directory` would.
 
-    Whoever made it may then forget what it was made from: a training its checkpoint.
+    Raises Conflict where `path` exists and `replace` is False, else what `AdapterContents.files` raises.
     """
-    check_place(path, replace=replace)
-    sync_folder(beside)
-    replaces = path.is_dir() and any(path.iterdir())
-    if replaces:
-        exchange(beside, path)
-    else:
-        beside.rename(path)
-    sync_folder(path.parent)
-    if replaces:
-        shutil.rmtree(beside)  # where the old one is now
+    place_files(path, contents.files(), replace=replace)
+    return read_directory(path)

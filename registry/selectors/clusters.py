@@ -1,7 +1,8 @@
-"""Clusters that stand for domains: projection, mixture, and who owns which cluster (METHODS section 1).
+"""Clusters that stand for domains: projection, mixture, and who owns which cluster.
 
-The owner of a cluster is the domain with most training units in it. A domain that is majority nowhere gets the
-non-empty cluster with most of its units as well; such a cluster then counts for two domains.
+docs/explanation/methods.md#clustering has the method. The owner of a cluster is the domain with most training units in
+it. A domain that is majority nowhere gets the non-empty cluster with most of its units as well; such a cluster then
+counts for two domains.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`cosine`: mean cosine between a sample and each domain (METHODS section 1, sentence similarity).
+"""`cosine`: mean cosine between a sample and each domain (docs/explanation/methods.md#sentence-similarity).
 
 The mean over all pairs is the dot product of the two means of unit vectors, so one mean a domain is stored. The
 threshold belongs to the encoder: 0.15 for sentence-BERT (the paper's); mean-pooled states have cosines near 1, so

@@ -1,4 +1,4 @@
-"""`gmm`: clusters over mean-pooled base embeddings (METHODS section 1, clustering; after Aharoni & Goldberg 2020).
+"""`gmm`: clusters over mean-pooled base embeddings (docs/explanation/methods.md#clustering).
 
 The sample's units are assigned to clusters, clusters stand for domains, and domains with at least `min_share` of the
 units are taken, by count. The paper's mode (full covariance, component 0 dropped) is kept for comparison: on a hundred

@@ -1,4 +1,4 @@
-"""PCA as plain arrays, fitted by scikit-learn on the training domains and nothing else (METHODS section 1)."""
+"""PCA as plain arrays, fitted by scikit-learn on the training domains only (docs/explanation/methods.md#clustering)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Selection by losses instead of embeddings: pure functions of what adapters and the base cost on a text.
 
 Losses are mean NLL per token (log perplexities), lower is better. Wherever losses are looked at, the base model is a
-candidate (DESIGN invariant 4): on one novel domain of the paper's table, 20 of 21 adapters are worse than nothing.
+candidate: on one novel domain of the paper's table, 20 of 21 adapters are worse than nothing.
 """
 
 from __future__ import annotations

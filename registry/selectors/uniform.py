@@ -1,4 +1,4 @@
-"""`uniform`: every adapter of the pool with equal weight (METHODS section 1: l = k). It looks at no text."""
+"""`uniform`: every adapter of the pool with equal weight (AdapterSoup, section 2: l = k). It looks at no text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which mixing a soup gets: `auto` becomes one of the methods before a recipe is written (DESIGN, section 1).
+"""Which mixing a soup gets: `auto` becomes one of the methods before a recipe is written.
 
 Called by `plan`, which keeps what can be mixed with the best-ranked adapter, and by `cook`, which settles on the
 method or refuses with all reasons and what could be done instead.

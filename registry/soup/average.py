@@ -1,10 +1,10 @@
-"""Weighted average of adapter tensors: theta = sum_i w_i theta_i (AdapterSoup, section 2; METHODS section 5).
+"""Weighted average of adapter tensors: theta = sum_i w_i theta_i (AdapterSoup, section 2).
 
-Bit-identical on every machine: fp32, a separate multiply and add per ingredient, ingredients in the order of
-their digests, one cast at the end (DESIGN, invariant 2). For bottlenecks of one initialisation this is the paper's
-soup. For LoRA the average of the factors has cross terms, sum_ij w_i w_j B_i A_j: it is made on request only, and
-the report's residual says how far it is from the mixture of the updates. Of pruned ingredients the soup has one mask,
-made by the rule `masks` (`sparse`).
+Bit-identical on every machine: fp32, a separate multiply and add per ingredient, ingredients in the order of their
+digests, one cast at the end. For bottlenecks of one initialisation this is the paper's soup. For LoRA the average of
+the factors has cross terms, sum_ij w_i w_j B_i A_j: it is made on request only, and the report's residual says how far
+it is from the mixture of the updates. Of pruned ingredients the soup has one mask, made by the rule `masks`
+(`sparse`).
 """
 
 from __future__ import annotations

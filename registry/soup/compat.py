@@ -1,7 +1,7 @@
 """What stands between adapters and one soup: every reason at once, found before a tensor is mixed.
 
-Adapters of different base fingerprint, structure, scale or initialisation are never silently averaged (DESIGN,
-invariant 3). The mixing methods' checks are made of these; the values come from the catalogue.
+Adapters of different base fingerprint, structure, scale or initialisation are never silently averaged.
+The mixing methods' checks are made of these; the values come from the catalogue.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The exact mixture as one adapter: bottlenecks or ranks side by side (METHODS section 5).
+"""The exact mixture as one adapter: bottlenecks or ranks side by side (docs/explanation/methods.md#mixing).
 
 The soup's output is the weighted mean of its ingredients' outputs in every layer, whatever they started from:
 
@@ -10,7 +10,7 @@ The soup's output is the weighted mean of its ingredients' outputs in every laye
 
 `scale` multiplies U and u, or B. One ingredient as it is at weight 1 and scale 1 is that adapter, bit for bit.
 Bit-identical on every machine: element-wise products and sums in fixed order in double precision, rounded once to
-fp32; no BLAS (DESIGN, invariant 2). The result is fp32 whatever the ingredients are: it is made for exactness.
+fp32; no BLAS (docs/decisions/0018). The result is fp32 whatever the ingredients are: it is made for exactness.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The one mask of a soup of pruned adapters, from those of its ingredients (METHODS section 4).
+"""The one mask of a soup of pruned adapters, from those of its ingredients (docs/explanation/sparse.md).
 
 Called by `average`, and by the report. Four rules; a dense ingredient keeps every entry:
 

@@ -19,7 +19,7 @@ MaskRule = Literal["union", "intersect", "first", "reprune"]
 
 
 class Pruned(Frozen):
-    """That entries of an adapter's projections are held at zero, and how they were chosen (METHODS section 4).
+    """That entries of an adapter's projections are held at zero, and how they were chosen (SparseAdapter, section 2).
 
     `sparsity` is the share that is pruned. Of a trained adapter `score` says by what, `scope` whether entries
     were ranked over all projections or within each, `data` which text gave the gradients; of a soup `score` is the
@@ -41,7 +41,7 @@ def without_none(values: dict[str, Any], *names: str) -> dict[str, Any]:
 
 
 class BottleneckConfig(Frozen):
-    """Structure of a bottleneck adapter (METHODS section 2).
+    """Structure of a bottleneck adapter: where it sits, how wide it is, and what it computes.
 
     `scale` multiplies the up-projection's output. With `input="residual"` the adapter reads the residual stream:
     Bapna-Firat and Pfeiffer after the block's residual add (which makes them act on the block's output), parallel

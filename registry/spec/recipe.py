@@ -70,10 +70,11 @@ def _not_set(value: object) -> bool:
 
 
 class AverageMixing(Frozen):
-    """sum w_i theta_i; `scale` multiplies the up-projections (U and b_U); see METHODS section 5.
+    """The weighted average of tensors, sum w_i theta_i (AdapterSoup, section 2).
 
-    `assume_same_init` vouches for initialisations that are unknown or differ; it stays in the recipe and card.
-    `masks` says which mask the soup of pruned adapters has: without it, `union` (METHODS section 4).
+    `scale` multiplies the up-projections (U and b_U). `assume_same_init` vouches for initialisations that are unknown
+    or differ; it stays in the recipe and card. `masks` says which mask the soup of pruned adapters has: without it,
+    `union`.
     """
 
     method: Literal["average"] = "average"
@@ -83,7 +84,7 @@ class AverageMixing(Frozen):
 
 
 class ConcatMixing(Frozen):
-    """The exact mixture: an adapter whose output is the weighted mean of its ingredients' (METHODS section 5).
+    """The exact mixture: an adapter whose output is the weighted mean of its ingredients'.
 
     Bottlenecks or ranks add up. Needs one structure and no common initialisation; `scale` as for `average`.
     """

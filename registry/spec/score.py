@@ -36,7 +36,7 @@ class PerplexityReport(Frozen):
 
 
 class Verification(Frozen):
-    """A finished soup against the base on the sample it was cooked from (optimistic: same text; METHODS trap c)."""
+    """A finished soup against the base on the sample it was cooked from: optimistic, as that text chose the soup."""
 
     base_nll: float
     soup_nll: float

@@ -13,7 +13,7 @@ EncoderName = Literal["base", "sbert"]
 
 
 class GmmSpec(Frozen):
-    """Clusters over mean-pooled base embeddings (METHODS section 1, after Aharoni & Goldberg 2020).
+    """Clusters over mean-pooled base embeddings (AdapterSoup, section 2, after Aharoni & Goldberg 2020).
 
     `mode="paper"`: full covariance, component 0 dropped, 50 dimensions. The default is tied covariance, 32
     dimensions, and component 0 kept or dropped by held-out domain accuracy. Set fields win over the mode.
@@ -40,7 +40,7 @@ class GmmSpec(Frozen):
 
 
 class CosineSpec(Frozen):
-    """Mean cosine between the sample and each domain (METHODS section 1, sentence similarity).
+    """Mean cosine between the sample and each domain (AdapterSoup, section 2).
 
     `threshold=None`: 0.15 for sentence-BERT (the paper's), the 5th percentile of own-domain scores for the base.
     """

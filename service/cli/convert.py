@@ -18,13 +18,14 @@ from pydantic import ValidationError
 from registry.errors import Conflict, InvalidManifest, InvalidParameter, NotFound
 from registry.formats import (
     CARD_FILE,
-    AdapterFolder,
+    AdapterContents,
+    AdapterDirectory,
     check_place,
     move_into_place,
-    new_folder_beside,
+    new_directory_beside,
     parse_card,
-    read_folder,
-    write_folder,
+    read_directory,
+    write_directory,
 )
 from registry.formats import WEIGHTS_FILE as OUR_WEIGHTS
 from registry.spec import Card, Provenance
@@ -130,15 +131,17 @@ def _to_soup(
     texts = None if sample is None else read_texts(sample)
     checkpoint = read_checkpoint(source)
     try:
-        folder = write_folder(
+        folder = write_directory(
             target,
-            config=checkpoint.config,
-            domain=domain,
-            weights=save_tensors(checkpoint.tensors),
-            base_model=None if base is None else base.removeprefix("base/"),
-            provenance=_provenance(checkpoint),
-            texts=texts,
-            card=_card(source / CARD_FILE),
+            AdapterContents(
+                config=checkpoint.config,
+                domain=domain,
+                weights=save_tensors(checkpoint.tensors),
+                base_model=None if base is None else base.removeprefix("base/"),
+                provenance=_provenance(checkpoint),
+                texts=texts,
+                card=_card(source / CARD_FILE),
+            ),
             replace=replace,
         )
     except ValidationError as error:
@@ -192,7 +195,7 @@ def _to_adapterhub(
 
     if is_checkpoint(source):
         raise InvalidParameter(f"{source} is an AdapterHub checkpoint: --to soup converts it.", param="source")
-    folder = read_folder(source)
+    folder = read_directory(source)
     origin = _origin(folder)
     model_type = family or origin.get("model_type")
     if model_type is None:
@@ -213,7 +216,7 @@ def _to_adapterhub(
     return _Result(tuple(notes), {"name": called, "model_type": model_type})
 
 
-def _origin(folder: AdapterFolder) -> dict[str, str]:
+def _origin(folder: AdapterDirectory) -> dict[str, str]:
     """What a converted directory remembers of its checkpoint."""
     origin = folder.provenance.training.get(ORIGIN)
     if not isinstance(origin, dict):
@@ -223,7 +226,7 @@ def _origin(folder: AdapterFolder) -> dict[str, str]:
 
 def _place(target: Path, files: Mapping[str, bytes], *, replace: bool) -> None:
     """All files at once, or none."""
-    beside = new_folder_beside(target)
+    beside = new_directory_beside(target)
     try:
         for name, content in files.items():
             (beside / name).write_bytes(content)

@@ -66,11 +66,11 @@ def _figures(
 ) -> tuple[str, dict[str, Any]]:
     """The task's name and its figures."""
     from registry.base_model import load_base
-    from registry.formats import read_folder
+    from registry.formats import read_directory
     from training.data import read_lines
     from training.evaluate import adapter_of, evaluate_task, task_of
 
-    folder = read_folder(path)
+    folder = read_directory(path)
     chosen = task_of(folder, task)
     read = chosen.items(read_lines(items), where=str(items))
     loaded = load_base(entry)

@@ -12,7 +12,7 @@ import typer
 from pydantic import ValidationError
 
 from registry.errors import SoupError
-from registry.formats import AdapterFolder, read_folder
+from registry.formats import AdapterDirectory, read_directory
 from registry.names import split_name
 from service.cli.choosing import key_values, usage_error
 from service.cli.failures import explain, worst_code
@@ -28,7 +28,7 @@ from training.spec import BANK
 class _Plan:
     """What is pushed, as far as it is the same for every folder."""
 
-    folders: list[tuple[AdapterFolder, str]]
+    folders: list[tuple[AdapterDirectory, str]]
     extra: dict[str, Any]
 
 
@@ -70,7 +70,7 @@ def push(
             "each with its own domain and sample in it."
         )
     plan = _Plan(
-        folders=[(read_folder(path), _checked(name or f"{namespace}/{slug(path)}")) for path in folders],
+        folders=[(read_directory(path), _checked(name or f"{namespace}/{slug(path)}")) for path in folders],
         extra={
             "domain": domain,
             "base": None if base is None else base.removeprefix("base/"),

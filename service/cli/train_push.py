@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from registry.errors import SoupError
-from registry.formats import AdapterFolder, read_folder
+from registry.formats import AdapterDirectory, read_directory
 from registry.spec import CookRequest, HandRecipe, MergeMixing, WeightedRef
 from service.cli.failures import explain
 from service.cli.output import talk
@@ -55,12 +55,12 @@ def _validation_loss(row: Row) -> float:
     return min((loss for _step, loss in row.record.get("valid_history", ())), default=math.inf)
 
 
-def _push(client: SoupClient, folder: AdapterFolder, name: str) -> str:
+def _push(client: SoupClient, folder: AdapterDirectory, name: str) -> str:
     """Push one; of a bank its merge is made by the server, which then knows what it was made of."""
     bank = folder.path.with_name(folder.path.name + BANK)
     if "bank" not in folder.provenance.training or not bank.is_dir():
         return str(push_folder(client, folder, name=name)["ref"])
     sample = None if folder.sample is None else read_texts(folder.sample)
-    ref = str(push_folder(client, read_folder(bank), name=name + BANK, texts=sample)["ref"])
+    ref = str(push_folder(client, read_directory(bank), name=name + BANK, texts=sample)["ref"])
     recipe = HandRecipe(ingredients=(WeightedRef(ref=ref),))
     return str(client.cook(CookRequest(recipe=recipe, mixing=MergeMixing(), name=name, verify=False))["model"])

@@ -31,6 +31,7 @@ from registry.errors import (
     Unavailable,
     rebuild,
 )
+from registry.files import encode_lines
 from registry.names import DigestRef, NameRef, parse_ref, sha256_digest
 from registry.spec import (
     Card,
@@ -42,7 +43,6 @@ from registry.spec import (
     SelectorSpec,
 )
 from service.client.connection import Connection, Json, read_chunks
-from service.client.samples import as_blob
 from training.request import TrainingRequest
 
 INLINE_BYTES = 1024 * 1024
@@ -108,7 +108,7 @@ class SoupClient:
 
     def sample(self, texts: Sequence[str]) -> SampleSource:
         """Texts as a sample: inside of the request, or as an uploaded blob where they are large."""
-        data = as_blob(texts)
+        data = encode_lines(texts)
         if len(data) <= self.inline_bytes:
             return SampleSource(texts=tuple(texts))
         return SampleSource(blob=self.upload(data))

@@ -6,15 +6,13 @@ Used by the client and the command line. What becomes of a sample on the server 
 from __future__ import annotations
 
 import gzip
-import json
 import re
 import sys
 import zlib
-from collections.abc import Sequence
 from pathlib import Path
 
 from registry.errors import InvalidSample, NotFound
-from registry.formats import json_lines
+from registry.files import decode_lines
 
 MAX_BYTES = 256 * 1024 * 1024
 
@@ -32,15 +30,10 @@ def read_texts(path: Path) -> list[str]:
         raise InvalidSample(f"{path} is not UTF-8 text (byte {error.start}): convert it.", param="sample") from None
     suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() != ".gz"]
     is_lines = suffixes[-1:] == [".jsonl"] or (suffixes[-1:] != [".txt"] and text.lstrip().startswith("{"))
-    found = _lines(text, path) if is_lines else _paragraphs(text)
+    found = decode_lines(text, name=lambda number: f"{path}, line {number},") if is_lines else _paragraphs(text)
     if not found:
         raise InvalidSample(f"{path} holds no text.", param="sample")
     return found
-
-
-def as_blob(texts: Sequence[str]) -> bytes:
-    """Texts as the JSON lines a sample is uploaded and stored as."""
-    return json_lines(texts)
 
 
 def _read(path: Path) -> bytes:
@@ -58,21 +51,6 @@ def _read_file(path: Path) -> bytes:
         raise InvalidSample(f"{path} is not a whole gzip file.", param="sample") from None
     except OSError as error:
         raise NotFound(f"{path} cannot be read: {error.strerror}.", param="sample") from None
-
-
-def _lines(text: str, path: Path) -> list[str]:
-    found = []
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError):
-            raise InvalidSample(f"{path}, line {number}, is not JSON.", param="sample") from None
-        if not isinstance(value, dict) or not isinstance(value.get("text"), str):
-            raise InvalidSample(f'{path}, line {number}, is not an object with a string "text".', param="sample")
-        found.append(value["text"])
-    return found
 
 
 def _paragraphs(text: str) -> list[str]:

@@ -18,11 +18,11 @@ from registry.formats import (
     SAMPLES_FILE,
     SOUP_FILE,
     WEIGHTS_FILE,
-    AdapterFolder,
+    AdapterDirectory,
     check_place,
     move_into_place,
-    new_folder_beside,
-    read_folder,
+    new_directory_beside,
+    read_directory,
 )
 from registry.spec import Card, EmbeddingSource, FileSource, Manifest, SampleSource
 from service.client.client import Progress, SoupClient
@@ -35,7 +35,7 @@ PULLED = (CONFIG_FILE, SOUP_FILE, WEIGHTS_FILE, SAMPLES_FILE, CARD_FILE)
 
 def push_folder(
     client: SoupClient,
-    folder: Path | AdapterFolder,
+    folder: Path | AdapterDirectory,
     *,
     name: str,
     domain: str | None = None,
@@ -50,7 +50,7 @@ def push_folder(
     `domain`, `base` (a base model's id) and `texts` replace what the directory says, tags and metadata join those of
     its card. Raises InvalidManifest where nobody says the domain.
     """
-    local = folder if isinstance(folder, AdapterFolder) else read_folder(folder)
+    local = folder if isinstance(folder, AdapterDirectory) else read_directory(folder)
     domain = domain or local.domain
     if domain is None:
         raise InvalidManifest(
@@ -76,7 +76,7 @@ def push_folder(
 
 def pull_folder(
     client: SoupClient, ref: str, target: Path, *, replace: bool = False, progress: Progress | None = None
-) -> AdapterFolder:
+) -> AdapterDirectory:
     """Write an adapter to the directory `target`, whole or not at all; every file's digest is checked.
 
     Raises Conflict as `registry.formats.check_place` does, NotFound, Retired, DigestMismatch.
@@ -88,19 +88,19 @@ def pull_folder(
     missing = [name for name in (CONFIG_FILE, WEIGHTS_FILE) if name not in files]
     if missing:
         raise Unavailable(f"The server offers no {missing[0]} for {pinned}; it may be another kind of server.")
-    beside = new_folder_beside(target)
+    beside = new_directory_beside(target)
     try:
         for name in PULLED:
             if name in files:
                 client.download(pinned, name, beside / name, digest=files[name], progress=progress)
-        read_folder(beside)
+        read_directory(beside)
         move_into_place(beside, target, replace=replace)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
-    return read_folder(target)
+    return read_directory(target)
 
 
-def _sample(client: SoupClient, folder: AdapterFolder, texts: Sequence[str] | None) -> SampleSource | None:
+def _sample(client: SoupClient, folder: AdapterDirectory, texts: Sequence[str] | None) -> SampleSource | None:
     if texts is not None:
         return client.sample(texts)
     if folder.embeddings is not None and folder.embeddings_note is not None:

@@ -1,8 +1,8 @@
 """What verbs and routes call with texts: tokenised here, cut into windows, scored by the engine, put together again.
 
 These calls block, so they belong into worker threads, never into the engine's own. Scoring and embedding are one
-pass (METHODS section 6): a text is BOS + tokens in consecutive windows, the vector is the mean over the first
-window without the BOS, and every token is scored once.
+pass (docs/explanation/methods.md#perplexity): a text is BOS + tokens in consecutive windows, the vector is the
+mean over the first window without the BOS, and every token is scored once.
 """
 
 from __future__ import annotations

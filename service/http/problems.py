@@ -82,19 +82,18 @@ def error_type(status: int) -> str:
     return named.get(status, "server_error" if status >= 500 else "invalid_request_error")
 
 
-def body_of(error: SoupError) -> dict[str, Any]:
-    """One of our errors as the JSON value that is sent, also inside of an event stream."""
-    status = status_of(error)
+def body_of(error: SoupError) -> ErrorBody:
+    """One of our errors as its body, also inside of an event stream; `problems` is unset where there is but one."""
     hidden = isinstance(error, errors.Internal)
-    problem: dict[str, Any] = {
-        "message": INTERNAL_MESSAGE if hidden else _sendable(error.message),
-        "type": error_type(status),
-        "param": None if error.param is None else _sendable(error.param),
-        "code": error.code,
-    }
+    problem = Problem(
+        message=INTERNAL_MESSAGE if hidden else _sendable(error.message),
+        type=error_type(status_of(error)),
+        param=None if error.param is None else _sendable(error.param),
+        code=error.code,
+    )
     if error.problems and not hidden:
-        problem["problems"] = [_sendable(text) for text in error.problems]
-    return {"error": problem}
+        problem.problems = [_sendable(text) for text in error.problems]
+    return ErrorBody(error=problem)
 
 
 def _sendable(text: str) -> str:
@@ -109,7 +108,11 @@ def response_of(error: SoupError, headers: Mapping[str, str] | None = None) -> J
         extra["retry-after"] = str(error.retry_after)
     if isinstance(error, errors.Unauthenticated):
         extra["www-authenticate"] = "Bearer"
-    return JSONResponse(body_of(error), status_code=status_of(error), headers=extra)
+    return _answer(body_of(error), status_of(error), extra)
+
+
+def _answer(body: ErrorBody, status: int, headers: Mapping[str, str] | None) -> JSONResponse:
+    return JSONResponse(body.model_dump(exclude_unset=True), status_code=status, headers=headers)
 
 
 def from_validation(found: Sequence[Mapping[str, Any]]) -> SoupError:
@@ -194,13 +197,8 @@ def install(app: FastAPI) -> None:
         if known is not None:
             return response_of(known, error.headers)
         code = "method_not_allowed" if error.status_code == 405 else "http_error"
-        problem = {
-            "message": f"{error.detail}.",
-            "type": error_type(error.status_code),
-            "param": None,
-            "code": code,
-        }
-        return JSONResponse({"error": problem}, status_code=error.status_code, headers=error.headers)
+        problem = Problem(message=f"{error.detail}.", type=error_type(error.status_code), param=None, code=code)
+        return _answer(ErrorBody(error=problem), error.status_code, error.headers)
 
     app.add_exception_handler(SoupError, ours)
     app.add_exception_handler(RequestValidationError, validation)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import Request
 from fastapi.responses import StreamingResponse
+from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.types import Receive, Scope, Send
 
@@ -143,12 +144,14 @@ class TokenStream:
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events that cancel their source however they end."""
+    """Chunks as server-sent events, [DONE] as the last; their source is cancelled however they end."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, lines: AsyncIterator[str], *, cancel: Callable[[], None], headers: Mapping[str, str]) -> None:
-        super().__init__(_guarded(lines), headers={**STREAM_HEADERS, **headers})
+    def __init__(
+        self, chunks: AsyncIterator[BaseModel], *, cancel: Callable[[], None], headers: Mapping[str, str]
+    ) -> None:
+        super().__init__(_lines(chunks), headers={**STREAM_HEADERS, **headers})
         self._cancel = cancel
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -159,15 +162,17 @@ class EventStream(StreamingResponse):
             self._cancel()
 
 
-async def _guarded(lines: AsyncIterator[str]) -> AsyncIterator[str]:
-    """`lines`, and an error as a last event, in the shape OpenAI's client raises from."""
+async def _lines(chunks: AsyncIterator[BaseModel]) -> AsyncIterator[str]:
+    """One event a chunk; an error is the last event, in the shape OpenAI's client raises from."""
     try:
-        async for line in lines:
-            yield line
+        async for chunk in chunks:
+            yield event(chunk)
     except SoupError as error:
         yield event(problems.body_of(error))
+    else:
+        yield DONE
 
 
-def event(value: Mapping[str, Any]) -> str:
-    """One server-sent event."""
-    return f"data: {json.dumps(value, ensure_ascii=False, allow_nan=False)}\n\n"
+def event(value: BaseModel) -> str:
+    """One server-sent event of a value's JSON; what is unset is left out."""
+    return f"data: {json.dumps(value.model_dump(exclude_unset=True), ensure_ascii=False, allow_nan=False)}\n\n"

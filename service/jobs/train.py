@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from registry.catalogue.rows import AdapterRow
 from registry.errors import Conflict, Forbidden, Incompatible, Invalid, TooLarge, Unavailable
 from registry.files import decode_lines
-from registry.formats import AdapterFolder, read_folder, write_folder
+from registry.formats import AdapterContents, AdapterDirectory, read_directory, write_directory
 from registry.names import parse_ref, split_name
 from registry.push import WEIGHTS_FILE, Pushed, push
 from registry.registry import Caller
@@ -154,10 +154,15 @@ def _lay_out(training: Training, data: Path) -> None:
             with blobs.open(digest) as source, (data / name).open("wb") as target:
                 shutil.copyfileobj(source, target)
     for number, row in enumerate(_rows(training)):
-        write_folder(
-            data / f"member{number}", config=row.config, domain=row.domain, weights=blobs.read(row.weights_blob),
-            base_fingerprint=row.base_fingerprint,
-        )  # fmt: skip
+        write_directory(
+            data / f"member{number}",
+            AdapterContents(
+                config=row.config,
+                domain=row.domain,
+                weights=blobs.read(row.weights_blob),
+                base_fingerprint=row.base_fingerprint,
+            ),
+        )
 
 
 def _rows(training: Training) -> list[AdapterRow]:
@@ -200,10 +205,10 @@ def _told(training: Training, run: TrainingRun) -> dict[str, Any]:
 def _pushed(training: Training, told: dict[str, Any]) -> Pushed:
     """Push what the child has written, with all that is known of its making."""
     runtime, request = training.runtime, training.request
-    folder = read_folder(training.place / "adapter")
+    folder = read_directory(training.place / "adapter")
     sample, warnings = _sample(training, folder)
     if request.spec.adamix is not None:
-        folder = read_folder(training.place / f"adapter{BANK}")
+        folder = read_directory(training.place / f"adapter{BANK}")
     weights = folder.weights.read_bytes()
     digest = runtime.blobs.put_bytes(weights)
     namespace, _ = split_name(request.name)
@@ -226,7 +231,7 @@ def _pushed(training: Training, told: dict[str, Any]) -> Pushed:
     return replace(pushed, warnings=(*note, *warnings, *pushed.warnings))
 
 
-def _record(training: Training, folder: AdapterFolder) -> dict[str, Any]:
+def _record(training: Training, folder: AdapterDirectory) -> dict[str, Any]:
     """The training's record, with the request that it answers and the blobs of its data."""
     request = training.request
     blobs = {"train": request.texts} | ({} if request.valid is None else {"valid": request.valid})
@@ -234,7 +239,7 @@ def _record(training: Training, folder: AdapterFolder) -> dict[str, Any]:
     return {**folder.provenance.training, **share, "blobs": blobs, "request": training.arguments["key"]}
 
 
-def _sample(training: Training, folder: AdapterFolder) -> tuple[SampleSource | None, tuple[str, ...]]:
+def _sample(training: Training, folder: AdapterDirectory) -> tuple[SampleSource | None, tuple[str, ...]]:
     """The passages as a sample, where there are enough that are different and not too long; else why there is none."""
     if folder.sample is None:
         return None, ()

@@ -157,7 +157,7 @@ def test_cold_start_runs_whole_processes():
 
 
 def check_form(result: dict, name: str) -> None:
-    """DESIGN section 9."""
+    """The form that `docs.figures` reads."""
     assert set(result) - {"partial"} == {"name", "command", "date", "commit", "machine", "figures", "rows"}
     assert result["name"] == name
     assert datetime.fromisoformat(result["date"]).utcoffset() is not None

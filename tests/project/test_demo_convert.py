@@ -15,7 +15,7 @@ from registry.adapters import attached, create, from_tensors, paper_config
 from registry.adapters.weights import init_hash, load_tensors, save_tensors
 from registry.base_model import load_base
 from registry.errors import InvalidManifest, InvalidParameter, InvalidWeights, NotFound
-from registry.formats import read_folder
+from registry.formats import read_directory
 from registry.spec import BaseEntry
 
 CONFIG = paper_config("bapna_firat", bottleneck=8)
@@ -85,7 +85,7 @@ def test_all_adapters_declare_one_initialisation(source, base, tmp_path):
     assert folder.provenance.init_source == "declared"
     assert folder.provenance.init_hash == init_hash(create(CONFIG, base.shape, seed=5).state_dict())
     assert folder.provenance.training["steps"] == 160
-    assert read_folder(tmp_path / "out").sample is not None
+    assert read_directory(tmp_path / "out").sample is not None
 
 
 def test_without_the_initial_tensors_the_initialisation_is_unknown(source, base, tmp_path):

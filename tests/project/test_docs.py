@@ -188,6 +188,65 @@ def test_files_named_in_code_marks_exist() -> None:
                 assert (ROOT / name).exists(), f"{path}: {name}"
 
 
+def code_files() -> list[Path]:
+    folders = ("registry", "training", "service", "migrations", "benchmarks", "demo", "docs", "tests")
+    return [path.relative_to(ROOT) for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def test_pages_and_anchors_named_in_code_exist() -> None:
+    named = [
+        (path, page, anchor)
+        for path in code_files()
+        for page, anchor in re.findall(r"\b(docs/[\w/-]+\.md)(?:#([\w-]+))?", read(path))
+        if path != Path("tests/project/test_docs.py")
+    ]
+    assert sum(bool(anchor) for *_, anchor in named) > 12
+    for path, page, anchor in named:
+        assert (ROOT / page).is_file(), f"{path}: {page}"
+        assert not anchor or anchor in anchors(Path(page)), f"{path}: {page}#{anchor}"
+
+
+def rooms() -> list[tuple[str, str]]:
+    """(folder, name) of everything in the README's tree; names of folders end with a slash."""
+    tree = re.search(r"<!-- tree -->\n```text\n(.*?)```", read(Path("README.md")), re.DOTALL)
+    assert tree is not None
+    found, parents = [], [""]
+    for line in tree[1].splitlines():
+        depth = (len(line) - len(line.lstrip())) // 2
+        parents = parents[: depth + 1]
+        names = re.match(r"\s*((?:[\w.]+(?:\.py|/) ?)+)", line)
+        assert names is not None, line
+        for name in names[1].split():
+            found.append((parents[-1], name))
+            if name.endswith("/"):
+                folder = parents[-1] + name
+        parents.append(folder)
+    return found
+
+
+def test_the_tree_of_the_readme_has_every_room() -> None:
+    named = {folder + name for folder, name in rooms()}
+    assert [name for name in named if not (ROOT / name).exists()] == []
+    packages = {
+        f"{path.parent.relative_to(ROOT)}/" for folder in ("registry", "training", "service")
+        for path in (ROOT / folder).rglob("__init__.py") if len(path.parent.relative_to(ROOT).parts) < 3
+    }  # fmt: skip
+    assert packages - named == set()
+
+
+# --- words ------------------------------------------------------------------------------------------
+
+
+def test_the_glossary_defines_each_word_once_in_order() -> None:
+    rows = re.findall(r"^\| (.+?) \| (.+?) \| (.*?) ?\|$", read(Path("docs/reference/glossary.md")), re.MULTILINE)[1:]
+    words = [word for word, _, _ in rows]
+    assert len(words) > 60
+    assert words == sorted(set(words), key=str.casefold)
+    assert [word for word, meaning, _ in rows if not meaning.endswith(".")] == []
+    spelt = "".join(read(Path(f"docs/reference/{name}")) for name in ("openapi.json", "cli.md", "settings.md"))
+    assert [name for *_, wire in rows for name in re.findall(r"`([^`]+)`", wire) if name not in spelt] == []
+
+
 # --- habits -----------------------------------------------------------------------------------------
 
 

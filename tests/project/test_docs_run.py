@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from registry.base_model import shape_of
-from registry.formats import write_folder
+from registry.formats import AdapterContents, write_directory
 from registry.spec import BottleneckConfig, Provenance
 from tests.repository import REPOSITORY
 from tests.service.domains import WORDS, passages
@@ -104,10 +104,18 @@ def _push(world: World, folder: Path) -> None:
         with SoupClient(live.url, world.admin) as client:
             for number, (package, words) in enumerate(DOMAINS.items()):
                 moved = {name: tensor + 0.01 * (number + 1) for name, tensor in start.items()}
-                written = write_folder(
-                    folder / package, config=CONFIG, domain=package, weights=save_tensors(moved), base_model=BASE,
-                    base_fingerprint=shape.fingerprint, provenance=provenance, texts=passages(words, 60),
-                )  # fmt: skip
+                written = write_directory(
+                    folder / package,
+                    AdapterContents(
+                        config=CONFIG,
+                        domain=package,
+                        weights=save_tensors(moved),
+                        base_model=BASE,
+                        base_fingerprint=shape.fingerprint,
+                        provenance=provenance,
+                        texts=passages(words, 60),
+                    ),
+                )
                 pushed = push_folder(client, written, name=f"demo/{package}")
                 client.wait_job(str(pushed["job"]))
 

@@ -9,7 +9,7 @@ import shutil
 
 import torch
 
-from registry.formats import read_folder
+from registry.formats import read_directory
 from service.cli.app import run as soup
 from tests.repository import REPOSITORY
 
@@ -40,12 +40,12 @@ def test_the_commands_of_the_page(tiny_base_dir, tmp_path, monkeypatch):
             assert soup([*arguments, "--steps", "2", "--batch", "2"]) == 0
     finally:
         torch.set_num_threads(threads)
-    made = {path.name: read_folder(path) for path in (tmp_path / "grid").iterdir()}
+    made = {path.name: read_directory(path) for path in (tmp_path / "grid").iterdir()}
     assert len(made) == 18
     assert "law-lr0.001-seed1" in made  # as the page names one
     assert {path.name for path in (tmp_path / "adapters").iterdir()} == {"law", "long"}
     assert not (tmp_path / "state" / "long").exists()
-    more = {path.name: read_folder(path).config for path in (tmp_path / "more").iterdir()}
+    more = {path.name: read_directory(path).config for path in (tmp_path / "more").iterdir()}
     assert {name: config.method for name, config in more.items()} == {
         "mam": "union", "mixed": "bottleneck", "mixed-bank": "adamix", "sparse": "bottleneck", "wide": "bottleneck",
     }  # fmt: skip

@@ -17,6 +17,7 @@ from benchmarks.lm.plan import Given, Size
 from benchmarks.lm.runner import Place
 from benchmarks.report import commit
 from registry.adapters import create, paper_config
+from registry.adapters.experts import BankAdapter
 from registry.base_model import load_base, shape_of
 from registry.errors import Internal
 from registry.spec import BankConfig, BaseEntry, FusionConfig, UnionConfig
@@ -256,6 +257,37 @@ def test_other_texts_are_another_cell(place, given):
 
 
 # --- parts ------------------------------------------------------------------------------------------
+
+
+def test_every_few_passages_of_every_draw_have_another_route_and_the_seed_says_which(given, shape, place, monkeypatch):
+    """Random routing is drawn again and again: neither the draws of a cell nor the parts of a draw share a route."""
+    monkeypatch.setattr(scoring, "AT_A_TIME", 2)
+    base = load_base(runner.entry(place))
+    variant = next(one for one in plan.variants(TINY, shape) if one.name == "adamix")
+    bank = create(variant.fields["config"], shape, seed=0)
+    assert isinstance(bank, BankAdapter)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in bank.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator))
+    taken: list[tuple[int, ...]] = []
+    routed = bank.routed
+    monkeypatch.setattr(bank, "routed", lambda routes: taken.append(tuple(routes.values())) or routed(routes))
+    texts = [SENTENCES["law"].format(i=3, j=4)] * 8
+
+    def measured(seed: int) -> list[list[float]]:
+        taken.clear()
+        cell = plan.cell(given, variant, "law", rate=1e-3, seed=seed, measures=("routing",))
+        cell = cell.model_copy(update={"draws": 3})
+        found: list[list[float]] = scoring.measured(cell, base, texts, None, bank)["routing"]
+        return found
+
+    draws = measured(1)
+    assert len(taken) == 3 * 4
+    assert len(set(taken)) > 6  # of 4 ** 2 routes, drawn 12 times
+    assert len({tuple(draw) for draw in draws}) == 3
+    assert all(len(set(draw)) > 1 for draw in draws)  # one text, four routes
+    assert measured(1) == draws != measured(2)
 
 
 def test_removing_all_spans_leaves_the_norms_alone(shape, place):

@@ -3,7 +3,7 @@
 Error codes and their statuses, names and fields of the shared values, HTTP routes, verbs and options of the command
 line, settings, and the methods of the Python client. To accept a change on purpose, run
 
-    UPDATE_SNAPSHOTS=1 .venv/bin/python -m pytest tests/test_public_surface.py
+    UPDATE_SNAPSHOTS=1 .venv/bin/python -m pytest tests/project/test_public_surface.py
 
 and commit the changed files of tests/snapshots together with the change and its line in CHANGELOG.md.
 """
@@ -22,7 +22,7 @@ import pytest
 from tests.repository import REPOSITORY
 
 SNAPSHOTS = REPOSITORY / "tests" / "snapshots"
-HOW = "run UPDATE_SNAPSHOTS=1 .venv/bin/python -m pytest tests/test_public_surface.py if this change is meant"
+HOW = "run UPDATE_SNAPSHOTS=1 .venv/bin/python -m pytest tests/project/test_public_surface.py if this change is meant"
 
 
 def errors() -> Any:

@@ -320,7 +320,7 @@ def test_a_recipe_is_followed_from_the_recorded_start(base, found, tmp_path):
         making.train_one_again(base.entry, found.data, tmp_path / "shared", "law", tmp_path / "out")
         times.add((tmp_path / "out" / "law" / "adapter_model.safetensors").stat().st_mtime_ns)
     assert len(times) == 1
-    provenance = making.read_folder(tmp_path / "out" / "law").provenance
+    provenance = making.read_directory(tmp_path / "out" / "law").provenance
     assert provenance.init_hash == init_hash(start)
     assert provenance.training["steps"] == 3
     assert provenance.training["dtype"] == "float32"

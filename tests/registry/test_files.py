@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from registry import files as durable
-from registry.files import exchange, make_folder, replace_file
+from registry.files import exchange, make_directory, replace_file
 
 
 def test_the_bytes_are_synced_before_they_have_the_name_and_the_name_after(tmp_path: Path, synced: list[str]) -> None:
@@ -70,8 +70,8 @@ def test_the_mode_is_the_files_from_the_start(tmp_path: Path, monkeypatch: pytes
 
 
 def test_folders_are_made_with_durable_names(tmp_path: Path, synced: list[str]) -> None:
-    make_folder(tmp_path / "a" / "b")
-    make_folder(tmp_path / "a" / "b")
+    make_directory(tmp_path / "a" / "b")
+    make_directory(tmp_path / "a" / "b")
     assert (tmp_path / "a" / "b").is_dir()
     assert synced == [f"sync {tmp_path.name}", "sync a"]
 

@@ -13,7 +13,7 @@ from registry.adapters import create, from_tensors, paper_config
 from registry.adapters.weights import save_tensors
 from registry.base_model import load_base
 from registry.errors import Incompatible, InvalidParameter
-from registry.formats import read_folder, write_folder
+from registry.formats import AdapterContents, read_directory, write_directory
 from registry.spec import BankConfig, BaseEntry, PrefixConfig, UnionConfig
 from service.cli.app import run as soup
 from tests.conftest import build_tiny_base, build_tiny_encoder
@@ -143,9 +143,9 @@ def test_questions_are_left_without_an_answer_by_what_was_trained_to(base, folde
 
 def test_an_adapter_of_unknown_making_models_language(base, tmp_path):
     adapter = create(paper_config("pfeiffer", bottleneck=2), base.shape, seed=0)
-    folder = write_folder(
-        tmp_path / "a", config=adapter.config, domain="x", weights=save_tensors(adapter.state_dict())
-    )  # fmt: skip
+    folder = write_directory(
+        tmp_path / "a", AdapterContents(config=adapter.config, domain="x", weights=save_tensors(adapter.state_dict()))
+    )
     assert task_of(folder) is LANGUAGE_MODELLING
     evaluate_task(base, adapter_of(folder, base), task_of(folder), VALID)  # no fingerprint to hold it to
     with pytest.raises(InvalidParameter, match="'chess' is not one of language_modelling, classification"):
@@ -199,7 +199,7 @@ def test_an_encoders_adapter_is_evaluated_from_its_directory(tmp_path, data, cap
     source = build_tiny_encoder(tmp_path / "base", model_type="roberta")
     encoder = load_base(BaseEntry(id="encoder", source=str(source), kind="encoder"))
     folder = trained(encoder, "classification", tmp_path / "reviews")
-    assert read_folder(folder.path).config.head.labels == ("bad", "good")
+    assert read_directory(folder.path).config.head.labels == ("bad", "good")
     command = ["evaluate", str(folder.path), "--data", data("classification"), "--base-folder", str(source)]
     assert soup([*command, "--base-kind", "encoder", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["figures"]["texts"] == 12

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from registry.errors import InvalidParameter, Unavailable, as_dict
-from registry.formats import read_folder
+from registry.formats import read_directory
 from registry.names import check_part
 from registry.spec import BaseEntry
 from service.cli import train_options
@@ -65,7 +65,7 @@ def test_a_sweep_makes_every_cell_from_one_start_ready_to_push(command, tmp_path
     assert set(made) == set(names)
     assert [line.split()[0] for line in said.out.splitlines()] == ["ADAPTER", *names]
     assert [line.split(":")[0] for line in said.err.splitlines()] == [f"{n} of 8" for n in range(1, 9)]
-    folders = [read_folder(tmp_path / "out" / check_part(name, "name")) for name in names]
+    folders = [read_directory(tmp_path / "out" / check_part(name, "name")) for name in names]
     assert len({folder.provenance.init_hash for folder in folders}) == 1
     assert [folder.domain for folder in folders] == ["law"] * 4 + ["more_law"] * 4
     assert [folder.provenance.training["data_seed"] for folder in folders] == [1, 2] * 4
@@ -229,7 +229,8 @@ def test_a_process_that_is_killed_leaves_its_cell_for_the_next_time(command, tmp
 
 
 @pytest.fixture
-def workers(tmp_path):
+def workers(tmp_path, monkeypatch):
+    monkeypatch.setattr(parallel_sweep, "GRACE_SECONDS", 0.0)
     setup = WorkerSetup(entry=BaseEntry(id="tiny", source="none"))
     return parallel_sweep.Workers(setup, Grid([], TrainingSpec(), tmp_path), processes=3)
 
@@ -340,7 +341,7 @@ def test_the_best_of_a_domain_is_pushed_last_and_so_is_what_selectors_look_at(co
     grid = command("--push", "team", grid=("5e-2,1e-4,1e-2", "1"), of=1)
     assert soup(grid, connect=lambda url, key: server.client()) == 0
     lowest = {
-        f"team/{folder.name}": min(loss for _, loss in read_folder(folder).provenance.training["valid_history"])
+        f"team/{folder.name}": min(loss for _, loss in read_directory(folder).provenance.training["valid_history"])
         for folder in (tmp_path / "out").iterdir()
     }
     assert pushed == sorted(lowest, key=lowest.__getitem__, reverse=True)
@@ -362,7 +363,7 @@ def test_a_table_of_progress_has_a_line_a_cell():
 
 def test_a_bank_of_experts_is_swept_to_its_merge_beside_it(command, tmp_path):
     assert soup(command("--adamix", "2", grid=("1e-3", "1"))) == 0
-    made = {path.name: read_folder(path) for path in (tmp_path / "out").iterdir()}
+    made = {path.name: read_directory(path) for path in (tmp_path / "out").iterdir()}
     assert {folder.config.method for name, folder in made.items() if name.endswith("-bank")} == {"adamix"}
     assert {name: folder.config.method for name, folder in made.items() if not name.endswith("-bank")} == dict.fromkeys(
         ("law-lr0.001-seed1", "more_law-lr0.001-seed1"), "bottleneck"

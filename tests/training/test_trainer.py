@@ -16,7 +16,7 @@ import torch
 from registry.adapters import attached, create, from_tensors, paper_config
 from registry.adapters.weights import init_hash, save_tensors
 from registry.errors import Cancelled, InvalidParameter
-from registry.formats import read_folder
+from registry.formats import read_directory
 from registry.names import digest_of
 from service.cli import train_options
 from service.cli.app import run as soup
@@ -163,7 +163,7 @@ def test_soup_train_writes_a_directory_that_can_be_pushed(files, tiny_base_dir, 
     said = capsys.readouterr()
     assert said.out == f"{out}\n"
     assert "before" in said.err
-    folder = read_folder(out)
+    folder = read_directory(out)
     assert folder.domain == "law"
     assert folder.base_fingerprint == base.shape.fingerprint
     assert folder.provenance.init_source == "trained_here"
@@ -175,7 +175,7 @@ def test_soup_train_writes_a_directory_that_can_be_pushed(files, tiny_base_dir, 
 def test_soup_train_keeps_what_is_there_unless_told(files, tiny_base_dir, tmp_path, capsys):
     out = tmp_path / "law"
     assert soup(command(files, tiny_base_dir, out, "--sample", "0")) == 0
-    assert read_folder(out).sample is None
+    assert read_directory(out).sample is None
     before = (out / "adapter_model.safetensors").read_bytes()
     assert soup(command(files, tiny_base_dir, out, "--init-seed", "3")) == 1
     assert "--replace" in capsys.readouterr().err
@@ -196,7 +196,7 @@ def test_soup_train_answers_in_json(files, tiny_base_dir, tmp_path, capsys):
     assert soup(command(files, tiny_base_dir, out, "--json")) == 0
     said = json.loads(capsys.readouterr().out)
     assert (said["object"], said["path"]) == ("folder", str(out))
-    assert said["init_hash"] == read_folder(out).provenance.init_hash
+    assert said["init_hash"] == read_directory(out).provenance.init_hash
     assert said["training"]["steps"] == 4
 
 
@@ -232,7 +232,7 @@ def test_soup_train_on_an_allowlist_names_the_base(files, tiny_base_dir, tmp_pat
     at = arguments.index("--base-folder")
     arguments[at : at + 2] = ["--bases", str(bases), "--base", "tiny"]
     assert soup(arguments) == 0
-    assert read_folder(tmp_path / "a").base_model == "tiny"
+    assert read_directory(tmp_path / "a").base_model == "tiny"
     arguments[at + 3] = "none"
     assert soup([*arguments, "--replace"]) == 1
     arguments[at + 3] = "tiny"
@@ -271,7 +271,7 @@ def lora(files, tiny_base_dir, out, *more):
 def test_soup_train_makes_a_lora_that_peft_reads(files, tiny_base_dir, tmp_path, base):
     out = tmp_path / "law"
     assert soup(lora(files, tiny_base_dir, out, "--rank", "2", "--targets", "c_attn,mlp.*")) == 0
-    folder = read_folder(out)
+    folder = read_directory(out)
     assert folder.config == lora_for(base.shape, rank=2, alpha=4, targets=["c_attn", "c_fc", "mlp.c_proj"])
     assert folder.base_fingerprint == base.shape.fingerprint
     assert json.loads((out / "adapter_config.json").read_text())["peft_type"] == "LORA"
@@ -376,7 +376,7 @@ def test_killed_between_a_bank_and_its_merge_the_same_command_goes_on(bank_comma
     assert "Went on from the checkpoint after step 4." in capsys.readouterr().err
     assert not (tmp_path / "state").exists()
     for end in ("", "-bank"):
-        assert read_folder(tmp_path / f"law{end}").sample is not None  # what is pushed of it has it, and its merge
+        assert read_directory(tmp_path / f"law{end}").sample is not None  # what is pushed of it has it, and its merge
         made, whole = (tmp_path / f"{name}{end}" / "adapter_model.safetensors" for name in ("law", "whole"))
         assert made.read_bytes() == whole.read_bytes()
 
@@ -412,7 +412,7 @@ def test_what_is_in_the_place_of_a_bank_is_replaced_if_asked_and_only_then(bank_
 def test_a_step_of_fewer_rows_than_were_asked_for_is_recorded_and_said(base, bank_command, tmp_path, capsys):
     assert train(base).record["rows_a_step"] == 4
     assert soup(bank_command("--batch", "100", "--accumulate", "3")) == 0
-    record = read_folder(tmp_path / "law").provenance.training
+    record = read_directory(tmp_path / "law").provenance.training
     assert record["rows_a_step"] < 100
     said = f"Each step was of {record['rows_a_step']} sequences, which are all there are: 300 were asked for (batch 100"
     assert said in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Pruning an adapter before it is trained: SparseAdapter (He et al., Findings of EMNLP 2022).
+"""Pruning an adapter before it is trained: SparseAdapter (He et al., Findings of EMNLP 2022, section 2).
 
 Called by the trainer between the adapter's start and its first step. Exactly k = round(s N) of the N entries of the
 projections are set to zero, and held there: their gradients are cleared before anything sees them, so that clipping,

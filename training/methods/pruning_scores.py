@@ -1,4 +1,4 @@
-"""Scores that say which entries of an adapter's projections to keep, before training (SparseAdapter, section 2).
+"""Scores that say which entries of an adapter's projections to keep, before training (SparseAdapter, section 2.2).
 
 Called by `methods.pruning` alone, which prunes the lowest (docs/explanation/methods.md, "Pruning"). A score is float64
 of its weight's shape on the CPU.

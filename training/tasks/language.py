@@ -1,6 +1,7 @@
 """Causal language modelling: texts end to end in blocks, the mean NLL of each next token.
 
-Registered in `training.tasks`. The perplexity of new texts takes each text by itself, every token scored once.
+Registered in `training.tasks`. Perplexity of new texts (docs/explanation/methods.md#perplexity): each text by itself,
+every token scored once.
 """
 
 from __future__ import annotations

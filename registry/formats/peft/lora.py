@@ -3,7 +3,7 @@
 The tensors decide which modules there are and of which rank; the configuration is read as PEFT 0.21 reads it
 (`peft/tuners/lora/config.py`, `peft/utils/other.py: get_pattern_key`,
 `peft/tuners/tuners_utils.py: check_target_module_exists`). What we cannot compute is refused by name, and all of it
-at once. Called by `read_folder` on the client and by `push` for configurations that came as they are.
+at once. Called by `read_directory` on the client and by `push` for configurations that came as they are.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from fastapi import APIRouter, Header, Request, Response
 from registry.catalogue import Catalogue
 from registry.catalogue.rows import AdapterRow, AliasRow
 from registry.errors import InvalidName, NotFound
-from registry.formats import FolderNotes, folder_files, format_card
+from registry.formats import DirectoryNotes, directory_files, format_card
 from registry.names import DigestRef, NameRef, check_alias, parse_ref, sha256_digest, split_name
 from registry.pools import enqueue_refits
 from registry.push import push
@@ -174,7 +174,7 @@ def get_lineage(ns: str, name: str, runtime: State, who: Reader) -> Lineage:
 
 def _texts(row: AdapterRow, runtime: State) -> dict[str, bytes]:
     """The files that are made from the row."""
-    notes = FolderNotes(
+    notes = DirectoryNotes(
         domain=row.domain, base_model=row.base_model, base_fingerprint=row.base_fingerprint, provenance=row.provenance
     )
     known = runtime.bases.get(row.base_model)
@@ -182,7 +182,7 @@ def _texts(row: AdapterRow, runtime: State) -> dict[str, bytes]:
     name = row.base_model if known is None or Path(known.source).is_absolute() else known.source
     relation: Literal["adapter", "merge"] = "merge" if row.kind == "soup" else "adapter"
     card = format_card(row.card, base_model=row.base_model, relation=relation)
-    return {**folder_files(row.config, notes, shape=shape, base_name=name), "README.md": card.encode()}
+    return {**directory_files(row.config, notes, shape=shape, base_name=name), "README.md": card.encode()}
 
 
 def _blobs(row: AdapterRow) -> dict[str, str]:

@@ -1,15 +1,7 @@
-"""`POST /v1/completions`: continue texts or token ids, as OpenAI's endpoint does.
-
-For harnesses that measure likelihoods: with `echo` and `logprobs` the arrays hold every token of the prompt plus
-exactly the generated ones, the first entry null (METHODS section 6).
-"""
+"""`POST /v1/completions`: continue texts or token ids, as OpenAI's endpoint does."""
 
 from __future__ import annotations
 
-import time
-import uuid
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
@@ -17,8 +9,9 @@ from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
 
 from registry.errors import InvalidParameter, InvalidPrompt, TooLarge
-from service.engine import Completion, Delta, GenerateRequest, Generation, PromptScores, SamplingParams
+from service.engine import GenerateRequest, SamplingParams
 from service.engine.texts import has_bos
+from service.http.answers.completions import CompletionAnswers, Prompt
 from service.http.answers.token_text import TokenText
 from service.http.auth import Caller, Principal
 from service.http.resolve import ResolvedModel, language_model
@@ -26,7 +19,7 @@ from service.http.routes.tokens import check_ids, check_text
 from service.http.schemas.openai_answers import CompletionAnswer
 from service.http.schemas.openai_requests import CompletionRequest
 from service.http.state import State
-from service.http.streaming import DONE, EventStream, TokenStream, event, finish
+from service.http.streaming import EventStream, TokenStream, finish
 
 if TYPE_CHECKING:
     from service.runtime import Runtime
@@ -37,29 +30,20 @@ STREAM: dict[int | str, dict[str, Any]] = {
 }
 
 
-@dataclass(frozen=True)
-class Prompt:
-    """A prompt as ids, BOS included, and as the text that `echo` gives back; `skip` tokens were put in front."""
-
-    ids: tuple[int, ...]
-    text: str
-    skip: int
-
-
 @router.post("/v1/completions", response_model=CompletionAnswer, responses=STREAM)
 async def completions(request: Request, body: CompletionRequest, runtime: State, who: Caller) -> Response:
     """Continue one prompt or several, `n` times each. The choices of prompt i are numbered from i * n."""
     model, prompts = await run_in_threadpool(_prepare, runtime, who, body)
-    answer = Answers(body, model, prompts)
-    requests = answer.requests()
+    answers = CompletionAnswers(body, model, prompts)
+    requests = _asked(body, model, prompts)
     headers = {"x-soup-digest": model.fingerprint}
     if body.stream:
         stream = TokenStream(runtime, requests)
         await stream.start(request)
-        return EventStream(answer.stream(stream), cancel=stream.cancel, headers=headers)
+        return EventStream(answers.chunks(stream.events()), cancel=stream.cancel, headers=headers)
     tickets = await run_in_threadpool(runtime.engine.submit_all, requests)
     generations = await finish(request, tickets)
-    return JSONResponse(answer.whole(generations), headers=headers)
+    return JSONResponse(answers.whole(generations).model_dump(), headers=headers)
 
 
 def check_sampling(runtime: Runtime, *, n: int, logprobs: int | None, logprobs_name: str) -> None:
@@ -98,139 +82,16 @@ def _prompt(model: ResolvedModel, given: str | list[int]) -> Prompt:
     return Prompt(ids=tuple(given), text=TokenText(base).decode(given), skip=0)
 
 
-class Answers:
-    """The answer to one request, whole or as chunks."""
-
-    def __init__(self, body: CompletionRequest, model: ResolvedModel, prompts: list[Prompt]) -> None:
-        self._body = body
-        self._model = model
-        self._prompts = prompts
-        self._words = TokenText(model.base)
-        self._head: dict[str, Any] = {
-            "id": f"cmpl-{uuid.uuid4().hex}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": body.model,
-            "system_fingerprint": model.fingerprint,
-        }
-
-    def requests(self) -> list[GenerateRequest]:
-        """One request to the engine per prompt."""
-        body = self._body
-        params = SamplingParams(
-            max_tokens=body.max_tokens,
-            temperature=body.temperature,
-            top_p=body.top_p,
-            n=body.n,
-            stop=body.stops,
-            seed=body.seed,
-            logprobs=body.logprobs,
-            prompt_logprobs=body.echo and body.logprobs is not None,
-        )
-        return [
-            GenerateRequest(self._model.base_id, prompt.ids, adapter=self._model.handle, params=params)
-            for prompt in self._prompts
-        ]
-
-    def whole(self, generations: list[Generation]) -> dict[str, Any]:
-        """The answer as one object."""
-        choices = []
-        for number, (prompt, generation) in enumerate(zip(self._prompts, generations, strict=True)):
-            for index, choice in enumerate(generation.choices):
-                choices.append(self._choice(number * self._body.n + index, prompt, choice, generation.prompt))
-        return {**self._head, "choices": choices, "usage": self._usage(generations)}
-
-    async def stream(self, stream: TokenStream) -> AsyncIterator[str]:
-        """The answer as server-sent events, ending with [DONE]."""
-        generations: dict[int, Generation] = {}
-        open_choices = {(number, index) for number in range(len(self._prompts)) for index in range(self._body.n)}
-        if self._body.echo:
-            for number, index in sorted(open_choices):
-                yield self._chunk(number, index, self._prompts[number].text)
-        async for number, found in stream.events():
-            if isinstance(found, Generation):
-                generations[number] = found
-                for index, choice in enumerate(found.choices):
-                    if (number, index) in open_choices:  # nothing was generated
-                        yield self._chunk(number, index, "", finish_reason=choice.finish_reason)
-                continue
-            if found.finish_reason is not None:
-                open_choices.discard((number, found.index))
-            if found.text or found.finish_reason is not None or self._body.logprobs is not None:
-                yield self._chunk(
-                    number, found.index, found.text, finish_reason=found.finish_reason, logprobs=self._delta(found)
-                )
-        if self._body.include_usage:
-            usage = self._usage([generations[number] for number in range(len(self._prompts))])
-            yield event({**self._head, "choices": [], "usage": usage})
-        yield DONE
-
-    def _chunk(
-        self,
-        number: int,
-        index: int,
-        text: str,
-        *,
-        finish_reason: str | None = None,
-        logprobs: dict[str, Any] | None = None,
-    ) -> str:
-        choice = {
-            "index": number * self._body.n + index,
-            "text": text,
-            "logprobs": logprobs,
-            "finish_reason": finish_reason,
-        }
-        usage = {"usage": None} if self._body.include_usage else {}
-        return event({**self._head, "choices": [choice], **usage})
-
-    def _choice(self, index: int, prompt: Prompt, choice: Completion, scores: PromptScores | None) -> dict[str, Any]:
-        echoed = prompt.text if self._body.echo else ""
-        return {
-            "index": index,
-            "text": echoed + choice.text,
-            "logprobs": None if self._body.logprobs is None else self._logprobs(prompt, choice, scores, echoed),
-            "finish_reason": choice.finish_reason,
-        }
-
-    def _logprobs(self, prompt: Prompt, choice: Completion, scores: PromptScores | None, echoed: str) -> dict[str, Any]:
-        own = self._arrays(
-            list(choice.token_ids),
-            list(choice.token_logprobs),
-            list(choice.top_logprobs),
-            [len(echoed) + offset for offset in choice.text_offsets],
-        )
-        if scores is None:
-            return own
-        ids = list(prompt.ids[prompt.skip :])
-        logprobs = [None, *scores.token_logprobs[prompt.skip + 1 :]]
-        tops = [None, *scores.top_logprobs[prompt.skip + 1 :]]
-        before = self._arrays(ids, logprobs, tops, self._words.offsets(ids))
-        return {name: before[name] + own[name] for name in before}
-
-    def _delta(self, delta: Delta) -> dict[str, Any] | None:
-        if self._body.logprobs is None:
-            return None
-        return self._arrays([delta.token_id], [delta.logprob], [delta.top], [delta.offset])
-
-    def _arrays(self, ids: list[int], logprobs: list[Any], tops: list[Any], offsets: list[int]) -> dict[str, Any]:
-        return {
-            "tokens": [self._words.text(token) for token in ids],
-            "token_logprobs": logprobs,
-            "top_logprobs": [
-                None if top is None or logprob is None else self._top(token, logprob, top)
-                for token, logprob, top in zip(ids, logprobs, tops, strict=True)
-            ],
-            "text_offset": offsets,
-        }
-
-    def _top(self, token: int, logprob: float, top: tuple[tuple[int, float], ...]) -> dict[str, float]:
-        """The alternatives, best first, and the token itself, whose float is the very same in both places."""
-        found: dict[str, float] = {}
-        for other, value in (*top, (token, logprob)):
-            found.setdefault(self._words.text(other), value)
-        return found
-
-    def _usage(self, generations: list[Generation]) -> dict[str, int]:
-        read = sum(len(prompt.ids) for prompt in self._prompts)
-        written = sum(len(choice.token_ids) for generation in generations for choice in generation.choices)
-        return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+def _asked(body: CompletionRequest, model: ResolvedModel, prompts: list[Prompt]) -> list[GenerateRequest]:
+    """One request to the engine per prompt."""
+    params = SamplingParams(
+        max_tokens=body.max_tokens,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        n=body.n,
+        stop=body.stops,
+        seed=body.seed,
+        logprobs=body.logprobs,
+        prompt_logprobs=body.echo and body.logprobs is not None,
+    )
+    return [GenerateRequest(model.base_id, prompt.ids, adapter=model.handle, params=params) for prompt in prompts]

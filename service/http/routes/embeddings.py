@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
@@ -17,7 +17,7 @@ from service.engine.texts import closing, has_bos
 from service.http.auth import Caller, Principal
 from service.http.resolve import ResolvedModel, resolve_model
 from service.http.routes.perplexity import check_texts
-from service.http.schemas.openai_answers import EmbeddingAnswer
+from service.http.schemas.openai_answers import Embedding, EmbeddingAnswer, Usage
 from service.http.schemas.openai_requests import EmbeddingRequest
 from service.http.state import State
 from service.http.streaming import finish
@@ -65,18 +65,14 @@ def _prepare(
     return model, ScoreRequest(model.base_id, tuple(rows), pooled=pooled, bos=has_bos(model.base))
 
 
-def _answer(body: EmbeddingRequest, asked: ScoreRequest, scores: Scores) -> dict[str, object]:
+def _answer(body: EmbeddingRequest, asked: ScoreRequest, scores: Scores) -> dict[str, Any]:
     read = sum(len(row) for row in asked.windows)
     data = [
-        {"object": "embedding", "index": index, "embedding": _vector(scores.vectors[index], body.encoding_format)}
+        Embedding(index=index, embedding=_vector(scores.vectors[index], body.encoding_format))
         for index in range(len(asked.windows))
     ]
-    return {
-        "object": "list",
-        "model": body.model,
-        "data": data,
-        "usage": {"prompt_tokens": read, "total_tokens": read},
-    }
+    answer = EmbeddingAnswer(model=body.model, data=data, usage=Usage(prompt_tokens=read, total_tokens=read))
+    return answer.model_dump(exclude_none=True)
 
 
 def _vector(vector: np.ndarray, encoding: str) -> list[float] | str:

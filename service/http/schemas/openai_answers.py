@@ -14,6 +14,11 @@ class Usage(Wire):
     completion_tokens: int | None = None
     total_tokens: int
 
+    @classmethod
+    def of(cls, read: int, written: int) -> Usage:
+        """The usage of `read` and `written` tokens."""
+        return cls(prompt_tokens=read, completion_tokens=written, total_tokens=read + written)
+
 
 class CompletionLogprobs(Wire):
     """Per token; the first token of an echoed prompt has no log-probability."""
@@ -93,6 +98,35 @@ class ChatAnswer(Wire):
     system_fingerprint: str
     choices: list[ChatChoice]
     usage: Usage
+
+
+class ChatDelta(Wire):
+    """What a chunk adds to an answer's message; what it does not add is unset."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+    refusal: None = None
+
+
+class ChatChunkChoice(Wire):
+    """What a chunk adds to one answer."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length"] | None
+
+
+class ChatChunk(Wire):
+    """A chunk of a streamed chat answer; `usage` is unset unless the client asked for it, null until the last chunk."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChatChunkChoice]
+    usage: Usage | None = None
 
 
 class EncoderCard(Wire):

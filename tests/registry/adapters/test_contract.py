@@ -17,7 +17,7 @@ from registry.adapters.weights import adapter_digest, check_weights, init_hash, 
 from registry.base_model import load_base
 from registry.base_model.loading import LoadedBase
 from registry.errors import Incompatible, InvalidWeights
-from registry.formats.directory import read_folder, write_folder
+from registry.formats.directory import AdapterContents, read_directory, write_directory
 from registry.likelihood import hidden_states
 from registry.soup import MIXINGS
 from registry.soup.auto import settle
@@ -193,8 +193,10 @@ def test_another_base_is_refused_before_anything_runs(
 
 def test_its_directory_says_the_same(one: tuple[AdapterConfig, dict[str, Tensor]], base, tmp_path) -> None:
     config, tensors = one
-    write_folder(tmp_path / "one", config=config, weights=save_tensors(tensors), domain="law", base_model="tiny")
-    folder = read_folder(tmp_path / "one")
+    write_directory(
+        tmp_path / "one", AdapterContents(config=config, weights=save_tensors(tensors), domain="law", base_model="tiny")
+    )
+    folder = read_directory(tmp_path / "one")
     assert (folder.config, folder.domain) == (config, "law")
     back = load_tensors(folder.weights.read_bytes())
     assert all(torch.equal(back[name], tensor) for name, tensor in tensors.items())

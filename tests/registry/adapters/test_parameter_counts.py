@@ -1,4 +1,4 @@
-"""The number of parameters of every structure, on every family, against the formulas of METHODS section 2.
+"""The number of parameters of every structure on every family, against docs/explanation/methods.md#structures.
 
 d hidden size, m bottleneck, L layers, r rank, l virtual tokens, K members.
 """

@@ -18,11 +18,12 @@ from registry.formats import (
     CONFIG_FILE,
     EMBEDDINGS_FILE,
     WEIGHTS_FILE,
+    AdapterContents,
     EmbeddingsNote,
     format_card,
     parse_card,
-    read_folder,
-    write_folder,
+    read_directory,
+    write_directory,
 )
 from registry.spec import BottleneckConfig, Card, Provenance
 
@@ -30,8 +31,9 @@ CONFIG = BottleneckConfig(structure="bapna_firat", bottleneck=4, activation="rel
 DIGEST = "sha256:" + "a" * 64
 
 
-def written(path: Path, **changes: Any) -> Path:
-    write_folder(path, **{"config": CONFIG, "domain": "law", "weights": b"w", "base_model": "tiny", **changes})
+def written(path: Path, *, replace: bool = False, **changes: Any) -> Path:
+    values: dict[str, Any] = {"config": CONFIG, "domain": "law", "weights": b"w", "base_model": "tiny", **changes}
+    write_directory(path, AdapterContents(**values), replace=replace)
     return path
 
 
@@ -44,11 +46,20 @@ class TestRoundTrip:
     def test_everything_comes_back(self, tmp_path: Path) -> None:
         provenance = Provenance(init_hash=DIGEST, init_source="trained_here", init_seed=3, training={"lr": 0.001})
         card = Card(description="# Law\n\ntext", license="mit", tags=("a", "b"), metadata={"k": 1, "x": None})
-        folder = write_folder(
-            tmp_path / "law", config=CONFIG, domain="US law", weights=b"weights", base_model="tiny",
-            base_fingerprint=DIGEST, provenance=provenance, texts=["one", "zwei \u2028 drei"], card=card,
-        )  # fmt: skip
-        assert folder == read_folder(tmp_path / "law")
+        folder = write_directory(
+            tmp_path / "law",
+            AdapterContents(
+                config=CONFIG,
+                domain="US law",
+                weights=b"weights",
+                base_model="tiny",
+                base_fingerprint=DIGEST,
+                provenance=provenance,
+                texts=["one", "zwei \u2028 drei"],
+                card=card,
+            ),
+        )
+        assert folder == read_directory(tmp_path / "law")
         assert (folder.config, folder.provenance, folder.card) == (CONFIG, provenance, card)
         assert (folder.domain, folder.base_model, folder.base_fingerprint) == ("US law", "tiny", DIGEST)
         assert folder.weights.read_bytes() == b"weights"
@@ -59,7 +70,7 @@ class TestRoundTrip:
 
     def test_embeddings_carry_what_made_them(self, tmp_path: Path) -> None:
         note = EmbeddingsNote(encoder=DIGEST, unit="sentence")
-        folder = read_folder(written(tmp_path / "a", embeddings=(b"vectors", note)))
+        folder = read_directory(written(tmp_path / "a", embeddings=(b"vectors", note)))
         assert folder.embeddings == tmp_path / "a" / EMBEDDINGS_FILE
         assert folder.embeddings_note == note
         assert folder.sample is None
@@ -74,7 +85,7 @@ class TestRoundTrip:
 
     def test_without_a_card_the_card_is_empty(self, tmp_path: Path) -> None:
         (written(tmp_path / "a") / CARD_FILE).unlink()
-        assert read_folder(tmp_path / "a").card == Card()
+        assert read_directory(tmp_path / "a").card == Card()
 
 
 class TestWriting:
@@ -112,7 +123,7 @@ class TestWriting:
 
     def test_an_empty_directory_is_filled(self, tmp_path: Path) -> None:
         (tmp_path / "a").mkdir()
-        assert read_folder(written(tmp_path / "a")).domain == "law"
+        assert read_directory(written(tmp_path / "a")).domain == "law"
 
     def test_a_file_or_link_in_the_way_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("x")
@@ -151,67 +162,67 @@ class TestRefusals:
     def test_a_missing_file(self, tmp_path: Path, name: str, error: type[SoupError], says: str) -> None:
         (written(tmp_path / "a") / name).unlink()
         with pytest.raises(error, match=says):
-            read_folder(tmp_path / "a")
+            read_directory(tmp_path / "a")
 
     def test_pickled_weights_are_named(self, tmp_path: Path) -> None:
         folder = written(tmp_path / "a")
         (folder / WEIGHTS_FILE).rename(folder / "pytorch_model.bin")
         with pytest.raises(NotFound, match=r"safetensors only; 'pytorch_model\.bin'"):
-            read_folder(folder)
+            read_directory(folder)
 
     @pytest.mark.parametrize("name", ["pytorch_adapter.bin", "adapter.safetensors"])
     def test_adapterhubs_weights_are_to_be_converted(self, tmp_path: Path, name: str) -> None:
         folder = written(tmp_path / "a")
         (folder / WEIGHTS_FILE).rename(folder / name)
         with pytest.raises(NotFound, match=rf"{name} is AdapterHub's: `soup convert {folder} TARGET`"):
-            read_folder(folder)
+            read_directory(folder)
 
     def test_no_directory(self, tmp_path: Path) -> None:
         with pytest.raises(NotFound, match="not a directory"):
-            read_folder(tmp_path / "nowhere")
+            read_directory(tmp_path / "nowhere")
 
     def test_duplicate_keys(self, tmp_path: Path) -> None:
         file = written(tmp_path / "a") / CONFIG_FILE
         file.write_text(file.read_text().replace('"domain"', '"domain": "x", "domain"', 1))
         with pytest.raises(InvalidManifest, match="'domain' twice") as caught:
-            read_folder(tmp_path / "a")
+            read_directory(tmp_path / "a")
         assert str(file) in caught.value.message
 
     def test_all_problems_are_listed(self, tmp_path: Path) -> None:
         edit_config(written(tmp_path / "a"), domain="", surprise=1)
         with pytest.raises(InvalidManifest, match="1 more") as caught:
-            read_folder(tmp_path / "a")
+            read_directory(tmp_path / "a")
         assert len(caught.value.problems) == 2
 
     def test_unknown_methods(self, tmp_path: Path) -> None:
         folder = written(tmp_path / "a")
         edit_config(folder, config={"method": "bottleneck", "structure": "odd", "bottleneck": 1, "activation": "relu"})
         with pytest.raises(UnknownMethod, match="structure"):
-            read_folder(folder)
+            read_directory(folder)
         edit_config(folder, config={"method": "ia3"})
         with pytest.raises(UnknownMethod, match="'bottleneck', 'lora'"):
-            read_folder(folder)
+            read_directory(folder)
 
     def test_texts_beside_embeddings(self, tmp_path: Path) -> None:
         (written(tmp_path / "a", texts=["x"]) / EMBEDDINGS_FILE).write_bytes(b"")
         with pytest.raises(InvalidManifest, match="keep the one"):
-            read_folder(tmp_path / "a")
+            read_directory(tmp_path / "a")
 
     def test_embeddings_of_nobody_knows_what(self, tmp_path: Path) -> None:
         (written(tmp_path / "a") / EMBEDDINGS_FILE).write_bytes(b"")
         with pytest.raises(InvalidManifest, match="does not say what made"):
-            read_folder(tmp_path / "a")
+            read_directory(tmp_path / "a")
 
     def test_a_card_that_is_no_text(self, tmp_path: Path) -> None:
         (written(tmp_path / "a") / CARD_FILE).write_bytes(b"\xff\xfe")
         with pytest.raises(InvalidManifest, match="UTF-8"):
-            read_folder(tmp_path / "a")
+            read_directory(tmp_path / "a")
 
     def test_a_huge_config(self, tmp_path: Path) -> None:
         with (written(tmp_path / "a") / CONFIG_FILE).open("r+b") as file:
             file.truncate(17 * 1024 * 1024)
         with pytest.raises(InvalidManifest, match="limit"):
-            read_folder(tmp_path / "a")
+            read_directory(tmp_path / "a")
 
 
 class TestStrictJson:

@@ -24,9 +24,10 @@ from registry.formats import (
     EMBEDDINGS_FILE,
     SOUP_FILE,
     WEIGHTS_FILE,
-    AdapterFolder,
-    read_folder,
-    write_folder,
+    AdapterContents,
+    AdapterDirectory,
+    read_directory,
+    write_directory,
 )
 from registry.spec import BaseEntry, Card, Provenance
 from tests.conftest import TINY_CONFIGS, build_tiny_base
@@ -84,7 +85,7 @@ def trained(base: LoadedBase, folder: Path, *, dtype: torch.dtype = torch.float3
     return Trained(folder, of_peft(base, folder))  # as loaded: saving sorts patterns, and the first that matches counts
 
 
-def ours(base: LoadedBase, folder: AdapterFolder) -> Tensor:
+def ours(base: LoadedBase, folder: AdapterDirectory) -> Tensor:
     with attached(base.model, from_tensors(folder.config, base.shape, load_tensors(folder.weights.read_bytes()))):
         return logits_of(base.model)
 
@@ -94,7 +95,7 @@ def of_peft(base: LoadedBase, folder: Path) -> Tensor:
     return logits_of(model.eval())
 
 
-def digest(base: LoadedBase, folder: AdapterFolder) -> str:
+def digest(base: LoadedBase, folder: AdapterDirectory) -> str:
     data = folder.weights.read_bytes()
     check_weights(data, folder.config, base.shape, max_bytes=10**9)
     return adapter_digest(base.shape.fingerprint, folder.config, load_tensors(data))
@@ -133,14 +134,21 @@ pytestmark = pytest.mark.filterwarnings(
 @pytest.mark.parametrize("option", OPTIONS)
 def test_the_logits_are_pefts_there_and_back(base: LoadedBase, tmp_path: Path, option: str) -> None:
     written = trained(base, tmp_path / "peft", **options_of(base)[option])
-    folder = read_folder(written.folder)
+    folder = read_directory(written.folder)
     assert (written.logits - logits_of(base.model)).abs().max() > 1e-3
     same(ours(base, folder), written.logits)
 
-    again = write_folder(
-        tmp_path / "ours", config=folder.config, domain="law", weights=folder.weights.read_bytes(), base_model="tiny",
-        base_fingerprint=base.shape.fingerprint, shape=base.shape,
-    )  # fmt: skip
+    again = write_directory(
+        tmp_path / "ours",
+        AdapterContents(
+            config=folder.config,
+            domain="law",
+            weights=folder.weights.read_bytes(),
+            base_model="tiny",
+            base_fingerprint=base.shape.fingerprint,
+            shape=base.shape,
+        ),
+    )
     assert digest(base, again) == digest(base, folder)
     same(of_peft(base, again.path), written.logits)
 
@@ -148,7 +156,7 @@ def test_the_logits_are_pefts_there_and_back(base: LoadedBase, tmp_path: Path, o
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_half_precision_files(gpt2: LoadedBase, tmp_path: Path, dtype: torch.dtype) -> None:
     written = trained(gpt2, tmp_path / "peft", dtype=dtype)
-    folder = read_folder(written.folder)
+    folder = read_directory(written.folder)
     assert {str(t.dtype) for t in load_tensors(folder.weights.read_bytes()).values()} == {str(dtype)}
     same(ours(gpt2, folder), written.logits)
     same(of_peft(gpt2, written.folder), written.logits)
@@ -157,7 +165,7 @@ def test_half_precision_files(gpt2: LoadedBase, tmp_path: Path, dtype: torch.dty
 def test_a_head_of_its_own_may_have_a_lora(tmp_path: Path) -> None:
     base = load_base(BaseEntry(id="tiny", source=str(build_tiny_base(tmp_path / "b", model_type="gpt_neox"))))
     written = trained(base, tmp_path / "peft", target_modules=["embed_out", "dense"])
-    same(ours(base, read_folder(written.folder)), written.logits)
+    same(ours(base, read_directory(written.folder)), written.logits)
 
 
 @pytest.fixture(scope="module")
@@ -175,14 +183,14 @@ class TestTheDirectory:
         return copy
 
     def test_as_it_lies_on_disk_it_names_its_base_and_no_domain(self, folder: Path, gpt2: LoadedBase) -> None:
-        read = read_folder(folder)
+        read = read_directory(folder)
         assert (read.domain, read.base_model, read.recorded_base) == (None, None, gpt2.entry.source)
         assert read.card == Card(tags=("lora", "transformers"))  # peft's unfilled card has no text
 
     def test_soup_json_says_what_pefts_file_cannot(self, folder: Path) -> None:
         notes = {"domain": "law", "base_model": "small", "provenance": {"init_hash": HEX, "init_source": "declared"}}
         (folder / SOUP_FILE).write_text(json.dumps(notes))
-        read = read_folder(folder)
+        read = read_directory(folder)
         assert (read.domain, read.base_model, read.provenance.init_hash) == ("law", "small", HEX)
 
     @pytest.mark.parametrize(
@@ -197,25 +205,25 @@ class TestTheDirectory:
     def test_a_soup_json_that_is_not_right(self, folder: Path, text: str, says: str) -> None:
         (folder / SOUP_FILE).write_text(text)
         with pytest.raises(InvalidManifest, match=says):
-            read_folder(folder)
+            read_directory(folder)
 
     def test_pickled_weights_are_refused_with_what_to_do(self, folder: Path) -> None:
         (folder / WEIGHTS_FILE).rename(folder / "adapter_model.bin")
         with pytest.raises(NotFound, match=r"adapter_model\.bin is a pickle: load it with peft .*safe_serialization"):
-            read_folder(folder)
+            read_directory(folder)
 
     def test_broken_weights_are_named_with_their_directory(self, folder: Path) -> None:
         for data in (b"", b"\x80\x04pickle", (folder / WEIGHTS_FILE).read_bytes()[:-1]):
             (folder / WEIGHTS_FILE).write_bytes(data)
             with pytest.raises(InvalidWeights, match="peft: The weights cannot be taken"):
-                read_folder(folder)
+                read_directory(folder)
 
     def test_embeddings_need_soup_json(self, folder: Path) -> None:
         (folder / EMBEDDINGS_FILE).write_bytes(b"x")
         with pytest.raises(InvalidManifest, match=r"soup\.json does not say what made"):
-            read_folder(folder)
+            read_directory(folder)
         (folder / SOUP_FILE).write_text(json.dumps({"embeddings": {"encoder": HEX, "unit": "sentence"}}))
-        assert read_folder(folder).embeddings is not None
+        assert read_directory(folder).embeddings is not None
 
     @pytest.mark.parametrize(
         ("change", "says"),
@@ -231,22 +239,30 @@ class TestTheDirectory:
         file = folder / CONFIG_FILE
         file.write_text(json.dumps(change(json.loads(file.read_text()))))
         with pytest.raises((InvalidManifest, UnknownMethod), match=says):
-            read_folder(folder)
+            read_directory(folder)
 
     def test_what_peft_writes_for_what_we_cannot_compute(self, gpt2: LoadedBase, tmp_path: Path) -> None:
         dora = trained(gpt2, tmp_path / "dora", use_dora=True, bias="lora_only")
         with pytest.raises(UnknownMethod) as found:
-            read_folder(dora.folder)
+            read_directory(dora.folder)
         for word in ("use_dora", "bias 'lora_only'", "lora_magnitude_vector"):
             assert any(word in problem for problem in found.value.problems), found.value.problems
 
     def test_writing_keeps_what_is_known(self, folder: Path, tmp_path: Path) -> None:
-        read = read_folder(folder)
+        read = read_directory(folder)
         provenance = Provenance(init_hash=HEX, init_source="declared", training={"lr": 0.1})
-        again = write_folder(
-            tmp_path / "again", config=read.config, domain="law", weights=read.weights.read_bytes(), base_model="small",
-            provenance=provenance, texts=["one"], card=Card(description="Words", tags=("a",)),
-        )  # fmt: skip
+        again = write_directory(
+            tmp_path / "again",
+            AdapterContents(
+                config=read.config,
+                domain="law",
+                weights=read.weights.read_bytes(),
+                base_model="small",
+                provenance=provenance,
+                texts=["one"],
+                card=Card(description="Words", tags=("a",)),
+            ),
+        )
         assert (again.config, again.provenance, again.domain) == (read.config, provenance, "law")
         assert (again.card.description, again.card.tags) == ("Words", ("a",))
         assert json.loads((again.path / CONFIG_FILE).read_text())["base_model_name_or_path"] == "small"
@@ -254,7 +270,7 @@ class TestTheDirectory:
 
 
 def test_our_modules_have_pefts_names(gpt2: LoadedBase, tmp_path: Path) -> None:
-    folder = read_folder(trained(gpt2, tmp_path / "peft", target_modules="all-linear").folder)
+    folder = read_directory(trained(gpt2, tmp_path / "peft", target_modules="all-linear").folder)
     module = from_tensors(folder.config, gpt2.shape, load_tensors(folder.weights.read_bytes()))
     assert isinstance(module, nn.Module)
     assert set(module.state_dict()) == set(load_tensors(folder.weights.read_bytes()))

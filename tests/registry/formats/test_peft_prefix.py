@@ -16,7 +16,7 @@ from registry.adapters import attached, create, expected_tensors, from_tensors, 
 from registry.adapters.weights import check_weights, load_tensors, save_tensors
 from registry.base_model.loading import LoadedBase
 from registry.errors import Incompatible, InvalidManifest, UnknownMethod
-from registry.formats import CONFIG_FILE, SOUP_FILE, WEIGHTS_FILE, read_folder, write_folder
+from registry.formats import CONFIG_FILE, SOUP_FILE, WEIGHTS_FILE, AdapterContents, read_directory, write_directory
 from registry.formats.peft.lora import adapter_config
 from registry.formats.peft.prefix import prefix_config
 from registry.spec import (
@@ -67,28 +67,36 @@ def of_peft(base: LoadedBase, folder: Path) -> Tensor:
 def test_the_logits_are_pefts_there_and_back(base: LoadedBase, tmp_path: Path, projection: bool) -> None:
     options = {"prefix_projection": True, "encoder_hidden_size": 7} if projection else {}
     wanted = trained(base, tmp_path / "peft", **options)
-    folder = read_folder(tmp_path / "peft")
+    folder = read_directory(tmp_path / "peft")
     assert folder.config == PrefixConfig(length=LENGTH)
     weights = folder.weights.read_bytes()
     check_weights(weights, folder.config, base.shape, max_bytes=10**7)
     with attached(base.model, from_tensors(folder.config, base.shape, load_tensors(weights))):
         torch.testing.assert_close(logits_of(base.model), wanted, rtol=0, atol=1e-5)
     for name, shape in (("short", None), ("whole", base.shape)):
-        again = write_folder(tmp_path / name, config=folder.config, domain=None, weights=weights, shape=shape)
+        again = write_directory(
+            tmp_path / name, AdapterContents(config=folder.config, domain=None, weights=weights, shape=shape)
+        )
         assert again.config == folder.config
         torch.testing.assert_close(of_peft(base, again.path), wanted, rtol=0, atol=1e-5)
 
 
 def test_the_files_are_those_peft_writes(base: LoadedBase, tmp_path: Path) -> None:
     trained(base, tmp_path / "peft")
-    theirs = read_folder(tmp_path / "peft")
+    theirs = read_directory(tmp_path / "peft")
     weights = theirs.weights.read_bytes()
     tensors = load_tensors(weights)
     assert save_tensors(tensors, metadata={"format": "pt"}) == weights, "byte for byte"
-    ours = write_folder(
-        tmp_path / "ours", config=theirs.config, domain="law", weights=save_tensors(tensors),
-        shape=base.shape, base_model=base.entry.source,
-    )  # fmt: skip
+    ours = write_directory(
+        tmp_path / "ours",
+        AdapterContents(
+            config=theirs.config,
+            domain="law",
+            weights=save_tensors(tensors),
+            shape=base.shape,
+            base_model=base.entry.source,
+        ),
+    )
     read = [peft.PrefixTuningConfig.from_pretrained(folder).to_dict() for folder in (theirs.path, ours.path)]
     del read[0]["encoder_hidden_size"], read[1]["encoder_hidden_size"]  # of a projection that there is none of
     del read[0]["peft_version"], read[1]["peft_version"]
@@ -98,10 +106,18 @@ def test_the_files_are_those_peft_writes(base: LoadedBase, tmp_path: Path) -> No
 def test_soup_json_says_what_pefts_file_cannot(gpt2: LoadedBase, tmp_path: Path) -> None:
     state = create(PrefixConfig(length=LENGTH), gpt2.shape, seed=0, init="linear").state_dict()
     provenance = Provenance(init_hash=HEX, init_source="trained_here", init_seed=3)
-    folder = write_folder(
-        tmp_path / "ours", config=PrefixConfig(length=LENGTH), domain="law", weights=save_tensors(state),
-        base_model="small", base_fingerprint=HEX, shape=gpt2.shape, provenance=provenance,
-    )  # fmt: skip
+    folder = write_directory(
+        tmp_path / "ours",
+        AdapterContents(
+            config=PrefixConfig(length=LENGTH),
+            domain="law",
+            weights=save_tensors(state),
+            base_model="small",
+            base_fingerprint=HEX,
+            shape=gpt2.shape,
+            provenance=provenance,
+        ),
+    )
     assert (folder.domain, folder.base_fingerprint, folder.provenance) == ("law", HEX, provenance)
     assert json.loads((folder.path / CONFIG_FILE).read_text())["peft_type"] == "PREFIX_TUNING"
 
@@ -151,7 +167,7 @@ class TestRefused:
 
     def test_of_another_base_the_columns_are(self, bases, tmp_path: Path) -> None:
         trained(bases("gpt2"), tmp_path / "peft")
-        folder = read_folder(tmp_path / "peft")
+        folder = read_directory(tmp_path / "peft")
         with pytest.raises(Incompatible, match=r"prompt_embeddings has shape \[4, 128\], and \[4, 64\]"):
             check_weights(folder.weights.read_bytes(), folder.config, bases("llama").shape, max_bytes=10**7)
 
@@ -181,8 +197,10 @@ def test_all_others_are_in_our_form(gpt2: LoadedBase, tmp_path: Path, name: str)
         for part, size in expected_tensors(config, gpt2.shape).items()
     }
     with pytest.raises(InvalidManifest, match="needs its domain"):
-        write_folder(tmp_path / "x", config=config, domain=None, weights=save_tensors(tensors))
-    folder = write_folder(tmp_path / "ours", config=config, domain="law", weights=save_tensors(tensors))
+        write_directory(tmp_path / "x", AdapterContents(config=config, domain=None, weights=save_tensors(tensors)))
+    folder = write_directory(
+        tmp_path / "ours", AdapterContents(config=config, domain="law", weights=save_tensors(tensors))
+    )
     assert folder.config == config
     assert not (folder.path / SOUP_FILE).exists()
     assert "peft_type" not in json.loads((folder.path / CONFIG_FILE).read_text())

@@ -270,7 +270,7 @@ class TestProof:
         assert selector.report_["units_held_out"] == len(selector.own_distances_) == 24
 
     def test_trap_a_full_covariance_looks_fine_until_it_sees_other_text(self) -> None:
-        """METHODS section 1, trap (a): singular covariances show in held-out accuracy, not in training purity."""
+        """Nearly singular covariances show in held-out accuracy, not in training purity (methods.md#clustering)."""
         domains = gaussian_domains(8, n=200, dimensions=100, apart=1.6)
         full = GmmSelector(GmmSpec(mode="paper", dimensions=98)).fit(domains).report_
         tied = GmmSelector(GmmSpec(dimensions=32)).fit(domains).report_

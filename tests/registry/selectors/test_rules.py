@@ -1,4 +1,4 @@
-"""Rules over losses on the paper's Table 7 (METHODS section 1): adapters on novel domains, perplexities."""
+"""Rules over losses on the paper's Table 7 (AdapterSoup, table 7): adapters on novel domains, perplexities."""
 
 from __future__ import annotations
 

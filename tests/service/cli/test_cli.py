@@ -13,7 +13,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from registry.formats import write_folder
+from registry.formats import AdapterContents, write_directory
 from registry.spec import BottleneckConfig
 from service.cli import app as cli
 from service.cli import compare
@@ -74,7 +74,9 @@ def sample(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    write_folder(tmp_path / "My Law", config=CONFIG, domain="law", weights=b"w", base_model="tiny", texts=["a"])
+    write_directory(
+        tmp_path / "My Law", AdapterContents(config=CONFIG, domain="law", weights=b"w", base_model="tiny", texts=["a"])
+    )
     return tmp_path / "My Law"
 
 

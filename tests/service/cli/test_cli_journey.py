@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from registry.formats import WEIGHTS_FILE, read_folder, write_folder
+from registry.formats import WEIGHTS_FILE, AdapterContents, read_directory, write_directory
 from registry.spec import Provenance
 from service.cli import app as cli
 from tests.postgres import KINDS
@@ -38,10 +38,17 @@ def passages(domain: str, count: int = 30) -> list[str]:
 def folders(live: Live, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("adapters")
     for seed, domain in enumerate(("law", "cooking", "code", "sailing")):
-        write_folder(
-            root / domain, config=CONFIG, domain=domain, weights=adapter_weights(live.world.runtime, seed=seed),
-            base_model="tiny", texts=passages(domain), provenance=Provenance(init_hash=INIT, init_source="declared"),
-        )  # fmt: skip
+        write_directory(
+            root / domain,
+            AdapterContents(
+                config=CONFIG,
+                domain=domain,
+                weights=adapter_weights(live.world.runtime, seed=seed),
+                base_model="tiny",
+                texts=passages(domain),
+                provenance=Provenance(init_hash=INIT, init_source="declared"),
+            ),
+        )
     return root
 
 
@@ -110,7 +117,7 @@ class TestJourney:
 
         code, out, err = soup("pull", "team/mixed", tmp_path / "mixed")
         assert code == 0, err
-        folder = read_folder(tmp_path / "mixed")
+        folder = read_directory(tmp_path / "mixed")
         assert folder.provenance.init_hash == INIT  # averaging keeps the initialisation
         assert (tmp_path / "mixed" / WEIGHTS_FILE).stat().st_size > 0
         assert 'base_model_relation: "merge"' in (tmp_path / "mixed" / "README.md").read_text()
@@ -137,9 +144,11 @@ class TestJourney:
                 assert row["perplexity"] == rows["base"]["perplexity"]
 
     def test_incompatible_initialisations_are_3(self, soup: Soup, folders: Path, tmp_path: Path) -> None:
-        law = read_folder(folders / "law")
-        write_folder(tmp_path / "odd", config=law.config, domain="odd", weights=law.weights.read_bytes(),
-                     base_model="tiny")  # fmt: skip
+        law = read_directory(folders / "law")
+        write_directory(
+            tmp_path / "odd",
+            AdapterContents(config=law.config, domain="odd", weights=law.weights.read_bytes(), base_model="tiny"),
+        )
         assert soup("push", tmp_path / "odd", "--namespace", "odd")[0] == 0
         code, out, err = soup("cook", "--recipe", "odd/odd=1,team/cooking=1", "--mixing", "average", "--no-verify")
         assert (code, out) == (3, "")

@@ -14,7 +14,7 @@ import torch
 
 from registry.adapters import expected_tensors
 from registry.adapters.weights import load_tensors, save_tensors
-from registry.formats import read_folder, write_folder
+from registry.formats import AdapterContents, read_directory, write_directory
 from registry.formats.adapterhub import checkpoint_files, read_checkpoint
 from registry.spec import BottleneckConfig, Card
 from service.cli import app as cli
@@ -60,7 +60,7 @@ class TestToOurs:
         assert "head_config.json, pytorch_model_head.bin" in err
         assert "--base" not in err
         assert "--sample" not in err
-        folder = read_folder(target)
+        folder = read_directory(target)
         checkpoint = read_checkpoint(FIXTURES / "gpt2/seq_bn")
         assert (folder.config, folder.domain, folder.base_model) == (checkpoint.config, "US law", "small")
         assert same(load_tensors(folder.weights.read_bytes()), checkpoint.tensors)
@@ -78,7 +78,7 @@ class TestToOurs:
         assert "--base" in err
         assert "--sample" in err
         assert "Left out" not in err
-        assert read_folder(tmp_path / "a").base_model is None
+        assert read_directory(tmp_path / "a").base_model is None
 
     def test_as_json(self, soup: Soup, tmp_path: Path) -> None:
         code, out, _ = soup("convert", FIXTURES / "llama/double_seq_bn", tmp_path / "a", *DOMAIN, "--json")
@@ -94,7 +94,7 @@ class TestToOurs:
             "---\nlicense: mit\ntags:\n- adapterhub:law/us\n- gpt2\ndatasets:\n- a/b\n---\n\n# Law\n\nWords.\n"
         )
         assert soup("convert", source, tmp_path / "a", *DOMAIN)[0] == 0
-        assert read_folder(tmp_path / "a").card == Card(license="mit", tags=("gpt2",), description="# Law\n\nWords.")
+        assert read_directory(tmp_path / "a").card == Card(license="mit", tags=("gpt2",), description="# Law\n\nWords.")
         (source / "README.md").write_bytes(b"\xff")
         assert soup("convert", source, tmp_path / "b", *DOMAIN)[0] == 1
 
@@ -200,7 +200,7 @@ class TestToAdapterHub:
     def ours(self, folder: Path, config: BottleneckConfig) -> Path:
         """A directory of ours that no checkpoint stands behind."""
         tensors = {name: torch.ones(shape) for name, shape in expected_tensors(config, _shape(hidden_size=16)).items()}
-        write_folder(folder, config=config, domain="law", weights=save_tensors(tensors))
+        write_directory(folder, AdapterContents(config=config, domain="law", weights=save_tensors(tensors)))
         return folder
 
     def test_one_of_ours_needs_the_family(self, soup: Soup, tmp_path: Path) -> None:

@@ -28,7 +28,15 @@ from registry.errors import (
     Unauthenticated,
     Unavailable,
 )
-from registry.formats import CONFIG_FILE, SAMPLES_FILE, WEIGHTS_FILE, EmbeddingsNote, read_folder, write_folder
+from registry.formats import (
+    CONFIG_FILE,
+    SAMPLES_FILE,
+    WEIGHTS_FILE,
+    AdapterContents,
+    EmbeddingsNote,
+    read_directory,
+    write_directory,
+)
 from registry.names import sha256_digest
 from registry.spec import BottleneckConfig, CookRequest, GmmSpec, SampleSource
 from service.client import samples
@@ -182,8 +190,9 @@ class TestUpload:
 class TestPush:
     @pytest.fixture
     def folder(self, tmp_path: Path) -> Path:
-        write_folder(
-            tmp_path / "law", config=CONFIG, domain="law", weights=b"w" * 100, base_model="tiny", texts=["one", "two"]
+        write_directory(
+            tmp_path / "law",
+            AdapterContents(config=CONFIG, domain="law", weights=b"w" * 100, base_model="tiny", texts=["one", "two"]),
         )
         return tmp_path / "law"
 
@@ -216,7 +225,9 @@ class TestPush:
 
     def test_embeddings_stand_in_for_texts(self, tmp_path: Path) -> None:
         note = EmbeddingsNote(encoder=DIGEST, unit="passage")
-        write_folder(tmp_path / "e", config=CONFIG, domain="x", weights=b"w", embeddings=(b"vectors", note))
+        write_directory(
+            tmp_path / "e", AdapterContents(config=CONFIG, domain="x", weights=b"w", embeddings=(b"vectors", note))
+        )
         server = Server().on("POST /v1/adapters", ok({}))
         push_folder(server.client(), tmp_path / "e", name="team/e")
         (sent,) = server.body()["sample"]["embeddings"]
@@ -224,7 +235,7 @@ class TestPush:
         assert base64.b64decode(sent["file"]["base64"]) == b"vectors"
 
     def test_without_a_sample_none_is_sent(self, tmp_path: Path) -> None:
-        write_folder(tmp_path / "n", config=CONFIG, domain="x", weights=b"w")
+        write_directory(tmp_path / "n", AdapterContents(config=CONFIG, domain="x", weights=b"w"))
         server = Server().on("POST /v1/adapters", ok({}))
         push_folder(server.client(), tmp_path / "n", name="team/n")
         assert "sample" not in server.body()
@@ -233,7 +244,7 @@ class TestPush:
 class TestPull:
     def serve(self, tmp_path: Path, **changed: bytes) -> tuple[Server, Path]:
         source = tmp_path / "source"
-        write_folder(source, config=CONFIG, domain="law", weights=b"w" * 3000, texts=["one"])
+        write_directory(source, AdapterContents(config=CONFIG, domain="law", weights=b"w" * 3000, texts=["one"]))
         server = Server().on("GET /v1/adapters/team/law", ok({"ref": "team/law@3"}))
         listed = []
         for file in sorted(source.iterdir()):
@@ -269,7 +280,7 @@ class TestPull:
         with pytest.raises(Conflict, match="--force"):
             pull_folder(server.client(), "team/law", source)
         assert server.requests == []
-        assert pull_folder(server.client(), "team/law", source, replace=True) == read_folder(source)
+        assert pull_folder(server.client(), "team/law", source, replace=True) == read_directory(source)
 
     def test_a_server_without_the_files(self, tmp_path: Path) -> None:
         server, _ = self.serve(tmp_path)

@@ -81,6 +81,13 @@ class TestChoose:
         assert kept.sum() - kept[kept > 0].min() < top_p + 1e-9
         assert kept.max() == probabilities.max()
 
+    @pytest.mark.parametrize(("top_p", "kept"), [(0.25, 1), (0.5, 1), (0.75, 2), (0.875, 3), (0.9, 4), (1.0, 5)])
+    def test_tokens_that_reach_top_p_exactly_are_enough(self, top_p: float, kept: int) -> None:
+        """Sums of powers of two are exact: one more token than needed would show."""
+        probabilities = torch.tensor([0.0625, 0.25, 0.5, 0.0625, 0.125], dtype=torch.float64)
+        best = [2, 1, 4, 0, 3]  # of equals the first
+        assert sorted(nucleus(probabilities, top_p).nonzero().flatten().tolist()) == sorted(best[:kept])
+
     @given(st.integers(0, 2**32), st.integers(0, 50))
     def test_a_tiny_change_of_the_logits_leaves_the_draw_or_moves_it_next_door(self, seed: int, position: int) -> None:
         generator = torch.Generator().manual_seed(seed)

@@ -15,7 +15,7 @@ from registry.adapters import attached, from_tensors, paper_config
 from registry.adapters.weights import load_tensors, save_tensors
 from registry.base_model import LoadedBase, load_base
 from registry.evaluate import report
-from registry.formats import read_folder
+from registry.formats import read_directory
 from registry.spec import BankConfig
 from service.cli import app as cli
 from tests.service.domains import passages
@@ -79,7 +79,7 @@ def test_what_is_cooked_is_the_merge_of_what_was_trained_bit_for_bit(stocked, ba
     assert (code, out) == (0, f"acme/{kind}@1\n"), said
     assert "the mean of its 3 experts" in said
     assert soup("pull", f"acme/{kind}", tmp_path / kind)[0] == 0
-    folder = read_folder(tmp_path / kind)
+    folder = read_directory(tmp_path / kind)
     expected = banks[kind].merged()
     assert (folder.config, folder.domain) == (expected.config, kind)
     assert folder.provenance.init_hash == banks[kind].init_hash

@@ -18,7 +18,7 @@ from registry.adapters.experts import BankAdapter, merge_bank
 from registry.adapters.weights import init_hash, load_tensors, save_tensors
 from registry.base_model import LoadedBase, load_base
 from registry.errors import Cancelled, InvalidParameter
-from registry.formats import read_folder
+from registry.formats import read_directory
 from registry.spec import BankConfig, BaseEntry, UnionConfig, head_of
 from tests.conftest import build_tiny_encoder
 from tests.training.conftest import TEXTS, VALID, state_hash, train_on
@@ -85,7 +85,7 @@ def batch_of(seed: int, rows: int, classes: int, spread: float = 2.0) -> tuple[T
 
 
 def written_out(first, second, targets, weights, mode) -> Tensor:
-    """CE(z_A) + 1/2 [KL(z_A || z_B) + KL(z_B || z_A)] as METHODS section 3 has it, by torch's own functions."""
+    """CE(z_A) + 1/2 [KL(z_A || z_B) + KL(z_B || z_A)] (AdaMix, section 3.2) by torch's own functions."""
     log_a, log_b = first.log_softmax(-1), second.log_softmax(-1)
 
     def target(log):
@@ -246,7 +246,7 @@ def test_a_stopped_training_goes_on_to_the_same_bits(base, mode, tmp_path: Path)
 
 
 def test_random_routing_at_inference_can_be_measured(base):
-    """The ablation of the paper's section 4.4: the same bank, routed at random and merged."""
+    """The ablation of the paper's section 4.3: the same bank, routed at random and merged."""
     trained = train(base, share="none")
     bank = from_tensors(trained.config, base.shape, trained.tensors)
     assert isinstance(bank, BankAdapter)
@@ -265,7 +265,7 @@ def test_random_routing_at_inference_can_be_measured(base):
 def test_a_bank_is_written_as_a_folder_and_read_again(base, tmp_path):
     trained = train(base, "lora", share="none")
     trained.write(tmp_path / "bank", base, domain="law", passages=TEXTS[:5])
-    folder = read_folder(tmp_path / "bank")
+    folder = read_directory(tmp_path / "bank")
     assert (folder.config, folder.provenance) == (trained.config, trained.provenance)
     stored = load_tensors(folder.weights.read_bytes())
     assert stored.keys() == trained.tensors.keys()
@@ -289,7 +289,7 @@ def test_the_adapter_of_a_bank_has_its_start_and_says_of_what_it_was_made(base, 
     assert one.provenance.init_hash == trained.init_hash
     assert one.record == {**trained.record, "bank": {"experts": 3, "share": "down"}}
     one.write(tmp_path / "one", base, domain="law")
-    from_tensors(one.config, base.shape, load_tensors(read_folder(tmp_path / "one").weights.read_bytes()))
+    from_tensors(one.config, base.shape, load_tensors(read_directory(tmp_path / "one").weights.read_bytes()))
     with pytest.raises(InvalidParameter, match="this adapter is a bottleneck"):
         one.merged()
 

@@ -10,7 +10,7 @@ import torch
 from registry.adapters import attached, from_tensors, paper_config
 from registry.base_model import load_base
 from registry.errors import Incompatible
-from registry.formats import read_folder
+from registry.formats import read_directory
 from registry.spec import BaseEntry, BaseShape
 from tests.conftest import TINY_CONFIGS, build_tiny_base
 from tests.training.conftest import TEXTS, VALID, state_hash, train_on
@@ -62,7 +62,7 @@ def test_a_lora_starts_at_the_base_and_is_written_as_peft_reads_it(base, tmp_pat
     peft = json.loads((tmp_path / "law" / "adapter_config.json").read_text())
     assert (peft["peft_type"], peft["r"], peft["lora_alpha"]) == ("LORA", 2, 4)
     assert peft["fan_in_fan_out"] == (base.shape.model_type == "gpt2")
-    folder = read_folder(tmp_path / "law")
+    folder = read_directory(tmp_path / "law")
     assert (folder.domain, folder.config) == ("law", config)
     assert folder.provenance == first.provenance
 

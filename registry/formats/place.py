@@ -1,0 +1,73 @@
+"""How an adapter directory comes to be at its path: built beside it under a hidden name, synced, moved in one step.
+
+Called by whoever writes one: `write_directory`, a pull and `soup convert`. Knows nothing of what stands in the files.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from registry.errors import Conflict
+from registry.files import exchange, make_directory, sync_directory
+
+CONFIG_FILE = "adapter_config.json"
+
+
+def place_files(path: Path, files: Mapping[str, bytes], *, replace: bool = False) -> None:
+    """Make directory `path` with exactly `files`: built beside it, fsynced, renamed. Raises Conflict if it exists."""
+    beside = new_directory_beside(path)
+    try:
+        for name, data in files.items():
+            with (beside / name).open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        move_into_place(beside, path, replace=replace)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def new_directory_beside(path: Path) -> Path:
+    """A fresh hidden directory on the file system of `path`, to be filled and moved into its place."""
+    make_directory(path.parent)
+    beside = path.parent / f".{path.name}.{secrets.token_hex(4)}"
+    beside.mkdir()
+    return beside
+
+
+def check_place(path: Path, *, replace: bool, how: str = "ask to replace it") -> None:
+    """Raises Conflict where no adapter's directory can be made at `path`.
+
+    One that is not empty is in the way unless `replace`, and then too where it is no adapter's or holds folders: a
+    folder of texts or a project that was named by mistake is not deleted. `how` is the way to ask.
+    """
+    if path.is_symlink() or (path.exists() and not path.is_dir()):
+        raise Conflict(f"{path} exists and is not a directory.")
+    found = list(path.iterdir()) if path.is_dir() else []
+    if found and not replace:
+        raise Conflict(f"{path} exists and is not empty: choose another directory, or {how}.")
+    if found and (not (path / CONFIG_FILE).is_file() or any(entry.is_dir() for entry in found)):
+        raise Conflict(
+            f"{path} holds something else than one adapter, and is never replaced: choose another directory."
+        )
+
+
+def move_into_place(beside: Path, path: Path, *, replace: bool) -> None:
+    """Rename `beside` to `path`, the names durable on return; raises Conflict as `check_place` does.
+
+    Whoever made it may then forget what it was made from: a training its checkpoint.
+    """
+    check_place(path, replace=replace)
+    sync_directory(beside)
+    replaces = path.is_dir() and any(path.iterdir())
+    if replaces:
+        exchange(beside, path)
+    else:
+        beside.rename(path)
+    sync_directory(path.parent)
+    if replaces:
+        shutil.rmtree(beside)  # where the old one is now
