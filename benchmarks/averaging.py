@@ -25,20 +25,23 @@ import torch
 from torch import Tensor
 
 import migrations
-from benchmarks.report import Result, Row, interleaved, options, ratios, repeated, seconds
+from benchmarks.report import Result, interleaved, options, ratios, repeated, seconds
+from demo.results import Row
 from registry.adapters import create, paper_config
 from registry.adapters.weights import adapter_digest, save_tensors
 from registry.blobs import LocalBlobs
 from registry.catalogue.database import Database
-from registry.cook import Kitchen, cook
+from registry.cook import cook
+from registry.encoders import Encoder
 from registry.errors import Internal
 from registry.names import sha256_digest
 from registry.push import push
-from registry.registry import Caller, Limits
+from registry.registry import Caller, Limits, Registry
 from registry.soup.average import mix
 from registry.soup.compat import Part
 from registry.spec import (
     AverageMixing,
+    BaseEntry,
     BaseShape,
     BottleneckConfig,
     Cooked,
@@ -49,7 +52,7 @@ from registry.spec import (
     canonical_weights,
 )
 
-CALLER = Caller(key_id="benchmark", scope=None, request_id="benchmark")
+CALLER = Caller(key_id="benchmark", namespaces=None, request_id="benchmark")
 INIT = Provenance(init_hash=sha256_digest(b"one initialisation"), init_source="declared")
 BASE_ID = "base"
 
@@ -142,8 +145,7 @@ class Store:
     """A catalogue and a blob folder with adapters in them."""
 
     size: Size
-    database: Database
-    blobs: LocalBlobs
+    registry: Registry
 
     def push(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         """Push one adapter, inline."""
@@ -152,21 +154,36 @@ class Store:
             name=name, domain=name.split("/")[1], base_model=BASE_ID, config=self.size.config, provenance=INIT,
             files={"adapter_model.safetensors": FileSource(base64=data)},
         )  # fmt: skip
-        push(
-            manifest, database=self.database, blobs=self.blobs, bases={BASE_ID: self.size.shape},
-            encoders=lambda _: {}, caller=CALLER, limits=Limits(inline_bytes=2**30),
-        )  # fmt: skip
+        push(self.registry, CALLER, manifest)
 
     def cook(self, weights: Mapping[str, float]) -> Cooked:
         """Cook a recipe by hand."""
         request = CookRequest.model_validate(
             {"recipe": {"ingredients": [{"ref": ref, "weight": weight} for ref, weight in weights.items()]}}
         )
-        kitchen = Kitchen(
-            database=self.database, blobs=self.blobs, base_id=BASE_ID, shape=self.size.shape, encoders={},
-            score=_no_model, fit=_no_model, limits=Limits(),
+        return cook(
+            self.registry, CALLER, request, namespace="default", fit=_no_model, progress=lambda *_: None
         )  # fmt: skip
-        return cook(request, kitchen=kitchen, caller=CALLER, namespace="default", progress=lambda *_: None)
+
+
+class Bases:
+    """The one base model, of which nothing is run: a recipe by hand without a sample needs its shape only."""
+
+    def __init__(self, shape: BaseShape) -> None:
+        self.entries = {BASE_ID: BaseEntry(id=BASE_ID, source=BASE_ID)}
+        self._shape = shape
+
+    def shape(self, _base_id: str) -> BaseShape:
+        """That of the size that is measured."""
+        return self._shape
+
+    def encoders(self, _base_id: str) -> Mapping[str, Encoder]:
+        """None."""
+        return {}
+
+    def score(self, *_: object, **__: object) -> Any:
+        """Raises Internal."""
+        return _no_model()
 
 
 def _no_model(*_: object) -> Any:
@@ -203,7 +220,8 @@ def run(repeats: int) -> Result:
         if len(digests) != len(adapters):
             raise Internal("the adapters are not different")
         with tempfile.TemporaryDirectory() as folder, closing(_database(Path(folder))) as database:
-            store = Store(size, database, LocalBlobs(Path(folder) / "blobs"))
+            limits = Limits(inline_bytes=2**30)
+            store = Store(size, Registry(database, LocalBlobs(Path(folder) / "blobs"), Bases(size.shape), limits))
             names = [f"team/a{number}" for number in range(len(adapters))]
             for name, adapter in zip(names, adapters, strict=True):
                 store.push(name, adapter)

@@ -22,8 +22,9 @@ from torch import Tensor
 
 from benchmarks import parity
 from benchmarks.averaging import Size
-from benchmarks.report import Figure, Result, interleaved, options, ratios, repeated
+from benchmarks.report import Result, interleaved, options, ratios, repeated
 from benchmarks.serving import BATCH_TOKENS, FULL, INGREDIENTS, QUICK, Given, Setting, prepare
+from demo.results import Figure
 from registry.adapters import expected_tensors
 from registry.adapters.lora import LORA_A, LORA_B, PREFIX
 from registry.adapters.weights import adapter_digest
@@ -43,7 +44,7 @@ from registry.spec import (
     Provenance,
     canonical_weights,
 )
-from service.engine import AdapterHandle, Engine, ScoreRequest
+from service.engine import Engine, LoadableAdapter, ScoreRequest
 
 RANK = 16
 LINEAR_WEIGHTS = (0.3, 0.7)
@@ -140,11 +141,11 @@ def measure_cost(result: Result, size: Size, *, rows: int, repeats: int) -> None
             )
 
 
-def _handle(shape: BaseShape, config: AdapterConfig, tensors: dict[str, Tensor]) -> AdapterHandle:
-    return AdapterHandle(adapter_digest(shape.fingerprint, config, tensors), config, lambda: tensors)
+def _handle(shape: BaseShape, config: AdapterConfig, tensors: dict[str, Tensor]) -> LoadableAdapter:
+    return LoadableAdapter(adapter_digest(shape.fingerprint, config, tensors), config, lambda: tensors)
 
 
-def _score(engine: Engine, setting: Setting, handle: AdapterHandle) -> list[float]:
+def _score(engine: Engine, setting: Setting, handle: LoadableAdapter) -> list[float]:
     answer: Any = engine.submit(ScoreRequest("base", tuple(setting.windows), handle)).result()
     return list(answer.nll)
 

@@ -12,7 +12,8 @@ import sys
 from collections.abc import Callable
 from statistics import median
 
-from benchmarks.report import ROOT, Result, interleaved, options, repeated
+from benchmarks.report import Result, interleaved, options, repeated
+from demo.results import ROOT
 
 PROGRAMS: dict[str, tuple[str, ...]] = {
     "python": ("-c", "pass"),

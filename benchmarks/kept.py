@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from benchmarks.report import Figure
+from demo.results import Figure
 
 UNKNOWN = "not recorded"
 

@@ -19,7 +19,8 @@ from benchmarks.lm import findings, plan, runner
 from benchmarks.lm.cells import Cell
 from benchmarks.lm.plan import Given, Size
 from benchmarks.lm.runner import Place, Runner
-from benchmarks.report import Result, best_dtype, options, table
+from benchmarks.report import Result, options, table
+from demo.results import best_dtype
 from registry.base_model import shape_of
 from registry.errors import SoupError
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks.report import Row
+from demo.results import Row
 from registry.adapters import attached, expected_tensors, from_tensors, paper_config
 from registry.base_model.architecture import shape_from
 from registry.formats.peft.lora import lora_config

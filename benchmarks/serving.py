@@ -33,7 +33,7 @@ from registry.base_model import LoadedBase
 from registry.errors import Internal
 from registry.likelihood import batches, padded
 from registry.spec import BaseEntry
-from service.engine import AdapterHandle, Engine, ScoreRequest
+from service.engine import Engine, LoadableAdapter, ScoreRequest
 
 QUICK = Size("gpt2_4x256", layers=4, hidden=256, bottleneck=64)
 FULL = Size("gpt2_small", layers=12, hidden=768, bottleneck=64)
@@ -54,7 +54,7 @@ class Setting:
 
     base: LoadedBase
     adapters: Sequence[AdapterModule]
-    handles: Mapping[str, AdapterHandle]
+    handles: Mapping[str, LoadableAdapter]
     windows: Windows
 
     @property
@@ -102,8 +102,8 @@ def prepare(size: Size, *, rows: int) -> Setting:
     return Setting(base, adapters, handles, _windows(rows, VOCABULARY[size.name]))
 
 
-def _handle(size: Size, tensors: dict[str, Tensor]) -> AdapterHandle:
-    return AdapterHandle(adapter_digest(size.shape.fingerprint, size.config, tensors), size.config, lambda: tensors)
+def _handle(size: Size, tensors: dict[str, Tensor]) -> LoadableAdapter:
+    return LoadableAdapter(adapter_digest(size.shape.fingerprint, size.config, tensors), size.config, lambda: tensors)
 
 
 def _windows(rows: int, vocabulary: int) -> Windows:

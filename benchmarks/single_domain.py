@@ -32,7 +32,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from benchmarks.lm.cost import relative_cost
-from benchmarks.report import Figure, Result, best_dtype, options
+from benchmarks.report import Result, options
 from benchmarks.single import making, table
 from benchmarks.single.choosing import Chosen, choose
 from benchmarks.single.ledger import Ledger
@@ -40,6 +40,7 @@ from benchmarks.single.scoring import Scorer, worker_pool
 from benchmarks.single.setting import DRAW_SEED, LONG, SHORT, Setting, Texts, setting
 from demo.job import Job
 from demo.progress import Talk
+from demo.results import Figure, best_dtype
 from registry.adapters import expected_tensors, paper_config
 from registry.base_model import shape_of
 from training.data import draw

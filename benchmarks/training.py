@@ -32,7 +32,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports transformers
 
-from benchmarks.report import Figure, Result, Row, best_dtype, options, ratios, repeated, seconds
+from benchmarks.report import Result, options, ratios, repeated, seconds
+from demo.results import Figure, Row, best_dtype
 
 if TYPE_CHECKING:
     from torch import nn

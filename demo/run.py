@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks import report
 from demo import packages, table
 from demo.adapters import convert_all, train_all
 from demo.base import BASE_ID, SHIPPED
@@ -22,6 +21,7 @@ from demo.cells import Cell, Cells
 from demo.convert import neutral_domains
 from demo.job import HOME, NAMESPACE, NOVEL_SAMPLE, TEST_PASSAGES, Job, external_job
 from demo.progress import Talk
+from demo.results import Figure, write
 from demo.server import DemoFailed, Server, running
 from demo.strategies import CLUSTERING, FITS, SERVICE, STRATEGIES, UNIFORM, Answer, cook
 from demo.table import Entry, Row, Table
@@ -287,6 +287,6 @@ It took {seconds:.0f} seconds. Everything it made is in {job.home}, and the next
     if options.out is not None:
         figures = table.figures(found)
         goal = 240.0 if job.name == "demo" else 1800.0
-        figures["wall_s"] = report.Figure(seconds, "s", goal, [seconds], "at most; installation not included").as_json()
-        report.write(options.out, name=job.name, command=options.command, figures=figures, rows=table.rows(found))
+        figures["wall_s"] = Figure(seconds, "s", goal, [seconds], "at most; installation not included").as_json()
+        write(options.out, name=job.name, command=options.command, figures=figures, rows=table.rows(found))
         print(f"Figures: {options.out}")

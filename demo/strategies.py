@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from registry.spec import CosineSpec, GmmSpec, PoolRequest, UniformSpec
-from service.cli.compare import Strategy
+from service.cli.verbs.compare import Strategy
 from service.client.client import SoupClient
 
 _PAPER = GmmSpec(mode="paper")

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.report import Figure
 from demo.cells import Cell
+from demo.results import Figure
 from registry.uncertainty import Difference
 
 

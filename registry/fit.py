@@ -6,45 +6,41 @@ connection and reads vectors from the blob store. Fitting the same members again
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 
 from registry.blobs import BlobStore
-from registry.catalogue.database import Catalogue, Database
-from registry.catalogue.rows import AdapterRow, SelectorRow
+from registry.catalogue.database import Catalogue
+from registry.catalogue.rows import AdapterRow, MemberRow, SelectorRow
 from registry.embeddings_file import read_embeddings
 from registry.errors import Internal, InvalidParameter
 from registry.names import digest_of
 from registry.pools import as_members, current_members, pool_id, spec_digest
+from registry.progress import Progress
+from registry.registry import Registry
 from registry.selectors import new_selector
-from registry.selectors.contract import Domain
+from registry.selectors.contract import Domain, Selector
 from registry.selectors.state import dump_state
 from registry.spec import PoolSpec, SelectorSpec, is_language_model
 
 
 def fit(
-    pool: PoolSpec,
-    spec: SelectorSpec,
-    *,
-    encoder_digest: str | None,
-    database: Database,
-    blobs: BlobStore,
-    progress: Callable[[int, int, str], None],
+    registry: Registry, pool: PoolSpec, spec: SelectorSpec, *, encoder_digest: str | None, progress: Progress
 ) -> SelectorRow:
     """Fit `spec` over the pool's present members; raises InvalidParameter where nothing can be selected from."""
-    with database.read() as catalogue:
+    with registry.database.read() as catalogue:
         rows = current_members(catalogue, pool, encoder_digest)
         _check_not_empty(catalogue, pool, rows)
         known = catalogue.selectors.latest(pool_id(pool), spec_digest(spec))
-        blob_digests = {row.id: _embedding_blob(catalogue, row, encoder_digest) for row in rows}
-    if known is not None and known.members == as_members(rows) and known.encoder_digest == encoder_digest:
+        vectors = {row.id: _embedding_blob(catalogue, row, encoder_digest) for row in rows}
+    members = as_members(rows)
+    if known is not None and known.members == members and known.encoder_digest == encoder_digest:
         return known
-    domains = [_domain(row, blob_digests[row.id], blobs) for row in rows]
+    domains = [_domain(row, vectors[row.id], registry.blobs) for row in rows]
     selector = new_selector(spec.resolved()).fit(domains, progress=progress)
-    data = dump_state(*selector.to_state())
-    return _store(data, dict(selector.report_), pool, spec, encoder_digest, rows, database, blobs)
+    return _store(registry, selector, pool, spec, encoder_digest=encoder_digest, members=members)
 
 
 def _check_not_empty(catalogue: Catalogue, pool: PoolSpec, rows: list[AdapterRow]) -> None:
@@ -74,20 +70,19 @@ def _domain(row: AdapterRow, blob: str | None, blobs: BlobStore) -> Domain:
 
 
 def _store(
-    data: bytes,
-    report: dict[str, object],
+    registry: Registry,
+    selector: Selector[Any],
     pool: PoolSpec,
     spec: SelectorSpec,
+    *,
     encoder_digest: str | None,
-    rows: list[AdapterRow],
-    database: Database,
-    blobs: BlobStore,
+    members: tuple[MemberRow, ...],
 ) -> SelectorRow:
     """Bytes first, then the row; the id follows from what was fitted on what, so a repeat is the same row."""
-    state_blob = blobs.put_bytes(data)
-    members = as_members(rows)
+    data = dump_state(*selector.to_state())
+    state_blob = registry.blobs.put_bytes(data)
     identity = digest_of([pool_id(pool), spec_digest(spec), encoder_digest, [asdict(m) for m in members], state_blob])
-    with database.write() as catalogue:
+    with registry.database.write() as catalogue:
         catalogue.blobs.seen(state_blob, len(data))
         return catalogue.selectors.add(
             id="sel-" + identity.removeprefix("sha256:")[:16],
@@ -98,5 +93,5 @@ def _store(
             encoder_digest=encoder_digest,
             state_blob=state_blob,
             members=members,
-            report=report,
+            report=dict(selector.report_),
         )

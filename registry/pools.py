@@ -6,7 +6,7 @@ one domain label, the newest adapter.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from registry.catalogue.database import Catalogue
 from registry.catalogue.rows import AdapterRow, MemberRow, SelectorRow
@@ -15,7 +15,7 @@ from registry.names import digest_of
 from registry.spec import BaseShape, PoolRequest, PoolSpec, SelectorSpec, is_language_model
 
 
-def pool_base(request: PoolRequest, bases: Mapping[str, BaseShape]) -> str:
+def pool_base(request: PoolRequest, bases: Collection[str]) -> str:
     """The base id a pool is over: the named one, or the only one there is."""
     if request.base_model is not None and request.base_model in bases:
         return request.base_model
@@ -26,11 +26,11 @@ def pool_base(request: PoolRequest, bases: Mapping[str, BaseShape]) -> str:
     raise InvalidParameter(f"The pool's base_model {asked}; this server has: {listed}.", param="pool.base_model")
 
 
-def pool_spec(request: PoolRequest, shape: BaseShape, scope: Sequence[str] | None) -> PoolSpec:
+def pool_spec(request: PoolRequest, shape: BaseShape, visible: Sequence[str] | None) -> PoolSpec:
     """The pool a caller means: the namespaces asked for, else all that the key may read."""
-    namespaces = request.namespaces if request.namespaces is not None else scope
-    if scope is not None and not set(namespaces or ()) <= set(scope):
-        foreign = sorted(set(namespaces or ()) - set(scope))
+    namespaces = request.namespaces if request.namespaces is not None else visible
+    if visible is not None and not set(namespaces or ()) <= set(visible):
+        foreign = sorted(set(namespaces or ()) - set(visible))
         raise Forbidden(f"This key may not read namespace {foreign[0]!r}.", param="pool.namespaces")
     return PoolSpec(
         base_fingerprint=shape.fingerprint,

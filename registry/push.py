@@ -1,29 +1,28 @@
 """The push verb: a manifest becomes a stored adapter, or is refused with every reason, and nothing half visible.
 
-Called by the adapters route; `embed` is called by the embed job afterwards. Order matters: bytes are durable
-in the blob store before the row that names them is committed.
+Called by the adapters route and by a training that has ended. Order matters: bytes are durable in the blob store
+before the row that names them is committed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from registry.adapters.weights import WeightsReport, adapter_digest, check_weights, load_tensors
-from registry.blobs import BlobStore
-from registry.catalogue.database import Catalogue, Database
+from registry.adapters.weights import adapter_digest, check_weights
+from registry.catalogue.database import Catalogue
 from registry.catalogue.rows import AdapterRow, NewAdapter
 from registry.encoders.contract import Encoder
 from registry.errors import Incompatible, Internal, InvalidManifest
 from registry.formats.peft.lora import adapter_config
 from registry.names import sha256_digest, split_name
 from registry.pools import enqueue_refits
-from registry.registry import Caller, Limits
+from registry.registry import BaseModels, Caller, Limits, Registry
 from registry.samples import CheckedSample, check_sample, enqueue_embed, record_vectors
-from registry.spec import AdapterConfig, BaseShape, Manifest
+from registry.spec import AdapterConfig, BaseEntry, BaseShape, Manifest
 from registry.tensor_file import parse
-from registry.uploads import BlobReader
+from registry.uploads import read_file
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 
@@ -38,44 +37,22 @@ class Pushed:
     warnings: tuple[str, ...] = ()
 
 
-def push(
-    manifest: Manifest,
-    *,
-    database: Database,
-    blobs: BlobStore,
-    bases: Mapping[str, BaseShape],
-    encoders: Callable[[str], Mapping[str, Encoder]],
-    caller: Caller,
-    limits: Limits,
-    sources: Mapping[str, str] | None = None,
-    refit_delay: float = 0.0,
-) -> Pushed:
+def push(registry: Registry, caller: Caller, manifest: Manifest) -> Pushed:
     """Check everything, store the bytes, then the row, its jobs and its audit entry in one transaction.
 
-    `encoders` gives a base id's encoders by digest, `sources` where each base model came from. A known adapter
-    without a sample, or whose sample could not be embedded, takes the one of this push. Pools that gain or lose a
-    member at once are refitted after `refit_delay` seconds; where text is to be embedded, its job does that. Raises
+    A known adapter without a sample, or whose sample could not be embedded, takes the one of this push. Pools that gain
+    or lose a member at once are refitted later; where text is to be embedded, its job does that. Raises
     InvalidManifest, UnknownMethod, InvalidWeights, InvalidSample, Incompatible, NotFound (a blob) or TooLarge; then
     nothing is visible.
     """
-    namespace, name = split_name(manifest.name)
-    base_id, shape = find_base(manifest, bases, sources or {})
-    reader = BlobReader(database, blobs, caller.scope, limits)
-    data = _weights_bytes(manifest, reader)
-    config = _config(manifest, data, limits)
-    report = check_weights(data, config, shape, max_bytes=limits.weights_bytes)
-    digest = adapter_digest(shape.fingerprint, config, load_tensors(data))
-    known = encoders(base_id)
-    sample = None if manifest.sample is None else check_sample(manifest.sample, reader, known)
-
-    for stored in (data, *_sample_bytes(sample)):
-        blobs.put_bytes(stored)
-    weights = sha256_digest(data)
-    new = _new_row(manifest, config, namespace, name, base_id, shape, digest, weights, report, sample, caller)
-    with database.write() as catalogue:
-        catalogue.blobs.seen(new.weights_blob, len(data))
-        catalogue.blobs.grant(namespace, new.weights_blob)
-        same = catalogue.adapters.find_same(namespace, name, digest)
+    checked = _check(registry, caller, manifest)
+    new, sample = checked.new, checked.sample
+    for stored in (checked.weights, *_sample_bytes(sample)):
+        registry.blobs.put_bytes(stored)
+    with registry.database.write() as catalogue:
+        catalogue.blobs.seen(new.weights_blob, len(checked.weights))
+        catalogue.blobs.grant(new.namespace, new.weights_blob)
+        same = catalogue.adapters.find_same(new.namespace, new.name, new.digest)
         brings = sample is not None and (same is None or same.sample_state in ("none", "failed"))
         warnings = () if same is None else _ignored(same, new, manifest, brings)
         if same is not None and not brings:
@@ -83,15 +60,63 @@ def push(
         row = same or catalogue.adapters.add(new)
         if same is not None and sample is not None:
             row = catalogue.adapters.attach_sample(same.id, sample.report)
-        job = _record_sample(catalogue, row, sample, known, caller)
+        job = _record_sample(catalogue, row, checked, caller)
         if job is None:
-            enqueue_refits(catalogue, row, created_by=caller.key_id, delay=refit_delay)
-        catalogue.audit.record(
-            "adapter.push", row.ref, key_id=caller.key_id, request_id=caller.request_id, detail={"digest": digest}
-        )
+            enqueue_refits(catalogue, row, created_by=caller.key_id, delay=registry.refit_delay)
+        _audit(catalogue, row, caller)
         row = catalogue.adapters.get(row.id)
     notes = () if sample is None else sample.report.notes
     return Pushed(row, created=same is None, job=job, warnings=(*notes, *warnings))
+
+
+@dataclass(frozen=True)
+class _Checked:
+    """A manifest that nothing is wrong with: the row to store, the bytes of its weights, and its sample."""
+
+    new: NewAdapter
+    weights: bytes
+    sample: CheckedSample | None
+    encoders: Mapping[str, Encoder]
+
+
+def _check(registry: Registry, caller: Caller, manifest: Manifest) -> _Checked:
+    """Read and check all that a manifest names; nothing is stored. Raises as `push` does."""
+    namespace, name = split_name(manifest.name)
+    base_id, shape = find_base(manifest, registry.bases)
+    data = _weights_bytes(registry, caller, manifest)
+    config = _config(manifest, data, registry.limits)
+    weights = check_weights(data, config, shape, max_bytes=registry.limits.weights_bytes)
+    encoders = registry.bases.encoders(base_id)
+    sample = None
+    if manifest.sample is not None:
+        sample = check_sample(registry, caller, manifest.sample, encoders=encoders)
+    new = NewAdapter(
+        namespace=namespace,
+        name=name,
+        kind="adapter",
+        digest=adapter_digest(shape.fingerprint, config, weights.tensors),
+        base_model=base_id,
+        base_fingerprint=shape.fingerprint,
+        config=config,
+        domain=manifest.domain,
+        card=manifest.card,
+        provenance=manifest.provenance,
+        weights_blob=sha256_digest(data),
+        dtype=weights.dtype,
+        parameters=weights.parameters,
+        size_bytes=weights.bytes,
+        sample=None if sample is None else sample.report,
+        sample_state="none" if sample is None else "pending",
+        recipe_digest=None,
+        created_by=caller.key_id,
+    )
+    return _Checked(new, data, sample, encoders)
+
+
+def _audit(catalogue: Catalogue, row: AdapterRow, caller: Caller) -> None:
+    catalogue.audit.record(
+        "adapter.push", row.ref, key_id=caller.key_id, request_id=caller.request_id, detail={"digest": row.digest}
+    )
 
 
 def _config(manifest: Manifest, weights: bytes, limits: Limits) -> AdapterConfig:
@@ -104,38 +129,37 @@ def _config(manifest: Manifest, weights: bytes, limits: Limits) -> AdapterConfig
     return adapter_config(manifest.peft_config, {name: entry.shape for name, entry in header.entries.items()})
 
 
-def find_base(
-    manifest: Manifest, bases: Mapping[str, BaseShape], sources: Mapping[str, str] | None = None
-) -> tuple[str, BaseShape]:
+def find_base(manifest: Manifest, bases: BaseModels) -> tuple[str, BaseShape]:
     """The allowlisted base model a manifest is for: by its id, its fingerprint, or the name a file records.
 
-    `sources` are the allowlist's by id; they are compared and never told. Raises Incompatible or InvalidManifest.
+    The allowlist's sources are compared and never told. Raises Incompatible or InvalidManifest.
     """
-    listed = ", ".join(sorted(bases)) or "none"
+    ids = sorted(bases.entries)
+    listed = ", ".join(ids) or "none"
     if manifest.base_model is not None:
         base_id = manifest.base_model
-        if base_id not in bases:
+        if base_id not in bases.entries:
             raise Incompatible(
                 f"Base model {base_id!r} is not on this server's allowlist ({listed}).", param="base_model"
             )
-        return base_id, _same(manifest, base_id, bases[base_id])
+        return base_id, _same(manifest, base_id, bases.shape(base_id))
     if manifest.base_fingerprint is not None:
-        matches = sorted(id_ for id_, shape in bases.items() if shape.fingerprint == manifest.base_fingerprint)
+        matches = [id_ for id_ in ids if bases.shape(id_).fingerprint == manifest.base_fingerprint]
         if len(matches) != 1:
             raise Incompatible(
                 f"{len(matches)} base models here have fingerprint {manifest.base_fingerprint}; name one as "
                 f"'base_model' (here: {listed}).",
                 param="base_fingerprint",
             )
-        return matches[0], bases[matches[0]]
+        return matches[0], bases.shape(matches[0])
     recorded = manifest.recorded_base or _recorded_by_peft(manifest.peft_config)
     if not recorded:
         raise InvalidManifest(
             f"Say which base model the adapter is for: 'base_model' (here: {listed}) or 'base_fingerprint'.",
             param="base_model",
         )
-    base_id = _recorded(recorded, sorted(bases), sources or {})
-    return base_id, bases[base_id]
+    base_id = _recorded(recorded, bases.entries)
+    return base_id, bases.shape(base_id)
 
 
 def _same(manifest: Manifest, base_id: str, shape: BaseShape) -> BaseShape:
@@ -153,10 +177,10 @@ def _recorded_by_peft(config: Mapping[str, Any] | None) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _recorded(name: str, ids: Sequence[str], sources: Mapping[str, str]) -> str:
+def _recorded(name: str, entries: Mapping[str, BaseEntry]) -> str:
     """The one base model whose id or source is `name`; raises Incompatible for none and for several."""
-    wanted = name.rstrip("/")
-    matches = [id_ for id_ in ids if wanted in (id_, sources.get(id_, id_).rstrip("/"))]
+    wanted, ids = name.rstrip("/"), sorted(entries)
+    matches = [id_ for id_ in ids if wanted in (id_, entries[id_].source.rstrip("/"))]
     if len(matches) == 1:
         return matches[0]
     found = f"{len(matches)} base models here ({', '.join(matches)}) are" if matches else "no base model here is"
@@ -167,7 +191,7 @@ def _recorded(name: str, ids: Sequence[str], sources: Mapping[str, str]) -> str:
     )
 
 
-def _weights_bytes(manifest: Manifest, reader: BlobReader) -> bytes:
+def _weights_bytes(registry: Registry, caller: Caller, manifest: Manifest) -> bytes:
     others = sorted(set(manifest.files) - {WEIGHTS_FILE})
     if others or WEIGHTS_FILE not in manifest.files:
         raise InvalidManifest(
@@ -175,39 +199,14 @@ def _weights_bytes(manifest: Manifest, reader: BlobReader) -> bytes:
             + (f", not {others[0][:80]!r}." if others else "; it is missing."),
             param="files",
         )
-    return reader.file(manifest.files[WEIGHTS_FILE], WEIGHTS_FILE, reader.limits.weights_bytes)
+    most = registry.limits.weights_bytes
+    return read_file(registry, caller, manifest.files[WEIGHTS_FILE], what=WEIGHTS_FILE, max_bytes=most)
 
 
 def _sample_bytes(sample: CheckedSample | None) -> list[bytes]:
     if sample is None:
         return []
     return [sample.data] if sample.texts else [vectors.data for vectors in sample.vectors]
-
-
-def _new_row(
-    manifest: Manifest, config: AdapterConfig, namespace: str, name: str, base_id: str, shape: BaseShape, digest: str,
-    weights_blob: str, report: WeightsReport, sample: CheckedSample | None, caller: Caller,
-) -> NewAdapter:  # fmt: skip
-    return NewAdapter(
-        namespace=namespace,
-        name=name,
-        kind="adapter",
-        digest=digest,
-        base_model=base_id,
-        base_fingerprint=shape.fingerprint,
-        config=config,
-        domain=manifest.domain,
-        card=manifest.card,
-        provenance=manifest.provenance,
-        weights_blob=weights_blob,
-        dtype=report.dtype,
-        parameters=report.parameters,
-        size_bytes=report.bytes,
-        sample=None if sample is None else sample.report,
-        sample_state="none" if sample is None else "pending",
-        recipe_digest=None,
-        created_by=caller.key_id,
-    )
 
 
 def _ignored(row: AdapterRow, new: NewAdapter, manifest: Manifest, brings: bool) -> tuple[str, ...]:
@@ -221,16 +220,15 @@ def _ignored(row: AdapterRow, new: NewAdapter, manifest: Manifest, brings: bool)
     return (f"Known as {row.ref}: its {', '.join(changed)} stayed as stored (PATCH changes card and domain).",)
 
 
-def _record_sample(
-    catalogue: Catalogue, row: AdapterRow, sample: CheckedSample | None, encoders: Mapping[str, Encoder], caller: Caller
-) -> str | None:
+def _record_sample(catalogue: Catalogue, row: AdapterRow, checked: _Checked, caller: Caller) -> str | None:
     """Vectors that came along are ready at once; text is embedded by a job of the same transaction."""
+    sample = checked.sample
     if sample is None:
         return None
     if sample.texts:
         catalogue.blobs.seen(sample.report.digest, len(sample.data))
         return enqueue_embed(catalogue, row, created_by=caller.key_id)
     for vectors in sample.vectors:
-        record_vectors(catalogue, sample.report.digest, vectors, encoders[vectors.encoder])
+        record_vectors(catalogue, sample.report.digest, vectors, checked.encoders[vectors.encoder])
     catalogue.adapters.set_sample_state(row.id, "ready")
     return None

@@ -1,25 +1,72 @@
-"""What every verb is given first: the sizes a registry takes, and on whose behalf it works."""
+"""What every verb is given first: the registry it works on, and on whose behalf it works."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
+from registry.adapters.loadable import LoadableAdapter
+from registry.blobs import BlobStore
+from registry.catalogue.database import Database
+from registry.catalogue.rows import Namespaces
+from registry.encoders.contract import Encoder
+from registry.errors import NotFound
 from registry.progress import Progress
+from registry.spec import BaseEntry, BaseShape, PassageScore
 
-__all__ = ["Caller", "Limits", "Progress", "SampleLimits"]
 
-MIN_SEQUENCES = 20
-GOOD_SEQUENCES = 100
-MAX_SEQUENCES = 500
+class BaseModels(Protocol):
+    """The base models that adapters are stored for, and what the verbs need of them. Models run behind it."""
+
+    @property
+    def entries(self) -> Mapping[str, BaseEntry]:
+        """The operator's allowlist by id."""
+        ...
+
+    def shape(self, base_id: str) -> BaseShape:
+        """The shape of a base model (layers, hidden size, fingerprint); raises NotFound or Unavailable."""
+        ...
+
+    def encoders(self, base_id: str) -> Mapping[str, Encoder]:
+        """The encoders of a base model by digest: its own hidden states, and others that are installed."""
+        ...
+
+    def score(
+        self, base_id: str, texts: Sequence[str], adapter: LoadableAdapter | None, *, progress: Progress
+    ) -> Sequence[PassageScore]:
+        """Log-likelihoods of texts under a base model, with an adapter or without; `progress` may raise to end it."""
+        ...
+
+
+class NoBaseModels:
+    """The base models of a process that runs none: one that fits selectors."""
+
+    entries: Mapping[str, BaseEntry] = {}
+
+    def shape(self, base_id: str) -> BaseShape:
+        """Raises NotFound."""
+        raise NotFound(f"There is no base model {base_id!r} here.", param="base_model")
+
+    def encoders(self, base_id: str) -> Mapping[str, Encoder]:
+        """Raises NotFound."""
+        raise NotFound(f"There is no base model {base_id!r} here.", param="base_model")
+
+    def score(
+        self, base_id: str, _texts: Sequence[str], _adapter: LoadableAdapter | None, *, progress: Progress
+    ) -> Sequence[PassageScore]:
+        """Raises NotFound."""
+        del progress
+        raise NotFound(f"There is no base model {base_id!r} here.", param="base_model")
 
 
 @dataclass(frozen=True)
 class SampleLimits:
     """Sequences under which a sample is refused or noted, and over which it is drawn; characters of one text."""
 
-    minimum: int = MIN_SEQUENCES
-    good: int = GOOD_SEQUENCES
-    maximum: int = MAX_SEQUENCES
+    minimum: int = 20
+    good: int = 100
+    maximum: int = 500
     max_chars: int = 1_000_000
 
 
@@ -35,9 +82,23 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class Registry:
+    """What is stored, the base models it is for, and what is taken: the first argument of every verb.
+
+    Pools that an adapter came to or left are fitted again after `refit_delay` seconds.
+    """
+
+    database: Database
+    blobs: BlobStore
+    bases: BaseModels = field(default_factory=NoBaseModels)
+    limits: Limits = field(default_factory=Limits)
+    refit_delay: float = 0.0
+
+
+@dataclass(frozen=True)
 class Caller:
-    """Whose request it is; `scope` is the namespaces the key may read (None: all)."""
+    """Whose request it is; `namespaces` are those the key may read (None: all)."""
 
     key_id: str
-    scope: tuple[str, ...] | None
+    namespaces: Namespaces
     request_id: str

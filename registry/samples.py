@@ -20,9 +20,9 @@ from registry.errors import InvalidSample, TooLarge
 from registry.files import decode_lines, encode_lines
 from registry.names import digest_of, sha256_digest
 from registry.progress import Progress
-from registry.registry import SampleLimits
-from registry.spec import EmbeddingSource, SampleReport, SampleSource
-from registry.uploads import BlobReader
+from registry.registry import Caller, Registry, SampleLimits
+from registry.spec import EmbeddingSource, SampleReport, SampleSource, Unit
+from registry.uploads import read_blob, read_file
 
 DRAW_SEED = 0
 VECTORS_PER_SEQUENCE = 10
@@ -104,33 +104,36 @@ class CheckedSample:
     vectors: tuple[Vectors, ...] = ()
 
 
-def check_sample(source: SampleSource, reader: BlobReader, encoders: Mapping[str, Encoder]) -> CheckedSample:
+def check_sample(
+    registry: Registry, caller: Caller, source: SampleSource, *, encoders: Mapping[str, Encoder]
+) -> CheckedSample:
     """A sample as sent, cleaned and counted; raises InvalidSample, NotFound (its blob) or TooLarge."""
+    limits = registry.limits
     if source.embeddings is not None:
-        return _check_embeddings(source.embeddings, reader, encoders)
+        vectors = tuple(_read_vectors(registry, caller, one, encoders=encoders) for one in source.embeddings)
+        return _checked_vectors(vectors, good=limits.sample.good)
     if source.blob is not None:
-        texts = decode_lines(reader.blob(source.blob, "sample", reader.limits.sample_bytes))
+        data = read_blob(registry, caller, source.blob, what="sample", max_bytes=limits.sample_bytes)
+        texts = decode_lines(data)
     else:
         texts = list(source.texts or ())
-    sample = prepare(texts, reader.limits.sample)
+    sample = prepare(texts, limits.sample)
     return CheckedSample(report=sample.report, texts=sample.texts, data=sample.data)
 
 
-def _check_embeddings(
-    sources: tuple[EmbeddingSource, ...], reader: BlobReader, encoders: Mapping[str, Encoder]
-) -> CheckedSample:
-    vectors = tuple(_check_vectors(source, reader, encoders) for source in sources)
+def _checked_vectors(vectors: tuple[Vectors, ...], *, good: int) -> CheckedSample:
     if not vectors or len({v.encoder for v in vectors}) < len(vectors):
         raise InvalidSample("'embeddings' needs one file for each encoder, at least one in all.", param="sample")
     count = max(len(v.array) for v in vectors)
-    good = reader.limits.sample.good
     notes = () if count >= good else (f"{count} vectors: about {good} are better.",)
     digest = digest_of({v.encoder: sha256_digest(v.data) for v in vectors})
     report = SampleReport(digest=digest, received=count, kept=count, has_text=False, notes=notes)
     return CheckedSample(report=report, vectors=vectors)
 
 
-def _check_vectors(source: EmbeddingSource, reader: BlobReader, encoders: Mapping[str, Encoder]) -> Vectors:
+def _read_vectors(
+    registry: Registry, caller: Caller, source: EmbeddingSource, *, encoders: Mapping[str, Encoder]
+) -> Vectors:
     encoder = encoders.get(source.encoder)
     if encoder is None:
         listed = "; ".join(f"{e.name} is {digest}" for digest, e in encoders.items())
@@ -139,16 +142,21 @@ def _check_vectors(source: EmbeddingSource, reader: BlobReader, encoders: Mappin
             "send texts.",
             param="sample",
         )
-    data = reader.file(source.file, "embeddings", reader.limits.embeddings_bytes)
-    array = read_embeddings(data, max_bytes=reader.limits.embeddings_bytes)
+    most = registry.limits.embeddings_bytes
+    array = read_embeddings(read_file(registry, caller, source.file, what="embeddings", max_bytes=most), max_bytes=most)
+    _check_array(array, source.unit, encoder, registry.limits.sample)
+    return Vectors(encoder=source.encoder, array=array, data=save_embeddings(array))
+
+
+def _check_array(array: np.ndarray, unit: Unit, encoder: Encoder, limits: SampleLimits) -> None:
+    """Raises InvalidSample for vectors that are not the encoder's, too few or too many."""
     count, dimensions = array.shape
-    if (source.unit, dimensions) != (encoder.unit, encoder.dimensions):
+    if (unit, dimensions) != (encoder.unit, encoder.dimensions):
         raise InvalidSample(
             f"Encoder {encoder.name!r} gives {encoder.dimensions} dimensions for each {encoder.unit}; these vectors "
-            f"have {dimensions} for each {source.unit}.",
+            f"have {dimensions} for each {unit}.",
             param="sample",
         )
-    limits = reader.limits.sample
     most = limits.maximum * VECTORS_PER_SEQUENCE
     if not limits.minimum <= count <= most:
         raise InvalidSample(
@@ -156,7 +164,6 @@ def _check_vectors(source: EmbeddingSource, reader: BlobReader, encoders: Mappin
             f"{most} are the most.",
             param="sample",
         )
-    return Vectors(encoder=source.encoder, array=array, data=save_embeddings(array))
 
 
 def embed_texts(texts: tuple[str, ...], encoder: Encoder, progress: Progress | None = None) -> Vectors:

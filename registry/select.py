@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -16,26 +17,28 @@ from registry.catalogue.database import Database
 from registry.catalogue.rows import SelectorRow
 from registry.encoders.contract import Encoder
 from registry.errors import InvalidSample, Unavailable
-from registry.pools import gone_members, missing_members, pool_id, spec_digest
+from registry.pools import gone_members, missing_members, pool_base, pool_id, pool_spec, spec_digest
+from registry.registry import Caller, Registry
 from registry.samples import CheckedSample, Vectors, embed_texts
 from registry.selectors import SELECTORS
 from registry.selectors.contract import Selector
+from registry.selectors.ranking import Ranking
 from registry.selectors.state import load_state
-from registry.spec import PoolSpec, SampleReport, Selection, SelectOptions, SelectorSpec, encoder_of
+from registry.spec import PoolRequest, PoolSpec, SampleReport, Selection, SelectOptions, SelectorSpec, encoder_of
 
 Fit = Callable[[PoolSpec, SelectorSpec, str | None], SelectorRow]
+"""(pool, spec, digest of the encoder) -> the fitted selector: has a pool fitted that never was."""
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """A selection, the fitted selector that made it, and the sample's vectors it was made from."""
+    """A selection, the ranking it was taken from, the fitted selector, and the sample's vectors."""
 
     selection: Selection
+    ranking: Ranking
     selector: SelectorRow
     not_yet_included: tuple[str, ...]
     vectors: Vectors | None
-    again: Callable[[SelectOptions], Selection]
-    """The same sample and selector with other options."""
 
     def report_of(self, sample: CheckedSample) -> SampleReport:
         """The sample's report, with what the encoder cut at its length limit."""
@@ -46,31 +49,34 @@ class Chosen:
 
 
 def select(
+    registry: Registry,
+    caller: Caller,
     sample: CheckedSample,
     *,
-    pool: PoolSpec,
+    pool: PoolRequest,
     spec: SelectorSpec,
     options: SelectOptions,
-    encoders: Mapping[str, Encoder],
-    database: Database,
-    blobs: BlobStore,
     fit: Fit,
 ) -> Chosen:
     """Choose adapters of a pool for a sample; raises InvalidSample where its vectors are of another encoder."""
-    encoder = encoder_for(spec, encoders)
-    encoder_digest = None if encoder is None else encoder.digest
-    row = latest(pool, spec, encoder_digest, database) or fit(pool, spec, encoder_digest)
-    selector = load(row, blobs)
+    base_id, members = pool_of(registry, caller, pool)
+    encoder = encoder_for(spec, registry.bases.encoders(base_id))
+    digest = None if encoder is None else encoder.digest
+    row = latest(members, spec, digest, registry.database) or fit(members, spec, digest)
+    selector = load(row, registry.blobs)
     vectors = None if encoder is None else sample_vectors(sample, encoder)
-    with database.read() as catalogue:
+    with registry.database.read() as catalogue:
         gone = gone_members(catalogue, row)
         missing = missing_members(catalogue, row)
+    array = np.empty((0, 0), np.float32) if vectors is None else vectors.array
+    ranking = selector.rank(array, options=options, exclude=gone)
+    return Chosen(ranking.selection(), ranking, row, missing, vectors)
 
-    def again(options: SelectOptions) -> Selection:
-        array = np.empty((0, 0), np.float32) if vectors is None else vectors.array
-        return selector.select(array, options=options, exclude=gone)
 
-    return Chosen(again(options), row, missing, vectors, again)
+def pool_of(registry: Registry, caller: Caller, request: PoolRequest) -> tuple[str, PoolSpec]:
+    """The base id and the pool that a caller means; raises InvalidParameter or Forbidden."""
+    base_id = pool_base(request, registry.bases.entries)
+    return base_id, pool_spec(request, registry.bases.shape(base_id), caller.namespaces)
 
 
 def encoder_for(spec: SelectorSpec, encoders: Mapping[str, Encoder]) -> Encoder | None:
@@ -91,7 +97,7 @@ def latest(pool: PoolSpec, spec: SelectorSpec, encoder_digest: str | None, datab
     return row if row is not None and row.encoder_digest == encoder_digest else None
 
 
-def load(row: SelectorRow, blobs: BlobStore) -> Selector:
+def load(row: SelectorRow, blobs: BlobStore) -> Selector[Any]:
     """A fitted selector from its stored tensors and JSON."""
     arrays, meta = load_state(blobs.read(row.state_blob))
     return SELECTORS[row.spec.kind].from_state(arrays, meta)

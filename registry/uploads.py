@@ -1,6 +1,6 @@
 """Files that a request names: bytes inline, or digests of blobs that the caller may see; never a path.
 
-Called by the verbs `push` and `cook`, and by `samples`.
+Called by the verbs `push`, `select` and `cook`, and by whoever asks for a training.
 """
 
 from __future__ import annotations
@@ -8,45 +8,40 @@ from __future__ import annotations
 import base64
 import binascii
 
-from registry.blobs import BlobStore
-from registry.catalogue.database import Database
 from registry.errors import InvalidManifest, NotFound, TooLarge
-from registry.registry import Limits
+from registry.registry import Caller, Registry
 from registry.spec import FileSource
 
 
-class BlobReader:
-    """Reads what a request names: inline bytes up to a limit, or blobs the caller may see."""
+def read_file(registry: Registry, caller: Caller, source: FileSource, *, what: str, max_bytes: int) -> bytes:
+    """The bytes of one file of a request; raises NotFound, TooLarge or InvalidManifest."""
+    if source.digest is not None:
+        return read_blob(registry, caller, source.digest, what=what, max_bytes=max_bytes)
+    text, most = source.base64 or "", registry.limits.inline_bytes
+    if len(text) * 3 // 4 > most:
+        raise TooLarge(
+            f"{what} is about {len(text) * 3 // 4} bytes inline and the limit is {most}: upload it as a blob and give "
+            "its digest.",
+            param=what,
+        )
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidManifest(f"{what} is not valid base64.", param=what) from None
 
-    def __init__(self, database: Database, blobs: BlobStore, scope: tuple[str, ...] | None, limits: Limits) -> None:
-        self._database = database
-        self._blobs = blobs
-        self._scope = scope
-        self.limits = limits
 
-    def file(self, source: FileSource, what: str, max_bytes: int) -> bytes:
-        """The bytes of one file of the manifest."""
-        if source.digest is not None:
-            return self.blob(source.digest, what, max_bytes)
-        text = source.base64 or ""
-        if len(text) * 3 // 4 > self.limits.inline_bytes:
-            raise TooLarge(
-                f"{what} is about {len(text) * 3 // 4} bytes inline and the limit is {self.limits.inline_bytes}: "
-                "upload it as a blob and give its digest.",
-                param=what,
-            )
-        try:
-            return base64.b64decode(text, validate=True)
-        except (binascii.Error, ValueError):
-            raise InvalidManifest(f"{what} is not valid base64.", param=what) from None
+def read_blob(registry: Registry, caller: Caller, digest: str, *, what: str, max_bytes: int) -> bytes:
+    """The bytes of a blob that the caller may see; raises NotFound or TooLarge."""
+    size = blob_size(registry, caller, digest, what=what)
+    if size > max_bytes:
+        raise TooLarge(f"{what} has {size} bytes and the limit is {max_bytes}.", param=what)
+    return registry.blobs.read(digest)
 
-    def blob(self, digest: str, what: str, max_bytes: int) -> bytes:
-        """The bytes of a visible blob; unknown and foreign are the same NotFound."""
-        with self._database.read() as catalogue:
-            visible = catalogue.blobs.visible(self._scope, digest)
-        if not visible or not self._blobs.has(digest):
-            raise NotFound(f"Blob {digest} is not known: upload it first with PUT /v1/blobs/{digest}.", param=what)
-        size = self._blobs.size(digest)
-        if size > max_bytes:
-            raise TooLarge(f"{what} has {size} bytes and the limit is {max_bytes}.", param=what)
-        return self._blobs.read(digest)
+
+def blob_size(registry: Registry, caller: Caller, digest: str, *, what: str) -> int:
+    """The size of a blob that the caller may see; unknown and foreign are the same NotFound."""
+    with registry.database.read() as catalogue:
+        visible = catalogue.blobs.visible(caller.namespaces, digest)
+    if not visible or not registry.blobs.has(digest):
+        raise NotFound(f"Blob {digest} is not known: upload it first with PUT /v1/blobs/{digest}.", param=what)
+    return registry.blobs.size(digest)

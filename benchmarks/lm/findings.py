@@ -19,7 +19,8 @@ from benchmarks.lm import papers
 from benchmarks.lm.cells import Cell
 from benchmarks.lm.plan import NORMAL, REFERENCE, Size, Variant
 from benchmarks.lm.scoring import spans
-from benchmarks.report import Figure, Result, Row
+from benchmarks.report import Result
+from demo.results import Figure, Row
 
 Record = Mapping[str, Any]
 BASE = "base"

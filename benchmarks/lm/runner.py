@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.lm.cells import Cell, Data
 from benchmarks.lm.plan import Size
 from benchmarks.lm.work import Texts, data_of, run_cell, texts_of
-from benchmarks.report import commit
+from demo.results import commit
 from registry.base_model import LoadedBase, load_base
 from registry.files import replace_file
 from registry.spec import BaseEntry

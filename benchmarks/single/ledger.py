@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from benchmarks.kept import kept_figure
-from benchmarks.report import Figure, commit
+from demo.results import Figure, commit
 
 Kind = Literal["trainings", "scores"]
 

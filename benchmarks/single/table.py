@@ -13,12 +13,12 @@ from statistics import fmean
 import numpy as np
 
 from benchmarks.claims import Claim, Scored, claim_row, contrast
-from benchmarks.report import Figure, Row
 from benchmarks.single.choosing import Chosen
 from benchmarks.single.making import Again, Pair
 from benchmarks.single.scoring import Ingredient, Model, Scorer, soup
 from benchmarks.single.setting import HIGH, INITS, LOW, Setting, Texts
 from demo.cells import Cell
+from demo.results import Figure, Row
 
 BASE = "base"
 Told = Callable[[int, int, str], object]

@@ -31,18 +31,19 @@ _OUTPUT = (".up.weight", ".up.bias", ".lora_B.weight")
 
 
 @dataclass(frozen=True)
-class WeightsReport:
-    """What a checked file holds: the one dtype of its tensors, its parameters that are not pruned, its length in bytes.
+class CheckedWeights:
+    """What a checked file holds: its tensors, their one dtype, its parameters that are not pruned, its length in bytes.
 
     Masks are no parameters, and of no dtype.
     """
 
+    tensors: Mapping[str, Tensor]
     dtype: str
     parameters: int
     bytes: int
 
 
-def check_weights(data: bytes, config: AdapterConfig, shape: BaseShape, *, max_bytes: int) -> WeightsReport:
+def check_weights(data: bytes, config: AdapterConfig, shape: BaseShape, *, max_bytes: int) -> CheckedWeights:
     """Everything about a weights file that can be wrong, against its configuration and base.
 
     Raises TooLarge; InvalidWeights for a file that is not clean safetensors of one dtype among F32, F16, BF16 with
@@ -51,7 +52,7 @@ def check_weights(data: bytes, config: AdapterConfig, shape: BaseShape, *, max_b
     """
     header = parse(data, max_bytes=max_bytes)
     fit = tensor_problems(expected_tensors(config, shape), {n: entry.shape for n, entry in header.entries.items()})
-    broken = _dtype_problems(header)
+    broken, tensors = _dtype_problems(header), dict[str, Tensor]()
     if not broken:
         tensors = _read(data)
         broken = _value_problems(tensors) or ([] if fit else mask_problems(config, tensors))
@@ -69,7 +70,7 @@ def check_weights(data: bytes, config: AdapterConfig, shape: BaseShape, *, max_b
     dtype = next(iter(stored.values())).dtype
     parameters = sum(math.prod(entry.shape) for entry in stored.values())
     parameters -= sum(pruned.masked for pruned in pruned_members(config).values())
-    return WeightsReport(dtype=dtype, parameters=parameters, bytes=len(data))
+    return CheckedWeights(tensors=tensors, dtype=dtype, parameters=parameters, bytes=len(data))
 
 
 def _dtype_problems(header: Header) -> list[str]:

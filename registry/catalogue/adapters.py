@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, Connection, Select, and_, exists, false, f
 from registry.catalogue.adapter_values import adapter_row, adapter_values, searchable
 from registry.catalogue.aliases import Aliases
 from registry.catalogue.paging import now, page_of
-from registry.catalogue.rows import AdapterRow, NewAdapter, Page, SampleState, Scope
+from registry.catalogue.rows import AdapterRow, Namespaces, NewAdapter, Page, SampleState
 from registry.catalogue.tables import adapter_tags, adapters
 from registry.errors import Internal, InvalidParameter, NotFound, PreconditionFailed, Retired
 from registry.names import DigestRef, NameRef, Ref
@@ -22,7 +22,7 @@ LONGEST_Q = 200
 
 
 class Adapters:
-    """Adapter rows. Lookups by people take the scope of namespaces they see; foreign and unknown are both NotFound."""
+    """Adapter rows. Lookups by people take the namespaces they see; foreign and unknown are both NotFound."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -114,16 +114,16 @@ class Adapters:
         query = select(adapters).where(_named(namespace, name), _live(), adapters.c.digest == digest)
         return self._one(_newest_first(query).limit(1))
 
-    def resolve(self, scope: Scope, ref: Ref) -> AdapterRow:
+    def resolve(self, visible: Namespaces, ref: Ref) -> AdapterRow:
         """The adapter a ref means now; raises NotFound, or Retired where every match is retired."""
         if isinstance(ref, DigestRef):
             query = select(adapters).where(adapters.c.digest == ref.digest)
             query = query.order_by(adapters.c.id.desc())
         elif isinstance(ref, NameRef):
-            query = self._by_name(scope, ref)
+            query = self._by_name(visible, ref)
         else:
             raise NotFound(f"{ref} is a base model, not an adapter.", param="ref")
-        query = query.where(_visible(scope))
+        query = query.where(_visible(visible))
         row = self._one(query.where(_live()).limit(1))
         if row is not None:
             return row
@@ -131,11 +131,11 @@ class Adapters:
             raise Retired(f"{ref} was retired.", param="ref")
         raise NotFound(f"There is no adapter {ref}, or this key does not see it.", param="ref")
 
-    def _by_name(self, scope: Scope, ref: NameRef) -> Select[Any]:
+    def _by_name(self, visible: Namespaces, ref: NameRef) -> Select[Any]:
         version = ref.version
         if ref.alias is not None:
             alias = None
-            if scope is None or ref.namespace in scope:
+            if visible is None or ref.namespace in visible:
                 alias = Aliases(self._connection).get(ref.namespace, ref.name, ref.alias)
             if alias is None:
                 raise NotFound(f"There is no adapter {ref}, or this key does not see it.", param="ref")
@@ -155,11 +155,12 @@ class Adapters:
     # --- finding many ---------------------------------------------------------------------------
 
     def list(
-        self, scope: Scope, *, base_model: str | None = None, method: str | None = None, domain: str | None = None,
-        tag: str | None = None, kind: str | None = None, q: str | None = None, limit: int, cursor: str | None = None,
+        self, visible: Namespaces, *, base_model: str | None = None, method: str | None = None,
+        domain: str | None = None, tag: str | None = None, kind: str | None = None, q: str | None = None, limit: int,
+        cursor: str | None = None,
     ) -> Page[AdapterRow]:  # fmt: skip
         """Live adapters of the visible namespaces that match every filter, newest first."""
-        query = select(adapters).where(_visible(scope), _live())
+        query = select(adapters).where(_visible(visible), _live())
         equal = {"base_model": base_model, "method": method, "domain": domain, "kind": kind}
         for column, value in equal.items():
             if value is not None:
@@ -214,8 +215,8 @@ def _live() -> ColumnElement[bool]:
     return adapters.c.retired_at.is_(None)
 
 
-def _visible(scope: Scope) -> ColumnElement[bool]:
-    return true() if scope is None else adapters.c.namespace.in_(scope)
+def _visible(visible: Namespaces) -> ColumnElement[bool]:
+    return true() if visible is None else adapters.c.namespace.in_(visible)
 
 
 def _tagged(tag: str) -> ColumnElement[bool]:

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, insert, select
 
 from registry.catalogue.paging import now, page_of
-from registry.catalogue.rows import AuditRow, Page, Scope
+from registry.catalogue.rows import AuditRow, Namespaces, Page
 from registry.catalogue.tables import audit
 
 
@@ -35,11 +35,11 @@ class Audit:
             )
         )
 
-    def list(self, scope: Scope, *, limit: int, cursor: str | None = None) -> Page[AuditRow]:
+    def list(self, visible: Namespaces, *, limit: int, cursor: str | None = None) -> Page[AuditRow]:
         """Entries of the visible namespaces, newest first."""
         query = select(*(column for column in audit.c if column.name != "namespace"))
-        if scope is not None:
-            query = query.where(audit.c.namespace.in_(scope))
+        if visible is not None:
+            query = query.where(audit.c.namespace.in_(visible))
         return page_of(
             self._connection, query, audit.c.id, limit=limit, cursor=cursor, make=lambda row: AuditRow(**row)
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import Connection, exists, insert, literal, or_, select, update
 
 from registry.catalogue.paging import now
-from registry.catalogue.rows import Scope
+from registry.catalogue.rows import Namespaces
 from registry.catalogue.tables import adapters, blob_grants, blobs
 
 
@@ -31,13 +31,13 @@ class Blobs:
         if self._connection.execute(known).first() is None:
             self._connection.execute(insert(blob_grants).values(namespace=namespace, digest=digest))
 
-    def visible(self, scope: Scope, digest: str) -> bool:
-        """Whether the scope uploaded the blob, or owns an adapter whose weights or sample it is."""
-        if scope is None:
+    def visible(self, visible: Namespaces, digest: str) -> bool:
+        """Whether a visible namespace uploaded the blob, or owns an adapter whose weights or sample it is."""
+        if visible is None:
             return self._connection.execute(select(blobs.c.digest).where(blobs.c.digest == digest)).first() is not None
-        granted = exists().where(blob_grants.c.digest == digest, blob_grants.c.namespace.in_(scope))
+        granted = exists().where(blob_grants.c.digest == digest, blob_grants.c.namespace.in_(visible))
         owned = exists().where(
             or_(adapters.c.weights_blob == digest, adapters.c.sample_digest == digest),
-            adapters.c.namespace.in_(scope),
+            adapters.c.namespace.in_(visible),
         )
         return bool(self._connection.execute(select(literal(1)).where(or_(granted, owned))).first())

@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Select, insert, select, update
 
 from registry.catalogue.paging import now, page_of
-from registry.catalogue.rows import JobRow, Page, Scope
+from registry.catalogue.rows import JobRow, Namespaces, Page
 from registry.catalogue.tables import jobs
 from registry.errors import NotFound
 
@@ -140,21 +140,27 @@ class Jobs:
         query = select(jobs).where(jobs.c.dedupe_key == dedupe_key, jobs.c.state.in_(("queued", "running")))
         return self._one(query.order_by(jobs.c.sequence).limit(1))
 
-    def get(self, scope: Scope, id: str) -> JobRow:
+    def get(self, visible: Namespaces, id: str) -> JobRow:
         """A job of a visible namespace; raises NotFound."""
         query = select(jobs).where(jobs.c.id == id)
-        row = self._one(query if scope is None else query.where(jobs.c.namespace.in_(scope)))
+        row = self._one(query if visible is None else query.where(jobs.c.namespace.in_(visible)))
         if row is None:
             raise NotFound(f"There is no job {id[:80]!r}, or this key does not see it.", param="id")
         return row
 
     def list(
-        self, scope: Scope, *, kind: str | None = None, state: str | None = None, limit: int, cursor: str | None = None
+        self,
+        visible: Namespaces,
+        *,
+        kind: str | None = None,
+        state: str | None = None,
+        limit: int,
+        cursor: str | None = None,
     ) -> Page[JobRow]:
         """Jobs of the visible namespaces, newest first."""
         query = select(jobs)
-        if scope is not None:
-            query = query.where(jobs.c.namespace.in_(scope))
+        if visible is not None:
+            query = query.where(jobs.c.namespace.in_(visible))
         if kind is not None:
             query = query.where(jobs.c.kind == kind)
         if state is not None:

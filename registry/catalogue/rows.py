@@ -19,7 +19,7 @@ from registry.spec import (
     Unit,
 )
 
-Scope = tuple[str, ...] | None
+Namespaces = tuple[str, ...] | None
 """Namespaces that are visible; None for all."""
 Kind = Literal["adapter", "soup"]
 SampleState = Literal["none", "pending", "ready", "failed"]

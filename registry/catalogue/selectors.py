@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from sqlalchemy import ColumnElement, Connection, Select, exists, insert, select, true, update
 
 from registry.catalogue.paging import now, page_of
-from registry.catalogue.rows import MemberRow, Page, Scope, SelectorRow
+from registry.catalogue.rows import MemberRow, Namespaces, Page, SelectorRow
 from registry.catalogue.tables import EVERY, selector_namespaces, selector_targets, selectors
 from registry.errors import NotFound
 from registry.spec import PoolSpec, SelectorSpec
@@ -62,9 +62,9 @@ class Selectors:
             values = {"pool_id": pool_id, "spec_digest": spec_digest, "selector": chosen}
             self._connection.execute(insert(selector_targets).values(**values))
 
-    def get(self, scope: Scope, id: str) -> SelectorRow:
+    def get(self, visible: Namespaces, id: str) -> SelectorRow:
         """A selector whose whole pool is visible; raises NotFound."""
-        row = self._one(select(selectors).where(selectors.c.id == id, _visible(scope)))
+        row = self._one(select(selectors).where(selectors.c.id == id, _visible(visible)))
         if row is None:
             raise NotFound(f"There is no selector {id[:80]!r}, or this key does not see its pool.", param="id")
         return row
@@ -76,9 +76,9 @@ class Selectors:
             query.where(selector_targets.c.pool_id == pool_id, selector_targets.c.spec_digest == spec_digest)
         )
 
-    def list(self, scope: Scope, *, limit: int, cursor: str | None = None) -> Page[SelectorRow]:
+    def list(self, visible: Namespaces, *, limit: int, cursor: str | None = None) -> Page[SelectorRow]:
         """Selectors whose whole pool is visible, newest first."""
-        query = select(selectors).where(_visible(scope))
+        query = select(selectors).where(_visible(visible))
         return page_of(self._connection, query, selectors.c.sequence, limit=limit, cursor=cursor, make=_row)
 
     def targets(self, base_fingerprint: str) -> builtins.list[tuple[PoolSpec, SelectorSpec]]:
@@ -97,12 +97,12 @@ class Selectors:
         return None if row is None else _row(row)
 
 
-def _visible(scope: Scope) -> ColumnElement[bool]:
-    """No namespace of the pool is outside of the scope."""
-    if scope is None:
+def _visible(visible: Namespaces) -> ColumnElement[bool]:
+    """No namespace of the pool is outside of those that are visible."""
+    if visible is None:
         return true()
     return ~exists().where(
-        selector_namespaces.c.selector == selectors.c.sequence, selector_namespaces.c.namespace.not_in(scope)
+        selector_namespaces.c.selector == selectors.c.sequence, selector_namespaces.c.namespace.not_in(visible)
     )
 
 

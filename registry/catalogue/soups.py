@@ -10,7 +10,7 @@ from sqlalchemy import Connection, insert, select
 from registry.catalogue.adapter_values import adapter_row
 from registry.catalogue.adapters import Adapters
 from registry.catalogue.paging import now
-from registry.catalogue.rows import AdapterRow, RecipeRow, Scope
+from registry.catalogue.rows import AdapterRow, Namespaces, RecipeRow
 from registry.catalogue.tables import adapters, evidence, recipe_ingredients, recipes
 from registry.errors import NotFound, Retired
 from registry.names import DigestRef
@@ -67,29 +67,29 @@ class Soups:
         rows = self._connection.execute(query).mappings()
         return [{**row["evidence"], "created_at": row["created_at"].isoformat()} for row in rows]
 
-    def parents(self, recipe_digest: str | None, scope: Scope) -> list[tuple[str, str, AdapterRow | None]]:
-        """(digest, weight, row) of a recipe's ingredients; the row is None where the scope does not see it."""
+    def parents(self, recipe_digest: str | None, visible: Namespaces) -> list[tuple[str, str, AdapterRow | None]]:
+        """(digest, weight, row) of a recipe's ingredients; the row is None where it is not visible."""
         if recipe_digest is None:
             return []
         query = select(recipe_ingredients).where(recipe_ingredients.c.recipe_digest == recipe_digest)
         rows = self._connection.execute(query.order_by(recipe_ingredients.c.adapter_digest)).mappings().all()
-        return [(row["adapter_digest"], row["weight"], self._seen(row["adapter_digest"], scope)) for row in rows]
+        return [(row["adapter_digest"], row["weight"], self._seen(row["adapter_digest"], visible)) for row in rows]
 
-    def _seen(self, digest: str, scope: Scope) -> AdapterRow | None:
-        """An adapter with these bytes that the scope sees, live or else retired."""
+    def _seen(self, digest: str, visible: Namespaces) -> AdapterRow | None:
+        """A visible adapter with these bytes, live or else retired."""
         try:
-            return Adapters(self._connection).resolve(scope, DigestRef(digest=digest))
+            return Adapters(self._connection).resolve(visible, DigestRef(digest=digest))
         except (NotFound, Retired):
             query = select(adapters).where(adapters.c.digest == digest)
-            if scope is not None:
-                query = query.where(adapters.c.namespace.in_(scope))
+            if visible is not None:
+                query = query.where(adapters.c.namespace.in_(visible))
             row = self._connection.execute(query.order_by(adapters.c.id.desc())).mappings().first()
             return None if row is None else adapter_row(row)
 
-    def children(self, digest: str, scope: Scope) -> list[AdapterRow]:
-        """Live soups the scope sees that were mixed from these bytes, newest first."""
+    def children(self, digest: str, visible: Namespaces) -> list[AdapterRow]:
+        """Visible live soups that were mixed from these bytes, newest first."""
         using = select(recipe_ingredients.c.recipe_digest).where(recipe_ingredients.c.adapter_digest == digest)
         query = select(adapters).where(adapters.c.recipe_digest.in_(using), adapters.c.retired_at.is_(None))
-        if scope is not None:
-            query = query.where(adapters.c.namespace.in_(scope))
+        if visible is not None:
+            query = query.where(adapters.c.namespace.in_(visible))
         return [adapter_row(row) for row in self._connection.execute(query.order_by(adapters.c.id.desc())).mappings()]

@@ -1,7 +1,6 @@
-"""Planning a soup: which adapters at which weight, by selection or by hand, before a tensor is read.
+"""Choosing: which adapters go into a soup at which weight, by selection or by hand, before a tensor is mixed.
 
-Called by the verb `cook`. Adapters that cannot be mixed with the best-ranked one leave before the cap, each with
-its reason.
+Adapters that cannot be mixed with the best-ranked one leave before the cap, each with its reason.
 """
 
 from __future__ import annotations
@@ -10,59 +9,41 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
-from registry.adapters.weights import adapter_digest, load_tensors
 from registry.blobs import BlobStore
-from registry.catalogue.database import Database
 from registry.catalogue.rows import AdapterRow
-from registry.encoders.contract import Encoder
-from registry.errors import Internal, InvalidRecipe
+from registry.errors import InvalidRecipe
 from registry.names import parse_ref
-from registry.pools import pool_spec
+from registry.registry import Caller, Registry
 from registry.samples import CheckedSample
 from registry.select import Chosen, Fit, select
 from registry.soup.auto import apart, best_unranked, within_width
-from registry.soup.compat import Load, Part, Tensors, structures_of
-from registry.spec import BaseShape, CookRequest, GmmSpec, HandRecipe, Ingredient, LeftOut, Selection, weights_by_digest
+from registry.soup.compat import Part, structures_of
+from registry.spec import CookRequest, GmmSpec, HandRecipe, Ingredient, LeftOut, Selection, weights_by_digest
+from registry.stored_adapters import loadable
 
 MOST = 64
 """Adapters that are looked at for one soup: the largest `max_ingredients` there is."""
 
 
 def by_selection(
-    request: CookRequest,
-    sample: CheckedSample,
-    *,
-    scope: tuple[str, ...] | None,
-    shape: BaseShape,
-    encoders: Mapping[str, Encoder],
-    database: Database,
-    blobs: BlobStore,
-    fit: Fit,
+    registry: Registry, caller: Caller, request: CookRequest, *, sample: CheckedSample, fit: Fit
 ) -> tuple[Chosen, tuple[Part, ...]]:
     """The adapters a selector picks for a sample; no part means that it abstains."""
-    chosen = select(
-        sample,
-        pool=pool_spec(request.pool, shape, scope),
-        spec=request.selector or GmmSpec(),
-        options=request.options,
-        encoders=encoders,
-        database=database,
-        blobs=blobs,
-        fit=fit,
-    )
+    spec = request.selector or GmmSpec()
+    chosen = select(registry, caller, sample, pool=request.pool, spec=spec, options=request.options, fit=fit)
     if chosen.selection.abstained:
         return chosen, ()
-    with database.read() as catalogue:
+    with registry.database.read() as catalogue:
         rows = {m.digest: catalogue.adapters.get(m.adapter_id) for m in chosen.selector.members}
-    parts = {digest: _part(row, "1", blobs) for digest, row in rows.items()}
+    parts = {digest: _part(row, "1", registry.blobs) for digest, row in rows.items()}
     chosen = replace(chosen, selection=_mixable(chosen, parts, request))
     return chosen, tuple(replace(parts[one.digest], weight=one.weight) for one in chosen.selection.selected)
 
 
-def with_note(chosen: Chosen, database: Database) -> Selection:
+def with_note(registry: Registry, chosen: Chosen) -> Selection:
     """A selection that nothing is cooked of, with a warning where it holds what does not go into one soup."""
     selected = {one.digest for one in chosen.selection.selected}
-    with database.read() as catalogue:
+    with registry.database.read() as catalogue:
         rows = [catalogue.adapters.get(m.adapter_id) for m in chosen.selector.members if m.digest in selected]
     kinds = sorted({structures_of(row.config) for row in rows})
     if len(kinds) < 2:
@@ -80,7 +61,7 @@ def _mixable(chosen: Chosen, parts: Mapping[str, Part], request: CookRequest) ->
     What is left out here keeps its share of the sample: were it excluded before, its text would count for domains
     it does not belong to. What would make the soup wider than `max_width` leaves after the cap, lowest-ranked first.
     """
-    every = chosen.again(request.options.model_copy(update={"max_ingredients": MOST})).selected
+    every = chosen.ranking.selection(max_ingredients=MOST).selected
     ranked = chosen.selector.spec.kind != "uniform"
     best, out = _apart(parts, every, request, ranked=ranked)
     fitting = [one for one in every if one.digest not in out]
@@ -117,9 +98,7 @@ def _apart(
     return best, apart(kept, selected, request.mixing, ranked=ranked)
 
 
-def by_hand(
-    recipe: HandRecipe, *, scope: tuple[str, ...] | None, database: Database, blobs: BlobStore
-) -> tuple[str, tuple[Part, ...]]:
+def by_hand(registry: Registry, caller: Caller, recipe: HandRecipe) -> tuple[str, tuple[Part, ...]]:
     """The base id and the parts of a recipe by hand.
 
     An adapter named twice counts with the sum of its weights; weight 0 is left out. What cannot be mixed is found
@@ -127,9 +106,9 @@ def by_hand(
     """
     weights: dict[str, float] = {}
     rows: dict[str, AdapterRow] = {}
-    with database.read() as catalogue:
+    with registry.database.read() as catalogue:
         for one in recipe.ingredients:
-            row = catalogue.adapters.resolve(scope, parse_ref(one.ref))
+            row = catalogue.adapters.resolve(caller.namespaces, parse_ref(one.ref))
             rows[row.digest] = row
             weights[row.digest] = weights.get(row.digest, 0.0) + one.weight
     used = [digest for digest in rows if weights[digest] > 0]
@@ -140,30 +119,20 @@ def by_hand(
     except ValueError as error:
         raise InvalidRecipe(f"The recipe's {error}.", param="recipe") from None
     kept = [digest for digest in used if canonical[digest] != "0"]
-    return rows[used[0]].base_model, tuple(_part(rows[digest], canonical[digest], blobs) for digest in kept)
+    return rows[used[0]].base_model, tuple(_part(rows[digest], canonical[digest], registry.blobs) for digest in kept)
 
 
 def _part(row: AdapterRow, weight: str, blobs: BlobStore) -> Part:
+    stored = loadable(row, blobs)
     return Part(
+        digest=stored.digest,
+        config=stored.config,
+        load=stored.load,
+        size_bytes=stored.size_bytes,
         adapter_id=row.id,
         ref=row.ref,
-        digest=row.digest,
         weight=weight,
         base_fingerprint=row.base_fingerprint,
-        config=row.config,
         provenance=row.provenance,
         dtype=row.dtype,
-        load=_loader(row, blobs),
     )
-
-
-def _loader(row: AdapterRow, blobs: BlobStore) -> Load:
-    """The stored tensors of a row, checked against its digest."""
-
-    def load() -> Tensors:
-        tensors = load_tensors(blobs.read(row.weights_blob))
-        if adapter_digest(row.base_fingerprint, row.config, tensors) != row.digest:
-            raise Internal(f"the stored weights of {row.ref} are not those of its digest")
-        return tensors
-
-    return load

@@ -1,29 +1,50 @@
-"""Mixing: the adapters of a recipe become tensors with a report, or the bytes of the same recipe cooked before."""
+"""Mixing: the ingredients of a recipe become tensors with a report, or the bytes of the same recipe cooked before."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from registry.soup.compat import Part, scale_of
-from registry.spec import AdapterConfig, MergeMixing, MixReport, Recipe
+from registry.adapters.loadable import LoadableAdapter, Tensors
+from registry.adapters.weights import adapter_digest, load_tensors, save_tensors
+from registry.errors import Incompatible, Internal
+from registry.registry import Registry
+from registry.soup import MIXINGS
+from registry.soup.auto import settle
+from registry.soup.compat import Part, by_digest, scale_of
+from registry.soup.finite import dtype_of
+from registry.soup.report import report_of
+from registry.soup.residual import exact_mixture
+from registry.spec import AdapterConfig, BaseShape, CookRequest, MergeMixing, MixReport, Recipe, RecipeIngredient
 
 
 @dataclass(frozen=True)
 class Mixed:
-    """A finished mixture: recipe, tensors and stored bytes; `cached` when it was cooked before."""
+    """A finished mixture: recipe, tensors and stored bytes; `cached` when it was cooked before.
 
+    `why` says why it was mixed so, where the request left that open.
+    """
+
+    base_id: str
     parts: tuple[Part, ...]
     recipe: Recipe
     config: AdapterConfig
-    tensors: Mapping[str, Tensor]
+    tensors: Tensors
     data: bytes
     digest: str
     report: MixReport
-    dtype: str
     cached: bool
+    why: str
+
+    @property
+    def dtype(self) -> str:
+        """The dtype it is stored in, as safetensors names it."""
+        return dtype_of(self.tensors)
+
+    @property
+    def adapter(self) -> LoadableAdapter:
+        """The mixture as an adapter that can be scored, whether or not anything is stored under its digest yet."""
+        return LoadableAdapter(self.digest, self.config, lambda: self.tensors, self.report.size_bytes)
 
     @property
     def is_single(self) -> bool:
@@ -34,3 +55,47 @@ class Mixed:
     def is_merge(self) -> bool:
         """The adapter of a bank of experts."""
         return isinstance(self.recipe.mixing, MergeMixing)
+
+
+def mix_ingredients(registry: Registry, base_id: str, parts: tuple[Part, ...], *, request: CookRequest) -> Mixed:
+    """Settle on a mixing, check, then mix, or take the bytes of the same recipe cooked before.
+
+    Raises Incompatible with all reasons at once.
+    """
+    choice = settle(parts, request.mixing, max_width=request.max_width)
+    shape = registry.bases.shape(base_id)
+    if parts[0].base_fingerprint != shape.fingerprint:
+        raise Incompatible(
+            f"{parts[0].ref} was made for another state of base model {base_id!r} "
+            f"({parts[0].base_fingerprint[:19]} and not {shape.fingerprint[:19]}).",
+            param="recipe",
+        )
+    ordered = tuple(by_digest(parts))
+    recipe = Recipe(
+        base_fingerprint=shape.fingerprint,
+        ingredients=tuple(RecipeIngredient(digest=part.digest, weight=part.weight) for part in ordered),
+        mixing=choice.mixing,
+    )
+    config = MIXINGS[recipe.mixing.method].result(ordered, recipe.mixing)
+    with registry.database.read() as catalogue:
+        known = catalogue.soups.recipe(recipe.digest)
+    cached = known is not None and registry.blobs.has(known.weights_blob)
+    if known is not None and cached:
+        data = registry.blobs.read(known.weights_blob)
+        tensors: Tensors = load_tensors(data)
+        report = known.report
+    else:
+        tensors, report = _make(ordered, recipe, config, shape)
+        data = save_tensors(tensors)
+    digest = adapter_digest(shape.fingerprint, config, tensors)
+    if known is not None and digest != known.adapter_digest:
+        raise Internal(f"recipe {recipe.digest} gave {known.adapter_digest} before and {digest} now")
+    return Mixed(base_id, ordered, recipe, config, tensors, data, digest, report, cached, choice.why)
+
+
+def _make(parts: Sequence[Part], recipe: Recipe, config: AdapterConfig, shape: BaseShape) -> tuple[Tensors, MixReport]:
+    """The soup's tensors and the report on them; every ingredient is read once."""
+    exact = exact_mixture(config, shape, recipe.mixing)
+    tensors = MIXINGS[recipe.mixing.method].mix([exact.watched(part) for part in parts], recipe.mixing)
+    residual = exact.residual(config, tensors)
+    return tensors, report_of(parts, recipe, config, tensors, shape=shape, residual=residual)

@@ -7,17 +7,15 @@ pools, as an adapter of the bank's domain with the bank's sample.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from registry.blobs import BlobStore
-from registry.catalogue.database import Catalogue, Database
+from registry.catalogue.database import Catalogue
 from registry.catalogue.rows import AdapterRow, NewAdapter
 from registry.cook.mix import Mixed
-from registry.encoders.contract import Encoder
-from registry.names import split_name
+from registry.names import sha256_digest
 from registry.pools import enqueue_refits
-from registry.registry import Caller
+from registry.registry import Caller, Registry
 from registry.samples import Vectors, enqueue_embed, record_vectors
 from registry.soup.compat import Part
 from registry.spec import (
@@ -28,53 +26,60 @@ from registry.spec import (
     MergeMixing,
     Provenance,
     Recipe,
+    SampleReport,
 )
 
 
-def publish(
+def publish_soup(
+    registry: Registry,
+    caller: Caller,
     mixed: Mixed,
+    *,
     evidence: Evidence,
     vectors: Vectors | None,
-    *,
-    name: str | None,
-    namespace: str,
-    base_id: str,
-    encoders: Mapping[str, Encoder],
-    database: Database,
-    blobs: BlobStore,
-    caller: Caller,
-    refit_delay: float,
+    target: tuple[str, str],
 ) -> tuple[AdapterRow, bool]:
-    """The soup's row and whether it is new. Unnamed soups are called `soup-<first 12 of the digest>`.
+    """The soup's row under the namespace and name of `target`, and whether it is new.
 
-    Pools that take soups are refitted after `refit_delay` seconds.
+    `vectors` are the sample's, which make the soup selectable; the text of a novel sample is never kept. Pools that
+    take soups are fitted again later.
     """
-    target = split_name(name) if name else (namespace, "soup-" + mixed.digest.removeprefix("sha256:")[:12])
-    weights_blob = blobs.put_bytes(mixed.data)
-    vectors = None if mixed.is_merge else vectors  # it keeps its bank's
-    if vectors is not None:
-        blobs.put_bytes(vectors.data)
-    new = _new_row(mixed, target, base_id, weights_blob, evidence, vectors, caller)
-    with database.write() as catalogue:
+    sample = None if vectors is None or mixed.is_merge else evidence.sample  # a merge keeps its bank's
+    registry.blobs.put_bytes(mixed.data)
+    encoder = None
+    if sample is not None and vectors is not None:
+        registry.blobs.put_bytes(vectors.data)
+        encoder = registry.bases.encoders(mixed.base_id)[vectors.encoder]
+    new = _new_row(mixed, target, sample, caller)
+    with registry.database.write() as catalogue:
         if mixed.is_merge:
             new = _in_place_of(catalogue.adapters.get(mixed.parts[0].adapter_id), new)
-        catalogue.blobs.seen(weights_blob, len(mixed.data))
-        catalogue.soups.add_recipe(mixed.recipe, mixed.digest, weights_blob, mixed.report)
-        known = catalogue.adapters.find_same(*target, mixed.digest)
-        row = known or catalogue.adapters.add(new)
-        late = known is not None and mixed.is_merge and known.sample_state in ("none", "failed")
-        changed = known is None or (late and new.sample is not None)  # its bank has got a sample since
-        if known is not None and changed:
-            row = _with_sample(catalogue, row, new)
-        if known is None and vectors is not None and evidence.sample is not None:
-            record_vectors(catalogue, evidence.sample.digest, vectors, encoders[vectors.encoder])
+        catalogue.blobs.seen(new.weights_blob, len(mixed.data))
+        catalogue.soups.add_recipe(mixed.recipe, mixed.digest, new.weights_blob, mixed.report)
+        row, created, changed = _stored(catalogue, new)
+        if created and encoder is not None and vectors is not None and sample is not None:
+            record_vectors(catalogue, sample.digest, vectors, encoder)
         if changed:
-            enqueue_refits(catalogue, row, created_by=caller.key_id, delay=refit_delay)
+            enqueue_refits(catalogue, row, created_by=caller.key_id, delay=registry.refit_delay)
         if changed and row.sample_state == "pending":
             enqueue_embed(catalogue, row, created_by=caller.key_id)
         catalogue.soups.add_evidence(row.id, mixed.recipe.digest, evidence.model_dump(mode="json"))
         _audit(catalogue, row, mixed, caller)
-    return row, known is None
+    return row, created
+
+
+def _stored(catalogue: Catalogue, new: NewAdapter) -> tuple[AdapterRow, bool, bool]:
+    """The row of these bytes under this name, whether it is new, and whether pools change by it.
+
+    A merge that is known takes its bank's sample where the bank has got one since.
+    """
+    known = catalogue.adapters.find_same(new.namespace, new.name, new.digest)
+    if known is None:
+        return catalogue.adapters.add(new), True, True
+    if new.kind == "soup" or new.sample is None or known.sample_state not in ("none", "failed"):
+        return known, False, False
+    catalogue.adapters.attach_sample(known.id, new.sample)
+    return catalogue.adapters.set_sample_state(known.id, new.sample_state), False, True
 
 
 def _audit(catalogue: Catalogue, row: AdapterRow, mixed: Mixed, caller: Caller) -> None:
@@ -87,33 +92,23 @@ def _audit(catalogue: Catalogue, row: AdapterRow, mixed: Mixed, caller: Caller) 
     )
 
 
-def _new_row(
-    mixed: Mixed,
-    target: tuple[str, str],
-    base_id: str,
-    weights_blob: str,
-    evidence: Evidence,
-    vectors: Vectors | None,
-    caller: Caller,
-) -> NewAdapter:
+def _new_row(mixed: Mixed, target: tuple[str, str], sample: SampleReport | None, caller: Caller) -> NewAdapter:
     namespace, name = target
-    sample = None if vectors is None or evidence.sample is None else evidence.sample
     return NewAdapter(
         namespace=namespace,
         name=name,
         kind="soup",
         digest=mixed.digest,
-        base_model=base_id,
+        base_model=mixed.base_id,
         base_fingerprint=mixed.recipe.base_fingerprint,
         config=mixed.config,
         domain=name,
         card=_card(mixed, namespace),
         provenance=inherited(mixed.parts, mixed.recipe),
-        weights_blob=weights_blob,
+        weights_blob=sha256_digest(mixed.data),
         dtype=mixed.dtype,
         parameters=mixed.report.parameters,
         size_bytes=mixed.report.size_bytes,
-        # the vectors make a soup selectable on request; the text of a novel sample is never kept
         sample=None if sample is None else sample.model_copy(update={"has_text": False}),
         sample_state="none" if sample is None else "ready",
         recipe_digest=mixed.recipe.digest,
@@ -128,13 +123,6 @@ def _in_place_of(bank: AdapterRow, new: NewAdapter) -> NewAdapter:
         return new  # who sees this namespace need not see the bank's text
     waits = bank.sample_state != "ready" and bank.sample.has_text
     return replace(new, sample=bank.sample, sample_state="pending" if waits else bank.sample_state)
-
-
-def _with_sample(catalogue: Catalogue, row: AdapterRow, new: NewAdapter) -> AdapterRow:
-    """The stored merge with its bank's sample, as far as that is embedded."""
-    assert new.sample is not None
-    catalogue.adapters.attach_sample(row.id, new.sample)
-    return catalogue.adapters.set_sample_state(row.id, new.sample_state)
 
 
 def _card(mixed: Mixed, namespace: str) -> Card:

@@ -4,28 +4,26 @@ scikit-learn's contract: the constructor stores, `fit` checks, learned state end
 verbs; nothing here knows torch, SQL or HTTP. `rules` holds selection by losses instead of embeddings.
 """
 
-from typing import Literal
+from typing import Any
 
-from registry.selectors.contract import Domain, Member, Selector
+from registry.selectors.contract import Domain, Selector
 from registry.selectors.cosine import CosineSelector
 from registry.selectors.gmm import GmmSelector
+from registry.selectors.ranking import Member
 from registry.selectors.uniform import UniformSelector
 from registry.spec import CosineSpec, GmmSpec, UniformSpec
 
-SELECTORS: dict[
-    Literal["gmm", "cosine", "uniform"], type[GmmSelector] | type[CosineSelector] | type[UniformSelector]
-] = {
+SELECTORS: dict[str, type[Selector[Any]]] = {
     "gmm": GmmSelector,
     "cosine": CosineSelector,
     "uniform": UniformSelector,
 }
+"""By the `kind` of their specs."""
 
 
-def new_selector(spec: GmmSpec | CosineSpec | UniformSpec) -> Selector:
+def new_selector(spec: GmmSpec | CosineSpec | UniformSpec) -> Selector[Any]:
     """The selector of a spec, not fitted yet."""
-    if isinstance(spec, GmmSpec):
-        return GmmSelector(spec)
-    return CosineSelector(spec) if isinstance(spec, CosineSpec) else UniformSelector(spec)
+    return SELECTORS[spec.kind](spec)
 
 
 __all__ = [

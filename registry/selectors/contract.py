@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from registry.errors import Internal, InvalidParameter, InvalidSample
 from registry.progress import Progress
+from registry.selectors.ranking import Member, Ranking
 from registry.spec import CosineSpec, GmmSpec, Selection, SelectOptions, UniformSpec
 
 Float64 = npt.NDArray[np.float64]
+Spec = TypeVar("Spec", bound=GmmSpec | CosineSpec | UniformSpec)
 
 STATE_VERSION = 1
-
-
-@dataclass(frozen=True)
-class Member:
-    """One adapter of a pool, standing for one domain."""
-
-    ref: str
-    digest: str
-    domain: str
 
 
 @dataclass(frozen=True)
@@ -42,43 +36,51 @@ class Domain:
         return Member(ref=self.ref, digest=self.digest, domain=self.domain)
 
 
-class Selector(Protocol):
-    """Fitted on domains, it answers which adapters belong to a sample."""
+class Selector(ABC, Generic[Spec]):
+    """Fitted on domains, it ranks them for a sample. What it has learned is in attributes that end in `_`."""
 
     kind: ClassVar[str]
     members_: tuple[Member, ...]
     report_: dict[str, Any]
 
-    @property
-    def spec(self) -> GmmSpec | CosineSpec | UniformSpec:
-        """What the constructor was given, as it was given."""
-        ...
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
 
+    @abstractmethod
     def fit(self, domains: Sequence[Domain], *, progress: Progress | None = None) -> Self:
         """Learn from the domains, in whatever order they come; raises InvalidParameter."""
-        ...
+
+    @abstractmethod
+    def rank(
+        self,
+        vectors: npt.NDArray[np.floating[Any]],
+        *,
+        options: SelectOptions = SelectOptions(),
+        exclude: Mapping[str, str] = {},
+    ) -> Ranking:
+        """The domains for a sample's vectors (n, d), best first; `exclude` maps adapter digests to why they are out.
+
+        Excluded adapters are dropped before shares, thresholds and the cap. Raises InvalidSample, InvalidParameter.
+        """
 
     def select(
         self,
         vectors: npt.NDArray[np.floating[Any]],
         *,
-        options: SelectOptions = ...,
-        exclude: Mapping[str, str] = ...,
+        options: SelectOptions = SelectOptions(),
+        exclude: Mapping[str, str] = {},
     ) -> Selection:
-        """Choose for a sample's vectors (n, d); `exclude` maps adapter digests to the reason they are out.
+        """The selection that `options` make of the ranking."""
+        return self.rank(vectors, options=options, exclude=exclude).selection()
 
-        Excluded adapters are dropped before shares, thresholds and the cap. Raises InvalidSample, InvalidParameter.
-        """
-        ...
-
+    @abstractmethod
     def to_state(self) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
         """Everything learned as arrays and a JSON value; `from_state` answers the same to the last bit."""
-        ...
 
     @classmethod
+    @abstractmethod
     def from_state(cls, arrays: Mapping[str, npt.NDArray[Any]], meta: Mapping[str, Any]) -> Self:
         """The selector that `to_state` described; raises Internal if that is not what this is."""
-        ...
 
 
 def ordered_domains(domains: Sequence[Domain]) -> list[Domain]:
@@ -133,7 +135,7 @@ def check_sample(vectors: npt.NDArray[np.floating[Any]], dimensions: int) -> Flo
     return np.ascontiguousarray(vectors, dtype=np.float64)
 
 
-def pack_meta(selector: Selector) -> dict[str, Any]:
+def pack_meta(selector: Selector[Any]) -> dict[str, Any]:
     """The JSON half of every selector's state."""
     return {
         "version": STATE_VERSION,

@@ -18,7 +18,7 @@ from registry.progress import Progress, Steps
 from registry.selectors.contract import (
     Domain,
     Float64,
-    Member,
+    Selector,
     check_sample,
     check_vectors,
     ordered_domains,
@@ -28,20 +28,17 @@ from registry.selectors.contract import (
 )
 from registry.selectors.drawing import MIN_UNITS, draw_units, labels
 from registry.selectors.novelty import novelty
-from registry.selectors.ranking import Candidate, Evidence, choose, split_excluded
-from registry.spec import CosineSpec, Selection, SelectOptions
+from registry.selectors.ranking import Candidate, Evidence, Member, Ranking, split_excluded
+from registry.spec import CosineSpec, SelectOptions
 
 SBERT_THRESHOLD = 0.15
 OWN_PERCENTILE = 5.0
 
 
-class CosineSelector:
+class CosineSelector(Selector[CosineSpec]):
     """Mean cosine with a threshold; learned: `members_`, `means_` (k, d), `threshold_`, `own_distances_`, `report_`."""
 
     kind: ClassVar[str] = "cosine"
-
-    def __init__(self, spec: CosineSpec) -> None:
-        self.spec = spec
 
     def fit(self, domains: Sequence[Domain], *, progress: Progress | None = None) -> Self:
         """Take the means of 100 units a domain, drawn with the spec's seed, and prove them on others.
@@ -85,13 +82,13 @@ class CosineSelector:
             return SBERT_THRESHOLD, "paper"
         return float(np.percentile(own_scores, OWN_PERCENTILE)), "own_scores_5th_percentile"
 
-    def select(
+    def rank(
         self,
         vectors: npt.NDArray[np.floating[Any]],
         *,
         options: SelectOptions = SelectOptions(),
         exclude: Mapping[str, str] = {},
-    ) -> Selection:
+    ) -> Ranking:
         """Domains that reach the threshold, most similar first; raises InvalidSample as `check_sample` does."""
         units = _unit(check_sample(vectors, self.means_.shape[1]))
         kept, out = split_excluded(self.members_, exclude)
@@ -109,11 +106,10 @@ class CosineSelector:
             for d in sorted(kept, key=lambda d: (-scores[d], d))
         ]
         best = f"; the best is {ranked[0].member.domain} with {ranked[0].score:.4f}" if ranked else ""
-        return choose(
-            ranked,
+        return Ranking(
+            ranked=ranked,
             excluded=out,
             options=options,
-            cap=options.max_ingredients,
             none_passes=f"No domain reaches similarity {threshold:.4f}{best}.",
             evidence=Evidence(
                 units=len(units),

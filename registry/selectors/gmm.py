@@ -19,7 +19,7 @@ from registry.selectors.clusters import ClusterFit, Clusters, Int64, Proof, fit_
 from registry.selectors.contract import (
     Domain,
     Float64,
-    Member,
+    Selector,
     check_sample,
     check_vectors,
     ordered_domains,
@@ -31,8 +31,8 @@ from registry.selectors.drawing import MIN_UNITS, Draw, draw_units
 from registry.selectors.mixture import Mixture, precision_shape
 from registry.selectors.novelty import novelty
 from registry.selectors.projection import Projection
-from registry.selectors.ranking import Candidate, Evidence, choose, split_excluded
-from registry.spec import GmmSpec, Selection, SelectOptions
+from registry.selectors.ranking import Candidate, Evidence, Member, Ranking, split_excluded
+from registry.spec import GmmSpec, SelectOptions
 
 Zero = Literal["keep", "drop"]
 
@@ -41,13 +41,10 @@ GAP = 0.15
 NOVEL = 95.0
 
 
-class GmmSelector:
+class GmmSelector(Selector[GmmSpec]):
     """Gaussian mixture over PCA coordinates; learned: `members_`, `clusters_`, `own_distances_`, `report_`."""
 
     kind: ClassVar[str] = "gmm"
-
-    def __init__(self, spec: GmmSpec) -> None:
-        self.spec = spec
 
     def fit(self, domains: Sequence[Domain], *, progress: Progress | None = None) -> Self:
         """Learn clusters from 100 units a domain; the seed is the spec's, the order of `domains` does not matter.
@@ -78,13 +75,13 @@ class GmmSelector:
         }
         return self
 
-    def select(
+    def rank(
         self,
         vectors: npt.NDArray[np.floating[Any]],
         *,
         options: SelectOptions = SelectOptions(),
         exclude: Mapping[str, str] = {},
-    ) -> Selection:
+    ) -> Ranking:
         """Domains by their share of the sample's units; the units of excluded domains go to the next best cluster.
 
         Raises InvalidSample where the vectors are not this selector's encoder's.
@@ -104,11 +101,10 @@ class GmmSelector:
             )
         ranked = self._rank(per_cluster, kept, len(points), options)
         least = f"{100 * options.min_share:g} %"
-        return choose(
-            ranked,
+        return Ranking(
+            ranked=ranked,
             excluded=out,
             options=options,
-            cap=options.max_ingredients,
             none_passes=f"No domain has {least} of the sample's {len(points)} units.",
             evidence=Evidence(
                 units=len(points),

@@ -8,8 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from registry.selectors.contract import Member
 from registry.spec import Ingredient, LeftOut, Selection, SelectOptions, weights_by_digest
+
+
+@dataclass(frozen=True)
+class Member:
+    """One adapter of a pool, standing for one domain."""
+
+    ref: str
+    digest: str
+    domain: str
 
 
 @dataclass(frozen=True)
@@ -40,48 +48,60 @@ def split_excluded(members: Sequence[Member], exclude: Mapping[str, str]) -> tup
     return kept, out
 
 
-def choose(
-    ranked: Sequence[Candidate],
-    *,
-    excluded: Sequence[tuple[Member, str]],
-    options: SelectOptions,
-    evidence: Evidence,
-    cap: int | None,
-    none_passes: str,
-) -> Selection:
-    """Choose from `ranked` (best first): those that pass, at most `cap` of them, with equal weights.
+@dataclass(frozen=True)
+class Ranking:
+    """The candidates of one sample, best first, and what is said of them; `selection` chooses among them.
 
-    `none_passes` is the sentence for a sample nothing was good enough for.
+    `capped` is False for a selector that ranks nothing, so that no cap can be meant. `none_passes` is the sentence for
+    a sample nothing was good enough for.
     """
-    passing = [candidate for candidate in ranked if not candidate.fails]
-    taken: Sequence[Candidate]
-    if not ranked:
-        taken, reason = [], "No adapter of the pool is left to choose from."
-    elif options.single:
-        taken, reason = ranked[:1], f"The best match alone, as asked for: {ranked[0].member.domain}."
-    elif passing:
-        taken = passing[:cap]
-        reason = f"{len(passing)} of {len(ranked)} domains pass, {len(taken)} taken, best first."
-    elif options.when_none == "top":
-        taken, reason = ranked[:1], f"{none_passes} The best match was taken, as asked for."
-    else:
-        taken, reason = [], none_passes
-    chosen = {candidate.member.digest for candidate in taken}
-    return Selection(
-        selected=_ingredients(taken),
-        left_out=(
-            *(_left_out(c, _why(c, options, len(taken))) for c in ranked if c.member.digest not in chosen),
-            *(LeftOut(ref=m.ref, digest=m.digest, domain=m.domain, reason=why) for m, why in excluded),
-        ),
-        abstained=not taken,
-        reason=reason,
-        units=evidence.units,
-        counts=evidence.counts,
-        scores=evidence.scores,
-        thresholds=evidence.thresholds,
-        novelty=evidence.novelty,
-        warnings=evidence.warnings,
-    )
+
+    ranked: Sequence[Candidate]
+    excluded: Sequence[tuple[Member, str]]
+    options: SelectOptions
+    evidence: Evidence
+    none_passes: str = ""
+    capped: bool = True
+
+    def selection(self, *, max_ingredients: int | None = None) -> Selection:
+        """Those that pass, at most as many as the options say, or `max_ingredients`, with equal weights."""
+        taken, reason = self._taken(max_ingredients or self.options.max_ingredients)
+        chosen = {candidate.member.digest for candidate in taken}
+        evidence = self.evidence
+        return Selection(
+            selected=_ingredients(taken),
+            left_out=(
+                *(_left_out(c, self._why(c, len(taken))) for c in self.ranked if c.member.digest not in chosen),
+                *(LeftOut(ref=m.ref, digest=m.digest, domain=m.domain, reason=why) for m, why in self.excluded),
+            ),
+            abstained=not taken,
+            reason=reason,
+            units=evidence.units,
+            counts=evidence.counts,
+            scores=evidence.scores,
+            thresholds=evidence.thresholds,
+            novelty=evidence.novelty,
+            warnings=evidence.warnings,
+        )
+
+    def _taken(self, most: int) -> tuple[Sequence[Candidate], str]:
+        """The candidates that are chosen, and the sentence that says why."""
+        passing = [candidate for candidate in self.ranked if not candidate.fails]
+        if not self.ranked:
+            return [], "No adapter of the pool is left to choose from."
+        if self.options.single:
+            return self.ranked[:1], f"The best match alone, as asked for: {self.ranked[0].member.domain}."
+        if passing:
+            taken = passing[:most] if self.capped else passing
+            return taken, f"{len(passing)} of {len(self.ranked)} domains pass, {len(taken)} taken, best first."
+        if self.options.when_none == "top":
+            return self.ranked[:1], f"{self.none_passes} The best match was taken, as asked for."
+        return [], self.none_passes
+
+    def _why(self, candidate: Candidate, taken: int) -> str:
+        if self.options.single:
+            return "Only the best match was asked for."
+        return candidate.fails or f"Passes, but {taken} better ones are taken already."
 
 
 def _ingredients(taken: Sequence[Candidate]) -> tuple[Ingredient, ...]:
@@ -103,9 +123,3 @@ def _ingredients(taken: Sequence[Candidate]) -> tuple[Ingredient, ...]:
 def _left_out(candidate: Candidate, reason: str) -> LeftOut:
     member = candidate.member
     return LeftOut(ref=member.ref, digest=member.digest, domain=member.domain, reason=reason, score=candidate.score)
-
-
-def _why(candidate: Candidate, options: SelectOptions, taken: int) -> str:
-    if options.single:
-        return "Only the best match was asked for."
-    return candidate.fails or f"Passes, but {taken} better ones are taken already."

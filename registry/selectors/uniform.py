@@ -10,18 +10,15 @@ import numpy.typing as npt
 
 from registry.errors import InvalidParameter
 from registry.progress import Progress, Steps
-from registry.selectors.contract import Domain, Member, ordered_domains, pack_meta, unpack_meta
-from registry.selectors.ranking import Candidate, Evidence, choose, split_excluded
-from registry.spec import Selection, SelectOptions, UniformSpec
+from registry.selectors.contract import Domain, Selector, ordered_domains, pack_meta, unpack_meta
+from registry.selectors.ranking import Candidate, Evidence, Member, Ranking, split_excluded
+from registry.spec import SelectOptions, UniformSpec
 
 
-class UniformSelector:
+class UniformSelector(Selector[UniformSpec]):
     """All members, always; learned: `members_`, `report_`. The cap on ingredients does not apply to it."""
 
     kind: ClassVar[str] = "uniform"
-
-    def __init__(self, spec: UniformSpec) -> None:
-        self.spec = spec
 
     def fit(self, domains: Sequence[Domain], *, progress: Progress | None = None) -> Self:
         """Remember the members; their vectors are not looked at. Raises InvalidParameter for an empty pool."""
@@ -30,13 +27,13 @@ class UniformSelector:
         Steps(progress, 1).step("members counted")
         return self
 
-    def select(
+    def rank(
         self,
         vectors: npt.NDArray[np.floating[Any]] | None = None,
         *,
         options: SelectOptions = SelectOptions(),
         exclude: Mapping[str, str] = {},
-    ) -> Selection:
+    ) -> Ranking:
         """Every member that is not excluded, by label. Raises InvalidParameter for `single`: there is no ranking."""
         if options.single:
             raise InvalidParameter(
@@ -44,12 +41,11 @@ class UniformSelector:
             )
         kept, out = split_excluded(self.members_, exclude)
         ranked = [Candidate(member=self.members_[index], score=1 / len(kept)) for index in kept]
-        return choose(
-            ranked,
+        return Ranking(
+            ranked=ranked,
             excluded=out,
             options=options,
-            cap=None,
-            none_passes="",
+            capped=False,
             evidence=Evidence(
                 units=0 if vectors is None else len(vectors),
                 scores={candidate.member.domain: candidate.score for candidate in ranked},

@@ -6,12 +6,11 @@ The mixing methods' checks are made of these; the values come from the catalogue
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from operator import attrgetter
 
-from torch import Tensor
-
+from registry.adapters.loadable import LoadableAdapter
 from registry.spec import (
     AdapterConfig,
     BankConfig,
@@ -25,23 +24,17 @@ from registry.spec import (
     UnionConfig,
 )
 
-Tensors = Mapping[str, Tensor]
-Load = Callable[[], Tensors]
 
-
-@dataclass(frozen=True)
-class Part:
-    """One ingredient as the catalogue knows it; `weight` is its canonical decimal, `load` reads its tensors."""
+@dataclass(frozen=True, kw_only=True)
+class Part(LoadableAdapter):
+    """One ingredient as the catalogue knows it; `weight` is its canonical decimal."""
 
     adapter_id: int
     ref: str
-    digest: str
     weight: str
     base_fingerprint: str
-    config: AdapterConfig
     provenance: Provenance
     dtype: str
-    load: Load = field(compare=False, repr=False)
 
 
 def by_digest(parts: Sequence[Part]) -> list[Part]:

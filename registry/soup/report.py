@@ -9,9 +9,10 @@ import math
 from collections.abc import Sequence
 
 from registry.adapters import expected_tensors
+from registry.adapters.loadable import Tensors
 from registry.adapters.masks import pruned_members, values
 from registry.soup import sparse
-from registry.soup.compat import Part, Tensors
+from registry.soup.compat import Part
 from registry.soup.concat import width_of
 from registry.soup.residual import no_residual
 from registry.spec import AdapterConfig, BankConfig, BaseShape, MixReport, Recipe

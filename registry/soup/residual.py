@@ -19,8 +19,9 @@ from torch import Tensor
 from registry.adapters import from_tensors
 from registry.adapters.bottleneck import Bottleneck
 from registry.adapters.experts import mean_routes
+from registry.adapters.loadable import Tensors
 from registry.adapters.lora import LORA_A, LORA_B, PREFIX
-from registry.soup.compat import Part, Tensors, members_of, scale_of
+from registry.soup.compat import Part, members_of, scale_of
 from registry.spec import (
     AdapterConfig,
     BankConfig,

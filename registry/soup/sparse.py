@@ -21,6 +21,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from registry.adapters.loadable import Tensors
 from registry.adapters.masks import (
     dense,
     highest,
@@ -32,7 +33,7 @@ from registry.adapters.masks import (
     with_pruned,
 )
 from registry.errors import Incompatible
-from registry.soup.compat import Part, Tensors
+from registry.soup.compat import Part
 from registry.spec import AdapterConfig, AverageMixing, MaskRule, Pruned, Recipe
 
 DEFAULT: MaskRule = "union"

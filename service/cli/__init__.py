@@ -1,1 +1,1 @@
-"""The verbs of `soup`, one module each; `service.cli.app` imports a module only when its verb is called."""
+"""The command line `soup`: `app` finds the verb, `verbs` has one module each, the rest is what verbs share."""

@@ -1,8 +1,8 @@
 """The command `soup`: finds the verb, runs it, and turns errors into one sentence and an exit code.
 
-Data goes to stdout, talk to stderr. Exit codes: 0 ok, 1 failed, 2 usage, 3 incompatible. Verbs live in
-`service.cli` and are imported when called, so that `soup --help` starts at once; their summaries are here for
-that reason, and a test holds them equal to the verbs' own.
+Data goes to stdout, talk to stderr. Exit codes: 0 ok, 1 failed, 2 usage, 3 incompatible. A verb is a module of
+`service.cli.verbs` of the same name, imported when it is called, so that `soup --help` starts at once; the summaries
+are here for that reason, and a test holds them equal to the verbs' own.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Annotated, Any, NamedTuple, cast
+from typing import Annotated, Any, cast
 
 import typer
 from typer.core import TyperGroup
@@ -22,32 +22,25 @@ from service.cli.failures import FAILED, OK, exit_code, explain
 SETTINGS = {"rich_markup_mode": None, "add_completion": False, "pretty_exceptions_enable": False}
 
 
-class Verb(NamedTuple):
-    """Where a verb lives and the line that `soup --help` shows."""
-
-    module: str
-    summary: str
-
-
 VERBS = {
-    "serve": Verb("serve", "Start the server."),
-    "migrate": Verb("migrate", "Bring the database's schema up to date."),
-    "push": Verb("push", "Push adapter directories."),
-    "pull": Verb("pull", "Write an adapter or soup to a directory."),
-    "ls": Verb("adapters", "List adapters and soups."),
-    "show": Verb("adapters", "Show one adapter or soup."),
-    "rm": Verb("adapters", "Retire adapters or soups."),
-    "select": Verb("select", "Say which adapters fit a sample, and why."),
-    "fit": Verb("select", "Fit a selector over a pool of adapters."),
-    "cook": Verb("cook", "Cook a soup for a sample, or by a recipe."),
-    "compare": Verb("compare", "Cook with every strategy and compare on other text."),
-    "generate": Verb("infer", "Continue a prompt."),
-    "ppl": Verb("infer", "Perplexity of texts under a model."),
-    "keys": Verb("keys", "Make, list and revoke keys."),
-    "jobs": Verb("jobs", "List, show, watch and cancel jobs."),
-    "train": Verb("train", "Train an adapter on texts of a domain."),
-    "evaluate": Verb("evaluate", "Evaluate a trained adapter on data of its task."),
-    "convert": Verb("convert", "Convert AdapterHub checkpoints to adapter directories, and back."),
+    "serve": "Start the server.",
+    "migrate": "Bring the database's schema up to date.",
+    "push": "Push adapter directories.",
+    "pull": "Write an adapter or soup to a directory.",
+    "ls": "List adapters and soups.",
+    "show": "Show one adapter or soup.",
+    "rm": "Retire adapters or soups.",
+    "select": "Say which adapters fit a sample, and why.",
+    "fit": "Fit a selector over a pool of adapters.",
+    "cook": "Cook a soup for a sample, or by a recipe.",
+    "compare": "Cook with every strategy and compare on other text.",
+    "generate": "Continue a prompt.",
+    "ppl": "Perplexity of texts under a model.",
+    "keys": "Make, list and revoke keys.",
+    "jobs": "List, show, watch and cancel jobs.",
+    "train": "Train an adapter on texts of a domain.",
+    "evaluate": "Evaluate a trained adapter on data of its task.",
+    "convert": "Convert AdapterHub checkpoints to adapter directories, and back.",
 }
 
 
@@ -65,7 +58,7 @@ class LazyGroup(TyperGroup):
     def format_commands(self, _: Any, formatter: Any) -> None:
         """The list of verbs in `soup --help`, without importing them."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, verb.summary) for name, verb in VERBS.items()])
+            formatter.write_dl(list(VERBS.items()))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """As usual; the base class suggests from `commands`, which is filled for a name that is no verb."""
@@ -76,7 +69,7 @@ class LazyGroup(TyperGroup):
 
 def command_of(name: str) -> Any:
     """The command of one verb: the module's `app` (a group) or its function of that name."""
-    module = import_module(f"service.cli.{VERBS[name].module}")
+    module = import_module(f"service.cli.verbs.{name}")
     if isinstance(getattr(module, "app", None), typer.Typer):
         return get_group(module.app)
     app = typer.Typer(**SETTINGS)  # type: ignore[arg-type]

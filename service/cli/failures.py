@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import re
 
-from pydantic import ValidationError
-
-from registry.errors import Busy, Forbidden, Incompatible, InvalidParameter, SoupError, Unauthenticated
+from registry.errors import Busy, Forbidden, Incompatible, SoupError, Unauthenticated
 
 OK, FAILED, USAGE, INCOMPATIBLE = 0, 1, 2, 3
 
@@ -47,10 +45,3 @@ def exit_code(error: SoupError) -> int:
 def worst_code(errors: list[SoupError]) -> int:
     """The exit code of several: 3 only where all of them are incompatibilities."""
     return min((exit_code(error) for error in errors), key=lambda code: code == INCOMPATIBLE, default=OK)
-
-
-def bad_setting(error: ValidationError) -> InvalidParameter:
-    """A flag or variable of the environment that is not valid, by the variable's name."""
-    found = error.errors(include_url=False, include_input=False)[0]
-    name = "SOUP_" + "_".join(str(part) for part in found["loc"]).upper()
-    return InvalidParameter(f"{name} (or its flag): {found['msg'].removeprefix('Value error, ')}.", param=name)

@@ -7,6 +7,7 @@ the manifest, large ones as blobs that are sent only if they are not there yet.
 from __future__ import annotations
 
 import base64
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -98,6 +99,11 @@ def pull_folder(
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     return read_directory(target)
+
+
+def name_of(path: Path) -> str:
+    """The name of an adapter for which a folder gives its own: lower case, other characters as `-`."""
+    return re.sub(r"[^a-z0-9._-]+", "-", path.resolve().name.lower()).lstrip("._-")[:64] or "adapter"
 
 
 def _sample(client: SoupClient, folder: AdapterDirectory, texts: Sequence[str] | None) -> SampleSource | None:

@@ -6,9 +6,9 @@ draws tokens, `choice`, `text` and `draft` make answers of them, `execute` is on
 the blocking calls for verbs.
 """
 
+from registry.adapters.loadable import LoadableAdapter
 from service.engine.engine import Engine
 from service.engine.request import (
-    AdapterHandle,
     Completion,
     Delta,
     GenerateRequest,
@@ -24,13 +24,13 @@ from service.engine.scheduler import Ticket
 from service.engine.trial import check_runs
 
 __all__ = [
-    "AdapterHandle",
     "BaseSource",
     "Completion",
     "Delta",
     "Engine",
     "GenerateRequest",
     "Generation",
+    "LoadableAdapter",
     "PromptScores",
     "SamplingParams",
     "ScoreRequest",

@@ -12,9 +12,9 @@ from collections.abc import Callable, Container
 from typing import Any
 
 from registry.adapters import AdapterModule, from_tensors
+from registry.adapters.loadable import LoadableAdapter
 from registry.base_model import LoadedBase
 from registry.errors import SoupError, Unavailable
-from service.engine.request import AdapterHandle
 
 
 class Bank:
@@ -33,7 +33,7 @@ class Bank:
     def __len__(self) -> int:
         return len(self._held)
 
-    def get(self, base: LoadedBase, handle: AdapterHandle) -> AdapterModule:
+    def get(self, base: LoadedBase, handle: LoadableAdapter) -> AdapterModule:
         """The adapter on the base's device, loaded if need be; raises what loading raises, as a SoupError."""
         key = (base.entry.id, handle.digest)
         if key not in self._held:
@@ -61,7 +61,7 @@ class Bank:
         self.loads += 1
 
 
-def _load(base: LoadedBase, handle: AdapterHandle) -> AdapterModule:
+def _load(base: LoadedBase, handle: LoadableAdapter) -> AdapterModule:
     try:
         module: Any = from_tensors(handle.config, base.shape, handle.load())
         module = module.to(base.model.device).eval().requires_grad_(False)

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Literal
 
+from registry.adapters.loadable import LoadableAdapter
 from registry.errors import InvalidParameter, InvalidPrompt
 from registry.spec import AdapterConfig, BaseShape
 from service.engine.served import check_speaks, room
 
 if TYPE_CHECKING:
     import numpy as np
-    from torch import Tensor
 
 FinishReason = Literal["stop", "length"]
 TopTokens = tuple[tuple[int, float], ...]
@@ -38,19 +38,6 @@ class State(Enum):
     def final(self) -> bool:
         """Whether nothing can follow."""
         return self in (State.FINISHED, State.FAILED, State.CANCELLED)
-
-
-@dataclass(frozen=True)
-class AdapterHandle:
-    """An adapter by its digest, and how to read its tensors when the bank does not hold them yet.
-
-    `bytes` is the size of its tensors, for which a memory budget keeps room; 0 where nobody knows it before.
-    """
-
-    digest: str
-    config: AdapterConfig
-    load: Callable[[], Mapping[str, Tensor]] = field(compare=False, repr=False)
-    bytes: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True)
@@ -90,7 +77,7 @@ class GenerateRequest:
 
     base_id: str
     prompt: tuple[int, ...]
-    adapter: AdapterHandle | None = None
+    adapter: LoadableAdapter | None = None
     params: SamplingParams = SamplingParams()
     on_token: Callable[[Delta], None] | None = None
 
@@ -122,7 +109,7 @@ class ScoreRequest:
 
     base_id: str
     windows: tuple[tuple[int, ...], ...]
-    adapter: AdapterHandle | None = None
+    adapter: LoadableAdapter | None = None
     pooled: frozenset[int] = frozenset()
     bos: bool = True
 
@@ -147,22 +134,22 @@ class ScoreRequest:
 Request = GenerateRequest | ScoreRequest
 
 
-def _config(adapter: AdapterHandle | None) -> AdapterConfig | None:
+def _config(adapter: LoadableAdapter | None) -> AdapterConfig | None:
     return None if adapter is None else adapter.config
 
 
-def _named(base_id: str, adapter: AdapterHandle | None) -> str:
+def _named(base_id: str, adapter: LoadableAdapter | None) -> str:
     return f"Base model {base_id!r}" if adapter is None else f"Adapter {adapter.digest}"
 
 
-def _context(shape: BaseShape, adapter: AdapterHandle | None) -> str:
+def _context(shape: BaseShape, adapter: LoadableAdapter | None) -> str:
     """How much fits, as the end of a sentence."""
     left = room(shape, _config(adapter))
     taken = "" if left == shape.context else f", of which the adapter's prefix takes {shape.context - left}"
     return f"the context of the base model is {shape.context}{taken}"
 
 
-def check_tokens(ids: tuple[int, ...], shape: BaseShape, adapter: AdapterHandle | None = None) -> None:
+def check_tokens(ids: tuple[int, ...], shape: BaseShape, adapter: LoadableAdapter | None = None) -> None:
     """Raises InvalidPrompt for no tokens, too many, or ids beyond the vocabulary."""
     if not ids:
         raise InvalidPrompt("The prompt is empty: send at least one token.", param="prompt")

@@ -146,7 +146,7 @@ class Scheduler:
         found: dict[str, int] = {}
         for work in self._live:
             adapter = work.request.adapter
-            found[work.key[0]] = max(found.get(work.key[0], 0), 0 if adapter is None else adapter.bytes)
+            found[work.key[0]] = max(found.get(work.key[0], 0), 0 if adapter is None else adapter.size_bytes)
         return found
 
     def live(self) -> list[Work]:

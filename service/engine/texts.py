@@ -12,12 +12,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, wait
 from typing import Any
 
+from registry.adapters.loadable import LoadableAdapter
 from registry.base_model import BaseText
 from registry.encoders.contract import EmbeddedText
 from registry.errors import Busy, Cancelled, InvalidPrompt
 from registry.likelihood import scored_tokens, text_scores, windows
 from registry.spec import AdapterConfig, PassageScore
-from service.engine.request import AdapterHandle, GenerateRequest, Generation, Request, ScoreRequest, Scores
+from service.engine.request import GenerateRequest, Generation, Request, ScoreRequest, Scores
 from service.engine.scheduler import Ticket
 from service.engine.served import room
 
@@ -56,7 +57,7 @@ class TextCalls(ABC):
         self,
         base_id: str,
         texts: Sequence[str],
-        adapter: AdapterHandle | None = None,
+        adapter: LoadableAdapter | None = None,
         *,
         should_stop: ShouldStop | None = None,
         progress: Progress | None = None,

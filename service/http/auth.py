@@ -1,94 +1,18 @@
-"""Keys: who is asking and what they may do.
+"""What a route needs of a key, as a type in its signature: `who: Reader`, `Writer`, `ModelUser`, `Admin`.
 
-A key is `sk-soup-` and 43 characters; only its sha256 is stored. `service/gate.py` looks the key up once per request
-and leaves a Principal behind; routes say what they need in their signature (`Reader`, `Writer`, `Caller`, `Admin`, or
-`Annotated[Principal, Depends(needs("read", "write"))]`). The runtime writes the admin key's file at its first start.
+Or `Annotated[Principal, Depends(needs("read", "write"))]`. `http.gate` has authenticated the request before.
 """
 
 from __future__ import annotations
 
-import hashlib
-import re
-import secrets
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from typing import Annotated
 
 from fastapi import Depends, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
-from registry.errors import Conflict, Forbidden, InvalidParameter, NotFound, Unauthenticated
-from registry.files import replace_file
-
-if TYPE_CHECKING:
-    from registry.catalogue import Database
-
-KeyScope = Literal["read", "write", "infer", "admin"]
-SCOPES: frozenset[str] = frozenset(get_args(KeyScope))
-PREFIX = "sk-soup-"
-SECRET_PATTERN = re.compile(r"sk-soup-[A-Za-z0-9_-]{43}", re.ASCII)
-SHOWN = len(PREFIX) + 4
-"""Characters of a secret that are kept in the clear, so that people recognise their key."""
-
-
-@dataclass(frozen=True)
-class Principal:
-    """Who is asking: a key, the namespaces it sees (None: all) and its scopes (`admin` implies all)."""
-
-    key_id: str
-    namespaces: tuple[str, ...] | None
-    scopes: frozenset[str]
-
-    def has(self, scope: str) -> bool:
-        """Whether the key carries `scope`."""
-        return scope in self.scopes or "admin" in self.scopes
-
-    def sees(self, namespace: str) -> bool:
-        """Whether the key sees `namespace`."""
-        return self.namespaces is None or namespace in self.namespaces
-
-    def check_write(self, namespace: str) -> None:
-        """Raises Forbidden unless the key may write in `namespace`."""
-        if not self.has("write"):
-            raise Forbidden("This key lacks the scope 'write'.")
-        if not self.sees(namespace):
-            raise Forbidden(f"This key may not write in namespace '{namespace}'.", param="namespace")
-
-    def check_visible(self, namespace: str) -> None:
-        """Raises NotFound, as for an unknown object, unless the key sees `namespace`."""
-        if not self.sees(namespace):
-            raise NotFound("There is no such object, or this key does not see it.")
-
-
-NOBODY_IN_PARTICULAR = Principal(key_id="no-auth", namespaces=None, scopes=SCOPES)
-"""Who asks under `no_auth`."""
-
-
-def new_secret() -> str:
-    """A fresh secret: `sk-soup-` and 43 characters of url-safe base64 (256 random bits)."""
-    return PREFIX + secrets.token_urlsafe(32)
-
-
-def secret_sha256(secret: str) -> str:
-    """What is stored of a secret: 64 hex digits. The secret has 256 random bits, so that no salt is needed."""
-    return hashlib.sha256(secret.encode()).hexdigest()
-
-
-def authenticate(database: Database, header: str | None) -> Principal:
-    """The principal of an Authorization header; raises Unauthenticated for none, an unknown or a revoked key."""
-    if not header:
-        raise Unauthenticated("This needs a key: send 'Authorization: Bearer sk-soup-...'.")
-    kind, _, secret = header.partition(" ")
-    secret = secret.strip()
-    if kind.lower() != "bearer" or not SECRET_PATTERN.fullmatch(secret):
-        raise Unauthenticated("The Authorization header must be 'Bearer sk-soup-...'.")
-    with database.read() as catalogue:
-        row = catalogue.keys.by_secret(secret_sha256(secret))
-    if row is None or row.revoked_at is not None:
-        raise Unauthenticated("This key is unknown or revoked.")
-    return Principal(key_id=row.id, namespaces=row.namespaces, scopes=frozenset(row.scopes))
-
+from registry.errors import Forbidden, Unauthenticated
+from service.keys import KeyScope, Principal
 
 _bearer = HTTPBearer(auto_error=False, scheme_name="Key", description="A key of this server: sk-soup-...")
 
@@ -112,57 +36,5 @@ def needs(*scopes: KeyScope) -> Callable[..., Awaitable[Principal]]:
 
 Reader = Annotated[Principal, Depends(needs("read"))]
 Writer = Annotated[Principal, Depends(needs("write"))]
-Caller = Annotated[Principal, Depends(needs("infer"))]
+ModelUser = Annotated[Principal, Depends(needs("infer"))]
 Admin = Annotated[Principal, Depends(needs("admin"))]
-
-
-# --- the admin key --------------------------------------------------------------------------------
-
-
-def ensure_admin_key(database: Database, path: Path, bootstrap: str | None = None) -> Path:
-    """Make sure that `path` holds a working admin key, and give the path back; the secret is never printed.
-
-    The first start writes `bootstrap`, or a fresh secret, with mode 0600 and fsync; later starts find it. The file
-    is written before the row: a crash between the two leaves a secret that the next start registers. Raises
-    InvalidParameter for a bootstrap secret or a file that is not of our form, Conflict where the key was revoked.
-    """
-    if bootstrap is not None and not SECRET_PATTERN.fullmatch(bootstrap):
-        raise InvalidParameter(
-            "SOUP_BOOTSTRAP_KEY must be 'sk-soup-' and 43 characters of url-safe base64.", param="bootstrap_key"
-        )
-    wanted = bootstrap or _read_secret(path) or new_secret()
-    if _read_secret(path) != wanted:
-        _write_secret(path, wanted)
-    with database.write() as catalogue:
-        row = catalogue.keys.by_secret(secret_sha256(wanted))
-        if row is None:
-            catalogue.keys.add(
-                "admin", secret_sha256(wanted), namespaces=None, scopes=frozenset({"admin"}), prefix=wanted[:SHOWN]
-            )
-            catalogue.audit.record("key.create", "admin", key_id=None, request_id=None, detail={"by": "first start"})
-        elif row.revoked_at is not None:
-            raise Conflict(
-                f"The key in {path} was revoked; remove that file, and the next start writes a new one."
-                if bootstrap is None
-                else "The key in SOUP_BOOTSTRAP_KEY was revoked; set another, and the next start makes it an admin key."
-            )
-    return path
-
-
-def _read_secret(path: Path) -> str | None:
-    try:
-        text = path.read_text(encoding="ascii").strip()
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidParameter(f"{path} cannot be read as a key.", param="data") from error
-    if not SECRET_PATTERN.fullmatch(text):
-        raise InvalidParameter(f"{path} does not hold a key; remove it, and the next start writes one.", param="data")
-    return text
-
-
-def _write_secret(path: Path, secret: str) -> None:
-    """Never half there, and of mode 0600 from the start; the name beside is each process's own."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
-    replace_file(path, f"{secret}\n".encode("ascii"), beside=beside, mode=0o600)

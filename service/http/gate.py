@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from registry.errors import Forbidden, InvalidParameter, SoupError, TooLarge
 from registry.files import loads_strict
 from service.http import problems
-from service.http.auth import NOBODY_IN_PARTICULAR, Principal, authenticate
+from service.keys import NOBODY_IN_PARTICULAR, Principal, authenticate
 from service.settings import Settings
 
 if TYPE_CHECKING:

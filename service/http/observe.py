@@ -25,7 +25,7 @@ from service.logs import describe, request_id_now
 log = logging.getLogger("service.request")
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
-METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+HTTP_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 BASIC_HEADERS = {
     "x-content-type-options": "nosniff",
@@ -129,7 +129,7 @@ class Observe:
             request_id_now.reset(token)
 
     def _record(self, scope: Scope, status: int | None, seconds: float) -> None:
-        method = scope["method"] if scope["method"] in METHODS else "OTHER"
+        method = scope["method"] if scope["method"] in HTTP_METHODS else "OTHER"
         route = route_of(scope)
         shown = "none" if status is None else str(status)
         self._metrics.requests.labels(method, route, shown).inc()

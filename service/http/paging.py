@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from fastapi import Query
 
 from registry.errors import InvalidParameter
-
-if TYPE_CHECKING:
-    from service.runtime import Runtime
+from service.parts import Parts
 
 Limit = Annotated[int | None, Query(ge=1, description="Rows of this page.")]
 Cursor = Annotated[str | None, Query(max_length=500, description="`next_cursor` of the page before.")]
 
 
-def page_size(limit: int | None, runtime: Runtime) -> int:
+def page_size(limit: int | None, parts: Parts) -> int:
     """The rows of a page; raises InvalidParameter beyond the setting."""
-    most = runtime.settings.max_page_size
+    most = parts.settings.max_page_size
     if limit is not None and limit > most:
         raise InvalidParameter(f"A page has at most {most} rows here; follow next_cursor for more.", param="limit")
-    return limit or runtime.settings.page_size
+    return limit or parts.settings.page_size

@@ -9,17 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from registry.adapters.loadable import LoadableAdapter
 from registry.errors import Incompatible, NotFound, Unavailable
 from registry.names import BaseRef, check_part, parse_ref
 from registry.spec import BaseEntry
+from registry.stored_adapters import loadable
 from service.engine.served import check_speaks
-from service.http.auth import Principal
+from service.keys import Principal
+from service.parts import Parts
 
 if TYPE_CHECKING:
     from registry.base_model import BaseText
     from registry.catalogue import AdapterRow
-    from service.engine import AdapterHandle
-    from service.runtime import Runtime
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class ResolvedModel:
     base_id: str
     base: BaseText
     row: AdapterRow | None = None
-    handle: AdapterHandle | None = None
+    handle: LoadableAdapter | None = None
 
     @property
     def digest(self) -> str | None:
@@ -43,48 +44,50 @@ class ResolvedModel:
         return self.digest or self.base.shape.fingerprint
 
 
-def resolve_model(runtime: Runtime, principal: Principal, text: str) -> ResolvedModel:
+def resolve_model(parts: Parts, principal: Principal, text: str) -> ResolvedModel:
     """A base id, `base/<id>` or any ref to a model that can be asked for: its weights are loaded when it runs.
 
     Raises InvalidName, NotFound, Retired, Unavailable (its base is not on the allowlist) and Incompatible (the
     operator has replaced the base under the adapter).
     """
     if "/" not in text and not text.startswith("sha256:"):
-        return ResolvedModel(asked=text, base_id=text, base=_base(runtime, check_part(text, "model")))
+        return ResolvedModel(asked=text, base_id=text, base=_base(parts, check_part(text, "model")))
     ref = parse_ref(text)
     if isinstance(ref, BaseRef):
-        return ResolvedModel(asked=text, base_id=ref.id, base=_base(runtime, ref.id))
-    with runtime.database.read() as catalogue:
+        return ResolvedModel(asked=text, base_id=ref.id, base=_base(parts, ref.id))
+    with parts.registry.database.read() as catalogue:
         row = catalogue.adapters.resolve(principal.namespaces, ref)
-    if row.base_model not in runtime.bases:
+    if row.base_model not in parts.bases.entries:
         raise Unavailable(f"'{row.ref}' needs base model '{row.base_model}', which this server no longer serves.")
-    base = runtime.base(row.base_model)
+    base = parts.bases.text(row.base_model)
     if base.shape.fingerprint != row.base_fingerprint:
         raise Incompatible(
             f"'{row.ref}' was made for another state of base model '{row.base_model}' "
             f"({row.base_fingerprint[:19]} and not {base.shape.fingerprint[:19]})."
         )
-    return ResolvedModel(asked=text, base_id=row.base_model, base=base, row=row, handle=runtime.handle(row))
+    return ResolvedModel(
+        asked=text, base_id=row.base_model, base=base, row=row, handle=loadable(row, parts.registry.blobs)
+    )
 
 
-def language_model(runtime: Runtime, principal: Principal, text: str) -> ResolvedModel:
+def language_model(parts: Parts, principal: Principal, text: str) -> ResolvedModel:
     """`resolve_model` for a route that continues or scores text.
 
     Raises InvalidParameter, in one sentence that says what it is and what to do, for adapters with a head, banks of
     experts, and encoders.
     """
-    model = resolve_model(runtime, principal, text)
+    model = resolve_model(parts, principal, text)
     check_speaks(model.base.shape, None if model.row is None else model.row.config, f"'{text}'")
     return model
 
 
-def base_entry(runtime: Runtime, base_id: str) -> BaseEntry:
+def base_entry(parts: Parts, base_id: str) -> BaseEntry:
     """The allowlist's entry for a base model; raises NotFound."""
-    entry = runtime.bases.get(base_id)
+    entry = parts.bases.entries.get(base_id)
     if entry is None:
         raise NotFound(f"There is no base model '{base_id}'; adapters are named namespace/name.", param="model")
     return entry
 
 
-def _base(runtime: Runtime, base_id: str) -> BaseText:
-    return runtime.base(base_entry(runtime, base_id).id)
+def _base(parts: Parts, base_id: str) -> BaseText:
+    return parts.bases.text(base_entry(parts, base_id).id)

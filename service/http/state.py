@@ -1,21 +1,18 @@
-"""What routes take from the application: its runtime, as a type in their signature (`runtime: State`)."""
+"""What routes take from the application: the server's parts, as a type in their signature (`parts: State`)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 from fastapi import Depends, Request
 
-if TYPE_CHECKING:
-    from service.runtime import Runtime
+from service.parts import Parts
 
 
-async def runtime_of(request: Request) -> Any:
-    """The runtime that `create_app` was given."""
-    return request.app.state.runtime
+async def parts_of(request: Request) -> Parts:
+    """The parts of the runtime that `create_app` was given."""
+    parts: Parts = request.app.state.runtime.parts
+    return parts
 
 
-if TYPE_CHECKING:
-    State = Annotated[Runtime, Depends(runtime_of)]
-else:  # the framework evaluates annotations; it need not import the runtime for one
-    State = Annotated[Any, Depends(runtime_of)]
+State = Annotated[Parts, Depends(parts_of)]

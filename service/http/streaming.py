@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import CancelledError as TicketCancelled
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastapi import Request
 from fastapi.responses import StreamingResponse
@@ -25,16 +25,14 @@ from registry.errors import Cancelled, SoupError, Unavailable
 from service.engine import Delta, GenerateRequest, Generation, SamplingParams, ScoreRequest, Ticket
 from service.http import problems
 from service.http.resolve import ResolvedModel
-
-if TYPE_CHECKING:
-    from service.runtime import Runtime
+from service.parts import Parts
 
 STREAM_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 """Streams pass proxies unbuffered."""
 DONE = "data: [DONE]\n\n"
 
 
-def one_token(runtime: Runtime, model: ResolvedModel, *, timeout: float) -> None:
+def one_token(parts: Parts, model: ResolvedModel, *, timeout: float) -> None:
     """Compute one token, of an encoder one vector, blocking; raises TimeoutError, or what the engine raises."""
     start = (model.base.bos_id or 0,)
     asked: GenerateRequest | ScoreRequest
@@ -42,7 +40,7 @@ def one_token(runtime: Runtime, model: ResolvedModel, *, timeout: float) -> None
         asked = ScoreRequest(model.base_id, (start,), pooled=frozenset({0}), bos=False)
     else:
         asked = GenerateRequest(model.base_id, start, params=SamplingParams(max_tokens=1, temperature=0.0))
-    ticket = runtime.engine.submit(asked)
+    ticket = parts.engine.submit(asked)
     try:
         ticket.result(timeout)
     finally:
@@ -86,10 +84,10 @@ async def _disconnected(request: Request) -> None:
 class TokenStream:
     """The tokens of several generate requests as they come: (prompt number, Delta), then each prompt's Generation."""
 
-    def __init__(self, runtime: Runtime, requests: Sequence[GenerateRequest]) -> None:
+    def __init__(self, parts: Parts, requests: Sequence[GenerateRequest]) -> None:
         self._loop = asyncio.get_running_loop()
         self._queue: asyncio.Queue[tuple[int, Delta | None]] = asyncio.Queue()
-        self._engine = runtime.engine
+        self._engine = parts.engine
         self._requests = [replace(request, on_token=self._hand_over(i)) for i, request in enumerate(requests)]
         self._first: tuple[int, Delta | None] | None = None
         self.tickets: list[Ticket] = []

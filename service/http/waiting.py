@@ -13,35 +13,35 @@ from starlette.concurrency import run_in_threadpool
 
 from registry.errors import InvalidParameter
 from service.jobs.runner import FINAL
+from service.parts import Parts
 
 if TYPE_CHECKING:
     from registry.catalogue.rows import JobRow
-    from service.runtime import Runtime
 
 
-def wait_of(asked: float | None, runtime: Runtime) -> float:
+def wait_of(asked: float | None, parts: Parts) -> float:
     """The seconds to wait; raises InvalidParameter beyond the limit."""
     if asked is None:
-        return runtime.settings.wait_seconds
-    if asked > runtime.settings.max_wait_seconds:
+        return parts.settings.wait_seconds
+    if asked > parts.settings.max_wait_seconds:
         raise InvalidParameter(
-            f"'wait' may be at most {runtime.settings.max_wait_seconds:g} seconds here; poll the job for longer.",
+            f"'wait' may be at most {parts.settings.max_wait_seconds:g} seconds here; poll the job for longer.",
             param="wait",
         )
     return asked
 
 
-def job_row(runtime: Runtime, scope: tuple[str, ...] | None, job_id: str) -> JobRow:
+def job_row(parts: Parts, scope: tuple[str, ...] | None, job_id: str) -> JobRow:
     """The job as it stands."""
-    with runtime.database.read() as catalogue:
+    with parts.registry.database.read() as catalogue:
         return catalogue.jobs.get(scope, job_id)
 
 
 class JobWatch:
     """Told of every change of one job, on the event loop, inside `async with`."""
 
-    def __init__(self, runtime: Runtime, job_id: str) -> None:
-        self._runtime = runtime
+    def __init__(self, parts: Parts, job_id: str) -> None:
+        self._parts = parts
         self._job_id = job_id
         self._changed = asyncio.Event()
 
@@ -53,7 +53,7 @@ class JobWatch:
             with suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 loop.call_soon_threadsafe(self._changed.set)
 
-        self._unwatch = self._runtime.jobs.watch(self._job_id, tell)
+        self._unwatch = self._parts.jobs.watch(self._job_id, tell)
         return self
 
     async def __aexit__(self, *_: Any) -> None:
@@ -68,13 +68,13 @@ class JobWatch:
         self._changed.clear()
 
 
-async def finished(runtime: Runtime, job_id: str, seconds: float) -> JobRow:
+async def finished(parts: Parts, job_id: str, seconds: float) -> JobRow:
     """The job once it ended, or as it stands after `seconds`."""
     deadline = asyncio.get_running_loop().time() + seconds
-    async with JobWatch(runtime, job_id) as watch:
-        runtime.jobs.wake()
+    async with JobWatch(parts, job_id) as watch:
+        parts.jobs.wake()
         while True:
-            row = await run_in_threadpool(job_row, runtime, None, job_id)
+            row = await run_in_threadpool(job_row, parts, None, job_id)
             left = deadline - asyncio.get_running_loop().time()
             if row.state in FINAL or left <= 0:
                 return row

@@ -56,14 +56,15 @@ def begin(where: Json) -> Handle:
 
     from registry.blobs import LocalBlobs
     from registry.fit import fit
+    from registry.registry import Registry
 
-    database, blobs = Database(where["database"]), LocalBlobs(Path(where["blobs"]))
+    registry = Registry(Database(where["database"]), LocalBlobs(Path(where["blobs"])))
     read = TypeAdapter[SelectorSpec](SelectorSpec).validate_python
 
     def handle(request: Json, progress: Progress) -> Json:
         row = fit(
-            PoolSpec.model_validate(request["pool"]), read(request["spec"]), encoder_digest=request["encoder_digest"],
-            database=database, blobs=blobs, progress=progress,
+            registry, PoolSpec.model_validate(request["pool"]), read(request["spec"]),
+            encoder_digest=request["encoder_digest"], progress=progress,
         )  # fmt: skip
         return {"selector": row.id}
 

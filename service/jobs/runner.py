@@ -1,32 +1,29 @@
-"""Runs what `catalogue.jobs` holds: claims, heartbeats, retries, cancellation. What each kind does is in `job_kinds`.
+"""Runs what `catalogue.jobs` holds: claims, heartbeats, retries, cancellation. What each kind does is in `jobs.kinds`.
 
-Built by the runtime. Routes call `wake` after a commit that enqueued something, `watch` to be told of progress, and
-`cancel`. Jobs survive a restart: what ran when the process died is claimed again once its lease is over, or at once
-where this process is the only owner of the data.
+Built by the runtime, which starts and stops its threads; routes call `cancel`, and ring `job_board`. Jobs survive a
+restart: what ran when the process died is claimed again once its lease is over, or at once where this process is the
+only owner of the data.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
 import uuid
-from collections import defaultdict
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from registry.catalogue.jobs import Jobs
-from registry.catalogue.rows import JobRow
+from registry.catalogue.rows import JobRow, Namespaces
 from registry.errors import Busy, Cancelled, Internal, SoupError, Unavailable, as_dict, rebuild
+from service.jobs.contract import JobContext, Lane
 from service.jobs.fit_process import FitProcess
-from service.jobs.kinds import KINDS, JobContext, Lane
+from service.jobs.kinds import KINDS
 from service.jobs.training_folder import sweep
-
-if TYPE_CHECKING:
-    from service.runtime import Runtime
+from service.parts import Parts
 
 log = logging.getLogger("soup.jobs")
 IDLE_SECONDS = 1.0
@@ -46,17 +43,14 @@ class Interrupted(SoupError):
 class JobRunner:
     """Threads that run jobs one at a time each: `settings.job_workers` for what is quick, others for trainings."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-        self._settings = runtime.settings
-        self._database = runtime.database
+    def __init__(self, parts: Parts, *, sole_owner: bool) -> None:
+        self.parts = parts
+        self._settings = parts.settings
+        self._database = parts.registry.database
+        self._board = parts.jobs
+        self._sole_owner = sole_owner
         self._name = f"worker-{uuid.uuid4().hex[:12]}"
-        self._wake = threading.Condition()
-        self._rung = 0
         self._stopping = threading.Event()
-        self._cancelled: dict[str, threading.Event] = {}
-        self._watchers: dict[str, list[Callable[[], None]]] = defaultdict(list)
-        self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._claimable = True
         """False while the database does not answer: the log says that once, not every second of an outage."""
@@ -65,7 +59,7 @@ class JobRunner:
     def start(self) -> None:
         """Put back what a dead process left running, drop what nobody went on with, start workers and heartbeat."""
         with self._database.write() as catalogue:
-            catalogue.jobs.requeue_expired(_now() + timedelta(days=3650) if self._runtime.sole_owner else _now())
+            catalogue.jobs.requeue_expired(_now() + timedelta(days=3650) if self._sole_owner else _now())
         sweep(self._settings.trainings_dir, older_than=self._settings.keep_training_seconds)
         quick, training = self._settings.job_workers, self._settings.training_workers
         loops = [partial(self._work, "quick")] * quick + [partial(self._work, "training")] * training + [self._beat]
@@ -78,68 +72,25 @@ class JobRunner:
     def stop(self) -> None:
         """Send running jobs back to the queue and end the threads."""
         self._stopping.set()
-        self.wake()
+        self._board.wake()
         for thread in self._threads:
             thread.join()
         self._threads = []
         self.fitting.stop()
-
-    def wake(self) -> None:
-        """Look at the queue now: something was enqueued."""
-        with self._wake:
-            self._rung += 1
-            self._wake.notify_all()
 
     @property
     def stopping(self) -> bool:
         """Whether running jobs are to go back to the queue."""
         return self._stopping.is_set()
 
-    def watch(self, job_id: str, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback`, from any thread, whenever this job changes; returns what ends it."""
-        with self._lock:
-            self._watchers[job_id].append(callback)
-
-        def unwatch() -> None:
-            with self._lock:
-                self._watchers[job_id].remove(callback)
-                if not self._watchers[job_id]:
-                    del self._watchers[job_id]
-
-        return unwatch
-
-    def cancel(self, scope: tuple[str, ...] | None, job_id: str) -> JobRow:
-        """Cancel a queued or running job; one that ended stays as it is. Raises NotFound."""
-        with self._database.write() as catalogue:
-            row = catalogue.jobs.get(scope, job_id)
-            if row.state not in FINAL:
-                row = catalogue.jobs.cancel(job_id)
-                KINDS[row.kind].ended_without(catalogue, row)
-        with self._lock:
-            event = self._cancelled.get(job_id)
-        if event is not None:
-            event.set()  # whoever runs it cleans up
-        elif row.state == "cancelled":
-            KINDS[row.kind].clean(self._runtime, row)
-        self._tell(job_id)
-        return row
-
-    def _tell(self, job_id: str) -> None:
-        with self._lock:
-            callbacks = list(self._watchers.get(job_id, ()))
-        for callback in callbacks:
-            callback()
-
     # --- the worker threads ---------------------------------------------------------------------
 
     def _work(self, lane: Lane) -> None:
         while not self._stopping.is_set():
-            rung = self._rung
+            rung = self._board.rung
             row = self._claim(lane)
             if row is None:
-                with self._wake:
-                    if self._rung == rung:
-                        self._wake.wait(timeout=IDLE_SECONDS)
+                self._board.wait(rung=rung, seconds=IDLE_SECONDS)
                 continue
             try:
                 self._run(row)
@@ -169,17 +120,11 @@ class JobRunner:
 
     def _run(self, row: JobRow) -> None:
         """Run a claimed job to its end, and remove what only it needed; not where it goes on elsewhere."""
-        cancelled = threading.Event()
-        with self._lock:
-            self._cancelled[row.id] = cancelled
-        try:
+        with self._board.runs(row.id) as cancelled:
             ended = self._attempt(row, _Progress(self, row, cancelled))
-        finally:
-            with self._lock:
-                del self._cancelled[row.id]
         if ended:
-            KINDS[row.kind].clean(self._runtime, row)
-        self._tell(row.id)
+            KINDS[row.kind].clean(self.parts, row)
+        self._board.tell(row.id)
 
     def _attempt(self, row: JobRow, progress: _Progress) -> bool:
         """Try the job once; True when it ended for good, by us or by whoever cancelled it."""
@@ -187,7 +132,7 @@ class JobRunner:
         try:
             if row.attempts > self._settings.job_attempts:
                 raise Internal(f"The process that ran it ended without a word, {row.attempts - 1} times.")
-            result = KINDS[row.kind].run(JobContext(self._runtime, self.fitting, row, progress))
+            result = KINDS[row.kind].run(JobContext(self.parts, self.fitting, row, progress))
             return self.store(lambda jobs: jobs.succeed(row.id, result, worker=self._name)) or self._is_cancelled(row)
         except Interrupted:
             self.store(lambda jobs: jobs.release(row.id, self._name))
@@ -232,13 +177,12 @@ class JobRunner:
             return
         if not ours:
             raise Cancelled("The job was cancelled.")
-        self._tell(row.id)
+        self._board.tell(row.id)
 
     def _beat(self) -> None:
         """Prolong the leases of what runs here, and notice what another process cancelled."""
         while not self._stopping.wait(self._settings.job_lease_seconds / 4):
-            with self._lock:
-                running = dict(self._cancelled)
+            running = self._board.running()
             try:
                 with self._database.write() as catalogue:
                     for job_id, cancelled in running.items():
@@ -273,6 +217,22 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
+def cancel(parts: Parts, visible: Namespaces, job_id: str) -> JobRow:
+    """Cancel a queued or running job; one that ended stays as it is. Raises NotFound."""
+    with parts.registry.database.write() as catalogue:
+        row = catalogue.jobs.get(visible, job_id)
+        if row.state not in FINAL:
+            row = catalogue.jobs.cancel(job_id)
+            KINDS[row.kind].ended_without(catalogue, row)
+    event = parts.jobs.running().get(job_id)
+    if event is not None:
+        event.set()  # whoever runs it cleans up
+    elif row.state == "cancelled":
+        KINDS[row.kind].clean(parts, row)
+    parts.jobs.tell(job_id)
+    return row
+
+
 def result_of(row: JobRow) -> dict[str, Any]:
     """The result of a job that ended; raises the error it ended with."""
     if row.state == "succeeded":
@@ -286,8 +246,3 @@ def result_of(row: JobRow) -> dict[str, Any]:
         param=error.get("param"),
         problems=error.get("problems", ()),
     )
-
-
-def request_bytes(request: dict[str, Any]) -> bytes:
-    """A request as a job stores it: a blob of its own even where two requests are alike."""
-    return json.dumps({"request": request, "nonce": uuid.uuid4().hex}, ensure_ascii=False).encode()

@@ -9,57 +9,84 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from registry.catalogue.rows import AdapterRow
+from registry.cook import cook
 from registry.errors import Conflict, Forbidden, Incompatible, Invalid, TooLarge, Unavailable
 from registry.files import decode_lines
 from registry.formats import AdapterContents, AdapterDirectory, read_directory, write_directory
 from registry.names import parse_ref, split_name
 from registry.push import WEIGHTS_FILE, Pushed, push
 from registry.registry import Caller
-from registry.spec import FileSource, Manifest, SampleSource
+from registry.spec import CookRequest, FileSource, HandRecipe, Manifest, MergeMixing, SampleSource, WeightedRef
+from service.jobs.contract import JobContext, JobKind, namespaces_of
 from service.jobs.train_process import in_child
 from service.jobs.training_folder import TURN, place_of, sweep
-from service.limits import intake_limits
+from service.parts import Parts
 from training.request import TrainingRequest, TrainingRun
 from training.spec import BANK, FusionRequest
 from training.worker import WorkerRequest, WorkerSetup
 
-if TYPE_CHECKING:
-    from service.runtime import Runtime
-
 log = logging.getLogger("soup.training")
 HOPELESS = (Forbidden, Invalid, Incompatible, TooLarge)
 """What the same training would end with again: nothing of it is kept."""
-Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
 class Training:
-    """A training at work: its request, where its files are, and what it reports to (which raises to end it)."""
+    """A training at work: the job that it is, and its request."""
 
-    runtime: Runtime
+    context: JobContext
     request: TrainingRequest
-    arguments: Mapping[str, Any]
-    created_by: str
-    progress: Progress
+
+    @property
+    def parts(self) -> Parts:
+        """The server's parts."""
+        return self.context.parts
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        """The job's arguments: the digests of request and base, and what its caller may see."""
+        return self.context.row.arguments
 
     @property
     def place(self) -> Path:
         """The folder of its files."""
-        return place_of(self.runtime.settings, self.arguments["key"])
+        return place_of(self.parts.settings, self.arguments["key"])
 
     @property
     def caller(self) -> Caller:
         """On whose behalf it is pushed."""
-        scope = self.arguments["scope"]
-        return Caller(self.created_by, None if scope is None else tuple(scope), self.arguments["request_id"])
+        return Caller(self.context.row.created_by, namespaces_of(self.arguments["scope"]), self.arguments["request_id"])
+
+
+def _run(context: JobContext) -> dict[str, Any]:
+    """Train and push; of a bank of experts its merge too, which is what is named."""
+    request = TrainingRequest.model_validate(context.row.arguments["request"])
+    training = Training(context, request)
+    pushed = train(training)
+    found: dict[str, Any] = {
+        "adapter": pushed.row.ref, "digest": pushed.row.digest, "created": pushed.created,
+        "warnings": list(pushed.warnings),
+    }  # fmt: skip
+    if request.spec.adamix is None:
+        return found
+    recipe = HandRecipe(ingredients=(WeightedRef(ref=pushed.row.ref),))
+    cooked = cook(
+        context.parts.registry,
+        training.caller,
+        CookRequest(recipe=recipe, mixing=MergeMixing(), name=request.name, verify=False),
+        namespace=split_name(request.name)[0],
+        fit=context.fit,
+        progress=context.progress,
+    )
+    return {**found, "bank": found["adapter"], "adapter": cooked.model, "digest": cooked.digest}
 
 
 def train(training: Training) -> Pushed:
@@ -68,7 +95,7 @@ def train(training: Training) -> Pushed:
     What was pushed for the same request before is that. Raises what the training or the push does, and Forbidden where
     the key that asked was revoked since; where the same would end so again, its files are removed.
     """
-    settings = training.runtime.settings
+    settings = training.parts.settings
     try:
         _check_key(training)
         known = _known(training)
@@ -84,18 +111,18 @@ def train(training: Training) -> Pushed:
 def _made(training: Training) -> Pushed:
     _check_base(training)
     with _laid_out(training) as data:
-        told = _told(training, _run(training, data))
+        told = _told(training, _training_run(training, data))
     steps = training.request.spec.recipe.steps
-    training.progress(steps, steps, "pushing")  # cancelled while it trained its last: nothing is pushed
+    training.context.progress(steps, steps, "pushing")  # cancelled while it trained its last: nothing is pushed
     _check_key(training)
     return _pushed(training, told)
 
 
 def _check_key(training: Training) -> None:
     """A training waits and works for long: what a key may do is asked again before it begins and before it pushes."""
-    with training.runtime.database.read() as catalogue:
+    with training.parts.registry.database.read() as catalogue:
         revoked = {row.id for row in catalogue.keys.list() if row.revoked_at is not None}
-    if training.created_by in revoked:
+    if training.context.row.created_by in revoked:
         raise Forbidden("The key that asked for the training was revoked: ask again with another.")
 
 
@@ -105,7 +132,7 @@ def _pushed_name(training: Training) -> str:
 
 def _known(training: Training) -> AdapterRow | None:
     """What was pushed for this request, in case a server ended before it said so, or the request is one of before."""
-    with training.runtime.database.read() as catalogue:
+    with training.parts.registry.database.read() as catalogue:
         rows = catalogue.adapters.live_versions(*split_name(_pushed_name(training)))
     key = training.arguments["key"]
     return next((row for row in rows if row.provenance.training.get("request") == key), None)
@@ -113,9 +140,9 @@ def _known(training: Training) -> AdapterRow | None:
 
 def _check_base(training: Training) -> None:
     base_id = training.request.base_model
-    if base_id not in training.runtime.bases:
+    if base_id not in training.parts.bases.entries:
         raise Unavailable(f"The training needs base model {base_id!r}, which this server no longer serves.")
-    found, asked = training.runtime.shape(base_id).fingerprint, training.arguments["fingerprint"]
+    found, asked = training.parts.bases.shape(base_id).fingerprint, training.arguments["fingerprint"]
     if found != asked:
         raise Incompatible(
             f"Base model {base_id!r} is {found} now, and was {asked} when the training was asked for: ask again.",
@@ -148,7 +175,7 @@ def _unwritable(error: OSError) -> Unavailable:
 
 
 def _lay_out(training: Training, data: Path) -> None:
-    request, blobs = training.request, training.runtime.blobs
+    request, blobs = training.request, training.parts.registry.blobs
     for name, digest in (("train.jsonl", request.texts), ("valid.jsonl", request.valid)):
         if digest is not None:
             with blobs.open(digest) as source, (data / name).open("wb") as target:
@@ -170,11 +197,11 @@ def _rows(training: Training) -> list[AdapterRow]:
     adapter = training.request.spec.adapter
     if not isinstance(adapter, FusionRequest):
         return []
-    with training.runtime.database.read() as catalogue:
+    with training.parts.registry.database.read() as catalogue:
         return [catalogue.adapters.resolve(None, parse_ref(digest)) for digest in adapter.members]
 
 
-def _run(training: Training, data: Path) -> TrainingRun:
+def _training_run(training: Training, data: Path) -> TrainingRun:
     place, request = training.place, training.request
     return TrainingRun(
         spec=request.spec, train=data / "train.jsonl", valid=None if request.valid is None else data / "valid.jsonl",
@@ -190,29 +217,29 @@ def _told(training: Training, run: TrainingRun) -> dict[str, Any]:
 
     A checkpoint that this version would not have written is given up: whoever asked could not delete it.
     """
-    settings, request = training.runtime.settings, training.request
-    entry = training.runtime.bases[request.base_model]
+    settings, request = training.parts.settings, training.request
+    entry = training.parts.bases.entries[request.base_model]
     setup = WorkerSetup(entry=entry, cache=settings.cache, threads=settings.threads)
     asked = WorkerRequest(run=run, turn=training.place / TURN)
     try:
-        return in_child(setup, asked, progress=training.progress, private=training.place)
+        return in_child(setup, asked, progress=training.context.progress, private=training.place)
     except Conflict as error:
         log.warning("a training begins anew: %s", error.message)
     shutil.rmtree(training.place / "checkpoint", ignore_errors=True)
-    return in_child(setup, asked, progress=training.progress, private=training.place)
+    return in_child(setup, asked, progress=training.context.progress, private=training.place)
 
 
 def _pushed(training: Training, told: dict[str, Any]) -> Pushed:
     """Push what the child has written, with all that is known of its making."""
-    runtime, request = training.runtime, training.request
+    parts, request = training.parts, training.request
     folder = read_directory(training.place / "adapter")
     sample, warnings = _sample(training, folder)
     if request.spec.adamix is not None:
         folder = read_directory(training.place / f"adapter{BANK}")
     weights = folder.weights.read_bytes()
-    digest = runtime.blobs.put_bytes(weights)
+    digest = parts.registry.blobs.put_bytes(weights)
     namespace, _ = split_name(request.name)
-    with runtime.database.write() as catalogue:
+    with parts.registry.database.write() as catalogue:
         catalogue.blobs.seen(digest, len(weights))
         catalogue.blobs.grant(namespace, digest)
     manifest = Manifest(
@@ -221,12 +248,8 @@ def _pushed(training: Training, told: dict[str, Any]) -> Pushed:
         files={WEIGHTS_FILE: FileSource(digest=digest)}, sample=sample, card=request.card,
         provenance=folder.provenance.model_copy(update={"training": _record(training, folder)}),
     )  # fmt: skip
-    pushed = push(
-        manifest, database=runtime.database, blobs=runtime.blobs, bases=runtime.shapes(), encoders=runtime.encoders,
-        caller=training.caller, limits=intake_limits(runtime.settings),
-        refit_delay=runtime.settings.refit_delay_seconds,
-    )  # fmt: skip
-    runtime.jobs.wake()
+    pushed = push(parts.registry, training.caller, manifest)
+    parts.jobs.wake()
     note = (str(told["note"]),) if told.get("note") else ()
     return replace(pushed, warnings=(*note, *warnings, *pushed.warnings))
 
@@ -243,7 +266,7 @@ def _sample(training: Training, folder: AdapterDirectory) -> tuple[SampleSource 
     """The passages as a sample, where there are enough that are different and not too long; else why there is none."""
     if folder.sample is None:
         return None, ()
-    limits = intake_limits(training.runtime.settings).sample
+    limits = training.parts.registry.limits.sample
     texts = decode_lines(folder.sample.read_bytes())
     usable = [text for text in dict.fromkeys(texts) if text.strip() and len(text) <= limits.max_chars]
     if len(usable) >= limits.minimum:
@@ -251,3 +274,6 @@ def _sample(training: Training, folder: AdapterDirectory) -> tuple[SampleSource 
     return None, (
         f"Pushed without a sample: {len(usable)} different passages can be used, and {limits.minimum} are needed.",
     )
+
+
+TRAIN = JobKind(run=_run, reach=lambda row: namespaces_of(row.arguments["reach"]), lane="training")

@@ -7,25 +7,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from registry.adapters import expected_tensors
 from registry.catalogue import Catalogue
 from registry.catalogue.rows import AdapterRow, JobRow
-from registry.errors import Busy, Incompatible, InvalidParameter, NotFound, TooLarge
+from registry.errors import Busy, Incompatible, InvalidParameter, TooLarge
 from registry.names import check_part, digest_of, parse_ref, split_name
+from registry.registry import Caller
 from registry.spec import BottleneckConfig, HeadConfig, prefix_length
+from registry.uploads import blob_size
+from service.keys import Principal
+from service.parts import Parts
+from service.settings import Settings
 from training.build import config_of, hyperparameters_on, not_fused, task_of
+from training.hyperparameters import Hyperparameters
 from training.inputs import check_block
 from training.methods.pruning_scores import NEEDS_GRADIENTS
 from training.request import TrainingRequest
 from training.spec import BANK, FusionRequest, TaskKey, TrainingSpec
-
-if TYPE_CHECKING:
-    from service.http.auth import Principal
-    from service.runtime import Runtime
-    from service.settings import Settings
-    from training.hyperparameters import Hyperparameters
 
 KIND = "train"
 SMALLEST_HEAD: dict[TaskKey, HeadConfig] = {
@@ -35,7 +34,7 @@ SMALLEST_HEAD: dict[TaskKey, HeadConfig] = {
 """Of tasks that need one; how many labels there are only the data say."""
 
 
-def submit(request: TrainingRequest, who: Principal, *, runtime: Runtime, request_id: str) -> JobRow:
+def submit(parts: Parts, who: Principal, request: TrainingRequest, *, request_id: str) -> JobRow:
     """Queue a training, or give the job that is at the same one already.
 
     Raises what can be known before the data are read: Forbidden, InvalidName, NotFound (base model, blob, member),
@@ -45,18 +44,18 @@ def submit(request: TrainingRequest, who: Principal, *, runtime: Runtime, reques
     who.check_write(namespace)
     if request.spec.adamix is not None:
         check_part(f"{name}{BANK}", "name of the bank")
-    members = _members(request, who, runtime)
-    _check_size(request, members, runtime)
+    members = _members(parts, who, request)
+    _check_size(parts, request, members)
     for what, digest in (("texts", request.texts), ("valid", request.valid)):
         if digest is not None:
-            _check_blob(digest, what, who, runtime)
+            _check_blob(parts, who.caller(request_id), digest, what=what)
     if request.valid == request.texts:
         raise InvalidParameter(
             "'valid' is the text that is trained on: validate on other text, or leave it out and a share is held out.",
             param="valid",
         )
     pinned = _pinned(request, members)
-    shape = runtime.shape(request.base_model)
+    shape = parts.bases.shape(request.base_model)
     arguments = {
         "request": pinned.model_dump(mode="json"),
         "fingerprint": shape.fingerprint,
@@ -65,28 +64,28 @@ def submit(request: TrainingRequest, who: Principal, *, runtime: Runtime, reques
         "scope": None if who.namespaces is None else list(who.namespaces),
         "request_id": request_id,
     }
-    with runtime.database.write() as catalogue:
+    with parts.registry.database.write() as catalogue:
         dedupe = f"{KIND}:{arguments['key']}"
         known = catalogue.jobs.unended_like(dedupe)
         if known is not None:
             return known
-        _check_queue(catalogue, runtime)
+        _check_queue(parts, catalogue)
         return catalogue.jobs.enqueue(KIND, arguments, namespace=namespace, created_by=who.key_id, dedupe_key=dedupe)
 
 
-def _check_queue(catalogue: Catalogue, runtime: Runtime) -> None:
+def _check_queue(parts: Parts, catalogue: Catalogue) -> None:
     waiting = len(catalogue.jobs.unended(KIND))
-    if waiting >= runtime.settings.training_queue:
+    if waiting >= parts.settings.training_queue:
         raise Busy(f"{waiting} trainings wait or run here already; try again when one has ended.", retry_after=60)
 
 
-def _members(request: TrainingRequest, who: Principal, runtime: Runtime) -> list[AdapterRow]:
+def _members(parts: Parts, who: Principal, request: TrainingRequest) -> list[AdapterRow]:
     """The adapters that a fusion is over, which the caller sees."""
     adapter = request.spec.adapter
     if not isinstance(adapter, FusionRequest):
         return []
-    fingerprint = runtime.shape(request.base_model).fingerprint
-    with runtime.database.read() as catalogue:
+    fingerprint = parts.bases.shape(request.base_model).fingerprint
+    with parts.registry.database.read() as catalogue:
         rows = [catalogue.adapters.resolve(who.namespaces, parse_ref(ref)) for ref in adapter.members]
     problems = [
         f"{row.ref} has {not_fused(row.config)}"
@@ -100,10 +99,10 @@ def _members(request: TrainingRequest, who: Principal, runtime: Runtime) -> list
     return rows
 
 
-def _check_size(request: TrainingRequest, members: Sequence[AdapterRow], runtime: Runtime) -> None:
+def _check_size(parts: Parts, request: TrainingRequest, members: Sequence[AdapterRow]) -> None:
     """Refuse what is no training on this base, and what is too large for this server."""
-    spec, settings, shape = request.spec, runtime.settings, runtime.shape(request.base_model)
-    task_of(spec).check_base(runtime.base(request.base_model))
+    spec, settings, shape = request.spec, parts.settings, parts.bases.shape(request.base_model)
+    task_of(spec).check_base(parts.bases.text(request.base_model))
     frozen = [member.config for member in members if isinstance(member.config, BottleneckConfig)]
     config = config_of(spec, shape, head=SMALLEST_HEAD.get(spec.task), members=frozen)
     numbers = hyperparameters_on(spec, shape, config)
@@ -149,16 +148,12 @@ def _check_numbers(numbers: Hyperparameters, prefix: int, settings: Settings, *,
         )
 
 
-def _check_blob(digest: str, what: str, who: Principal, runtime: Runtime) -> None:
+def _check_blob(parts: Parts, caller: Caller, digest: str, *, what: str) -> None:
     """Raises NotFound for a blob that the caller does not see, TooLarge, and InvalidParameter for a gzip file."""
-    with runtime.database.read() as catalogue:
-        visible = catalogue.blobs.visible(who.namespaces, digest)
-    if not visible or not runtime.blobs.has(digest):
-        raise NotFound(f"Blob {digest} is not known: upload it first with PUT /v1/blobs/{digest}.", param=what)
-    size, limit = runtime.blobs.size(digest), runtime.settings.max_training_bytes
+    size, limit = blob_size(parts.registry, caller, digest, what=what), parts.settings.max_training_bytes
     if size > limit:
         raise TooLarge(f"{what} has {size} bytes and the limit is {limit} (SOUP_MAX_TRAINING_BYTES).", param=what)
-    with runtime.blobs.open(digest) as file:
+    with parts.registry.blobs.open(digest) as file:
         if file.read(2) == b"\x1f\x8b":
             raise InvalidParameter(f"{what} is a gzip file: upload the JSON lines as they are.", param=what)
 

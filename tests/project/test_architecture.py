@@ -142,6 +142,11 @@ def imports_of_what_is_not_shipped(root: Path) -> Found:
     return importers(SHIPPED, ("tests", "demo", "benchmarks", "docs"), root)
 
 
+def benchmarks_in_the_demo(root: Path) -> Found:
+    """Benchmarks take from the demo what both need (jobs, cells, the form of results), never the other way round."""
+    return importers(("demo",), ("benchmarks", "tests", "docs"), root)
+
+
 def long_functions(root: Path) -> Found:
     """Nine in ten functions stay below 30 lines; migrations list tables and do not count."""
     lengths = [
@@ -175,6 +180,7 @@ CANARIES: list[tuple[Callable[[Path], Found], str, str]] = [
     (unsafe_loading, "training/state.py", "import torch\nx = torch.load('f', weights_only=True)"),
     (unsafe_loading, "registry/formats/adapterhub/torch_file.py", "import torch\nx = torch.load('f')"),
     (imports_of_what_is_not_shipped, "service/extra.py", "from demo.table import rows"),
+    (benchmarks_in_the_demo, "demo/measured.py", "def f():\n    from benchmarks.report import Result"),
     (long_functions, "demo/long.py", "def f():\n" + "    x = 1\n" * LONG_FUNCTION),
     (modules_that_do_not_say_what_they_are_for, "demo/silent.py", "x = 1"),
 ]
@@ -234,6 +240,7 @@ LAYER_CANARIES: list[tuple[str, dict[str, str]]] = [
     ("service > training > registry", {"registry/spec/canary.py": "from service import settings"}),
     ("inside registry", {"registry/selectors/canary.py": "from registry import catalogue"}),
     ("inside training", {"training/methods/canary.py": "from training import trainer"}),
+    ("inside service", {"service/engine/canary.py": "from service import jobs"}),
     (
         "no circles",
         {
@@ -268,7 +275,7 @@ def test_the_contract_notices(copy: Path, contract: str, spoiled: dict[str, str]
             (copy / path).unlink()
 
 
-@pytest.mark.parametrize("package", ["registry", "training"])
+@pytest.mark.parametrize("package", ["registry", "training", "service"])
 def test_a_module_that_nobody_put_into_a_layer_is_noticed(copy: Path, package: str) -> None:
     (copy / package / "newcomer.py").write_text('"""Belongs nowhere yet."""\n')
     try:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import averaging, breadth, cold_start, parity, report, serving, training
+from demo import results
 from registry.errors import Internal
 from registry.spec import AverageMixing
 
@@ -23,7 +24,7 @@ def test_a_repeated_figure_is_its_median():
 
 
 def test_a_note_is_kept_and_counts_stay_whole():
-    figure = report.Figure(7, "adapters", note="all of them").as_json()
+    figure = results.Figure(7, "adapters", note="all of them").as_json()
     assert figure == {"value": 7, "goal": None, "unit": "adapters", "repeats": [], "note": "all of them"}
     assert isinstance(figure["value"], int)
 
@@ -44,10 +45,10 @@ def test_ratios_are_taken_repeat_by_repeat():
 
 def test_the_dtype_is_the_one_the_machine_has_instructions_for(monkeypatch):
     for flags, best in (("avx2 avx512f", "float32"), ("avx2 avx512_bf16", "bfloat16"), ("amx_bf16", "bfloat16")):
-        monkeypatch.setattr(report, "_cpuinfo", lambda flags=flags: {"flags": flags})
-        assert report.best_dtype() == best
-    monkeypatch.setattr(report, "_cpuinfo", dict)
-    assert report.best_dtype() == "float32"
+        monkeypatch.setattr(results, "_cpuinfo", lambda flags=flags: {"flags": flags})
+        assert results.best_dtype() == best
+    monkeypatch.setattr(results, "_cpuinfo", dict)
+    assert results.best_dtype() == "float32"
 
 
 def test_a_table_has_a_column_for_each_key():
@@ -57,18 +58,18 @@ def test_a_table_has_a_column_for_each_key():
 
 def test_a_result_is_written_whole_or_not_at_all(tmp_path):
     out = tmp_path / "deep" / "x.json"
-    report.Result("x", {"y_s": report.Figure(1.5, "s")}, [{"a": 1}]).finish(out)
+    report.Result("x", {"y_s": results.Figure(1.5, "s")}, [{"a": 1}]).finish(out)
     first = out.read_text()
     check_form(json.loads(first), "x")
     with pytest.raises(ValueError, match="JSON compliant"):
-        report.Result("x", {"y_s": report.Figure(float("nan"), "s")}).finish(out)
+        report.Result("x", {"y_s": results.Figure(float("nan"), "s")}).finish(out)
     assert out.read_text() == first
     assert [file.name for file in out.parent.iterdir()] == ["x.json"]
 
 
 def test_the_commit_says_when_the_tree_has_changed(tmp_path, monkeypatch):
-    monkeypatch.setattr(report, "ROOT", tmp_path)
-    assert report.commit() is None
+    monkeypatch.setattr(results, "ROOT", tmp_path)
+    assert results.commit() is None
 
     def git(*arguments: str) -> None:
         identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
@@ -81,11 +82,11 @@ def test_the_commit_says_when_the_tree_has_changed(tmp_path, monkeypatch):
     git("add", ".")
     git("commit", "-m", "one")
     (tmp_path / "benchmarks/results/x.json").write_text("2")
-    clean = report.commit()
+    clean = results.commit()
     assert clean is not None
     assert len(clean) == 40
     (tmp_path / "code.py").write_text("2")
-    assert report.commit() == f"{clean}-dirty"
+    assert results.commit() == f"{clean}-dirty"
 
 
 def test_averaging_measures_ours_against_the_mean(monkeypatch):
@@ -190,7 +191,7 @@ def test_training_speed_is_told_as_ratios_within_a_repeat():
     slower = iter([1.0, 3.0])  # the machine is three times as slow in the second repeat
     factor = 1.0
 
-    def take(variant: str) -> report.Row:
+    def take(variant: str) -> results.Row:
         nonlocal factor
         if variant == next(iter(training.VARIANTS)):
             factor = next(slower)

@@ -15,7 +15,7 @@ from sqlalchemy import make_url
 
 from registry.base_model import read_allowlist, shape_of
 from service.cli.app import VERBS
-from service.http.auth import SECRET_PATTERN
+from service.keys import SECRET_PATTERN
 from service.settings import Settings
 from tests.project.dockerfile import COMPOSE, DOCKERFILE, environment, lines, rests, settings_from, stages
 from tests.repository import REPOSITORY

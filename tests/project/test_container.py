@@ -147,7 +147,7 @@ def test_the_context_is_what_is_copied() -> None:
 )  # fmt: skip
 def test_what_is_not_for_the_image_never_gets_there(path: str) -> None:
     assert not in_context(path)
-    assert in_context("service/cli.py")
+    assert in_context("service/cli/app.py")
 
 
 def test_one_version_of_everything() -> None:

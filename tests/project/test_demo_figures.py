@@ -7,8 +7,7 @@ import math
 
 import pytest
 
-from benchmarks import report
-from demo import table
+from demo import results, table
 from demo.cells import Cell, Cells
 from demo.table import Entry, Row, Table
 
@@ -142,9 +141,9 @@ def test_figures_and_rows_are_json_and_agree(small):
 
 def test_a_results_file_says_where_it_comes_from(tmp_path, small):
     path = tmp_path / "results" / "demo.json"
-    report.write(path, name="demo", command="python -m demo", figures=table.figures(small), rows=table.rows(small))
+    results.write(path, name="demo", command="python -m demo", figures=table.figures(small), rows=table.rows(small))
     value = json.loads(path.read_text())
     assert {"name", "command", "date", "commit", "machine", "figures", "rows"} <= set(value)
     assert value["machine"]["cores"] >= 1
-    assert set(value["machine"]["flags"]) <= set(report.FLAGS)
+    assert set(value["machine"]["flags"]) <= set(results.FLAGS)
     assert [p.name for p in path.parent.iterdir()] == ["demo.json"]

@@ -15,7 +15,7 @@ from benchmarks.kept import kept_figure
 from benchmarks.lm import findings, plan, runner, scoring
 from benchmarks.lm.plan import Given, Size
 from benchmarks.lm.runner import Place
-from benchmarks.report import commit
+from demo.results import commit
 from registry.adapters import create, paper_config
 from registry.adapters.experts import BankAdapter
 from registry.base_model import load_base, shape_of

@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import report, single_domain
+from benchmarks import single_domain
 from benchmarks.single import choosing, making, scoring, setting, table
 from benchmarks.single.ledger import Ledger
 from benchmarks.single.scoring import Model, Scorer, soup
 from benchmarks.single.setting import Sizes, Texts
 from demo.progress import Talk
+from demo.results import commit
 from docs import figures, generate, papers
 from registry.adapters import attached, create, paper_config
 from registry.adapters.weights import init_hash, save_tensors
@@ -186,7 +187,7 @@ def test_a_second_run_trains_and_scores_nothing(runs, found, monkeypatch):
     assert first.figures["trainings_kept"].value == first.figures["scores_kept"].value == 0
     kept, scores = again.figures["trainings_kept"], again.figures["scores_kept"]
     assert kept.value == 13  # 6 of the grid, 7 for the curves
-    assert kept.note.startswith(f"of 13 are of earlier runs: 13 by commit {str(report.commit())[:12]}")
+    assert kept.note.startswith(f"of 13 are of earlier runs: 13 by commit {str(commit())[:12]}")
     assert scores.note.startswith(f"of {scores.value} are of earlier runs: {scores.value} by commit")
 
 
@@ -286,7 +287,7 @@ def test_what_a_ledger_does_not_know_is_not_recorded(tmp_path):
 
 
 def commit_said() -> str:
-    head, _, dirty = str(report.commit()).partition("-")
+    head, _, dirty = str(commit()).partition("-")
     return f"commit {head[:12]}" + ("-dirty" if dirty else "")
 
 

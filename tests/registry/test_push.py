@@ -17,6 +17,7 @@ from tests.registry.verb_world import (
     OTHER_INIT,
     SHAPE,
     WEIGHTS,
+    FakeBases,
     inline,
     passages,
     vectors_of,
@@ -191,11 +192,10 @@ class TestRefusals:
     def test_two_bases_of_one_fingerprint_need_a_name(self, verbs):
         manifest = verbs.manifest(base_model=None, base_fingerprint=SHAPE.fingerprint)
         with pytest.raises(Incompatible, match="2 base models here"):
-            find_base(manifest, {"tiny": SHAPE, "twin": SHAPE})
+            find_base(manifest, FakeBases({}, tiny="a", twin="b"))
 
     def test_a_recorded_name_is_one_base_or_refused(self, verbs):
-        bases = {"tiny": SHAPE, "twin": SHAPE}
-        sources = {"tiny": "acme/base", "twin": "/models/base/"}
+        bases = FakeBases({}, tiny="acme/base", twin="/models/base/")
         peft = {"config": None, "base_model": None, "files": {}}
         for recorded, expected in (("acme/base", "tiny"), ("/models/base", "twin"), ("twin", "twin")):
             for fields in (
@@ -204,18 +204,18 @@ class TestRefusals:
                 {"recorded_base": recorded, "peft_config": {"base_model_name_or_path": "elsewhere"}},
             ):
                 manifest = verbs.manifest(**{**peft, "peft_config": {}, **fields})
-                assert find_base(manifest, bases, sources) == (expected, SHAPE)
+                assert find_base(manifest, bases) == (expected, SHAPE)
         twice = verbs.manifest(base_model=None, recorded_base="acme/base")
         with pytest.raises(
             Incompatible, match=r"2 base models here \(tiny, twin\) are that one.*one of tiny, twin"
         ) as caught:
-            find_base(twice, bases, {"tiny": "acme/base", "twin": "acme/base"})
+            find_base(twice, FakeBases({}, tiny="acme/base", twin="acme/base"))
         assert "/models" not in str(caught.value)
         with pytest.raises(Incompatible, match="records base model 'x', and no base model here is that one"):
-            find_base(verbs.manifest(**peft, peft_config={"base_model_name_or_path": "x"}), bases, sources)
+            find_base(verbs.manifest(**peft, peft_config={"base_model_name_or_path": "x"}), bases)
         for nothing in (None, "", 5, ["acme/base"]):
             with pytest.raises(InvalidManifest, match="Say which base model"):
-                find_base(verbs.manifest(**peft, peft_config={"base_model_name_or_path": nothing}), bases, sources)
+                find_base(verbs.manifest(**peft, peft_config={"base_model_name_or_path": nothing}), bases)
 
 
 class TestVectors:

@@ -9,27 +9,31 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from registry.adapters import Init, create
+from registry.adapters.loadable import LoadableAdapter
 from registry.adapters.weights import save_tensors
 from registry.blobs import BlobStore, MemoryBlobs
 from registry.catalogue import Database
 from registry.catalogue.rows import AdapterRow, SelectorRow
-from registry.cook import Candidate, Kitchen, cook
+from registry.cook import cook
 from registry.embed import embed
 from registry.embeddings_file import save_embeddings
 from registry.encoders import EmbeddedText, Encoder, MeanPoolEncoder
 from registry.encoders.contract import Embedded
 from registry.fit import fit
 from registry.names import sha256_digest
+from registry.progress import Progress
 from registry.push import Pushed, push
-from registry.registry import Caller, Limits
+from registry.registry import Caller, Limits, Registry
 from registry.spec import (
     AdapterConfig,
+    BaseEntry,
     BaseShape,
     BottleneckConfig,
     Cooked,
@@ -120,18 +124,48 @@ def vectors_of(encoder: Encoder, texts: Sequence[str]) -> dict[str, Any]:
     return {"embeddings": [{"encoder": encoder.digest, "unit": encoder.unit, "file": inline(data)}]}
 
 
+class FakeBases:
+    """Base models (without `sources` one, `tiny`) of one shape, whose likelihoods are made up from the text."""
+
+    def __init__(self, encoders: Mapping[str, Encoder], **sources: str) -> None:
+        named = sources or {"tiny": "tiny"}
+        self.entries = {base_id: BaseEntry(id=base_id, source=source) for base_id, source in named.items()}
+        self.known = encoders
+        self.gains: dict[str, Callable[[str], float]] = {}
+        self.scored: list[str | None] = []
+
+    def shape(self, base_id: str) -> BaseShape:
+        assert base_id in self.entries
+        return SHAPE
+
+    def encoders(self, _base_id: str) -> Mapping[str, Encoder]:
+        return self.known
+
+    def score(
+        self, base_id: str, texts: Sequence[str], adapter: LoadableAdapter | None, *, progress: Progress
+    ) -> list[PassageScore]:
+        self.scored.append(None if adapter is None else adapter.digest)
+        if adapter is not None:
+            assert adapter.load()
+        gain = self.gains.get(adapter.digest, lambda _: 0.0) if adapter is not None else (lambda _: 0.0)
+        return [
+            PassageScore(nll=(BASE_NLL - gain(text)) * len(text.split()), tokens=len(text.split()), bytes=len(text))
+            for text in texts
+        ]
+
+
 class VerbWorld:
     """The verbs over one database and one blob store."""
 
     def __init__(self, database: Database, blobs: BlobStore | None = None) -> None:
-        self.database = database
-        self.blobs = blobs or MemoryBlobs()
         self.base = MeanPoolEncoder(SHAPE.fingerprint, SHAPE.hidden_size, embed_texts)
         self.sentences = FakeSentences()
         self.known: Mapping[str, Encoder] = {self.base.digest: self.base, self.sentences.digest: self.sentences}
-        self.gains: dict[str, Callable[[str], float]] = {}
+        self.bases = FakeBases(self.known)
+        self.registry = Registry(database, blobs or MemoryBlobs(), self.bases)
+        self.database, self.blobs = self.registry.database, self.registry.blobs
+        self.gains, self.scored = self.bases.gains, self.bases.scored
         self.fits = 0
-        self.scored: list[str | None] = []
         self.said: list[str] = []
 
     def caller(self, scope: tuple[str, ...] | None = None) -> Caller:
@@ -151,21 +185,11 @@ class VerbWorld:
         return Manifest.model_validate({**values, **fields})
 
     def push(self, name: str = "acme/law", *, scope: tuple[str, ...] | None = None, **fields: Any) -> Pushed:
-        limits = fields.pop("limits", Limits())
-        return push(
-            self.manifest(name, **fields),
-            database=self.database,
-            blobs=self.blobs,
-            bases={"tiny": SHAPE},
-            encoders=lambda _: self.known,
-            caller=self.caller(scope),
-            limits=limits,
-        )
+        registry = replace(self.registry, limits=fields.pop("limits", Limits()))
+        return push(registry, self.caller(scope), self.manifest(name, **fields))
 
     def embed(self, row: AdapterRow) -> AdapterRow:
-        return embed(
-            row.id, database=self.database, blobs=self.blobs, encoders=lambda _: self.known, progress=self.progress
-        )
+        return embed(self.registry, row.id, progress=self.progress)
 
     def ready(self, name: str, *, seed: int = 0, text: str = "", **fields: Any) -> AdapterRow:
         """Push an adapter with a sample, and embed it."""
@@ -177,42 +201,17 @@ class VerbWorld:
 
     def fit(self, pool: PoolSpec, spec: SelectorSpec, encoder_digest: str | None) -> SelectorRow:
         self.fits += 1
-        return fit(
-            pool, spec, encoder_digest=encoder_digest, database=self.database, blobs=self.blobs, progress=self.progress
-        )
-
-    def score(self, texts: Sequence[str], candidate: Candidate | None) -> list[PassageScore]:
-        self.scored.append(None if candidate is None else candidate.digest)
-        if candidate is not None:
-            assert candidate.load()
-        gain = self.gains.get(candidate.digest, lambda _: 0.0) if candidate is not None else (lambda _: 0.0)
-        return [
-            PassageScore(nll=(BASE_NLL - gain(text)) * len(text.split()), tokens=len(text.split()), bytes=len(text))
-            for text in texts
-        ]
-
-    def kitchen(self, **fields: Any) -> Kitchen:
-        values: dict[str, Any] = {
-            "database": self.database,
-            "blobs": self.blobs,
-            "base_id": "tiny",
-            "shape": SHAPE,
-            "encoders": self.known,
-            "score": self.score,
-            "fit": self.fit,
-            "limits": Limits(),
-        }
-        return Kitchen(**{**values, **fields})
+        return fit(self.registry, pool, spec, encoder_digest=encoder_digest, progress=self.progress)
 
     def cook(
-        self, *, scope: tuple[str, ...] | None = None, namespace: str = "acme", kitchen: Kitchen | None = None,
-        **request: Any,
+        self, *, scope: tuple[str, ...] | None = None, namespace: str = "acme", **request: Any,
     ) -> Cooked:  # fmt: skip
         return cook(
+            self.registry,
+            self.caller(scope),
             CookRequest.model_validate({"verify": False, **request}),
-            kitchen=kitchen or self.kitchen(),
-            caller=self.caller(scope),
             namespace=namespace,
+            fit=self.fit,
             progress=self.progress,
         )
 

@@ -25,8 +25,9 @@ from registry.catalogue.database import Database
 from registry.catalogue.rows import AdapterRow
 from registry.errors import Internal, InvalidParameter, NotFound, SoupError, Unavailable
 from registry.spec import Card, Provenance
+from registry.stored_adapters import loadable
 from service import runtime as runtime_module
-from service.engine import AdapterHandle, GenerateRequest, SamplingParams
+from service.engine import GenerateRequest, LoadableAdapter, SamplingParams
 from service.engine import bases as bases_module
 from service.runtime import Runtime
 from service.settings import Settings
@@ -52,11 +53,12 @@ def runtime(tmp_path: Path, tiny_base_dir: Path) -> Iterator[Runtime]:
 
 
 def row_of(runtime: Runtime, data: bytes, digest: str) -> AdapterRow:
-    shape = runtime.shape("tiny")
+    shape = runtime.bases.shape("tiny")
     return AdapterRow(
         id=1, namespace="ns", name="a", version=1, kind="adapter", digest=digest, base_model="tiny",
         base_fingerprint=shape.fingerprint, config=CONFIG, domain="d", card=Card(), provenance=Provenance(),
-        weights_blob=runtime.blobs.put_bytes(data), dtype="F32", parameters=1, size_bytes=len(data), sample=None,
+        weights_blob=runtime.parts.registry.blobs.put_bytes(data), dtype="F32", parameters=1, size_bytes=len(data),
+        sample=None,
         sample_state="none", recipe_digest=None, created_at=datetime.now(UTC), created_by="k", retired_at=None,
         etag="e",
     )  # fmt: skip
@@ -151,7 +153,7 @@ class TestStart:
         runtime = Runtime(Settings(data=tmp_path / "data", job_workers=0))
         runtime.start()
         try:
-            assert runtime.shapes() == {}
+            assert runtime.bases.entries == {}
             with pytest.raises(NotFound, match="tiny"):
                 runtime.engine.score("tiny", ["x"])
         finally:
@@ -231,12 +233,12 @@ class TestBases:
         runtime = Runtime(settings_of(tmp_path, tiny_base_dir, preload=False))
         runtime.start()
         try:
-            assert runtime.shapes()["tiny"].hidden_size == 32
+            assert runtime.bases.shape("tiny").hidden_size == 32
             assert calls == [], "a shape needs no weights in memory"
             with ThreadPoolExecutor(8) as pool:
-                texts = list(pool.map(runtime.base, ["tiny"] * 16))
+                texts = list(pool.map(runtime.bases.text, ["tiny"] * 16))
             assert all(text is texts[0] for text in texts)
-            assert texts[0].shape == runtime.shape("tiny")
+            assert texts[0].shape == runtime.bases.shape("tiny")
             assert runtime.engine.bases_held() == ()
             with ThreadPoolExecutor(8) as pool:
                 scores = list(pool.map(lambda _: runtime.engine.score("tiny", ["a soup"]), range(16)))
@@ -247,51 +249,51 @@ class TestBases:
             runtime.stop()
 
     def test_an_unknown_base_is_not_found(self, runtime: Runtime) -> None:
-        for ask in (runtime.base, runtime.shape, runtime.encoders):
+        for ask in (runtime.bases.text, runtime.bases.shape, runtime.bases.encoders):
             with pytest.raises(NotFound, match="other"):
                 ask("other")
 
 
 class TestAdapters:
     def weights(self, runtime: Runtime) -> tuple[bytes, str]:
-        shape = runtime.shape("tiny")
+        shape = runtime.bases.shape("tiny")
         tensors = {
             name: torch.full(value.shape, 0.1) for name, value in create(CONFIG, shape, seed=0).state_dict().items()
         }
         return save_tensors(tensors), adapter_digest(shape.fingerprint, CONFIG, tensors)
 
     def test_a_stored_adapter_is_served_by_its_digest(self, runtime: Runtime) -> None:
-        handle = runtime.handle(row_of(runtime, *self.weights(runtime)))
+        handle = loadable(row_of(runtime, *self.weights(runtime)), runtime.parts.registry.blobs)
         plain, adapted = (runtime.engine.score("tiny", ["a soup"], h)[0].nll for h in (None, handle))
         assert plain != adapted
 
     def test_bytes_that_are_not_the_digests_are_never_served(self, runtime: Runtime) -> None:
         data, _ = self.weights(runtime)
-        handle = runtime.handle(row_of(runtime, data, DIGEST))
+        handle = loadable(row_of(runtime, data, DIGEST), runtime.parts.registry.blobs)
         with pytest.raises(Internal, match="not those of its digest"):
             runtime.engine.score("tiny", ["a soup"], handle)
 
     def test_a_blob_that_is_gone_fails_the_request(self, runtime: Runtime) -> None:
         row = row_of(runtime, *self.weights(runtime))
-        runtime.blobs.delete(row.weights_blob)
+        runtime.parts.registry.blobs.delete(row.weights_blob)
         with pytest.raises(SoupError):
-            runtime.engine.score("tiny", ["a soup"], runtime.handle(row))
+            runtime.engine.score("tiny", ["a soup"], loadable(row, runtime.parts.registry.blobs))
         assert runtime.engine.score("tiny", ["a soup"])
 
     def test_an_adapter_of_another_base_state_never_matches(self, runtime: Runtime) -> None:
         data, digest = self.weights(runtime)
         row = replace(row_of(runtime, data, digest), base_fingerprint=DIGEST)
         with pytest.raises(Internal):
-            runtime.handle(row).load()
+            loadable(row, runtime.parts.registry.blobs).load()
 
     def test_blobs_are_in_the_data_folder(self, runtime: Runtime) -> None:
-        digest = runtime.blobs.put_bytes(b"hello")
+        digest = runtime.parts.registry.blobs.put_bytes(b"hello")
         assert LocalBlobs(runtime.settings.blobs_dir).read(digest) == b"hello"
 
 
 class TestEncoders:
     def test_the_base_encoder_runs_through_the_engine(self, runtime: Runtime) -> None:
-        encoders = runtime.encoders("tiny")
+        encoders = runtime.bases.encoders("tiny")
         [own] = [encoder for encoder in encoders.values() if encoder.name == "base"]
         assert encoders[own.digest] is own
         before = runtime.engine.counters()["requests_finished_total"]
@@ -303,7 +305,7 @@ class TestEncoders:
         np.testing.assert_allclose(found[0].vector, embedded.vectors[0], atol=1e-5)
 
     def test_both_encoders_are_there_and_keep_their_digests(self, runtime: Runtime) -> None:
-        first, second = runtime.encoders("tiny"), runtime.encoders("tiny")
+        first, second = runtime.bases.encoders("tiny"), runtime.bases.encoders("tiny")
         assert sorted(encoder.name for encoder in first.values()) == ["base", "sbert"]
         assert list(first) == list(second)
 
@@ -312,10 +314,10 @@ class TestEncoders:
     ) -> None:
         from registry.encoders import SentenceBertEncoder
 
-        runtime.sentence_bert = SentenceBertEncoder(tmp_path / "nothing")
-        assert [encoder.name for encoder in runtime.encoders("tiny").values()] == ["base"]
+        runtime.bases.sentence_bert = SentenceBertEncoder(tmp_path / "nothing")
+        assert [encoder.name for encoder in runtime.bases.encoders("tiny").values()] == ["base"]
         assert "left out" in caplog.text
 
 
 def test_a_handle_is_equal_by_digest_whatever_reads_it() -> None:
-    assert AdapterHandle(DIGEST, CONFIG, dict) == AdapterHandle(DIGEST, CONFIG, dict)
+    assert LoadableAdapter(DIGEST, CONFIG, dict) == LoadableAdapter(DIGEST, CONFIG, dict)

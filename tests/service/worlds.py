@@ -18,6 +18,7 @@ from openai import OpenAI
 from registry.adapters import create
 from registry.adapters.weights import save_tensors
 from registry.base_model import shape_of
+from registry.registry import Registry
 from registry.spec import BottleneckConfig
 from service.settings import Settings
 
@@ -36,7 +37,7 @@ def write_bases(path: Path, sources: dict[str, Path]) -> Path:
 
 def adapter_weights(runtime: Runtime, *, seed: int, base_id: str = BASE_ID) -> bytes:
     """Weights of an adapter that visibly changes what the tiny base says."""
-    entry = runtime.bases[base_id]
+    entry = runtime.bases.entries[base_id]
     module = create(CONFIG, shape_of(entry, runtime.settings.cache), seed=seed)
     generator = torch.Generator().manual_seed(seed)
     tensors = {
@@ -55,6 +56,11 @@ class World:
     client: TestClient
     admin: str
     base_id: str = BASE_ID
+
+    @property
+    def registry(self) -> Registry:
+        """The server's registry."""
+        return self.runtime.parts.registry
 
     def key(self, scopes: Sequence[str], namespaces: Sequence[str] | None = None) -> str:
         """The secret of a new key."""

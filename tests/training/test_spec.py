@@ -21,7 +21,8 @@ from registry.spec import (
     Pruned,
     UnionConfig,
 )
-from service.cli.train_flags import ASKED, FLAGS, Asked
+from service.cli.flags import Given
+from service.cli.verbs.train.training_flags import TRAINING, spec_of
 from training.build import config_of
 from training.data import HELD_OUT_SEED, held_out
 from training.hyperparameters import Hyperparameters
@@ -36,18 +37,19 @@ def spec(**fields: Any) -> TrainingSpec:
 def test_the_names_are_those_of_what_they_name():
     assert set(get_args(TaskKey)) == set(TASKS)
     assert set(get_args(Init)) == set(get_args(AnyInit))
-    assert set(get_args(ASKED["method"].kind)) == METHODS
+    (method,) = TRAINING.only("method").parameters()
+    assert set(get_args(get_args(get_args(method.annotation)[0])[0])) == METHODS
     assert set(RecipeRequest.model_fields) == set(Hyperparameters.model_fields)
 
 
 def test_every_field_of_a_spec_has_a_flag():
-    recipe = {("recipe", name) for name in RecipeRequest.model_fields}
-    assert recipe <= set(FLAGS)
+    recipe = {f"recipe.{name}" for name in RecipeRequest.model_fields}
+    assert recipe <= set(TRAINING.by_path)
     adapter = {name for request in get_args(get_args(AdapterRequest)[0]) for name in request.model_fields}
-    assert {("adapter", name) for name in adapter} <= set(FLAGS)
+    assert {f"adapter.{name}" for name in adapter} <= set(TRAINING.by_path)
     for part in ("adamix", "pruning"):
         (model, _) = get_args(TrainingSpec.model_fields[part].annotation)
-        assert {(part, name) for name in model.model_fields} <= set(FLAGS)
+        assert {f"{part}.{name}" for name in model.model_fields} <= set(TRAINING.by_path)
 
 
 @pytest.mark.parametrize(
@@ -128,12 +130,12 @@ def test_flags_say_what_json_says():
         "score": "random", "scope": "layer", "pruning_seed": 3, "learning_rate": 0.01, "beta2": 0.98,
         "clip": 0.5, "adamix": None,
     }  # fmt: skip
-    assert Asked(flags).spec() == spec(
+    assert spec_of(Given(TRAINING, flags)) == spec(
         adapter={"method": "lora", "rank": 4, "targets": ["q_proj", "v_proj", "mlp.*"]}, init_seed=3,
         pruning={"sparsity": 0.3, "score": "random", "scope": "layer", "seed": 3},
         recipe={"learning_rate": 0.01, "beta2": 0.98, "clip": 0.5},
     )  # fmt: skip
-    assert Asked({}).spec() == TrainingSpec()
+    assert spec_of(Given(TRAINING, {})) == TrainingSpec()
 
 
 @pytest.mark.parametrize(
@@ -155,7 +157,7 @@ def test_flags_say_what_json_says():
 )
 def test_what_flags_cannot_say_is_refused_by_their_names(flags, kind, said):
     with pytest.raises(kind, match=said):
-        Asked(flags).spec()
+        spec_of(Given(TRAINING, flags))
 
 
 @given(count=st.integers(2, 400), share=st.floats(0.01, 0.99))

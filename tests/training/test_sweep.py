@@ -17,9 +17,9 @@ from registry.errors import InvalidParameter, Unavailable, as_dict
 from registry.formats import read_directory
 from registry.names import check_part
 from registry.spec import BaseEntry
-from service.cli import train_options
 from service.cli.app import run as soup
-from service.cli.train_table import Table
+from service.cli.verbs.train import stopping
+from service.cli.verbs.train.progress_table import Table
 from tests.service.scripted import Server, ok, refusal
 from tests.training.conftest import stop_after
 from training import parallel_sweep, process
@@ -91,7 +91,7 @@ def test_a_sweep_that_was_stopped_goes_on_to_the_same_adapters(command, tmp_path
     whole = contents(tmp_path / "out")
     (tmp_path / "out").rename(tmp_path / "whole")
     with monkeypatch.context() as patch:
-        patch.setattr(train_options, "stoppable", stop_after(5))
+        patch.setattr(stopping, "stoppable", stop_after(5))
         assert soup(command()) == 1
     assert "Run the same command again to go on." in capsys.readouterr().err
     assert list(contents(tmp_path / "out")) == ["law-lr0.01-seed1"]
@@ -182,7 +182,7 @@ def test_a_sweep_in_processes_that_is_stopped_goes_on_to_the_same_adapters(comma
     (tmp_path / "out").rename(tmp_path / "whole")
     saved = tmp_path / "out" / ".checkpoints" / "law-lr0.001-seed1"
     with monkeypatch.context() as patch:
-        patch.setattr(train_options, "stoppable", stop_when(saved.exists))  # a training makes it as it begins
+        patch.setattr(stopping, "stoppable", stop_when(saved.exists))  # a training makes it as it begins
         assert soup([*again, "--parallel", "2"]) == 1
     assert "Run the same command again to go on." in capsys.readouterr().err
     assert saved.is_dir()

@@ -1,27 +1,34 @@
-r"""Regular expressions that came from people, matched in polynomial time.
+r"""A stranger's regular expression, matched by RE2 in time linear in the text, as Python's `re` would match it.
 
-PEFT reads `rank_pattern`, `alpha_pattern` and a textual `target_modules` as regular expressions; Python's own engine
-would let a short one keep the server busy for ever. This one follows all positions at once and knows what names of
-modules need: literals, `.`, classes, `\d`, `\w`, groups, `|`, `* + ? {m,n}`, `^` and `$`. Called by `peft`.
+PEFT reads `rank_pattern`, `alpha_pattern` and a textual `target_modules` with Python's `re`, where a short expression
+can keep the server busy for ever. RE2 has no look-around and no backreferences, and reads a few things otherwise than
+Python; all of these are refused. Names of modules are ASCII without line breaks (`spec.config.ModulePath`), so Unicode
+digits and a `$` before the last line break need no thought. How much is done is counted in steps and not by a clock:
+what is refused is the same on every machine. Called by `patterns`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Set
+from typing import Any
 
-Matcher = Callable[[str, Set[int]], Set[int]]
-"""(text, positions where it may begin) -> positions where it may end."""
+import re2
+
 MAX_LENGTH = 2000
-MAX_REPEAT = 64
-MAX_DEPTH = 4
-MAX_STEPS = 20_000_000
-READING = 100
-"""Steps that a character of an expression counts for: what it takes to read it once."""
-_TOKEN = re.compile(
-    r"\(\?:|[()|^$.]|[*+?]\??|\{\d{1,3}(?:,\d{0,3})?\}|\\[dw.\-_^$|()\[\]{}*+?\\]|\[\^?(?:\\.|[^\]\\])+\]|[A-Za-z0-9_\-/:]",
-    re.ASCII,
-)
+MAX_MEMORY = 256 * 1024
+"""Bytes that RE2 may take for one expression: its program, and the states it keeps."""
+MAX_STEPS = 500_000_000
+"""For all expressions of a configuration; at 2 to 8 ns each, about four seconds at worst."""
+READING = 1000
+"""Steps that a character of an expression counts for; compiling one counts as a hundred characters more."""
+COMPILING = 50
+"""Steps that an instruction of a compiled program counts for."""
+MATCHING = 250
+"""Steps that a match counts for beside instructions of the program x characters of the text."""
+
+_ESCAPES = re.compile(r"\\(?:[dDwWsSbA]|[^A-Za-z0-9])")
+_OTHERWISE = re.compile(r"\\.?|\(\?(?!:).?|\[:|\{,|\{(?:\d+,)?0\d")
+"""Other escapes, groups with options or names, POSIX classes, `{,3}` and `{03}`."""
 
 
 class UnreadPatternError(ValueError):
@@ -42,139 +49,43 @@ class Work:
 
 
 class Pattern:
-    """One regular expression."""
+    """One regular expression, which the whole of a text matches or not."""
 
-    def __init__(self, source: str, work: Work | None = None) -> None:
-        """Raises UnreadPatternError."""
+    def __init__(self, source: str, work: Work | None = None, *, after_dot: bool = False) -> None:
+        r"""With `after_dot` a text matches too by what follows one of its dots: `(.*\.)?(source)$`, as PEFT has it.
+
+        Raises UnreadPatternError.
+        """
         self._work = work or Work()
-        self._work.spend(READING * min(len(source), MAX_LENGTH))
-        tokens = _tokens(source)
-        self._match, rest = _Reader(tokens, self._work).alternatives(0, depth=0)
-        if rest != len(tokens):
-            raise UnreadPatternError("a ')' without its '('")
+        if len(source) > MAX_LENGTH:
+            raise UnreadPatternError(f"it has {len(source)} characters, and {MAX_LENGTH} are the most")
+        self._work.spend(READING * (100 + len(source)))
+        if found := _OTHERWISE.search(_ESCAPES.sub("_", source)):
+            raise UnreadPatternError(f"it has {found[0]!r}")
+        self._read(source)
+        if after_dot:  # the source has been read alone: a ')' of it closes nothing of ours
+            self._read(rf"(?:.*\.)?(?:{source})")
+
+    def _read(self, source: str) -> None:
+        self._compiled = _compiled(source)
+        self._instructions: int = self._compiled.programsize
+        self._work.spend(COMPILING * self._instructions)
 
     def full(self, text: str) -> bool:
-        """Whether all of `text` matches, as with `re.fullmatch`; raises UnreadPatternError when that takes too long."""
-        self._work.spend(1)
-        return len(text) in self._match(text, {0})
-
-    def tail(self, text: str) -> bool:
-        r"""Whether `text`, or what follows one of its dots, matches: `(.*\.)?(pattern)$`. Raises as `full` does."""
-        self._work.spend(1 + len(text))
-        return len(text) in self._match(text, {0, *(i + 1 for i, character in enumerate(text) if character == ".")})
+        """Whether all of `text` matches; raises UnreadPatternError when the steps are used up."""
+        self._work.spend(MATCHING + self._instructions * (len(text) + 1))
+        return self._compiled.fullmatch(text.encode("ascii")) is not None
 
 
-def _tokens(source: str) -> list[str]:
-    if len(source) > MAX_LENGTH:
-        raise UnreadPatternError(f"it has {len(source)} characters, and {MAX_LENGTH} are the most")
-    found, position = [], 0
-    while position < len(source):
-        match = _TOKEN.match(source, position)
-        if match is None:
-            raise UnreadPatternError(f"{source[position : position + 12]!r} at character {position}")
-        found.append(match[0])
-        position = match.end()
-    return found
-
-
-class _Reader:
-    """Tokens to matchers."""
-
-    def __init__(self, tokens: list[str], work: Work) -> None:
-        self._tokens = tokens
-        self._work = work
-
-    def alternatives(self, at: int, *, depth: int) -> tuple[Matcher, int]:
-        """The matcher of what stands from `at` to the end or an unmatched `)`, and where that is."""
-        if depth > MAX_DEPTH:
-            raise UnreadPatternError(f"more than {MAX_DEPTH} groups in each other")
-        branches = []
-        while True:
-            branch, at = self._sequence(at, depth=depth)
-            branches.append(branch)
-            if at == len(self._tokens) or self._tokens[at] != "|":
-                return self._either(branches), at
-            at += 1
-
-    def _sequence(self, at: int, *, depth: int) -> tuple[Matcher, int]:
-        parts: list[Matcher] = []
-        while at < len(self._tokens) and self._tokens[at] not in {"|", ")"}:
-            if self._tokens[at] in {"(", "(?:"}:
-                part, at = self.alternatives(at + 1, depth=depth + 1)
-                if at == len(self._tokens):
-                    raise UnreadPatternError("a '(' without its ')'")
-            else:
-                part = self._atom(self._tokens[at])
-            at += 1
-            if at < len(self._tokens) and (bounds := _bounds(self._tokens[at])):
-                part = self._repeated(part, *bounds)
-                at += 1
-            parts.append(part)
-        return self._in_turn(parts), at
-
-    def _atom(self, piece: str) -> Matcher:
-        if _bounds(piece):
-            raise UnreadPatternError(f"{piece!r} with nothing to repeat")
-        try:
-            one = re.compile(piece if len(piece) > 1 or piece in ".^$" else re.escape(piece), re.ASCII)
-        except re.error as error:
-            raise UnreadPatternError(f"{piece[:40]!r}, for {error}") from None
-        if piece in "^$":
-            return lambda text, starts: starts & {0 if piece == "^" else len(text)}
-
-        def match(text: str, starts: Set[int]) -> Set[int]:
-            return {at + 1 for at in starts if at < len(text) and one.match(text, at)}
-
-        return match
-
-    def _repeated(self, part: Matcher, least: int, most: int | None) -> Matcher:
-        def rounds(text: str, starts: Set[int]) -> Iterator[Set[int]]:
-            """Where the part may end, repetition by repetition; from `least` on only ends not seen before."""
-            seen: set[int] = set()
-            number = 0
-            while starts and (most is None or number <= most):
-                self._work.spend(1 + len(starts))
-                if number >= least:
-                    starts = starts - seen
-                    seen |= starts
-                    yield starts
-                starts = part(text, starts)
-                number += 1
-
-        return lambda text, starts: set().union(*rounds(text, starts))
-
-    def _either(self, branches: list[Matcher]) -> Matcher:
-        if len(branches) == 1:
-            return branches[0]
-
-        def ends(text: str, starts: Set[int]) -> Iterator[Set[int]]:
-            for branch in branches:
-                self._work.spend(1 + len(starts))
-                yield branch(text, starts)
-
-        return lambda text, starts: set().union(*ends(text, starts))
-
-    def _in_turn(self, parts: list[Matcher]) -> Matcher:
-        def match(text: str, starts: Set[int]) -> Set[int]:
-            for part in parts:
-                self._work.spend(1 + len(starts))
-                starts = part(text, starts)
-                if not starts:
-                    break
-            return starts
-
-        return match
-
-
-def _bounds(piece: str) -> tuple[int, int | None] | None:
-    """Least and most repetitions of a quantifier, None for no limit; None for another piece."""
-    simple: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
-    if piece[0] in simple:
-        return simple[piece[0]]
-    if piece[0] != "{":
-        return None
-    low, comma, high = piece[1:-1].partition(",")
-    least, most = int(low), (int(high) if high else None) if comma else int(low)
-    if max(least, most or 0) > MAX_REPEAT:
-        raise UnreadPatternError(f"{piece!r}, more than {MAX_REPEAT} repetitions")
-    return least, most
+def _compiled(source: str) -> Any:
+    options = re2.Options()
+    options.max_mem = MAX_MEMORY
+    options.encoding = re2.Options.Encoding.LATIN1
+    options.never_capture = True
+    options.log_errors = False
+    try:
+        return re2.compile(source.encode("ascii"), options)
+    except UnicodeEncodeError as error:
+        raise UnreadPatternError(f"it has {source[error.start]!r}, and modules have no such names") from None
+    except re2.error as error:
+        raise UnreadPatternError(error.args[0].decode()[:80]) from None

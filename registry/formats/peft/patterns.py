@@ -40,7 +40,7 @@ class PatternTable:
         if _NAME.fullmatch(key):
             self._names.setdefault(key.replace("\\", ""), (order, value))
         else:
-            self._patterns.append((order, Pattern(key, self._work), value))
+            self._patterns.append((order, Pattern(key, self._work, after_dot=True), value))
 
     def value(self, path: str) -> float | None:
         """The value for a module; None where no key matches. Raises UnreadPatternError when that takes too long."""
@@ -49,7 +49,7 @@ class PatternTable:
         for order, pattern, value in self._patterns:
             if found is not None and found[0] < order:
                 break
-            if pattern.tail(path):
+            if pattern.full(path):
                 return value
         return None if found is None else found[1]
 

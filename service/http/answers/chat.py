@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from service.engine import Delta, Generation
 from service.http.answers.token_text import TokenText
-from service.http.schemas.openai_answers import (
+from service.http.schemas.chat import (
     AssistantMessage,
     ChatAnswer,
     ChatChoice,
@@ -19,13 +19,13 @@ from service.http.schemas.openai_answers import (
     ChatLogprobs,
     TokenLogprob,
     TopLogprob,
-    Usage,
 )
+from service.http.schemas.wire import Usage
 
 if TYPE_CHECKING:
     from service.engine.request import FinishReason, TopTokens
     from service.http.resolve import ResolvedModel
-    from service.http.schemas.openai_requests import ChatRequest
+    from service.http.schemas.chat import ChatRequest
 
 
 class ChatAnswers:

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from service.engine import Completion, Delta, Generation, PromptScores
 from service.http.answers.token_text import TokenText
-from service.http.schemas.openai_answers import CompletionAnswer, CompletionChoice, CompletionLogprobs, Usage
+from service.http.schemas.completions import CompletionAnswer, CompletionChoice, CompletionLogprobs
+from service.http.schemas.wire import Usage
 
 if TYPE_CHECKING:
     from service.engine.request import FinishReason, TopTokens
     from service.http.resolve import ResolvedModel
-    from service.http.schemas.openai_requests import CompletionRequest
+    from service.http.schemas.completions import CompletionRequest
 
 Row = tuple[int, float | None, "TopTokens | None", int]
 """A token's id, log-probability, most likely alternatives, and where its text begins."""

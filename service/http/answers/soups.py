@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from registry.spec import Cooked
-from service.http.schemas.registry import Soup, soup_body
-
-if TYPE_CHECKING:
-    from service.runtime import Runtime
+from service.http.schemas.soups import Soup, soup_body
+from service.parts import Parts
 
 
-def soup_of(runtime: Runtime, cooked: Cooked) -> Soup:
+def soup_of(parts: Parts, cooked: Cooked) -> Soup:
     """The body of a cooked request, with the adapter behind its model."""
     if cooked.soup_id is None:
         return soup_body(cooked, None)
-    with runtime.database.read() as catalogue:
+    with parts.registry.database.read() as catalogue:
         return soup_body(cooked, catalogue.adapters.get(cooked.soup_id))

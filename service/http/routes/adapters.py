@@ -18,12 +18,11 @@ from registry.formats import DirectoryNotes, directory_files, format_card
 from registry.names import DigestRef, NameRef, check_alias, parse_ref, sha256_digest, split_name
 from registry.pools import enqueue_refits
 from registry.push import push
-from registry.registry import Caller as PushCaller
 from registry.spec import Manifest
-from service.http.auth import Principal, Reader, Writer
+from service.http.auth import Reader, Writer
 from service.http.paging import Cursor, Limit, page_size
 from service.http.ranges import REVALIDATE, ranged
-from service.http.schemas.registry import (
+from service.http.schemas.adapters import (
     Adapter,
     AdapterList,
     AdapterPatch,
@@ -39,29 +38,19 @@ from service.http.schemas.registry import (
 )
 from service.http.state import State
 from service.http.visibility import evidence_shown
-from service.limits import intake_limits
+from service.keys import Principal
 
 router = APIRouter(prefix="/v1/adapters", tags=["adapters"])
 IfMatch = Annotated[str | None, Header(description="The etag the change is meant for.")]
 
 
 @router.post("", status_code=201, responses={200: {"description": "Known already", "model": Adapter}})
-def push_adapter(request: Request, response: Response, body: Manifest, runtime: State, who: Writer) -> Adapter:
+def push_adapter(request: Request, response: Response, body: Manifest, parts: State, who: Writer) -> Adapter:
     """Push an adapter. The same bytes under the same name are known already (200); a sample is embedded by a job."""
     namespace, _ = split_name(body.name)
     who.check_write(namespace)
-    pushed = push(
-        body,
-        database=runtime.database,
-        blobs=runtime.blobs,
-        bases=runtime.shapes(),
-        encoders=runtime.encoders,
-        caller=PushCaller(who.key_id, who.namespaces, request.state.request_id),
-        limits=intake_limits(runtime.settings),
-        sources={base_id: entry.source for base_id, entry in runtime.bases.items()},
-        refit_delay=runtime.settings.refit_delay_seconds,
-    )
-    runtime.jobs.wake()
+    pushed = push(parts.registry, who.caller(request.state.request_id), body)
+    parts.jobs.wake()
     response.status_code = 201 if pushed.created else 200
     response.headers["location"] = f"/v1/adapters/{pushed.row.ref}"
     return adapter_body(pushed.row, job=pushed.job, warnings=pushed.warnings)
@@ -69,7 +58,7 @@ def push_adapter(request: Request, response: Response, body: Manifest, runtime: 
 
 @router.get("")
 def list_adapters(
-    runtime: State,
+    parts: State,
     who: Reader,
     base_model: str | None = None,
     method: str | None = None,
@@ -81,8 +70,8 @@ def list_adapters(
     cursor: Cursor = None,
 ) -> AdapterList:
     """Live adapters and soups this key sees, newest first; `q` looks in name, domain and description."""
-    size = page_size(limit, runtime)
-    with runtime.database.read() as catalogue:
+    size = page_size(limit, parts)
+    with parts.registry.database.read() as catalogue:
         page = catalogue.adapters.list(
             who.namespaces, base_model=base_model, method=method, domain=domain, tag=tag, kind=kind, q=q,
             limit=size, cursor=cursor,
@@ -91,65 +80,65 @@ def list_adapters(
 
 
 @router.get("/{digest}")
-def get_by_digest(digest: str, runtime: State, who: Reader) -> Adapter:
+def get_by_digest(digest: str, parts: State, who: Reader) -> Adapter:
     """The adapter of a digest, `sha256:...`."""
     ref = parse_ref(digest)
     if not isinstance(ref, DigestRef):
         raise InvalidName("Adapters are read by 'sha256:...' or by namespace/name.", param="digest")
-    with runtime.database.read() as catalogue:
+    with parts.registry.database.read() as catalogue:
         return adapter_body(catalogue.adapters.resolve(who.namespaces, ref))
 
 
 @router.get("/{ns}/{name}")
-def get_adapter(ns: str, name: str, runtime: State, who: Reader) -> Adapter:
+def get_adapter(ns: str, name: str, parts: State, who: Reader) -> Adapter:
     """One adapter."""
-    return adapter_body(resolved(runtime, who, ns, name))
+    return adapter_body(resolved(parts, who, ns, name))
 
 
 @router.patch("/{ns}/{name}")
 def change_adapter(
-    request: Request, ns: str, name: str, body: AdapterPatch, runtime: State, who: Writer, if_match: IfMatch = None
+    request: Request, ns: str, name: str, body: AdapterPatch, parts: State, who: Writer, if_match: IfMatch = None
 ) -> Adapter:
     """Change card or domain of one version. Pools that held it are refitted."""
-    row = resolved(runtime, who, ns, name)
+    row = resolved(parts, who, ns, name)
     who.check_write(ns)
-    with runtime.database.write() as catalogue:
+    with parts.registry.database.write() as catalogue:
         row = catalogue.adapters.update_card(row.id, card=body.card, domain=body.domain, if_match=etag_of(if_match))
-        _after_change(request, runtime, who, "adapter.change", [row], catalogue)
-    runtime.jobs.wake()
+        _after_change(request, parts, who, "adapter.change", [row], catalogue)
+    parts.jobs.wake()
     return adapter_body(row)
 
 
 @router.delete("/{ns}/{name}")
-def retire_adapter(request: Request, ns: str, name: str, runtime: State, who: Writer) -> AdapterList:
+def retire_adapter(request: Request, ns: str, name: str, parts: State, who: Writer) -> AdapterList:
     """Retire one version, or without `@` every live version of the name. Soups made of it keep working."""
     ref = _name_ref(ns, name)
-    with runtime.database.write() as catalogue:
+    with parts.registry.database.write() as catalogue:
         found = catalogue.adapters.resolve(who.namespaces, ref)
         who.check_write(ns)
         one = ref.version is not None or ref.alias is not None
         live = [found] if one else catalogue.adapters.live_versions(ns, ref.name)
         rows = [catalogue.adapters.retire(row.id) for row in live]
-        _after_change(request, runtime, who, "adapter.retire", rows, catalogue)
-    runtime.jobs.wake()
+        _after_change(request, parts, who, "adapter.retire", rows, catalogue)
+    parts.jobs.wake()
     return AdapterList(data=[adapter_body(row) for row in rows])
 
 
 def _after_change(
-    request: Request, runtime: State, who: Principal, action: str, rows: list[AdapterRow], catalogue: Catalogue
+    request: Request, parts: State, who: Principal, action: str, rows: list[AdapterRow], catalogue: Catalogue
 ) -> None:
     for row in rows:
-        enqueue_refits(catalogue, row, created_by=who.key_id, delay=runtime.settings.refit_delay_seconds)
+        enqueue_refits(catalogue, row, created_by=who.key_id, delay=parts.registry.refit_delay)
         catalogue.audit.record(
             action, row.ref, key_id=who.key_id, request_id=request.state.request_id, detail={"digest": row.digest}
         )
 
 
 @router.get("/{ns}/{name}/lineage")
-def get_lineage(ns: str, name: str, runtime: State, who: Reader) -> Lineage:
+def get_lineage(ns: str, name: str, parts: State, who: Reader) -> Lineage:
     """What this was mixed from, what was mixed from it, and on what evidence."""
-    row = resolved(runtime, who, ns, name)
-    with runtime.database.read() as catalogue:
+    row = resolved(parts, who, ns, name)
+    with parts.registry.database.read() as catalogue:
         recipe = None if row.recipe_digest is None else catalogue.soups.recipe(row.recipe_digest)
         parents = [
             Parent(digest=digest, weight=weight, ref=None if parent is None else parent.ref,
@@ -172,13 +161,13 @@ def get_lineage(ns: str, name: str, runtime: State, who: Reader) -> Lineage:
 # --- files ----------------------------------------------------------------------------------------
 
 
-def _texts(row: AdapterRow, runtime: State) -> dict[str, bytes]:
+def _texts(row: AdapterRow, parts: State) -> dict[str, bytes]:
     """The files that are made from the row."""
     notes = DirectoryNotes(
         domain=row.domain, base_model=row.base_model, base_fingerprint=row.base_fingerprint, provenance=row.provenance
     )
-    known = runtime.bases.get(row.base_model)
-    shape = None if known is None else runtime.shape(row.base_model)
+    known = parts.bases.entries.get(row.base_model)
+    shape = None if known is None else parts.bases.shape(row.base_model)
     name = row.base_model if known is None or Path(known.source).is_absolute() else known.source
     relation: Literal["adapter", "merge"] = "merge" if row.kind == "soup" else "adapter"
     card = format_card(row.card, base_model=row.base_model, relation=relation)
@@ -194,20 +183,22 @@ def _blobs(row: AdapterRow) -> dict[str, str]:
 
 
 @router.get("/{ns}/{name}/files")
-def list_files(ns: str, name: str, runtime: State, who: Reader) -> FileList:
+def list_files(ns: str, name: str, parts: State, who: Reader) -> FileList:
     """The files of an adapter directory."""
-    row = resolved(runtime, who, ns, name)
-    made = [StoredFile(name=n, size=len(data), digest=sha256_digest(data)) for n, data in _texts(row, runtime).items()]
-    kept = [StoredFile(name=n, size=runtime.blobs.size(digest), digest=digest) for n, digest in _blobs(row).items()]
+    row = resolved(parts, who, ns, name)
+    made = [StoredFile(name=n, size=len(data), digest=sha256_digest(data)) for n, data in _texts(row, parts).items()]
+    kept = [
+        StoredFile(name=n, size=parts.registry.blobs.size(digest), digest=digest) for n, digest in _blobs(row).items()
+    ]
     return FileList(data=[*made, *kept])
 
 
 @router.head("/{ns}/{name}/files/{file}", response_class=Response, include_in_schema=False)
 @router.get("/{ns}/{name}/files/{file}", response_class=Response)
-def get_file(request: Request, ns: str, name: str, file: str, runtime: State, who: Reader) -> Response:
+def get_file(request: Request, ns: str, name: str, file: str, parts: State, who: Reader) -> Response:
     """One file of an adapter directory, with ETag and one Range."""
-    row = resolved(runtime, who, ns, name)
-    made, kept = _texts(row, runtime), _blobs(row)
+    row = resolved(parts, who, ns, name)
+    made, kept = _texts(row, parts), _blobs(row)
     if file in made:
         data = made[file]
         return ranged(
@@ -218,7 +209,7 @@ def get_file(request: Request, ns: str, name: str, file: str, runtime: State, wh
         raise NotFound(f"{row.ref} has no such file; it has {', '.join([*made, *kept])}.", param="file")
     digest = kept[file]
     return ranged(
-        request, digest=digest, size=runtime.blobs.size(digest), open=lambda: runtime.blobs.open(digest),
+        request, digest=digest, size=parts.registry.blobs.size(digest), open=lambda: parts.registry.blobs.open(digest),
         filename=file, cache=REVALIDATE,
     )  # fmt: skip
 
@@ -227,22 +218,22 @@ def get_file(request: Request, ns: str, name: str, file: str, runtime: State, wh
 
 
 @router.get("/{ns}/{name}/aliases")
-def list_aliases(ns: str, name: str, runtime: State, who: Reader) -> AliasList:
+def list_aliases(ns: str, name: str, parts: State, who: Reader) -> AliasList:
     """Every alias of a name."""
-    row = resolved(runtime, who, ns, name)
-    with runtime.database.read() as catalogue:
+    row = resolved(parts, who, ns, name)
+    with parts.registry.database.read() as catalogue:
         rows = catalogue.aliases.list(row.namespace, row.name)
     return AliasList(data=[_alias(one) for one in rows])
 
 
 @router.put("/{ns}/{name}/aliases/{alias}")
 def put_alias(
-    request: Request, ns: str, name: str, alias: str, body: AliasBody, runtime: State, who: Writer,
+    request: Request, ns: str, name: str, alias: str, body: AliasBody, parts: State, who: Writer,
     if_match: IfMatch = None,
 ) -> Alias:  # fmt: skip
     """Point an alias at a version; with If-Match only if it is still what the caller saw."""
     check_alias(alias)
-    with runtime.database.write() as catalogue:
+    with parts.registry.database.write() as catalogue:
         target = catalogue.adapters.resolve(who.namespaces, NameRef(namespace=ns, name=name, version=body.version))
         who.check_write(ns)
         row = catalogue.aliases.put(ns, name, alias, target.version, if_match=etag_of(if_match))
@@ -252,12 +243,12 @@ def put_alias(
 
 @router.delete("/{ns}/{name}/aliases/{alias}", status_code=204, response_class=Response)
 def delete_alias(
-    request: Request, ns: str, name: str, alias: str, runtime: State, who: Writer, if_match: IfMatch = None
+    request: Request, ns: str, name: str, alias: str, parts: State, who: Writer, if_match: IfMatch = None
 ) -> Response:
     """Remove an alias."""
     who.check_visible(ns)
     who.check_write(ns)
-    with runtime.database.write() as catalogue:
+    with parts.registry.database.write() as catalogue:
         catalogue.aliases.delete(ns, name, alias, if_match=etag_of(if_match))
         _record_alias(request, who, "alias.delete", f"{ns}/{name}@{alias}", "", catalogue)
     return Response(status_code=204)
@@ -283,9 +274,9 @@ def _name_ref(ns: str, name: str) -> NameRef:
     return ref
 
 
-def resolved(runtime: State, who: Principal, ns: str, name: str) -> AdapterRow:
+def resolved(parts: State, who: Principal, ns: str, name: str) -> AdapterRow:
     """The adapter a path names, as this key sees it; raises InvalidName, NotFound or Retired."""
-    with runtime.database.read() as catalogue:
+    with parts.registry.database.read() as catalogue:
         return catalogue.adapters.resolve(who.namespaces, _name_ref(ns, name))
 
 

@@ -6,17 +6,17 @@ from fastapi import APIRouter
 
 from service.http.auth import Admin
 from service.http.paging import Cursor, Limit, page_size
-from service.http.schemas.inference import AuditEntry, AuditList
+from service.http.schemas.audit import AuditEntry, AuditList
 from service.http.state import State
 
 router = APIRouter(prefix="/v1/audit", tags=["keys"])
 
 
 @router.get("")
-def list_audit(runtime: State, who: Admin, limit: Limit = None, cursor: Cursor = None) -> AuditList:
+def list_audit(parts: State, who: Admin, limit: Limit = None, cursor: Cursor = None) -> AuditList:
     """One page of what was done in the namespaces this key sees."""
-    with runtime.database.read() as catalogue:
-        page = catalogue.audit.list(who.namespaces, limit=page_size(limit, runtime), cursor=cursor)
+    with parts.registry.database.read() as catalogue:
+        page = catalogue.audit.list(who.namespaces, limit=page_size(limit, parts), cursor=cursor)
     entries = [
         AuditEntry(
             id=row.id,

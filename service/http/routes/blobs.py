@@ -17,10 +17,11 @@ from starlette.requests import ClientDisconnect
 
 from registry.errors import DigestMismatch, InvalidName, InvalidParameter, NotFound, TooLarge
 from registry.names import DIGEST_PATTERN
-from service.http.auth import Principal, Reader, Writer, needs
+from service.http.auth import Reader, Writer, needs
 from service.http.ranges import ranged
-from service.http.schemas.inference import BlobStored
+from service.http.schemas.blobs import BlobStored
 from service.http.state import State
+from service.keys import Principal
 
 if TYPE_CHECKING:
     from registry.blobs import BlobWriter
@@ -38,35 +39,37 @@ _KNOWN: dict[int | str, dict[str, Any]] = {200: {"model": BlobStored, "descripti
 
 
 @router.put("/{digest}", response_model=BlobStored, status_code=201, responses=_KNOWN, openapi_extra=_BODY)
-async def put_blob(request: Request, digest: str, runtime: State, who: Writer) -> Response:
+async def put_blob(request: Request, digest: str, parts: State, who: Writer) -> Response:
     """Upload a blob in one request; its length and digest are verified before anything is visible.
 
     201, or 200 where this key sees the blob already.
     """
     check_digest(digest)
-    limit = runtime.settings.max_blob_bytes
+    limit = parts.settings.max_blob_bytes
     length = announced_length(request)
     if length is not None and length > limit:
         raise _too_large(limit)
-    known = await run_in_threadpool(_visible_size, runtime, who, digest)
-    async with contextmanager_in_threadpool(runtime.blobs.writer(digest, max_bytes=limit, length=length)) as writer:
+    known = await run_in_threadpool(_visible_size, parts, who, digest)
+    async with contextmanager_in_threadpool(
+        parts.registry.blobs.writer(digest, max_bytes=limit, length=length)
+    ) as writer:
         size = await _store(request, writer, limit)
-    await run_in_threadpool(_grant, runtime, who, digest, size)
+    await run_in_threadpool(_grant, parts, who, digest, size)
     stored = BlobStored(digest=digest, size=size)
     headers = {"location": f"/v1/blobs/{digest}", "etag": f'"{digest}"'}
     return JSONResponse(stored.model_dump(), status_code=201 if known is None else 200, headers=headers)
 
 
 @router.head("/{digest}", response_class=Response)
-def head_blob(request: Request, digest: str, runtime: State, who: Either) -> Response:
+def head_blob(request: Request, digest: str, parts: State, who: Either) -> Response:
     """Whether a blob is there for this key, and its size."""
-    return _answer(request, digest, runtime, who)
+    return _answer(request, digest, parts, who)
 
 
 @router.get("/{digest}", response_class=Response, responses=_BYTES)
-def get_blob(request: Request, digest: str, runtime: State, who: Reader) -> Response:
+def get_blob(request: Request, digest: str, parts: State, who: Reader) -> Response:
     """Download a blob: ETag, If-None-Match, and one Range."""
-    return _answer(request, digest, runtime, who)
+    return _answer(request, digest, parts, who)
 
 
 def check_digest(digest: str) -> None:
@@ -85,22 +88,22 @@ def announced_length(request: Request) -> int | None:
     return int(text)
 
 
-def _answer(request: Request, digest: str, runtime: State, who: Principal) -> Response:
+def _answer(request: Request, digest: str, parts: State, who: Principal) -> Response:
     check_digest(digest)
-    size = _visible_size(runtime, who, digest)
+    size = _visible_size(parts, who, digest)
     if size is None:
         raise NotFound("There is no such blob, or this key does not see it.", param="digest")
-    return ranged(request, digest=digest, size=size, open=lambda: runtime.blobs.open(digest))
+    return ranged(request, digest=digest, size=size, open=lambda: parts.registry.blobs.open(digest))
 
 
-def _visible_size(runtime: State, who: Principal, digest: str) -> int | None:
-    with runtime.database.read() as catalogue:
+def _visible_size(parts: State, who: Principal, digest: str) -> int | None:
+    with parts.registry.database.read() as catalogue:
         visible = catalogue.blobs.visible(who.namespaces, digest)
-    return runtime.blobs.size(digest) if visible and runtime.blobs.has(digest) else None
+    return parts.registry.blobs.size(digest) if visible and parts.registry.blobs.has(digest) else None
 
 
-def _grant(runtime: State, who: Principal, digest: str, size: int) -> None:
-    with runtime.database.write() as catalogue:
+def _grant(parts: State, who: Principal, digest: str, size: int) -> None:
+    with parts.registry.database.write() as catalogue:
         catalogue.blobs.seen(digest, size)
         for namespace in who.namespaces or ():
             catalogue.blobs.grant(namespace, digest)

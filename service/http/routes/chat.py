@@ -6,8 +6,6 @@ answers that look right and are not.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
@@ -15,42 +13,40 @@ from starlette.concurrency import run_in_threadpool
 from registry.errors import InvalidParameter, InvalidPrompt
 from service.engine import GenerateRequest, SamplingParams
 from service.http.answers.chat import ChatAnswers
-from service.http.auth import Caller, Principal
+from service.http.auth import ModelUser
 from service.http.resolve import ResolvedModel, language_model
 from service.http.routes.completions import STREAM, check_sampling
 from service.http.routes.tokens import check_text
-from service.http.schemas.openai_answers import ChatAnswer
-from service.http.schemas.openai_requests import ChatRequest
+from service.http.schemas.chat import ChatAnswer, ChatRequest
 from service.http.state import State
 from service.http.streaming import EventStream, TokenStream, finish
-
-if TYPE_CHECKING:
-    from service.runtime import Runtime
+from service.keys import Principal
+from service.parts import Parts
 
 router = APIRouter(tags=["inference"])
 
 
 @router.post("/v1/chat/completions", response_model=ChatAnswer, responses=STREAM)
-async def chat_completions(request: Request, body: ChatRequest, runtime: State, who: Caller) -> Response:
+async def chat_completions(request: Request, body: ChatRequest, parts: State, who: ModelUser) -> Response:
     """Answer a conversation `n` times. Without a limit an answer may fill the context."""
-    model, ids = await run_in_threadpool(_prepare, runtime, who, body)
+    model, ids = await run_in_threadpool(_prepare, parts, who, body)
     answers = ChatAnswers(body, model, len(ids))
     asked = _asked(body, model, ids)
     headers = {"x-soup-digest": model.fingerprint}
     if body.stream:
-        stream = TokenStream(runtime, [asked])
+        stream = TokenStream(parts, [asked])
         await stream.start(request)
         return EventStream(answers.chunks(stream.events()), cancel=stream.cancel, headers=headers)
-    tickets = await run_in_threadpool(runtime.engine.submit_all, [asked])
+    tickets = await run_in_threadpool(parts.engine.submit_all, [asked])
     (generation,) = await finish(request, tickets)
     return JSONResponse(answers.whole(generation), headers=headers)
 
 
-def _prepare(runtime: Runtime, who: Principal, body: ChatRequest) -> tuple[ResolvedModel, tuple[int, ...]]:
-    check_sampling(runtime, n=body.n, logprobs=body.top_logprobs, logprobs_name="top_logprobs")
+def _prepare(parts: Parts, who: Principal, body: ChatRequest) -> tuple[ResolvedModel, tuple[int, ...]]:
+    check_sampling(parts, n=body.n, logprobs=body.top_logprobs, logprobs_name="top_logprobs")
     for message in body.messages:
-        check_text(message.text, runtime, param="messages")
-    model = language_model(runtime, who, body.model)
+        check_text(message.text, parts, param="messages")
+    model = language_model(parts, who, body.model)
     return model, tuple(model.base.tokenize(conversation(model, body), bos=False))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -13,16 +13,14 @@ from service.engine import GenerateRequest, SamplingParams
 from service.engine.texts import has_bos
 from service.http.answers.completions import CompletionAnswers, Prompt
 from service.http.answers.token_text import TokenText
-from service.http.auth import Caller, Principal
+from service.http.auth import ModelUser
 from service.http.resolve import ResolvedModel, language_model
 from service.http.routes.tokens import check_ids, check_text
-from service.http.schemas.openai_answers import CompletionAnswer
-from service.http.schemas.openai_requests import CompletionRequest
+from service.http.schemas.completions import CompletionAnswer, CompletionRequest
 from service.http.state import State
 from service.http.streaming import EventStream, TokenStream, finish
-
-if TYPE_CHECKING:
-    from service.runtime import Runtime
+from service.keys import Principal
+from service.parts import Parts
 
 router = APIRouter(tags=["inference"])
 STREAM: dict[int | str, dict[str, Any]] = {
@@ -31,24 +29,24 @@ STREAM: dict[int | str, dict[str, Any]] = {
 
 
 @router.post("/v1/completions", response_model=CompletionAnswer, responses=STREAM)
-async def completions(request: Request, body: CompletionRequest, runtime: State, who: Caller) -> Response:
+async def completions(request: Request, body: CompletionRequest, parts: State, who: ModelUser) -> Response:
     """Continue one prompt or several, `n` times each. The choices of prompt i are numbered from i * n."""
-    model, prompts = await run_in_threadpool(_prepare, runtime, who, body)
+    model, prompts = await run_in_threadpool(_prepare, parts, who, body)
     answers = CompletionAnswers(body, model, prompts)
     requests = _asked(body, model, prompts)
     headers = {"x-soup-digest": model.fingerprint}
     if body.stream:
-        stream = TokenStream(runtime, requests)
+        stream = TokenStream(parts, requests)
         await stream.start(request)
         return EventStream(answers.chunks(stream.events()), cancel=stream.cancel, headers=headers)
-    tickets = await run_in_threadpool(runtime.engine.submit_all, requests)
+    tickets = await run_in_threadpool(parts.engine.submit_all, requests)
     generations = await finish(request, tickets)
     return JSONResponse(answers.whole(generations).model_dump(), headers=headers)
 
 
-def check_sampling(runtime: Runtime, *, n: int, logprobs: int | None, logprobs_name: str) -> None:
+def check_sampling(parts: Parts, *, n: int, logprobs: int | None, logprobs_name: str) -> None:
     """Raises InvalidParameter where `n` or the alternatives per token go beyond the settings."""
-    settings = runtime.settings
+    settings = parts.settings
     if n > settings.max_choices:
         raise InvalidParameter(f"'n' is {n}; at most {settings.max_choices} are given.", param="n")
     if logprobs is not None and logprobs > settings.max_logprobs:
@@ -57,19 +55,19 @@ def check_sampling(runtime: Runtime, *, n: int, logprobs: int | None, logprobs_n
         )
 
 
-def _prepare(runtime: Runtime, who: Principal, body: CompletionRequest) -> tuple[ResolvedModel, list[Prompt]]:
+def _prepare(parts: Parts, who: Principal, body: CompletionRequest) -> tuple[ResolvedModel, list[Prompt]]:
     """Everything that can be refused before the engine is asked."""
-    check_sampling(runtime, n=body.n, logprobs=body.logprobs, logprobs_name="logprobs")
+    check_sampling(parts, n=body.n, logprobs=body.logprobs, logprobs_name="logprobs")
     if body.stream and body.echo and body.logprobs is not None:
         raise InvalidParameter("'echo' with 'logprobs' cannot be streamed; leave 'stream' out.", param="stream")
-    limit = runtime.settings.max_prompts
+    limit = parts.settings.max_prompts
     if len(body.prompts) > limit:
         raise TooLarge(f"The request has {len(body.prompts)} prompts; at most {limit} are taken.", param="prompt")
     if not body.prompts or not all(body.prompts):
         raise InvalidPrompt("The prompt is empty: send some text, or at least one token id.", param="prompt")
     for given in body.prompts:
-        check_text(given, runtime, param="prompt")
-    model = language_model(runtime, who, body.model)
+        check_text(given, parts, param="prompt")
+    model = language_model(parts, who, body.model)
     return model, [_prompt(model, given) for given in body.prompts]
 
 

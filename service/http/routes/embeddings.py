@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
@@ -14,40 +14,39 @@ from starlette.concurrency import run_in_threadpool
 from registry.errors import InvalidParameter, InvalidPrompt
 from service.engine import ScoreRequest, Scores
 from service.engine.texts import closing, has_bos
-from service.http.auth import Caller, Principal
+from service.http.auth import ModelUser
 from service.http.resolve import ResolvedModel, resolve_model
 from service.http.routes.perplexity import check_texts
-from service.http.schemas.openai_answers import Embedding, EmbeddingAnswer, Usage
-from service.http.schemas.openai_requests import EmbeddingRequest
+from service.http.schemas.embeddings import Embedding, EmbeddingAnswer, EmbeddingRequest
+from service.http.schemas.wire import Usage
 from service.http.state import State
 from service.http.streaming import finish
-
-if TYPE_CHECKING:
-    from service.runtime import Runtime
+from service.keys import Principal
+from service.parts import Parts
 
 router = APIRouter(tags=["inference"])
 
 
 @router.post("/v1/embeddings", response_model=EmbeddingAnswer)
-async def embeddings(request: Request, body: EmbeddingRequest, runtime: State, who: Caller) -> Response:
+async def embeddings(request: Request, body: EmbeddingRequest, parts: State, who: ModelUser) -> Response:
     """One vector per text. Padding and the BOS (an encoder's CLS) are left out of the mean; a text beyond the context
     is refused.
     """
     texts = [body.input] if isinstance(body.input, str) else body.input
-    model, asked = await run_in_threadpool(_prepare, runtime, who, body, texts)
-    tickets = await run_in_threadpool(runtime.engine.submit_all, [asked])
+    model, asked = await run_in_threadpool(_prepare, parts, who, body, texts)
+    tickets = await run_in_threadpool(parts.engine.submit_all, [asked])
     (scores,) = await finish(request, tickets)
     answer = await run_in_threadpool(_answer, body, asked, scores)
     return JSONResponse(answer, headers={"x-soup-digest": model.fingerprint})
 
 
 def _prepare(
-    runtime: Runtime, who: Principal, body: EmbeddingRequest, texts: Sequence[str]
+    parts: Parts, who: Principal, body: EmbeddingRequest, texts: Sequence[str]
 ) -> tuple[ResolvedModel, ScoreRequest]:
     if not texts:
         raise InvalidParameter("'input' holds no text.", param="input")
-    check_texts(texts, runtime, param="input")
-    model = resolve_model(runtime, who, body.model)
+    check_texts(texts, parts, param="input")
+    model = resolve_model(parts, who, body.model)
     shape = model.base.shape
     if model.row is not None:
         raise InvalidParameter(

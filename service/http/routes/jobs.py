@@ -10,11 +10,11 @@ from starlette.concurrency import run_in_threadpool
 
 from service.http.auth import Reader, Writer
 from service.http.paging import Cursor, Limit, page_size
-from service.http.schemas.registry import Job, JobList
+from service.http.schemas.jobs import Job, JobList
 from service.http.state import State
 from service.http.visibility import check_reach, job_shown
 from service.http.waiting import JobWatch, job_row
-from service.jobs.runner import FINAL
+from service.jobs.runner import FINAL, cancel
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 KEEPALIVE_SECONDS = 5.0
@@ -22,7 +22,7 @@ KEEPALIVE_SECONDS = 5.0
 
 @router.get("")
 def list_jobs(
-    runtime: State,
+    parts: State,
     who: Reader,
     kind: str | None = None,
     state: str | None = None,
@@ -30,29 +30,29 @@ def list_jobs(
     cursor: Cursor = None,
 ) -> JobList:
     """Jobs of the namespaces this key sees, newest first."""
-    size = page_size(limit, runtime)
-    with runtime.database.read() as catalogue:
+    size = page_size(limit, parts)
+    with parts.registry.database.read() as catalogue:
         page = catalogue.jobs.list(who.namespaces, kind=kind, state=state, limit=size, cursor=cursor)
-    return JobList(data=[job_shown(runtime, row, who.namespaces) for row in page.rows], next_cursor=page.next_cursor)
+    return JobList(data=[job_shown(parts, row, who.namespaces) for row in page.rows], next_cursor=page.next_cursor)
 
 
 @router.get("/{id}")
-def get_job(id: str, runtime: State, who: Reader) -> Job:
+def get_job(id: str, parts: State, who: Reader) -> Job:
     """One job, with its progress, result or error."""
-    return job_shown(runtime, job_row(runtime, who.namespaces, id), who.namespaces)
+    return job_shown(parts, job_row(parts, who.namespaces, id), who.namespaces)
 
 
 @router.get("/{id}/events", response_class=StreamingResponse)
-async def follow_job(id: str, request: Request, runtime: State, who: Reader) -> StreamingResponse:
+async def follow_job(id: str, request: Request, parts: State, who: Reader) -> StreamingResponse:
     """Server-sent events: `progress` whenever the job changes, then `done` with the whole job."""
-    await run_in_threadpool(job_row, runtime, who.namespaces, id)
+    await run_in_threadpool(job_row, parts, who.namespaces, id)
 
     async def events() -> AsyncIterator[str]:
         last = ""
-        async with JobWatch(runtime, id) as watch:
+        async with JobWatch(parts, id) as watch:
             while not await request.is_disconnected():
-                row = await run_in_threadpool(job_row, runtime, who.namespaces, id)
-                body = await run_in_threadpool(job_shown, runtime, row, who.namespaces)
+                row = await run_in_threadpool(job_row, parts, who.namespaces, id)
+                body = await run_in_threadpool(job_shown, parts, row, who.namespaces)
                 if row.state in FINAL:
                     yield f"event: done\ndata: {body.model_dump_json()}\n\n"
                     return
@@ -65,7 +65,7 @@ async def follow_job(id: str, request: Request, runtime: State, who: Reader) -> 
 
 
 @router.post("/{id}/cancel")
-def cancel_job(id: str, runtime: State, who: Writer) -> Job:
+def cancel_job(id: str, parts: State, who: Writer) -> Job:
     """Cancel a job that is queued or running; one that ended stays as it is."""
-    check_reach(job_row(runtime, who.namespaces, id), who.namespaces)
-    return job_shown(runtime, runtime.jobs.cancel(who.namespaces, id), who.namespaces)
+    check_reach(job_row(parts, who.namespaces, id), who.namespaces)
+    return job_shown(parts, cancel(parts, who.namespaces, id), who.namespaces)

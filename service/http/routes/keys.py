@@ -8,9 +8,10 @@ from fastapi import APIRouter, Request
 
 from registry.errors import Forbidden, InvalidParameter, NotFound
 from registry.names import RESERVED_NAMESPACES
-from service.http.auth import SHOWN, Admin, Principal, new_secret, secret_sha256
-from service.http.schemas.inference import CreatedKey, Key, KeyList, NewKey
+from service.http.auth import Admin
+from service.http.schemas.keys import CreatedKey, Key, KeyList, NewKey
 from service.http.state import State
+from service.keys import SHOWN, Principal, new_secret, secret_sha256
 
 if TYPE_CHECKING:
     from registry.catalogue import KeyRow
@@ -19,12 +20,12 @@ router = APIRouter(prefix="/v1/keys", tags=["keys"])
 
 
 @router.post("", status_code=201)
-def create_key(request: Request, body: NewKey, runtime: State, who: Admin) -> CreatedKey:
+def create_key(request: Request, body: NewKey, parts: State, who: Admin) -> CreatedKey:
     """Make a key. Its secret is in this answer and nowhere else."""
     _check(body, who)
     secret = new_secret()
     namespaces = None if body.namespaces is None else tuple(dict.fromkeys(body.namespaces))
-    with runtime.database.write() as catalogue:
+    with parts.registry.database.write() as catalogue:
         row = catalogue.keys.add(
             body.name,
             secret_sha256(secret),
@@ -43,17 +44,17 @@ def create_key(request: Request, body: NewKey, runtime: State, who: Admin) -> Cr
 
 
 @router.get("")
-def list_keys(runtime: State, who: Admin) -> KeyList:
+def list_keys(parts: State, who: Admin) -> KeyList:
     """Every key this key may manage, revoked ones included, without secrets."""
-    with runtime.database.read() as catalogue:
+    with parts.registry.database.read() as catalogue:
         rows = catalogue.keys.list()
     return KeyList(data=[_key(row) for row in rows if _manages(who, row.namespaces)])
 
 
 @router.delete("/{id}")
-def revoke_key(request: Request, id: str, runtime: State, who: Admin) -> Key:
+def revoke_key(request: Request, id: str, parts: State, who: Admin) -> Key:
     """Revoke a key, from the next request on. Revoking twice is the same as once."""
-    with runtime.database.write() as catalogue:
+    with parts.registry.database.write() as catalogue:
         found = [row for row in catalogue.keys.list() if row.id == id and _manages(who, row.namespaces)]
         if not found:
             raise NotFound("There is no such key, or this key may not manage it.", param="id")

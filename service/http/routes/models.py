@@ -8,14 +8,15 @@ from fastapi import APIRouter, Depends
 
 from registry.names import BaseRef, parse_ref
 from registry.spec import is_language_model
-from service.http.auth import Principal, needs
+from service.http.auth import needs
 from service.http.resolve import base_entry
-from service.http.schemas.openai_answers import EncoderCard, ModelCard, ModelList
+from service.http.schemas.models import EncoderCard, ModelCard, ModelList
 from service.http.state import State
+from service.keys import Principal
+from service.parts import Parts
 
 if TYPE_CHECKING:
     from registry.catalogue import AdapterRow
-    from service.runtime import Runtime
 
 router = APIRouter(prefix="/v1/models", tags=["inference"])
 Either = Annotated[Principal, Depends(needs("infer", "read"))]
@@ -26,22 +27,22 @@ PAGE = 200
 
 
 @router.get("")
-def list_models(runtime: State, who: Either) -> ModelList:
+def list_models(parts: State, who: Either) -> ModelList:
     """Base models, then the adapters and soups that answer with text, newest first, each name once.
 
     `/v1/adapters` has the others: adapters with a head, banks of experts, and those of encoders.
     """
-    found = [_base_card(runtime, base_id) for base_id in runtime.bases]
+    found = [_base_card(parts, base_id) for base_id in parts.bases.entries]
     names: set[str] = set()
     cursor: str | None = None
-    with runtime.database.read() as catalogue:
+    with parts.registry.database.read() as catalogue:
         while len(names) < MAX_LISTED:
             page = catalogue.adapters.list(who.namespaces, limit=PAGE, cursor=cursor)
             for row in page.rows:
                 name = f"{row.namespace}/{row.name}"
                 if name not in names:
                     names.add(name)
-                    card = _adapter_card(runtime, row, name)
+                    card = _adapter_card(parts, row, name)
                     found += [card] if card.speaks else []
             cursor = page.next_cursor
             if cursor is None:
@@ -50,27 +51,27 @@ def list_models(runtime: State, who: Either) -> ModelList:
 
 
 @router.get("/{id}")
-def get_base_or_digest(id: str, runtime: State, who: Either) -> ModelCard:
+def get_base_or_digest(id: str, parts: State, who: Either) -> ModelCard:
     """A base model by its id, or an adapter by its digest."""
-    return _card(runtime, who, id if id.startswith("sha256:") else f"base/{id}")
+    return _card(parts, who, id if id.startswith("sha256:") else f"base/{id}")
 
 
 @router.get("/{ns}/{name}")
-def get_model(ns: str, name: str, runtime: State, who: Either) -> ModelCard:
+def get_model(ns: str, name: str, parts: State, who: Either) -> ModelCard:
     """An adapter or soup by `ns/name[@version|@alias]`, or a base model by `base/<id>`."""
-    return _card(runtime, who, f"{ns}/{name}")
+    return _card(parts, who, f"{ns}/{name}")
 
 
-def _card(runtime: Runtime, who: Principal, text: str) -> ModelCard:
+def _card(parts: Parts, who: Principal, text: str) -> ModelCard:
     ref = parse_ref(text)
     if isinstance(ref, BaseRef):
-        return _base_card(runtime, base_entry(runtime, ref.id).id)
-    with runtime.database.read() as catalogue:
-        return _adapter_card(runtime, catalogue.adapters.resolve(who.namespaces, ref), text)
+        return _base_card(parts, base_entry(parts, ref.id).id)
+    with parts.registry.database.read() as catalogue:
+        return _adapter_card(parts, catalogue.adapters.resolve(who.namespaces, ref), text)
 
 
-def _base_card(runtime: Runtime, base_id: str) -> ModelCard:
-    shape = runtime.shape(base_id)
+def _base_card(parts: Parts, base_id: str) -> ModelCard:
+    shape = parts.bases.shape(base_id)
     return ModelCard(
         id=base_id,
         created=0,
@@ -83,14 +84,14 @@ def _base_card(runtime: Runtime, base_id: str) -> ModelCard:
         fingerprint=shape.fingerprint,
         encoders=[
             EncoderCard(name=one.name, digest=one.digest, unit=one.unit, dimensions=one.dimensions)
-            for one in runtime.encoders(base_id).values()
+            for one in parts.bases.encoders(base_id).values()
         ],
     )
 
 
-def _adapter_card(runtime: Runtime, row: AdapterRow, name: str) -> ModelCard:
+def _adapter_card(parts: Parts, row: AdapterRow, name: str) -> ModelCard:
     """Of an adapter whose base model is no longer served, what it would be on a causal one."""
-    encoder = row.base_model in runtime.bases and runtime.bases[row.base_model].kind == "encoder"
+    encoder = row.base_model in parts.bases.entries and parts.bases.entries[row.base_model].kind == "encoder"
     return ModelCard(
         id=name,
         created=int(row.created_at.timestamp()),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
@@ -18,26 +17,25 @@ from registry.errors import InvalidParameter, TooLarge
 from registry.spec import PassageScore
 from service.engine import ScoreRequest, Scores
 from service.engine.texts import Windows, has_bos, text_windows
-from service.http.auth import Caller, Principal
+from service.http.auth import ModelUser
 from service.http.resolve import ResolvedModel, language_model
 from service.http.routes.tokens import check_text
-from service.http.schemas.inference import ComparedModel, PerplexityAnswer, PerplexityRequest
+from service.http.schemas.perplexity import ComparedModel, PerplexityAnswer, PerplexityRequest
 from service.http.state import State
 from service.http.streaming import finish
-
-if TYPE_CHECKING:
-    from service.runtime import Runtime
+from service.keys import Principal
+from service.parts import Parts
 
 router = APIRouter(tags=["inference"])
 
 
 @router.post("/v1/perplexity")
 async def perplexity(
-    request: Request, response: Response, body: PerplexityRequest, runtime: State, who: Caller
+    request: Request, response: Response, body: PerplexityRequest, parts: State, who: ModelUser
 ) -> PerplexityAnswer:
     """Perplexity = exp(sum NLL / sum tokens); `standard_error` is that of `mean_nll` over texts, a lower bound."""
-    asked = await run_in_threadpool(_prepare, runtime, who, body)
-    tickets = await run_in_threadpool(runtime.engine.submit_all, [one.request() for one in asked])
+    asked = await run_in_threadpool(_prepare, parts, who, body)
+    tickets = await run_in_threadpool(parts.engine.submit_all, [one.request() for one in asked])
     scores = await finish(request, tickets)
     response.headers["x-soup-digest"] = asked[0].model.fingerprint
     return await run_in_threadpool(_answer, body, asked, scores)
@@ -69,21 +67,21 @@ class Asked:
         ]
 
 
-def check_texts(texts: Sequence[str], runtime: Runtime, *, param: str) -> None:
+def check_texts(texts: Sequence[str], parts: Parts, *, param: str) -> None:
     """Raises InvalidParameter for an empty text, TooLarge for too many or one that is too long."""
-    limit = runtime.settings.max_texts
+    limit = parts.settings.max_texts
     if len(texts) > limit:
         raise TooLarge(f"'{param}' holds {len(texts)} texts; at most {limit} are taken.", param=param)
     for number, text in enumerate(texts):
         if not text:
             raise InvalidParameter(f"Text {number} of '{param}' is empty.", param=param)
-        check_text(text, runtime, param=f"{param}.{number}")
+        check_text(text, parts, param=f"{param}.{number}")
 
 
-def _prepare(runtime: Runtime, who: Principal, body: PerplexityRequest) -> list[Asked]:
-    check_texts(body.texts, runtime, param="texts")
+def _prepare(parts: Parts, who: Principal, body: PerplexityRequest) -> list[Asked]:
+    check_texts(body.texts, parts, param="texts")
     names = [body.model] if body.baseline is None else [body.model, body.baseline]
-    models = [language_model(runtime, who, name) for name in names]
+    models = [language_model(parts, who, name) for name in names]
     return [
         Asked(
             model,

@@ -11,16 +11,21 @@ from starlette.concurrency import run_in_threadpool
 from registry.catalogue.rows import JobRow
 from registry.errors import InvalidRecipe
 from registry.names import split_name
+from registry.select import pool_of
 from registry.spec import Cooked, CookRequest
 from service.http.answers.soups import soup_of
-from service.http.auth import Principal, Reader, Writer
+from service.http.auth import Reader, Writer
 from service.http.paging import Cursor, Limit
 from service.http.routes import adapters
-from service.http.routes.selectors import home_of, pool_of
-from service.http.schemas.registry import Adapter, AdapterList, Job, Lineage, Soup, SoupRequest, job_body
+from service.http.routes.selectors import home_of
+from service.http.schemas.adapters import Adapter, AdapterList, Lineage
+from service.http.schemas.jobs import Job, job_body
+from service.http.schemas.soups import Soup, SoupRequest
 from service.http.state import State
 from service.http.waiting import finished, wait_of
-from service.jobs.runner import FINAL, request_bytes, result_of
+from service.jobs.cook import request_bytes
+from service.jobs.runner import FINAL, result_of
+from service.keys import Principal
 
 router = APIRouter(prefix="/v1/soups", tags=["soups"])
 
@@ -31,33 +36,33 @@ router = APIRouter(prefix="/v1/soups", tags=["soups"])
     response_model=Soup | Job,
     responses={200: {"model": Soup, "description": "Cooked before, or nothing new"}, 202: {"model": Job}},
 )
-async def cook_soup(request: Request, response: Response, body: SoupRequest, runtime: State, who: Writer) -> Soup | Job:
+async def cook_soup(request: Request, response: Response, body: SoupRequest, parts: State, who: Writer) -> Soup | Job:
     """Cook: 201 for a new soup, 200 where nothing new was stored (known, abstained, one adapter), 202 beyond `wait`."""
-    seconds = wait_of(body.wait, runtime)
-    job = await run_in_threadpool(_enqueue, runtime, who, body, request.state.request_id)
-    row = await finished(runtime, job.id, seconds)
+    seconds = wait_of(body.wait, parts)
+    job = await run_in_threadpool(_enqueue, parts, who, body, request.state.request_id)
+    row = await finished(parts, job.id, seconds)
     if row.state not in FINAL:
         response.status_code = 202
         return job_body(row)
     cooked = Cooked.model_validate(result_of(row))
     response.status_code = 201 if cooked.created else 200
-    return await run_in_threadpool(soup_of, runtime, cooked)
+    return await run_in_threadpool(soup_of, parts, cooked)
 
 
-def _enqueue(runtime: State, who: Principal, body: SoupRequest, request_id: str) -> JobRow:
+def _enqueue(parts: State, who: Principal, body: SoupRequest, request_id: str) -> JobRow:
     """Refuse at once what needs no work to refuse; then the request's bytes, then the job that names them."""
     namespace = split_name(body.name)[0] if body.name else home_of(who)
     who.check_write(namespace)
     if body.recipe is None:
-        pool_of(runtime, who, body.pool)
-    elif len(body.recipe.ingredients) > runtime.settings.max_ingredients:
+        pool_of(parts.registry, who.caller(request_id), body.pool)
+    elif len(body.recipe.ingredients) > parts.settings.max_ingredients:
         raise InvalidRecipe(
-            f"A recipe has at most {runtime.settings.max_ingredients} ingredients here, this one has "
+            f"A recipe has at most {parts.settings.max_ingredients} ingredients here, this one has "
             f"{len(body.recipe.ingredients)}.",
             param="recipe",
         )
     stored = {name: value for name, value in body.model_dump(mode="json").items() if name in CookRequest.model_fields}
-    blob = runtime.blobs.put_bytes(request_bytes(stored))
+    blob = parts.registry.blobs.put_bytes(request_bytes(stored))
     arguments = {
         "request": blob,
         "namespace": namespace,
@@ -65,28 +70,28 @@ def _enqueue(runtime: State, who: Principal, body: SoupRequest, request_id: str)
         "request_id": request_id,
     }
     try:
-        with runtime.database.write() as catalogue:
+        with parts.registry.database.write() as catalogue:
             return catalogue.jobs.enqueue("cook", arguments, namespace=namespace, created_by=who.key_id)
     except BaseException:
-        runtime.blobs.delete(blob)  # no job will: a sample does not outlive its request
+        parts.registry.blobs.delete(blob)  # no job will: a sample does not outlive its request
         raise
 
 
 @router.get("")
 def list_soups(
-    runtime: State, who: Reader, q: str | None = None, limit: Limit = None, cursor: Cursor = None
+    parts: State, who: Reader, q: str | None = None, limit: Limit = None, cursor: Cursor = None
 ) -> AdapterList:
     """Live soups this key sees, newest first."""
-    return adapters.list_adapters(runtime, who, kind="soup", q=q, limit=limit, cursor=cursor)
+    return adapters.list_adapters(parts, who, kind="soup", q=q, limit=limit, cursor=cursor)
 
 
 @router.get("/{ns}/{name}")
-def get_soup(ns: str, name: str, runtime: State, who: Reader) -> Adapter:
+def get_soup(ns: str, name: str, parts: State, who: Reader) -> Adapter:
     """One soup; the same as the adapter of that name."""
-    return adapters.get_adapter(ns, name, runtime, who)
+    return adapters.get_adapter(ns, name, parts, who)
 
 
 @router.get("/{ns}/{name}/lineage")
-def get_soup_lineage(ns: str, name: str, runtime: State, who: Reader) -> Lineage:
+def get_soup_lineage(ns: str, name: str, parts: State, who: Reader) -> Lineage:
     """What the soup was mixed from, and on what evidence."""
-    return adapters.get_lineage(ns, name, runtime, who)
+    return adapters.get_lineage(ns, name, parts, who)

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from fastapi import APIRouter, Query
 
 from registry.errors import InvalidParameter, TooLarge
 from service.engine.texts import has_bos
-from service.http.auth import Caller
+from service.http.auth import ModelUser
 from service.http.resolve import ResolvedModel, resolve_model
-from service.http.schemas.openai_answers import DetokenizeAnswer, TokenizeAnswer, TokenizerInfo
-from service.http.schemas.openai_requests import DetokenizeRequest, TokenizeRequest
+from service.http.schemas.tokens import (
+    DetokenizeAnswer,
+    DetokenizeRequest,
+    TokenizeAnswer,
+    TokenizeRequest,
+    TokenizerInfo,
+)
 from service.http.state import State
-
-if TYPE_CHECKING:
-    from service.runtime import Runtime
+from service.parts import Parts
 
 router = APIRouter(tags=["inference"])
 
 
 @router.post("/tokenize")
-def tokenize(body: TokenizeRequest, runtime: State, who: Caller) -> TokenizeAnswer:
+def tokenize(body: TokenizeRequest, parts: State, who: ModelUser) -> TokenizeAnswer:
     """Token ids of a text, with the base's BOS in front unless `add_special_tokens` is false."""
-    check_text(body.prompt, runtime, param="prompt")
-    base = resolve_model(runtime, who, body.model).base
+    check_text(body.prompt, parts, param="prompt")
+    base = resolve_model(parts, who, body.model).base
     tokens = base.tokenize(body.prompt, bos=None if body.add_special_tokens else False)
     strings = [str(base.tokenizer.convert_ids_to_tokens(token)) for token in tokens]
     return TokenizeAnswer(
@@ -37,10 +40,10 @@ def tokenize(body: TokenizeRequest, runtime: State, who: Caller) -> TokenizeAnsw
 
 
 @router.post("/detokenize")
-def detokenize(body: DetokenizeRequest, runtime: State, who: Caller) -> DetokenizeAnswer:
+def detokenize(body: DetokenizeRequest, parts: State, who: ModelUser) -> DetokenizeAnswer:
     """The text of token ids, special tokens included."""
-    check_text(body.tokens, runtime, param="tokens")
-    model = resolve_model(runtime, who, body.model)
+    check_text(body.tokens, parts, param="tokens")
+    model = resolve_model(parts, who, body.model)
     check_ids(body.tokens, model, param="tokens")
     text = model.base.tokenizer.decode(body.tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     return DetokenizeAnswer(prompt=str(text))
@@ -48,10 +51,10 @@ def detokenize(body: DetokenizeRequest, runtime: State, who: Caller) -> Detokeni
 
 @router.get("/tokenizer_info")
 def tokenizer_info(
-    runtime: State, who: Caller, model: Annotated[str, Query(min_length=1, max_length=200)]
+    parts: State, who: ModelUser, model: Annotated[str, Query(min_length=1, max_length=200)]
 ) -> TokenizerInfo:
     """The tokenizer behind a model."""
-    found = resolve_model(runtime, who, model)
+    found = resolve_model(parts, who, model)
     base = found.base
     return TokenizerInfo(
         model=model,
@@ -66,9 +69,9 @@ def tokenizer_info(
     )
 
 
-def check_text(text: str | Sequence[int], runtime: Runtime, *, param: str) -> None:
+def check_text(text: str | Sequence[int], parts: Parts, *, param: str) -> None:
     """Raises TooLarge for a text, or a list of token ids, longer than `SOUP_MAX_TEXT_CHARS`."""
-    limit = runtime.settings.max_text_chars
+    limit = parts.settings.max_text_chars
     if len(text) > limit:
         what = "characters" if isinstance(text, str) else "token ids"
         raise TooLarge(f"'{param}' has {len(text)} {what}; at most {limit} are taken.", param=param)

@@ -21,12 +21,19 @@ from registry.errors import (
     Unavailable,
 )
 from registry.names import sha256_digest
-from registry.registry import Limits
 from registry.samples import check_sample
 from registry.select import encoder_for, select
 from registry.soup.average import mix
-from registry.spec import CookRequest, CosineSpec, GmmSpec, PassageScore, PoolSpec, SampleSource, SelectOptions
-from registry.uploads import BlobReader
+from registry.spec import (
+    CookRequest,
+    CosineSpec,
+    GmmSpec,
+    PassageScore,
+    PoolRequest,
+    PoolSpec,
+    SampleSource,
+    SelectOptions,
+)
 from tests.registry.verb_world import (
     CONFIG,
     INIT,
@@ -74,15 +81,14 @@ def adapter(verbs: VerbWorld, ref: str) -> AdapterRow:
 
 class TestSelect:
     def chosen(self, verbs: VerbWorld, texts: dict, spec=None, **options):
-        reader = BlobReader(verbs.database, verbs.blobs, None, Limits())
+        source = SampleSource.model_validate(texts)
         return select(
-            check_sample(SampleSource.model_validate(texts), reader, verbs.known),
-            pool=PoolSpec(base_fingerprint=SHAPE.fingerprint),
+            verbs.registry,
+            verbs.caller(),
+            check_sample(verbs.registry, verbs.caller(), source, encoders=verbs.known),
+            pool=PoolRequest(),
             spec=spec or GmmSpec(),
             options=SelectOptions(**options),
-            encoders=verbs.known,
-            database=verbs.database,
-            blobs=verbs.blobs,
             fit=verbs.fit,
         )
 
@@ -192,7 +198,7 @@ class TestSoups:
     def test_a_recipe_that_gives_other_bytes_than_before_is_our_mistake(self, stocked, monkeypatch):
         recipe = {"ingredients": [{"ref": "acme/law"}, {"ref": "acme/code"}]}
         stocked.blobs.delete(stocked.row(stocked.cook(recipe=recipe).soup_id).weights_blob)
-        from registry.cook import verb as module
+        from registry.cook import mix as module
 
         def wrong(parts, mixing):
             mix(parts, mixing)
@@ -359,10 +365,10 @@ class TestAbstaining:
     def test_verifying_needs_text_and_tokens(self, stocked):
         with pytest.raises(InvalidSample, match="only vectors came"):
             stocked.cook(sample=vectors_of(stocked.base, passages("law")), verify=True)
-        silent = stocked.kitchen(score=lambda texts, _: [PassageScore(nll=0, tokens=0, bytes=1) for _ in texts])
+        stocked.bases.score = lambda _, texts, *__, **___: [PassageScore(nll=0, tokens=0, bytes=1) for _ in texts]
         recipe = {"ingredients": [{"ref": "acme/law"}]}
         with pytest.raises(InvalidSample, match="no token"):
-            stocked.cook(kitchen=silent, recipe=recipe, sample=sample("law"), verify=True)
+            stocked.cook(recipe=recipe, sample=sample("law"), verify=True)
 
     def test_vectors_alone_cook_too(self, stocked):
         cooked = stocked.cook(sample=vectors_of(stocked.base, passages("law") + passages("code")))
@@ -443,9 +449,7 @@ class TestRefusals:
 
         request = CookRequest.model_validate({"sample": sample("law", "code"), "name": "acme/never"})
         with pytest.raises(Cancelled):
-            cook(
-                request, kitchen=stocked.kitchen(), caller=stocked.caller(), namespace="acme", progress=stop
-            )  # fmt: skip
+            cook(stocked.registry, stocked.caller(), request, namespace="acme", fit=stocked.fit, progress=stop)
         with pytest.raises(NotFound):
             adapter(stocked, "acme/never")
 

@@ -114,7 +114,7 @@ class TestByHand:
 
     def test_a_report_of_before_is_kept_as_it_was(self, strangers, monkeypatch):
         """Soups that were cooked before widths and residuals were recorded go on being served."""
-        from registry.cook import verb as module
+        from registry.cook import mix as module
 
         old = MixReport(method="concat", members=2, weights=("0.5", "0.5"), parameters=1, size_bytes=4, relative_cost=1)
         monkeypatch.setattr(module, "report_of", lambda *_, **__: old)
@@ -142,17 +142,15 @@ class TestByHand:
             strangers.cook(recipe=by_hand("acme/law", "acme/lora"))
 
     def test_verifying_scores_the_soup_in_its_own_shape(self, strangers):
-        seen = []
+        seen, real = [], strangers.bases.score
 
-        def score(some, candidate):
-            if candidate is not None:
-                seen.append((candidate.config, set(candidate.load())))
-            return strangers.score(some, candidate)
+        def score(base_id, some, adapter, **told):
+            if adapter is not None:
+                seen.append((adapter.config, set(adapter.load())))
+            return real(base_id, some, adapter, **told)
 
-        strangers.cook(
-            kitchen=strangers.kitchen(score=score), recipe=by_hand("acme/law", "acme/code"), sample=texts(law=30),
-            verify=True,
-        )  # fmt: skip
+        strangers.bases.score = score
+        strangers.cook(recipe=by_hand("acme/law", "acme/code"), sample=texts(law=30), verify=True)
         ((config, names),) = seen
         assert config == CONFIG.model_copy(update={"bottleneck": 4})
         assert "layers.1.ffn.down.weight" in names
@@ -161,7 +159,7 @@ class TestByHand:
     def test_other_bytes_than_before_are_our_mistake(self, strangers, monkeypatch, method):
         from dataclasses import replace
 
-        from registry.cook import verb as module
+        from registry.cook import mix as module
 
         how = {"method": method, **({"assume_same_init": True} if method == "average" else {})}
         recipe = by_hand("acme/law", "acme/code")

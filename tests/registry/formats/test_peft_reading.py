@@ -248,11 +248,11 @@ class TestPatterns:
     @given(EXPRESSIONS, st.text("ab0._", max_size=8))
     def test_as_pythons_own(self, source: str, text: str) -> None:
         try:
-            pattern = Pattern(source)
+            whole, tail = Pattern(source), Pattern(source, after_dot=True)
         except UnreadPatternError:
             return
-        assert pattern.full(text) == (re.fullmatch(source, text) is not None)
-        assert pattern.tail(text) == (re.match(rf"(.*\.)?({source})\Z", text) is not None)
+        assert whole.full(text) == (re.fullmatch(source, text) is not None)
+        assert tail.full(text) == (re.match(rf"(.*\.)?({source})\Z", text) is not None)
 
     @pytest.mark.parametrize(
         "source", ["(a+)+b", "(a|a)*b", "(a?){30}a{30}", "(.*.*)*b", "((a*)*)*b", "a?" * 60 + "a" * 60]
@@ -261,11 +261,47 @@ class TestPatterns:
         assert Pattern(source).full("a" * 80) == source.startswith("a?")
 
     @pytest.mark.parametrize(
-        "source", ["(", ")", "a)", "(?=a)", r"\1", "*", "a{99}", "[b-a]", "é", "a" * 2001, "((((((a))))))"]
-    )
+        "source",
+        ["(", ")", "a)", "a)|(b", "(?=a)", "(?<!a)b", r"(a)\1", "*", "[b-a]", "é", "\ud800", "a" * 2001, "a\\",
+         "a{2,1}", "((a{64}){64}){64}", ".{1000}" * 60],
+    )  # fmt: skip
     def test_what_is_not_read(self, source: str) -> None:
+        for after_dot in (False, True):
+            with pytest.raises(UnreadPatternError):
+                Pattern(source, after_dot=after_dot)
+
+    @pytest.mark.parametrize(
+        "source",
+        ["a{,3}", "a{01}", "a{1,02}", "[[:alpha:]]", r"\z", r"\Z", r"\pN", r"\Qa.\E", r"\C", r"(a)\12", r"\x{41}",
+         "a++", "a*+", "a{2}+", "(?i)a", "(?U)a", "(?P<x>a)", "(?<x>a)", "(?>a)", "(?#a)"],
+    )  # fmt: skip
+    def test_what_re2_reads_otherwise_than_python_is_not_read(self, source: str) -> None:
         with pytest.raises(UnreadPatternError):
             Pattern(source)
+
+    @pytest.mark.parametrize(
+        ("source", "text"),
+        [("a{99}", "a" * 99), ("((((((a))))))", "a"), (r"\bmodel\.\b.*\D", "model.x"), (r"q\_proj\-\/", "q_proj-/"),
+         ("[]a]{2}", "]a"), (r"[^\W\d_]+", "abc"), (r"\Aa$", "a"), (r"a\\b\{,3}", r"a\b{,3}")],
+    )  # fmt: skip
+    def test_what_both_read_alike(self, source: str, text: str) -> None:
+        assert Pattern(source).full(text)
+        assert re.fullmatch(source, text)
+        assert not Pattern(source).full(f"{text}0")
+
+    def test_names_have_no_line_break_that_a_dollar_could_match_before(self) -> None:
+        name = f"{PATHS[0]}\n"
+        assert get_pattern_key(["q_proj$"], name) == "q_proj$"
+        assert not Pattern("q_proj$", after_dot=True).full(name)
+        refused(said(rank_pattern={"q_proj$": 4}), tensors({name: 4}), "are named base_model.model")
+
+    def test_the_sentence_names_what_is_not_read(self) -> None:
+        for source, words in {
+            "(?=x)": "'(?=x)', which is not read here: it has '(?='; name the modules.",
+            r"(x)\1": r"which is not read here: it has '\\1'; name the modules.",
+            "x**": "'x**', which is not read here: bad repetition operator: **; name the modules.",
+        }.items():
+            refused(said(rank_pattern={source: 2}), ALL_FOUR, words)
 
     def test_names_are_looked_up_and_expressions_have_a_bounded_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(patterns, "MAX_STEPS", 300_000)
@@ -278,13 +314,20 @@ class TestPatterns:
         )
         refused(said(target_modules=f"{costly}z|.*"), shapes, "take too long on 2000 modules")
 
-    @pytest.mark.parametrize("source", ["^" * 500, "|" * 500, "()" * 500, "(?:(?:(?:$){64}){64}){64}", "(|){64}" * 9])
+    def test_what_large_adapters_have_is_within_the_bound(self) -> None:
+        shapes = tensors({f"model.layers.{i}.mlp.experts.{j}.down_proj": 4 for i in range(40) for j in range(50)})
+        ranks = {rf"layers\.(0|1{n})\..*experts\.\d+\.(up|down)_proj": 4 for n in range(20)}
+        target = r".*(?:self_attn|mlp).*?(?:q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
+        config = lora_config(said(target_modules=target, rank_pattern=ranks, alpha_pattern=ranks), shapes)
+        assert len(config.modules()) == 2000
+
+    @pytest.mark.parametrize("source", ["^" * 500, "|" * 500, "()" * 500, "(?:(?:$){30}){30}", "(|){64}" * 9])
     def test_what_reads_no_character_counts_as_work_too(self, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(patterns, "MAX_STEPS", 200_000)
-        pattern = Pattern(source)
+        monkeypatch.setattr(patterns, "MAX_STEPS", 1_200_000)
+        pattern = Pattern(source, after_dot=True)
         with pytest.raises(UnreadPatternError, match="too long"):
-            for _ in range(1000):
-                pattern.tail("")
+            for _ in range(5000):
+                pattern.full("")
 
     def test_reading_expressions_is_work_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(patterns, "MAX_STEPS", 200_000)

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from registry.errors import Cancelled, Internal, InvalidParameter, InvalidSample
 from registry.selectors import SELECTORS, Selector
-from registry.selectors.contract import Member
-from registry.selectors.ranking import Candidate, Evidence, choose
+from registry.selectors.ranking import Candidate, Evidence, Member, Ranking
 from registry.spec import CosineSpec, GmmSpec, SelectOptions, UniformSpec
 from tests.registry.synthetic_domains import around, centres, digest_for, domain, gaussian_domains
 
@@ -30,7 +29,7 @@ SAMPLE = np.concatenate([around(centres(4, 12)[0], 50, seed=1), around(centres(4
 
 def restored(selector: Selector) -> Selector:
     arrays, meta = selector.to_state()
-    return SELECTORS[selector.kind].from_state(  # type: ignore[return-value]
+    return SELECTORS[selector.kind].from_state(
         {name: np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape) for name, array in arrays.items()},
         json.loads(json.dumps(meta, allow_nan=False)),
     )
@@ -265,8 +264,7 @@ def test_weights_follow_the_rank() -> None:
     ranked = [
         Candidate(member=Member(ref=f"t/{i}@1", digest=digest_for(str(i)), domain=str(i)), score=-i) for i in range(3)
     ]
-    selection = choose(
-        ranked, excluded=[], options=SelectOptions(), evidence=Evidence(units=1), cap=5, none_passes="No."
-    )
+    ranking = Ranking(ranked, excluded=[], options=SelectOptions(), evidence=Evidence(units=1), none_passes="No.")
+    selection = ranking.selection(max_ingredients=5)
     assert [entry.weight for entry in selection.selected] == ["0.333333334", "0.333333333", "0.333333333"]
     assert [entry.domain for entry in selection.selected] == ["0", "1", "2"]

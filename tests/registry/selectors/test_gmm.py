@@ -17,11 +17,11 @@ from registry.errors import Cancelled, InvalidParameter
 from registry.progress import Steps
 from registry.selectors import GmmSelector
 from registry.selectors.clusters import Clusters
-from registry.selectors.contract import Member
 from registry.selectors.drawing import HELD_OUT, UNITS, draw_units
 from registry.selectors.mixture import Mixture, fit_mixture
 from registry.selectors.novelty import mahalanobis, novelty, percentile, whitening
 from registry.selectors.projection import Projection, fit_projection
+from registry.selectors.ranking import Member
 from registry.spec import GmmSpec, SelectOptions
 from tests.registry.synthetic_domains import around, centres, digest_for, domain, gaussian_domains
 

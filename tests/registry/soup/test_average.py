@@ -21,6 +21,7 @@ from registry.errors import InvalidRecipe
 from registry.soup import MIXINGS, average
 from registry.soup.compat import Part
 from registry.spec import AverageMixing, BaseShape, BottleneckConfig, Provenance, canonical_weights
+from tests.repository import REPOSITORY
 
 BASE = "sha256:" + "b" * 64
 INIT = "sha256:" + "1" * 64
@@ -187,7 +188,7 @@ def test_declared_matches_trained_here():
 DIGEST_SCRIPT = """
 import hashlib, sys
 sys.path[:0] = sys.argv[1:]
-import test_soup_average as t
+import test_average as t
 parts = t.weighted(range(5), [0.1, 0.7, 1.3, 2.9, 0.05])
 print(hashlib.sha256(t.save_tensors(t.mixed(parts, [t.tensors(n) for n in range(5)]))).hexdigest())
 """
@@ -199,7 +200,7 @@ def test_the_bytes_do_not_depend_on_the_cpu(capability):
     here = Path(__file__).resolve().parent
     environment = {**os.environ, "ATEN_CPU_CAPABILITY": capability}
     run = subprocess.run(
-        [sys.executable, "-c", DIGEST_SCRIPT, str(here), str(here.parents[1])],
+        [sys.executable, "-c", DIGEST_SCRIPT, str(here), str(REPOSITORY)],
         env=environment, capture_output=True, text=True, check=True,
     )  # fmt: skip
     parts = weighted(range(5), [0.1, 0.7, 1.3, 2.9, 0.05])

@@ -304,8 +304,8 @@ def test_houlsbys_norms_are_compared_only_where_nothing_else_stands_against_them
 DIGEST_SCRIPT = """
 import sys
 sys.path[:0] = sys.argv[1:]
-from tests.registry import test_soup_concat
-print(test_soup_concat.digest_of_some())
+from tests.registry.soup import test_concat
+print(test_concat.digest_of_some())
 """
 
 

@@ -16,12 +16,14 @@ import pytest
 from registry.formats import AdapterContents, write_directory
 from registry.spec import BottleneckConfig
 from service.cli import app as cli
-from service.cli import compare
-from service.cli.choosing import key_values, selector_of
-from service.cli.cook import parse_recipe
+from service.cli.flags import Given, key_values
 from service.cli.output import columns
-from service.cli.serve import is_loopback
-from service.cli.session import connect
+from service.cli.remote import connect
+from service.cli.selection_flags import SELECTION as FLAGS
+from service.cli.selection_flags import selector_of
+from service.cli.verbs import compare
+from service.cli.verbs.cook import parse_recipe
+from service.cli.verbs.serve import is_loopback
 from tests.service.scripted import Server, events, job, ok, refusal
 
 CONFIG = BottleneckConfig(structure="bapna_firat", bottleneck=4, activation="relu")
@@ -91,14 +93,14 @@ class TestHelp:
             assert "Examples:" in page
             assert f"soup {name}" in page
             assert "--json" in page or name == "train"
-        assert cli.VERBS[name].summary.rstrip(".") in " ".join(out.split())
+        assert cli.VERBS[name].rstrip(".") in " ".join(out.split())
 
     def test_the_overview_lists_every_verb(self, soup: Soup) -> None:
         code, out, _ = soup("--help")
         assert code == 0
-        for name, verb in cli.VERBS.items():
+        for name, summary in cli.VERBS.items():
             assert name in out
-            assert verb.summary in out
+            assert summary in out
 
     def test_the_version(self, soup: Soup) -> None:
         code, out, _ = soup("--version")
@@ -386,11 +388,14 @@ class TestLooking:
 
 class TestChoosing:
     def test_flags_become_a_selector(self) -> None:
-        assert selector_of(None) is None
-        assert selector_of("gmm", paper=True).model_dump()["mode"] == "paper"  # type: ignore[union-attr]
-        assert selector_of(None, encoder="base").model_dump()["encoder"] == "base"  # type: ignore[union-attr]
-        spec = selector_of("gmm", parameters=["covariance=diag", "dimensions=16"])
-        assert (spec.covariance, spec.dimensions) == ("diag", 16)  # type: ignore[union-attr]
+        def selector(**flags: Any) -> Any:
+            return selector_of(Given(FLAGS, flags))
+
+        assert selector() is None
+        assert selector(selector="gmm", paper=True).model_dump()["mode"] == "paper"
+        assert selector(encoder="base").model_dump()["encoder"] == "base"
+        spec = selector(selector="gmm", set=["covariance=diag", "dimensions=16"])
+        assert (spec.covariance, spec.dimensions) == ("diag", 16)
 
     @pytest.mark.parametrize(
         "flags",

@@ -22,7 +22,7 @@ from registry.adapters import create, paper_config
 from registry.base_model import BaseText, LoadedBase, load_base, load_text, weight_bytes
 from registry.errors import InvalidWeights, NotFound, SoupError, Unavailable
 from registry.spec import BaseEntry
-from service.engine import AdapterHandle, Engine, GenerateRequest, SamplingParams, ScoreRequest, Ticket, check_runs
+from service.engine import Engine, GenerateRequest, LoadableAdapter, SamplingParams, ScoreRequest, Ticket, check_runs
 from tests.conftest import build_tiny_base
 
 CONFIG = paper_config("bapna_firat", bottleneck=4)
@@ -98,7 +98,7 @@ def once(entries: dict[str, BaseEntry]) -> Source:
     return Loaded(entries)
 
 
-def request(base_id: str, tokens: int = 3, adapter: AdapterHandle | None = None) -> GenerateRequest:
+def request(base_id: str, tokens: int = 3, adapter: LoadableAdapter | None = None) -> GenerateRequest:
     return GenerateRequest(base_id, (0, 5, 9), adapter, SamplingParams(max_tokens=tokens, temperature=0.0))
 
 
@@ -107,14 +107,14 @@ def run(engine: Engine) -> None:
         pass
 
 
-def handle_of(source: Source, base_id: str, seed: int = 1, value: float | None = None) -> AdapterHandle:
+def handle_of(source: Source, base_id: str, seed: int = 1, value: float | None = None) -> LoadableAdapter:
     shape = source.text(base_id).shape
 
     def load() -> dict[str, Tensor]:
         state = create(CONFIG, shape, seed=seed).state_dict()
         return {name: torch.full_like(t, value) if value is not None else t for name, t in state.items()}
 
-    return AdapterHandle(f"sha256:{base_id}{seed}", CONFIG, load, SIZE)
+    return LoadableAdapter(f"sha256:{base_id}{seed}", CONFIG, load, SIZE)
 
 
 class TestWithoutABudget:

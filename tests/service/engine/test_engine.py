@@ -28,11 +28,11 @@ from registry.errors import (
 from registry.likelihood import score_windows, token_log_probs
 from registry.spec import BaseEntry
 from service.engine import (
-    AdapterHandle,
     Delta,
     Engine,
     GenerateRequest,
     Generation,
+    LoadableAdapter,
     SamplingParams,
     ScoreRequest,
     Ticket,
@@ -62,8 +62,8 @@ def tensors_of(base: LoadedBase, seed: int) -> dict[str, Tensor]:
     return {name: torch.randn(value.shape, generator=generator) * 0.5 for name, value in state.items()}
 
 
-def handle_of(base: LoadedBase, seed: int) -> AdapterHandle:
-    return AdapterHandle(f"sha256:{seed:064x}", CONFIG, lambda: tensors_of(base, seed))
+def handle_of(base: LoadedBase, seed: int) -> LoadableAdapter:
+    return LoadableAdapter(f"sha256:{seed:064x}", CONFIG, lambda: tensors_of(base, seed))
 
 
 def engine_of(base: LoadedBase, **limits: int) -> Engine:
@@ -88,7 +88,9 @@ def greedy(tokens: int = 8, **more: object) -> SamplingParams:
     return SamplingParams(max_tokens=tokens, temperature=0.0, **more)  # type: ignore[arg-type]
 
 
-def reference(base: LoadedBase, prompt: tuple[int, ...], tokens: int, handle: AdapterHandle | None) -> tuple[int, ...]:
+def reference(
+    base: LoadedBase, prompt: tuple[int, ...], tokens: int, handle: LoadableAdapter | None
+) -> tuple[int, ...]:
     """Plain `generate`, one prompt, greedy."""
     ids = torch.tensor([prompt])
 
@@ -504,8 +506,8 @@ class TestCancel:
 
 
 class TestTrouble:
-    def failing(self, base: LoadedBase, load: Callable[[], Mapping[str, Tensor]]) -> AdapterHandle:
-        return AdapterHandle("sha256:" + "f" * 64, CONFIG, load)
+    def failing(self, base: LoadedBase, load: Callable[[], Mapping[str, Tensor]]) -> LoadableAdapter:
+        return LoadableAdapter("sha256:" + "f" * 64, CONFIG, load)
 
     def test_a_failing_load_fails_its_requests_and_never_serves_the_base(self, base: LoadedBase) -> None:
         engine, prompt = engine_of(base), prompts_of(base)[0]
@@ -713,7 +715,7 @@ class TestBank:
 
     def test_a_name_is_no_key(self, base: LoadedBase) -> None:
         bank = Bank(2**20)
-        first = AdapterHandle("sha256:" + "1" * 64, CONFIG, lambda: tensors_of(base, 1))
-        again = AdapterHandle("sha256:" + "1" * 64, CONFIG, lambda: pytest.fail("held already"))
+        first = LoadableAdapter("sha256:" + "1" * 64, CONFIG, lambda: tensors_of(base, 1))
+        again = LoadableAdapter("sha256:" + "1" * 64, CONFIG, lambda: pytest.fail("held already"))
         assert bank.get(base, first) is bank.get(base, again)
         assert bank.get(base, first) is not bank.get(base, handle_of(base, 2))

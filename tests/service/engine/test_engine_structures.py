@@ -24,7 +24,7 @@ from registry.spec import (
     PrefixConfig,
     UnionConfig,
 )
-from service.engine import AdapterHandle, Engine, GenerateRequest, SamplingParams, ScoreRequest
+from service.engine import Engine, GenerateRequest, LoadableAdapter, SamplingParams, ScoreRequest
 from service.engine.texts import text_windows
 from tests.conftest import build_tiny_base, build_tiny_encoder
 from tests.service.given import Given
@@ -53,12 +53,12 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> LoadedBase:
     return load_base(BaseEntry(id="bert", source=str(folder), kind="encoder"))
 
 
-def handle_of(base: LoadedBase, config: AdapterConfig, seed: int = 1) -> AdapterHandle:
+def handle_of(base: LoadedBase, config: AdapterConfig, seed: int = 1) -> LoadableAdapter:
     """An adapter that visibly changes what the model says."""
     generator = torch.Generator().manual_seed(seed)
     shapes = expected_tensors(config, base.shape)
     tensors = {name: 0.5 * torch.randn(size, generator=generator) for name, size in shapes.items()}
-    return AdapterHandle(f"sha256:{seed:064x}", config, lambda: tensors)
+    return LoadableAdapter(f"sha256:{seed:064x}", config, lambda: tensors)
 
 
 def run(engine: Engine) -> None:
@@ -71,7 +71,9 @@ def greedy(tokens: int | None) -> SamplingParams:
 
 
 @torch.no_grad()
-def reference(base: LoadedBase, prompt: tuple[int, ...], tokens: int, handle: AdapterHandle | None) -> tuple[int, ...]:
+def reference(
+    base: LoadedBase, prompt: tuple[int, ...], tokens: int, handle: LoadableAdapter | None
+) -> tuple[int, ...]:
     """One row, every token from a pass over the whole text: no cache, no padding."""
     ids = list(prompt)
     with ExitStack() as stack:
@@ -162,7 +164,7 @@ NO_TEXT: dict[str, tuple[AdapterConfig, str]] = {
 @pytest.mark.parametrize("kind", NO_TEXT)
 def test_heads_and_banks_are_refused_by_what_they_are(base: LoadedBase, kind: str) -> None:
     config, match = NO_TEXT[kind]
-    engine, handle = Engine(Given(base)), AdapterHandle("sha256:" + "a" * 64, config, dict)
+    engine, handle = Engine(Given(base)), LoadableAdapter("sha256:" + "a" * 64, config, dict)
     for request in (
         GenerateRequest("tiny", (1, 2), handle, greedy(1)),
         ScoreRequest("tiny", ((1, 2),), handle),
@@ -178,7 +180,7 @@ def test_many_labels_are_not_all_told(base: LoadedBase) -> None:
     labels = tuple(f"label {number}" for number in range(40))
     config = HeadConfig(task="classification", labels=labels)
     with pytest.raises(InvalidParameter, match=r"'label 4' and 35 more\)"):
-        Engine(Given(base)).submit(GenerateRequest("tiny", (1,), AdapterHandle("sha256:" + "a" * 64, config, dict)))
+        Engine(Given(base)).submit(GenerateRequest("tiny", (1,), LoadableAdapter("sha256:" + "a" * 64, config, dict)))
 
 
 @pytest.fixture
@@ -190,7 +192,7 @@ def reading(encoder: LoadedBase) -> Iterator[Engine]:
 
 
 def test_an_encoder_embeds_and_does_nothing_else(encoder: LoadedBase, reading: Engine) -> None:
-    adapter = AdapterHandle("sha256:" + "a" * 64, PFEIFFER, dict)
+    adapter = LoadableAdapter("sha256:" + "a" * 64, PFEIFFER, dict)
     for handle, match in ((None, r"Base model 'bert' is an encoder \(family 'bert'\)"), (adapter, "an adapter of an")):
         for request in (
             GenerateRequest("bert", (0, 5), handle),

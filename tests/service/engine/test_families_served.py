@@ -20,7 +20,7 @@ from registry.adapters import attached, create, from_tensors, paper_config
 from registry.base_model import LoadedBase, load_base
 from registry.likelihood import token_log_probs
 from registry.spec import AdapterConfig, BaseEntry, LoraConfig, LoraModule
-from service.engine import AdapterHandle, Engine, GenerateRequest, SamplingParams, ScoreRequest
+from service.engine import Engine, GenerateRequest, LoadableAdapter, SamplingParams, ScoreRequest
 from tests.conftest import TINY_CONFIGS, build_tiny_base
 from tests.service.given import Given
 
@@ -63,7 +63,7 @@ def config_of(base: LoadedBase, method: str) -> AdapterConfig:
     return LoraConfig.of({path: LoraModule(rank=1 + number % 3, alpha=4.0) for number, path in enumerate(paths)})
 
 
-def handle_of(base: LoadedBase, method: str) -> AdapterHandle | None:
+def handle_of(base: LoadedBase, method: str) -> LoadableAdapter | None:
     """An adapter that visibly changes what the model says, or None for the base alone.
 
     Not much more than visibly: a LoRA several times as strong as its base amplifies the rounding of both computations.
@@ -74,10 +74,10 @@ def handle_of(base: LoadedBase, method: str) -> AdapterHandle | None:
     state = create(config, base.shape, seed=1, base=base.model).state_dict()
     generator = torch.Generator().manual_seed(1)
     tensors = {name: value + 0.2 * torch.randn(value.shape, generator=generator) for name, value in state.items()}
-    return AdapterHandle(f"sha256:{METHODS.index(method):064x}", config, lambda: tensors)
+    return LoadableAdapter(f"sha256:{METHODS.index(method):064x}", config, lambda: tensors)
 
 
-def with_adapter(base: LoadedBase, handle: AdapterHandle | None) -> AbstractContextManager[None]:
+def with_adapter(base: LoadedBase, handle: LoadableAdapter | None) -> AbstractContextManager[None]:
     if handle is None:
         return nullcontext()
     return attached(base.model, from_tensors(handle.config, base.shape, handle.load()))

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from registry.errors import Busy, Internal, Unavailable
 from registry.spec import BottleneckConfig, PrefixConfig
-from service.engine.request import AdapterHandle, GenerateRequest, Request, SamplingParams, ScoreRequest, State
+from service.engine.request import GenerateRequest, LoadableAdapter, Request, SamplingParams, ScoreRequest, State
 from service.engine.scheduler import Batch, Row, Scheduler, Work
 
 CONFIG = BottleneckConfig(structure="pfeiffer", bottleneck=2, activation="relu")
 
 
-def handle(name: str) -> AdapterHandle | None:
-    return None if name == "-" else AdapterHandle(name, CONFIG, dict)
+def handle(name: str) -> LoadableAdapter | None:
+    return None if name == "-" else LoadableAdapter(name, CONFIG, dict)
 
 
 def generate(length: int = 3, *, n: int = 1, adapter: str = "-", tokens: int = 4) -> GenerateRequest:
@@ -209,7 +209,7 @@ def test_windows_of_like_length_share_a_batch() -> None:
 
 def test_every_row_has_its_adapters_prefix_which_counts_too() -> None:
     scheduler = Scheduler(max_queue=9, max_batch_tokens=40, max_rows=9)
-    prefixed = AdapterHandle("p", PrefixConfig(length=8), dict)
+    prefixed = LoadableAdapter("p", PrefixConfig(length=8), dict)
     scheduler.add([
         ScoreRequest("b", ((1, 1),) * 6, prefixed),
         GenerateRequest("b", (1, 1), prefixed, SamplingParams(max_tokens=2, n=6)),

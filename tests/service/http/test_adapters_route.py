@@ -14,6 +14,7 @@ import pytest
 from registry.embeddings_file import save_embeddings
 from registry.fit import fit
 from registry.names import sha256_digest
+from registry.progress import silent
 from registry.spec import PoolSpec, UniformSpec
 from tests.postgres import KINDS
 from tests.service.worlds import BASE_ID, World, adapter_weights, open_world, write_bases
@@ -33,7 +34,7 @@ def world(
 
 def vectors(world: World, seed: int = 0) -> dict[str, Any]:
     """A sample that needs no embedding."""
-    encoder = next(one for one in world.runtime.encoders(BASE_ID).values() if one.name == "base")
+    encoder = next(one for one in world.runtime.bases.encoders(BASE_ID).values() if one.name == "base")
     data = save_embeddings(np.random.default_rng(seed).normal(size=(30, 32)).astype(np.float32))
     file = {"base64": base64.b64encode(data).decode()}
     return {"embeddings": [{"encoder": encoder.digest, "unit": "passage", "file": file}]}
@@ -41,12 +42,8 @@ def vectors(world: World, seed: int = 0) -> dict[str, Any]:
 
 def fitted(world: World, **pool: Any) -> str:
     """A fitted `uniform` selector over a pool."""
-    runtime = world.runtime
-    spec = PoolSpec(base_fingerprint=runtime.shape(BASE_ID).fingerprint, **pool)
-    return fit(
-        spec, UniformSpec(), encoder_digest=None, database=runtime.database, blobs=runtime.blobs,
-        progress=lambda *_: None,
-    ).id  # fmt: skip
+    spec = PoolSpec(base_fingerprint=world.registry.bases.shape(BASE_ID).fingerprint, **pool)
+    return fit(world.registry, spec, UniformSpec(), encoder_digest=None, progress=silent).id
 
 
 def queued(world: World, kind: str) -> list[str]:

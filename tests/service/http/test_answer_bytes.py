@@ -28,7 +28,7 @@ from service.engine import (
 from tests.repository import REPOSITORY
 from tests.service.worlds import World, open_world, write_bases
 
-RECORDED = REPOSITORY / "tests" / "snapshots" / "answers.txt"
+RECORDED = REPOSITORY / "tests" / "fixtures" / "answers.txt"
 """Per answer: path and body of the request, the status, the body's lines. # stands for id, time and fingerprint."""
 
 
@@ -48,7 +48,7 @@ def world(
 @pytest.fixture
 def ids(world: World) -> tuple[int, int, int]:
     """The two halves of "é", and "q"."""
-    found = world.runtime.base("tiny").tokenizer.convert_tokens_to_ids(["Ã", "©", "q"])
+    found = world.runtime.bases.text("tiny").tokenizer.convert_tokens_to_ids(["Ã", "©", "q"])
     assert None not in found
     return tuple(found)
 

@@ -11,7 +11,7 @@ import pytest
 
 from registry.catalogue import Database
 from registry.errors import Conflict, Forbidden, InvalidParameter, NotFound, Unauthenticated
-from service.http.auth import SECRET_PATTERN, Principal, authenticate, ensure_admin_key, new_secret, secret_sha256
+from service.keys import SECRET_PATTERN, Principal, authenticate, ensure_admin_key, new_secret, secret_sha256
 from tests.postgres import Databases
 
 BOOTSTRAP = "sk-soup-" + "b" * 43

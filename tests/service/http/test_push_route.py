@@ -266,7 +266,7 @@ def test_a_sample_blob_with_a_bad_line(world: World, good: bytes, line: bytes) -
 
 
 def encoder(world: World, name: str) -> Any:
-    return next(one for one in world.runtime.encoders(BASE_ID).values() if one.name == name)
+    return next(one for one in world.runtime.bases.encoders(BASE_ID).values() if one.name == name)
 
 
 def vectors(array: np.ndarray, digest: str, unit: str = "passage") -> dict[str, Any]:
@@ -325,7 +325,7 @@ def test_a_refused_push_grants_no_blob(world: World) -> None:
     refused(world, body, 422, "invalid_sample", "at least 20", headers=world.headers(writer))
     answer = world.client.get(f"/v1/blobs/{sha256_digest(data)}", headers=world.headers(writer))
     assert answer.status_code == 404
-    assert not world.runtime.blobs.has(sha256_digest(data))
+    assert not world.registry.blobs.has(sha256_digest(data))
 
 
 # --- what is taken, and what is said about it -----------------------------------------------------

@@ -17,9 +17,11 @@ from registry.catalogue import Database
 from registry.catalogue.jobs import Jobs
 from registry.catalogue.rows import JobRow
 from registry.errors import Busy, Cancelled, Incompatible, InvalidSample, NotFound, SoupError
+from registry.registry import Registry
+from service.job_board import JobBoard
 from service.jobs import runner as module
-from service.jobs.kinds import JobContext, JobKind
-from service.jobs.runner import FINAL, JobRunner, result_of
+from service.jobs.contract import JobContext, JobKind
+from service.jobs.runner import FINAL, JobRunner, cancel, result_of
 from service.settings import Settings
 from tests.postgres import Databases
 
@@ -52,11 +54,11 @@ class Stage:
         )
 
     def runner(self, *, start: bool = True, sole_owner: bool = True, **settings: Any) -> JobRunner:
-        runtime = SimpleNamespace(
-            settings=self.settings.model_copy(update=settings), database=self.database, blobs=MemoryBlobs(),
-            sole_owner=sole_owner,
+        parts = SimpleNamespace(
+            settings=self.settings.model_copy(update=settings), registry=Registry(self.database, MemoryBlobs()),
+            jobs=JobBoard(),
         )  # fmt: skip
-        runner = JobRunner(runtime)  # type: ignore[arg-type]
+        runner = JobRunner(parts, sole_owner=sole_owner)  # type: ignore[arg-type]
         self.runners.append(runner)
         if start:
             runner.start()
@@ -66,7 +68,7 @@ class Stage:
         with self.database.write() as catalogue:
             job = catalogue.jobs.enqueue("test", {}, namespace="acme", created_by="key-1", **options)
         for runner in self.runners:
-            runner.wake()
+            runner.parts.jobs.wake()
         return job.id
 
     def row(self, job: str) -> JobRow:
@@ -80,7 +82,7 @@ class Stage:
     def until(self, runner: JobRunner, job: str, done: Callable[[JobRow], bool]) -> JobRow:
         """The job once `done` says so of it, told by the runner's watch."""
         changed = threading.Event()
-        unwatch = runner.watch(job, changed.set)
+        unwatch = runner.parts.jobs.watch(job, changed.set)
         deadline = datetime.now(UTC) + timedelta(seconds=PATIENCE)
         try:
             while True:
@@ -182,7 +184,7 @@ class TestEnds:
             stage.cleaned.append(row.id)
             raise OSError("the disk is gone")
 
-        monkeypatch.setattr(module, "KINDS", {"test": JobKind(lambda _: {}, lambda *_: None, clean, lambda _: None)})
+        monkeypatch.setattr(module, "KINDS", {"test": JobKind(lambda _: {}, lambda _: None, clean=clean)})
         runner = stage.runner()
         for _ in range(2):
             assert stage.ended(runner, stage.enqueue()).state == "succeeded"
@@ -204,7 +206,7 @@ class TestCancel:
     def test_a_queued_job_never_runs(self, stage: Stage) -> None:
         runner = stage.runner(start=False)
         job = stage.enqueue()
-        assert runner.cancel(("acme",), job).state == "cancelled"
+        assert cancel(runner.parts, ("acme",), job).state == "cancelled"
         assert (stage.cleaned, stage.without) == ([job], [job])
         runner.start()
         other = stage.enqueue()
@@ -218,7 +220,7 @@ class TestCancel:
         runner = stage.runner()
         job = stage.enqueue()
         assert stage.started.acquire(timeout=PATIENCE)
-        runner.cancel(None, job)
+        cancel(runner.parts, None, job)
         row = stage.ended(runner, job)
         assert (row.state, row.result, row.error) == ("cancelled", None, None)
         assert (stage.cleaned, stage.without) == ([job], [job])
@@ -229,7 +231,7 @@ class TestCancel:
         job = stage.enqueue()
         claimed = runner._claim("quick")
         assert claimed is not None
-        runner.cancel(None, job)
+        cancel(runner.parts, None, job)
         runner._run(claimed)
         assert stage.row(job).state == "cancelled"
 
@@ -248,7 +250,7 @@ class TestCancel:
         runner = stage.runner()
         job = stage.enqueue()
         before = stage.ended(runner, job)
-        assert runner.cancel(None, job) == before
+        assert cancel(runner.parts, None, job) == before
         assert stage.without == []
 
     def test_unknown_and_foreign(self, stage: Stage) -> None:
@@ -256,7 +258,7 @@ class TestCancel:
         job = stage.enqueue()
         for scope, one in ((None, "job-0"), (("other",), job)):
             with pytest.raises(NotFound):
-                runner.cancel(scope, one)
+                cancel(runner.parts, scope, one)
         assert stage.row(job).state == "queued"
 
     def test_a_cancellation_nobody_asked_for_is_a_failure(self, stage: Stage) -> None:
@@ -359,7 +361,7 @@ class TestLanes:
         assert stage.started.acquire(timeout=PATIENCE)
         with stage.database.write() as catalogue:
             job = catalogue.jobs.enqueue("quick", {}, namespace="acme", created_by="key-1")
-        runner.wake()
+        runner.parts.jobs.wake()
         assert stage.until(runner, job.id, lambda row: row.state in FINAL).result == {"quick": True}
         assert stage.row(training).state == "running"
         stage.go_on.set()

@@ -88,7 +88,7 @@ def by_hand(*names: str, weight: float = 1.0) -> dict[str, Any]:
 
 def held_texts(world: World) -> list[str]:
     """Blobs that hold a request of somebody's."""
-    blobs = world.runtime.blobs
+    blobs = world.registry.blobs
     return [digest for digest in blobs.digests() if blobs.read(digest).startswith(b'{"request"')]
 
 
@@ -183,7 +183,7 @@ class TestCooking:
         for body in ({"sample": texts}, {"sample": {"texts": ["few"]}}, {"recipe": by_hand("acme/nobody")}):
             cook(world, **body, wait=60)
             until(lambda: not held_texts(world))
-        everything = b"".join(world.runtime.blobs.read(digest) for digest in world.runtime.blobs.digests())
+        everything = b"".join(world.registry.blobs.read(digest) for digest in world.registry.blobs.digests())
         assert texts["texts"][0].encode() not in everything
 
     def test_a_cook_that_is_cancelled_leaves_no_soup(self, world: World, held_score: threading.Event) -> None:

@@ -34,7 +34,7 @@ Soup = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture(scope="module")
 def base(live: Live) -> LoadedBase:
-    return load_base(live.world.runtime.bases["tiny"])
+    return load_base(live.world.runtime.bases.entries["tiny"])
 
 
 @pytest.fixture(scope="module")
@@ -113,11 +113,11 @@ def test_lost_bytes_are_made_again_to_the_last_bit(stocked):
     digest = first["digest"]
     with world.runtime.database.read() as catalogue:
         blob = catalogue.soups.recipe(first["recipe_digest"]).weights_blob
-    before = world.runtime.blobs.read(blob)
-    world.runtime.blobs.delete(blob)
+    before = world.registry.blobs.read(blob)
+    world.registry.blobs.delete(blob)
     again = cook(world, "acme/lora-bank", name="acme/lost").json()
     assert (again["digest"], again["cached"]) == (digest, False)
-    assert world.runtime.blobs.read(blob) == before
+    assert world.registry.blobs.read(blob) == before
 
 
 def test_the_bank_is_stored_and_refused_by_name_where_it_would_have_to_speak(stocked, soup):

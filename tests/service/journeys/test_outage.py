@@ -95,7 +95,7 @@ def gone_at(own: Postgres, monkeypatch: pytest.MonkeyPatch, world: World, moment
         return call
 
     if moment == "as its bytes are stored":
-        monkeypatch.setattr(world.runtime.blobs, "put_bytes", going(world.runtime.blobs.put_bytes))
+        monkeypatch.setattr(world.registry.blobs, "put_bytes", going(world.registry.blobs.put_bytes))
     elif moment == "between its rows":
         monkeypatch.setattr(Adapters, "add", going(Adapters.add))
     else:

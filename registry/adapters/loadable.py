@@ -1,0 +1,30 @@
+"""An adapter that can be loaded: what it is, and how its tensors are read when they are wanted.
+
+The one record for it: verbs score one, mixing methods read them as ingredients, the engine keeps their tensors ready.
+Knows no database and no files: `registry.stored_adapters` makes them of what is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from registry.spec import AdapterConfig
+
+Tensors = Mapping[str, Tensor]
+Load = Callable[[], Tensors]
+
+
+@dataclass(frozen=True)
+class LoadableAdapter:
+    """An adapter by its digest; two of one digest and configuration are equal, however they are read.
+
+    `size_bytes` is the size of its tensors, for which a memory budget keeps room; 0 where nobody knows it before.
+    """
+
+    digest: str
+    config: AdapterConfig
+    load: Load = field(compare=False, repr=False)
+    size_bytes: int = field(default=0, compare=False)

@@ -1,0 +1,68 @@
+"""Verifying: a finished soup has to beat the base model on the sample it was cooked from, or nothing is cooked.
+
+Its NLL of the sample is held against the base's, paired by passage; it has to be lower by more than one standard error
+of the difference. The text is that which chose the ingredients, so the figure is optimistic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from registry.cook.mix import Mixed
+from registry.errors import InvalidParameter, InvalidSample
+from registry.progress import Progress
+from registry.registry import Registry
+from registry.samples import CheckedSample, Vectors
+from registry.soup.compat import Part
+from registry.spec import Verification, head_of
+from registry.uncertainty import paired_difference
+
+
+def check_verifiable(registry: Registry, base_id: str, parts: Sequence[Part]) -> None:
+    """Raises InvalidParameter where a soup of these parts has no likelihood of a text, before anything is mixed."""
+    is_encoder = registry.bases.shape(base_id).kind == "encoder"
+    named = f"base model {base_id!r} is an encoder" if is_encoder else None
+    headed = next((part for part in parts if head_of(part.config) is not None), None)
+    if named is None and headed is not None:
+        named = f"{headed.ref} answers with a head"
+    if named is not None:
+        raise InvalidParameter(
+            f"Verifying scores the sample as text, and {named}: set 'verify' to false.", param="verify"
+        )
+
+
+def verify_soup(
+    registry: Registry, mixed: Mixed, sample: CheckedSample, *, vectors: Vectors | None, progress: Progress
+) -> Verification:
+    """The soup against the base on the sample; the embedding pass may have yielded the base's NLL already."""
+    scores = registry.bases.score(mixed.base_id, sample.texts, mixed.adapter, progress=progress)
+    soup = np.array([score.nll for score in scores])
+    tokens = np.array([score.tokens for score in scores])
+    if vectors is not None and vectors.base_nll is not None:
+        base = vectors.base_nll
+    else:
+        alone = registry.bases.score(mixed.base_id, sample.texts, None, progress=progress)
+        base = np.array([score.nll for score in alone])
+    if tokens.sum() == 0:
+        raise InvalidSample("The sample holds no token that the base model can score.", param="sample")
+    paired = paired_difference(soup, base, tokens)
+    return Verification(
+        base_nll=float(base.sum() / tokens.sum()),
+        soup_nll=float(soup.sum() / tokens.sum()),
+        difference=paired.difference,
+        standard_error=paired.standard_error,
+        passages=len(scores),
+        tokens=int(tokens.sum()),
+        helps=paired.difference < -paired.standard_error,
+    )
+
+
+def why_not(verification: Verification) -> str:
+    """The sentence that an abstention gives for a soup that does not help."""
+    return (
+        f"On the sample it does not beat the base model by one standard error: mean NLL "
+        f"{verification.soup_nll:.4f} against {verification.base_nll:.4f}, difference "
+        f"{verification.difference:+.4f} ± {verification.standard_error:.4f}."
+    )

@@ -1,0 +1,59 @@
+"""Which base model, on this machine: a folder, or an entry of the allowlist. For verbs that need no server.
+
+Never imports torch; `BaseModelOptions.entry` imports what reads an allowlist.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from registry.errors import NotFound
+
+if TYPE_CHECKING:
+    from registry.spec import BaseEntry
+
+
+@dataclass(frozen=True)
+class BaseModelOptions:
+    """The options that name a base model."""
+
+    base_folder: Annotated[
+        Path | None, typer.Option("--base-folder", help="Folder of the base model; or --bases and --base.")
+    ] = None
+    base_kind: Annotated[
+        Literal["causal", "encoder"],
+        typer.Option("--base-kind", help="Of the model in --base-folder: encoder for BERT."),
+    ] = "causal"
+    bases: Annotated[Path | None, typer.Option("--bases", help="Allowlist of base models (SOUP_BASES).")] = None
+    base: Annotated[str | None, typer.Option("--base", help="Id of the base model in the allowlist.")] = None
+
+    def entry(self) -> BaseEntry:
+        """The base model they name. Raises BadParameter or NotFound where they name none."""
+        from registry.base_model import read_allowlist
+        from registry.spec import BaseEntry
+        from service.settings import Settings
+
+        folder, base = self.base_folder, self.base
+        if folder is not None:
+            if base is not None or self.bases is not None:
+                raise typer.BadParameter("Give --base-folder, or --bases and --base.")
+            if not folder.is_dir():
+                raise NotFound(f"{folder} is not a directory: --base-folder names the folder of a base model.")
+            return BaseEntry(id="local", source=str(folder.resolve()), kind=self.base_kind)
+        if self.base_kind != "causal":
+            raise typer.BadParameter(
+                "--base-kind is of the model in --base-folder: an allowlist says 'kind' of its own."
+            )
+        path = self.bases or Settings().bases
+        if path is None:
+            raise typer.BadParameter("Which base model? Give --base-folder, or --bases (SOUP_BASES) and --base.")
+        entries = read_allowlist(path)
+        if base is None and len(entries) == 1:
+            return next(iter(entries.values()))
+        if base not in entries:
+            raise NotFound(f"--base must be one of {', '.join(sorted(entries))} ({path}).", param="base")
+        return entries[base]

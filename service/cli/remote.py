@@ -1,0 +1,72 @@
+"""What every verb that talks to a server has: --url, --key and --json, and a client that is closed afterwards."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Concatenate
+
+import typer
+
+from service.cli.commands import as_command, spread
+from service.cli.flags import keyword
+from service.cli.setting_flags import settings_of
+from service.client import SoupClient
+
+ModelArgument = Annotated[
+    str, typer.Argument(help="base/<id>, namespace/name[@version or alias], or sha256:...", metavar="MODEL")
+]
+RefArgument = Annotated[str, typer.Argument(help="namespace/name[@version or alias], or sha256:...", metavar="REF")]
+SampleOption = Annotated[
+    Path, typer.Option("--sample", help='.jsonl(.gz) of {"text"}, .txt (a passage a paragraph), or - for stdin.')
+]
+
+
+@dataclass(frozen=True)
+class Remote:
+    """The client of one run of a verb, and whether the verb prints JSON."""
+
+    client: SoupClient
+    json: bool
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where the server is, and with which key it is asked."""
+
+    url: Annotated[str | None, typer.Option("--url", help="Address of the server (SOUP_URL).", metavar="URL")] = None
+    key: Annotated[
+        str | None, typer.Option("--key", help="Key to send (SOUP_KEY; else <data>/admin.key).", metavar="KEY")
+    ] = None
+
+    def client(self, context: typer.Context) -> SoupClient:
+        """A client for it, made by what the context holds where that is a function (in tests)."""
+        make = context.obj if callable(context.obj) else connect
+        client: SoupClient = make(self.url, self.key)
+        return client
+
+
+def connect(url: str | None, key: str | None) -> SoupClient:
+    """A client by flags, environment and the key file of a server on this machine."""
+    from service.settings import ClientSettings
+
+    settings = settings_of(ClientSettings, url=url, key=key)
+    return SoupClient(settings.url, settings.secret(), timeout=settings.timeout)
+
+
+def verb(function: Callable[Concatenate[Remote, ...], None]) -> Callable[..., None]:
+    """A verb `function(remote, ...)` as typer reads it: --url, --key and --json join its own options."""
+    own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
+    json = typer.Option("--json", help="Print the server's answer as JSON.")
+    added = [keyword("address", Address), keyword("as_json", Annotated[bool, json], default=False)]
+    options, arguments = spread([keyword("context", typer.Context), *own, *added])
+
+    def run(**values: Any) -> None:
+        given = arguments(values)
+        context, address, as_json = (given.pop(name) for name in ("context", "address", "as_json"))
+        with address.client(context) as client:
+            function(Remote(client, as_json), **given)
+
+    return as_command(run, options, like=function)

@@ -1,0 +1,34 @@
+"""A selection as text, for `soup select` and `soup cook`: a table of adapters, and what is said about them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from service.cli.output import columns, fields, talk
+
+
+def selection_table(selection: dict[str, Any]) -> str:
+    """The chosen adapters with their weights, then what was left out and why."""
+    chosen = [(row["ref"], row["domain"], row.get("score"), row["weight"], "") for row in selection["selected"]]
+    others = [(row["ref"], row["domain"], row.get("score"), "-", row["reason"]) for row in selection["left_out"]]
+    return columns(("adapter", "domain", "score", "weight", "why not"), chosen + others)
+
+
+def talk_about(answer: dict[str, Any]) -> None:
+    """On stderr: abstention, novelty, thresholds, warnings, and adapters that came too late."""
+    selection = answer.get("selection") or {}
+    if selection.get("abstained"):
+        talk(f"Abstained: {selection.get('reason')}")
+    novelty = selection.get("novelty")
+    facts = fields([
+        ("looked at", f"{selection['units']} units of the sample" if selection.get("units") else None),
+        ("novelty", None if novelty is None else f"{novelty:.0f} (percentile among the pool's own domains)"),
+        ("counts", selection.get("counts")),
+        ("thresholds", selection.get("thresholds")),
+        ("selector", answer.get("selector")),
+        ("not yet included", answer.get("not_yet_included")),
+    ])  # fmt: skip
+    notes = [*(selection.get("warnings") or ()), *((answer.get("sample") or {}).get("notes") or ())]
+    for text in [facts, *(f"Note: {note}" for note in notes)]:
+        if text:
+            talk(text)

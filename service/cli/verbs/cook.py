@@ -1,0 +1,168 @@
+"""`soup cook`: a soup for a sample, or by a recipe. Prints the model to use, which is the base where it abstains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pydantic import ValidationError
+
+from registry.spec import CookRequest, HandRecipe, WeightedRef
+from service.cli.flags import Flag, Flags, Given, usage_error
+from service.cli.output import as_json, data, progress_bar, talk
+from service.cli.remote import Remote, verb
+from service.cli.selection_flags import POOL, SELECTION, options_of, pool_of, selector_of
+from service.cli.selection_text import selection_table, talk_about
+from service.client.samples import read_texts
+
+CHOOSING = ("selector", "paper", "single", "encoder", "set", "max_ingredients", "top")
+COOK = Flags(
+    CookRequest,
+    {
+        **SELECTION.only(*CHOOSING),
+        "verify": Flag(
+            "verify", "Abstain unless the soup beats the base on the sample.", "--verify/--no-verify", shown=True
+        ),
+        "name": Flag("name", "namespace/name of the soup."),
+        "mixing": Flag(
+            "mixing.method",
+            "average: the cost of one adapter; concat: exact; merge: a bank of experts, alone; auto: what fits.",
+            shown=True,
+        ),
+        "max_width": Flag(
+            "max_width", "The widest soup that concat may make; by default {default}.", limits=(None, None)
+        ),
+        "scale": Flag("mixing.scale", "Factor on the soup's output; by default {default}."),
+        "assume_same_init": Flag("mixing.assume_same_init", "Vouch for one initialisation; the recipe says so."),
+        "masks": Flag("mixing.masks", "The one mask of an average of pruned adapters; by default their union."),
+        **SELECTION.only(*POOL),
+    },
+)
+
+
+@verb
+def cook(
+    remote: Remote,
+    sample: Annotated[
+        Path | None,
+        typer.Option("--sample", help='.jsonl(.gz) of {"text"}, .txt (a passage a paragraph), or - for stdin.'),
+    ] = None,
+    recipe: Annotated[
+        str | None, typer.Option("--recipe", help="Ingredients by hand.", metavar="REF=WEIGHT,...")
+    ] = None,
+    *,
+    given: Annotated[Given, COOK],
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is cooked.")] = True,
+) -> None:
+    """Cook a soup for a sample, or by a recipe.
+
+    Prints the model to use: the soup, one adapter where one is best, or the base where nothing helps.
+
+    \b
+    Examples:
+      soup cook --sample contracts.jsonl
+      soup cook --sample contracts.txt --selector cosine --single
+      soup cook --sample contracts.jsonl --paper --no-verify --name team/contracts
+      soup cook --recipe "team/law=0.5,team/finance=0.5"
+      soup cook --recipe "team/law,team/contracts" --mixing concat --max-width 256
+      soup cook --recipe team/law-bank --name team/law
+      soup cook --recipe "team/sparse-law,team/sparse-news" --masks intersect
+      soup generate "$(soup cook --sample contracts.jsonl)" "This agreement"
+    """
+    if sample is None and recipe is None:
+        raise typer.BadParameter("Give --sample FILE to choose from, or --recipe REF=WEIGHT,... by hand.")
+    if recipe is not None and given.typed(*CHOOSING, *POOL[1:]):
+        raise typer.BadParameter("--recipe leaves nothing to select: drop the options that choose.")
+    how = _how(given)
+    try:
+        request = CookRequest(
+            sample=None if sample is None else remote.client.sample(read_texts(sample)),
+            selector=selector_of(given),
+            options=options_of(given),
+            pool=pool_of(given),
+            recipe=None if recipe is None else parse_recipe(recipe),
+            **how,
+        )
+    except ValidationError as error:
+        raise usage_error(error, COOK.by_path) from None
+    with progress_bar("cooking") as report:
+        cooked = remote.client.cook(request, wait=wait, progress=report)
+    if remote.json:
+        as_json(cooked)
+    elif cooked.get("object") == "job":
+        data(cooked["id"])
+        talk(f"Cooking goes on as a job: `soup jobs watch {cooked['id']}`.")
+    else:
+        _tell(cooked)
+        data(cooked["model"])
+
+
+def _how(given: Given) -> dict[str, Any]:
+    """The fields of a request that choose nothing; raises a usage error for flags that contradict each other.
+
+    A rule for masks asks for an average: nothing else keeps any.
+    """
+    fields = {name: value for name, value in given.nested().items() if name not in ("selector", "options", "pool")}
+    method = fields["mixing"]["method"]
+    if "masks" in given and method not in ("auto", "average"):
+        raise typer.BadParameter(f"--mixing {method} keeps no mask: drop --masks, or mix by average.")
+    if method == "merge" and given.typed("scale", "assume_same_init", "max_width"):
+        raise typer.BadParameter("--mixing merge is of one bank: drop --scale, --assume-same-init and --max-width.")
+    if method == "concat" and "assume_same_init" in given:
+        raise typer.BadParameter("--mixing concat needs no common initialisation: drop --assume-same-init.")
+    if "masks" in given:
+        fields["mixing"]["method"] = method = "average"
+    if method == "average" and "max_width" in given:
+        raise typer.BadParameter("--mixing average makes nothing wider: drop --max-width.")
+    return fields
+
+
+def parse_recipe(text: str) -> HandRecipe:
+    """`ref=0.5,ref=0.5` (a ref alone weighs 1) as a recipe; raises a usage error."""
+    found: list[WeightedRef] = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        ref, equals, weight = part.partition("=")
+        try:
+            found.append(WeightedRef(ref=ref.strip(), weight=float(weight) if equals else 1.0))
+        except (ValueError, ValidationError):
+            raise typer.BadParameter(
+                f"--recipe takes REF=WEIGHT with weights that are not negative, not {part!r}."
+            ) from None
+    if not found:
+        raise typer.BadParameter("--recipe names no ingredient: write it as REF=WEIGHT,REF=WEIGHT.")
+    return HandRecipe(ingredients=tuple(found))
+
+
+def _tell(cooked: dict[str, Any]) -> None:
+    """On stderr: why this model."""
+    if cooked.get("selection"):
+        talk(selection_table(cooked["selection"]))
+        talk_about(cooked)
+    if cooked.get("abstained"):
+        talk(f"The base model is the answer: {cooked.get('reason')}")
+    elif cooked.get("cached"):
+        talk("Cooked before: the same soup is used again.")
+    check = cooked.get("verification")
+    if check:
+        talk(
+            f"On the sample: {check['difference']:+.4f} (standard error {check['standard_error']:.4f}) mean NLL per "
+            f"token against the base, over {check['passages']} passages."
+        )
+    report = cooked.get("report") or {}
+    if report and not cooked.get("abstained"):
+        talk(_mixing_text(cooked.get("reason"), report))
+    for note in report.get("notes") or ():
+        talk(f"Note: {note}")
+
+
+def _mixing_text(reason: str | None, report: dict[str, Any]) -> str:
+    """Why this mixing, what the soup costs to run, and how far it is from the exact mixture."""
+    if report.get("members") == 1:
+        return reason or ""
+    parts = [f"{report['relative_cost']:.2f} times the cost of one adapter"]
+    if report.get("width_out"):
+        parts.append(f"width {report['width_out']}")
+    if report.get("residual") is not None:
+        parts.append(f"{report['residual']:.2g} from the exact mixture")
+    return f"{reason or ''} ({', '.join(parts)})".strip()

@@ -1,0 +1,74 @@
+"""`soup evaluate`: the figures of a trained adapter on a task's data. It needs no server.
+
+Torch is imported when there is something to evaluate, not for the help.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from registry.errors import NotFound
+from service.cli.base_model_flags import BaseModelOptions
+from service.cli.commands import command
+from service.cli.output import as_json as print_json
+from service.cli.output import data, fields, talk
+
+if TYPE_CHECKING:
+    from registry.spec import BaseEntry
+
+
+@command
+def evaluate(
+    folder: Annotated[Path, typer.Argument(help="Adapter directory, as `soup train` writes it.", metavar="DIR")],
+    items: Annotated[Path, typer.Option("--data", help="JSON lines (.jsonl, .jsonl.gz) of the task.")],
+    base: Annotated[BaseModelOptions, ("base_folder", "bases", "base", "base_kind")],
+    task: Annotated[
+        str | None, typer.Option("--task", help="By default what the adapter was trained for, or else its language.")
+    ] = None,
+    block: Annotated[
+        int | None, typer.Option("--block", min=2, help="Most tokens of a sequence; by default the context.")
+    ] = None,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Sequences in a forward pass.")] = 8,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Evaluate a trained adapter on data of its task.
+
+    Language modelling: perplexity, beside the base model's and their paired difference, of {"text"}.
+    Classification: accuracy, Matthews' correlation and macro F1, of {"text", "label"} and, for pairs, "pair".
+    Question answering: SQuAD's exact match and F1, of {"question", "context", "answers"};
+    only an adapter whose training data had questions without an answer may give none.
+    Summarisation: ROUGE of greedy summaries, and the loss of the given ones, of {"text", "summary"}.
+    Rates are shares, losses in nats.
+
+    \b
+    Examples:
+      soup evaluate adapters/law --data law-test.jsonl --base-folder models/gpt2
+      soup evaluate adapters/reviews --data reviews-test.jsonl --bases bases.toml --base minilm --json
+    """
+    if not items.is_file():
+        raise NotFound(f"{items} is not a file: --data names JSON lines of the task.", param="data")
+    name, figures = _figures(folder, items, base.entry(), task=task, block=block, batch=batch)
+    if as_json:
+        print_json({"object": "evaluation", "path": str(folder), "task": name, "figures": figures})
+        return
+    talk(f"{name} on {items}")
+    data(fields([(figure.replace("_", " "), f"{value:.6g}") for figure, value in figures.items()]))
+
+
+def _figures(
+    path: Path, items: Path, entry: BaseEntry, *, task: str | None, block: int | None, batch: int
+) -> tuple[str, dict[str, Any]]:
+    """The task's name and its figures."""
+    from registry.base_model import load_base
+    from registry.formats import read_directory
+    from training.data import read_lines
+    from training.evaluate import adapter_of, evaluate_task, task_of
+
+    folder = read_directory(path)
+    chosen = task_of(folder, task)
+    read = chosen.items(read_lines(items), where=str(items))
+    loaded = load_base(entry)
+    return chosen.name, evaluate_task(loaded, adapter_of(folder, loaded), chosen, read, block=block, batch=batch)

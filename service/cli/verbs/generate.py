@@ -1,0 +1,58 @@
+"""`soup generate`: what a model says."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict, dataclass
+from typing import Annotated
+
+import typer
+
+from service.cli.output import as_json, data, progress_bar, write
+from service.cli.remote import ModelArgument, Remote, verb
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn, as `SoupClient.complete` takes it."""
+
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Tokens to generate at most.")] = 64
+    temperature: Annotated[float, typer.Option("--temperature", min=0, help="0 always takes the likeliest.")] = 1.0
+    top_p: Annotated[float | None, typer.Option("--top-p", min=0, max=1, help="Nucleus sampling.")] = None
+    stop: Annotated[list[str] | None, typer.Option("--stop", help="Text to stop at; may be repeated.")] = None
+    seed: Annotated[int | None, typer.Option("--seed", help="The same seed, the same text.")] = None
+
+
+@verb
+def generate(
+    remote: Remote,
+    model: ModelArgument,
+    prompt: Annotated[str, typer.Argument(help="Text to continue; - reads it from stdin.", metavar="PROMPT")],
+    sampling: Sampling,
+    stream: Annotated[bool, typer.Option("--stream", help="Print text as it is generated.")] = False,
+) -> None:
+    """Continue a prompt.
+
+    \b
+    Examples:
+      soup generate team/law "The court held that" --max-tokens 40
+      soup generate base/small "Once" --temperature 0 --stream
+      cat prompt.txt | soup generate team/soup -
+    """
+    text = sys.stdin.read() if prompt == "-" else prompt
+    chosen = {**asdict(sampling), "stop": sampling.stop or None}
+    if stream:
+        for chunk in remote.client.stream(model, text, **chosen):
+            if remote.json:
+                as_json(chunk, lines=True)
+            else:
+                write("".join(choice["text"] for choice in chunk.get("choices") or ()))
+        if not remote.json:
+            data("")
+        return
+    with progress_bar("generating"):
+        answer = remote.client.complete(model, text, **chosen)
+    if remote.json:
+        as_json(answer)
+    else:
+        data(answer["choices"][0]["text"])

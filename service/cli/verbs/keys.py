@@ -1,0 +1,94 @@
+"""`soup keys`: who may do what. Needs a key with scope admin."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from service.cli.output import as_json, columns, data, talk
+from service.cli.remote import Remote, verb
+
+app = typer.Typer(help="Make, list and revoke keys.", no_args_is_help=True, rich_markup_mode=None, add_completion=False)
+
+
+class Scope(StrEnum):
+    """What a key may do; admin implies the others."""
+
+    READ = "read"
+    WRITE = "write"
+    INFER = "infer"
+    ADMIN = "admin"
+
+
+@app.command()
+@verb
+def create(
+    remote: Remote,
+    name: Annotated[str, typer.Argument(help="What it is for, for people.", metavar="NAME")],
+    scope: Annotated[
+        list[Scope] | None,
+        typer.Option("--scope", help="What it may do; may be repeated. By default read, write and infer."),
+    ] = None,
+    namespace: Annotated[
+        list[str] | None, typer.Option("--namespace", help="A namespace it sees; may be repeated. By default all.")
+    ] = None,
+) -> None:
+    """Make a key and print its secret, which is shown only now.
+
+    \b
+    Examples:
+      soup keys create ci --scope read --scope write --namespace team
+      export SOUP_KEY=$(soup keys create notebook)
+    """
+    key = remote.client.create_key(
+        name, scopes=[s.value for s in scope or (Scope.READ, Scope.WRITE, Scope.INFER)], namespaces=namespace or None
+    )
+    if remote.json:
+        as_json(key)
+    else:
+        data(key["secret"])
+        talk(f"Key {key['id']}: keep the secret now, it is not shown again.")
+
+
+@app.command()
+@verb
+def ls(remote: Remote) -> None:
+    """List keys, without their secrets.
+
+    \b
+    Examples:
+      soup keys ls
+      soup keys ls --json
+    """
+    keys = remote.client.keys()
+    if remote.json:
+        as_json({"object": "list", "data": keys})
+    else:
+        header = ("id", "name", "begins", "namespaces", "scopes", "created", "revoked")
+        data(columns(header, [
+            (k["id"], k["name"], k["prefix"], "all" if k["namespaces"] is None else k["namespaces"], k["scopes"],
+             str(k["created_at"])[:10], str(k["revoked_at"])[:10] if k.get("revoked_at") else "")
+            for k in keys
+        ]))  # fmt: skip
+
+
+@app.command()
+@verb
+def rm(
+    remote: Remote,
+    ids: Annotated[list[str], typer.Argument(help="Ids as `soup keys ls` shows them.", metavar="ID")],
+) -> None:
+    """Revoke keys, from the next request on.
+
+    \b
+    Examples:
+      soup keys rm key-1234
+    """
+    revoked = [remote.client.revoke_key(key_id) for key_id in ids]
+    if remote.json:
+        as_json(revoked[0] if len(ids) == 1 else {"object": "list", "data": revoked})
+    else:
+        for key in revoked:
+            data(key["id"])

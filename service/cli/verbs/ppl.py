@@ -1,0 +1,46 @@
+"""`soup ppl`: how well a model reads texts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from service.cli.output import as_json, data, fields, progress_bar
+from service.cli.remote import ModelArgument, Remote, verb
+from service.client.samples import read_texts
+
+
+@verb
+def ppl(
+    remote: Remote,
+    model: ModelArgument,
+    texts: Annotated[
+        Path, typer.Option("--texts", help='.jsonl(.gz) of {"text"}, .txt (a passage a paragraph), or - for stdin.')
+    ],
+    baseline: Annotated[str | None, typer.Option("--baseline", help="A model to compare with, such as base/x.")] = None,
+) -> None:
+    """Perplexity of texts under a model.
+
+    \b
+    Examples:
+      soup ppl team/law --texts contracts.jsonl
+      soup ppl team/soup --texts contracts.jsonl --baseline base/small
+    """
+    with progress_bar("scoring"):
+        answer = remote.client.perplexity(model, read_texts(texts), baseline=baseline)
+    if remote.json:
+        as_json(answer)
+        return
+    against = answer.get("baseline") or {}
+    data(fields([
+        ("perplexity", answer["perplexity"]),
+        ("mean NLL per token", f"{answer['mean_nll']:.4f} (standard error {answer['standard_error']:.4f})"),
+        ("bits per byte", f"{answer['bits_per_byte']:.4f}"),
+        ("tokens", f"{answer['tokens']} in {len(answer['texts'])} texts"),
+        ("baseline", baseline),
+        ("its perplexity", against.get("perplexity")),
+        ("difference", f"{against['difference']:+.4f} (paired standard error {against['standard_error']:.4f})"
+         if against else None),
+    ]))  # fmt: skip

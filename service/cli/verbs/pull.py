@@ -1,0 +1,37 @@
+"""`soup pull`: an adapter or soup to a directory that loads offline and can be pushed again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from service.cli.output import as_json, data, progress_bar, talk
+from service.cli.remote import RefArgument, Remote, verb
+from service.client.transfer import pull_folder
+
+
+@verb
+def pull(
+    remote: Remote,
+    ref: RefArgument,
+    directory: Annotated[Path, typer.Argument(help="Directory to write.", metavar="DIR")],
+    force: Annotated[bool, typer.Option("--force", help="Replace what DIR holds.")] = False,
+) -> None:
+    """Write an adapter or soup to a directory.
+
+    The directory appears whole or not at all, and every file's digest is checked. A LoRA's is a PEFT directory.
+
+    \b
+    Examples:
+      soup pull team/law adapters/law
+      soup pull team/soup@3 soup --force
+    """
+    with progress_bar(f"pulling {ref}") as report:
+        folder = pull_folder(remote.client, ref, directory, replace=force, progress=report)
+    if remote.json:
+        as_json({"object": "folder", "path": str(folder.path), "files": sorted(p.name for p in folder.path.iterdir())})
+    else:
+        data(str(folder.path))
+        talk(f"{ref}: domain {folder.domain!r}, base model {folder.base_model or 'not named'}.")

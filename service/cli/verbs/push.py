@@ -1,0 +1,152 @@
+"""`soup push`: adapter directories to the server. All are read and checked here before the first is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pydantic import ValidationError
+
+from registry.errors import SoupError
+from registry.formats import AdapterDirectory, read_directory
+from registry.names import split_name
+from service.cli.failures import explain, worst_code
+from service.cli.flags import base_id, key_values, usage_error
+from service.cli.output import as_json, data, progress_bar, talk
+from service.cli.remote import Remote, verb
+from service.client import SoupClient
+from service.client.samples import read_texts
+from service.client.transfer import name_of, push_folder
+from training.spec import BANK
+
+
+@dataclass(frozen=True)
+class Additions:
+    """What the flags say of the adapters, in the place of their directories or beside it."""
+
+    domain: Annotated[str | None, typer.Option("--domain", help="Domain label, instead of the folder's.")] = None
+    base: Annotated[
+        str | None,
+        typer.Option("--base", callback=base_id, help="Base model on the server, instead of the one the folders name."),
+    ] = None
+    sample: Annotated[Path | None, typer.Option("--sample", help="Sample file, instead of the folder's.")] = None
+    tag: Annotated[list[str] | None, typer.Option("--tag", help="A tag to add; may be repeated.")] = None
+    metadata: Annotated[
+        list[str] | None, typer.Option("--metadata", help="A field to add; may be repeated.", metavar="K=V")
+    ] = None
+
+    def arguments(self) -> dict[str, Any]:
+        """The same as arguments of `push_folder`. Raises a usage error, NotFound or InvalidSample."""
+        return {
+            "domain": self.domain,
+            "base": self.base,
+            "texts": None if self.sample is None else read_texts(self.sample),
+            "tags": self.tag or (),
+            "metadata": key_values(self.metadata or (), "--metadata"),
+        }
+
+
+@verb
+def push(
+    remote: Remote,
+    folders: Annotated[
+        list[Path], typer.Argument(help="Adapter directories, those of PEFT as they are.", metavar="FOLDER")
+    ],
+    name: Annotated[str | None, typer.Option("--name", help="namespace/name; with one folder only.")] = None,
+    namespace: Annotated[
+        str, typer.Option("--namespace", help="Namespace of adapters that are named after their folder.")
+    ] = "default",
+    *,
+    more: Additions,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the samples are embedded.")] = False,
+) -> None:
+    """Push adapter directories.
+
+    Prints the name and version each is known by; pushing the same again changes nothing.
+
+    \b
+    Examples:
+      soup push adapters/law --name team/law --wait
+      soup push adapters/* --namespace team --tag v2 --metadata trained_by=ana
+      soup push adapters/law --name team/law --sample passages.jsonl
+      soup push peft-folder --name team/law --domain law --sample law.jsonl --base small
+    """
+    if len(folders) > 1 and (name or more.sample or more.domain):
+        raise typer.BadParameter(
+            "--name, --domain and --sample go with one folder: push one at a time, or use --namespace for several, "
+            "each with its own domain and sample in it."
+        )
+    named = [(read_directory(path), _checked(name or f"{namespace}/{name_of(path)}")) for path in folders]
+    pushed, failed = _push_all(remote.client, named, more.arguments())
+    if wait:
+        pushed, unfinished = _wait_all(remote.client, pushed)
+        failed += unfinished
+    if remote.json:
+        as_json(pushed[0] if len(folders) == 1 and pushed else {"object": "list", "data": pushed})
+    else:
+        for adapter in pushed:
+            data(adapter["ref"])
+    if failed:
+        raise typer.Exit(worst_code(failed))
+
+
+def _push_all(
+    client: SoupClient, named: Sequence[tuple[AdapterDirectory, str]], more: dict[str, Any]
+) -> tuple[list[dict[str, Any]], list[SoupError]]:
+    """Push every folder; one that is refused does not keep the others."""
+    pushed, failed = [], []
+    with progress_bar("pushing") as report:
+        for number, (folder, name) in enumerate(named):
+            report(number, len(named), name)
+            try:
+                adapter = push_folder(client, folder, name=name, **more)
+            except ValidationError as error:
+                raise usage_error(
+                    error, {"tags": "--tag", "metadata": "--metadata", "domain": "--domain", "base_model": "--base"}
+                ) from None
+            except SoupError as error:
+                talk(f"{folder.path}: {explain(error)}")
+                failed.append(error)
+                continue
+            pushed.append(adapter)
+            _comment(adapter)
+    return pushed, failed
+
+
+def _comment(adapter: dict[str, Any]) -> None:
+    for warning in adapter.get("warnings") or ():
+        talk(f"{adapter['ref']}: {warning}")
+    if (adapter.get("config") or {}).get("method") == "adamix":
+        name = adapter["ref"].partition("@")[0]
+        merge = name.removesuffix(BANK) if name.endswith(BANK) else f"{name}-merge"
+        made = f"`soup cook --recipe {adapter['ref']} --name {merge}`"
+        talk(f"{adapter['ref']}: a bank is only stored; {made} makes the merge to use.")
+    elif adapter.get("sample_state") == "none":
+        talk(f"{adapter['ref']}: no sample, so it can be used but not selected; push it again with --sample.")
+
+
+def _wait_all(client: SoupClient, pushed: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[SoupError]]:
+    """The adapters once their samples are embedded; one whose sample could not be stays as it was pushed."""
+    found, failed = [], []
+    for adapter in pushed:
+        try:
+            found.append(_wait_one(client, adapter) if adapter.get("job") else adapter)
+        except SoupError as error:
+            talk(f"{adapter['ref']}: {explain(error)}")
+            found.append(adapter)
+            failed.append(error)
+    return found, failed
+
+
+def _wait_one(client: SoupClient, adapter: dict[str, Any]) -> dict[str, Any]:
+    with progress_bar(f"embedding {adapter['ref']}") as report:
+        client.wait_job(adapter["job"], progress=report)
+    return {**adapter, **client.adapter(adapter["ref"])}
+
+
+def _checked(name: str) -> str:
+    split_name(name)
+    return name

@@ -1,0 +1,33 @@
+"""`soup select`: which adapters fit a sample, and why."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from service.cli.flags import Given
+from service.cli.output import as_json, data, progress_bar
+from service.cli.remote import Remote, SampleOption, verb
+from service.cli.selection_flags import SELECTION, options_of, pool_of, selector_of
+from service.cli.selection_text import selection_table, talk_about
+from service.client.samples import read_texts
+
+
+@verb
+def select(remote: Remote, sample: SampleOption, given: Annotated[Given, SELECTION]) -> None:
+    """Say which adapters fit a sample, and why; nothing is cooked.
+
+    \b
+    Examples:
+      soup select --sample contracts.jsonl
+      soup select --sample contracts.txt --selector cosine --encoder sbert
+      cat contracts.txt | soup select --sample - --paper
+    """
+    selector, options, pool = selector_of(given), options_of(given), pool_of(given)
+    source = remote.client.sample(read_texts(sample))
+    with progress_bar("selecting") as report:
+        answer = remote.client.select(source, selector=selector, options=options, pool=pool, progress=report)
+    if remote.json:
+        as_json(answer)
+    else:
+        data(selection_table(answer["selection"]))
+        talk_about(answer)

@@ -1,0 +1,165 @@
+"""`soup serve`: builds the runtime from the settings, starts it, and serves it until a signal comes.
+
+The address is printed once requests are answered. The runtime is stopped on every way out, so that running jobs go
+back into the queue and the data folder is free for the next server.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import signal
+import socket
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from registry.errors import InvalidParameter, NotFound, Unavailable
+from service.cli.commands import command
+from service.cli.output import as_json, data, talk
+from service.cli.setting_flags import settings_of
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from service.settings import Settings
+
+GRACE_SECONDS = 10
+BACKLOG = 2048
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """What the flags say of the server's settings, by the settings' names."""
+
+    bases: Annotated[
+        Path | None, typer.Option("--bases", help="TOML file with the allowlist of base models (SOUP_BASES).")
+    ] = None
+    data: Annotated[
+        Path | None, typer.Option("--data", help="Folder of database, blobs and admin.key (SOUP_DATA).")
+    ] = None
+    host: Annotated[str | None, typer.Option("--host", help="Address to listen on (SOUP_HOST).")] = None
+    port: Annotated[
+        int | None, typer.Option("--port", min=0, max=65535, help="Port; 0 takes a free one (SOUP_PORT).")
+    ] = None
+    no_auth: Annotated[bool | None, typer.Option("--no-auth", help="Serve without keys, to this machine only.")] = None
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"] | None, typer.Option("--log-level", help="Level of the JSON log.")
+    ] = None
+
+
+@command
+def serve(
+    options: ServerOptions,
+    json: Annotated[bool, typer.Option("--json", help="Print address and key file as JSON.")] = False,
+) -> None:
+    """Start the server.
+
+    Prints its address on stdout once it answers; the log goes to stderr. Every SOUP_ variable of
+    docs/reference/settings.md sets something; flags win.
+
+    \b
+    Examples:
+      soup serve --bases bases.toml
+      SOUP_DATA=/srv/soup soup serve --bases bases.toml --host 0.0.0.0 --port 80
+      soup serve --bases bases.toml --port 0 --json
+    """
+    from service.settings import Settings
+
+    settings = settings_of(Settings, **asdict(options))
+    if settings.bases is not None and not settings.bases.is_file():  # said at once, not after torch is loaded
+        raise NotFound(f"There is no allowlist of base models at {settings.bases} (--bases or SOUP_BASES).")
+    if settings.no_auth and not is_loopback(settings.host):  # a Host header is easily made up by who gets this far
+        raise InvalidParameter(
+            f"Without keys the server answers this machine only, not {settings.host}: drop --host (SOUP_HOST), or drop "
+            "--no-auth (SOUP_NO_AUTH) and use keys.",
+            param="host",
+        )
+    with listening_socket(settings.host, settings.port) as listener:
+        run(settings, listener, json=json)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name
+        return host == "localhost"
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """A bound socket, before anything slow is done; raises Unavailable where the port is taken."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise Unavailable(f"{host} is not an address to listen on ({error}).") from None
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise Unavailable(
+            f"Cannot listen on {host} port {port} ({error.strerror}): stop the server that does, or take --port."
+        ) from None
+    return listener
+
+
+def address_of(listener: socket.socket) -> str:
+    """The URL people use for a bound socket."""
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
+    return f"http://{host}:{port}"
+
+
+def run(settings: Settings, listener: socket.socket, *, json: bool = False) -> None:
+    """Serve until SIGINT or SIGTERM. Torch is imported here."""
+    from service.settings import calm_threads
+
+    calm_threads()
+    from service.http.app import create_app
+    from service.logs import configure_logging
+    from service.runtime import Runtime
+
+    configure_logging(settings.log_level)
+    runtime = Runtime(settings)
+    talk("loading base models" if settings.bases else "no base model: name an allowlist with --bases or SOUP_BASES")
+    try:
+        runtime.start()
+        _until_signal(create_app(runtime), listener, lambda: _announce(settings, listener, json=json))
+    finally:
+        runtime.stop()
+
+
+def _until_signal(app: FastAPI, listener: socket.socket, ready: Any) -> None:
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            if not self.should_exit:
+                ready()
+
+    # uvicorn raises the signal that stopped it once more; with the default handler that would end the process here,
+    # before the runtime is stopped
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    config = uvicorn.Config(
+        app, log_config=None, access_log=False, proxy_headers=False, server_header=False, backlog=BACKLOG,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+    )  # fmt: skip
+    Server(config).run(sockets=[listener])
+
+
+def _announce(settings: Settings, listener: socket.socket, *, json: bool) -> None:
+    url = address_of(listener)
+    key = None if settings.no_auth else str(settings.admin_key_path)
+    if json:
+        as_json({"object": "server", "url": url, "admin_key": key}, lines=True)
+    else:
+        data(url)
+    talk(f"documentation: {url}/docs")
+    talk("no keys are asked for (--no-auth)" if key is None else f"admin key: {key}")

@@ -1,0 +1,69 @@
+"""`soup show`: one adapter or soup."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from service.cli.output import as_json, columns, data, fields
+from service.cli.remote import RefArgument, Remote, verb
+
+
+@verb
+def show(remote: Remote, ref: RefArgument) -> None:
+    """Show one adapter or soup: what it is, its sample, its parents and its soups.
+
+    \b
+    Examples:
+      soup show team/law
+      soup show team/soup@2 --json
+    """
+    row = remote.client.adapter(ref)
+    lineage = remote.client.lineage(str(row["ref"]))
+    if remote.json:
+        as_json({**row, "lineage": lineage})
+        return
+    data(fields(_facts(row)))
+    if lineage.get("parents"):
+        parents = [(p["ref"], p.get("weight"), "retired" if p.get("retired") else "") for p in lineage["parents"]]
+        data("\n" + columns(("parent", "weight", ""), parents))
+    if lineage.get("children"):
+        data("\n" + columns(("soup made of it",), [(child["ref"],) for child in lineage["children"]]))
+
+
+def _facts(row: dict[str, Any]) -> list[tuple[str, object]]:
+    card, sample = row.get("card") or {}, row.get("sample") or {}
+    provenance = row.get("provenance") or {}
+    counted = f"{sample['kept']} of {sample['received']} passages" if sample else None
+    return [
+        ("name", row["ref"]),
+        ("digest", row["digest"]),
+        ("kind", row["kind"]),
+        ("domain", row["domain"]),
+        ("base model", row["base_model"]),
+        ("structure", _lora(row["config"]) if row["config"].get("method") == "lora" else row["config"]),
+        ("parameters", row.get("parameters")),
+        ("dtype", row.get("dtype")),
+        ("bytes", row.get("size_bytes")),
+        ("sample", row.get("sample_state")),
+        ("sample size", counted),
+        ("sample notes", sample.get("notes")),
+        ("initialisation", provenance.get("init_source")),
+        ("init hash", provenance.get("init_hash")),
+        ("license", card.get("license")),
+        ("tags", card.get("tags")),
+        ("metadata", card.get("metadata")),
+        ("description", card.get("description")),
+        ("recipe", row.get("recipe_digest")),
+        ("created", row.get("created_at")),
+        ("retired", row.get("retired_at")),
+    ]
+
+
+def _lora(config: dict[str, Any]) -> str:
+    """A LoRA for a reader: each group's ranks, modules and layers."""
+    groups = [
+        f"rank {group['rank']}, alpha {group['alpha']:g} on {', '.join(group['targets'])}"
+        + (f" of {len(group['layers'])} layers" if group["layers"] else "")
+        for group in config["groups"]
+    ]
+    return ("rsLoRA: " if config["rslora"] else "LoRA: ") + "; ".join(groups)

@@ -1,0 +1,99 @@
+"""`soup train submit`: the training of an adapter as a job of the server, which pushes what comes of it."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pydantic import ValidationError
+
+from registry.errors import InvalidParameter, NotFound
+from registry.names import split_name
+from service.cli.flags import Given, base_id, usage_error
+from service.cli.output import as_json, data, progress_bar, talk
+from service.cli.remote import Remote, verb
+from service.cli.verbs.train.training_flags import TRAINING, SampleSize, spec_of
+from service.client import SoupClient
+from service.client.client import DONE
+from training.request import TrainingRequest
+from training.spec import SAMPLE
+
+_NAMES = {"domain": "--domain", "base_model": "--base", "name": "--name", "valid_share": "--valid-share",
+          "sample": "--sample", "": "--valid, --valid-share"}  # fmt: skip
+
+
+@verb
+def submit(
+    remote: Remote,
+    *,
+    texts: Annotated[
+        Path, typer.Option("--texts", "--data", help='Training data: .jsonl(.gz), of {"text"} or the task\'s.')
+    ],
+    name: Annotated[str, typer.Option("--name", help="namespace/name of the adapter.")],
+    base: Annotated[str, typer.Option("--base", callback=base_id, help="Id of the base model on the server.")],
+    valid: Annotated[
+        Path | None, typer.Option("--valid", help="Other data of the domain; the best state on it is kept.")
+    ] = None,
+    valid_share: Annotated[
+        float | None, typer.Option("--valid-share", help="Without --valid: held out so much of it; by default 0.1.")
+    ] = None,
+    domain: Annotated[str | None, typer.Option("--domain", help="Domain label; by default the adapter's name.")] = None,
+    given: Annotated[Given, TRAINING],
+    sample: SampleSize = SAMPLE,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is trained and pushed.")] = True,
+) -> None:
+    """Train an adapter on the server, and push it there.
+
+    Prints its name and version, or the job with --no-wait. The same command again goes on where a training was
+    cancelled (`soup jobs cancel`), and gives what is there once it is done. With --adamix the bank of experts is
+    pushed as NAME-bank. --members are adapters on the server.
+
+    \b
+    Examples:
+      soup train submit --texts law.jsonl --valid law-valid.jsonl --name team/law --base small --steps 500
+      soup train submit --texts law.jsonl --name team/law --base small --adamix 4 --no-wait
+    """
+    spec = spec_of(given)
+    _, own = split_name(name)
+    blobs = {"texts": _uploaded(remote.client, texts)} | (
+        {} if valid is None else {"valid": _uploaded(remote.client, valid)}
+    )
+    try:
+        request = TrainingRequest(
+            name=name, domain=domain or own, base_model=base, valid_share=valid_share, spec=spec,
+            sample=sample, **blobs,
+        )  # fmt: skip
+    except ValidationError as error:
+        raise usage_error(error, _NAMES) from None
+    found = remote.client.train(request, wait=False)
+    if wait:
+        if found["state"] not in DONE:
+            talk(f"{found['id']} goes on when this command ends; `soup jobs cancel {found['id']}` stops it.")
+        with progress_bar("training") as report:
+            found = remote.client.result_of(found, report)
+    _print(remote, found, wait=wait)
+
+
+def _print(remote: Remote, found: dict[str, Any], *, wait: bool) -> None:
+    for warning in found.get("warnings") or ():
+        talk(warning)
+    if remote.json:
+        as_json(found)
+    else:
+        data(str(found["adapter"] if wait else found["id"]))
+
+
+def _uploaded(client: SoupClient, path: Path) -> str:
+    """The digest of a file's JSON lines on the server."""
+    try:
+        content = path.read_bytes()
+        content = gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        raise InvalidParameter(f"{path} is not a whole gzip file.", param="texts") from None
+    except OSError as error:
+        raise NotFound(f"{path} cannot be read: {error.strerror}.", param="texts") from None
+    with progress_bar(path.name) as report:
+        return client.upload(content, progress=report)

@@ -1,0 +1,165 @@
+"""`soup train sweep`: a grid of adapters from one initialisation, and one table of what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from registry.names import check_part
+from service.cli.base_model_flags import BaseModelOptions
+from service.cli.commands import command
+from service.cli.failures import FAILED
+from service.cli.flags import Given
+from service.cli.output import as_json as print_json
+from service.cli.output import columns, data, talk
+from service.cli.remote import Address
+from service.cli.verbs.train import stopping
+from service.cli.verbs.train.progress_table import Table, progress_table
+from service.cli.verbs.train.push_grid import push_rows
+from service.cli.verbs.train.record import validation
+from service.cli.verbs.train.training_flags import TRAINING, SampleSize, spec_of
+from training.spec import SAMPLE
+
+if TYPE_CHECKING:
+    from registry.spec import BaseEntry
+    from training.spec import TrainingSpec
+    from training.sweep import Cell, Grid, Row
+
+
+@command
+def sweep(
+    context: typer.Context,
+    domains: Annotated[
+        list[Path], typer.Argument(help="Folders with train.jsonl(.gz) and valid.jsonl(.gz).", metavar="DOMAIN...")
+    ],
+    *,
+    out: Annotated[Path, typer.Option("--out", help="Folder for the adapter directories.")],
+    learning_rates: Annotated[str, typer.Option("--lr", help="Learning rates, separated by commas.")] = "1e-3",
+    seeds: Annotated[str, typer.Option("--seed", help="Seeds of the order of the data, by commas.")] = "0",
+    base: BaseModelOptions,
+    given: Annotated[Given, TRAINING.without("learning_rate", "data_seed")],
+    sample: SampleSize = SAMPLE,
+    parallel: Annotated[int, typer.Option("--parallel", min=1, help="Cells at once, each in a process.")] = 1,
+    push: Annotated[
+        str | None, typer.Option("--push", help="Push all that is there to this namespace of a server.")
+    ] = None,
+    address: Address,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
+) -> None:
+    """Train a grid of adapters from one initialisation: learning rates x seeds x domains.
+
+    One cell after another, or several at once with --parallel, each a directory OUT/DOMAIN-lrRATE-seedSEED. The same
+    command run again goes on where it was stopped and trains nothing twice. A cell that diverges does not end the
+    others. Prints a table. With --push everything that is there is then pushed, a bank of experts with its merge.
+
+    \b
+    Examples:
+      soup train sweep texts/law --bases bases.toml --lr 7e-3,4e-3,1e-3 --seed 1,2,3 --out adapters --steps 500
+      soup train sweep texts/* --bases bases.toml --base small --out adapters --parallel 2 --push team
+      soup push adapters/* --namespace team --wait
+    """
+    if push is not None:
+        check_part(push, "namespace")  # before hours of work
+    rows = _sweep(
+        base.entry(), domains, spec_of(given), grid=(_floats("--lr", learning_rates), _integers("--seed", seeds)),
+        out=out, sample=sample, base_id=base.base, processes=parallel,
+    )  # fmt: skip
+    pushed = {} if push is None else push_rows(address.client(context), rows, push)
+    if as_json:
+        print_json({"object": "list", "data": [{**_json_row(row), **_pushed(row, pushed, push)} for row in rows]})
+    else:
+        data(columns(("adapter", "state", "before", "after", "best step", "steps"), [_line(row) for row in rows]))
+    missing = [row for row in rows if row.problem is not None]
+    for row in missing:
+        talk(f"{row.cell.name}: {row.problem}")
+    if missing or (push is not None and len(pushed) < len(rows)):
+        raise typer.Exit(FAILED)
+
+
+def _floats(option: str, text: str) -> list[float]:
+    """Numbers separated by commas; raises BadParameter."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"{option} takes numbers separated by commas, not {text!r}.") from None
+
+
+def _integers(option: str, text: str) -> list[int]:
+    """Whole numbers separated by commas; raises BadParameter."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"{option} takes whole numbers separated by commas, not {text!r}.") from None
+
+
+def _sweep(
+    entry: BaseEntry, folders: list[Path], spec: TrainingSpec, *, grid: tuple[list[float], list[int]], out: Path,
+    sample: int, base_id: str | None, processes: int,
+) -> list[Row]:  # fmt: skip
+    """Every cell's outcome in the order of the grid, told on the way."""
+    from training import sweep as sweeping
+
+    cells = sweeping.cells_of([sweeping.read_domain(folder, spec) for folder in folders], *grid)
+    asked = sweeping.Grid(cells, spec, out, sample=sample, base_id=base_id)
+    rows: dict[str, Row] = {}
+    with (
+        stopping.saying_how_to_go_on(saved=True),
+        stopping.stoppable() as should_stop,
+        progress_table([cell.name for cell in cells]) as table,
+    ):
+        for row in _outcomes(entry, asked, processes, table, should_stop):
+            rows[row.cell.name] = row
+            table.ended(row.cell.name, row.state)
+            talk(f"{len(rows)} of {len(cells)}: {row.cell.name} {_said(row)}")
+    return [rows[cell.name] for cell in cells]
+
+
+def _outcomes(
+    entry: BaseEntry, grid: Grid, processes: int, table: Table, should_stop: Callable[[], bool]
+) -> Iterator[Row]:
+    """The cells' outcomes as they come."""
+    from registry.base_model import load_base, load_text
+    from training.parallel_sweep import sweep_in_processes
+    from training.sweep import sweep
+
+    def report(cell: Cell, step: int, steps: int, message: str) -> None:
+        table.at(cell.name, step, steps, message)
+
+    if processes == 1:
+        return sweep(load_base(entry), grid, progress=report, should_stop=should_stop)
+    return sweep_in_processes(load_text(entry), grid, processes=processes, progress=report, should_stop=should_stop)
+
+
+def _said(row: Row) -> str:
+    if row.problem is not None:
+        return row.state
+    what = "perplexity" if "valid_perplexity" in row.record else "loss"
+    before, after = validation(row.record)
+    return f"{row.state}, validation {what} {before:.4g} -> {after:.4g}"
+
+
+def _line(row: Row) -> tuple[object, ...]:
+    found = [row.record.get(name) for name in ("best_step", "steps")]
+    return (row.cell.name, row.state, *validation(row.record), *found)
+
+
+def _pushed(row: Row, pushed: Mapping[str, str], push: str | None) -> dict[str, Any]:
+    return {} if push is None else {"ref": pushed.get(row.cell.name)}
+
+
+def _json_row(row: Row) -> dict[str, Any]:
+    folder = row.folder
+    return {
+        "object": "folder",
+        "name": row.cell.name,
+        "domain": row.cell.domain.name,
+        "learning_rate": row.cell.learning_rate,
+        "data_seed": row.cell.data_seed,
+        "state": row.state,
+        "path": None if folder is None else str(folder.path),
+        "problem": row.problem,
+        **({} if folder is None else folder.provenance.model_dump(mode="json")),
+    }

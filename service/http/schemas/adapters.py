@@ -1,0 +1,133 @@
+"""Bodies of `/v1/adapters`: adapters, aliases, files and lineage, and how a catalogue row becomes one."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from registry.names import Digest
+from registry.spec import AdapterConfig, Card, Provenance, Recipe, SampleReport, Words
+from registry.spec.frozen import Frozen
+from service.http.schemas.wire import Wire
+
+if TYPE_CHECKING:
+    from registry.catalogue.rows import AdapterRow
+
+
+class Adapter(Wire):
+    """A stored adapter or soup."""
+
+    object: Literal["adapter"] = "adapter"
+    ref: str
+    namespace: str
+    name: str
+    version: int
+    kind: Literal["adapter", "soup"]
+    digest: Digest
+    base_model: str
+    base_fingerprint: Digest
+    domain: str
+    config: AdapterConfig
+    card: Card
+    provenance: Provenance
+    parameters: int
+    dtype: str
+    size_bytes: int
+    weights_blob: Digest
+    sample: SampleReport | None
+    sample_state: Literal["none", "pending", "ready", "failed"]
+    recipe_digest: Digest | None
+    created_at: datetime
+    retired_at: datetime | None
+    etag: str
+    job: str | None = None
+    warnings: list[str] = Field(default_factory=list)
+
+
+def adapter_body(row: AdapterRow, *, job: str | None = None, warnings: tuple[str, ...] = ()) -> Adapter:
+    """A row as its body."""
+    fields = {name: getattr(row, name) for name in Adapter.model_fields if hasattr(row, name)}
+    return Adapter(**fields, job=job, warnings=list(warnings))
+
+
+class AdapterList(Wire):
+    """One page of adapters, newest first."""
+
+    object: Literal["list"] = "list"
+    data: list[Adapter]
+    next_cursor: str | None = None
+
+
+class AdapterPatch(Frozen):
+    """What may change of an adapter: what people say about it. A given card replaces the whole card."""
+
+    card: Card | None = None
+    domain: Words | None = Field(default=None, min_length=1, max_length=200)
+
+
+class AliasBody(Frozen):
+    """Which version an alias points at."""
+
+    version: int = Field(ge=1, le=999_999_999)
+
+
+class Alias(Wire):
+    """An alias of a name and the version it points at."""
+
+    object: Literal["alias"] = "alias"
+    alias: str
+    version: int
+    ref: str
+    etag: str
+
+
+class AliasList(Wire):
+    """Every alias of a name."""
+
+    object: Literal["list"] = "list"
+    data: list[Alias]
+
+
+class Parent(Wire):
+    """An ingredient of a soup."""
+
+    ref: str | None
+    """Null where the ingredient lives in a namespace this key does not see."""
+    digest: Digest
+    weight: str
+    retired: bool
+
+
+class Child(Wire):
+    """A soup this adapter is an ingredient of."""
+
+    ref: str
+    digest: Digest
+
+
+class Lineage(Wire):
+    """Parents and children of an adapter, and the evidence its soup was cooked on."""
+
+    object: Literal["lineage"] = "lineage"
+    adapter: str
+    recipe: Recipe | None
+    parents: list[Parent]
+    children: list[Child]
+    evidence: list[dict[str, Any]]
+
+
+class StoredFile(Wire):
+    """One file of an adapter."""
+
+    name: str
+    size: int
+    digest: Digest
+
+
+class FileList(Wire):
+    """The files of an adapter."""
+
+    object: Literal["list"] = "list"
+    data: list[StoredFile]

@@ -1,0 +1,29 @@
+"""Bodies of `/v1/audit`."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal
+
+from service.http.schemas.wire import Wire
+
+
+class AuditEntry(Wire):
+    """Who did what, when, under which request."""
+
+    object: Literal["audit"] = "audit"
+    id: int
+    at: datetime
+    action: str
+    subject: str
+    key_id: str | None
+    request_id: str | None
+    detail: dict[str, Any]
+
+
+class AuditList(Wire):
+    """One page of the audit, newest first."""
+
+    object: Literal["list"] = "list"
+    data: list[AuditEntry]
+    next_cursor: str | None = None

@@ -1,0 +1,141 @@
+"""Bodies of `/v1/chat/completions`, as OpenAI has them; `sampling` says what is taken and what is refused."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from service.http.schemas.sampling import MaxTokens, Sampling, neutral
+from service.http.schemas.wire import Usage, Wire, one_of
+
+
+class TextPart(Wire):
+    """A part of a message's content; only text is served."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(Wire):
+    """A message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[
+        str | Annotated[list[TextPart], Field(fail_fast=True)], one_of("must be a text or a list of text parts")
+    ]
+    name: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The content as one text."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+class ChatRequest(Sampling):
+    """`POST /v1/chat/completions`. Without a limit the answer may fill the context."""
+
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True)] = Field(min_length=1)
+    max_tokens: MaxTokens | None = None
+    max_completion_tokens: MaxTokens | None = None
+    logprobs: bool = False
+    top_logprobs: int | None = Field(default=None, ge=0)
+    tools: neutral([]) = None  # type: ignore[valid-type]
+    tool_choice: neutral("none", "auto") = None  # type: ignore[valid-type]
+    parallel_tool_calls: neutral(True, False) = None  # type: ignore[valid-type]
+    functions: neutral([]) = None  # type: ignore[valid-type]
+    function_call: neutral("none") = None  # type: ignore[valid-type]
+    response_format: neutral({"type": "text"}) = None  # type: ignore[valid-type]
+    modalities: neutral(["text"]) = None  # type: ignore[valid-type]
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> ChatRequest:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("'top_logprobs' goes with 'logprobs': true only")
+        if self.max_tokens is not None and self.max_completion_tokens not in {None, self.max_tokens}:
+            raise ValueError("'max_tokens' and 'max_completion_tokens' name different limits; send one of them")
+        return self
+
+    @property
+    def limit(self) -> int | None:
+        """The limit under either name."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+
+class TopLogprob(Wire):
+    """A token and its log-probability."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class TokenLogprob(TopLogprob):
+    """A token of the answer, with its alternatives."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Wire):
+    """Per token of the answer."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class AssistantMessage(Wire):
+    """The answer's message."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(Wire):
+    """One answer."""
+
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length"]
+
+
+class ChatAnswer(Wire):
+    """The answer of `/v1/chat/completions`."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class ChatDelta(Wire):
+    """What a chunk adds to an answer's message; what it does not add is unset."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+    refusal: None = None
+
+
+class ChatChunkChoice(Wire):
+    """What a chunk adds to one answer."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length"] | None
+
+
+class ChatChunk(Wire):
+    """A chunk of a streamed chat answer; `usage` is unset unless the client asked for it, null until the last chunk."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChatChunkChoice]
+    usage: Usage | None = None

@@ -1,0 +1,70 @@
+"""Bodies of `/v1/completions`, as OpenAI has them; `sampling` says what is taken and what is refused."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from service.http.schemas.sampling import MaxTokens, Sampling, neutral
+from service.http.schemas.wire import Texts, TokenIds, Usage, Wire, one_of
+
+AnyPrompt = Annotated[
+    str | Texts | TokenIds | Annotated[list[TokenIds], Field(fail_fast=True)],
+    one_of("must be a text, a list of texts, a list of token ids, or a list of such lists"),
+]
+
+
+class CompletionRequest(Sampling):
+    """`POST /v1/completions`."""
+
+    prompt: AnyPrompt
+    max_tokens: MaxTokens = 16
+    echo: bool = False
+    logprobs: int | None = Field(default=None, ge=0)
+    best_of: int | None = Field(default=None, ge=1)
+    suffix: neutral("") = None  # type: ignore[valid-type]
+
+    @model_validator(mode="after")
+    def _best_of_is_n(self) -> CompletionRequest:
+        if self.best_of not in {None, self.n}:
+            raise ValueError("'best_of' other than 'n' is not supported by this server; leave it out")
+        return self
+
+    @property
+    def prompts(self) -> list[str | TokenIds]:
+        """The prompts, one or many, as a list."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        ids = [token for token in self.prompt if isinstance(token, int)]
+        return [ids] if ids else [part for part in self.prompt if not isinstance(part, int)]
+
+
+class CompletionLogprobs(Wire):
+    """Per token; the first token of an echoed prompt has no log-probability."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
+    text_offset: list[int]
+
+
+class CompletionChoice(Wire):
+    """One continuation."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Literal["stop", "length"] | None
+
+
+class CompletionAnswer(Wire):
+    """The answer of `/v1/completions`, and each chunk of its stream."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    usage: Usage | None = None

@@ -1,0 +1,21 @@
+"""Bodies of `/healthz` and `/readyz`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from service.http.schemas.wire import Wire
+
+
+class Alive(Wire):
+    """The process answers."""
+
+    status: Literal["ok"] = "ok"
+
+
+class Ready(Wire):
+    """Whether the database answers and every base model in memory computed a token."""
+
+    status: Literal["ready", "not_ready"]
+    checks: dict[str, str]
+    """By name: 'ok', or what is wrong; 'loads at its next use' for a base model that is not in memory now."""

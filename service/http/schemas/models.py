@@ -1,0 +1,43 @@
+"""Bodies of `/v1/models`: OpenAI's, and what a client of ours needs besides."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from service.http.schemas.wire import Wire
+
+
+class EncoderCard(Wire):
+    """An encoder samples are embedded with: what a client needs to send vectors instead of text."""
+
+    name: str
+    digest: str
+    unit: Literal["passage", "sentence"]
+    dimensions: int
+
+
+class ModelCard(Wire):
+    """A model that can be named in `model`; `digest` is null for base models, which have a fingerprint and encoders.
+
+    `speaks` says whether it continues and scores text: adapters with a head, banks of experts and encoders do not.
+    """
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str
+    kind: Literal["base", "adapter", "soup"]
+    speaks: bool
+    base_model: str
+    digest: str | None
+    max_model_len: int | None = None
+    fingerprint: str | None = None
+    encoders: list[EncoderCard] | None = None
+
+
+class ModelList(Wire):
+    """Base models, then adapters and soups, newest first; the newest live version of each name."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+    has_more: bool = False

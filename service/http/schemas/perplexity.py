@@ -1,0 +1,40 @@
+"""Bodies of `/v1/perplexity`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from registry.spec import PerplexityReport
+from service.http.schemas.wire import ModelName, Texts, Wire
+
+
+class PerplexityRequest(Wire):
+    """Texts to score under a model, and optionally under a second one to compare with."""
+
+    model: ModelName
+    texts: Texts = Field(min_length=1)
+    baseline: ModelName | None = None
+    seed: int = Field(default=0, ge=0, lt=2**32, description="Seed of the bootstrap behind the standard errors.")
+
+
+class ComparedModel(Wire):
+    """The baseline on the same texts; `difference` is mean NLL per token, the model minus the baseline."""
+
+    model: str
+    digest: str | None
+    perplexity: float
+    mean_nll: float
+    difference: float
+    standard_error: float
+
+
+class PerplexityAnswer(PerplexityReport):
+    """Perplexity of a model on texts; `standard_error` is a lower bound, from bootstrap resamples of the texts."""
+
+    object: Literal["perplexity"] = "perplexity"
+    model: str
+    digest: str | None
+    """The adapter digest that was used; null for a base model."""
+    baseline: ComparedModel | None = None  # type: ignore[assignment]

@@ -1,0 +1,94 @@
+"""What completions and chat completions take in common, and what becomes of OpenAI's fields that have no effect here.
+
+Nothing is ignored silently: a field of OpenAI's that has no effect here is accepted with its neutral value only, and
+refused by name otherwise; a field OpenAI does not have either is refused as unknown. `user` and `metadata` are
+accepted and dropped, which is all that OpenAI promises of them too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, StringConstraints, WithJsonSchema, model_validator
+
+from service.http.schemas.wire import ModelName, Wire, one_of
+
+StopText = Annotated[str, StringConstraints(min_length=1, max_length=500)]
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+MaxTokens = Annotated[int, Field(ge=0, le=1_000_000)]
+
+
+def _only(*neutral: Any) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        if not any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in neutral):
+            raise ValueError("is not supported by this server; leave it out")
+        return value
+
+    return check
+
+
+def neutral(*values: Any) -> Any:
+    """A type that takes `values` (and null) only: what OpenAI treats as 'not asked for'."""
+    allowed = [*values, None]
+    return Annotated[Any, AfterValidator(_only(*allowed)), WithJsonSchema({"enum": allowed})]
+
+
+Stop = Annotated[
+    StopText | Annotated[list[StopText], Field(max_length=4)] | None,
+    one_of("must be a text or up to 4 texts, none empty or beyond 500 characters"),
+]
+
+
+class StreamOptions(Wire):
+    """What a stream carries beside its text."""
+
+    include_usage: bool = False
+    include_obfuscation: neutral(False) = None  # type: ignore[valid-type]
+
+
+class Sampling(Wire):
+    """What completions and chat completions have in common."""
+
+    model: ModelName
+    temperature: float = Field(default=1.0, ge=0, le=100)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    n: int = Field(default=1, ge=1)
+    stop: Stop = None
+    seed: Seed | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    user: Annotated[str, StringConstraints(max_length=1000)] | None = None
+    metadata: dict[str, Any] | None = None
+    # neutral values only
+    presence_penalty: neutral(0) = None  # type: ignore[valid-type]
+    frequency_penalty: neutral(0) = None  # type: ignore[valid-type]
+    logit_bias: neutral({}) = None  # type: ignore[valid-type]
+    store: neutral(False) = None  # type: ignore[valid-type]
+    service_tier: neutral("auto", "default") = None  # type: ignore[valid-type]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_unset(cls, values: Any) -> Any:
+        """Clients send null for what they leave open; it means the default."""
+        if not isinstance(values, dict):
+            return values
+        return {name: value for name, value in values.items() if value is not None or name not in cls.model_fields}
+
+    @model_validator(mode="after")
+    def _stream_options_need_stream(self) -> Sampling:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("'stream_options' goes with 'stream': true only")
+        return self
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings as a tuple."""
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a chunk that carries the usage."""
+        return self.stream_options is not None and self.stream_options.include_usage

@@ -1,0 +1,87 @@
+"""Bodies of `/v1/selectors` and `/v1/select`, and how a catalogue row becomes one."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal
+
+from registry.names import Digest
+from registry.spec import PoolRequest, PoolSpec, SampleReport, SampleSource, Selection, SelectOptions, SelectorSpec
+from registry.spec.frozen import Frozen
+from service.http.schemas.wire import Wait, Wire
+
+if TYPE_CHECKING:
+    from registry.catalogue.rows import SelectorRow
+
+
+class FitRequest(Frozen):
+    """`POST /v1/selectors`: fit a selector over a pool."""
+
+    selector: SelectorSpec
+    pool: PoolRequest = PoolRequest()
+    wait: Wait | None = None
+
+
+class Member(Wire):
+    """One adapter a selector was fitted on."""
+
+    ref: str
+    digest: Digest
+    domain: str
+
+
+class Selector(Wire):
+    """A fitted, immutable selector."""
+
+    object: Literal["selector"] = "selector"
+    id: str
+    selector: SelectorSpec
+    pool: PoolSpec
+    domains: int
+    members: list[Member]
+    report: dict[str, Any]
+    fitted_at: datetime
+    not_yet_included: list[str]
+
+
+def selector_body(row: SelectorRow, not_yet_included: tuple[str, ...]) -> Selector:
+    """A row as its body."""
+    return Selector(
+        id=row.id,
+        selector=row.spec,
+        pool=row.pool,
+        domains=len(row.members),
+        members=[Member(ref=one.ref, digest=one.digest, domain=one.domain) for one in row.members],
+        report=dict(row.report),
+        fitted_at=row.fitted_at,
+        not_yet_included=list(not_yet_included),
+    )
+
+
+class SelectorList(Wire):
+    """One page of selectors, newest first."""
+
+    object: Literal["list"] = "list"
+    data: list[Selector]
+    next_cursor: str | None = None
+
+
+class SelectRequest(Frozen):
+    """`POST /v1/select`: which adapters of a pool a sample belongs to, without cooking."""
+
+    sample: SampleSource
+    selector: SelectorSpec | None = None
+    options: SelectOptions = SelectOptions()
+    pool: PoolRequest = PoolRequest()
+    wait: Wait | None = None
+
+
+class Selected(Wire):
+    """A selection with everything that led to it."""
+
+    object: Literal["selection"] = "selection"
+    selection: Selection
+    sample: SampleReport
+    selector: str
+    fitted_at: datetime
+    not_yet_included: list[str]

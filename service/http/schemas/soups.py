@@ -1,0 +1,56 @@
+"""Bodies of `/v1/soups`."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Literal
+
+from registry.names import Digest
+from registry.spec import Cooked, CookRequest, MixReport, Recipe, SampleReport, Selection, Verification
+from service.http.schemas.adapters import Adapter, adapter_body
+from service.http.schemas.wire import Wait, Wire
+
+if TYPE_CHECKING:
+    from registry.catalogue.rows import AdapterRow
+
+
+class SoupRequest(CookRequest):
+    """`POST /v1/soups`: a CookRequest, and how long to wait for it."""
+
+    wait: Wait | None = None
+
+
+class Soup(Wire):
+    """What was cooked: a soup, one adapter that needs no mixing, or the base where `abstained`."""
+
+    object: Literal["soup"] = "soup"
+    abstained: bool
+    reason: str
+    model: str
+    digest: Digest | None
+    soup: Adapter | None
+    cached: bool
+    recipe: Recipe | None
+    recipe_digest: Digest | None
+    report: MixReport | None
+    selection: Selection | None
+    sample: SampleReport | None
+    verification: Verification | None
+    selector: str | None
+    fitted_at: datetime | None
+    not_yet_included: list[str]
+
+
+def soup_body(cooked: Cooked, row: AdapterRow | None) -> Soup:
+    """A cooked request as its body; `row` is the soup or adapter behind its model."""
+    evidence = cooked.evidence
+    return Soup(
+        **{name: getattr(cooked, name) for name in Soup.model_fields if name in Cooked.model_fields},
+        soup=None if row is None else adapter_body(row),
+        selection=evidence.selection,
+        sample=evidence.sample,
+        verification=evidence.verification,
+        selector=evidence.selector,
+        fitted_at=evidence.fitted_at,
+        not_yet_included=list(evidence.not_yet_included),
+    )

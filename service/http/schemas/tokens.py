@@ -1,0 +1,50 @@
+"""Bodies of `/tokenize`, `/detokenize` and `/tokenizer_info`, as vLLM has them."""
+
+from __future__ import annotations
+
+from service.http.schemas.wire import ModelName, TokenIds, Wire
+
+
+class TokenizeRequest(Wire):
+    """`POST /tokenize`, as vLLM has it. `add_special_tokens` puts the base's BOS in front, as completions do."""
+
+    model: ModelName
+    prompt: str
+    add_special_tokens: bool = True
+    return_token_strs: bool = False
+
+
+class DetokenizeRequest(Wire):
+    """`POST /detokenize`, as vLLM has it."""
+
+    model: ModelName
+    tokens: TokenIds
+
+
+class TokenizeAnswer(Wire):
+    """Token ids of a text."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeAnswer(Wire):
+    """The text of token ids."""
+
+    prompt: str
+
+
+class TokenizerInfo(Wire):
+    """What a client needs to know of a base model's tokenizer."""
+
+    model: str
+    base_model: str
+    tokenizer_class: str
+    vocab_size: int
+    max_model_len: int
+    bos_token_id: int | None
+    eos_token_id: int | None
+    bos_is_added: bool
+    chat_template: bool

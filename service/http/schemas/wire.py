@@ -1,0 +1,53 @@
+"""The base of every body, and what bodies of several parts of the interface have in common. Never imports torch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
+
+ModelName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+"""A base id, `base/<id>`, `ns/name[@...]` or an adapter digest."""
+Texts = Annotated[list[str], Field(fail_fast=True)]
+"""Lists end at their first bad entry: an error for each of millions would cost gigabytes."""
+TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
+Wait = Annotated[float, Field(ge=0, description="Seconds to wait for the answer before a job is given instead.")]
+
+
+def one_of(sentence: str) -> WrapValidator:
+    """A union that fails with one sentence instead of one error per member."""
+
+    def check(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return handler(value)
+        except ValidationError as error:
+            raise ValueError(sentence) from error
+
+    return WrapValidator(check)
+
+
+class Wire(BaseModel):
+    """A body: unknown fields, NaN and values of another type ("16" for 16) are refused."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True, use_attribute_docstrings=True)
+
+
+class Usage(Wire):
+    """Tokens read and written. `completion_tokens` is absent for embeddings."""
+
+    prompt_tokens: int
+    completion_tokens: int | None = None
+    total_tokens: int
+
+    @classmethod
+    def of(cls, read: int, written: int) -> Usage:
+        """The usage of `read` and `written` tokens."""
+        return cls(prompt_tokens=read, completion_tokens=written, total_tokens=read + written)

@@ -1,0 +1,76 @@
+"""Where jobs are announced inside of one process: that one waits, that one has changed, that one is to end.
+
+Routes ring it after a commit that enqueued something and listen for changes; the runner's threads wait for it and say
+what runs here. It knows ids only: the queue itself is `catalogue.jobs`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+
+class JobBoard:
+    """The announcements of one process; any thread may use it."""
+
+    def __init__(self) -> None:
+        self._rang = threading.Condition()
+        self._rung = 0
+        self._watchers: dict[str, list[Callable[[], None]]] = defaultdict(list)
+        self._running: dict[str, threading.Event] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def rung(self) -> int:
+        """How often it was rung: what a thread remembers before it looks at the queue."""
+        return self._rung
+
+    def wake(self) -> None:
+        """Ring: something was enqueued."""
+        with self._rang:
+            self._rung += 1
+            self._rang.notify_all()
+
+    def wait(self, *, rung: int, seconds: float) -> None:
+        """Wait until it is rung, at most so long; not at all where it was since it had been rung `rung` times."""
+        with self._rang:
+            if self._rung == rung:
+                self._rang.wait(timeout=seconds)
+
+    def watch(self, job_id: str, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call `callback`, from any thread, whenever this job changes; returns what ends it."""
+        with self._lock:
+            self._watchers[job_id].append(callback)
+
+        def unwatch() -> None:
+            with self._lock:
+                self._watchers[job_id].remove(callback)
+                if not self._watchers[job_id]:
+                    del self._watchers[job_id]
+
+        return unwatch
+
+    def tell(self, job_id: str) -> None:
+        """Tell whoever watches this job that it has changed."""
+        with self._lock:
+            callbacks = list(self._watchers.get(job_id, ()))
+        for callback in callbacks:
+            callback()
+
+    @contextmanager
+    def runs(self, job_id: str) -> Iterator[threading.Event]:
+        """While open, this job runs here; the event says that it is to end."""
+        with self._lock:
+            event = self._running[job_id] = threading.Event()
+        try:
+            yield event
+        finally:
+            with self._lock:
+                del self._running[job_id]
+
+    def running(self) -> Mapping[str, threading.Event]:
+        """The jobs that run here, with the events that end them."""
+        with self._lock:
+            return dict(self._running)

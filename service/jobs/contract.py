@@ -1,0 +1,50 @@
+"""What a kind of job is: what the runner and the routes need to know of it, and what it is given when it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from registry.catalogue import Catalogue
+from registry.catalogue.rows import JobRow, Namespaces, SelectorRow
+from registry.progress import Progress
+from registry.spec import PoolSpec, SelectorSpec
+from service.jobs.fit_process import FitProcess
+from service.parts import Parts
+
+Lane = Literal["quick", "training"]
+
+
+@dataclass(frozen=True)
+class JobContext:
+    """A job at work: where it runs, its row, and what it reports to (which raises when it is cancelled)."""
+
+    parts: Parts
+    fitting: FitProcess
+    row: JobRow
+    progress: Progress
+
+    def fit(self, pool: PoolSpec, spec: SelectorSpec, encoder_digest: str | None) -> SelectorRow:
+        """Fit a pool in the process for it, as part of this job."""
+        return self.fitting.fit(pool, spec, encoder_digest, progress=self.progress)
+
+
+@dataclass(frozen=True)
+class JobKind:
+    """One kind of job. Jobs of one `lane` keep only each other waiting: a training takes hours.
+
+    `run` does it; `ended_without` is told, in the transaction that ends it, that there will be no result; `clean`
+    removes what only the job needed, and may be called again; `reach` is the namespaces it works on (None: all).
+    """
+
+    run: Callable[[JobContext], dict[str, Any]]
+    reach: Callable[[JobRow], Namespaces]
+    ended_without: Callable[[Catalogue, JobRow], None] = lambda _catalogue, _row: None
+    clean: Callable[[Parts, JobRow], None] = lambda _parts, _row: None
+    lane: Lane = "quick"
+
+
+def namespaces_of(found: Sequence[str] | None) -> Namespaces:
+    """Namespaces as a job's arguments hold them."""
+    return None if found is None else tuple(found)

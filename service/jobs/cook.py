@@ -1,0 +1,45 @@
+"""The job that cooks a soup.
+
+The request waits in a blob of its own that is deleted when the job ends, so that no sample of a novel domain outlives
+its request; the job's arguments are ids and small parameters.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from typing import Any
+
+from registry.catalogue.rows import JobRow
+from registry.cook import cook
+from registry.registry import Caller
+from registry.spec import CookRequest
+from service.jobs.contract import JobContext, JobKind, namespaces_of
+from service.parts import Parts
+
+
+def request_bytes(request: dict[str, Any]) -> bytes:
+    """A request as the job finds it: a blob of its own even where two requests are alike."""
+    return json.dumps({"request": request, "nonce": uuid.uuid4().hex}, ensure_ascii=False).encode()
+
+
+def _run(context: JobContext) -> dict[str, Any]:
+    registry, arguments = context.parts.registry, context.row.arguments
+    stored = json.loads(registry.blobs.read(arguments["request"]))
+    caller = Caller(context.row.created_by, namespaces_of(arguments["scope"]), arguments["request_id"])
+    cooked = cook(
+        registry,
+        caller,
+        CookRequest.model_validate(stored["request"]),
+        namespace=arguments["namespace"],
+        fit=context.fit,
+        progress=context.progress,
+    )
+    return cooked.model_dump(mode="json")
+
+
+def _clean(parts: Parts, row: JobRow) -> None:
+    parts.registry.blobs.delete(row.arguments["request"])
+
+
+COOK = JobKind(run=_run, reach=lambda row: namespaces_of(row.arguments["scope"]), clean=_clean)

@@ -1,0 +1,26 @@
+"""The job that embeds a pushed sample, and has the pools fitted again that its adapter belongs to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from registry.catalogue import Catalogue
+from registry.catalogue.rows import JobRow
+from registry.embed import embed
+from registry.pools import enqueue_refits
+from service.jobs.contract import JobContext, JobKind
+
+
+def _run(context: JobContext) -> dict[str, Any]:
+    registry = context.parts.registry
+    row = embed(registry, context.row.arguments["adapter_id"], progress=context.progress)
+    with registry.database.write() as catalogue:
+        refits = enqueue_refits(catalogue, row, created_by=context.row.created_by, delay=registry.refit_delay)
+    return {"adapter": row.ref, "digest": row.digest, "refits": refits}
+
+
+def _not_embedded(catalogue: Catalogue, row: JobRow) -> None:
+    catalogue.adapters.set_sample_state(row.arguments["adapter_id"], "failed")
+
+
+EMBED = JobKind(run=_run, reach=lambda row: (row.namespace,), ended_without=_not_embedded)

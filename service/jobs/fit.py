@@ -1,0 +1,24 @@
+"""The job that fits a selector over a pool, in the process for it (`jobs.fit_process`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from registry.select import encoder_for
+from registry.spec import PoolSpec, SelectorSpec
+from service.jobs.contract import JobContext, JobKind, namespaces_of
+
+SPEC: TypeAdapter[SelectorSpec] = TypeAdapter(SelectorSpec)
+
+
+def _run(context: JobContext) -> dict[str, Any]:
+    arguments = context.row.arguments
+    spec = SPEC.validate_python(arguments["spec"])
+    encoder = encoder_for(spec, context.parts.bases.encoders(arguments["base"]))
+    pool = PoolSpec.model_validate(arguments["pool"])
+    return {"selector": context.fit(pool, spec, None if encoder is None else encoder.digest).id}
+
+
+FIT = JobKind(run=_run, reach=lambda row: namespaces_of(row.arguments["pool"]["namespaces"]))

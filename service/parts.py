@@ -1,0 +1,28 @@
+"""What routes and jobs work with, as one frozen value: the registry, the engine, the settings."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from registry.registry import Registry
+from service.base_models import ServedBaseModels
+from service.engine import Engine
+from service.job_board import JobBoard
+from service.settings import Settings
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a running server, handed down to routes and jobs; `runtime` has their life cycle.
+
+    `bases` are the registry's base models, with what only a server knows of them. `selections` counts those that may
+    embed at once: each holds a thread, and threads are what every request needs.
+    """
+
+    settings: Settings
+    registry: Registry
+    bases: ServedBaseModels
+    engine: Engine
+    jobs: JobBoard
+    selections: threading.BoundedSemaphore
