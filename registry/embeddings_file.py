@@ -15,7 +15,7 @@ _DTYPES = {"F32": "<f4", "F16": "<f2"}
 
 
 def read_embeddings(data: bytes, *, max_bytes: int) -> np.ndarray:
-    """float32 (units, dimensions), writable, finite; raises InvalidSample or TooLarge."""
+    """The array of a file: float32 (units, dimensions), writable, finite. Raises InvalidSample or TooLarge."""
     header = parse(data, max_bytes=max_bytes, what=NAME, error=InvalidSample)
     if set(header.entries) != {NAME}:
         found = ", ".join(sorted(name[:40] for name in header.entries)[:5]) or "none"
@@ -36,7 +36,7 @@ def read_embeddings(data: bytes, *, max_bytes: int) -> np.ndarray:
 
 
 def save_embeddings(array: np.ndarray) -> bytes:
-    """The file of a (units, dimensions) array, as F32; the same values, the same bytes. Raises InvalidSample."""
+    """An array (units, dimensions) as a file of F32: the same values, the same bytes. Raises InvalidSample."""
     if array.ndim != 2 or 0 in array.shape:
         raise InvalidSample(f"Embeddings have shape (units, dimensions), not {array.shape}.", param=NAME)
     values = np.ascontiguousarray(array, dtype="<f4")

@@ -1,7 +1,7 @@
 """Files and what stands in them: durable writes, strict JSON, JSON lines. Standard library only.
 
 Used by whatever keeps state in files (the blobs, the checkpoints of a training, the file of the admin key) and by
-whoever reads JSON that came from people or with a file.
+whoever reads JSON and JSON lines that came from people.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from registry.errors import Invalid, InvalidManifest, InvalidSample
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
-"""Of Linux's renameat2(2): paths are taken as ever, and the two names are swapped."""
+"""Arguments of Linux's renameat2(2): relative paths start at the current directory; the two names are swapped."""
 
 
 def replace_file(path: Path, data: bytes, *, beside: Path, mode: int = 0o666) -> None:

@@ -54,7 +54,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Header:
-    """A parsed header; `entries` in the order of the bytes."""
+    """What a safetensors file says of its tensors, `entries` by name in the order of their bytes."""
 
     entries: dict[str, Entry]
     metadata: dict[str, str]

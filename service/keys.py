@@ -46,6 +46,11 @@ class Principal:
         """Whether the key sees `namespace`."""
         return self.namespaces is None or namespace in self.namespaces
 
+    @property
+    def home(self) -> str:
+        """The namespace of what the key makes without naming one: its first, or `default` for a key that sees all."""
+        return "default" if self.namespaces is None else self.namespaces[0]
+
     def check_write(self, namespace: str) -> None:
         """Raises Forbidden unless the key may write in `namespace`."""
         if not self.has("write"):

@@ -28,7 +28,6 @@ from registry.spec import (
     HeadConfig,
     PrefixConfig,
     UnionConfig,
-    prefix_length,
 )
 from training.data import Data, draw, json_lines, read_lines
 from training.hyperparameters import SHORTEST_BLOCK, Hyperparameters
@@ -66,7 +65,7 @@ def inputs_of(spec: TrainingSpec, base: BaseText, data: Data, *, members: Sequen
     task = task_of(spec)
     config = config_of(spec, base.shape, head=task.head(data.train), members=[member.config for member in members])
     start = None
-    if isinstance(config, FusionConfig):
+    if isinstance(config, FusionConfig):  # nothing else is made of trained adapters
         start = fusion_start(config, [member.tensors for member in members])
     return TrainingInputs(
         config, data, hyperparameters_on(spec, base.shape, config), task, init=spec.start, init_seed=spec.init_seed,
@@ -98,19 +97,20 @@ def passages(spec: TrainingSpec, items: Sequence[Any], most: int, *, seed: int) 
 
 def not_fused(config: AdapterConfig) -> str:
     """Why an adapter that is no bottleneck is no member of a fusion: the end of a sentence."""
-    merge = ": name its merge instead" if isinstance(config, BankConfig) else ""
+    merge = ": name its merge instead" if config.merged is not None else ""
     return f"the method {config.method}, and a fusion is over bottleneck adapters{merge}."
 
 
 def read_member(path: Path, shape: BaseShape) -> Member:
     """A trained bottleneck adapter from its directory; raises Incompatible for what no fusion takes."""
     folder = read_directory(path)
-    if not isinstance(folder.config, BottleneckConfig):
+    config = FusionConfig.member_of(folder.config)
+    if config is None:
         raise Incompatible(f"{path} has {not_fused(folder.config)}", param="members")
     if folder.base_fingerprint not in (None, shape.fingerprint):
         raise Incompatible(f"{path} was made for another base model ({folder.base_fingerprint}).", param="members")
     try:
-        return Member(folder.config, load_tensors(folder.weights.read_bytes()))
+        return Member(config, load_tensors(folder.weights.read_bytes()))
     except OSError as error:
         raise NotFound(f"{folder.weights} cannot be read: {error.strerror}.", param="members") from error
 
@@ -172,10 +172,10 @@ def _bottleneck(request: BottleneckRequest, shape: BaseShape) -> BottleneckConfi
 
 def hyperparameters_on(spec: TrainingSpec, shape: BaseShape, config: AdapterConfig) -> Hyperparameters:
     """Those of a spec on a base model; raises InvalidParameter where a prefix leaves no block of its context."""
-    room = shape.context - prefix_length(config)
+    room = shape.context - config.prefix_length
     if room < SHORTEST_BLOCK:
         raise InvalidParameter(
-            f"A prefix of {prefix_length(config)} tokens leaves {max(room, 0)} of the base model's context of "
+            f"A prefix of {config.prefix_length} tokens leaves {max(room, 0)} of the base model's context of "
             f"{shape.context}, and a block has at least {SHORTEST_BLOCK}: choose a shorter one.",
             param="length",
         )

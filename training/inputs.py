@@ -17,16 +17,7 @@ from registry.base_model import BaseText
 from registry.errors import Incompatible, InvalidParameter
 from registry.formats import AdapterDirectory
 from registry.names import digest_of
-from registry.spec import (
-    AdapterConfig,
-    BankConfig,
-    BaseShape,
-    BottleneckConfig,
-    LoraConfig,
-    UnionConfig,
-    head_of,
-    prefix_length,
-)
+from registry.spec import AdapterConfig, BaseShape
 from training.checkpoint import differences
 from training.data import Data
 from training.hyperparameters import Consistency, Hyperparameters, PruningOptions
@@ -34,8 +25,6 @@ from training.methods.adamix import bank_record
 from training.tasks import LANGUAGE_MODELLING
 from training.tasks.contract import Task, named_head
 
-LORA_INIT = "zero_b"
-"""How a LoRA starts unless `init` is "small_b": A uniform, B zero."""
 _IF_ASKED = ("pruning", "consistency", "start")
 """Keys of a record that are there only where the option is: one that is missing says that it was not asked for."""
 
@@ -61,15 +50,14 @@ class TrainingInputs:
 
     def check(self, base: BaseText) -> None:
         """Raises InvalidParameter and Incompatible for what does not go together, with each other or with the base."""
-        if self.consistency is not None and not isinstance(self.config, BankConfig):
+        if self.consistency is not None and self.config.merged is None:
             raise InvalidParameter(
                 f"Consistency is between the experts of a bank, and this adapter is a {self.config.method}.",
                 param="consistency",
             )
-        if self.pruning is not None and isinstance(self.config, BankConfig):
+        if self.pruning is not None and self.config.merged is not None:
             raise InvalidParameter("The experts of a bank are not pruned: choose one of the two.", param="pruning")
-        head = head_of(self.config)
-        found = None if head is None else head.task
+        found = None if self.config.head is None else self.config.head.task
         if self.task.answers != found:
             raise Incompatible(
                 f"{self.task.name.capitalize()} needs an adapter with {named_head(self.task.answers)}, and this "
@@ -89,26 +77,18 @@ class TrainingInputs:
         about: dict[str, Any] = {
             "task": self.task.name,
             "base": {"fingerprint": base.shape.fingerprint, "dtype": base.entry.dtype},
-            "init": self._init(),
+            "init": self.config.start_named(self.init),
             "data": {"train": train, "valid": valid},
             **self.hyperparameters.model_dump(mode="json"),
             **self.task.inputs(),
         }
         if self.pruning is not None:
             about["pruning"] = self.pruning.model_dump(mode="json")
-        if isinstance(self.config, BankConfig):
+        if self.config.merged is not None:
             about["consistency"] = self.consistency or "released"
         if self.start is not None:
             about["start"] = init_hash(self.start)
         return about
-
-    def _init(self) -> str:
-        """How the parts of an adapter that have a choice start, or its LoRA where none has."""
-        whole = self.config.expert if isinstance(self.config, BankConfig) else self.config
-        parts = whole.members if isinstance(whole, UnionConfig) else (whole,)
-        lora = any(isinstance(part, LoraConfig) for part in parts)
-        other = any(isinstance(part, BottleneckConfig) for part in parts)
-        return LORA_INIT if lora and not other and self.init != "small_b" else self.init
 
     def differences(self, folder: AdapterDirectory, base: BaseText, *, of_bank: bool = False) -> list[str]:
         """In what an adapter that is there differs from what is made of these, as `name (value there, value here)`.
@@ -118,16 +98,16 @@ class TrainingInputs:
         record, now = folder.provenance.training, self.record(base)
         names = dict.fromkeys([*now, *_IF_ASKED])  # what was asked for there, and is not here, differs too
         found = differences(*({name: values.get(name) for name in names} for values in (record, now)))
-        bank = self.config if isinstance(self.config, BankConfig) and not of_bank else None
-        found += differences(record.get("bank"), None if bank is None else bank_record(bank), at="bank")
-        made = self.config if bank is None else bank.expert
+        merged = None if of_bank else self.config.merged
+        found += differences(record.get("bank"), None if merged is None else bank_record(self.config), at="bank")
+        made = merged or self.config
         found += differences(_dense(folder.config.identity()), made.identity(), at="config")
         return found + differences(folder.provenance.init_seed, self.init_seed, at="init_seed")
 
 
 def check_block(block: int, shape: BaseShape, config: AdapterConfig) -> None:
     """Raises InvalidParameter where a block does not fit the base model's context beside the adapter's prefix."""
-    taken = prefix_length(config)
+    taken = config.prefix_length
     if block + taken > shape.context:
         less = f", of which the prefix takes {taken}" if taken else ""
         raise InvalidParameter(

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from registry.errors import Conflict, SoupError
 from registry.formats import AdapterDirectory, check_place, read_directory
 from registry.names import Digest
-from registry.spec import BankConfig, Card, Frozen, Words
+from registry.spec import Card, Frozen, Words
 from training.spec import BANK, SAMPLE, SAVE_SECONDS, VALID_SHARE, TrainingSpec
 
 
@@ -84,7 +84,7 @@ class TrainingRun(Frozen):
         except Conflict:
             with suppress(SoupError):
                 folder = read_directory(self.bank)
-                if isinstance(folder.config, BankConfig):
+                if folder.config.merged is not None:
                     return folder
             raise
         return None

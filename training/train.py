@@ -12,7 +12,6 @@ from pathlib import Path
 from registry.base_model import BaseText, LoadedBase
 from registry.errors import Conflict
 from registry.progress import Progress, silent
-from registry.spec import BankConfig
 from training.build import inputs_of, passages, read_items, read_member
 from training.checkpoint import Saving, discard
 from training.data import Data, held_out
@@ -36,7 +35,7 @@ def train(
     saving = None if run.checkpoint is None else Saving(run.checkpoint, run.every_steps, run.every_seconds)
     trained = train_adapter(base, inputs, progress=progress, should_stop=should_stop, saving=saving)
     sample = passages(run.spec, inputs.data.train, run.sample, seed=run.sample_seed)
-    if isinstance(trained.config, BankConfig):
+    if trained.config.merged is not None:
         check_bank(run, base, inputs)  # again: a training takes its time
         trained.write(run.bank, base, domain=run.domain, base_id=run.base_id, passages=sample, replace=True)
         trained = trained.merged()

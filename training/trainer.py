@@ -13,15 +13,14 @@ from typing import Any
 
 from torch import Tensor
 
-from registry.adapters import AdapterModule, attached, create, from_tensors
+from registry.adapters import AdapterModule, attached, create, entry_of, from_tensors
 from registry.adapters.experts import BankAdapter, merge_bank
-from registry.adapters.masks import pruned_members
 from registry.adapters.weights import init_hash, save_tensors
 from registry.base_model import LoadedBase
 from registry.errors import InvalidParameter
 from registry.formats import AdapterContents, AdapterDirectory, write_directory
 from registry.progress import Progress, silent
-from registry.spec import AdapterConfig, BankConfig, Provenance, head_of
+from registry.spec import AdapterConfig, Provenance
 from training.checkpoint import Checkpoint, Saving
 from training.data import MIN_VALID_TEXTS
 from training.inputs import TrainingInputs
@@ -61,12 +60,13 @@ class Trained:
 
         `bank` in its record says of what it was made. Raises InvalidParameter for what is no bank.
         """
-        if not isinstance(self.config, BankConfig):
+        merge = entry_of(self.config).merge
+        if merge is None or self.config.merged is None:
             raise InvalidParameter(f"What is merged is a bank of experts, and this adapter is a {self.config.method}.")
         return replace(
             self,
-            config=self.config.expert,
-            tensors=merge_bank(self.config, self.tensors),
+            config=self.config.merged,
+            tensors=merge(self.config, self.tensors),
             record={**self.record, "bank": bank_record(self.config)},
         )
 
@@ -135,7 +135,7 @@ def train_adapter(
 
 def _encoded(base: LoadedBase, inputs: TrainingInputs) -> tuple[Examples, Examples]:
     """The training and validation data as rows."""
-    task, block, head = inputs.task, inputs.hyperparameters.block, head_of(inputs.config)
+    task, block, head = inputs.task, inputs.hyperparameters.block, inputs.config.head
     return task.encode(base, inputs.data.train, block=block, head=head), task.encode(
         base, inputs.data.valid, block=block, head=head, what="validation", at_least=MIN_VALID_TEXTS
     )
@@ -174,7 +174,7 @@ def _outcome_record(
 ) -> dict[str, Any]:
     """What came of it, and how large it is beside the base model; pruned entries are not trained."""
     parameters = sum(parameter.numel() for parameter in base.model.parameters())
-    masked = sum(pruned.masked for pruned in pruned_members(config).values())
+    masked = sum(pruned.masked for pruned in config.pruned_parts().values())
     trained = outcome.trained_parameters - masked
     return {
         "optimizer": "AdamW",

@@ -1,7 +1,7 @@
-"""Kinds of adapters: what tensors they have, how they start, and how they are built from tensors.
+"""The structures of adapters: what tensors they have, how they start, and how they are built from tensors.
 
-`METHODS` is the only list of kinds; `weights`, the trainer and the engine go through the three functions here.
-Nothing here reads files: bytes become tensors in `weights`.
+`STRUCTURES` is the only list of them; everybody else goes through the functions here and asks configurations what
+they need to know. Nothing here reads files: bytes become tensors in `weights`.
 
 Canonical tensor names, for layer i: `layers.<i>.<site>.down.weight` (m, d), `.down.bias` (m), `.up.weight` (d, m),
 `.up.bias` (d) with site `ffn` or `attention`; `layers.<i>.ffn.norm.weight|bias` (d) for Bapna-Firat;
@@ -13,8 +13,9 @@ Canonical order: by layer number, then name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -22,103 +23,122 @@ from torch import Tensor, nn
 
 from registry.adapters.attach import AdapterModule, attached
 from registry.adapters.bottleneck import BottleneckAdapter
-from registry.adapters.experts import BankAdapter, initial_bank
+from registry.adapters.bottleneck_mixing import BottleneckMixture, join_bottlenecks
+from registry.adapters.experts import BankAdapter, initial_bank, mean_routes, merge_bank
 from registry.adapters.fusion import FusionAdapter, initial_fusion
 from registry.adapters.head import HeadModule, initial_head
-from registry.adapters.initial import Init, initial_tensors
-from registry.adapters.lora import LORA_A, LoraAdapter, initial_lora
-from registry.adapters.masks import add_masks, is_mask, pruned_members
+from registry.adapters.initial import Init, Shapes, initial_tensors
+from registry.adapters.loadable import Tensors
+from registry.adapters.lora import LoraAdapter, initial_lora
+from registry.adapters.lora_mixing import LoraMixture, join_loras
+from registry.adapters.masks import add_masks, is_mask
+from registry.adapters.mixture import Linear, Mixture, Unknown
 from registry.adapters.prefix import PrefixAdapter, initial_prefix
 from registry.adapters.tensor_order import canonical_order
-from registry.adapters.union import UnionAdapter, initial_union
+from registry.adapters.union import UnionAdapter, UnionMixture, initial_union
 from registry.errors import Incompatible, InvalidParameter, UnknownMethod
-from registry.spec import AdapterConfig, BankConfig, BaseShape, BottleneckConfig, UnionConfig
+from registry.spec import AdapterConfig, BaseShape, BottleneckConfig
 
 __all__ = [
-    "METHODS",
+    "STRUCTURES",
     "AdapterModule",
     "Init",
-    "Method",
+    "StructureEntry",
     "attached",
     "create",
+    "entry_of",
     "expected_tensors",
     "from_tensors",
+    "mixture_of",
     "paper_config",
     "tensor_problems",
 ]
 
 
 @dataclass(frozen=True)
-class Method:
-    """One kind of adapter: `build` makes its module on the meta device, `initial` draws its first tensors."""
+class StructureEntry:
+    """What a structure does with tensors. What its configuration alone can say is asked of that (`spec.structures`).
+
+    `build` makes its module on the meta device and `initial` draws its first tensors for names and shapes. `join` puts
+    several side by side as one, `mixture` is their exact mixture: None where its configurations say that there is none
+    (`joinable`, `no_exact_mixture`). Only a bank of experts has a `merge`, and `routes`: the adapters whose mean output
+    is that of all routes through it.
+    """
 
     name: str
     paper: str
     build: Callable[[Any, BaseShape], AdapterModule]
     initial: Callable[..., dict[str, Tensor]]
+    join: Callable[[Sequence[Any], Sequence[Tensors], Sequence[float]], dict[str, Tensor]] | None = None
+    mixture: Callable[[Any, BaseShape], Mixture] | None = None
+    merge: Callable[[Any, Tensors], dict[str, Tensor]] | None = None
+    routes: Callable[[Any, Tensors], list[dict[str, Tensor]]] | None = None
 
 
-def _union(config: UnionConfig, shape: BaseShape) -> UnionAdapter:
-    return UnionAdapter(config, [METHODS[one.method].build(one, shape) for one in config.members])
+def _build(config: AdapterConfig, shape: BaseShape) -> AdapterModule:
+    return entry_of(config).build(config, shape)
 
 
-def _initial_union(shapes: Mapping[str, tuple[int, ...]], **start: object) -> dict[str, Tensor]:
-    return initial_union(shapes, {name: method.initial for name, method in METHODS.items()}, **start)
+def _initial(config: AdapterConfig, shapes: Shapes, **start: object) -> dict[str, Tensor]:
+    return entry_of(config).initial(config, shapes, **start)
 
 
-def _bank(config: BankConfig, shape: BaseShape) -> BankAdapter:
-    return BankAdapter(config, METHODS[config.expert.method].build(config.expert, shape))
+def mixture_of(config: AdapterConfig, shape: BaseShape) -> Mixture:
+    """The exact mixture of adapters like this one, before any of them."""
+    make = entry_of(config).mixture
+    return Unknown() if make is None or config.no_exact_mixture is not None else make(config, shape)
 
 
-def _initial_bank(shapes: Mapping[str, tuple[int, ...]], **start: object) -> dict[str, Tensor]:
-    with_head = any(name.startswith("head.") for name in shapes)
-    lora = any(name.endswith(LORA_A) for name in shapes)
-    expert = METHODS["union" if with_head else "lora" if lora else "bottleneck"]
-    return initial_bank(shapes, expert.initial, **start)
-
-
-METHODS: dict[str, Method] = {
-    "bottleneck": Method(
+STRUCTURES: dict[str, StructureEntry] = {
+    "bottleneck": StructureEntry(
         name="bottleneck",
         paper="Houlsby et al., ICML 2019; Bapna & Firat, EMNLP 2019; Pfeiffer et al., EACL 2021; He et al., ICLR 2022",
         build=BottleneckAdapter,
         initial=initial_tensors,
+        join=join_bottlenecks,
+        mixture=BottleneckMixture,
     ),
-    "lora": Method(
+    "lora": StructureEntry(
         name="lora",
         paper="Hu et al., ICLR 2022; rsLoRA: Kalajdzievski, 2023",
         build=LoraAdapter,
         initial=initial_lora,
+        join=join_loras,
+        mixture=LoraMixture,
     ),
-    "prefix": Method(
+    "prefix": StructureEntry(
         name="prefix",
         paper="Li & Liang, ACL 2021",
         build=PrefixAdapter,
         initial=initial_prefix,
     ),
-    "head": Method(
+    "head": StructureEntry(
         name="head",
         paper="Devlin et al., NAACL 2019, section 4; Radford et al., 2018, section 3.2",
         build=HeadModule,
         initial=initial_head,
+        mixture=lambda _config, _shape: Linear(),
     ),
-    "union": Method(
+    "union": StructureEntry(
         name="union",
         paper="MAM: He et al., ICLR 2022",
-        build=_union,
-        initial=_initial_union,
+        build=lambda config, shape: UnionAdapter(config, [_build(one, shape) for one in config.members]),
+        initial=partial(initial_union, initial=_initial),
+        mixture=lambda config, shape: UnionMixture({one.method: mixture_of(one, shape) for one in config.members}),
     ),
-    "fusion": Method(
+    "fusion": StructureEntry(
         name="fusion",
         paper="Pfeiffer et al., EACL 2021",
         build=FusionAdapter,
         initial=initial_fusion,
     ),
-    "adamix": Method(
+    "adamix": StructureEntry(
         name="adamix",
         paper="AdaMix: Wang et al., EMNLP 2022",
-        build=_bank,
-        initial=_initial_bank,
+        build=lambda config, shape: BankAdapter(config, _build(config.expert, shape)),
+        initial=partial(initial_bank, initial=_initial),
+        merge=merge_bank,
+        routes=mean_routes,
     ),
 }
 
@@ -133,21 +153,23 @@ _PAPER: dict[str, tuple[Literal["relu", "gelu"], float]] = {
 def paper_config(
     structure: Literal["houlsby", "pfeiffer", "bapna_firat", "parallel"], *, bottleneck: int = 64
 ) -> BottleneckConfig:
-    """A structure with its paper's activation and scale (docs/explanation/methods.md#structures)."""
+    """A bottleneck with its paper's activation and scale (docs/explanation/methods.md#structures)."""
     activation, scale = _PAPER[structure]
     return BottleneckConfig(structure=structure, bottleneck=bottleneck, activation=activation, scale=scale)
 
 
-def _method(config: AdapterConfig) -> Method:
-    method = METHODS.get(config.method)
-    if method is None:
-        raise UnknownMethod(f"Method {config.method!r} is not one of {', '.join(sorted(METHODS))}.", param="config")
-    return method
+def entry_of(config: AdapterConfig) -> StructureEntry:
+    """The entry of a configuration's structure; raises UnknownMethod."""
+    entry = STRUCTURES.get(config.method)
+    if entry is None:
+        known = ", ".join(sorted(STRUCTURES))
+        raise UnknownMethod(f"Method {config.method!r} is not one of {known}.", param="config")
+    return entry
 
 
 def _built(config: AdapterConfig, shape: BaseShape) -> AdapterModule:
     """The module of a configuration, without values, with masks where it is pruned."""
-    module = _method(config).build(config, shape)
+    module = _build(config, shape)
     add_masks(module)
     return module
 
@@ -173,9 +195,9 @@ def create(
 
     Raises InvalidParameter (see `initial.initial_tensors`, and for a pruned adapter), UnknownMethod or Incompatible.
     """
-    if pruned_members(config):
+    if config.pruned_parts():
         raise InvalidParameter("A pruned adapter is not drawn: draw the dense one, and prune it.", param="config")
-    tensors = _method(config).initial(expected_tensors(config, shape), seed=seed, init=init, base=base)
+    tensors = _initial(config, expected_tensors(config, shape), seed=seed, init=init, base=base)
     return from_tensors(config, shape, tensors)
 
 

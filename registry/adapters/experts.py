@@ -1,11 +1,11 @@
-"""Banks of AdaMix (Wang et al., EMNLP 2022): copies of an adapter's projections, drawn at random while they train.
+"""Banks of experts (AdaMix, Wang et al., EMNLP 2022): copies of an adapter's projections, routed at random in training.
 
 Each site of the adapter has `experts` copies of its down- and of its up-projection, or one copy of what
 `BankConfig.share` names; norms are shared always. `draw` says which copy serves each projection of a forward pass
 (section 3.1), `routed` puts that into effect, and without a route a bank computes its merge, the mean of the copies
 (section 3.3), which is what is served in its place. Used by the trainer, and by `soup.merge` for stored banks.
 
-Knows no list of methods: its maker hands it the adapter of one expert, which may have a head, shared too. Tensor
+Knows no list of structures: its maker hands it the adapter of one expert, which may have a head, shared too. Tensor
 names are that adapter's own; the weight and bias of a projection with copies have a leading dimension of
 them. All copies start as the projection of a plain adapter does (so do the LoRA experts of the paper's code): the
 merge of a bank's start is the start of a plain adapter of the same seed, bit for bit, and the bank carries that
@@ -22,14 +22,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from registry.adapters.attach import AdapterModule, Edit, InputEdit
+from registry.adapters.initial import Shapes
 from registry.errors import Internal
 from registry.spec import BankConfig
 
 Routes = Mapping[str, int]
 """Which copy serves, by the path of a projection that has copies (`layers.0.ffn.down`)."""
-
-_SIDES = {"down": "down", "lora_A": "down", "up": "up", "lora_B": "up"}
-"""Which of the two a projection is, by the last part of its path."""
 
 
 class Experts(nn.Module):
@@ -158,12 +156,8 @@ def _unshared(expert: nn.Module, config: BankConfig) -> list[tuple[str, nn.Linea
     ]
 
 
-def _side(path: str) -> str | None:
-    return _SIDES.get(path.rpartition(".")[2])
-
-
 def _has_copies(path: str, config: BankConfig) -> bool:
-    return _side(path) not in (None, config.share)
+    return path.rpartition(".")[2] in config.copied
 
 
 def merge_bank(config: BankConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -181,7 +175,7 @@ def mean_routes(config: BankConfig, tensors: Mapping[str, Tensor]) -> list[dict[
     """
     merged = merge_bank(config, tensors)
     differ = [name for name, tensor in tensors.items() if tensor.shape != merged[name].shape]
-    several = [name for name in differ if _side(name.rpartition(".")[0]) == "down"]
+    several = [name for name in differ if name.split(".")[-2] == config.sides[0]]
     if not several:
         return [merged]
     return [
@@ -190,21 +184,15 @@ def mean_routes(config: BankConfig, tensors: Mapping[str, Tensor]) -> list[dict[
 
 
 def initial_bank(
-    shapes: Mapping[str, tuple[int, ...]], initial: Callable[..., dict[str, Tensor]], **start: object
+    config: BankConfig, shapes: Shapes, *, initial: Callable[..., dict[str, Tensor]], **start: object
 ) -> dict[str, Tensor]:
-    """fp32 tensors for `shapes`: every copy of a projection is what a plain adapter, by its `initial`, starts with.
+    """fp32 tensors for `shapes`: every copy of a projection is what a plain adapter starts with, drawn by `initial`.
 
     Raises what that does.
     """
-    several = {name: size[0] for name, size in shapes.items() if _copies(name, shapes)}
+    several = {name: size[0] for name, size in shapes.items() if _has_copies(name.rpartition(".")[0], config)}
     plain = {name: size[1:] if name in several else size for name, size in shapes.items()}
     return {
         name: tensor.repeat(several[name], *(1 for _ in tensor.shape)) if name in several else tensor
-        for name, tensor in initial(plain, **start).items()
+        for name, tensor in initial(config.expert, plain, **start).items()
     }
-
-
-def _copies(name: str, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Whether the tensor is of a projection with copies: its weight then has three dimensions."""
-    weight = shapes[name.removesuffix("bias") + "weight" if name.endswith("bias") else name]
-    return len(weight) == 3

@@ -9,7 +9,7 @@ nothing else, and never require gradients; only Q, K and V train.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import cast
 
 import numpy as np
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from registry.adapters.attach import AdapterModule, Edit
 from registry.adapters.bottleneck import BottleneckAdapter, BottleneckLayer, ffn_edits
-from registry.adapters.initial import Init, initial_tensors
+from registry.adapters.initial import Init, Shapes, initial_tensors
 from registry.adapters.sites import Family, family_of, layer_sites
 from registry.spec import BaseShape, FusionConfig
 
@@ -88,7 +88,7 @@ class FusionAdapter(AdapterModule):
 
 
 def initial_fusion(
-    shapes: Mapping[str, tuple[int, ...]], *, seed: int, init: Init, base: nn.Module | None
+    config: FusionConfig, shapes: Shapes, *, seed: int, init: Init, base: nn.Module | None
 ) -> dict[str, Tensor]:
     """fp32 tensors for `shapes`: Q and K as `torch.nn.Linear` starts, V the identity (AdapterHub's start).
 
@@ -96,12 +96,12 @@ def initial_fusion(
     Raises what `initial_tensors` does.
     """
     members = {name: shape for name, shape in shapes.items() if ATTENTION not in name}
-    drawn = initial_tensors(members, seed=seed, init=init, base=base)
+    drawn = initial_tensors(config.member, members, seed=seed, init=init, base=base)
     rng = np.random.Generator(np.random.PCG64(seed))
     return {name: drawn[name] if name in drawn else _attention(rng, name, shapes) for name in shapes}
 
 
-def _attention(rng: np.random.Generator, name: str, shapes: Mapping[str, tuple[int, ...]]) -> Tensor:
+def _attention(rng: np.random.Generator, name: str, shapes: Shapes) -> Tensor:
     if name.endswith(".value.weight"):
         return torch.eye(shapes[name][0])
     bound = 1.0 / np.sqrt(shapes[name][0])  # square matrices: as many inputs as outputs

@@ -7,7 +7,7 @@ read the whole sequence at its last token, Radford et al., 2018). Called by the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from registry.adapters.attach import AdapterModule, Edit
-from registry.adapters.initial import Init, check_start, truncated_normal
+from registry.adapters.initial import Init, Shapes, check_start, truncated_normal
 from registry.errors import Incompatible
 from registry.spec import BaseShape, HeadConfig
 
@@ -73,7 +73,7 @@ def head_module(adapter: AdapterModule) -> HeadModule | None:
 
 
 def initial_head(
-    shapes: Mapping[str, tuple[int, ...]], *, seed: int, init: Init, **_not_needed: object
+    _config: HeadConfig, shapes: Shapes, *, seed: int, init: Init, **_not_needed: object
 ) -> dict[str, Tensor]:
     """fp32 tensors for `shapes`: weights N(0, 0.02) truncated at two standard deviations, biases zero.
 

@@ -16,7 +16,10 @@ from torch import Tensor, nn
 
 from registry.adapters.sites import layer_sites
 from registry.errors import InvalidParameter
+from registry.spec import BottleneckConfig
 
+Shapes = Mapping[str, tuple[int, ...]]
+"""Sizes of tensors by their canonical names, in canonical order."""
 Init = Literal["near_identity", "linear", "zero_up", "small_b"]
 INITS: tuple[Init, ...] = ("near_identity", "linear", "zero_up")
 """Those of bottlenecks; `small_b` is a start of LoRAs (`lora.initial_lora`)."""
@@ -25,7 +28,7 @@ TRUNCATION = 2.0
 
 
 def initial_tensors(
-    shapes: Mapping[str, tuple[int, ...]], *, seed: int, init: Init, base: nn.Module | None
+    _config: BottleneckConfig, shapes: Shapes, *, seed: int, init: Init, base: nn.Module | None
 ) -> dict[str, Tensor]:
     """fp32 tensors for `shapes` (canonical names, in canonical order).
 
@@ -62,7 +65,7 @@ def check_start(*, seed: int, init: Init) -> None:
         raise InvalidParameter(f"A seed is not negative, and {seed} is.", param="seed")
 
 
-def _projection(rng: np.random.Generator, name: str, shapes: Mapping[str, tuple[int, ...]], init: Init) -> np.ndarray:
+def _projection(rng: np.random.Generator, name: str, shapes: Shapes, init: Init) -> np.ndarray:
     """float64 values of a projection's weight or bias."""
     shape = shapes[name]
     is_bias = name.endswith(".bias")
@@ -83,7 +86,7 @@ def truncated_normal(rng: np.random.Generator, shape: tuple[int, ...]) -> np.nda
     return values.reshape(shape)
 
 
-def _base_norms(shapes: Mapping[str, tuple[int, ...]], base: nn.Module | None) -> dict[str, Tensor]:
+def _base_norms(shapes: Shapes, base: nn.Module | None) -> dict[str, Tensor]:
     """Copies of the base's norms under the canonical names of those that `shapes` asks for."""
     if not any(".base_norm." in name for name in shapes):
         return {}

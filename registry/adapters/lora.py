@@ -8,7 +8,7 @@ says which there are. A module the LoRA does not name is left alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import cast
 
 import numpy as np
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from registry.adapters.attach import AdapterModule, Edit
-from registry.adapters.initial import NEAR_IDENTITY_STD, Init, check_start, truncated_normal
+from registry.adapters.initial import NEAR_IDENTITY_STD, Init, Shapes, check_start, truncated_normal
 from registry.errors import Incompatible, more_problems
 from registry.spec import BaseShape, LoraConfig
 
@@ -142,7 +142,7 @@ def _sizes(model: nn.Module, path: str) -> tuple[int, int] | None:
 
 
 def initial_lora(
-    shapes: Mapping[str, tuple[int, ...]], *, seed: int, init: Init = "near_identity", **_same_for_all: object
+    _config: LoraConfig, shapes: Shapes, *, seed: int, init: Init, **_not_needed: object
 ) -> dict[str, Tensor]:
     """fp32 tensors for `shapes`: A uniform as PEFT's Kaiming with a = sqrt(5), B zero, so exactly the base at step 0.
 

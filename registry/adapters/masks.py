@@ -1,9 +1,9 @@
-"""Masks of pruned adapters (SparseAdapter, section 2): which entries of the projections are held at zero.
+"""Masks of pruned adapters: which entries of the projections are held at zero (SparseAdapter, section 2).
 
 Called by what builds, checks and stores adapters, by averaging, and by pruning. A mask is one bit an entry, 1 where
 it is kept, row-major, packed as `numpy.packbits` does, in a uint8 tensor `<projection>.mask` beside
-`<projection>.weight`; an adapter has them where its configuration says `pruned`. Only the projections named here are
-masked, never a bias, a norm, a head or a prefix.
+`<projection>.weight`; an adapter has them where its configuration says `pruned`. Only the `projections` that its
+structure names are masked, never a bias, a norm, a head or a prefix.
 """
 
 from __future__ import annotations
@@ -17,13 +17,10 @@ from torch import Tensor, nn
 
 from registry.adapters.attach import AdapterModule
 from registry.adapters.tensor_order import canonical_order
-from registry.spec import AdapterConfig, BottleneckConfig, FusionConfig, LoraConfig, Pruned, UnionConfig
+from registry.spec import AdapterConfig, Pruned
 
 MASK = ".mask"
 _WEIGHT = ".weight"
-PROJECTIONS = {"bottleneck": ("down", "up"), "lora": ("lora_A", "lora_B"), "fusion": ("query", "key", "value")}
-"""Last part of the names of modules whose weights may be masked, by method; a fusion's members are frozen."""
-Prunable = BottleneckConfig | LoraConfig | FusionConfig
 
 
 def is_mask(name: str) -> bool:
@@ -57,50 +54,18 @@ def unpack(packed: Tensor, size: Sequence[int]) -> Tensor:
     return torch.from_numpy(bits.astype(bool)).reshape(tuple(size))
 
 
-# --- which adapters have masks --------------------------------------------------------------------
-
-
-def prunable_members(config: AdapterConfig) -> dict[str, Prunable]:
-    """What of an adapter can be pruned, by the prefix of its tensors' names: itself, or members of a union."""
-    if isinstance(config, UnionConfig):
-        return {f"{one.method}.": one for one in config.members if isinstance(one, BottleneckConfig | LoraConfig)}
-    return {"": config} if isinstance(config, Prunable) else {}
-
-
-def pruned_members(config: AdapterConfig) -> dict[str, Pruned]:
-    """What is said of the masks of each pruned part, by the prefix of its tensors' names; empty for a dense adapter."""
-    return {prefix: one.pruned for prefix, one in prunable_members(config).items() if one.pruned is not None}
-
-
-def with_pruned(config: AdapterConfig, pruned: Mapping[str, Pruned]) -> AdapterConfig:
-    """The configuration with exactly these parts pruned, by the prefix of their tensors' names."""
-    if isinstance(config, UnionConfig):
-        changed = {
-            prefix: one.model_copy(update={"pruned": pruned.get(prefix)})
-            for prefix, one in prunable_members(config).items()
-        }
-        members = tuple(changed.get(f"{one.method}.", one) for one in config.members)
-        return config.model_copy(update={"members": members})
-    return config.model_copy(update={"pruned": pruned.get("")}) if isinstance(config, Prunable) else config
-
-
-def dense(config: AdapterConfig) -> AdapterConfig:
-    """The configuration of the same adapter without masks: equal for those that differ only in what is pruned."""
-    return with_pruned(config, {})
-
-
 def projections(config: AdapterConfig, names: Iterable[str]) -> dict[str, list[str]]:
     """Weights that may be masked among `names`, in canonical order, by the prefix of the part they belong to."""
     ordered = canonical_order(names)
     return {
-        prefix: [name for name in ordered if name.startswith(prefix) and _is_projection(name, one.method)]
-        for prefix, one in prunable_members(config).items()
+        prefix: [name for name in ordered if name.startswith(prefix) and _is_projection(name, one)]
+        for prefix, one in config.prunable().items()
     }
 
 
-def _is_projection(name: str, method: str) -> bool:
+def _is_projection(name: str, config: AdapterConfig) -> bool:
     *_, module, leaf = ("", *name.split("."))
-    return leaf == "weight" and module in PROJECTIONS[method]
+    return leaf == "weight" and module in config.projections
 
 
 # --- in modules and files -------------------------------------------------------------------------
@@ -118,18 +83,17 @@ def add_masks(module: nn.Module) -> None:
 
 def _masked_linears(module: nn.Module) -> Iterator[nn.Linear]:
     for part in module.modules():
-        if not isinstance(part, AdapterModule) or getattr(part.config, "pruned", None) is None:
+        if not isinstance(part, AdapterModule) or "" not in part.config.pruned_parts():
             continue
-        names = PROJECTIONS[part.config.method]
         for name, linear in part.named_modules():
-            if isinstance(linear, nn.Linear) and name.rpartition(".")[2] in names:
+            if isinstance(linear, nn.Linear) and name.rpartition(".")[2] in part.config.projections:
                 yield linear
 
 
 def mask_problems(config: AdapterConfig, tensors: Mapping[str, Tensor]) -> list[str]:
     """What is wrong with the masks of tensors whose names and shapes are those of `config`, a sentence each."""
     problems = []
-    for prefix, pruned in pruned_members(config).items():
+    for prefix, pruned in config.pruned_parts().items():
         names = projections(config, tensors)[prefix]
         entries = sum(tensors[name].numel() for name in names)
         masked = 0

@@ -8,7 +8,7 @@ family takes them whose layers have keys and values of one size (`BaseShape.kv`)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache
 
 from registry.adapters.attach import AdapterModule, Edit, InputEdit
-from registry.adapters.initial import Init, check_start
+from registry.adapters.initial import Init, Shapes, check_start
 from registry.adapters.sites import model_type_of
 from registry.errors import Incompatible, Internal, InvalidParameter
 from registry.spec import BaseShape, PrefixConfig
@@ -149,7 +149,7 @@ class PrefixAdapter(AdapterModule):
 
 
 def initial_prefix(
-    shapes: Mapping[str, tuple[int, ...]], *, seed: int, init: Init, base: nn.Module | None
+    _config: PrefixConfig, shapes: Shapes, *, seed: int, init: Init, base: nn.Module | None
 ) -> dict[str, Tensor]:
     """fp32 `prompt_embeddings`, seeded by NumPy's PCG64.
 

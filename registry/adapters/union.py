@@ -2,18 +2,24 @@
 
 Each member is the adapter it is alone, with the same tensors below its method's name (`prefix.prompt_embeddings`,
 `head.out.weight`). They act together, each where it acts alone; of two at one module the LoRA is first, because it
-changes the module itself. Knows no list of methods: its maker hands it the members.
+changes the module itself. Knows no list of structures: its maker hands it the members.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from torch import Tensor, nn
 
 from registry.adapters.attach import AdapterModule, Edit, InputEdit
+from registry.adapters.initial import Shapes
+from registry.adapters.loadable import Tensors
+from registry.adapters.mixture import Mixture
 from registry.errors import Incompatible, more_problems
-from registry.spec import UnionConfig
+from registry.spec import AdapterConfig, UnionConfig
+
+T = TypeVar("T")
 
 
 class UnionAdapter(AdapterModule):
@@ -45,7 +51,7 @@ class UnionAdapter(AdapterModule):
 
     def edits(self, model: nn.Module) -> Iterator[tuple[nn.Module, Edit]]:
         """The edits of every member, a LoRA's first."""
-        for member in sorted(self._members, key=lambda one: one.config.method != "lora"):
+        for member in sorted(self._members, key=lambda one: not one.config.edits_modules):
             yield from member.edits(model)
 
     def inputs(self, model: nn.Module) -> Iterator[tuple[nn.Module, InputEdit]]:
@@ -54,24 +60,36 @@ class UnionAdapter(AdapterModule):
             yield from member.inputs(model)
 
 
-def by_member(tensors: Mapping[str, object]) -> dict[str, list[str]]:
-    """Names of a union's tensors by the method of the member they belong to, the method's name taken off."""
-    found: dict[str, list[str]] = {}
-    for name in tensors:
-        method, _, own = name.partition(".")
-        found.setdefault(method, []).append(own)
-    return found
-
-
 def initial_union(
-    shapes: Mapping[str, tuple[int, ...]], initial: Mapping[str, Callable[..., dict[str, Tensor]]], **start: object
+    config: UnionConfig, shapes: Shapes, *, initial: Callable[..., dict[str, Tensor]], **start: object
 ) -> dict[str, Tensor]:
-    """fp32 tensors for `shapes`: each member starts as it starts alone, by its method's `initial`.
-
-    Raises what those raise.
-    """
+    """fp32 tensors for `shapes`: each member starts as it does alone, drawn by `initial`; raises what that does."""
     tensors: dict[str, Tensor] = {}
-    for method, names in by_member(shapes).items():
-        own = {name: shapes[f"{method}.{name}"] for name in names}
-        tensors |= {f"{method}.{name}": tensor for name, tensor in initial[method](own, **start).items()}
+    for member in config.members:
+        own = of_member(shapes, member)
+        tensors |= {f"{member.method}.{name}": one for name, one in initial(member, own, **start).items()}
     return tensors
+
+
+class UnionMixture(Mixture):
+    """The exact mixture of every member by itself, of which the largest error counts; none where a member has none."""
+
+    def __init__(self, mixtures: Mapping[str, Mixture]) -> None:
+        self._of = mixtures
+
+    def add(self, config: UnionConfig, tensors: Tensors, factor: float) -> None:
+        """Hand each member's tensors to its own mixture."""
+        for member in config.members:
+            self._of[member.method].add(member, of_member(tensors, member), factor)
+
+    def residual(self, config: UnionConfig, tensors: Tensors) -> float | None:
+        """The largest of the members'."""
+        found = [self._of[one.method].residual(one, of_member(tensors, one)) for one in config.members]
+        known = [one for one in found if one is not None]
+        return max(known) if len(known) == len(found) else None
+
+
+def of_member(values: Mapping[str, T], member: AdapterConfig) -> dict[str, T]:
+    """What of a union's values by the names of tensors is a member's, by its own names."""
+    prefix = f"{member.method}."
+    return {name.removeprefix(prefix): one for name, one in values.items() if name.startswith(prefix)}

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from registry.adapters import expected_tensors, tensor_problems
-from registry.adapters.masks import is_mask, mask_problems, pruned_members, values
+from registry.adapters.masks import is_mask, mask_problems, values
 from registry.adapters.tensor_order import canonical_order
 from registry.errors import Incompatible, Internal, InvalidWeights, more_problems
 from registry.names import canonical_json
@@ -27,7 +27,6 @@ from registry.tensor_file import Header, parse, refuse, write
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _MASK_DTYPE = "U8"
-_OUTPUT = (".up.weight", ".up.bias", ".lora_B.weight")
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ def check_weights(data: bytes, config: AdapterConfig, shape: BaseShape, *, max_b
     stored = {name: entry for name, entry in header.entries.items() if not is_mask(name)}
     dtype = next(iter(stored.values())).dtype
     parameters = sum(math.prod(entry.shape) for entry in stored.values())
-    parameters -= sum(pruned.masked for pruned in pruned_members(config).values())
+    parameters -= sum(pruned.masked for pruned in config.pruned_parts().values())
     return CheckedWeights(tensors=tensors, dtype=dtype, parameters=parameters, bytes=len(data))
 
 
@@ -175,10 +174,10 @@ def _hash(about: Mapping[str, object], tensors: Mapping[str, Tensor]) -> str:
     return "sha256:" + digest.hexdigest()
 
 
-def scale_output(tensors: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
+def scale_output(tensors: Mapping[str, Tensor], config: AdapterConfig, scale: float) -> dict[str, Tensor]:
     """The adapter whose output is `scale` times as large: U and b_U, or B, are multiplied, in fp32, no other."""
     factor = torch.tensor(scale, dtype=torch.float32)
     return {
-        name: (tensor.to(torch.float32) * factor).to(tensor.dtype) if name.endswith(_OUTPUT) else tensor
+        name: (tensor.to(torch.float32) * factor).to(tensor.dtype) if name.endswith(config.scaled_tensors) else tensor
         for name, tensor in tensors.items()
     }

@@ -17,7 +17,7 @@ from registry.registry import Caller, Registry
 from registry.samples import CheckedSample
 from registry.select import Chosen, Fit, select
 from registry.soup.auto import apart, best_unranked, within_width
-from registry.soup.compat import Part, structures_of
+from registry.soup.compat import Part
 from registry.spec import CookRequest, GmmSpec, HandRecipe, Ingredient, LeftOut, Selection, weights_by_digest
 from registry.stored_adapters import loadable
 
@@ -45,7 +45,7 @@ def with_note(registry: Registry, chosen: Chosen) -> Selection:
     selected = {one.digest for one in chosen.selection.selected}
     with registry.database.read() as catalogue:
         rows = [catalogue.adapters.get(m.adapter_id) for m in chosen.selector.members if m.digest in selected]
-    kinds = sorted({structures_of(row.config) for row in rows})
+    kinds = sorted({row.config.kind for row in rows})
     if len(kinds) < 2:
         return chosen.selection
     warning = (

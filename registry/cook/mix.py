@@ -11,10 +11,10 @@ from registry.errors import Incompatible, Internal
 from registry.registry import Registry
 from registry.soup import MIXINGS
 from registry.soup.auto import settle
-from registry.soup.compat import Part, by_digest, scale_of
+from registry.soup.compat import Part, by_digest
 from registry.soup.finite import dtype_of
 from registry.soup.report import report_of
-from registry.soup.residual import exact_mixture
+from registry.soup.residual import ExactMixture
 from registry.spec import AdapterConfig, BaseShape, CookRequest, MergeMixing, MixReport, Recipe, RecipeIngredient
 
 
@@ -49,7 +49,7 @@ class Mixed:
     @property
     def is_single(self) -> bool:
         """One ingredient at weight 1 is that adapter, not a soup."""
-        return len(self.parts) == 1 and scale_of(self.recipe.mixing) == "1"
+        return len(self.parts) == 1 and self.recipe.mixing.scale == "1"
 
     @property
     def is_merge(self) -> bool:
@@ -95,7 +95,7 @@ def mix_ingredients(registry: Registry, base_id: str, parts: tuple[Part, ...], *
 
 def _make(parts: Sequence[Part], recipe: Recipe, config: AdapterConfig, shape: BaseShape) -> tuple[Tensors, MixReport]:
     """The soup's tensors and the report on them; every ingredient is read once."""
-    exact = exact_mixture(config, shape, recipe.mixing)
+    exact = ExactMixture(config, shape, recipe.mixing)
     tensors = MIXINGS[recipe.mixing.method].mix([exact.watched(part) for part in parts], recipe.mixing)
     residual = exact.residual(config, tensors)
     return tensors, report_of(parts, recipe, config, tensors, shape=shape, residual=residual)

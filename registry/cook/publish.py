@@ -19,11 +19,8 @@ from registry.registry import Caller, Registry
 from registry.samples import Vectors, enqueue_embed, record_vectors
 from registry.soup.compat import Part
 from registry.spec import (
-    AverageMixing,
-    BankConfig,
     Card,
     Evidence,
-    MergeMixing,
     Provenance,
     Recipe,
     SampleReport,
@@ -131,10 +128,10 @@ def _card(mixed: Mixed, namespace: str) -> Card:
     members = ", ".join(f"{names[part.digest]} at {part.weight}" for part in mixed.parts)
     described = f"Soup of {members}."
     bank = mixed.parts[0].config
-    if isinstance(bank, BankConfig):
-        described = f"Merge of {names[mixed.parts[0].digest]}, a bank of {bank.experts} experts."
+    if bank.merged is not None:
+        described = f"Merge of {names[mixed.parts[0].digest]}, a {bank.described}."
     metadata: dict[str, str | int | float | bool | None] = {"mixing": mixed.recipe.mixing.method}
-    if _vouched(mixed.recipe):
+    if mixed.recipe.mixing.assume_same_init:
         metadata["assume_same_init"] = True
     return Card(description=described[:20_000], metadata=metadata)
 
@@ -146,12 +143,7 @@ def inherited(parts: Sequence[Part], recipe: Recipe) -> Provenance:
     merge (`adapters.bank`).
     """
     hashes = {part.provenance.init_hash for part in parts}
-    averaged = isinstance(recipe.mixing, AverageMixing | MergeMixing) and not _vouched(recipe)
-    if averaged and len(hashes) == 1 and None not in hashes:
+    keeps = recipe.mixing.keeps_init and not recipe.mixing.assume_same_init
+    if keeps and len(hashes) == 1 and None not in hashes:
         return Provenance(init_hash=hashes.pop(), init_source="declared")
     return Provenance()
-
-
-def _vouched(recipe: Recipe) -> bool:
-    """Whether whoever cooked vouched for the initialisations."""
-    return isinstance(recipe.mixing, AverageMixing) and recipe.mixing.assume_same_init

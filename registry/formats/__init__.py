@@ -1,4 +1,7 @@
-"""An adapter as a directory on disk, and its card; standard library and `spec` only."""
+"""Adapters as directories on disk: ours (`directory`, `card`, `place`), PEFT's (`peft`), AdapterHub's (`adapterhub`).
+
+What this package exports is imported without torch, which `adapterhub` alone needs.
+"""
 
 from registry.formats.card import CARD_FILE, Relation, format_card, parse_card
 from registry.formats.directory import (

@@ -1,7 +1,7 @@
-"""The card of an adapter directory: README.md with front matter, to and from `Card`.
+"""The card of an adapter directory: README.md, whose front matter is the fields of a `Card` and whose text describes.
 
-The front matter is written as YAML whose values are JSON, so that any reader takes it; what people write by hand
-(bare words, lists and mappings below a key) is read too, without a YAML library.
+The front matter is written as YAML whose values are JSON, so that any reader takes it, and read with PyYAML, so that
+what people and hubs write is taken too. Called by `directory`, by the files route and by `soup convert`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
+import yaml
 from pydantic import ValidationError
 
 from registry.errors import InvalidManifest
@@ -21,7 +23,12 @@ from registry.spec import Card
 
 CARD_FILE = "README.md"
 MOST = 20_000
-"""Characters of a description, as `Card` has it."""
+"""Characters of a description, as `Card` has it, and of the YAML of one of its fields."""
+DEEPEST = 16
+"""Lists and mappings in each other; parsing deeper ones takes time that grows with the square."""
+FIELDS = ("license", "tags", "metadata")
+BELOW = " \t\r-#]}"
+"""What a line begins with that goes on with the value of the key above it, or says nothing."""
 UNFILLED = "# Model Card for Model ID"
 """How the text begins that PEFT writes for its users to fill in."""
 Relation = Literal["adapter", "merge"]
@@ -29,7 +36,7 @@ Relation = Literal["adapter", "merge"]
 
 def format_card(card: Card, *, base_model: str | None = None, domain: str | None = None,
                 relation: Relation = "adapter") -> str:  # fmt: skip
-    """A card as README.md: front matter (YAML whose values are JSON, so that any reader takes it), then the text."""
+    """A card as README.md, the same text for the same values; `relation` is how it came from its base model."""
     fields: dict[str, Any] = {
         "base_model": base_model,
         "base_model_relation": relation,
@@ -44,10 +51,11 @@ def format_card(card: Card, *, base_model: str | None = None, domain: str | None
 
 
 def parse_card(text: str, *, foreign: bool = False) -> Card:
-    """The card of a README.md; unknown front matter is left alone. Raises InvalidManifest for values it cannot hold.
+    """The card of a README.md; unknown front matter is left alone.
 
     Of a `foreign` one, written by PEFT or for a hub, tags that are none here (`base_model:adapter:...`) are left out,
-    and so is a text that nobody filled in.
+    and so are metadata in metadata and a text that nobody filled in. Raises InvalidManifest for values that a card
+    cannot hold, and for a field that is no YAML, has aliases, or is longer or deeper than is parsed.
     """
     matter, body = _split_front_matter(text)
     if len(body) > MOST:
@@ -61,6 +69,8 @@ def parse_card(text: str, *, foreign: bool = False) -> Card:
         listed = values.get("tags")
         tags = listed if isinstance(listed, list) else []
         values["tags"] = [tag for tag in tags if isinstance(tag, str) and re.fullmatch(PART_PATTERN, tag)]
+        if isinstance(metadata := values.get("metadata"), dict):
+            values["metadata"] = {key: value for key, value in metadata.items() if not isinstance(value, dict | list)}
         body = "" if body.lstrip().startswith(UNFILLED) else body
     if matter.get("license") not in (None, ""):
         values["license"] = str(matter["license"])
@@ -71,7 +81,7 @@ def parse_card(text: str, *, foreign: bool = False) -> Card:
 
 
 def _split_front_matter(text: str) -> tuple[dict[str, Any], str]:
-    """The front matter as a dict and the text below it; a README without a closed one is all text."""
+    """The front matter's fields of a card and the text below it; a README without a closed one is all text."""
     lines = text.split("\n")
     if lines[0].rstrip() != "---" or "---" not in [line.rstrip() for line in lines[1:]]:
         return {}, text.removesuffix("\n")
@@ -80,30 +90,55 @@ def _split_front_matter(text: str) -> tuple[dict[str, Any], str]:
 
 
 def _front_matter(lines: Sequence[str]) -> dict[str, Any]:
-    """`key: value` lines, where a value is JSON, a bare word, `[a, b]`, or an indented list or mapping below."""
-    found: dict[str, Any] = {}
-    key = ""
-    below: Any = None  # the value of the newest key
+    """The fields of a card by key; what stands under other keys is not parsed, however long, deep or broken it is."""
+    found: dict[str, list[str]] = {}
+    below: list[str] = []  # lines of the newest key
     for line in lines:
-        item = re.fullmatch(r"\s*-\s+(.*)", line)
-        pair = re.fullmatch(r"(\s*)([^\s:#][^:]*):(?:\s+(.*)|\s*)", line)
-        if item and (below == "" or isinstance(below, list)):
-            found[key] = below = below or []
-            below.append(_scalar(item[1]))
-        elif pair and pair[1] and (below == "" or isinstance(below, dict)):
-            found[key] = below = below or {}
-            below[pair[2].strip()] = _scalar(pair[3] or "")
-        elif pair and not pair[1]:
-            key = pair[2].strip()
-            found[key] = below = _scalar(pair[3] or "")
-    return found
+        if line[:1].strip(BELOW):
+            found[line.partition(":")[0].strip(" '\"")] = below = []
+        below.append(line)
+    return {key: _value(key, found[key]) for key in FIELDS if key in found}
 
 
-def _scalar(text: str) -> Any:
-    text = text.strip()
+def _value(key: str, lines: Sequence[str]) -> Any:
+    """The value of the only key in `lines`: JSON on its line, as `format_card` writes it, else YAML."""
+    if not any(line.strip() for line in lines[1:]):
+        with suppress(ValueError, RecursionError):
+            return json.loads(lines[0].partition(":")[2])
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        if text.startswith("[") and text.endswith("]"):  # a list of words; lists in lists are not read
-            return [_scalar(part.strip(" []")) for part in text.split(",") if part.strip(" []")]
-        return text.strip("'")
+        return _yaml("\n".join(lines))
+    except yaml.YAMLError as error:
+        why = str(getattr(error, "problem", None) or error).split("\n")[0]
+        raise InvalidManifest(f"{CARD_FILE}: {key} cannot be read: {why}.", param=key) from None
+
+
+def _yaml(text: str) -> Any:
+    """The first value of a YAML mapping; raises YAMLError, also for aliases and for what is too long or too deep."""
+    if len(text) > MOST:
+        raise yaml.YAMLError(f"it has {len(text)} characters, and {MOST} are the most")
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if isinstance(event, yaml.AliasEvent):
+            raise yaml.YAMLError(f"it has the alias {event.anchor[:40]!r}, and aliases are not taken")
+        if depth > DEEPEST:
+            raise yaml.YAMLError(f"it is nested more than {DEEPEST} deep")
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    return _plain(root.value[0][1]) if isinstance(root, yaml.MappingNode) else ""
+
+
+def _plain(node: Any) -> Any:
+    """A YAML node as lists, dicts by text, and scalars: a bare one is what JSON makes of it, else a word.
+
+    YAML's own rules would make a truth of `no`, a date of 2026-11-22 and a text of 1e-5. Tags (`!!set`) are ignored.
+    """
+    if isinstance(node, yaml.SequenceNode):
+        return [_plain(item) for item in node.value]
+    if isinstance(node, yaml.MappingNode):
+        if not all(isinstance(key, yaml.ScalarNode) for key, _ in node.value):
+            raise yaml.YAMLError("a key in it is no text")
+        return {key.value: _plain(value) for key, value in node.value}
+    if node.style is None:
+        with suppress(ValueError):
+            return json.loads(node.value)
+    return node.value

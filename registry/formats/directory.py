@@ -1,10 +1,9 @@
-"""An adapter as a directory on disk: read, checked, and written in one step.
+"""An adapter as a directory on disk: read and checked, and written in one step.
 
-Called by the client (push, pull), by the trainer and by converters; knows nothing of tensors or HTTP. The
-directory holds `adapter_config.json`, `adapter_model.safetensors`, optionally `samples.jsonl` or
-`embeddings.safetensors`, and `README.md`, whose front matter is the card. The directory of a LoRA or a prefix is PEFT's
-own: what its `adapter_config.json` cannot say stands beside it in `soup.json`, which may be missing. No file is opened
-but these six.
+It holds `adapter_config.json`, `adapter_model.safetensors`, optionally `samples.jsonl` or `embeddings.safetensors`, and
+`README.md`, the card. The directory of a LoRA or a prefix is PEFT's own: what its `adapter_config.json` has no field
+for stands beside it in `soup.json`, which may be missing. No file is opened but these six. Called by the client (push,
+pull), by the trainer and by converters; knows nothing of tensors or HTTP.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ MAX_JSON_BYTES = 16 * 1024 * 1024
 
 
 class EmbeddingsNote(Frozen):
-    """What made the vectors of `embeddings.safetensors`: the encoder's digest and what a row stands for."""
+    """How the vectors of `embeddings.safetensors` were made: the encoder's digest, and the unit a row stands for."""
 
     encoder: Digest
     unit: Unit
 
 
 class DirectoryNotes(Frozen):
-    """`soup.json`: what is known of an adapter beside PEFT's configuration."""
+    """The values of `soup.json`: what PEFT's configuration has no field for."""
 
     base_model: str | None = Field(default=None, max_length=64)
     base_fingerprint: Digest | None = None
@@ -53,7 +52,7 @@ class DirectoryNotes(Frozen):
 
 
 class DirectoryConfig(DirectoryNotes):
-    """`adapter_config.json` of every other adapter."""
+    """The values of `adapter_config.json` where the adapter is not PEFT's."""
 
     domain: str = Field(min_length=1, max_length=200)
     config: AdapterConfig
@@ -64,7 +63,7 @@ _Notes = TypeVar("_Notes", bound=DirectoryNotes)
 
 @dataclass(frozen=True)
 class AdapterDirectory:
-    """What a directory says of its adapter; files are paths, read by whoever needs their bytes."""
+    """An adapter directory as it was read; weights, sample and embeddings are paths of files that were not opened."""
 
     path: Path
     config: AdapterConfig
@@ -82,7 +81,7 @@ class AdapterDirectory:
 
 
 def read_directory(path: Path) -> AdapterDirectory:
-    """An adapter directory, its files named but not opened; of PEFT's weights the names and shapes are read.
+    """Read and check an adapter directory; of PEFT's weights the header is read, for names and shapes.
 
     Raises NotFound where a file is missing, InvalidManifest (every problem listed), UnknownMethod, or InvalidWeights
     for PEFT's weights whose names and shapes cannot be read.
@@ -133,9 +132,9 @@ def _peft(said: Mapping[str, Any], path: Path) -> tuple[PeftConfig, DirectoryNot
     except Invalid as error:
         raise type(error)(f"{path}: {error.message}", param=error.param, problems=error.problems) from None
     beside = path / SOUP_FILE
-    return config, _validated(
-        DirectoryNotes, _read_json(path, SOUP_FILE), beside
-    ) if beside.is_file() else DirectoryNotes()
+    if not beside.is_file():
+        return config, DirectoryNotes()
+    return config, _validated(DirectoryNotes, _read_json(path, SOUP_FILE), beside)
 
 
 def _if_there(path: Path) -> Path | None:
@@ -186,10 +185,10 @@ def _validated(kind: type[_Notes], value: Any, file: Path) -> _Notes:
 def directory_files(
     config: AdapterConfig, notes: DirectoryNotes, *, shape: BaseShape | None = None, base_name: str | None = None
 ) -> dict[str, bytes]:
-    """What a directory says of its adapter, by file name: the same bytes for the same values.
+    """The JSON files of a directory by name: the same bytes for the same values.
 
-    A LoRA's or a prefix's is PEFT's configuration and `soup.json`; `shape` is of its base, `base_name` how PEFT calls
-    that. What PEFT cannot say, a pruned LoRA too, has a configuration of ours.
+    A LoRA or a prefix has PEFT's configuration (`shape` and `base_name` as of `peft_config`) and `soup.json`; every
+    other adapter, a pruned LoRA too, a configuration of ours.
     """
     about = notes.model_dump(mode="json", exclude_none=True)
     if not is_pefts(config):

@@ -1,4 +1,4 @@
-"""What a file of an adapter says and cannot be taken, as one of our errors: values, and PEFT's configurations."""
+"""Errors for files of an adapter that cannot be taken: the first problem is the message, `problems` has them all."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_PROBLEMS = 100
 
 
 def refusal(error: ValidationError, file: Path) -> InvalidManifest | UnknownMethod:
-    """Every problem of a validation as one of our errors; the first is the message."""
+    """The error for values in `file` that pydantic refuses; UnknownMethod where the method or structure is unknown."""
     found = error.errors(include_url=False, include_input=False)
     problems = [f"{'.'.join(map(str, e['loc'])) or 'the file'}: {e['msg']}" for e in found]
     unknown = found[0]["type"] == "union_tag_invalid" or found[0]["loc"][-1:] == ("structure",)
@@ -27,7 +27,7 @@ def refusal(error: ValidationError, file: Path) -> InvalidManifest | UnknownMeth
 
 
 def peft_refusal(unsupported: Sequence[str], problems: Sequence[str]) -> InvalidManifest | UnknownMethod:
-    """A PEFT adapter that cannot be taken: for what it asks, or for what is wrong with it; `problems` lists both."""
+    """The error for a PEFT adapter: UnknownMethod where it asks for something `unsupported`, else InvalidManifest."""
     found = [*unsupported, *problems]
     shown = found[:MAX_PROBLEMS]
     if len(found) > MAX_PROBLEMS:

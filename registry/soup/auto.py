@@ -10,16 +10,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from registry.adapters.masks import dense
 from registry.errors import Incompatible
 from registry.soup import MIXINGS, concat
-from registry.soup.compat import Part, average_reasons, init_reasons, members_of
+from registry.soup.compat import Part, average_reasons, init_reasons
 from registry.spec import (
     AutoMixing,
     AverageMixing,
     BankConfig,
     ConcatMixing,
-    LoraConfig,
     MergeMixing,
     Mixing,
     MixingRequest,
@@ -40,17 +38,13 @@ def candidates(parts: Sequence[Part], request: MixingRequest) -> list[Mixing]:
     """The mixings that a request allows for these parts, the preferred first."""
     if not isinstance(request, AutoMixing):
         return [request]
-    if any(isinstance(part.config, BankConfig) for part in parts):
+    if any(part.config.merged is not None for part in parts):
         return [MergeMixing()]  # nothing else can be done with a bank
     joined = ConcatMixing(scale=request.scale)
-    several = len(parts) > 1 or concat.can_be_joined(parts[0].config)  # a union alone is the average of itself
-    if several and all(_has_lora(part) for part in parts):
+    several = len(parts) > 1 or parts[0].config.joinable  # a union alone is the average of itself
+    if several and all(part.config.average_on_request for part in parts):
         return [joined]  # the average of their factors has cross terms: on request only
     return [AverageMixing(scale=request.scale, assume_same_init=request.assume_same_init), joined]
-
-
-def _has_lora(part: Part) -> bool:
-    return any(isinstance(one, LoraConfig) for one in members_of(part.config))
 
 
 def settle(parts: Sequence[Part], request: MixingRequest, *, max_width: int) -> Choice:
@@ -74,7 +68,7 @@ def too_wide(parts: Sequence[Part], mixing: Mixing, max_width: int) -> list[str]
     """One sentence with the numbers where concatenating would exceed `max_width`; one adapter is as wide as it is."""
     if len(parts) < 2 or not isinstance(mixing, ConcatMixing) or concat.width(parts) <= max_width:
         return []
-    own = ", ".join(str(concat.width_of(part.config)) for part in parts[:8]) + (", ..." if len(parts) > 8 else "")
+    own = ", ".join(str(part.config.width) for part in parts[:8]) + (", ..." if len(parts) > 8 else "")
     return [f"Concatenated they would be {concat.width(parts)} wide ({own}), and max_width is {max_width}."]
 
 
@@ -88,7 +82,7 @@ def _not_of_a_merge(mixing: Mixing, request: MixingRequest) -> list[str]:
 def _why(parts: Sequence[Part], mixing: Mixing, against: Mapping[str, Sequence[str]]) -> str:
     if isinstance(mixing, MergeMixing):
         bank = parts[0].config
-        assert isinstance(bank, BankConfig)  # checked by the method
+        assert isinstance(bank, BankConfig)  # checked by the method; only banks have experts to count
         return f"the mean of its {bank.experts} experts"
     if len(parts) == 1:
         return ""
@@ -103,7 +97,7 @@ def _why(parts: Sequence[Part], mixing: Mixing, against: Mapping[str, Sequence[s
 
 def _instead(parts: Sequence[Part], against: Mapping[str, Sequence[str]]) -> str:
     """What could be done about it, of what would really help."""
-    if any(isinstance(part.config, BankConfig) for part in parts):
+    if any(part.config.merged is not None for part in parts):
         return "Merge each bank by itself, by mixing 'merge' of a recipe of it alone, and mix what comes of them."
     if "merge" in against:
         return "Name the bank alone, or mix adapters by 'auto'."
@@ -136,18 +130,20 @@ def best_unranked(parts: Sequence[Part], request: MixingRequest) -> Part:
 
 def _joinable(part: Part) -> object:
     """Equal for adapters that can be concatenated, as far as configurations say."""
-    return concat.kind_of(part.config) if concat.can_be_joined(part.config) else part.digest
+    return concat.kind_of(part.config) if part.config.joinable else part.digest
 
 
 def _alike(part: Part, request: MixingRequest) -> object:
     """Equal for adapters that can be averaged; what cannot be averaged with anything is alone."""
-    if isinstance(request, ConcatMixing | MergeMixing) or (isinstance(request, AutoMixing) and _has_lora(part)):
+    if isinstance(request, ConcatMixing | MergeMixing) or (
+        isinstance(request, AutoMixing) and part.config.average_on_request
+    ):
         return part.digest
     if average_reasons([part, part], request.scale):  # a fusion
         return part.digest
     if request.assume_same_init:
-        return dense(part.config)
-    return part.digest if part.provenance.init_hash is None else (dense(part.config), part.provenance.init_hash)
+        return part.config.dense()
+    return part.digest if part.provenance.init_hash is None else (part.config.dense(), part.provenance.init_hash)
 
 
 def apart(best: Part, others: Sequence[Part], request: MixingRequest, *, ranked: bool) -> dict[str, str]:
@@ -164,7 +160,7 @@ def apart(best: Part, others: Sequence[Part], request: MixingRequest, *, ranked:
     taken = reasons
     if len(reasons) > 1:
         averaged, joined = ({one for one, why in found.items() if not why} for found in reasons.values())
-        if not averaged <= joined or (averaged and not ranked) or not concat.can_be_joined(best.config):
+        if not averaged <= joined or (averaged and not ranked) or not best.config.joinable:
             taken = {"average": reasons["average"]}
         else:
             taken = {"concat": reasons["concat"]}

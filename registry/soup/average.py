@@ -15,7 +15,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from registry.adapters.masks import dense, is_mask
+from registry.adapters.masks import is_mask
 from registry.adapters.weights import DTYPES, scale_output
 from registry.soup import sparse
 from registry.soup.compat import Part, average_reasons, by_digest, init_reasons, structure_reasons
@@ -28,7 +28,7 @@ def check(parts: Sequence[Part], mixing: AverageMixing) -> list[str]:
 
     What of an adapter is pruned may differ, or that anything is.
     """
-    reasons = structure_reasons([replace(part, config=dense(part.config)) for part in parts])
+    reasons = structure_reasons([replace(part, config=part.config.dense()) for part in parts])
     reasons += average_reasons(parts, mixing.scale)
     of_one_method = len({part.config.method for part in parts}) == 1
     return reasons + init_reasons(parts) if of_one_method and not mixing.assume_same_init else reasons
@@ -69,5 +69,5 @@ def mix(parts: Sequence[Part], mixing: AverageMixing) -> dict[str, Tensor]:
     if mask is not None:
         total = sparse.put_on(total, mask)
     if mixing.scale != "1":
-        total = scale_output(total, float(mixing.scale))
+        total = scale_output(total, ordered[0].config, float(mixing.scale))
     return cast_finite(total, DTYPES[result_dtype(parts)])

@@ -8,21 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter
 
 from registry.adapters.loadable import LoadableAdapter
-from registry.spec import (
-    AdapterConfig,
-    BankConfig,
-    BottleneckConfig,
-    FusionConfig,
-    HeadConfig,
-    LoraConfig,
-    MergeMixing,
-    Mixing,
-    Provenance,
-    UnionConfig,
-)
+from registry.spec import Provenance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,11 +30,6 @@ class Part(LoadableAdapter):
 def by_digest(parts: Sequence[Part]) -> list[Part]:
     """The order in which ingredients are mixed: the same soup in whatever order they were named."""
     return sorted(parts, key=lambda part: part.digest)
-
-
-def scale_of(mixing: Mixing) -> str | None:
-    """The canonical decimal that a mixing multiplies updates with; None of a merge, which has none."""
-    return None if isinstance(mixing, MergeMixing) else mixing.scale
 
 
 def differing(
@@ -71,42 +56,23 @@ def structure_reasons(parts: Sequence[Part], *, may_differ: Collection[str] = ()
 
 
 def _config_reasons(parts: Sequence[Part], may_differ: Collection[str]) -> list[str]:
-    methods = differing(parts, "The methods", lambda part: methods_of(part.config))
+    methods = differing(parts, "The methods", attrgetter("config.methods"))
     if methods:
         return methods
     reasons = []
-    inside, _ = _inside(parts[0].config)
-    for members in zip(*(_inside(part.config)[1] for part in parts), strict=True):
+    inside, _ = parts[0].config.inner
+    for members in zip(*(part.config.inner[1] for part in parts), strict=True):
         alone = [replace(part, config=member) for part, member in zip(parts, members, strict=True)]
         reasons += _config_reasons(alone, may_differ)
     for name in type(parts[0].config).model_fields:
         if name not in may_differ and name != inside:
-            what, show = _SHOWN.get(name, (f"The values of '{name}'", None))
-            reasons += differing(parts, what, attrgetter(f"config.{name}"), show)
+            what = parts[0].config.field_names.get(name, f"The values of '{name}'")
+            reasons += differing(parts, what, attrgetter(f"config.{name}"), partial(_shown, field=name))
     return reasons
 
 
-def _inside(config: AdapterConfig) -> tuple[str, tuple[AdapterConfig, ...]]:
-    """The field of a configuration that holds other configurations, compared field by field; and those."""
-    if isinstance(config, UnionConfig):
-        return "members", config.members
-    return ("member", (config.member,)) if isinstance(config, FusionConfig) else ("", ())
-
-
-def methods_of(config: AdapterConfig) -> str:
-    """The method of an adapter; those of its members for a union."""
-    return " + ".join(one.method for one in members_of(config))
-
-
-def structures_of(config: AdapterConfig) -> str:
-    """The same with a bottleneck's structure: adapters that differ in it are not mixed."""
-    members = members_of(config)
-    return " + ".join(one.structure if isinstance(one, BottleneckConfig) else one.method for one in members)
-
-
-def members_of(config: AdapterConfig) -> tuple[AdapterConfig, ...]:
-    """The members of a union, or the adapter itself."""
-    return config.members if isinstance(config, UnionConfig) else (config,)
+def _shown(part: Part, field: str) -> object:
+    return part.config.shown(field)
 
 
 def average_reasons(parts: Sequence[Part], scale: str) -> list[str]:
@@ -115,57 +81,22 @@ def average_reasons(parts: Sequence[Part], scale: str) -> list[str]:
     One adapter as it is at scale 1 is itself, whatever its method.
     """
     reasons = []
-    fusions = [part.ref for part in parts if isinstance(part.config, FusionConfig)]
-    if fusions and (len(parts) > 1 or scale != "1"):
-        reasons.append(f"{fusions[0]} is a fusion, whose attention was trained over members of its own.")
-    fixed = [part.ref for part in parts if not _scalable(part.config)]
+    without = [f"{part.ref} {part.config.no_average}." for part in parts if part.config.no_average is not None]
+    if without and (len(parts) > 1 or scale != "1"):
+        reasons.append(without[0])
+    fixed = [part.ref for part in parts if not part.config.scalable]
     if fixed and scale != "1":
         reasons.append(f"A scale of {scale} multiplies up-projections, and not all of {fixed[0]} goes through one.")
     return reasons
 
 
-def _scalable(config: AdapterConfig) -> bool:
-    """Whether all that an adapter adds inside of the base goes through an up-projection; a head adds nothing there."""
-    methods = {one.method for one in members_of(config)}
-    return methods <= {"bottleneck", "lora", "head"} and methods != {"head"}
-
-
 def bank_reasons(parts: Sequence[Part]) -> list[str]:
     """Reasons of banks: what they are mixed by is their merge, which is made of each by itself before."""
-    banks = [part.ref for part in parts if isinstance(part.config, BankConfig)]
+    banks = [part.ref for part in parts if part.config.merged is not None]
     if not banks:
         return []
     shown = ", ".join(banks[:4]) + (f" and {len(banks) - 4} more" if len(banks) > 4 else "")
     return [f"{shown} {'are banks' if len(banks) > 1 else 'is a bank'} of experts, which only its merge can stand for."]
-
-
-def lora_text(part: Part) -> str:
-    """What a LoRA sits on, for people: `24 modules (c_attn, c_proj) of rank 8 and alpha 16`."""
-    assert isinstance(part.config, LoraConfig)
-    modules = part.config.modules()
-    names = sorted({path.rpartition(".")[2] for path in modules})
-    shown = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
-    ranks, alphas = ({one.rank for one in modules.values()}, {one.alpha for one in modules.values()})
-    return f"{len(modules)} modules ({shown}) of rank {_span(ranks)} and alpha {_span(alphas)}"
-
-
-def _labels_text(part: Part) -> str:
-    """The labels of a head, for people: `3 labels (no, yes, maybe)`."""
-    assert isinstance(part.config, HeadConfig)
-    labels = part.config.labels
-    return f"{len(labels)} labels ({', '.join(labels[:6])}{', ...' if len(labels) > 6 else ''})"
-
-
-_SHOWN: dict[str, tuple[str, Callable[[Part], object] | None]] = {
-    "groups": ("The LoRAs' modules and ranks", lora_text),
-    "labels": ("The labels", _labels_text),
-}
-"""Fields of configurations that are told in words of their own."""
-
-
-def _span(values: Collection[float]) -> str:
-    low, high = min(values), max(values)
-    return f"{low:g}" if low == high else f"{low:g} to {high:g}"
 
 
 def init_reasons(parts: Sequence[Part]) -> list[str]:

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from registry.adapters.experts import merge_bank
+from registry.adapters import entry_of
 from registry.adapters.weights import DTYPES
 from registry.soup.compat import Part
 from registry.soup.finite import cast_finite
-from registry.spec import AdapterConfig, BankConfig, MergeMixing
+from registry.spec import AdapterConfig, MergeMixing
 
 
 def check(parts: Sequence[Part], _mixing: MergeMixing) -> list[str]:
@@ -28,21 +28,19 @@ def check(parts: Sequence[Part], _mixing: MergeMixing) -> list[str]:
 
 
 def _is_bank(part: Part) -> bool:
-    return isinstance(part.config, BankConfig)
+    return part.config.merged is not None
 
 
 def result(parts: Sequence[Part], _mixing: MergeMixing) -> AdapterConfig:
     """The structure of one expert."""
-    return bank_config(parts[0]).expert
-
-
-def bank_config(part: Part) -> BankConfig:
-    """The configuration of a part that `check` has found to be a bank."""
-    assert isinstance(part.config, BankConfig)
-    return part.config
+    merged = parts[0].config.merged
+    assert merged is not None  # `check` has found a bank
+    return merged
 
 
 def mix(parts: Sequence[Part], _mixing: MergeMixing) -> dict[str, Tensor]:
     """The merged tensors in the bank's dtype; raises InvalidRecipe where they are not finite."""
     bank = parts[0]
-    return cast_finite(merge_bank(bank_config(bank), bank.load()), DTYPES[bank.dtype])
+    merge = entry_of(bank.config).merge
+    assert merge is not None
+    return cast_finite(merge(bank.config, bank.load()), DTYPES[bank.dtype])

@@ -10,12 +10,11 @@ from collections.abc import Sequence
 
 from registry.adapters import expected_tensors
 from registry.adapters.loadable import Tensors
-from registry.adapters.masks import pruned_members, values
+from registry.adapters.masks import values
 from registry.soup import sparse
 from registry.soup.compat import Part
-from registry.soup.concat import width_of
 from registry.soup.residual import no_residual
-from registry.spec import AdapterConfig, BankConfig, BaseShape, MixReport, Recipe
+from registry.spec import AdapterConfig, BaseShape, MixReport, Recipe
 
 
 def report_of(
@@ -34,8 +33,8 @@ def report_of(
         weights=tuple(part.weight for part in parts),
         parameters=_parameters(config, tensors),
         size_bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()),
-        width_in=tuple(width_of(_running(part.config)) for part in parts),
-        width_out=width_of(config),
+        width_in=tuple((part.config.merged or part.config).width for part in parts),
+        width_out=config.width,
         relative_cost=relative_cost([part.config for part in parts], config, shape),
         residual=residual,
         notes=(
@@ -48,7 +47,7 @@ def report_of(
 def _parameters(config: AdapterConfig, tensors: Tensors) -> int:
     """Without what is pruned; masks are no parameters."""
     stored = sum(tensor.numel() for tensor in values(tensors).values())
-    return stored - sum(pruned.masked for pruned in pruned_members(config).values())
+    return stored - sum(pruned.masked for pruned in config.pruned_parts().values())
 
 
 def relative_cost(members: Sequence[AdapterConfig], soup: AdapterConfig, shape: BaseShape) -> float:
@@ -64,11 +63,6 @@ def relative_cost(members: Sequence[AdapterConfig], soup: AdapterConfig, shape: 
 
 
 def _multiplications(config: AdapterConfig, shape: BaseShape) -> int:
-    """Of an adapter's projections, for one token: an entry of a matrix is used once."""
-    sizes = expected_tensors(_running(config), shape).values()
+    """Of an adapter's projections, for one token: an entry of a matrix is used once, and of a bank one expert."""
+    sizes = expected_tensors(config.merged or config, shape).values()
     return sum(math.prod(size) for size in sizes if len(size) == 2)
-
-
-def _running(config: AdapterConfig) -> AdapterConfig:
-    """What runs in a forward pass: of a bank one expert."""
-    return config.expert if isinstance(config, BankConfig) else config

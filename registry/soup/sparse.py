@@ -22,16 +22,7 @@ import torch
 from torch import Tensor
 
 from registry.adapters.loadable import Tensors
-from registry.adapters.masks import (
-    dense,
-    highest,
-    mask_of,
-    pack,
-    projections,
-    pruned_members,
-    unpack,
-    with_pruned,
-)
+from registry.adapters.masks import highest, mask_of, pack, projections, unpack
 from registry.errors import Incompatible
 from registry.soup.compat import Part
 from registry.spec import AdapterConfig, AverageMixing, MaskRule, Pruned, Recipe
@@ -43,7 +34,7 @@ Masks = dict[str, Tensor]
 
 def is_sparse(parts: Sequence[Part]) -> bool:
     """Whether any ingredient is pruned."""
-    return any(pruned_members(part.config) for part in parts)
+    return any(part.config.pruned_parts() for part in parts)
 
 
 def masks_of(config: AdapterConfig, tensors: Tensors) -> Masks:
@@ -65,7 +56,7 @@ class OneMask:
 
     def __init__(self, parts: Sequence[Part], mixing: AverageMixing) -> None:
         self.rule: MaskRule = (mixing.masks or DEFAULT) if len(parts) > 1 else "union"
-        self.config = dense(parts[0].config)
+        self.config = parts[0].config.dense()
         self.scope: Literal["global", "layer"] = _scope(parts) if self.rule == "reprune" else "global"
         self._first = min(parts, key=lambda part: (-Decimal(part.weight), part.digest)).digest
         self._parts = len(parts)
@@ -133,7 +124,7 @@ def soup_config(parts: Sequence[Part], mixing: AverageMixing) -> AdapterConfig:
             )
         if masked:
             pruned[prefix] = Pruned(score=mask.rule, sparsity=masked / entries, masked=masked, scope=mask.scope)
-    return with_pruned(mask.config, pruned)
+    return mask.config.with_pruned(pruned)
 
 
 def put_on(average: Mapping[str, Tensor], mask: OneMask) -> dict[str, Tensor]:
@@ -149,7 +140,7 @@ def put_on(average: Mapping[str, Tensor], mask: OneMask) -> dict[str, Tensor]:
 
 
 def _scope(parts: Sequence[Part]) -> Literal["global", "layer"]:
-    scopes = {pruned.scope for part in parts for pruned in pruned_members(part.config).values()}
+    scopes = {pruned.scope for part in parts for pruned in part.config.pruned_parts().values()}
     return "layer" if scopes == {"layer"} else "global"
 
 
@@ -158,10 +149,10 @@ def _scope(parts: Sequence[Part]) -> Literal["global", "layer"]:
 
 def notes(parts: Sequence[Part], recipe: Recipe, config: AdapterConfig) -> tuple[str, ...]:
     """What became of the ingredients' masks, a sentence; nothing where none is pruned and no rule was asked for."""
-    asked = recipe.mixing.masks if isinstance(recipe.mixing, AverageMixing) else None
+    asked = recipe.mixing.masks
     if not is_sparse(parts):
         return (f"None of the ingredients is pruned: masks '{asked}' changed nothing.",) if asked else ()
-    found = pruned_members(config)
+    found = config.pruned_parts()
     if len(parts) == 1 and config == parts[0].config:
         return ()
     if not found:
@@ -174,4 +165,4 @@ def notes(parts: Sequence[Part], recipe: Recipe, config: AdapterConfig) -> tuple
 
 def _sparsity(part: Part) -> float:
     """The share that an ingredient leaves out; of a union, of its first pruned member."""
-    return next((pruned.sparsity for pruned in pruned_members(part.config).values()), 0.0)
+    return next((pruned.sparsity for pruned in part.config.pruned_parts().values()), 0.0)

@@ -17,25 +17,7 @@ from registry.spec.adapter import (
     SampleSource,
     Unit,
 )
-from registry.spec.config import (
-    AdapterConfig,
-    BankConfig,
-    BottleneckConfig,
-    FusionConfig,
-    HeadConfig,
-    LoraConfig,
-    LoraGroup,
-    LoraModule,
-    MaskRule,
-    PrefixConfig,
-    Pruned,
-    PruningScore,
-    UnionConfig,
-    head_of,
-    is_language_model,
-    prefix_length,
-    without_none,
-)
+from registry.spec.config import AdapterConfig, head_of, is_language_model, prefix_length
 from registry.spec.frozen import Frozen, Words
 from registry.spec.recipe import (
     WEIGHT_PLACES,
@@ -71,6 +53,14 @@ from registry.spec.selection import (
     UniformSpec,
     encoder_of,
 )
+from registry.spec.structures.bank import BankConfig
+from registry.spec.structures.bottleneck import BottleneckConfig
+from registry.spec.structures.fusion import FusionConfig
+from registry.spec.structures.lora import LoraConfig, LoraGroup, LoraModule
+from registry.spec.structures.prefix import PrefixConfig
+from registry.spec.structures.pruned import MaskRule, Pruned, PruningScore
+from registry.spec.structures.structure import HeadConfig, without_none
+from registry.spec.structures.union import UnionConfig
 from registry.spec.unions import UNION_MEMBERS
 
 __all__ = [

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal, InvalidOperation
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -20,10 +20,10 @@ from pydantic import (
 
 from registry.names import Digest, digest_of
 from registry.spec.adapter import SampleReport, SampleSource
-from registry.spec.config import MaskRule
 from registry.spec.frozen import Frozen
 from registry.spec.score import Verification
 from registry.spec.selection import PoolRequest, Selection, SelectOptions, SelectorSpec
+from registry.spec.structures.pruned import MaskRule
 
 
 class RecipeIngredient(Frozen):
@@ -82,6 +82,9 @@ class AverageMixing(Frozen):
     assume_same_init: bool = False
     masks: MaskRule | None = Field(default=None, exclude_if=_not_set)
 
+    keeps_init: ClassVar[bool] = True
+    """Whether the soup started where all of its ingredients did; `concat` makes tensors of other shapes."""
+
 
 class ConcatMixing(Frozen):
     """The exact mixture: an adapter whose output is the weighted mean of its ingredients'.
@@ -92,6 +95,10 @@ class ConcatMixing(Frozen):
     method: Literal["concat"] = "concat"
     scale: Scale = "1"
 
+    assume_same_init: ClassVar[bool] = False
+    masks: ClassVar[None] = None
+    keeps_init: ClassVar[bool] = False
+
 
 class MergeMixing(Frozen):
     """The adapter of a bank of experts: the mean of their weights and biases (AdaMix, section 3.3).
@@ -100,6 +107,11 @@ class MergeMixing(Frozen):
     """
 
     method: Literal["merge"] = "merge"
+
+    scale: ClassVar[None] = None
+    assume_same_init: ClassVar[bool] = False
+    masks: ClassVar[None] = None
+    keeps_init: ClassVar[bool] = True
 
 
 class AutoMixing(Frozen):

@@ -27,6 +27,11 @@ class GmmSpec(Frozen):
     max_iter: int = Field(default=150, ge=1, le=10_000)
     seed: int = Field(default=0, ge=0, lt=2**32)
 
+    @property
+    def encoder_name(self) -> EncoderName | None:
+        """The encoder whose vectors it is fitted on."""
+        return "base"
+
     def resolved(self) -> GmmSpec:
         """The same spec with every open field filled from its mode."""
         paper = self.mode == "paper"
@@ -50,6 +55,11 @@ class CosineSpec(Frozen):
     threshold: float | None = Field(default=None, ge=-1, le=1)
     seed: int = Field(default=0, ge=0, lt=2**32)
 
+    @property
+    def encoder_name(self) -> EncoderName | None:
+        """The encoder whose vectors it is fitted on."""
+        return self.encoder
+
     def resolved(self) -> CosineSpec:
         """Itself: the threshold of the base encoder is learnt when fitting."""
         return self
@@ -60,6 +70,11 @@ class UniformSpec(Frozen):
 
     kind: Literal["uniform"] = "uniform"
 
+    @property
+    def encoder_name(self) -> EncoderName | None:
+        """None: it looks at no text."""
+        return None
+
     def resolved(self) -> UniformSpec:
         """Itself: there is nothing to fill in."""
         return self
@@ -69,10 +84,8 @@ SelectorSpec = Annotated[GmmSpec | CosineSpec | UniformSpec, Field(discriminator
 
 
 def encoder_of(spec: GmmSpec | CosineSpec | UniformSpec) -> EncoderName | None:
-    """The encoder whose vectors this selector is fitted on; None where it looks at no text."""
-    if isinstance(spec, CosineSpec):
-        return spec.encoder
-    return "base" if isinstance(spec, GmmSpec) else None
+    """The encoder whose vectors a selector is fitted on; `spec.encoder_name`, by its name of before."""
+    return spec.encoder_name
 
 
 class SelectOptions(Frozen):

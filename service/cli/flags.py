@@ -1,6 +1,6 @@
 """Options made from the fields of a pydantic model: type, lowest value and default are the field's, the help is here.
 
-`service.cli.commands` puts them into a command. `selection_flags` and `verbs.train.training_flags` have the tables. No torch.
+`service.cli.commands` puts them into a command; modules named `..._flags` have the tables. Never imports torch.
 """
 
 from __future__ import annotations

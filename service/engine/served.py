@@ -8,9 +8,8 @@ else. Asked by `request` for whatever reaches the engine, and before that by the
 from __future__ import annotations
 
 from registry.errors import InvalidParameter
-from registry.spec import AdapterConfig, BankConfig, BaseShape, HeadConfig, head_of, prefix_length
+from registry.spec import AdapterConfig, BaseShape
 
-SHOWN_LABELS = 5
 _EVALUATE = "`soup pull` it and run `soup evaluate` on its directory"
 
 
@@ -23,31 +22,18 @@ def check_speaks(shape: BaseShape, config: AdapterConfig | None, named: str) -> 
 
 def not_speaking(shape: BaseShape, config: AdapterConfig | None) -> str | None:
     """What an adapter (None: the base model alone) is instead of a language model, and what to do; None for one."""
-    head = None if config is None else head_of(config)
+    head = None if config is None else config.head
     on = f"an encoder (family {shape.model_type!r})" if shape.kind == "encoder" else None
     if head is not None:
         where = "" if on is None else f" on {on}"
-        return f"answers with a head for {_head(head)}{where} and not with text: {_EVALUATE}"
+        return f"answers with a head for {head.purpose}{where} and not with text: {_EVALUATE}"
     if on is not None and config is None:
         return f"is {on}, which neither continues nor scores text: ask /v1/embeddings for its vectors"
     if on is not None:
         return f"is an adapter of {on}, which neither continues nor scores text: {_EVALUATE}"
-    if isinstance(config, BankConfig):
-        return (
-            f"is a bank of {config.experts} experts (AdaMix), which is not served but its merge is: cook a soup from "
-            "a recipe of it alone and ask for that"
-        )
-    return None
+    return None if config is None else config.not_served
 
 
 def room(shape: BaseShape, config: AdapterConfig | None) -> int:
     """Tokens of the context that are left to a text: a prefix takes some."""
-    return shape.context - (0 if config is None else prefix_length(config))
-
-
-def _head(head: HeadConfig) -> str:
-    if head.task == "question_answering":
-        return "question answering"
-    more = len(head.labels) - SHOWN_LABELS
-    labels = ", ".join(map(repr, head.labels[:SHOWN_LABELS])) + (f" and {more} more" if more > 0 else "")
-    return f"classification (labels {labels})"
+    return shape.context - (0 if config is None else config.prefix_length)

@@ -17,6 +17,7 @@ from fastapi.routing import APIRoute
 from service.http import docs_page, problems
 from service.http.gate import Bodies, Gate
 from service.http.observe import Metrics, Observe
+from service.http.readiness import Readiness
 from service.http.routes import (
     adapters,
     audit,
@@ -79,7 +80,7 @@ def create_app(runtime: Runtime) -> FastAPI:
     )
     app.state.runtime = runtime
     app.state.metrics = metrics = Metrics()
-    app.state.readiness = health.Readiness()
+    app.state.readiness = Readiness()
     metrics.watch_engine(runtime.engine)
     for router in ROUTERS:
         app.include_router(router)

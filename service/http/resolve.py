@@ -1,7 +1,7 @@
-"""The `model` of a request to what is really used, once per request.
+"""The adapter or base model that a name in a request stands for, looked up once per request, in a thread.
 
-Called in a thread by every route that infers. Unknown and foreign names are both NotFound, deleted ones Retired; an
-adapter that cannot be used is an error and never silently the base model.
+Unknown and foreign names are both NotFound, deleted ones Retired; an adapter that cannot be used is an error and never
+silently the base model.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from registry.adapters.loadable import LoadableAdapter
-from registry.errors import Incompatible, NotFound, Unavailable
-from registry.names import BaseRef, check_part, parse_ref
+from registry.errors import Incompatible, InvalidName, NotFound, Unavailable
+from registry.names import BaseRef, NameRef, check_part, parse_ref
 from registry.spec import BaseEntry
 from registry.stored_adapters import loadable
 from service.engine.served import check_speaks
@@ -42,6 +42,20 @@ class ResolvedModel:
     def fingerprint(self) -> str:
         """What was used: the adapter's digest, else the base's fingerprint. Sent as `system_fingerprint`."""
         return self.digest or self.base.shape.fingerprint
+
+
+def name_ref(ns: str, name: str) -> NameRef:
+    """The adapter or adapters that a path names, `name` with `@version` or `@alias` in it; raises InvalidName."""
+    ref = parse_ref(f"{ns}/{name}")
+    if not isinstance(ref, NameRef):
+        raise InvalidName(f"'{ns}/{name[:80]}' names no adapter.", param="name")
+    return ref
+
+
+def adapter_named(parts: Parts, principal: Principal, ns: str, name: str) -> AdapterRow:
+    """The adapter that a path names, as this key sees it; raises InvalidName, NotFound or Retired."""
+    with parts.registry.database.read() as catalogue:
+        return catalogue.adapters.resolve(principal.namespaces, name_ref(ns, name))
 
 
 def resolve_model(parts: Parts, principal: Principal, text: str) -> ResolvedModel:

@@ -22,33 +22,23 @@ from starlette.concurrency import run_in_threadpool
 from starlette.types import Receive, Scope, Send
 
 from registry.errors import Cancelled, SoupError, Unavailable
-from service.engine import Delta, GenerateRequest, Generation, SamplingParams, ScoreRequest, Ticket
+from service.engine import Delta, Engine, GenerateRequest, Generation, ScoreRequest, Ticket
 from service.http import problems
-from service.http.resolve import ResolvedModel
-from service.parts import Parts
 
 STREAM_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 """Streams pass proxies unbuffered."""
 DONE = "data: [DONE]\n\n"
+JSON_OR_STREAM: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "JSON, or a stream of it."}
+}
+"""What the schema says of a route whose answer is streamed where the client asks for it."""
 
 
-def one_token(parts: Parts, model: ResolvedModel, *, timeout: float) -> None:
-    """Compute one token, of an encoder one vector, blocking; raises TimeoutError, or what the engine raises."""
-    start = (model.base.bos_id or 0,)
-    asked: GenerateRequest | ScoreRequest
-    if model.base.shape.kind == "encoder":
-        asked = ScoreRequest(model.base_id, (start,), pooled=frozenset({0}), bos=False)
-    else:
-        asked = GenerateRequest(model.base_id, start, params=SamplingParams(max_tokens=1, temperature=0.0))
-    ticket = parts.engine.submit(asked)
-    try:
-        ticket.result(timeout)
-    finally:
-        ticket.cancel()
-
-
-async def finish(request: Request, tickets: Sequence[Ticket]) -> list[Any]:
-    """The results of all tickets; raises the first error, and Cancelled where the client goes away before."""
+async def finish(
+    request: Request, engine: Engine, asked: Sequence[GenerateRequest] | Sequence[ScoreRequest]
+) -> list[Any]:
+    """What the engine answers to all of `asked`; raises the first error, and Cancelled where the client goes away."""
+    tickets = await run_in_threadpool(engine.submit_all, asked)
     waiting = asyncio.gather(*(asyncio.wrap_future(ticket) for ticket in tickets))
     try:
         results: list[Any] = await unless_gone(request, waiting)
@@ -84,10 +74,10 @@ async def _disconnected(request: Request) -> None:
 class TokenStream:
     """The tokens of several generate requests as they come: (prompt number, Delta), then each prompt's Generation."""
 
-    def __init__(self, parts: Parts, requests: Sequence[GenerateRequest]) -> None:
+    def __init__(self, engine: Engine, requests: Sequence[GenerateRequest]) -> None:
         self._loop = asyncio.get_running_loop()
         self._queue: asyncio.Queue[tuple[int, Delta | None]] = asyncio.Queue()
-        self._engine = parts.engine
+        self._engine = engine
         self._requests = [replace(request, on_token=self._hand_over(i)) for i, request in enumerate(requests)]
         self._first: tuple[int, Delta | None] | None = None
         self.tickets: list[Ticket] = []

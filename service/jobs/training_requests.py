@@ -14,7 +14,7 @@ from registry.catalogue.rows import AdapterRow, JobRow
 from registry.errors import Busy, Incompatible, InvalidParameter, TooLarge
 from registry.names import check_part, digest_of, parse_ref, split_name
 from registry.registry import Caller
-from registry.spec import BottleneckConfig, HeadConfig, prefix_length
+from registry.spec import FusionConfig, HeadConfig
 from registry.uploads import blob_size
 from service.keys import Principal
 from service.parts import Parts
@@ -88,11 +88,10 @@ def _members(parts: Parts, who: Principal, request: TrainingRequest) -> list[Ada
     with parts.registry.database.read() as catalogue:
         rows = [catalogue.adapters.resolve(who.namespaces, parse_ref(ref)) for ref in adapter.members]
     problems = [
-        f"{row.ref} has {not_fused(row.config)}"
-        if not isinstance(row.config, BottleneckConfig)
-        else f"{row.ref} is of another base model."
+        f"{row.ref} is of another base model." if fusable else f"{row.ref} has {not_fused(row.config)}"
         for row in rows
-        if not isinstance(row.config, BottleneckConfig) or row.base_fingerprint != fingerprint
+        for fusable in [FusionConfig.member_of(row.config) is not None]
+        if not fusable or row.base_fingerprint != fingerprint
     ]
     if problems:
         raise Incompatible(problems[0], param="spec.adapter.members", problems=problems)
@@ -103,10 +102,10 @@ def _check_size(parts: Parts, request: TrainingRequest, members: Sequence[Adapte
     """Refuse what is no training on this base, and what is too large for this server."""
     spec, settings, shape = request.spec, parts.settings, parts.bases.shape(request.base_model)
     task_of(spec).check_base(parts.bases.text(request.base_model))
-    frozen = [member.config for member in members if isinstance(member.config, BottleneckConfig)]
+    frozen = [one for member in members if (one := FusionConfig.member_of(member.config)) is not None]
     config = config_of(spec, shape, head=SMALLEST_HEAD.get(spec.task), members=frozen)
     numbers = hyperparameters_on(spec, shape, config)
-    _check_numbers(numbers, prefix_length(config), settings, scoring=_scoring_passes(spec))
+    _check_numbers(numbers, config.prefix_length, settings, scoring=_scoring_passes(spec))
     check_block(numbers.block, shape, config)
     tensors = expected_tensors(config, shape)
     size = sum(4 * math.prod(found) for found in tensors.values())

@@ -29,7 +29,7 @@ from service.cli.app import VERBS
 from service.settings import Settings
 from tests.project.dockerfile import COMPOSE, DOCKERFILE, environment, lines, rests, settings_from, stages
 from tests.repository import REPOSITORY
-from tests.service.worlds import open_live, open_world, write_bases
+from tests.service.servers import open_live, open_world, write_bases
 
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 PACKAGES = {"registry", "training", "service", "migrations"}

@@ -22,8 +22,8 @@ from registry.base_model import shape_of
 from registry.formats import AdapterContents, write_directory
 from registry.spec import BottleneckConfig, Provenance
 from tests.repository import REPOSITORY
-from tests.service.domains import WORDS, passages
-from tests.service.worlds import Live, World, open_live, open_world, write_bases
+from tests.service.passages import WORDS, passages
+from tests.service.servers import Live, World, open_live, open_world, write_bases
 
 BASE = "docs-2x128"
 DOMAINS = {"scipy": "kitchen", "sympy": "court", "sqlalchemy": "code"}

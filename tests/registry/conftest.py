@@ -13,8 +13,8 @@ from registry.catalogue import Catalogue, Database
 from registry.spec import BaseEntry
 from tests.conftest import build_tiny_base
 from tests.postgres import Databases, databases  # noqa: F401 (a fixture)
-from tests.registry.catalogue_world import undone
-from tests.registry.verb_world import VerbWorld
+from tests.registry.catalogue_rows import undone
+from tests.registry.toy_registry import ToyRegistry
 
 
 @pytest.fixture
@@ -39,10 +39,10 @@ def catalogue(empty_database) -> Iterator[Catalogue]:
 
 
 @pytest.fixture
-def verbs(databases: Databases, tmp_path) -> Iterator[VerbWorld]:  # noqa: F811
+def verbs(databases: Databases, tmp_path) -> Iterator[ToyRegistry]:  # noqa: F811
     """The verbs over an empty registry."""
     with databases.new(tmp_path, pool_size=4) as database:
-        yield VerbWorld(database)
+        yield ToyRegistry(database)
 
 
 @pytest.fixture(scope="module")

@@ -1,15 +1,20 @@
-"""A file that is replaced is the old one or the whole new one, whatever fails."""
+"""A file that is replaced is the old one or the whole new one, whatever fails; JSON is read strictly."""
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from registry import files as durable
-from registry.files import exchange, make_directory, replace_file
+from registry.errors import InvalidManifest
+from registry.files import exchange, loads_strict, make_directory, replace_file
 
 
 def test_the_bytes_are_synced_before_they_have_the_name_and_the_name_after(tmp_path: Path, synced: list[str]) -> None:
@@ -107,3 +112,32 @@ class TestExchange:
         monkeypatch.delattr(Path, "rename")
         exchange(tmp_path / "one", tmp_path / "other")
         assert [(tmp_path / name).read_text() for name in ("one", "other")] == ["one", "other"]  # twice
+
+
+class TestStrictJson:
+    @pytest.mark.parametrize(
+        ("text", "says"),
+        [
+            ('{"a": 1, "a": 1}', "'a' twice"),
+            ('[{"x": {"b": 1, "b": 2}}]', "'b' twice"),
+            ("NaN", "NaN"),
+            ("[1e999]", "number 1e999, which is larger"),
+            ("-2e400", "number -2e400, which is larger"),
+            ('{"a": -Infinity}', "-Infinity"),
+            ("[" * 200_000, "deep"),
+            ('{"a": }', "line 1, column 7"),
+            ("", "line 1"),
+            (b'"\xff"', "byte 1"),
+            ("9" * 5000, "cannot be read"),
+        ],
+        ids=lambda value: str(value)[:16],
+    )
+    def test_refused(self, text: str | bytes, says: str) -> None:
+        with pytest.raises(InvalidManifest, match=says):
+            loads_strict(text)
+
+    @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(),
+                        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))  # fmt: skip
+    def test_reads_what_json_writes(self, value: Any) -> None:
+        assert loads_strict(json.dumps(value)) == value
+        assert loads_strict(json.dumps(value).encode()) == value

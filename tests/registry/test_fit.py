@@ -17,19 +17,19 @@ from registry.spec import (
     PoolSpec,
     UniformSpec,
 )
-from tests.registry.verb_world import CONFIG, OTHER_CONFIG, SHAPE, VerbWorld, passages, vectors_of
+from tests.registry.toy_registry import CONFIG, OTHER_CONFIG, SHAPE, ToyRegistry, passages, vectors_of
 
 HEAD = HeadConfig(task="classification", labels=("no", "yes"))
 POOL = PoolSpec(base_fingerprint=SHAPE.fingerprint)
 SBERT = CosineSpec()
 
 
-def members(verbs: VerbWorld, pool: PoolSpec = POOL, encoder: str | None = None) -> list[str]:
+def members(verbs: ToyRegistry, pool: PoolSpec = POOL, encoder: str | None = None) -> list[str]:
     with verbs.database.read() as catalogue:
         return [row.ref for row in current_members(catalogue, pool, encoder)]
 
 
-def retire(verbs: VerbWorld, id: int) -> None:
+def retire(verbs: ToyRegistry, id: int) -> None:
     with verbs.database.write() as catalogue:
         catalogue.adapters.retire(id)
 

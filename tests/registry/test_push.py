@@ -13,7 +13,7 @@ from registry.names import sha256_digest
 from registry.push import find_base
 from registry.registry import Limits
 from registry.spec import BottleneckConfig, GmmSpec, PoolSpec
-from tests.registry.verb_world import (
+from tests.registry.toy_registry import (
     OTHER_INIT,
     SHAPE,
     WEIGHTS,

@@ -16,7 +16,7 @@ from registry.spec import (
     PrefixConfig,
     UnionConfig,
 )
-from tests.registry.verb_world import CONFIG, LORA, OTHER_INIT, SHAPE, WEIGHTS, VerbWorld, inline, passages, weights
+from tests.registry.toy_registry import CONFIG, LORA, OTHER_INIT, SHAPE, WEIGHTS, ToyRegistry, inline, passages, weights
 
 PREFIX = PrefixConfig(length=3)
 HEAD = HeadConfig(task="classification", labels=("no", "yes"))
@@ -39,7 +39,7 @@ def prefix_file(length: int = 3) -> bytes:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_it_is_stored_with_its_configuration_and_digest(verbs: VerbWorld, name: str) -> None:
+def test_it_is_stored_with_its_configuration_and_digest(verbs: ToyRegistry, name: str) -> None:
     config = ALL[name]
     row = verbs.push("acme/one", config=config, seed=1).row
     assert row.config == config
@@ -50,7 +50,7 @@ def test_it_is_stored_with_its_configuration_and_digest(verbs: VerbWorld, name: 
 
 
 @pytest.mark.parametrize("name", ["prefix", "head", "mam", "task"])
-def test_two_of_one_start_are_averaged(verbs: VerbWorld, name: str) -> None:
+def test_two_of_one_start_are_averaged(verbs: ToyRegistry, name: str) -> None:
     for seed, ref in enumerate(("acme/a", "acme/b")):
         verbs.push(ref, config=ALL[name], seed=seed)
     cooked = verbs.cook(recipe=by_hand("acme/a", "acme/b"), name="acme/both")
@@ -67,14 +67,14 @@ def test_two_of_one_start_are_averaged(verbs: VerbWorld, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_one_at_weight_one_is_that_adapter(verbs: VerbWorld, name: str) -> None:
+def test_one_at_weight_one_is_that_adapter(verbs: ToyRegistry, name: str) -> None:
     verbs.push("acme/one", config=ALL[name])
     cooked = verbs.cook(recipe=by_hand("acme/one"))
     assert cooked.model == "acme/one@1"
     assert not cooked.created
 
 
-def test_fusions_and_other_starts_are_refused_with_what_could_be_done(verbs: VerbWorld) -> None:
+def test_fusions_and_other_starts_are_refused_with_what_could_be_done(verbs: ToyRegistry) -> None:
     for seed, ref in enumerate(("acme/a", "acme/b")):
         verbs.push(ref, config=FUSION, seed=seed)
         verbs.push(f"{ref}-mam", config=MAM, seed=seed, provenance=OTHER_INIT if seed else {})
@@ -84,7 +84,7 @@ def test_fusions_and_other_starts_are_refused_with_what_could_be_done(verbs: Ver
         verbs.cook(recipe=by_hand("acme/a-mam", "acme/b-mam"))
 
 
-def test_a_pool_of_many_kinds_gives_a_soup_of_one(verbs: VerbWorld) -> None:
+def test_a_pool_of_many_kinds_gives_a_soup_of_one(verbs: ToyRegistry) -> None:
     for seed, (domain, config) in enumerate({"law": MAM, "code": MAM, "zoo": PREFIX, "sea": FUSION}.items()):
         verbs.ready(f"acme/{domain}", seed=seed, config=config)
     texts = [text for domain in ("law", "code", "zoo", "sea") for text in passages(domain, 9, seed=7)]
@@ -100,16 +100,16 @@ def test_a_pool_of_many_kinds_gives_a_soup_of_one(verbs: VerbWorld) -> None:
 class TestPeft:
     SAID = {"peft_type": "PREFIX_TUNING", "task_type": "CAUSAL_LM", "num_virtual_tokens": 3}  # noqa: RUF012
 
-    def push(self, verbs: VerbWorld, said: dict[str, object], data: bytes):
+    def push(self, verbs: ToyRegistry, said: dict[str, object], data: bytes):
         return verbs.push("acme/prefix", config=None, files={WEIGHTS: inline(data)}, peft_config=said)
 
-    def test_its_configuration_is_taken_as_it_is(self, verbs: VerbWorld) -> None:
+    def test_its_configuration_is_taken_as_it_is(self, verbs: ToyRegistry) -> None:
         row = self.push(verbs, self.SAID, prefix_file()).row
         assert row.config == PREFIX
         same = verbs.push("acme/other", config=PREFIX, files={WEIGHTS: inline(prefix_file())}).row
         assert same.digest == row.digest
 
-    def test_what_does_not_agree_is_refused(self, verbs: VerbWorld) -> None:
+    def test_what_does_not_agree_is_refused(self, verbs: ToyRegistry) -> None:
         with pytest.raises(InvalidManifest, match="3 virtual tokens in the weights and 4"):
             self.push(verbs, self.SAID | {"num_virtual_tokens": 4}, prefix_file())
         with pytest.raises(UnknownMethod, match="P_TUNING"):
@@ -117,18 +117,18 @@ class TestPeft:
 
 
 class TestBadWeights:
-    def test_another_size_of_keys_and_values(self, verbs: VerbWorld) -> None:
+    def test_another_size_of_keys_and_values(self, verbs: ToyRegistry) -> None:
         data = save_tensors({"prompt_embeddings": torch.zeros(3, 40)})
         with pytest.raises(Incompatible, match=r"shape \[3, 40\], and \[3, 32\] is needed"):
             verbs.push("acme/bad", config=PREFIX, files={WEIGHTS: inline(data)})
 
-    def test_a_prefix_that_leaves_no_room(self, verbs: VerbWorld) -> None:
+    def test_a_prefix_that_leaves_no_room(self, verbs: ToyRegistry) -> None:
         long = PrefixConfig(length=63)
         data = save_tensors({"prompt_embeddings": torch.zeros(63, 32)})
         with pytest.raises(Incompatible, match="leaves no room for text in a context of 64"):
             verbs.push("acme/bad", config=long, files={WEIGHTS: inline(data)})
 
-    def test_a_union_with_a_member_missing_or_not_finite(self, verbs: VerbWorld) -> None:
+    def test_a_union_with_a_member_missing_or_not_finite(self, verbs: ToyRegistry) -> None:
         tensors = load_tensors(weights(0, MAM))
         some = {key: one for key, one in tensors.items() if not key.startswith("prefix.")}
         with pytest.raises(Incompatible, match=r"Tensor prefix\.prompt_embeddings \[3, 32\] is missing"):
@@ -137,7 +137,7 @@ class TestBadWeights:
         with pytest.raises(InvalidWeights, match="NaN or infinite"):
             verbs.push("acme/bad", config=MAM, files={WEIGHTS: inline(save_tensors(tensors))})
 
-    def test_a_head_with_other_labels_than_outputs(self, verbs: VerbWorld) -> None:
+    def test_a_head_with_other_labels_than_outputs(self, verbs: ToyRegistry) -> None:
         three = HeadConfig(task="classification", labels=("a", "b", "c"))
         with pytest.raises(Incompatible, match=r"out\.bias has shape \[2\], and \[3\] is needed"):
             verbs.push("acme/bad", config=three, files={WEIGHTS: inline(weights(0, HEAD))})

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.postgres import databases  # noqa: F401 (a fixture)
-from tests.service.worlds import BASE_ID, Live, World, open_live, open_world, write_bases
+from tests.service.servers import BASE_ID, Live, World, open_live, open_world, write_bases
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -32,7 +32,7 @@ from service.engine import bases as bases_module
 from service.runtime import Runtime
 from service.settings import Settings
 from service.storage import check_schema, migrate, owned
-from tests.service.worlds import write_bases
+from tests.service.servers import write_bases
 
 CONFIG = paper_config("pfeiffer", bottleneck=4)
 DIGEST = "sha256:" + "0" * 64

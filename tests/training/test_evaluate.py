@@ -18,7 +18,7 @@ from registry.spec import BankConfig, BaseEntry, PrefixConfig, UnionConfig
 from service.cli.app import run as soup
 from tests.conftest import build_tiny_base, build_tiny_encoder
 from tests.training.conftest import TEXTS, VALID, state_hash, train_on
-from tests.training.items import ITEMS, LABELLED, QUESTIONS, as_json
+from tests.training.task_items import ITEMS, LABELLED, QUESTIONS, as_json
 from training.evaluate import adapter_of, evaluate_task, task_named, task_of
 from training.hyperparameters import Hyperparameters
 from training.tasks import LANGUAGE_MODELLING, TASKS

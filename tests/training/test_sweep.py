@@ -20,7 +20,7 @@ from registry.spec import BaseEntry
 from service.cli.app import run as soup
 from service.cli.verbs.train import stopping
 from service.cli.verbs.train.progress_table import Table
-from tests.service.scripted import Server, ok, refusal
+from tests.service.scripted_server import Server, ok, refusal
 from tests.training.conftest import stop_after
 from training import parallel_sweep, process
 from training.checkpoint import held

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from registry.adapters.experts import BankAdapter
-from registry.spec import BankConfig
+from registry.spec import AdapterConfig
 from training.hyperparameters import Consistency
 from training.tasks.contract import Scored
 
@@ -50,7 +50,7 @@ def consistent_loss(
     return loss
 
 
-def bank_record(config: BankConfig) -> dict[str, Any]:
+def bank_record(config: AdapterConfig) -> dict[str, Any]:
     """What the record of a merge says of its bank; how that was trained is in the record anyway."""
     return config.model_dump(mode="json", include={"experts", "share"})
 

@@ -22,10 +22,10 @@ def fusion_config(members: Sequence[AdapterConfig]) -> FusionConfig:
     problems = []
     if len(members) < 2:
         problems.append(f"A fusion has at least 2 members, and {len(members)} came.")
-    others = [f"number {i} is {one.method}" for i, one in enumerate(members, 1) if one.method != "bottleneck"]
+    others = [f"number {i} is {one.method}" for i, one in enumerate(members, 1) if FusionConfig.member_of(one) is None]
     if others:
         problems.append(f"The members of a fusion are bottleneck adapters; {', '.join(others[:4])}.")
-    kinds = [one.model_copy(update={"pruned": None}) for one in members if isinstance(one, BottleneckConfig)]
+    kinds = [kind.dense() for one in members if (kind := FusionConfig.member_of(one)) is not None]
     if any(kind.structure == "houlsby" for kind in kinds):
         problems.append("Members of structure 'houlsby' act at two places of a layer, and a fusion at one.")
     problems += _differences(kinds)

@@ -15,17 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from registry.adapters import AdapterModule
-from registry.adapters.masks import (
-    add_masks,
-    highest,
-    mask_of,
-    pack,
-    projections,
-    prunable_members,
-    pruned_members,
-    unpack,
-    with_pruned,
-)
+from registry.adapters.masks import add_masks, highest, mask_of, pack, projections, unpack
 from registry.errors import InvalidParameter
 from registry.spec import AdapterConfig, Pruned
 from training.hyperparameters import PruningOptions
@@ -60,13 +50,13 @@ def prune(
             masked=sum(int((~keep).sum()) for keep in own.values()),
             data=data_digest if options.score in NEEDS_GRADIENTS else None,
         )
-    _put_on(adapter, with_pruned(adapter.config, pruned), masks)
+    _put_on(adapter, adapter.config.with_pruned(pruned), masks)
     return adapter
 
 
 def _parts(adapter: AdapterModule) -> dict[str, list[str]]:
     """Names of the weights that can be pruned, by the prefix of the part they are of."""
-    if pruned_members(adapter.config):
+    if adapter.config.pruned_parts():
         raise InvalidParameter("The adapter is pruned already: it is done once, at its start.", param="pruning")
     trained = [name for name, parameter in adapter.named_parameters() if parameter.requires_grad]
     parts = projections(adapter.config, trained)
@@ -158,7 +148,7 @@ def _put_on(adapter: AdapterModule, config: AdapterConfig, masks: Mapping[str, T
 def _configure(adapter: AdapterModule, config: AdapterConfig) -> None:
     """The configuration of a module, and of the members of a union."""
     adapter.config = config
-    for prefix, one in prunable_members(config).items():
+    for prefix, one in config.prunable().items():
         if prefix:
             member = adapter.get_submodule(prefix.removesuffix("."))
             assert isinstance(member, AdapterModule)

@@ -5,13 +5,10 @@ Called by whoever describes a training (`training.spec`) and by benchmarks; torc
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
 from pydantic import ValidationError
 
 from registry.errors import InvalidParameter
-from registry.spec import AdapterConfig, BottleneckConfig, LoraConfig, LoraModule, UnionConfig
+from registry.spec import AdapterConfig
 
 
 def sparsity_of(factor: int) -> float:
@@ -27,7 +24,7 @@ def widened(config: AdapterConfig, factor: int) -> AdapterConfig:
     without a width, a factor below 2, and a width beyond what there can be.
     """
     try:
-        wide = _widened(config, _checked(factor))
+        wide = config.widened(_checked(factor))
     except ValidationError as error:
         found = error.errors(include_url=False)[0]
         raise InvalidParameter(f"{factor} times as wide cannot be: {found['msg']}.", param="widen") from None
@@ -44,21 +41,3 @@ def _checked(factor: int) -> int:
             f"Large-Sparse is at least twice as wide, and {factor} times were asked for.", param="widen"
         )
     return factor
-
-
-def _widened(config: AdapterConfig, factor: int) -> AdapterConfig | None:
-    """None for what has no width; raises ValidationError for too large a one."""
-    if isinstance(config, BottleneckConfig):
-        values: dict[str, Any] = {**config.model_dump(), "bottleneck": config.bottleneck * factor}
-        return BottleneckConfig.model_validate(values)
-    if isinstance(config, LoraConfig):
-        grown = math.sqrt(factor) if config.rslora else float(factor)
-        return LoraConfig.of(
-            {path: LoraModule(module.rank * factor, module.alpha * grown) for path, module in config.modules().items()},
-            rslora=config.rslora,
-        )
-    if isinstance(config, UnionConfig):
-        wide = [(_widened(member, factor), member) for member in config.members]
-        if any(found is not None for found, _ in wide):
-            return config.model_copy(update={"members": tuple(found or member for found, member in wide)})
-    return None

@@ -19,7 +19,7 @@ from registry.adapters import AdapterModule, attached
 from registry.base_model import BaseText, LoadedBase
 from registry.errors import Incompatible
 from registry.likelihood import chosen_log_probs
-from registry.spec import AdapterConfig, BankConfig, FusionConfig, HeadConfig, UnionConfig
+from registry.spec import AdapterConfig, BankConfig, HeadConfig, UnionConfig
 from training.data import MIN_TEXTS
 
 
@@ -160,13 +160,12 @@ def with_head(config: AdapterConfig, head: HeadConfig | None) -> AdapterConfig:
     """
     if head is None or config == head:
         return config
-    if isinstance(config, BankConfig):
+    if isinstance(config, BankConfig):  # which is put around what has the head
         return BankConfig.model_validate({**config.model_dump(), "expert": with_head(config.expert, head).model_dump()})
-    members = config.members if isinstance(config, UnionConfig) else (config,)
-    if any(isinstance(member, FusionConfig | HeadConfig) for member in members):
+    if not config.takes_head:
         raise Incompatible(
             f"A head for {head.task.replace('_', ' ')} cannot be put beside an adapter of method {config.method!r}: "
             "take a bottleneck, a LoRA, a prefix or MAM.",
             param="config",
         )
-    return UnionConfig.model_validate({"members": [*members, head]})
+    return UnionConfig.model_validate({"members": [*config.parts, head]})

@@ -1,6 +1,6 @@
-"""Adapters in the formats of other libraries, to and from ours; called by `soup convert`, on the client.
+"""Checkpoints of the library `adapters` (AdapterHub), to and from our configurations and tensors.
 
-PEFT's folders need no conversion: the registry stores them as they are (`registry.formats`).
+Called by `soup convert`, on the client: the server sees none of them.
 """
 
 from registry.formats.adapterhub.convert import FAMILIES, Checkpoint, checkpoint_files, is_checkpoint, read_checkpoint

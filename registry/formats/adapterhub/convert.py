@@ -217,7 +217,7 @@ def checkpoint_files(
     With `safetensors` the weights are adapter.safetensors, which is read with `load_adapter(use_safetensors=True)`
     only. Raises UnknownMethod for other methods and families, Incompatible for what the library cannot express.
     """
-    if not isinstance(config, BottleneckConfig):
+    if not isinstance(config, BottleneckConfig):  # the only structure that this library's files can be written for
         raise UnknownMethod(f"Adapters of method {config.method!r} are not written for AdapterHub.", param="config")
     if config.pruned is not None:
         raise Incompatible(

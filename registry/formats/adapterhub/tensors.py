@@ -1,6 +1,6 @@
 """Names and shapes of a checkpoint's tensors in AdapterHub's library, to and from the canonical ones.
 
-Called by `adapterhub`; knows neither files nor JSON. Layer i has, at `output_adapters` (our `ffn`) and
+Called by `convert`; knows neither files nor JSON. Layer i has, at `output_adapters` (our `ffn`) and
 `attention_adapters`, below `<layers>.<i>.<site>.adapters.<name>.`: `adapter_down.0.weight` (m, d) and `.bias` (m),
 `adapter_up.weight` (d, m) and `.bias` (d); with a LayerNorm before it, that as `adapter_norm_before` and again as
 `adapter_down.0`, the projection then being `adapter_down.1`; with a learned scaling, `scaling` (1) or (d). BERT's two
@@ -68,6 +68,16 @@ class Layout:
             shapes["scaling"] = (1,) if self.options.scaling == "learned" else (hidden_size,)
         return shapes
 
+    def places(self, layers: int, *, width: int, hidden_size: int) -> dict[str, tuple[int, ...]]:
+        """Shapes of all tensors of the adapter, by `<layer>.<site>.<leaf>`."""
+        leaves = self.leaves(width, hidden_size)
+        return {
+            f"{i}.{site}.{leaf}": shape
+            for i in range(layers)
+            for site in self.sites()
+            for leaf, shape in leaves.items()
+        }
+
 
 def to_canonical(found: Mapping[str, Tensor], layout: Layout, *, hidden_size: int) -> tuple[int, dict[str, Tensor]]:
     """Width and canonical tensors of a checkpoint, in the dtype they are stored in; a learned scaling is folded in.
@@ -77,12 +87,7 @@ def to_canonical(found: Mapping[str, Tensor], layout: Layout, *, hidden_size: in
     tensors = _by_place(found, layout)
     width = _width(tensors, found, layout)
     layers = _layers(tensors)
-    expected = {
-        f"{i}.{site}.{leaf}": shape
-        for i in range(layers)
-        for site in layout.sites()
-        for leaf, shape in layout.leaves(width, hidden_size).items()
-    }
+    expected = layout.places(layers, width=width, hidden_size=hidden_size)
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     problems = tensor_problems(expected, shapes) + _value_problems(tensors)
     if problems:
@@ -195,12 +200,7 @@ def from_canonical(tensors: Mapping[str, Tensor], layout: Layout, *, width: int,
         layer, site, part, kind = match.groups()
         found |= {f"{layer}.{sites[site]}.{theirs}.{kind}": tensor for theirs in parts[part]}
     layers = _layers(found)
-    expected = {
-        f"{i}.{site}.{leaf}": shape
-        for i in range(layers)
-        for site in layout.sites()
-        for leaf, shape in layout.leaves(width, hidden_size).items()
-    }
+    expected = layout.places(layers, width=width, hidden_size=hidden_size)
     problems = tensor_problems(expected, {name: tuple(tensor.shape) for name, tensor in found.items()})
     if problems or not layers:
         raise Incompatible(

@@ -1,8 +1,7 @@
-"""What a PEFT directory says: `adapter_config.json` and the header of its weights as our configuration, no torch.
+"""A PEFT LoRA read as our configuration, from its `adapter_config.json` and the names and shapes of its tensors.
 
-The tensors decide which modules there are and of which rank; the configuration is read as PEFT 0.21 reads it
-(`peft/tuners/lora/config.py`, `peft/utils/other.py: get_pattern_key`,
-`peft/tuners/tuners_utils.py: check_target_module_exists`). What we cannot compute is refused by name, and all of it
+The tensors decide which modules there are and of which rank, and the file has to agree; it is read as PEFT 0.21 reads
+it (`peft/tuners/lora/config.py`). What is not computed here (DoRA, trained biases, ...) is refused by name, all of it
 at once. Called by `read_directory` on the client and by `push` for configurations that came as they are.
 """
 
@@ -20,7 +19,7 @@ from registry.formats.peft.patterns import PeftFields
 from registry.formats.peft.prefix import PREFIX_TUNING, prefix_config
 from registry.formats.refusal import peft_refusal, unsupported_fields
 from registry.spec import LoraConfig, LoraModule, PrefixConfig
-from registry.spec.config import ModulePath
+from registry.spec.structures.lora import ModulePath
 
 _TENSOR = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight", re.ASCII)
 _PATH: TypeAdapter[str] = TypeAdapter(ModulePath)
@@ -74,7 +73,7 @@ def adapter_config(peft: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...
 
 
 def lora_config(peft: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]) -> LoraConfig:
-    """That of a LoRA; raises as `adapter_config` does."""
+    """The configuration of a PEFT LoRA; arguments and errors as of `adapter_config`."""
     unsupported = _unsupported(peft)
     ranks, problems = _ranks(tensors)
     fields = PeftFields(peft)

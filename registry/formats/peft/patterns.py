@@ -1,7 +1,8 @@
-"""The fields of a PEFT LoRA's `adapter_config.json` that say rank, alpha and modules, read as PEFT reads them.
+"""PEFT's fields of single modules: rank_pattern, alpha_pattern, target_modules, exclude_modules, layers_to_transform.
 
-Called by `peft`. Lists and patterns can be long and come from people: names are looked up, never searched for, and
-all regular expressions of a configuration share a bounded amount of work.
+Matched as PEFT 0.21 does (`peft/utils/other.py: get_pattern_key`, `peft/tuners/tuners_utils.py:
+check_target_module_exists`). Tables can be long and come from people: names are looked up, never searched for, and all
+regular expressions of a configuration share a bounded amount of work. Called by `lora`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def _ends(path: str) -> Iterator[str]:
 
 
 class PatternTable:
-    """`rank_pattern` or `alpha_pattern`: the value of the first key that matches (`get_pattern_key`)."""
+    """`rank_pattern` or `alpha_pattern`: the value of the first key that matches a module (`get_pattern_key`)."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
@@ -35,7 +36,7 @@ class PatternTable:
         self._patterns: list[tuple[int, Pattern, float]] = []
 
     def add(self, key: str, value: float) -> None:
-        """The next key; raises UnreadPatternError."""
+        """Add the next key of the table; raises UnreadPatternError."""
         order = len(self._names) + len(self._patterns)
         if _NAME.fullmatch(key):
             self._names.setdefault(key.replace("\\", ""), (order, value))
@@ -55,7 +56,7 @@ class PatternTable:
 
 
 class PeftFields:
-    """Rank, alpha and targets as the configuration says them; `problems` of its values."""
+    """Rank and alpha of every module, and whether it is a target; `problems` has a sentence for each wrong value."""
 
     def __init__(self, peft: Mapping[str, Any]) -> None:
         self.problems: list[str] = []

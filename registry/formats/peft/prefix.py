@@ -1,7 +1,8 @@
-"""PEFT's PREFIX_TUNING directories: what they say as our configuration, and ours as the file PEFT reads. No torch.
+"""PEFT's prefixes (PREFIX_TUNING): their `adapter_config.json` read as our configuration, and written from it.
 
-Read as PEFT 0.21 reads it (`peft/tuners/prefix_tuning`). A prefix that was trained through a projection is stored as
-what the projection gave, so that it is the same tensor as one without. Called by `peft` and by `directory`.
+Read as PEFT 0.21 reads it (`peft/tuners/prefix_tuning`): one tensor `prompt_embeddings` of shape (virtual tokens,
+layers * 2 * key and value size). PEFT stores a prefix that was trained through a projection as what the projection
+gave, so the two are the same here. Called by `lora` and `writing`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _REFUSED = {"modules_to_save": "trained copies of whole modules"}
 
 
 def prefix_config(peft: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]) -> PrefixConfig:
-    """The configuration of a prefix from PEFT's and the shapes of its tensors; raises as `peft.adapter_config` does."""
+    """The configuration of a PEFT prefix; arguments and errors as of `lora.adapter_config`."""
     unsupported = unsupported_fields(peft, refused=_REFUSED, known=_KNOWN)
     if peft.get("task_type") not in (None, "CAUSAL_LM"):
         unsupported.append(f"task_type {str(peft['task_type'])[:40]!r} is not supported; CAUSAL_LM is.")

@@ -1,7 +1,6 @@
-"""A LoRA's or a prefix's configuration as the `adapter_config.json` that PEFT reads, minimal and readable. No torch.
+"""The `adapter_config.json` of a LoRA or a prefix, short and readable: PEFT loads it, `lora` reads the same back.
 
-Called by the files route and by whoever writes a directory. PEFT computes the same with it, and `peft` reads the
-same configuration from it.
+Called by `directory`, for the files route and for whoever writes a directory.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ PeftConfig = LoraConfig | PrefixConfig
 
 def is_pefts(config: AdapterConfig) -> TypeGuard[PeftConfig]:
     """Whether PEFT can say what this adapter is: a LoRA that is not pruned, or a prefix."""
-    return isinstance(config, PrefixConfig) or (isinstance(config, LoraConfig) and config.pruned is None)
+    return isinstance(config, LoraConfig | PrefixConfig) and not config.pruned_parts()  # what PEFT knows is no more
 
 
 def peft_config(config: PeftConfig, *, shape: BaseShape | None = None, base_name: str | None = None) -> dict[str, Any]:
@@ -31,7 +30,7 @@ def peft_config(config: PeftConfig, *, shape: BaseShape | None = None, base_name
     `shape` is the base's: where its linear modules say that a short name means exactly a LoRA's modules, it stands for
     them; without it every module is named in full. `base_name` is what PEFT calls base_model_name_or_path.
     """
-    if isinstance(config, PrefixConfig):
+    if isinstance(config, PrefixConfig):  # of the two the one that is not written below
         return peft_prefix(config, shape=shape, base_name=base_name)
     modules = config.modules()
     short = _short_names(modules, () if shape is None else shape.linears)
@@ -79,7 +78,7 @@ def _plain(number: float) -> float:
 def _pattern(
     modules: Mapping[str, LoraModule], value_of: Callable[[LoraModule], float], *, usual: float
 ) -> dict[str, float]:
-    """What PEFT needs to know of modules that are not as usual: by their last part where all that share it agree."""
+    """`rank_pattern` or `alpha_pattern`: unusual values, by a path's last part where all that share it agree."""
     by_leaf: dict[str, set[float]] = defaultdict(set)
     for path, module in modules.items():
         by_leaf[_leaf(path)].add(value_of(module))

@@ -19,9 +19,11 @@ from registry.names import DigestRef, NameRef, check_alias, parse_ref, sha256_di
 from registry.pools import enqueue_refits
 from registry.push import push
 from registry.spec import Manifest
+from service.http.answers.lineage import lineage_of
 from service.http.auth import Reader, Writer
 from service.http.paging import Cursor, Limit, page_size
 from service.http.ranges import REVALIDATE, ranged
+from service.http.resolve import adapter_named, name_ref
 from service.http.schemas.adapters import (
     Adapter,
     AdapterList,
@@ -29,15 +31,12 @@ from service.http.schemas.adapters import (
     Alias,
     AliasBody,
     AliasList,
-    Child,
     FileList,
     Lineage,
-    Parent,
     StoredFile,
     adapter_body,
 )
 from service.http.state import State
-from service.http.visibility import evidence_shown
 from service.keys import Principal
 
 router = APIRouter(prefix="/v1/adapters", tags=["adapters"])
@@ -92,7 +91,7 @@ def get_by_digest(digest: str, parts: State, who: Reader) -> Adapter:
 @router.get("/{ns}/{name}")
 def get_adapter(ns: str, name: str, parts: State, who: Reader) -> Adapter:
     """One adapter."""
-    return adapter_body(resolved(parts, who, ns, name))
+    return adapter_body(adapter_named(parts, who, ns, name))
 
 
 @router.patch("/{ns}/{name}")
@@ -100,7 +99,7 @@ def change_adapter(
     request: Request, ns: str, name: str, body: AdapterPatch, parts: State, who: Writer, if_match: IfMatch = None
 ) -> Adapter:
     """Change card or domain of one version. Pools that held it are refitted."""
-    row = resolved(parts, who, ns, name)
+    row = adapter_named(parts, who, ns, name)
     who.check_write(ns)
     with parts.registry.database.write() as catalogue:
         row = catalogue.adapters.update_card(row.id, card=body.card, domain=body.domain, if_match=etag_of(if_match))
@@ -112,7 +111,7 @@ def change_adapter(
 @router.delete("/{ns}/{name}")
 def retire_adapter(request: Request, ns: str, name: str, parts: State, who: Writer) -> AdapterList:
     """Retire one version, or without `@` every live version of the name. Soups made of it keep working."""
-    ref = _name_ref(ns, name)
+    ref = name_ref(ns, name)
     with parts.registry.database.write() as catalogue:
         found = catalogue.adapters.resolve(who.namespaces, ref)
         who.check_write(ns)
@@ -137,25 +136,7 @@ def _after_change(
 @router.get("/{ns}/{name}/lineage")
 def get_lineage(ns: str, name: str, parts: State, who: Reader) -> Lineage:
     """What this was mixed from, what was mixed from it, and on what evidence."""
-    row = resolved(parts, who, ns, name)
-    with parts.registry.database.read() as catalogue:
-        recipe = None if row.recipe_digest is None else catalogue.soups.recipe(row.recipe_digest)
-        parents = [
-            Parent(digest=digest, weight=weight, ref=None if parent is None else parent.ref,
-                   retired=parent is not None and parent.retired_at is not None)
-            for digest, weight, parent in catalogue.soups.parents(row.recipe_digest, who.namespaces)
-        ]  # fmt: skip
-        children = [
-            Child(ref=one.ref, digest=one.digest) for one in catalogue.soups.children(row.digest, who.namespaces)
-        ]
-        evidence = catalogue.soups.evidence(row.id)
-    return Lineage(
-        adapter=row.ref,
-        recipe=None if recipe is None else recipe.recipe,
-        parents=parents,
-        children=children,
-        evidence=[evidence_shown(one, who.namespaces) for one in evidence],
-    )
+    return lineage_of(parts, who.namespaces, adapter_named(parts, who, ns, name))
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -185,7 +166,7 @@ def _blobs(row: AdapterRow) -> dict[str, str]:
 @router.get("/{ns}/{name}/files")
 def list_files(ns: str, name: str, parts: State, who: Reader) -> FileList:
     """The files of an adapter directory."""
-    row = resolved(parts, who, ns, name)
+    row = adapter_named(parts, who, ns, name)
     made = [StoredFile(name=n, size=len(data), digest=sha256_digest(data)) for n, data in _texts(row, parts).items()]
     kept = [
         StoredFile(name=n, size=parts.registry.blobs.size(digest), digest=digest) for n, digest in _blobs(row).items()
@@ -197,7 +178,7 @@ def list_files(ns: str, name: str, parts: State, who: Reader) -> FileList:
 @router.get("/{ns}/{name}/files/{file}", response_class=Response)
 def get_file(request: Request, ns: str, name: str, file: str, parts: State, who: Reader) -> Response:
     """One file of an adapter directory, with ETag and one Range."""
-    row = resolved(parts, who, ns, name)
+    row = adapter_named(parts, who, ns, name)
     made, kept = _texts(row, parts), _blobs(row)
     if file in made:
         data = made[file]
@@ -220,7 +201,7 @@ def get_file(request: Request, ns: str, name: str, file: str, parts: State, who:
 @router.get("/{ns}/{name}/aliases")
 def list_aliases(ns: str, name: str, parts: State, who: Reader) -> AliasList:
     """Every alias of a name."""
-    row = resolved(parts, who, ns, name)
+    row = adapter_named(parts, who, ns, name)
     with parts.registry.database.read() as catalogue:
         rows = catalogue.aliases.list(row.namespace, row.name)
     return AliasList(data=[_alias(one) for one in rows])
@@ -262,22 +243,6 @@ def _record_alias(request: Request, who: Principal, action: str, alias: str, tar
 
 def _alias(row: AliasRow) -> Alias:
     return Alias(alias=row.alias, version=row.version, ref=f"{row.namespace}/{row.name}@{row.version}", etag=row.etag)
-
-
-# --- names of a path ------------------------------------------------------------------------------
-
-
-def _name_ref(ns: str, name: str) -> NameRef:
-    ref = parse_ref(f"{ns}/{name}")
-    if not isinstance(ref, NameRef):
-        raise InvalidName(f"'{ns}/{name[:80]}' names no adapter.", param="name")
-    return ref
-
-
-def resolved(parts: State, who: Principal, ns: str, name: str) -> AdapterRow:
-    """The adapter a path names, as this key sees it; raises InvalidName, NotFound or Retired."""
-    with parts.registry.database.read() as catalogue:
-        return catalogue.adapters.resolve(who.namespaces, _name_ref(ns, name))
 
 
 def etag_of(header: str | None) -> str | None:

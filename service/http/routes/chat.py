@@ -14,19 +14,18 @@ from registry.errors import InvalidParameter, InvalidPrompt
 from service.engine import GenerateRequest, SamplingParams
 from service.http.answers.chat import ChatAnswers
 from service.http.auth import ModelUser
+from service.http.checks import check_sampling, check_text
 from service.http.resolve import ResolvedModel, language_model
-from service.http.routes.completions import STREAM, check_sampling
-from service.http.routes.tokens import check_text
 from service.http.schemas.chat import ChatAnswer, ChatRequest
 from service.http.state import State
-from service.http.streaming import EventStream, TokenStream, finish
+from service.http.streaming import JSON_OR_STREAM, EventStream, TokenStream, finish
 from service.keys import Principal
 from service.parts import Parts
 
 router = APIRouter(tags=["inference"])
 
 
-@router.post("/v1/chat/completions", response_model=ChatAnswer, responses=STREAM)
+@router.post("/v1/chat/completions", response_model=ChatAnswer, responses=JSON_OR_STREAM)
 async def chat_completions(request: Request, body: ChatRequest, parts: State, who: ModelUser) -> Response:
     """Answer a conversation `n` times. Without a limit an answer may fill the context."""
     model, ids = await run_in_threadpool(_prepare, parts, who, body)
@@ -34,18 +33,17 @@ async def chat_completions(request: Request, body: ChatRequest, parts: State, wh
     asked = _asked(body, model, ids)
     headers = {"x-soup-digest": model.fingerprint}
     if body.stream:
-        stream = TokenStream(parts, [asked])
+        stream = TokenStream(parts.engine, [asked])
         await stream.start(request)
         return EventStream(answers.chunks(stream.events()), cancel=stream.cancel, headers=headers)
-    tickets = await run_in_threadpool(parts.engine.submit_all, [asked])
-    (generation,) = await finish(request, tickets)
+    (generation,) = await finish(request, parts.engine, [asked])
     return JSONResponse(answers.whole(generation), headers=headers)
 
 
 def _prepare(parts: Parts, who: Principal, body: ChatRequest) -> tuple[ResolvedModel, tuple[int, ...]]:
-    check_sampling(parts, n=body.n, logprobs=body.top_logprobs, logprobs_name="top_logprobs")
+    check_sampling(parts.settings, n=body.n, logprobs=body.top_logprobs, logprobs_name="top_logprobs")
     for message in body.messages:
-        check_text(message.text, parts, param="messages")
+        check_text(message.text, parts.settings, param="messages")
     model = language_model(parts, who, body.model)
     return model, tuple(model.base.tokenize(conversation(model, body), bos=False))
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
@@ -14,21 +12,18 @@ from service.engine.texts import has_bos
 from service.http.answers.completions import CompletionAnswers, Prompt
 from service.http.answers.token_text import TokenText
 from service.http.auth import ModelUser
+from service.http.checks import check_ids, check_sampling, check_text
 from service.http.resolve import ResolvedModel, language_model
-from service.http.routes.tokens import check_ids, check_text
 from service.http.schemas.completions import CompletionAnswer, CompletionRequest
 from service.http.state import State
-from service.http.streaming import EventStream, TokenStream, finish
+from service.http.streaming import JSON_OR_STREAM, EventStream, TokenStream, finish
 from service.keys import Principal
 from service.parts import Parts
 
 router = APIRouter(tags=["inference"])
-STREAM: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "JSON, or a stream of it."}
-}
 
 
-@router.post("/v1/completions", response_model=CompletionAnswer, responses=STREAM)
+@router.post("/v1/completions", response_model=CompletionAnswer, responses=JSON_OR_STREAM)
 async def completions(request: Request, body: CompletionRequest, parts: State, who: ModelUser) -> Response:
     """Continue one prompt or several, `n` times each. The choices of prompt i are numbered from i * n."""
     model, prompts = await run_in_threadpool(_prepare, parts, who, body)
@@ -36,28 +31,16 @@ async def completions(request: Request, body: CompletionRequest, parts: State, w
     requests = _asked(body, model, prompts)
     headers = {"x-soup-digest": model.fingerprint}
     if body.stream:
-        stream = TokenStream(parts, requests)
+        stream = TokenStream(parts.engine, requests)
         await stream.start(request)
         return EventStream(answers.chunks(stream.events()), cancel=stream.cancel, headers=headers)
-    tickets = await run_in_threadpool(parts.engine.submit_all, requests)
-    generations = await finish(request, tickets)
+    generations = await finish(request, parts.engine, requests)
     return JSONResponse(answers.whole(generations).model_dump(), headers=headers)
-
-
-def check_sampling(parts: Parts, *, n: int, logprobs: int | None, logprobs_name: str) -> None:
-    """Raises InvalidParameter where `n` or the alternatives per token go beyond the settings."""
-    settings = parts.settings
-    if n > settings.max_choices:
-        raise InvalidParameter(f"'n' is {n}; at most {settings.max_choices} are given.", param="n")
-    if logprobs is not None and logprobs > settings.max_logprobs:
-        raise InvalidParameter(
-            f"'{logprobs_name}' is {logprobs}; at most {settings.max_logprobs} are given.", param=logprobs_name
-        )
 
 
 def _prepare(parts: Parts, who: Principal, body: CompletionRequest) -> tuple[ResolvedModel, list[Prompt]]:
     """Everything that can be refused before the engine is asked."""
-    check_sampling(parts, n=body.n, logprobs=body.logprobs, logprobs_name="logprobs")
+    check_sampling(parts.settings, n=body.n, logprobs=body.logprobs, logprobs_name="logprobs")
     if body.stream and body.echo and body.logprobs is not None:
         raise InvalidParameter("'echo' with 'logprobs' cannot be streamed; leave 'stream' out.", param="stream")
     limit = parts.settings.max_prompts
@@ -66,7 +49,7 @@ def _prepare(parts: Parts, who: Principal, body: CompletionRequest) -> tuple[Res
     if not body.prompts or not all(body.prompts):
         raise InvalidPrompt("The prompt is empty: send some text, or at least one token id.", param="prompt")
     for given in body.prompts:
-        check_text(given, parts, param="prompt")
+        check_text(given, parts.settings, param="prompt")
     model = language_model(parts, who, body.model)
     return model, [_prompt(model, given) for given in body.prompts]
 

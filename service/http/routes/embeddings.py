@@ -15,8 +15,8 @@ from registry.errors import InvalidParameter, InvalidPrompt
 from service.engine import ScoreRequest, Scores
 from service.engine.texts import closing, has_bos
 from service.http.auth import ModelUser
+from service.http.checks import check_texts
 from service.http.resolve import ResolvedModel, resolve_model
-from service.http.routes.perplexity import check_texts
 from service.http.schemas.embeddings import Embedding, EmbeddingAnswer, EmbeddingRequest
 from service.http.schemas.wire import Usage
 from service.http.state import State
@@ -34,8 +34,7 @@ async def embeddings(request: Request, body: EmbeddingRequest, parts: State, who
     """
     texts = [body.input] if isinstance(body.input, str) else body.input
     model, asked = await run_in_threadpool(_prepare, parts, who, body, texts)
-    tickets = await run_in_threadpool(parts.engine.submit_all, [asked])
-    (scores,) = await finish(request, tickets)
+    (scores,) = await finish(request, parts.engine, [asked])
     answer = await run_in_threadpool(_answer, body, asked, scores)
     return JSONResponse(answer, headers={"x-soup-digest": model.fingerprint})
 
@@ -45,7 +44,7 @@ def _prepare(
 ) -> tuple[ResolvedModel, ScoreRequest]:
     if not texts:
         raise InvalidParameter("'input' holds no text.", param="input")
-    check_texts(texts, parts, param="input")
+    check_texts(texts, parts.settings, param="input")
     model = resolve_model(parts, who, body.model)
     shape = model.base.shape
     if model.row is not None:

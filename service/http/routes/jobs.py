@@ -8,11 +8,11 @@ from fastapi import APIRouter, Request
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
+from service.http.answers.jobs import check_reach, job_shown
 from service.http.auth import Reader, Writer
 from service.http.paging import Cursor, Limit, page_size
 from service.http.schemas.jobs import Job, JobList
 from service.http.state import State
-from service.http.visibility import check_reach, job_shown
 from service.http.waiting import JobWatch, job_row
 from service.jobs.runner import FINAL, cancel
 

@@ -13,13 +13,12 @@ from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from registry import evaluate
-from registry.errors import InvalidParameter, TooLarge
 from registry.spec import PassageScore
 from service.engine import ScoreRequest, Scores
 from service.engine.texts import Windows, has_bos, text_windows
 from service.http.auth import ModelUser
+from service.http.checks import check_texts
 from service.http.resolve import ResolvedModel, language_model
-from service.http.routes.tokens import check_text
 from service.http.schemas.perplexity import ComparedModel, PerplexityAnswer, PerplexityRequest
 from service.http.state import State
 from service.http.streaming import finish
@@ -35,8 +34,7 @@ async def perplexity(
 ) -> PerplexityAnswer:
     """Perplexity = exp(sum NLL / sum tokens); `standard_error` is that of `mean_nll` over texts, a lower bound."""
     asked = await run_in_threadpool(_prepare, parts, who, body)
-    tickets = await run_in_threadpool(parts.engine.submit_all, [one.request() for one in asked])
-    scores = await finish(request, tickets)
+    scores = await finish(request, parts.engine, [one.request() for one in asked])
     response.headers["x-soup-digest"] = asked[0].model.fingerprint
     return await run_in_threadpool(_answer, body, asked, scores)
 
@@ -67,19 +65,8 @@ class Asked:
         ]
 
 
-def check_texts(texts: Sequence[str], parts: Parts, *, param: str) -> None:
-    """Raises InvalidParameter for an empty text, TooLarge for too many or one that is too long."""
-    limit = parts.settings.max_texts
-    if len(texts) > limit:
-        raise TooLarge(f"'{param}' holds {len(texts)} texts; at most {limit} are taken.", param=param)
-    for number, text in enumerate(texts):
-        if not text:
-            raise InvalidParameter(f"Text {number} of '{param}' is empty.", param=param)
-        check_text(text, parts, param=f"{param}.{number}")
-
-
 def _prepare(parts: Parts, who: Principal, body: PerplexityRequest) -> list[Asked]:
-    check_texts(body.texts, parts, param="texts")
+    check_texts(body.texts, parts.settings, param="texts")
     names = [body.model] if body.baseline is None else [body.model, body.baseline]
     models = [language_model(parts, who, name) for name in names]
     return [

@@ -49,15 +49,10 @@ def _enqueue_fit(parts: State, who: Principal, caller: Caller, spec: SelectorSpe
         return catalogue.jobs.enqueue(
             "fit",
             {"base": base, "pool": pool.model_dump(mode="json"), "spec": spec.model_dump(mode="json")},
-            namespace=home_of(who),
+            namespace=who.home,
             created_by=who.key_id,
-            dedupe_key=f"fit:{pool_id(pool)}:{spec_digest(spec)}:{home_of(who)}",
+            dedupe_key=f"fit:{pool_id(pool)}:{spec_digest(spec)}:{who.home}",
         )
-
-
-def home_of(who: Principal) -> str:
-    """The namespace of what a key makes without naming one: its first, or `default` for a key that sees all."""
-    return "default" if who.namespaces is None else who.namespaces[0]
 
 
 def _fitted(parts: State, selector_id: str) -> Selector:

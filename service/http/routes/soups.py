@@ -13,12 +13,12 @@ from registry.errors import InvalidRecipe
 from registry.names import split_name
 from registry.select import pool_of
 from registry.spec import Cooked, CookRequest
+from service.http.answers.lineage import lineage_of
 from service.http.answers.soups import soup_of
 from service.http.auth import Reader, Writer
-from service.http.paging import Cursor, Limit
-from service.http.routes import adapters
-from service.http.routes.selectors import home_of
-from service.http.schemas.adapters import Adapter, AdapterList, Lineage
+from service.http.paging import Cursor, Limit, page_size
+from service.http.resolve import adapter_named
+from service.http.schemas.adapters import Adapter, AdapterList, Lineage, adapter_body
 from service.http.schemas.jobs import Job, job_body
 from service.http.schemas.soups import Soup, SoupRequest
 from service.http.state import State
@@ -51,7 +51,7 @@ async def cook_soup(request: Request, response: Response, body: SoupRequest, par
 
 def _enqueue(parts: State, who: Principal, body: SoupRequest, request_id: str) -> JobRow:
     """Refuse at once what needs no work to refuse; then the request's bytes, then the job that names them."""
-    namespace = split_name(body.name)[0] if body.name else home_of(who)
+    namespace = split_name(body.name)[0] if body.name else who.home
     who.check_write(namespace)
     if body.recipe is None:
         pool_of(parts.registry, who.caller(request_id), body.pool)
@@ -82,16 +82,19 @@ def list_soups(
     parts: State, who: Reader, q: str | None = None, limit: Limit = None, cursor: Cursor = None
 ) -> AdapterList:
     """Live soups this key sees, newest first."""
-    return adapters.list_adapters(parts, who, kind="soup", q=q, limit=limit, cursor=cursor)
+    size = page_size(limit, parts)
+    with parts.registry.database.read() as catalogue:
+        page = catalogue.adapters.list(who.namespaces, kind="soup", q=q, limit=size, cursor=cursor)
+    return AdapterList(data=[adapter_body(row) for row in page.rows], next_cursor=page.next_cursor)
 
 
 @router.get("/{ns}/{name}")
 def get_soup(ns: str, name: str, parts: State, who: Reader) -> Adapter:
     """One soup; the same as the adapter of that name."""
-    return adapters.get_adapter(ns, name, parts, who)
+    return adapter_body(adapter_named(parts, who, ns, name))
 
 
 @router.get("/{ns}/{name}/lineage")
 def get_soup_lineage(ns: str, name: str, parts: State, who: Reader) -> Lineage:
     """What the soup was mixed from, and on what evidence."""
-    return adapters.get_lineage(ns, name, parts, who)
+    return lineage_of(parts, who.namespaces, adapter_named(parts, who, ns, name))

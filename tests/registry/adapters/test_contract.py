@@ -1,4 +1,4 @@
-"""What every method of `METHODS` keeps to, whatever it is: a new one is in here, or the first test fails."""
+"""What every structure of `STRUCTURES` keeps to, whatever it is: a new one is in here, or the first test fails."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor, nn
 
-from registry.adapters import METHODS, attached, create, expected_tensors, from_tensors
+from registry.adapters import STRUCTURES, attached, create, expected_tensors, from_tensors
 from registry.adapters.masks import is_mask, values
 from registry.adapters.tensor_order import canonical_order
 from registry.adapters.weights import adapter_digest, check_weights, init_hash, load_tensors, save_tensors
@@ -35,8 +35,8 @@ from registry.spec import (
     UnionConfig,
 )
 from tests.conftest import build_tiny_base
-from tests.registry.soup_parts import INIT, part
-from tests.registry.sparse_parts import sparse
+from tests.registry.pruned_adapters import sparse
+from tests.registry.random_adapters import INIT, part
 
 PFEIFFER = BottleneckConfig(structure="pfeiffer", bottleneck=4, activation="relu")
 HOULSBY = BottleneckConfig(structure="houlsby", bottleneck=4, activation="gelu")
@@ -100,7 +100,7 @@ def states(base: LoadedBase) -> Tensor:
 
 
 def test_every_method_is_here() -> None:
-    assert {config.method for config in DENSE.values()} == set(METHODS)
+    assert {config.method for config in DENSE.values()} == set(STRUCTURES)
 
 
 @pytest.mark.parametrize("name", DENSE)

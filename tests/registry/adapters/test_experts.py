@@ -35,7 +35,7 @@ from registry.spec import (
     head_of,
 )
 from tests.conftest import build_tiny_base
-from tests.registry.soup_parts import SHAPE, STRUCTURES, bottleneck, lora
+from tests.registry.random_adapters import SHAPE, STRUCTURES, bottleneck, lora
 
 SHARES = ("up", "down", "none")
 EXPERTS = {**{kind: bottleneck(kind) for kind in STRUCTURES}, "lora": lora(leaves=("c_attn", "c_fc"))}

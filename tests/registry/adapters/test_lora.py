@@ -18,7 +18,7 @@ from registry.base_model import load_base
 from registry.base_model.loading import LoadedBase
 from registry.errors import Incompatible, Internal, InvalidParameter
 from registry.spec import BaseEntry, BaseShape, LoraConfig, LoraGroup, LoraModule
-from registry.spec.config import MAX_GROUPS
+from registry.spec.structures.lora import MAX_GROUPS
 
 ATTN = "transformer.h.0.attn.c_attn"
 FC = "transformer.h.1.mlp.c_fc"
@@ -117,7 +117,7 @@ class TestTensors:
 
     def test_scaling_the_output_scales_b_only(self, shape: BaseShape) -> None:
         tensors = drawn(a_config(), shape)
-        scaled = scale_output(tensors, 0.5)
+        scaled = scale_output(tensors, a_config(), 0.5)
         for name, tensor in tensors.items():
             assert torch.equal(scaled[name], tensor * 0.5 if "lora_B" in name else tensor)
 

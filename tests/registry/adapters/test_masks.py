@@ -12,18 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from registry.adapters import create, expected_tensors, from_tensors
-from registry.adapters.masks import (
-    dense,
-    is_mask,
-    mask_problems,
-    pack,
-    packed_bytes,
-    projections,
-    pruned_members,
-    unpack,
-    values,
-    with_pruned,
-)
+from registry.adapters.masks import is_mask, mask_problems, pack, packed_bytes, projections, unpack, values
 from registry.adapters.weights import (
     adapter_digest,
     check_weights,
@@ -36,8 +25,8 @@ from registry.errors import Incompatible, Internal, InvalidParameter, InvalidWei
 from registry.formats.adapterhub import checkpoint_files
 from registry.spec import HeadConfig, Pruned, UnionConfig
 from registry.tensor_file import write
-from tests.registry.soup_parts import BASE, SHAPE, STRUCTURES, bottleneck, lora
-from tests.registry.sparse_parts import sparse
+from tests.registry.pruned_adapters import sparse
+from tests.registry.random_adapters import BASE, SHAPE, STRUCTURES, bottleneck, lora
 
 CONFIGS = {**{kind: bottleneck(kind) for kind in STRUCTURES}, "lora": lora(rank=3, leaves=("c_attn", "c_fc"))}
 CONFIG, TENSORS = sparse(bottleneck("houlsby"), 1)
@@ -98,11 +87,11 @@ def test_a_union_is_pruned_in_its_members():
     )
     names = ["bottleneck.layers.0.ffn.down.weight", "bottleneck.layers.0.ffn.down.bias", "head.out.weight"]
     assert projections(config, names) == {"bottleneck.": names[:1]}
-    pruned = with_pruned(config, {"bottleneck.": Pruned(score="snip", sparsity=0.5, masked=4)})
-    assert list(pruned_members(pruned)) == ["bottleneck."]
+    pruned = config.with_pruned({"bottleneck.": Pruned(score="snip", sparsity=0.5, masked=4)})
+    assert list(pruned.pruned_parts()) == ["bottleneck."]
     assert pruned != config
-    assert dense(pruned) == config
-    assert with_pruned(HeadConfig(task="classification", labels=("a", "b")), {}).method == "head"
+    assert pruned.dense() == config
+    assert HeadConfig(task="classification", labels=("a", "b")).with_pruned({}).method == "head"
 
 
 def test_a_module_holds_its_masks_and_computes_as_its_weights_say():
@@ -113,7 +102,7 @@ def test_a_module_holds_its_masks_and_computes_as_its_weights_say():
     )
     assert all(not parameter.requires_grad or parameter.is_floating_point() for parameter in module.parameters())
     assert not any(is_mask(name) for name, _ in module.named_parameters())
-    plain = from_tensors(dense(CONFIG), SHAPE, values(TENSORS))
+    plain = from_tensors(CONFIG.dense(), SHAPE, values(TENSORS))
     x = torch.randn(2, 3, SHAPE.hidden_size)
     found = from_tensors(CONFIG, SHAPE, TENSORS).layers[0].ffn(x, x)
     assert torch.equal(found, plain.layers[0].ffn(x, x))
@@ -149,7 +138,7 @@ def test_an_initialisation_is_not_hashed_after_pruning():
 
 
 def test_scaling_leaves_masks_alone():
-    scaled = scale_output(TENSORS, 0.5)
+    scaled = scale_output(TENSORS, CONFIG, 0.5)
     assert all(torch.equal(scaled[name], tensor) for name, tensor in TENSORS.items() if is_mask(name))
     assert torch.equal(scaled["layers.0.ffn.up.weight"], TENSORS["layers.0.ffn.up.weight"] * 0.5)
     assert not mask_problems(CONFIG, scaled)
@@ -159,7 +148,7 @@ def test_what_has_no_place_for_masks_is_not_written():
     config, tensors = sparse(bottleneck("pfeiffer"), 1)
     with pytest.raises(Incompatible, match="no place for the masks"):
         checkpoint_files(config, tensors, name="law", model_type="gpt2")
-    assert checkpoint_files(dense(config), values(tensors), name="law", model_type="gpt2")
+    assert checkpoint_files(config.dense(), values(tensors), name="law", model_type="gpt2")
 
 
 # --- what a push refuses --------------------------------------------------------------------------
@@ -186,7 +175,7 @@ def test_another_count_than_the_configuration_says():
 
 
 def test_a_share_that_the_count_is_not():
-    config = with_pruned(CONFIG, {"": CONFIG.pruned.model_copy(update={"sparsity": 0.9})})
+    config = CONFIG.with_pruned({"": CONFIG.pruned.model_copy(update={"sparsity": 0.9})})
     assert "no share of 0.9" in refused(TENSORS, config)[0]
 
 
@@ -206,7 +195,7 @@ def test_masks_of_another_dtype_or_shape_or_of_a_dense_adapter():
     with pytest.raises(Incompatible, match="missing"):
         check_weights(data, CONFIG, SHAPE, max_bytes=10**7)
     with pytest.raises(Incompatible, match="not expected"):
-        check(TENSORS, dense(CONFIG))
+        check(TENSORS, CONFIG.dense())
     with pytest.raises(Incompatible, match="is needed"):
         check({**TENSORS, DOWN + ".mask": TENSORS[DOWN + ".mask"][:-1]})
     with pytest.raises(InvalidWeights, match="uint8"):

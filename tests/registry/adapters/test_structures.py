@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from registry.adapters import METHODS, create, expected_tensors, from_tensors, paper_config
+from registry.adapters import STRUCTURES, create, expected_tensors, from_tensors, paper_config
 from registry.adapters.initial import INITS
 from registry.adapters.tensor_order import canonical_order
 from registry.adapters.weights import init_hash
@@ -23,7 +23,7 @@ TINY = BaseShape(fingerprint=FINGERPRINT, model_type="gpt2", hidden_size=32, num
 SMALL = BaseShape(
     fingerprint=FINGERPRINT, model_type="gpt2", hidden_size=768, num_layers=12, context=1024, vocab_size=50257
 )
-STRUCTURES = ["houlsby", "pfeiffer", "bapna_firat", "parallel"]
+BOTTLENECKS = ["houlsby", "pfeiffer", "bapna_firat", "parallel"]
 
 
 PINNED = "sha256:09f33dd6c214f787ae2788dc4ea0daf3139247d9fb4c6ace035bc58608356254"
@@ -51,7 +51,7 @@ def test_parameter_counts_of_gpt2_small_are_those_published():
     assert count("houlsby") == 12 * (2 * 99_136 + 4 * 768)
 
 
-@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("structure", BOTTLENECKS)
 @pytest.mark.parametrize(("d", "m"), [(32, 1), (48, 8), (64, 200)])
 def test_parameter_formulas(structure, d, m):
     one = 2 * d * m + m + d
@@ -87,7 +87,7 @@ def test_canonical_order_counts_layers_as_numbers():
     ]
 
 
-@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("structure", BOTTLENECKS)
 def test_state_dict_is_what_is_expected(structure, model):
     config = paper_config(structure, bottleneck=4)
     adapter = create(config, TINY, seed=0, base=model)
@@ -129,7 +129,7 @@ def test_zero_up_shares_a_random_down():
 
 
 @pytest.mark.parametrize("init", INITS)
-@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("structure", BOTTLENECKS)
 def test_same_seed_same_bytes_other_seed_other_bytes(structure, init, model):
     config = paper_config(structure, bottleneck=4)
     torch.manual_seed(1)
@@ -202,9 +202,9 @@ def test_bad_requests_are_refused():
 
 def test_every_configuration_has_its_method():
     members = get_args(get_args(AdapterConfig)[0])
-    assert {member.model_fields["method"].default for member in members} == set(METHODS)
-    assert all(name == method.name for name, method in METHODS.items())
-    assert all(re.search(r"(19|20)\d\d", method.paper) for method in METHODS.values())
+    assert {member.model_fields["method"].default for member in members} == set(STRUCTURES)
+    assert all(name == method.name for name, method in STRUCTURES.items())
+    assert all(re.search(r"(19|20)\d\d", method.paper) for method in STRUCTURES.values())
 
 
 def test_from_tensors_says_everything_that_is_wrong_at_once():

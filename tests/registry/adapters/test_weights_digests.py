@@ -137,7 +137,7 @@ def test_loaded_tensors_can_be_written_to():
 
 
 def test_scale_output_scales_the_update_and_nothing_else():
-    scaled = scale_output(TENSORS, 0.5)
+    scaled = scale_output(TENSORS, CONFIG, 0.5)
     assert list(scaled) == list(TENSORS)
     for name, tensor in TENSORS.items():
         factor = 0.5 if name.endswith((".up.weight", ".up.bias")) else 1.0
@@ -146,13 +146,13 @@ def test_scale_output_scales_the_update_and_nothing_else():
     x = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0))
     spread = {name: torch.ones_like(t) * 0.3 for name, t in TENSORS.items()}
     by_config = from_tensors(config, SHAPE, spread).layers[0].ffn(x, x)
-    by_tensors = from_tensors(CONFIG, SHAPE, scale_output(spread, 0.5)).layers[0].ffn(x, x)
+    by_tensors = from_tensors(CONFIG, SHAPE, scale_output(spread, CONFIG, 0.5)).layers[0].ffn(x, x)
     torch.testing.assert_close(by_config, by_tensors)
 
 
 def test_scale_output_keeps_dtype():
     half = {name: t.bfloat16() for name, t in TENSORS.items()}
-    assert all(t.dtype == torch.bfloat16 for t in scale_output(half, 0.3).values())
+    assert all(t.dtype == torch.bfloat16 for t in scale_output(half, CONFIG, 0.3).values())
 
 
 OTHERWISE = BottleneckConfig(

@@ -10,7 +10,7 @@ from sqlalchemy.exc import IntegrityError
 
 from registry.errors import NotFound
 from registry.names import sha256_digest
-from tests.registry.catalogue_world import add, sample_of
+from tests.registry.catalogue_rows import add, sample_of
 
 BLOB = sha256_digest(b"bytes")
 

@@ -10,7 +10,7 @@ from sqlalchemy.exc import IntegrityError
 from registry.errors import Incompatible, Internal, InvalidParameter, NotFound, PreconditionFailed, Retired
 from registry.names import BaseRef, DigestRef, parse_ref, sha256_digest
 from registry.spec import BottleneckConfig, Card, Provenance
-from tests.registry.catalogue_world import add, add_ready, new_adapter, pool_of, sample_of
+from tests.registry.catalogue_rows import add, add_ready, new_adapter, pool_of, sample_of
 
 EVERYTHING = {"limit": 100}
 

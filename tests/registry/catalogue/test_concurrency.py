@@ -18,7 +18,7 @@ from registry.catalogue import Database
 from registry.errors import PreconditionFailed
 from registry.names import sha256_digest
 from registry.spec import Card
-from tests.registry.catalogue_world import add
+from tests.registry.catalogue_rows import add
 from tests.repository import REPOSITORY
 
 
@@ -181,7 +181,7 @@ from pathlib import Path
 import migrations
 from registry.blobs import LocalBlobs
 from registry.catalogue import Database
-from tests.registry.catalogue_world import add, new_adapter
+from tests.registry.catalogue_rows import add, new_adapter
 
 folder = Path(sys.argv[1])
 database = Database(sys.argv[3])

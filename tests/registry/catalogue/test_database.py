@@ -17,7 +17,7 @@ from registry.catalogue import Database
 from registry.catalogue.tables import EPOCH, Microseconds
 from registry.errors import Busy, Internal, InvalidParameter, Unavailable
 from registry.spec import Card
-from tests.registry.catalogue_world import add, new_adapter, new_database, undone
+from tests.registry.catalogue_rows import add, new_adapter, new_database, undone
 
 
 def count(database: Database) -> int:

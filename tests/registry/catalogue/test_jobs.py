@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from sqlalchemy.exc import IntegrityError
 
 from registry.errors import NotFound
-from tests.registry.catalogue_world import undone
+from tests.registry.catalogue_rows import undone
 
 KINDS = ["embed", "fit"]
 LEASE = 60.0

@@ -22,7 +22,7 @@ import migrations
 from registry.catalogue import Database
 from registry.catalogue.tables import metadata
 from registry.spec import Card
-from tests.registry.catalogue_world import add_ready, new_adapter, new_database
+from tests.registry.catalogue_rows import add_ready, new_adapter, new_database
 
 NEXT = '''
 """A later migration."""

@@ -14,7 +14,7 @@ from registry.catalogue.rows import AdapterRow, Page
 from registry.errors import InvalidParameter
 from registry.names import sha256_digest
 from registry.spec import UniformSpec
-from tests.registry.catalogue_world import add, member_of, pool_of, undone
+from tests.registry.catalogue_rows import add, member_of, pool_of, undone
 
 NAMESPACES = ("acme", "other")
 scopes = st.sampled_from([None, (), ("acme",), ("other",), NAMESPACES])

@@ -12,7 +12,7 @@ from sqlalchemy.exc import IntegrityError
 from registry.catalogue import Database, postgresql
 from registry.errors import Busy, InvalidParameter, Unavailable
 from tests.postgres import Postgres
-from tests.registry.catalogue_world import add, new_adapter
+from tests.registry.catalogue_rows import add, new_adapter
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from registry.errors import NotFound, Retired
 from registry.names import DigestRef, NameRef
-from tests.registry.catalogue_world import add, undone
+from tests.registry.catalogue_rows import add, undone
 
 NAMES = ("acme/a", "acme/b", "other/a")
 names = st.sampled_from(NAMES)

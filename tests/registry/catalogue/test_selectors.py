@@ -11,7 +11,7 @@ from registry.catalogue.rows import SelectorRow
 from registry.errors import NotFound
 from registry.names import digest_of, sha256_digest
 from registry.spec import CosineSpec, GmmSpec, PoolSpec, UniformSpec
-from tests.registry.catalogue_world import BASE, add, member_of, pool_of
+from tests.registry.catalogue_rows import BASE, add, member_of, pool_of
 
 ENCODER = sha256_digest(b"encoder")
 

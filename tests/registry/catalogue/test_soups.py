@@ -10,7 +10,7 @@ from sqlalchemy.exc import IntegrityError
 from registry.catalogue.rows import EmbeddingRow
 from registry.names import sha256_digest
 from registry.spec import AverageMixing, MixReport, Recipe, RecipeIngredient
-from tests.registry.catalogue_world import BASE, add
+from tests.registry.catalogue_rows import BASE, add
 
 REPORT = MixReport(
     method="average", members=2, weights=("0.25", "0.75"), parameters=10, size_bytes=40, relative_cost=1.0

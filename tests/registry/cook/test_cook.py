@@ -34,14 +34,14 @@ from registry.spec import (
     SampleSource,
     SelectOptions,
 )
-from tests.registry.verb_world import (
+from tests.registry.toy_registry import (
     CONFIG,
     INIT,
     OTHER_CONFIG,
     OTHER_INIT,
     SHAPE,
     WEIGHTS,
-    VerbWorld,
+    ToyRegistry,
     inline,
     passages,
     vectors_of,
@@ -57,7 +57,7 @@ def sample(*domains: str, count: int = 30) -> dict[str, list[str]]:
 
 
 @pytest.fixture
-def stocked(verbs) -> VerbWorld:
+def stocked(verbs) -> ToyRegistry:
     """Three domains that can be mixed."""
     for seed, name in enumerate(("law", "code", "zoo")):
         verbs.ready(f"acme/{name}", seed=seed)
@@ -72,7 +72,7 @@ def reasons(cooked) -> dict[str, str]:
     return {one.domain: one.reason for one in cooked.evidence.selection.left_out}
 
 
-def adapter(verbs: VerbWorld, ref: str) -> AdapterRow:
+def adapter(verbs: ToyRegistry, ref: str) -> AdapterRow:
     from registry.names import parse_ref
 
     with verbs.database.read() as catalogue:
@@ -80,7 +80,7 @@ def adapter(verbs: VerbWorld, ref: str) -> AdapterRow:
 
 
 class TestSelect:
-    def chosen(self, verbs: VerbWorld, texts: dict, spec=None, **options):
+    def chosen(self, verbs: ToyRegistry, texts: dict, spec=None, **options):
         source = SampleSource.model_validate(texts)
         return select(
             verbs.registry,

@@ -13,24 +13,24 @@ from registry.catalogue.rows import AdapterRow
 from registry.errors import Incompatible, Retired
 from registry.names import parse_ref
 from registry.spec import BankConfig, Provenance
-from tests.registry.verb_world import CONFIG, INIT, LORA, SHAPE, VerbWorld, inline, passages, vectors_of, weights
+from tests.registry.toy_registry import CONFIG, INIT, LORA, SHAPE, ToyRegistry, inline, passages, vectors_of, weights
 
 BANK = BankConfig(expert=CONFIG, experts=3)
 LORA_BANK = BankConfig(expert=LORA, share="none", experts=2)
 
 
 @pytest.fixture
-def world(verbs: VerbWorld) -> VerbWorld:
+def world(verbs: ToyRegistry) -> ToyRegistry:
     """A bank with a sample, embedded."""
     verbs.ready("acme/bank", seed=3, config=BANK, domain="law", text="law")
     return verbs
 
 
-def merge(world: VerbWorld, ref: str = "acme/bank", **request: Any) -> Any:
+def merge(world: ToyRegistry, ref: str = "acme/bank", **request: Any) -> Any:
     return world.cook(recipe={"ingredients": [{"ref": ref}]}, **request)
 
 
-def bank_row(world: VerbWorld) -> AdapterRow:
+def bank_row(world: ToyRegistry) -> AdapterRow:
     with world.database.read() as catalogue:
         return catalogue.adapters.resolve(None, parse_ref("acme/bank"))
 

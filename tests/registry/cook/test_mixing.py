@@ -10,7 +10,7 @@ from registry.adapters import expected_tensors
 from registry.adapters.weights import adapter_digest, load_tensors, save_tensors
 from registry.errors import Incompatible, Internal
 from registry.spec import AutoMixing, AverageMixing, BottleneckConfig, ConcatMixing, CookRequest, MixReport
-from tests.registry.verb_world import (
+from tests.registry.toy_registry import (
     CONFIG,
     INIT,
     LORA,
@@ -19,7 +19,7 @@ from tests.registry.verb_world import (
     SHAPE,
     WEIGHTS,
     WIDE_LORA,
-    VerbWorld,
+    ToyRegistry,
     inline,
     passages,
     weights,
@@ -45,12 +45,12 @@ def reasons(cooked) -> dict[str, str]:
     return {one.domain: one.reason for one in cooked.evidence.selection.left_out}
 
 
-def stored(world: VerbWorld, cooked) -> dict[str, torch.Tensor]:
+def stored(world: ToyRegistry, cooked) -> dict[str, torch.Tensor]:
     return load_tensors(world.blobs.read(world.row(cooked.soup_id).weights_blob))
 
 
 @pytest.fixture
-def strangers(verbs) -> VerbWorld:
+def strangers(verbs) -> ToyRegistry:
     """Three bottleneck adapters of one structure, each from a start that nobody knows."""
     for seed, name in enumerate(("law", "code", "zoo")):
         verbs.ready(f"acme/{name}", seed=seed, provenance=UNKNOWN)
@@ -58,7 +58,7 @@ def strangers(verbs) -> VerbWorld:
 
 
 @pytest.fixture
-def loras(verbs) -> VerbWorld:
+def loras(verbs) -> ToyRegistry:
     """Three LoRAs of unknown starts, other ranks and other modules."""
     for seed, (name, config) in enumerate({"law": LORA, "code": WIDE_LORA, "zoo": LORA}.items()):
         verbs.ready(f"acme/{name}", seed=seed, config=config, provenance=UNKNOWN)

@@ -8,11 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from registry.errors import Conflict, InvalidManifest, InvalidSample, NotFound, SoupError, UnknownMethod
-from registry.files import loads_strict
 from registry.formats import (
     CARD_FILE,
     CONFIG_FILE,
@@ -20,8 +17,6 @@ from registry.formats import (
     WEIGHTS_FILE,
     AdapterContents,
     EmbeddingsNote,
-    format_card,
-    parse_card,
     read_directory,
     write_directory,
 )
@@ -223,83 +218,3 @@ class TestRefusals:
             file.truncate(17 * 1024 * 1024)
         with pytest.raises(InvalidManifest, match="limit"):
             read_directory(tmp_path / "a")
-
-
-class TestStrictJson:
-    @pytest.mark.parametrize(
-        ("text", "says"),
-        [
-            ('{"a": 1, "a": 1}', "'a' twice"),
-            ('[{"x": {"b": 1, "b": 2}}]', "'b' twice"),
-            ("NaN", "NaN"),
-            ("[1e999]", "number 1e999, which is larger"),
-            ("-2e400", "number -2e400, which is larger"),
-            ('{"a": -Infinity}', "-Infinity"),
-            ("[" * 200_000, "deep"),
-            ('{"a": }', "line 1, column 7"),
-            ("", "line 1"),
-            (b'"\xff"', "byte 1"),
-            ("9" * 5000, "cannot be read"),
-        ],
-        ids=lambda value: str(value)[:16],
-    )
-    def test_refused(self, text: str | bytes, says: str) -> None:
-        with pytest.raises(InvalidManifest, match=says):
-            loads_strict(text)
-
-    @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(),
-                        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))  # fmt: skip
-    def test_reads_what_json_writes(self, value: Any) -> None:
-        assert loads_strict(json.dumps(value)) == value
-        assert loads_strict(json.dumps(value).encode()) == value
-
-
-PART = st.from_regex(r"[a-z0-9][a-z0-9._-]{0,20}", fullmatch=True)
-UNICODE = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
-CARDS = st.builds(
-    Card,
-    description=UNICODE | st.sampled_from(["---", "---\nx: 1\n---", "\n", "\n\n", "# x\n", "- a", "\r\n"]),
-    license=st.none() | UNICODE.filter(bool) | st.sampled_from(["[a]", "[a, b]", "[[", "5", "null"]),
-    tags=st.lists(PART, max_size=3).map(tuple),
-    metadata=st.dictionaries(UNICODE, st.none() | st.booleans() | st.integers() | UNICODE, max_size=3),
-)
-
-
-class TestCard:
-    @given(CARDS)
-    def test_round_trip(self, card: Card) -> None:
-        assert parse_card(format_card(card, base_model="tiny", domain="a\n---\nb")) == card
-
-    def test_yaml_as_people_write_it(self) -> None:
-        text = (
-            "---\n# a comment\nlicense: apache-2.0\nlibrary_name: peft\nwidget:\n- text: hello\n"
-            "tags:\n- law\n  - us\nmetadata:\n  epochs: 3\n  note: it's fine\n---\n# Title\n\nBody\n"
-        )
-        assert parse_card(text) == Card(
-            description="# Title\n\nBody", license="apache-2.0", tags=("law", "us"),
-            metadata={"epochs": 3, "note": "it's fine"},
-        )  # fmt: skip
-        assert parse_card("---\ntags: [law, us]\n---\n").tags == ("law", "us")
-        assert parse_card("---\r\ntags: law\r\n---\r\n").tags == ("law",)
-
-    @pytest.mark.parametrize("text", ["just text", "---\nnot closed", "", "--- \n", "a\n---\nb: 1\n---"])
-    def test_without_front_matter_all_is_text(self, text: str) -> None:
-        assert parse_card(text) == Card(description=text.removesuffix("\n"))
-
-    def test_a_foreign_card_gives_the_tags_it_has(self) -> None:
-        for written in ("5", "true", '{"a": 1}', "", "null", "[5, LLaMA]"):
-            assert parse_card(f"---\ntags: {written}\n---\n", foreign=True).tags == ()
-        assert parse_card("---\ntags:\n- law\n- base_model:adapter:x\n---\n", foreign=True).tags == ("law",)
-
-    def test_long_and_deep_front_matter_is_read_at_once(self) -> None:
-        body = "b:\n" + "- a\n" * 50_000 + "c:\n" + "".join(f" k{i}: a\n" for i in range(50_000))
-        nested = "d: " + "[" * 5000 + "x" + "]" * 5000
-        card = parse_card(f"---\n{body}{nested}\nlicense: mit\n---\ntext")
-        assert (card.license, card.description) == ("mit", "text")
-
-    def test_values_a_card_cannot_hold(self) -> None:
-        with pytest.raises(InvalidManifest, match=r"README\.md: tags"):
-            parse_card("---\ntags: ['LLaMA Factory']\n---\n")
-        assert len(parse_card("x" * 20_000).description) == 20_000
-        with pytest.raises(InvalidManifest, match=r"README\.md has 20001 characters of text.*at most 20000"):
-            parse_card("---\nlicense: mit\n---\n" + "x" * 20_001)

@@ -15,7 +15,7 @@ from registry.errors import Cancelled, Internal, InvalidParameter, InvalidSample
 from registry.selectors import SELECTORS, Selector
 from registry.selectors.ranking import Candidate, Evidence, Member, Ranking
 from registry.spec import CosineSpec, GmmSpec, SelectOptions, UniformSpec
-from tests.registry.synthetic_domains import around, centres, digest_for, domain, gaussian_domains
+from tests.registry.gaussian_domains import around, centres, digest_for, domain, gaussian_domains
 
 SPECS: dict[str, list[Any]] = {
     "gmm": [GmmSpec(), GmmSpec(mode="paper"), GmmSpec(covariance="diag"), GmmSpec(covariance="spherical", seed=9)],

@@ -7,7 +7,7 @@ import pytest
 
 from registry.selectors import CosineSelector
 from registry.spec import CosineSpec, SelectOptions
-from tests.registry.synthetic_domains import around, digest_for, domain, gaussian_domains
+from tests.registry.gaussian_domains import around, digest_for, domain, gaussian_domains
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:

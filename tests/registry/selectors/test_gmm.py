@@ -23,7 +23,7 @@ from registry.selectors.novelty import mahalanobis, novelty, percentile, whiteni
 from registry.selectors.projection import Projection, fit_projection
 from registry.selectors.ranking import Member
 from registry.spec import GmmSpec, SelectOptions
-from tests.registry.synthetic_domains import around, centres, digest_for, domain, gaussian_domains
+from tests.registry.gaussian_domains import around, centres, digest_for, domain, gaussian_domains
 
 Covariance = Literal["full", "tied", "diag", "spherical"]
 COVARIANCES: list[Covariance] = ["full", "tied", "diag", "spherical"]

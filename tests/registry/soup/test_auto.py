@@ -11,7 +11,7 @@ from registry.errors import Incompatible
 from registry.soup import MIXINGS
 from registry.soup.auto import apart, best_unranked, settle, within_width
 from registry.soup.report import relative_cost, report_of
-from registry.soup.residual import exact_mixture
+from registry.soup.residual import ExactMixture
 from registry.spec import (
     AutoMixing,
     AverageMixing,
@@ -22,7 +22,7 @@ from registry.spec import (
     Recipe,
     RecipeIngredient,
 )
-from tests.registry.soup_parts import (
+from tests.registry.random_adapters import (
     BASE,
     INIT,
     OTHER_INIT,
@@ -234,7 +234,7 @@ def report(parts, mixing) -> MixReport:
         mixing=mixing,
     )
     method = MIXINGS[mixing.method]
-    config, exact = method.result(parts, mixing), exact_mixture(parts[0].config, SHAPE, mixing)
+    config, exact = method.result(parts, mixing), ExactMixture(parts[0].config, SHAPE, mixing)
     tensors = method.mix([exact.watched(one) for one in parts], mixing)
     residual = exact.residual(config, tensors)
     return report_of(parts, recipe, config, tensors, shape=SHAPE, residual=residual)
@@ -260,7 +260,7 @@ def test_the_residual_is_that_of_the_outputs_of_all_layers():
     """A soup whose second layer is twice too loud, and nothing else wrong."""
     config = bottleneck("pfeiffer")
     (one,) = weighted([config], [1])
-    exact = exact_mixture(config, SHAPE, EXACT)
+    exact = ExactMixture(config, SHAPE, EXACT)
     exact.watched(one).load()
     loud = {name: 2 * t if name.startswith("layers.1.ffn.up") else t for name, t in one.load().items()}
     probes = torch.randn(4000, 16, generator=torch.Generator().manual_seed(3))
@@ -276,7 +276,7 @@ def test_ingredients_that_cancel_out_have_no_residual():
     parts = [
         part(0, config, "0.5", load=lambda: one), part(1, config, "0.5", load=lambda: other),
     ]  # fmt: skip
-    exact = exact_mixture(config, SHAPE, EXACT)
+    exact = ExactMixture(config, SHAPE, EXACT)
     for each in parts:
         exact.watched(each).load()
     assert exact.residual(config, one) is None

@@ -18,9 +18,9 @@ from registry.adapters.lora import LORA_A, LORA_B, PREFIX
 from registry.adapters.weights import save_tensors
 from registry.errors import InvalidRecipe
 from registry.soup import MIXINGS, concat
-from registry.soup.residual import exact_mixture
+from registry.soup.residual import ExactMixture
 from registry.spec import AverageMixing, ConcatMixing, LoraConfig, LoraModule
-from tests.registry.soup_parts import (
+from tests.registry.random_adapters import (
     LINEARS,
     SHAPE,
     STRUCTURES,
@@ -94,7 +94,7 @@ def test_one_ingredient_at_weight_one_is_itself_bit_for_bit(config):
 def test_a_scaled_ingredient_is_folded(config):
     (one,) = weighted([config], [1])
     found, tensors = well_formed([one], ConcatMixing(scale="2"))
-    exact = exact_mixture(found, SHAPE, ConcatMixing(scale="2"))
+    exact = ExactMixture(found, SHAPE, ConcatMixing(scale="2"))
     exact.watched(one).load()
     assert exact.residual(found, tensors) < 1e-6
     assert exact.residual(config, one.load()) == pytest.approx(0.5)
@@ -234,7 +234,7 @@ def test_our_mixture_is_pefts_cat_and_not_its_linear(peft_models):
 def test_the_average_of_factors_has_cross_terms_and_the_residual_says_so():
     config, mixing = lora(4), AverageMixing(assume_same_init=True)
     parts = weighted([config] * 2, [1, 1])
-    exact = exact_mixture(config, SHAPE, mixing)
+    exact = ExactMixture(config, SHAPE, mixing)
     tensors = MIXINGS["average"].mix([exact.watched(one) for one in parts], mixing)
     members = [deltas(config, one.load()) for one in parts]
     wanted = {path: (members[0][path] + members[1][path]) / 2 for path in LINEARS}

@@ -18,7 +18,7 @@ from registry.soup import MIXINGS, merge
 from registry.soup.auto import settle
 from registry.soup.compat import Part
 from registry.soup.report import report_of
-from registry.soup.residual import exact_mixture
+from registry.soup.residual import ExactMixture
 from registry.spec import (
     AutoMixing,
     AverageMixing,
@@ -30,7 +30,7 @@ from registry.spec import (
     RecipeIngredient,
     UnionConfig,
 )
-from tests.registry.soup_parts import BASE, INIT, SHAPE, STRUCTURES, bottleneck, lora, part, tensors_of, updates
+from tests.registry.random_adapters import BASE, INIT, SHAPE, STRUCTURES, bottleneck, lora, part, tensors_of, updates
 
 KINDS = (*STRUCTURES, "lora")
 SHARES = ("up", "down", "none")
@@ -141,7 +141,7 @@ def report(one: Part):
         mixing=MergeMixing(),
     )
     config = merge.result([one], MergeMixing())
-    exact = exact_mixture(config, SHAPE, recipe.mixing)
+    exact = ExactMixture(config, SHAPE, recipe.mixing)
     tensors = merge.mix([exact.watched(one)], MergeMixing())
     residual = exact.residual(config, tensors)
     return report_of([one], recipe, config, tensors, shape=SHAPE, residual=residual), tensors

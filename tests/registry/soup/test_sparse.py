@@ -10,24 +10,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from registry.adapters.masks import (
-    dense,
-    is_mask,
-    mask_of,
-    mask_problems,
-    pack,
-    projections,
-    pruned_members,
-    unpack,
-    values,
-)
+from registry.adapters.masks import is_mask, mask_of, mask_problems, pack, projections, unpack, values
 from registry.adapters.weights import check_weights, save_tensors
 from registry.errors import Incompatible
 from registry.soup import MIXINGS
 from registry.soup.auto import best_unranked, settle
 from registry.soup.average import mix, result
 from registry.soup.report import report_of
-from registry.soup.residual import exact_mixture
+from registry.soup.residual import ExactMixture
 from registry.spec import (
     AutoMixing,
     AverageMixing,
@@ -39,8 +29,8 @@ from registry.spec import (
     UnionConfig,
     canonical_weights,
 )
-from tests.registry.soup_parts import BASE, INIT, SHAPE, bottleneck, lora, part, tensors_of
-from tests.registry.sparse_parts import sparse, sparse_part
+from tests.registry.pruned_adapters import sparse, sparse_part
+from tests.registry.random_adapters import BASE, INIT, SHAPE, bottleneck, lora, part, tensors_of
 
 CONFIG = bottleneck("pfeiffer")
 RULES = ("union", "intersect", "first", "reprune")
@@ -93,7 +83,7 @@ def test_the_order_of_ingredients_changes_nothing(drawn, rule, random):
 def test_a_union_loses_nothing_of_the_average(drawn):
     parts = parts_of(CONFIG, drawn)
     _, tensors = mixed(parts)
-    plain = [replace(one, config=dense(one.config), load=lambda one=one: values(one.load())) for one in parts]
+    plain = [replace(one, config=one.config.dense(), load=lambda one=one: values(one.load())) for one in parts]
     _, average = mixed(plain)
     assert save_tensors(values(tensors)) == save_tensors(average)
 
@@ -156,7 +146,7 @@ def test_copies_average_to_themselves(count, rule):
 def test_a_soup_can_be_pushed_as_any_adapter(config, rule):
     config, tensors = mixed(parts_of(config, [0.5, 0.3, 0.2]), rule, scale="0.5")
     report = check_weights(save_tensors(tensors), config, SHAPE, max_bytes=10**7)
-    masked = sum(pruned.masked for pruned in pruned_members(config).values())
+    masked = sum(pruned.masked for pruned in config.pruned_parts().values())
     assert masked > 0
     assert report.parameters == sum(t.numel() for t in values(tensors).values()) - masked
 
@@ -254,7 +244,7 @@ def test_concatenated_they_are_dense():
         joined, tensors = MIXINGS["concat"].result(parts, mixing), MIXINGS["concat"].mix(parts, mixing)
         assert joined.pruned is None
         check_weights(save_tensors(tensors), joined, SHAPE, max_bytes=10**7)
-        exact = exact_mixture(joined, SHAPE, mixing)
+        exact = ExactMixture(joined, SHAPE, mixing)
         MIXINGS["concat"].mix([exact.watched(one) for one in parts], mixing)
         assert exact.residual(joined, tensors) == pytest.approx(0, abs=1e-6)
         alone = [replace(parts[0], weight="1")]

@@ -16,10 +16,9 @@ from registry.adapters.masks import is_mask
 from registry.errors import Incompatible
 from registry.soup import MIXINGS
 from registry.soup.auto import apart, best_unranked, settle, within_width
-from registry.soup.compat import Part, by_digest, methods_of
-from registry.soup.concat import width_of
+from registry.soup.compat import Part, by_digest
 from registry.soup.report import report_of
-from registry.soup.residual import exact_mixture
+from registry.soup.residual import ExactMixture
 from registry.spec import (
     AdapterConfig,
     AutoMixing,
@@ -38,8 +37,8 @@ from registry.spec import (
     RecipeIngredient,
     UnionConfig,
 )
-from tests.registry.soup_parts import BASE, INIT, OTHER_INIT, UNKNOWN, bottleneck, lora, part
-from tests.registry.soup_parts import SHAPE as PLAIN
+from tests.registry.random_adapters import BASE, INIT, OTHER_INIT, UNKNOWN, bottleneck, lora, part
+from tests.registry.random_adapters import SHAPE as PLAIN
 
 SHAPE = PLAIN.model_copy(update={"kv": (2, 8)})
 PREFIX = PrefixConfig(length=3)
@@ -72,7 +71,7 @@ def reported(parts: list[Part], mixing: Mixing) -> tuple[dict[str, torch.Tensor]
     ordered = by_digest(parts)
     method = MIXINGS[mixing.method]
     config = method.result(ordered, mixing)
-    exact = exact_mixture(config, SHAPE, mixing)
+    exact = ExactMixture(config, SHAPE, mixing)
     tensors = method.mix([exact.watched(one) for one in ordered], mixing)
     recipe = Recipe(
         base_fingerprint=BASE,
@@ -156,7 +155,7 @@ def test_heads_are_linear_and_unions_have_their_members_residual() -> None:
      (FUSION, 4), (BankConfig(expert=bottleneck("pfeiffer")), 0)],
 )  # fmt: skip
 def test_widths(config: AdapterConfig, width: int) -> None:
-    assert width_of(config) == width
+    assert config.width == width
 
 
 # --- what cannot ----------------------------------------------------------------------------------
@@ -182,7 +181,8 @@ class TestRefused:
     def test_concatenating_what_has_no_width(self, name: str) -> None:
         said = refusal(parts_of(AVERAGED[name]), ConcatMixing())
         config = AVERAGED[name]
-        method = f"union of {methods_of(config)}" if isinstance(config, UnionConfig) else config.method
+        union = isinstance(config, UnionConfig)
+        method = f"union of {' + '.join(one.method for one in config.members)}" if union else config.method
         assert f"Bottlenecks and LoRAs can be put side by side as one adapter, and acme/a0@1 is a {method}." in (
             said.problems
         )

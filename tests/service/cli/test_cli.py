@@ -24,7 +24,7 @@ from service.cli.selection_flags import selector_of
 from service.cli.verbs import compare
 from service.cli.verbs.cook import parse_recipe
 from service.cli.verbs.serve import is_loopback
-from tests.service.scripted import Server, events, job, ok, refusal
+from tests.service.scripted_server import Server, events, job, ok, refusal
 
 CONFIG = BottleneckConfig(structure="bapna_firat", bottleneck=4, activation="relu")
 DIGEST = "sha256:" + "c" * 64

@@ -15,7 +15,7 @@ from registry.formats import WEIGHTS_FILE, AdapterContents, read_directory, writ
 from registry.spec import Provenance
 from service.cli import app as cli
 from tests.postgres import KINDS
-from tests.service.worlds import CONFIG, Live, adapter_weights, write_bases
+from tests.service.servers import CONFIG, Live, adapter_weights, write_bases
 
 DATABASES = KINDS
 

@@ -20,7 +20,7 @@ from registry.spec import BottleneckConfig, Card
 from service.cli import app as cli
 from tests.repository import REPOSITORY
 from tests.service.cli.test_cold_start import HELP, loaded
-from tests.service.worlds import Live
+from tests.service.servers import Live
 
 FIXTURES = REPOSITORY / "tests" / "fixtures" / "adapterhub"
 DOMAIN = ("--domain", "US law")

@@ -43,7 +43,7 @@ from service.client import samples
 from service.client.client import SoupClient
 from service.client.samples import read_texts
 from service.client.transfer import pull_folder, push_folder
-from tests.service.scripted import Server, events, job, ok, refusal
+from tests.service.scripted_server import Server, events, job, ok, refusal
 
 CONFIG = BottleneckConfig(structure="bapna_firat", bottleneck=4, activation="relu")
 DIGEST = "sha256:" + "b" * 64

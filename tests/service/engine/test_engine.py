@@ -38,7 +38,7 @@ from service.engine import (
     Ticket,
 )
 from service.engine.bank import Bank
-from tests.service.given import Given
+from tests.service.loaded_bases import LoadedBases
 
 CONFIG = paper_config("bapna_firat", bottleneck=4)
 TEXTS = [
@@ -67,7 +67,7 @@ def handle_of(base: LoadedBase, seed: int) -> LoadableAdapter:
 
 
 def engine_of(base: LoadedBase, **limits: int) -> Engine:
-    return Engine(Given(base), **limits)
+    return Engine(LoadedBases(base), **limits)
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from registry.spec import (
 from service.engine import Engine, GenerateRequest, LoadableAdapter, SamplingParams, ScoreRequest
 from service.engine.texts import text_windows
 from tests.conftest import build_tiny_base, build_tiny_encoder
-from tests.service.given import Given
+from tests.service.loaded_bases import LoadedBases
 
 PREFIX = PrefixConfig(length=5)
 PARALLEL = BottleneckConfig(structure="parallel", bottleneck=4, activation="relu", scale=4.0)
@@ -93,7 +93,7 @@ def reference(
 def test_rows_that_join_and_leave_at_any_time_get_what_they_get_alone(
     base: LoadedBase, structure: str, seed: int
 ) -> None:
-    engine, draw, wanted = Engine(Given(base), max_rows=3), np.random.default_rng(seed), []
+    engine, draw, wanted = Engine(LoadedBases(base), max_rows=3), np.random.default_rng(seed), []
     for _ in range(8):
         prompt = tuple(int(i) for i in draw.integers(1, 300, size=draw.integers(1, 25)))
         handle = handle_of(base, STRUCTURES[structure]) if draw.random() < 0.8 else None
@@ -109,7 +109,7 @@ def test_rows_that_join_and_leave_at_any_time_get_what_they_get_alone(
 
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_one_prompt_in_several_choices_and_with_its_own_scores(base: LoadedBase, structure: str) -> None:
-    engine, handle = Engine(Given(base)), handle_of(base, STRUCTURES[structure])
+    engine, handle = Engine(LoadedBases(base)), handle_of(base, STRUCTURES[structure])
     params = SamplingParams(max_tokens=4, temperature=0.0, n=2, logprobs=1, prompt_logprobs=True)
     prompt = (7, 250, 3, 99)
     tickets = [engine.submit(GenerateRequest("tiny", one, handle, params)) for one in (prompt, (0, *prompt, *prompt))]
@@ -123,7 +123,7 @@ def test_one_prompt_in_several_choices_and_with_its_own_scores(base: LoadedBase,
 
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_texts_of_any_length_are_scored_as_they_are_alone(base: LoadedBase, structure: str) -> None:
-    engine, handle = Engine(Given(base)), handle_of(base, STRUCTURES[structure])
+    engine, handle = Engine(LoadedBases(base)), handle_of(base, STRUCTURES[structure])
     engine.start()
     texts = ["x", "Heat the oil, add the onions. " * 9, "A soup"]
     found = engine.score("tiny", texts, handle)
@@ -138,7 +138,7 @@ def test_texts_of_any_length_are_scored_as_they_are_alone(base: LoadedBase, stru
 
 @pytest.mark.parametrize("structure", ["prefix", "mam"])
 def test_a_prefix_takes_its_part_of_the_context(base: LoadedBase, structure: str) -> None:
-    engine, handle = Engine(Given(base)), handle_of(base, STRUCTURES[structure])
+    engine, handle = Engine(LoadedBases(base)), handle_of(base, STRUCTURES[structure])
     assert max(len(window) for window in text_windows(base, "Heat the oil. " * 50, handle.config)) == 64 - 5
     prompt = tuple(range(5, 55))  # 50 tokens, 5 of the prefix: 9 are left
     ticket = engine.submit(GenerateRequest("tiny", prompt, handle, greedy(None)))
@@ -164,7 +164,7 @@ NO_TEXT: dict[str, tuple[AdapterConfig, str]] = {
 @pytest.mark.parametrize("kind", NO_TEXT)
 def test_heads_and_banks_are_refused_by_what_they_are(base: LoadedBase, kind: str) -> None:
     config, match = NO_TEXT[kind]
-    engine, handle = Engine(Given(base)), LoadableAdapter("sha256:" + "a" * 64, config, dict)
+    engine, handle = Engine(LoadedBases(base)), LoadableAdapter("sha256:" + "a" * 64, config, dict)
     for request in (
         GenerateRequest("tiny", (1, 2), handle, greedy(1)),
         ScoreRequest("tiny", ((1, 2),), handle),
@@ -179,13 +179,14 @@ def test_heads_and_banks_are_refused_by_what_they_are(base: LoadedBase, kind: st
 def test_many_labels_are_not_all_told(base: LoadedBase) -> None:
     labels = tuple(f"label {number}" for number in range(40))
     config = HeadConfig(task="classification", labels=labels)
+    request = GenerateRequest("tiny", (1,), LoadableAdapter("sha256:" + "a" * 64, config, dict))
     with pytest.raises(InvalidParameter, match=r"'label 4' and 35 more\)"):
-        Engine(Given(base)).submit(GenerateRequest("tiny", (1,), LoadableAdapter("sha256:" + "a" * 64, config, dict)))
+        Engine(LoadedBases(base)).submit(request)
 
 
 @pytest.fixture
 def reading(encoder: LoadedBase) -> Iterator[Engine]:
-    engine = Engine(Given(encoder))
+    engine = Engine(LoadedBases(encoder))
     engine.start()
     yield engine
     engine.stop(drain=0)
@@ -218,7 +219,7 @@ def test_vectors_of_an_encoder_are_means_between_cls_and_the_end(encoder: Loaded
 
 
 def test_an_encoder_whose_states_are_no_numbers_says_so(encoder: LoadedBase) -> None:
-    engine = Engine(Given(encoder))
+    engine = Engine(LoadedBases(encoder))
     weight = encoder.model.get_submodule("encoder.layer.1.output.LayerNorm").weight
     kept = weight.data.clone()
     weight.data[0] = float("nan")

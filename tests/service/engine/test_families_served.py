@@ -22,7 +22,7 @@ from registry.likelihood import token_log_probs
 from registry.spec import AdapterConfig, BaseEntry, LoraConfig, LoraModule
 from service.engine import Engine, GenerateRequest, LoadableAdapter, SamplingParams, ScoreRequest
 from tests.conftest import TINY_CONFIGS, build_tiny_base
-from tests.service.given import Given
+from tests.service.loaded_bases import LoadedBases
 
 ALTERNATING = ["sliding_attention", "full_attention"]
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in sorted(TINY_CONFIGS)} | {
@@ -102,7 +102,7 @@ def alone(base: LoadedBase, prompt: tuple[int, ...], tokens: int) -> tuple[tuple
 
 @pytest.mark.parametrize("method", METHODS)
 def test_rows_that_join_and_leave_get_what_they_get_alone(base: LoadedBase, method: str) -> None:
-    engine, handle = Engine(Given(base), max_rows=4), handle_of(base, method)
+    engine, handle = Engine(LoadedBases(base), max_rows=4), handle_of(base, method)
     params = SamplingParams(max_tokens=TOKENS, temperature=0.0, logprobs=1)
     tickets = []
     for number, prompt in enumerate(prompts_of(1)):
@@ -121,7 +121,7 @@ def test_rows_that_join_and_leave_get_what_they_get_alone(base: LoadedBase, meth
 
 @pytest.mark.parametrize("method", METHODS)
 def test_scores_and_vectors_of_a_padded_batch_are_those_of_each_row(base: LoadedBase, method: str) -> None:
-    engine, handle, windows = Engine(Given(base)), handle_of(base, method), tuple(prompts_of(2))
+    engine, handle, windows = Engine(LoadedBases(base)), handle_of(base, method), tuple(prompts_of(2))
     ticket = engine.submit(ScoreRequest("tiny", windows, handle, pooled=frozenset(range(len(windows))), bos=False))
     while engine.step():
         pass
@@ -136,7 +136,7 @@ def test_scores_and_vectors_of_a_padded_batch_are_those_of_each_row(base: Loaded
 
 
 def test_adapters_matter_in_every_family(base: LoadedBase) -> None:
-    engine = Engine(Given(base))
+    engine = Engine(LoadedBases(base))
     params = SamplingParams(max_tokens=TOKENS, temperature=0.0)
     prompt = prompts_of(3)[3]
     tickets = [engine.submit(GenerateRequest("tiny", prompt, handle_of(base, method), params)) for method in METHODS]

@@ -17,7 +17,7 @@ from registry.names import sha256_digest
 from registry.progress import silent
 from registry.spec import PoolSpec, UniformSpec
 from tests.postgres import KINDS
-from tests.service.worlds import BASE_ID, World, adapter_weights, open_world, write_bases
+from tests.service.servers import BASE_ID, World, adapter_weights, open_world, write_bases
 
 DATABASES = KINDS
 

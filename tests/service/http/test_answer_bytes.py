@@ -26,7 +26,7 @@ from service.engine import (
     Ticket,
 )
 from tests.repository import REPOSITORY
-from tests.service.worlds import World, open_world, write_bases
+from tests.service.servers import World, open_world, write_bases
 
 RECORDED = REPOSITORY / "tests" / "fixtures" / "answers.txt"
 """Per answer: path and body of the request, the status, the body's lines. # stands for id, time and fingerprint."""

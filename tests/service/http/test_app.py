@@ -12,7 +12,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.http.docs_page import as_openapi_30
-from tests.service.worlds import BASE_ID, World, open_world, write_bases
+from tests.service.servers import BASE_ID, World, open_world, write_bases
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.postgres import KINDS
-from tests.service.worlds import BASE_ID, Live, World, open_world, write_bases
+from tests.service.servers import BASE_ID, Live, World, open_world, write_bases
 
 DATABASES = KINDS
 

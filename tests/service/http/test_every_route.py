@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import re
 from typing import Any
 
 import pytest
+from fastapi import APIRouter
 
-from tests.service.worlds import World
+import service.http
+from service.http.app import ROUTERS
+from tests.service.servers import World
 
 PUBLIC = {("GET", "/healthz"), ("GET", "/readyz")}
 PUBLIC_PAGES = ["/docs", "/docs/openapi.json", "/openapi.json", "/static/docs.js", "/static/swagger/swagger-ui.css"]
@@ -160,3 +165,11 @@ def test_public_pages_need_no_key_and_hold_no_data(world: World) -> None:
         answer = world.client.get(path, headers={"authorization": ""})
         assert answer.status_code == 200, path
         assert "confidential" not in answer.text
+
+
+def test_a_file_in_routes_is_a_route_and_no_other_file_is() -> None:
+    names = [one.name for one in pkgutil.walk_packages(service.http.__path__, "service.http.")]
+    routers = {name: vars(importlib.import_module(name)).get("router") for name in names}
+    routes = {name for name in names if name.startswith("service.http.routes.")}
+    assert {name for name, router in routers.items() if isinstance(router, APIRouter)} == routes
+    assert {id(routers[name]) for name in routes} == {id(router) for router in ROUTERS}

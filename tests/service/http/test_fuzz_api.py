@@ -30,8 +30,8 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from registry.spec import Provenance
-from tests.service.domains import WORDS, passages
-from tests.service.worlds import BASE_ID, CONFIG, World, adapter_weights, open_world, write_bases
+from tests.service.passages import WORDS, passages
+from tests.service.servers import BASE_ID, CONFIG, World, adapter_weights, open_world, write_bases
 
 FUZZED = int(os.environ.get("FUZZ_EXAMPLES", "12"))
 CHECKS: list[Any] = [

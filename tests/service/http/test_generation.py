@@ -15,8 +15,8 @@ import pytest
 
 from registry.errors import Internal
 from service.engine import Ticket
-from service.http.routes import health
-from tests.service.worlds import BASE_ID, Live, World, open_live, open_world, write_bases
+from service.http import readiness
+from tests.service.servers import BASE_ID, Live, World, open_live, open_world, write_bases
 
 
 class Held:
@@ -184,15 +184,15 @@ def test_a_busy_engine_is_alive_and_not_ready(live: Live, held: Held, narrow: Wo
 def test_readiness_is_looked_up_once_in_a_while(narrow: World, monkeypatch: pytest.MonkeyPatch) -> None:
     moment = [100.0]
     looks = []
-    monkeypatch.setattr(health, "_look", lambda _: looks.append(1) or health.Ready(status="ready", checks={}))
-    readiness = health.Readiness(clock=lambda: moment[0])
+    monkeypatch.setattr(readiness, "_look", lambda _: looks.append(1) or readiness.Ready(status="ready", checks={}))
+    asked = readiness.Readiness(clock=lambda: moment[0])
 
     class Patient:
         settings = narrow.runtime.settings.model_copy(update={"ready_seconds": 10.0})
 
     for at in (100.0, 105.0, 109.9, 110.1, 115.0):
         moment[0] = at
-        assert readiness.of(Patient()).status == "ready"  # type: ignore[arg-type]
+        assert asked.of(Patient()).status == "ready"  # type: ignore[arg-type]
     assert len(looks) == 2
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.postgres import KINDS
-from tests.service.worlds import World
+from tests.service.servers import World
 
 DATABASES = KINDS
 

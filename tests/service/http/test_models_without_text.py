@@ -27,9 +27,9 @@ from registry.spec import (
 )
 from service.engine.texts import text_windows
 from tests.conftest import build_tiny_encoder
-from tests.service.domains import passages
 from tests.service.engine.test_two_bases import finish
-from tests.service.worlds import World, open_world
+from tests.service.passages import passages
+from tests.service.servers import World, open_world
 
 PFEIFFER = BottleneckConfig(structure="pfeiffer", bottleneck=4, activation="relu")
 PARALLEL = BottleneckConfig(structure="parallel", bottleneck=4, activation="relu", scale=4.0)

@@ -11,7 +11,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.service.worlds import Live, World, open_live, open_world, write_bases
+from tests.service.servers import Live, World, open_live, open_world, write_bases
 
 TEMPLATE = (
     "{% for m in messages %}"

@@ -12,7 +12,7 @@ import numpy as np
 import openai
 import pytest
 
-from tests.service.worlds import Live, World
+from tests.service.servers import Live, World
 
 PROMPT = "The quick brown"
 

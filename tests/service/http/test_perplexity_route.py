@@ -12,7 +12,7 @@ from registry.adapters import from_tensors
 from registry.adapters.attach import attached
 from registry.adapters.weights import load_tensors
 from registry.base_model import load_base
-from tests.service.worlds import CONFIG, World, adapter_weights
+from tests.service.servers import CONFIG, World, adapter_weights
 
 TEXTS = [
     "The quick brown fox jumps over the lazy dog.",

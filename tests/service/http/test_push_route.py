@@ -20,7 +20,7 @@ from registry.embeddings_file import save_embeddings
 from registry.files import encode_lines
 from registry.names import sha256_digest
 from tests.postgres import KINDS
-from tests.service.worlds import BASE_ID, CONFIG, World, adapter_weights, open_world, write_bases
+from tests.service.servers import BASE_ID, CONFIG, World, adapter_weights, open_world, write_bases
 
 DATABASES = KINDS
 

@@ -15,7 +15,7 @@ from hypothesis.errors import Unsatisfiable
 from schemathesis import Case, GenerationMode
 
 from service.http.problems import ErrorBody
-from tests.service.worlds import BASE_ID, World, open_world, write_bases
+from tests.service.servers import BASE_ID, World, open_world, write_bases
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "8"))
 

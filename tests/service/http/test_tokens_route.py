@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.http.answers.token_text import TokenText
-from tests.service.worlds import World
+from tests.service.servers import World
 
 
 def post(world: World, path: str, **body: Any) -> Any:

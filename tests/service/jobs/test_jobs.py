@@ -20,8 +20,8 @@ from registry.spec import Provenance
 from service.client.client import SoupClient
 from service.jobs import runner as jobs_module
 from tests.postgres import KINDS
-from tests.service.domains import WORDS, passages
-from tests.service.worlds import BASE_ID, Live, World, open_live, open_world, write_bases
+from tests.service.passages import WORDS, passages
+from tests.service.servers import BASE_ID, Live, World, open_live, open_world, write_bases
 
 DATABASES = KINDS
 

@@ -19,15 +19,16 @@ import pytest
 from registry.base_model import LoadedBase, load_base
 from registry.errors import Busy, Forbidden, InvalidParameter, SoupError, rebuild
 from registry.names import sha256_digest
-from registry.progress import Progress
+from registry.progress import Progress, silent
 from registry.spec import BaseEntry, BaseShape
 from service.jobs import runner as jobs_module
 from service.jobs import train as training_job
+from service.jobs.contract import JobContext
 from service.jobs.train_process import unnamed
 from service.jobs.training_folder import TURN, sweep
 from tests.conftest import build_tiny_encoder
 from tests.service.journeys.test_killed_server import Server, until
-from tests.service.worlds import BASE_ID, World, open_world, write_bases
+from tests.service.servers import BASE_ID, World, open_world, write_bases
 from training import checkpoint
 from training.build import inputs_of
 from training.data import Data
@@ -495,7 +496,8 @@ class TestRefusals:
         with idle.runtime.database.read() as catalogue:
             row = catalogue.jobs.get(None, job["id"])
         request = TrainingRequest.model_validate(row.arguments["request"])
-        training = training_job.Training(idle.runtime, request, row.arguments, row.created_by, lambda *_: None)
+        context = JobContext(idle.runtime.parts, idle.runtime.jobs.fitting, row, silent)
+        training = training_job.Training(context, request)
         with pytest.raises(Forbidden, match="revoked"):
             training_job.train(training)
         assert not left(idle)

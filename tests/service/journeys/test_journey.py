@@ -14,8 +14,8 @@ from registry.errors import InvalidSample, NotFound, Retired
 from registry.spec import Provenance
 from service.client.client import SoupClient
 from tests.postgres import KINDS
-from tests.service.domains import WORDS, passages
-from tests.service.worlds import CONFIG, Live
+from tests.service.passages import WORDS, passages
+from tests.service.servers import CONFIG, Live
 
 DATABASES = KINDS
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from registry.spec import CookRequest, HandRecipe, Manifest, WeightedRef
 from service.client.client import SoupClient
-from tests.service.domains import passages
-from tests.service.worlds import BASE_ID, CONFIG, World, adapter_weights, write_bases
+from tests.service.passages import passages
+from tests.service.servers import BASE_ID, CONFIG, World, adapter_weights, write_bases
 
 
 def until(done: Callable[[], Any]) -> Any:

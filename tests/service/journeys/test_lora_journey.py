@@ -19,8 +19,8 @@ from registry.errors import Incompatible
 from service.client.client import SoupClient
 from service.client.transfer import pull_folder, push_folder
 from tests.postgres import KINDS
-from tests.service.domains import passages
-from tests.service.worlds import Live
+from tests.service.passages import passages
+from tests.service.servers import Live
 
 DATABASES = KINDS
 DOMAINS = ("kitchen", "court")

@@ -18,8 +18,8 @@ from registry.evaluate import report
 from registry.formats import read_directory
 from registry.spec import BankConfig
 from service.cli import app as cli
-from tests.service.domains import passages
-from tests.service.worlds import Live, World
+from tests.service.passages import passages
+from tests.service.servers import Live, World
 from training.data import Data
 from training.hyperparameters import Hyperparameters
 from training.inputs import TrainingInputs

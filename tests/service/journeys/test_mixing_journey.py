@@ -15,7 +15,7 @@ from registry.adapters.weights import load_tensors, save_tensors
 from registry.base_model import load_base
 from registry.spec import LoraConfig, LoraModule
 from tests.postgres import KINDS
-from tests.service.worlds import World
+from tests.service.servers import World
 
 DATABASES = KINDS
 

@@ -17,8 +17,8 @@ from service.jobs import runner as jobs_module
 from service.runtime import Runtime
 from service.settings import Settings
 from tests.postgres import Postgres, postgres_server
-from tests.service.domains import passages
-from tests.service.worlds import BASE_ID, World, adapter_weights, open_world, write_bases
+from tests.service.passages import passages
+from tests.service.servers import BASE_ID, World, adapter_weights, open_world, write_bases
 
 PASSWORD = "hunter2-and-more"
 

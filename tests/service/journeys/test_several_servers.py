@@ -19,8 +19,8 @@ from registry.spec import Provenance
 from service.runtime import Runtime
 from service.settings import Settings
 from tests.postgres import Postgres
-from tests.service.domains import WORDS, passages
-from tests.service.worlds import BASE_ID, World, adapter_weights, open_world, write_bases
+from tests.service.passages import WORDS, passages
+from tests.service.servers import BASE_ID, World, adapter_weights, open_world, write_bases
 
 INIT = Provenance(init_hash="sha256:" + "1" * 64, init_source="declared").model_dump()
 KEY = "sk-soup-" + "k" * 43

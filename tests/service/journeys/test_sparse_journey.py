@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from registry.adapters import create
-from registry.adapters.masks import dense, is_mask, mask_of, mask_problems, pack, projections, unpack, values
+from registry.adapters.masks import is_mask, mask_of, mask_problems, pack, projections, unpack, values
 from registry.adapters.weights import load_tensors, save_tensors
 from registry.names import digest_of
 from registry.spec import AdapterConfig, BottleneckConfig
-from tests.registry.sparse_parts import sparse
-from tests.service.worlds import World
+from tests.registry.pruned_adapters import sparse
+from tests.service.servers import World
 
 TEXT = "The court held that the contract was void for want of consideration."
 PLAIN = BottleneckConfig(structure="pfeiffer", bottleneck=4, activation="relu")
@@ -71,7 +71,7 @@ def test_masks_travel_and_what_they_leave_is_served(stocked: World) -> None:
     assert row["parameters"] == plain - row["config"]["pruned"]["masked"]
     back = file_of(stocked, "acme/s0")
     assert all(torch.equal(back[name], tensor) for name, tensor in tensors.items())
-    dense_twin = push(stocked, "twin", dense(config), values(tensors)).json()
+    dense_twin = push(stocked, "twin", config.dense(), values(tensors)).json()
     assert dense_twin["digest"] != row["digest"]
     assert mean_nll(stocked, "acme/s0") == pytest.approx(mean_nll(stocked, "acme/twin"), rel=1e-6)
     assert mean_nll(stocked, "acme/s0") != pytest.approx(mean_nll(stocked, "base/tiny"), rel=1e-4)
@@ -123,7 +123,7 @@ def test_masks_that_lie_are_refused(stocked: World) -> None:
         error = push(stocked, "liar", config, spoiled).json()["error"]
         assert error["code"] == "invalid_weights"
         assert sentence in error["message"]
-    assert push(stocked, "liar", dense(config), tensors).json()["error"]["code"] == "incompatible"
+    assert push(stocked, "liar", config.dense(), tensors).json()["error"]["code"] == "incompatible"
     assert push(stocked, "liar", config, values(tensors)).json()["error"]["code"] == "incompatible"
     assert stocked.client.get("/v1/adapters/acme/liar").status_code == 404
 

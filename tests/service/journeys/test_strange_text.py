@@ -8,7 +8,7 @@ from urllib.parse import quote
 import pytest
 
 from tests.postgres import KINDS
-from tests.service.worlds import World
+from tests.service.servers import World
 
 DATABASES = KINDS
 

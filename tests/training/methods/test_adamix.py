@@ -22,7 +22,7 @@ from registry.formats import read_directory
 from registry.spec import BankConfig, BaseEntry, UnionConfig, head_of
 from tests.conftest import build_tiny_encoder
 from tests.training.conftest import TEXTS, VALID, state_hash, train_on
-from tests.training.items import LABELLED
+from tests.training.task_items import LABELLED
 from training.checkpoint import Saving
 from training.data import pack
 from training.hyperparameters import Hyperparameters, PruningOptions

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from registry.adapters import attached, create, from_tensors, paper_config
-from registry.adapters.masks import dense, is_mask, mask_of, mask_problems, projections, unpack, values
+from registry.adapters.masks import is_mask, mask_of, mask_problems, projections, unpack, values
 from registry.adapters.weights import check_weights, init_hash, save_tensors
 from registry.errors import Cancelled, InvalidParameter
 from registry.spec import FusionConfig, HeadConfig, PrefixConfig, UnionConfig
@@ -247,7 +247,7 @@ def test_mam_is_pruned_in_its_bottleneck(base):
     config = UnionConfig(members=(PrefixConfig(length=4), paper_config("parallel", bottleneck=4)))
     adapter = pruned_one(base, config)
     tensors = tensors_of(adapter)
-    assert dense(adapter.config) == config
+    assert adapter.config.dense() == config
     assert adapter.config.members[0].pruned == adapter.get_submodule("bottleneck").config.pruned
     assert {name.split(".")[0] for name in tensors if is_mask(name)} == {"bottleneck"}
     assert mask_problems(adapter.config, tensors) == []
@@ -280,7 +280,7 @@ def test_pruned_entries_stay_zero_and_the_others_train(base):
     trained = train(base, config)
     start = adapter_of(base, config)
     assert trained.config.pruned is not None
-    assert dense(trained.config) == config
+    assert trained.config.dense() == config
     assert trained.init_hash == train(base, config, pruning=None).init_hash
     assert trained.init_hash != init_hash(values(trained.tensors))
     assert mask_problems(trained.config, trained.tensors) == []

@@ -20,7 +20,7 @@ from registry.spec import (
     PrefixConfig,
     UnionConfig,
 )
-from tests.registry.soup_parts import SHAPE, lora
+from tests.registry.random_adapters import SHAPE, lora
 from training.methods.widening import sparsity_of, widened
 
 NARROW = paper_config("houlsby", bottleneck=6)

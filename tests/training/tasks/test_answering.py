@@ -15,7 +15,7 @@ from registry.base_model import load_base
 from registry.errors import InvalidParameter
 from registry.spec import BaseEntry
 from tests.conftest import TINY_SENTENCES
-from tests.training.items import QUESTIONS
+from tests.training.task_items import QUESTIONS
 from training.tasks import TASKS
 from training.tasks.answering import (
     FAR,

@@ -12,7 +12,7 @@ from registry.base_model import load_base
 from registry.errors import InvalidParameter
 from registry.spec import BaseEntry, PrefixConfig
 from tests.conftest import build_tiny_base
-from tests.training.items import SUMMARISED
+from tests.training.task_items import SUMMARISED
 from training.tasks import TASKS
 from training.tasks.encoding import PAD
 from training.tasks.overlap import exact_match, rouge, token_f1

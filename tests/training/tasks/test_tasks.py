@@ -25,7 +25,7 @@ from registry.names import digest_of
 from registry.spec import BaseEntry, FusionConfig, HeadConfig, PrefixConfig, UnionConfig
 from tests.conftest import build_tiny_encoder
 from tests.training.conftest import TEXTS, state_hash, train_on
-from tests.training.items import ITEMS, LABELLED, as_json
+from tests.training.task_items import ITEMS, LABELLED, as_json
 from training.checkpoint import Saving
 from training.evaluate import evaluate_task
 from training.hyperparameters import Hyperparameters, PruningOptions

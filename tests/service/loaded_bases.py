@@ -9,7 +9,7 @@ from registry.errors import NotFound
 
 
 @dataclass
-class Given:
+class LoadedBases:
     """Gives one base model for every id, or one each by id; every load gives the same object, of `bytes` each."""
 
     base: LoadedBase | dict[str, LoadedBase]

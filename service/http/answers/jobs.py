@@ -1,17 +1,13 @@
-"""How much of a job, and of a soup's evidence, a key may see: no name of a namespace it does not read.
+"""A job as a key sees it, and whether it may change it: no name of a namespace that the key does not read.
 
-A job and a soup live in one namespace, and what they were made over may be wider: the caller of a cook may read
-three namespaces, an administrator's pool spans all. Called by the routes of jobs, soups, selectors and adapters.
+A job lives in one namespace and may work on others: the caller of a cook may read three, an administrator's pool
+spans all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from registry.catalogue.rows import JobRow, Namespaces
 from registry.errors import Forbidden
-from registry.names import NameRef, parse_ref
 from registry.spec import Cooked
 from service.http.answers.soups import soup_of
 from service.http.schemas.jobs import Job, job_body
@@ -47,18 +43,3 @@ def job_shown(parts: Parts, row: JobRow, visible: Namespaces) -> Job:
         return job_body(row)
     cooked = Cooked.model_validate(row.result)
     return job_body(row, soup_of(parts, cooked).model_dump(mode="json"))
-
-
-def evidence_shown(evidence: Mapping[str, Any], visible: Namespaces) -> dict[str, Any]:
-    """Evidence as a key sees it: without the selection where that names adapters of other namespaces."""
-    selection = evidence.get("selection") or {}
-    refs = [one["ref"] for part in ("selected", "left_out") for one in selection.get(part, ())]
-    refs += evidence.get("not_yet_included", ())
-    if visible is None or all(_namespace(ref) in visible for ref in refs):
-        return dict(evidence)
-    return {**evidence, "selection": None, "not_yet_included": []}
-
-
-def _namespace(ref: str) -> str | None:
-    parsed = parse_ref(ref)
-    return parsed.namespace if isinstance(parsed, NameRef) else None

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from registry.adapters.masks import dense, mask_of, pack, projections, prunable_members, with_pruned
+from registry.adapters.masks import mask_of, pack, projections
 from registry.soup.compat import Part
 from registry.spec import AdapterConfig, Pruned
-from tests.registry.soup_parts import part, tensors_of
+from tests.registry.random_adapters import part, tensors_of
 
 Tensors = dict[str, torch.Tensor]
 
@@ -20,7 +20,7 @@ def sparse(
     config: AdapterConfig, seed: int, *, sparsity: float = 0.4, tensors: Mapping[str, torch.Tensor] | None = None
 ) -> tuple[AdapterConfig, Tensors]:
     """Configuration and tensors of an adapter of `config`, whose entries are pruned at random."""
-    config = dense(config)
+    config = config.dense()
     found = dict(tensors_of(config, seed) if tensors is None else tensors)
     draw = np.random.default_rng(10_000 + seed)
     pruned = {}
@@ -36,12 +36,12 @@ def sparse(
             found[name] = found[name].masked_fill(~own, 0.0)
             found[mask_of(name)] = pack(own)
         pruned[prefix] = Pruned(score="random", sparsity=sparsity, masked=masked, seed=seed)
-    assert set(pruned) == set(prunable_members(config))
-    return with_pruned(config, pruned), found
+    assert set(pruned) == set(config.prunable())
+    return config.with_pruned(pruned), found
 
 
 def sparse_part(number: int, config: AdapterConfig, weight: str = "1", **changes: Any) -> Part:
-    """An ingredient like `soup_parts.part`, pruned."""
+    """An ingredient like `random_adapters.part`, pruned."""
     sparsity = changes.pop("sparsity", 0.4)
     pruned, tensors = sparse(config, number, sparsity=sparsity)
     return part(number, pruned, weight, **{"load": lambda: tensors, **changes})

@@ -154,7 +154,7 @@ class FakeBases:
         ]
 
 
-class VerbWorld:
+class ToyRegistry:
     """The verbs over one database and one blob store."""
 
     def __init__(self, database: Database, blobs: BlobStore | None = None) -> None:

@@ -1,0 +1,103 @@
+"""Bottlenecks mixed exactly: several side by side as one, and the mean of what they add.
+
+Side by side: D = [D_i diag(gamma_i)], c = [D_i beta_i + c_i], U = [f_i U_i], u = sum f_i u_i, with Bapna-Firat's
+LayerNorms folded into the projections (gamma 1, beta 0); f_i is an ingredient's factor times its scale. Used through
+the structure's entry in `STRUCTURES`. Bit-identical on every machine: element-wise products and sums in fixed order in
+double precision, no BLAS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from registry.adapters.bottleneck import Bottleneck, BottleneckAdapter
+from registry.adapters.loadable import Tensors
+from registry.adapters.mixture import Measured
+from registry.spec import BaseShape, BottleneckConfig
+
+PROBES = 64
+SEED = 0
+
+
+def join_bottlenecks(
+    configs: Sequence[BottleneckConfig], loaded: Sequence[Tensors], factors: Sequence[float]
+) -> dict[str, Tensor]:
+    """The tensors, in double precision, of the bottleneck whose output is the sum of `factors` times the others'.
+
+    Every site of every layer; Houlsby's trained LayerNorms, which are the same in all, as they are.
+    """
+    scaled = [factor * config.scale for factor, config in zip(factors, configs, strict=True)]
+    mixed: dict[str, Tensor] = {}
+    for name, tensor in loaded[0].items():
+        if ".base_norm." in name:
+            mixed[name] = tensor
+        elif name.endswith(".up.weight"):
+            site = name.removesuffix("up.weight")
+            mixed |= _site([{n: t for n, t in one.items() if n.startswith(site)} for one in loaded], scaled, site)
+    return mixed
+
+
+def _site(loaded: Sequence[Tensors], factors: Sequence[float], site: str) -> dict[str, Tensor]:
+    """One bottleneck from those of the ingredients."""
+    down, bias, up, out = [], [], [], torch.zeros(())
+    for number, (tensors, factor) in enumerate(zip(loaded, factors, strict=True)):
+        values = {name.removeprefix(site): tensor.to(torch.float64) for name, tensor in tensors.items()}
+        rows, shift = values["down.weight"], values["down.bias"]  # (m, d), (m)
+        if "norm.weight" in values:
+            shift = shift + _dot(rows, values["norm.bias"])
+            rows = rows * values["norm.weight"]
+        down.append(rows)
+        bias.append(shift)
+        up.append(values["up.weight"] * factor)
+        out = values["up.bias"] * factor if number == 0 else out + values["up.bias"] * factor
+    mixed = {
+        "down.weight": torch.cat(down),
+        "down.bias": torch.cat(bias),
+        "up.weight": torch.cat(up, 1),
+        "up.bias": out,
+    }
+    if site + "norm.weight" in loaded[0]:
+        mixed |= {"norm.weight": torch.ones_like(out), "norm.bias": torch.zeros_like(out)}
+    return {site + name: tensor for name, tensor in mixed.items()}
+
+
+def _dot(rows: Tensor, vector: Tensor) -> Tensor:
+    """rows (m, d) times vector (d), added up from first to last: `cumsum` has no other order on any machine."""
+    return torch.from_numpy(np.cumsum((rows * vector).numpy(), axis=1)[:, -1].copy())
+
+
+class BottleneckMixture(Measured):
+    """What bottlenecks add to standard normal probes, the same for all, at every site.
+
+    Houlsby's trained LayerNorms are linear in their tensors: their average is exact, and they are left out.
+    """
+
+    def __init__(self, _config: BottleneckConfig, shape: BaseShape) -> None:
+        self.shape = shape
+        self._exact: list[Tensor] = []
+        self._draw = np.random.Generator(np.random.PCG64(SEED))
+        self._probes: list[Tensor] = []
+
+    def add(self, config: BottleneckConfig, tensors: Tensors, factor: float) -> None:
+        """Add the updates, each (probes, hidden)."""
+        updates = [factor * update for update in self._updates(config, tensors)]
+        self._exact = [a + b for a, b in zip(self._exact, updates, strict=True)] if self._exact else updates
+
+    def squares(self, config: BottleneckConfig, tensors: Tensors) -> tuple[float, float]:
+        """Over all sites and probes."""
+        soup = self._updates(config, tensors)
+        difference = sum(float((a - b).square().sum()) for a, b in zip(soup, self._exact, strict=True))
+        return difference, sum(float(exact.square().sum()) for exact in self._exact)
+
+    @torch.no_grad()
+    def _updates(self, config: BottleneckConfig, tensors: Tensors) -> list[Tensor]:
+        module = BottleneckAdapter(config, self.shape)
+        module.load_state_dict({name: tensors[name].double() for name in module.state_dict()}, assign=True)
+        sites = [site for site in module.modules() if isinstance(site, Bottleneck)]
+        for _ in sites[len(self._probes) :]:
+            self._probes.append(torch.from_numpy(self._draw.standard_normal((PROBES, self.shape.hidden_size))))
+        return [site(probes, torch.zeros_like(probes)) for site, probes in zip(sites, self._probes, strict=True)]

@@ -1,0 +1,95 @@
+"""LoRAs mixed exactly: several side by side as one, and the mean of their updates.
+
+Side by side: A = [A_i], B = [f_i s_i B_i] with an ingredient's factor f_i and s_i = alpha_i / rank_i (rsLoRA:
+/ sqrt(rank_i)); a module that an ingredient leaves alone is one to which it adds nothing. Used through the structure's
+entry in `STRUCTURES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from registry.adapters.loadable import Tensors
+from registry.adapters.lora import LORA_A, LORA_B, PREFIX
+from registry.adapters.mixture import Measured
+from registry.spec import BaseShape, LoraConfig
+
+
+def join_loras(configs: Sequence[LoraConfig], loaded: Sequence[Tensors], factors: Sequence[float]) -> dict[str, Tensor]:
+    """A in fp32 and B in double precision of every module that any ingredient has, ranks in the ingredients' order."""
+    down: dict[str, list[Tensor]] = {}
+    up: dict[str, list[Tensor]] = {}
+    for config, tensors, factor in zip(configs, loaded, factors, strict=True):
+        for path, module in config.modules().items():
+            down.setdefault(path, []).append(tensors[PREFIX + path + LORA_A].to(torch.float32))
+            grown = tensors[PREFIX + path + LORA_B].to(torch.float64) * (factor * config.scaling(module))
+            up.setdefault(path, []).append(grown)
+    return {PREFIX + path + LORA_A: torch.cat(some) for path, some in down.items()} | {
+        PREFIX + path + LORA_B: torch.cat(some, 1) for path, some in up.items()
+    }
+
+
+class LoraMixture(Measured):
+    """The updates s B A themselves, by the Frobenius norm, through the QR of their stacked factors.
+
+    ||B A||_F = ||R_B R_A^T||_F for B = Q_B R_B and A^T = Q_A R_A: the full matrix is never made, and nothing
+    cancels before the norm is taken.
+    """
+
+    def __init__(self, _config: LoraConfig, _shape: BaseShape) -> None:
+        self._updates: dict[str, list[_Update]] = {}
+
+    def add(self, config: LoraConfig, tensors: Tensors, factor: float) -> None:
+        """Keep the factors of every module, as they are stored."""
+        for path, update in _updates(config, tensors, factor).items():
+            self._updates.setdefault(path, []).append(update)
+
+    def squares(self, config: LoraConfig, tensors: Tensors) -> tuple[float, float]:
+        """Over all modules."""
+        difference = size = 0.0
+        soup = _updates(config, tensors, 1.0)
+        for path, updates in self._updates.items():
+            up, down = _stacked(updates)
+            found, its_down = _stacked([soup[path]])
+            size += _squared_norm(up, down)
+            if torch.equal(its_down, down):  # concatenated: half the work, and what is equal cancels to 0
+                difference += _squared_norm(up - found, down)
+            else:
+                difference += _squared_norm(torch.cat([up, -found], 1), torch.cat([down, its_down]))
+        return difference, size
+
+
+class _Update(NamedTuple):
+    """`factor` times B (outputs, rank) times A (rank, inputs)."""
+
+    factor: float
+    up: Tensor
+    down: Tensor
+
+
+def _updates(config: LoraConfig, tensors: Tensors, factor: float) -> dict[str, _Update]:
+    """`factor` times what a LoRA adds to each module's weights."""
+    return {
+        path: _Update(factor * config.scaling(module), tensors[PREFIX + path + LORA_B], tensors[PREFIX + path + LORA_A])
+        for path, module in config.modules().items()
+    }
+
+
+def _stacked(updates: Sequence[_Update]) -> tuple[Tensor, Tensor]:
+    """The factors (outputs, ranks) and (ranks, inputs) of a sum, in double precision."""
+    return torch.cat([one.up.double() * one.factor for one in updates], 1), torch.cat(
+        [one.down.double() for one in updates]
+    )
+
+
+def _squared_norm(up: Tensor, down: Tensor) -> float:
+    """Squared Frobenius norm of up (outputs, rank) times down (rank, inputs)."""
+    if not up.any():
+        return 0.0
+    left = torch.linalg.qr(up, mode="r").R
+    right = torch.linalg.qr(down.T, mode="r").R
+    return float((left @ right.T).square().sum())

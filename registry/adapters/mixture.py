@@ -1,0 +1,63 @@
+"""Exact mixtures: the weighted mean of what adapters of one structure add, to hold a soup of them against.
+
+A structure's entry in `STRUCTURES` makes its own; `soup.residual` fills it while a mixing method reads the
+ingredients. In double precision and through BLAS: a figure of the report, no byte of a soup depends on it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+
+from registry.adapters.loadable import Tensors
+
+
+class Mixture(ABC):
+    """What adapters add together, each times a factor. Configurations are those of the structure it is of."""
+
+    @abstractmethod
+    def add(self, config: Any, tensors: Tensors, factor: float) -> None:
+        """Take `factor` times what an adapter adds into account."""
+
+    @abstractmethod
+    def residual(self, config: Any, tensors: Tensors) -> float | None:
+        """The relative error of a soup of this configuration and these tensors; None where there is none."""
+
+
+class Measured(Mixture):
+    """A mixture from which a soup's difference has a size."""
+
+    @abstractmethod
+    def squares(self, config: Any, tensors: Tensors) -> tuple[float, float]:
+        """Squared norms of the soup's difference from the exact mixture, and of the exact mixture."""
+
+    def residual(self, config: Any, tensors: Tensors) -> float | None:
+        """The relative error of a soup; None where the ingredients cancel out and nothing is left to compare with."""
+        difference, size = self.squares(config, tensors)
+        if difference == 0.0:
+            return 0.0
+        return float(np.sqrt(difference / size)) if size > 0.0 else None
+
+
+class Linear(Mixture):
+    """That of adapters that are linear in their tensors (heads): the average of the tensors is exact."""
+
+    def add(self, config: Any, tensors: Tensors, factor: float) -> None:
+        """Nothing has to be kept."""
+
+    def residual(self, config: Any, tensors: Tensors) -> float | None:  # noqa: ARG002
+        """None is lost."""
+        return 0.0
+
+
+class Unknown(Mixture):
+    """That of adapters whose updates have no weighted mean (`Structure.no_exact_mixture`)."""
+
+    def add(self, config: Any, tensors: Tensors, factor: float) -> None:
+        """Nothing is kept."""
+
+    def residual(self, config: Any, tensors: Tensors) -> float | None:  # noqa: ARG002
+        """There is none."""
+        return None

@@ -1,0 +1,80 @@
+"""Banks of experts (AdaMix): several copies of the projections of one adapter."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from registry.spec.structures.bottleneck import BottleneckConfig
+from registry.spec.structures.lora import LoraConfig
+from registry.spec.structures.structure import HeadConfig, Structure
+from registry.spec.structures.union import UnionConfig
+
+
+class BankConfig(Structure):
+    """A bank of AdaMix (Wang et al., EMNLP 2022): `experts` copies of each projection of `expert`.
+
+    Of the projections that `share` names (up: LoRA's B; down: A) there is one copy, as of the head that an expert may
+    have for a task. Trained by random routing; what is served is its merge, the mean of the experts.
+    """
+
+    method: Literal["adamix"] = "adamix"
+    expert: Annotated[BottleneckConfig | LoraConfig | UnionConfig, Field(discriminator="method")]
+    experts: int = Field(default=4, ge=2, le=64)
+    share: Literal["up", "down", "none"] = "up"
+
+    @model_validator(mode="after")
+    def _experts_can_be_copied(self) -> Self:
+        copied = [part for part in self.expert.parts if part.projections]
+        if len(copied) != 1 or any(part.head is None for part in self.expert.parts if part not in copied):
+            raise ValueError("the experts of a bank are bottlenecks or LoRAs, with or without a head")
+        if self.expert.pruned_parts():
+            raise ValueError("the experts of a bank are not pruned")
+        return self
+
+    def identity(self) -> dict[str, Any]:
+        """What of the configuration is in the adapter's digest, with that of its expert."""
+        return {**super().identity(), "expert": self.expert.identity()}
+
+    @property
+    def copied(self) -> tuple[str, ...]:
+        """Last parts of the paths of the projections that have several copies, those of the head never."""
+        return {"up": self.sides[:1], "down": self.sides[1:], "none": self.sides}[self.share]
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """Last parts of the paths of the down- and of the up-projection of an expert."""
+        return next(part.projections for part in self.expert.parts if part.projections)
+
+    @property
+    def merged(self) -> Structure:
+        """The structure of one expert."""
+        return self.expert
+
+    @property
+    def head(self) -> HeadConfig | None:
+        """The one that its experts share."""
+        return self.expert.head
+
+    @property
+    def takes_head(self) -> bool:
+        """Whether its experts do."""
+        return self.expert.takes_head
+
+    @property
+    def described(self) -> str:
+        """A bank of so many experts."""
+        return f"bank of {self.experts} experts"
+
+    @property
+    def not_served(self) -> str | None:
+        """Only its merge is: a bank's forward pass would be that of one route, or cost that of the merge and more."""
+        return (
+            f"is a {self.described} (AdaMix), which is not served but its merge is: cook a soup from a recipe of it "
+            "alone and ask for that"
+        )
+
+    def start_named(self, init: str) -> str:
+        """As its experts start."""
+        return self.expert.start_named(init)

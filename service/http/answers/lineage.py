@@ -1,0 +1,50 @@
+"""What an adapter was mixed from, what was mixed from it, and on what evidence, as far as a key sees it.
+
+Called by the routes of adapters and soups. A soup lives in one namespace and may have been chosen over others, which
+a key that reads the soup need not read: names of those are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from registry.catalogue.rows import AdapterRow, Namespaces
+from registry.names import NameRef, parse_ref
+from service.http.schemas.adapters import Child, Lineage, Parent
+from service.parts import Parts
+
+
+def lineage_of(parts: Parts, visible: Namespaces, row: AdapterRow) -> Lineage:
+    """Parents, children and evidence of an adapter, for a key that reads the namespaces of `visible` (None: all)."""
+    with parts.registry.database.read() as catalogue:
+        recipe = None if row.recipe_digest is None else catalogue.soups.recipe(row.recipe_digest)
+        parents = [
+            Parent(digest=digest, weight=weight, ref=None if parent is None else parent.ref,
+                   retired=parent is not None and parent.retired_at is not None)
+            for digest, weight, parent in catalogue.soups.parents(row.recipe_digest, visible)
+        ]  # fmt: skip
+        children = [Child(ref=one.ref, digest=one.digest) for one in catalogue.soups.children(row.digest, visible)]
+        evidence = catalogue.soups.evidence(row.id)
+    return Lineage(
+        adapter=row.ref,
+        recipe=None if recipe is None else recipe.recipe,
+        parents=parents,
+        children=children,
+        evidence=[_shown(one, visible) for one in evidence],
+    )
+
+
+def _shown(evidence: Mapping[str, Any], visible: Namespaces) -> dict[str, Any]:
+    """Evidence as a key sees it: without the selection where that names adapters of other namespaces."""
+    selection = evidence.get("selection") or {}
+    refs = [one["ref"] for part in ("selected", "left_out") for one in selection.get(part, ())]
+    refs += evidence.get("not_yet_included", ())
+    if visible is None or all(_namespace(ref) in visible for ref in refs):
+        return dict(evidence)
+    return {**evidence, "selection": None, "not_yet_included": []}
+
+
+def _namespace(ref: str) -> str | None:
+    parsed = parse_ref(ref)
+    return parsed.namespace if isinstance(parsed, NameRef) else None

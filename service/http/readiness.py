@@ -1,0 +1,103 @@
+"""Whether a server can do its work: the database answers, and every base model that is held computes a token.
+
+An answer is repeated for some seconds (`SOUP_READY_SECONDS`), so that probes cost next to nothing; it names no cause
+beyond a word, since it is given without a key.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from registry.errors import Busy
+from service.engine import GenerateRequest, SamplingParams, ScoreRequest
+from service.http.schemas.health import Ready
+from service.parts import Parts
+
+if TYPE_CHECKING:
+    from registry.base_model import BaseText
+
+WAITS = "loads at its next use"
+"""Said of a base model that has no place in memory now, which is no fault."""
+NEVER = "exceeds the memory budget"
+"""Said of one that will never have: the operator's log says so too, and the others are served."""
+TOKEN_SECONDS = 30.0
+"""How long one token may take before the engine counts as stuck."""
+
+
+class Readiness:
+    """The last answer of /readyz and when it was found; one caller at a time looks."""
+
+    def __init__(self, *, clock: Any = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._found: tuple[float, Ready] | None = None
+
+    def of(self, parts: Parts) -> Ready:
+        """The last answer where it is fresh, else a new one. While one caller looks, others get the last."""
+        found = self._found
+        fresh = found is not None and self._clock() - found[0] < parts.settings.ready_seconds
+        if found is not None and (fresh or self._lock.locked()):
+            return found[1]
+        with self._lock:
+            if self._found is not found and self._found is not None:
+                return self._found[1]  # somebody looked while this one waited
+            ready = _look(parts)
+            self._found = (self._clock(), ready)
+            return ready
+
+
+def _look(parts: Parts) -> Ready:
+    waiting = {f"base/{base_id}": WAITS if parts.bases.fits(base_id) else NEVER for base_id in parts.bases.entries}
+    checks = {"database": _database(parts), **waiting}
+    for base_id in _tried(parts):
+        checks[f"base/{base_id}"] = _token(parts, base_id)
+    healthy = all(state in ("ok", WAITS, NEVER) for state in checks.values())
+    return Ready(status="ready" if healthy else "not_ready", checks=checks)
+
+
+def _tried(parts: Parts) -> Iterable[str]:
+    """The base models that have to compute a token: all, or under a memory budget those held now.
+
+    A probe would make room for the others by dropping what people use. Those held are tried in the order of their
+    last use, so that the probe does not change it.
+    """
+    if parts.settings.memory_bytes is None:
+        return parts.bases.entries
+    return parts.engine.bases_held()
+
+
+def _database(parts: Parts) -> str:
+    try:
+        with parts.registry.database.read() as catalogue:
+            catalogue.keys.by_secret("")
+    except Exception:
+        return "does not answer"
+    return "ok"
+
+
+def _token(parts: Parts, base_id: str) -> str:
+    try:
+        _one_token(parts, parts.bases.text(base_id))
+    except Busy:
+        return "has a full queue"
+    except Exception:
+        return "computes no token"
+    return "ok"
+
+
+def _one_token(parts: Parts, base: BaseText) -> None:
+    """Compute one token, of an encoder one vector, blocking; raises TimeoutError, or what the engine raises."""
+    start = (base.bos_id or 0,)
+    asked: GenerateRequest | ScoreRequest
+    if base.shape.kind == "encoder":
+        asked = ScoreRequest(base.entry.id, (start,), pooled=frozenset({0}), bos=False)
+    else:
+        asked = GenerateRequest(base.entry.id, start, params=SamplingParams(max_tokens=1, temperature=0.0))
+    ticket = parts.engine.submit(asked)
+    try:
+        ticket.result(TOKEN_SECONDS)
+    finally:
+        ticket.cancel()
