@@ -118,10 +118,9 @@ class Child:
         return [json.loads(line) for line in lines]
 
     @property
-    def pid(self) -> int:
-        """The process's number."""
-        assert self._process is not None
-        return self._process.pid
+    def pid(self) -> int | None:
+        """The process's number, None while there is none."""
+        return None if self._process is None else self._process.pid
 
     def fileno(self) -> int:
         """What to wait on for the next line."""
