@@ -25,7 +25,15 @@ from service.jobs.runner import JobRunner
 from service.keys import ensure_admin_key
 from service.parts import Parts
 from service.settings import Settings
-from service.storage import check_schema, is_sqlite, migrate, newest_missing, owned, sweep, sweep_requests
+from service.storage import (
+    check_schema,
+    delete_ended_requests,
+    delete_unnamed,
+    is_sqlite,
+    migrate,
+    newest_missing,
+    owned,
+)
 
 log = logging.getLogger("soup.runtime")
 
@@ -79,7 +87,7 @@ class Runtime:
             if self.settings.threads is not None:
                 torch.set_num_threads(self.settings.threads)
             self._prepare_bases()
-            (sweep if self.sole_owner else sweep_requests)(self.database, blobs)
+            (delete_unnamed if self.sole_owner else delete_ended_requests)(self.database, blobs)
             self.parts = self._parts(blobs)
             self.engine.start()
             stack.callback(self.engine.stop, drain=DRAIN_SECONDS)
@@ -135,16 +143,16 @@ class Runtime:
 
     def _prepare_bases(self) -> None:
         """See that the files of every base model are there, and load as many as fit where the settings say so."""
-        for base_id in self.bases.entries:
-            self.bases.shape(base_id)
+        for base in self.bases.values():
+            _ = base.shape  # raises Unavailable where it cannot be read
         if not self.settings.preload:
             return
-        self.engine.preload(list(self.bases.entries))
-        for base_id in sorted(set(self.bases.entries) - set(self.engine.bases_held())):
+        self.engine.preload(list(self.bases))
+        for base_id in sorted(set(self.bases) - set(self.engine.bases_held())):
             log.warning(
                 "base model %s (%d bytes) %s: SOUP_MEMORY_BYTES is %d",
-                base_id, self.bases.size(base_id),
-                "is loaded at its first use" if self.bases.fits(base_id) else "can never be loaded",
+                base_id, self.bases[base_id].size,
+                "is loaded at its first use" if self.bases[base_id].fits else "can never be loaded",
                 self.settings.memory_bytes,
             )  # fmt: skip
 

@@ -8,7 +8,7 @@ from benchmarks.full_fine_tuning import fine_tune, unfrozen
 from registry.base_model import load_base
 from registry.errors import InvalidParameter
 from registry.spec import BaseEntry
-from tests.conftest import build_tiny_base
+from tests.tiny_models import build_tiny_base
 from tests.training.conftest import TEXTS, VALID, state_hash
 from training.data import Data
 from training.hyperparameters import Hyperparameters
@@ -16,11 +16,6 @@ from training.tasks import TASKS
 
 DATA = Data(TEXTS, VALID)
 RECIPE = Hyperparameters(steps=4, batch=2, block=16, learning_rate=1e-3, evaluations=1)
-
-
-@pytest.fixture(scope="module")
-def base(tiny_base_dir):
-    return load_base(BaseEntry(id="tiny", source=str(tiny_base_dir)))
 
 
 def changed(base, tuned) -> set[str]:

@@ -11,7 +11,7 @@ from registry.spec import is_language_model
 from service.http.auth import needs
 from service.http.resolve import base_entry
 from service.http.schemas.models import EncoderCard, ModelCard, ModelList
-from service.http.state import State
+from service.http.state import AppParts
 from service.keys import Principal
 from service.parts import Parts
 
@@ -27,12 +27,12 @@ PAGE = 200
 
 
 @router.get("")
-def list_models(parts: State, who: Either) -> ModelList:
+def list_models(parts: AppParts, who: Either) -> ModelList:
     """Base models, then the adapters and soups that answer with text, newest first, each name once.
 
     `/v1/adapters` has the others: adapters with a head, banks of experts, and those of encoders.
     """
-    found = [_base_card(parts, base_id) for base_id in parts.bases.entries]
+    found = [_base_card(parts, base_id) for base_id in parts.bases]
     names: set[str] = set()
     cursor: str | None = None
     with parts.registry.database.read() as catalogue:
@@ -51,13 +51,13 @@ def list_models(parts: State, who: Either) -> ModelList:
 
 
 @router.get("/{id}")
-def get_base_or_digest(id: str, parts: State, who: Either) -> ModelCard:
+def get_base_or_digest(id: str, parts: AppParts, who: Either) -> ModelCard:
     """A base model by its id, or an adapter by its digest."""
     return _card(parts, who, id if id.startswith("sha256:") else f"base/{id}")
 
 
 @router.get("/{ns}/{name}")
-def get_model(ns: str, name: str, parts: State, who: Either) -> ModelCard:
+def get_model(ns: str, name: str, parts: AppParts, who: Either) -> ModelCard:
     """An adapter or soup by `ns/name[@version|@alias]`, or a base model by `base/<id>`."""
     return _card(parts, who, f"{ns}/{name}")
 
@@ -71,7 +71,7 @@ def _card(parts: Parts, who: Principal, text: str) -> ModelCard:
 
 
 def _base_card(parts: Parts, base_id: str) -> ModelCard:
-    shape = parts.bases.shape(base_id)
+    shape = parts.bases[base_id].shape
     return ModelCard(
         id=base_id,
         created=0,
@@ -84,14 +84,14 @@ def _base_card(parts: Parts, base_id: str) -> ModelCard:
         fingerprint=shape.fingerprint,
         encoders=[
             EncoderCard(name=one.name, digest=one.digest, unit=one.unit, dimensions=one.dimensions)
-            for one in parts.bases.encoders(base_id).values()
+            for one in parts.bases[base_id].encoders().values()
         ],
     )
 
 
 def _adapter_card(parts: Parts, row: AdapterRow, name: str) -> ModelCard:
     """Of an adapter whose base model is no longer served, what it would be on a causal one."""
-    encoder = row.base_model in parts.bases.entries and parts.bases.entries[row.base_model].kind == "encoder"
+    encoder = row.base_model in parts.bases and parts.bases[row.base_model].entry.kind == "encoder"
     return ModelCard(
         id=name,
         created=int(row.created_at.timestamp()),

@@ -16,19 +16,19 @@ from typing import Any
 
 import pytest
 
-from registry.base_model import LoadedBase, load_base
+from registry.base_model import LoadedBase
 from registry.errors import Busy, Forbidden, InvalidParameter, SoupError, rebuild
 from registry.names import sha256_digest
 from registry.progress import Progress, silent
-from registry.spec import BaseEntry, BaseShape
+from registry.spec import BaseShape
 from service.jobs import runner as jobs_module
 from service.jobs import train as training_job
 from service.jobs.contract import JobContext
 from service.jobs.train_process import unnamed
 from service.jobs.training_folder import TURN, sweep
-from tests.conftest import build_tiny_encoder
 from tests.service.journeys.test_killed_server import Server, until
 from tests.service.servers import BASE_ID, World, open_world, write_bases
+from tests.tiny_models import build_tiny_encoder
 from training import checkpoint
 from training.build import inputs_of
 from training.data import Data
@@ -86,11 +86,6 @@ def made(world: World, body: dict[str, Any]) -> dict[str, Any]:
 def error_of(done: dict[str, Any]) -> SoupError:
     assert done["state"] == "failed", done
     return rebuild(done["error"]["code"], done["error"]["message"], param=done["error"]["param"])
-
-
-@pytest.fixture(scope="module")
-def base(tiny_base_dir: Path) -> LoadedBase:
-    return load_base(BaseEntry(id=BASE_ID, source=str(tiny_base_dir)))
 
 
 def make(spec: dict[str, Any], base: LoadedBase, saving: checkpoint.Saving | None = None) -> Trained:
@@ -358,14 +353,14 @@ class TestFailures:
 
     def test_another_base_than_asked_for(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         """The request sees another base than the thread that trains does, whichever of the two is faster."""
-        real = world.runtime.bases._allowed.shape
+        real = world.runtime.bases.allowed.shape
         other = real(BASE_ID).model_copy(update={"fingerprint": "sha256:" + "0" * 64})
 
         def shape(base_id: str) -> BaseShape:
             return real(base_id) if threading.current_thread().name.startswith("soup-jobs") else other
 
         with monkeypatch.context() as patch:
-            patch.setattr(world.runtime.bases._allowed, "shape", shape)
+            patch.setattr(world.runtime.bases.allowed, "shape", shape)
             job = started(world, asked(world, "acme/moved"))
         error = error_of(ended(world, job))
         assert "ask again" in error.message
