@@ -16,7 +16,7 @@ from registry.progress import Progress
 from registry.registry import Registry
 from registry.samples import CheckedSample, Vectors
 from registry.soup.compat import Part
-from registry.spec import Verification, head_of
+from registry.spec import Verification
 from registry.uncertainty import paired_difference
 
 
@@ -24,7 +24,7 @@ def check_verifiable(registry: Registry, base_id: str, parts: Sequence[Part]) ->
     """Raises InvalidParameter where a soup of these parts has no likelihood of a text, before anything is mixed."""
     is_encoder = registry.bases.shape(base_id).kind == "encoder"
     named = f"base model {base_id!r} is an encoder" if is_encoder else None
-    headed = next((part for part in parts if head_of(part.config) is not None), None)
+    headed = next((part for part in parts if part.config.head is not None), None)
     if named is None and headed is not None:
         named = f"{headed.ref} answers with a head"
     if named is not None:
