@@ -166,18 +166,14 @@ class Store:
         )  # fmt: skip
 
 
-class Bases:
-    """The one base model, of which nothing is run: a recipe by hand without a sample needs its shape only."""
+class Base:
+    """The base model, of which nothing is run: a recipe by hand without a sample needs its shape only."""
 
     def __init__(self, shape: BaseShape) -> None:
-        self.entries = {BASE_ID: BaseEntry(id=BASE_ID, source=BASE_ID)}
-        self._shape = shape
+        self.entry = BaseEntry(id=BASE_ID, source=BASE_ID)
+        self.shape = shape
 
-    def shape(self, _base_id: str) -> BaseShape:
-        """That of the size that is measured."""
-        return self._shape
-
-    def encoders(self, _base_id: str) -> Mapping[str, Encoder]:
+    def encoders(self) -> Mapping[str, Encoder]:
         """None."""
         return {}
 
@@ -221,7 +217,9 @@ def run(repeats: int) -> Result:
             raise Internal("the adapters are not different")
         with tempfile.TemporaryDirectory() as folder, closing(_database(Path(folder))) as database:
             limits = Limits(inline_bytes=2**30)
-            store = Store(size, Registry(database, LocalBlobs(Path(folder) / "blobs"), Bases(size.shape), limits))
+            store = Store(
+                size, Registry(database, LocalBlobs(Path(folder) / "blobs"), {BASE_ID: Base(size.shape)}, limits)
+            )
             names = [f"team/a{number}" for number in range(len(adapters))]
             for name, adapter in zip(names, adapters, strict=True):
                 store.push(name, adapter)

@@ -20,7 +20,7 @@ def embed(registry: Registry, adapter_id: int, *, progress: Progress) -> Adapter
         if row.sample is None:
             raise Internal(f"{row.ref} has no sample to embed")
         done = {known.encoder_digest: known for known in catalogue.samples.embeddings(row.sample.digest)}
-    known = registry.bases.encoders(row.base_model)
+    known = registry.bases[row.base_model].encoders()
     progress(0, len(known), f"embedding {row.ref}")
     texts = tuple(decode_lines(registry.blobs.read(row.sample.digest)))
     truncated: dict[str, int] = {known[digest].name: one.truncated for digest, one in done.items() if digest in known}

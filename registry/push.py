@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from registry.adapters.weights import adapter_digest, check_weights
+from registry.adapters.weights import check_weights
 from registry.catalogue.database import Catalogue
 from registry.catalogue.rows import AdapterRow, NewAdapter
 from registry.encoders.contract import Encoder
@@ -18,9 +18,9 @@ from registry.errors import Incompatible, Internal, InvalidManifest
 from registry.formats.peft.lora import adapter_config
 from registry.names import sha256_digest, split_name
 from registry.pools import enqueue_refits
-from registry.registry import BaseModels, Caller, Limits, Registry
+from registry.registry import BaseModel, Caller, Limits, Registry
 from registry.samples import CheckedSample, check_sample, enqueue_embed, record_vectors
-from registry.spec import AdapterConfig, BaseEntry, BaseShape, Manifest
+from registry.spec import AdapterConfig, Manifest
 from registry.tensor_file import parse
 from registry.uploads import read_file
 
@@ -82,11 +82,11 @@ class _Checked:
 def _check(registry: Registry, caller: Caller, manifest: Manifest) -> _Checked:
     """Read and check all that a manifest names; nothing is stored. Raises as `push` does."""
     namespace, name = split_name(manifest.name)
-    base_id, shape = find_base(manifest, registry.bases)
+    base = find_base(manifest, registry.bases)
     data = _weights_bytes(registry, caller, manifest)
     config = _config(manifest, data, registry.limits)
-    weights = check_weights(data, config, shape, max_bytes=registry.limits.weights_bytes)
-    encoders = registry.bases.encoders(base_id)
+    weights = check_weights(data, config, base.shape, max_bytes=registry.limits.weights_bytes)
+    encoders = base.encoders()
     sample = None
     if manifest.sample is not None:
         sample = check_sample(registry, caller, manifest.sample, encoders=encoders)
@@ -94,9 +94,9 @@ def _check(registry: Registry, caller: Caller, manifest: Manifest) -> _Checked:
         namespace=namespace,
         name=name,
         kind="adapter",
-        digest=adapter_digest(shape.fingerprint, config, weights.tensors),
-        base_model=base_id,
-        base_fingerprint=shape.fingerprint,
+        digest=weights.digest,
+        base_model=base.entry.id,
+        base_fingerprint=base.shape.fingerprint,
         config=config,
         domain=manifest.domain,
         card=manifest.card,
@@ -129,47 +129,46 @@ def _config(manifest: Manifest, weights: bytes, limits: Limits) -> AdapterConfig
     return adapter_config(manifest.peft_config, {name: entry.shape for name, entry in header.entries.items()})
 
 
-def find_base(manifest: Manifest, bases: BaseModels) -> tuple[str, BaseShape]:
+def find_base(manifest: Manifest, bases: Mapping[str, BaseModel]) -> BaseModel:
     """The allowlisted base model a manifest is for: by its id, its fingerprint, or the name a file records.
 
     The allowlist's sources are compared and never told. Raises Incompatible or InvalidManifest.
     """
-    ids = sorted(bases.entries)
+    ids = sorted(bases)
     listed = ", ".join(ids) or "none"
     if manifest.base_model is not None:
         base_id = manifest.base_model
-        if base_id not in bases.entries:
+        if base_id not in bases:
             raise Incompatible(
                 f"Base model {base_id!r} is not on this server's allowlist ({listed}).", param="base_model"
             )
-        return base_id, _same(manifest, base_id, bases.shape(base_id))
+        return _same(manifest, bases[base_id])
     if manifest.base_fingerprint is not None:
-        matches = [id_ for id_ in ids if bases.shape(id_).fingerprint == manifest.base_fingerprint]
+        matches = [bases[id_] for id_ in ids if bases[id_].shape.fingerprint == manifest.base_fingerprint]
         if len(matches) != 1:
             raise Incompatible(
                 f"{len(matches)} base models here have fingerprint {manifest.base_fingerprint}; name one as "
                 f"'base_model' (here: {listed}).",
                 param="base_fingerprint",
             )
-        return matches[0], bases.shape(matches[0])
+        return matches[0]
     recorded = manifest.recorded_base or _recorded_by_peft(manifest.peft_config)
     if not recorded:
         raise InvalidManifest(
             f"Say which base model the adapter is for: 'base_model' (here: {listed}) or 'base_fingerprint'.",
             param="base_model",
         )
-    base_id = _recorded(recorded, bases.entries)
-    return base_id, bases.shape(base_id)
+    return _recorded(recorded, bases)
 
 
-def _same(manifest: Manifest, base_id: str, shape: BaseShape) -> BaseShape:
-    if manifest.base_fingerprint not in (None, shape.fingerprint):
+def _same(manifest: Manifest, base: BaseModel) -> BaseModel:
+    if manifest.base_fingerprint not in (None, base.shape.fingerprint):
         raise Incompatible(
-            f"The adapter was made for base fingerprint {manifest.base_fingerprint}, but {base_id!r} here is "
-            f"{shape.fingerprint}: it is another model under the same name.",
+            f"The adapter was made for base fingerprint {manifest.base_fingerprint}, but {base.entry.id!r} here is "
+            f"{base.shape.fingerprint}: it is another model under the same name.",
             param="base_fingerprint",
         )
-    return shape
+    return base
 
 
 def _recorded_by_peft(config: Mapping[str, Any] | None) -> str | None:
@@ -177,12 +176,12 @@ def _recorded_by_peft(config: Mapping[str, Any] | None) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _recorded(name: str, entries: Mapping[str, BaseEntry]) -> str:
+def _recorded(name: str, bases: Mapping[str, BaseModel]) -> BaseModel:
     """The one base model whose id or source is `name`; raises Incompatible for none and for several."""
-    wanted, ids = name.rstrip("/"), sorted(entries)
-    matches = [id_ for id_ in ids if wanted in (id_, entries[id_].source.rstrip("/"))]
+    wanted, ids = name.rstrip("/"), sorted(bases)
+    matches = [id_ for id_ in ids if wanted in (id_, bases[id_].entry.source.rstrip("/"))]
     if len(matches) == 1:
-        return matches[0]
+        return bases[matches[0]]
     found = f"{len(matches)} base models here ({', '.join(matches)}) are" if matches else "no base model here is"
     raise Incompatible(
         f"The adapter records base model {name[:200]!r}, and {found} that one by id or source; say which it is as "

@@ -11,53 +11,32 @@ from registry.blobs import BlobStore
 from registry.catalogue.database import Database
 from registry.catalogue.rows import Namespaces
 from registry.encoders.contract import Encoder
-from registry.errors import NotFound
 from registry.progress import Progress
 from registry.spec import BaseEntry, BaseShape, PassageScore
 
 
-class BaseModels(Protocol):
-    """The base models that adapters are stored for, and what the verbs need of them. Models run behind it."""
+class BaseModel(Protocol):
+    """A base model that adapters are stored for, and what the verbs need of it. The model itself runs behind this."""
 
     @property
-    def entries(self) -> Mapping[str, BaseEntry]:
-        """The operator's allowlist by id."""
+    def entry(self) -> BaseEntry:
+        """Its entry of the operator's allowlist."""
         ...
 
-    def shape(self, base_id: str) -> BaseShape:
-        """The shape of a base model (layers, hidden size, fingerprint); raises NotFound or Unavailable."""
+    @property
+    def shape(self) -> BaseShape:
+        """Its shape (layers, hidden size, fingerprint); raises Unavailable where its files cannot be read."""
         ...
 
-    def encoders(self, base_id: str) -> Mapping[str, Encoder]:
-        """The encoders of a base model by digest: its own hidden states, and others that are installed."""
+    def encoders(self) -> Mapping[str, Encoder]:
+        """Its encoders by digest: its own hidden states, and others that are installed."""
         ...
 
     def score(
-        self, base_id: str, texts: Sequence[str], adapter: LoadableAdapter | None, *, progress: Progress
+        self, texts: Sequence[str], adapter: LoadableAdapter | None, *, progress: Progress
     ) -> Sequence[PassageScore]:
-        """Log-likelihoods of texts under a base model, with an adapter or without; `progress` may raise to end it."""
+        """Log-likelihoods of texts, with an adapter or without; `progress` may raise to end it."""
         ...
-
-
-class NoBaseModels:
-    """The base models of a process that runs none: one that fits selectors."""
-
-    entries: Mapping[str, BaseEntry] = {}
-
-    def shape(self, base_id: str) -> BaseShape:
-        """Raises NotFound."""
-        raise NotFound(f"There is no base model {base_id!r} here.", param="base_model")
-
-    def encoders(self, base_id: str) -> Mapping[str, Encoder]:
-        """Raises NotFound."""
-        raise NotFound(f"There is no base model {base_id!r} here.", param="base_model")
-
-    def score(
-        self, base_id: str, _texts: Sequence[str], _adapter: LoadableAdapter | None, *, progress: Progress
-    ) -> Sequence[PassageScore]:
-        """Raises NotFound."""
-        del progress
-        raise NotFound(f"There is no base model {base_id!r} here.", param="base_model")
 
 
 @dataclass(frozen=True)
@@ -85,12 +64,13 @@ class Limits:
 class Registry:
     """What is stored, the base models it is for, and what is taken: the first argument of every verb.
 
-    Pools that an adapter came to or left are fitted again after `refit_delay` seconds.
+    `bases` are those of the operator's allowlist by id; a process that fits selectors runs none. Pools that an adapter
+    came to or left are fitted again after `refit_delay` seconds.
     """
 
     database: Database
     blobs: BlobStore
-    bases: BaseModels = field(default_factory=NoBaseModels)
+    bases: Mapping[str, BaseModel] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     refit_delay: float = 0.0
 

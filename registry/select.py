@@ -18,7 +18,7 @@ from registry.catalogue.rows import SelectorRow
 from registry.encoders.contract import Encoder
 from registry.errors import InvalidSample, Unavailable
 from registry.pools import gone_members, missing_members, pool_base, pool_id, pool_spec, spec_digest
-from registry.registry import Caller, Registry
+from registry.registry import BaseModel, Caller, Registry
 from registry.samples import CheckedSample, Vectors, embed_texts
 from registry.selectors import SELECTORS
 from registry.selectors.contract import Selector
@@ -59,8 +59,8 @@ def select(
     fit: Fit,
 ) -> Chosen:
     """Choose adapters of a pool for a sample; raises InvalidSample where its vectors are of another encoder."""
-    base_id, members = pool_of(registry, caller, pool)
-    encoder = encoder_for(spec, registry.bases.encoders(base_id))
+    base, members = pool_of(registry, caller, pool)
+    encoder = encoder_for(spec, base.encoders())
     digest = None if encoder is None else encoder.digest
     row = latest(members, spec, digest, registry.database) or fit(members, spec, digest)
     selector = load(row, registry.blobs)
@@ -73,10 +73,10 @@ def select(
     return Chosen(ranking.selection(), ranking, row, missing, vectors)
 
 
-def pool_of(registry: Registry, caller: Caller, request: PoolRequest) -> tuple[str, PoolSpec]:
-    """The base id and the pool that a caller means; raises InvalidParameter or Forbidden."""
-    base_id = pool_base(request, registry.bases.entries)
-    return base_id, pool_spec(request, registry.bases.shape(base_id), caller.namespaces)
+def pool_of(registry: Registry, caller: Caller, request: PoolRequest) -> tuple[BaseModel, PoolSpec]:
+    """The base model and the pool that a caller means; raises InvalidParameter or Forbidden."""
+    base = registry.bases[pool_base(request, registry.bases)]
+    return base, pool_spec(request, base.shape, caller.namespaces)
 
 
 def encoder_for(spec: SelectorSpec, encoders: Mapping[str, Encoder]) -> Encoder | None:

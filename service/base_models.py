@@ -1,4 +1,4 @@
-"""The base models of the allowlist as verbs, routes and jobs see them: shapes, tokenizers, encoders and scores.
+"""The base models of the allowlist as verbs, routes and jobs see them: shape, tokenizer, encoders and scores.
 
 Built by the runtime over the engine, which alone holds and runs their weights.
 """
@@ -6,12 +6,12 @@ Built by the runtime over the engine, which alone holds and runs their weights.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from registry.adapters.loadable import LoadableAdapter
 from registry.base_model import BaseText
 from registry.encoders import Encoder, MeanPoolEncoder, Memory, RememberedEncoder, SentenceBertEncoder
-from registry.errors import Unavailable
+from registry.errors import NotFound, Unavailable
 from registry.progress import Progress
 from registry.spec import BaseEntry, BaseShape, PassageScore
 from service.engine import Engine
@@ -20,56 +20,79 @@ from service.engine.bases import AllowedBases
 log = logging.getLogger("soup.base_models")
 
 
-class ServedBaseModels:
-    """`registry.BaseModels` over the engine of a server, within its memory budget in bytes, if it has one."""
+class ServedBaseModels(Mapping[str, "ServedBaseModel"]):
+    """The base models of a server by id; another id is NotFound. `memory_bytes` is the engine's budget, if any."""
 
     def __init__(self, allowed: AllowedBases, engine: Engine, *, memory_bytes: int | None = None) -> None:
-        self._allowed = allowed
-        self._engine = engine
-        self._memory_bytes = memory_bytes
-        self._vectors = Memory()
+        self.allowed = allowed
+        self.engine = engine
+        self.memory_bytes = memory_bytes
+        self.vectors = Memory()
         self.sentence_bert = SentenceBertEncoder()
 
+    def __getitem__(self, base_id: str) -> ServedBaseModel:
+        """The base model of this id; raises NotFound."""
+        entry = self.allowed.entries.get(base_id)
+        if entry is None:
+            raise NotFound(f"There is no base model {base_id!r} here.", param="base_model")
+        return ServedBaseModel(entry, self)
+
+    def __contains__(self, base_id: object) -> bool:
+        return base_id in self.allowed.entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.allowed.entries)
+
+    def __len__(self) -> int:
+        return len(self.allowed.entries)
+
+
+class ServedBaseModel:
+    """One base model of a server: `registry.registry.BaseModel`, with its tokenizer and size."""
+
+    def __init__(self, entry: BaseEntry, server: ServedBaseModels) -> None:
+        self.entry = entry
+        self._server = server
+
     @property
-    def entries(self) -> Mapping[str, BaseEntry]:
-        """The operator's allowlist by id."""
-        return self._allowed.entries
+    def shape(self) -> BaseShape:
+        """Its shape (layers, hidden size, fingerprint), read from its files without loading weights."""
+        return self._server.allowed.shape(self.entry.id)
 
-    def shape(self, base_id: str) -> BaseShape:
-        """The shape of a base model, read from its files without loading weights; raises NotFound or Unavailable."""
-        return self._allowed.shape(base_id)
+    @property
+    def text(self) -> BaseText:
+        """Its tokenizer and shape, without its weights."""
+        return self._server.allowed.text(self.entry.id)
 
-    def text(self, base_id: str) -> BaseText:
-        """Tokenizer and shape of a base model, without its weights; raises NotFound or Unavailable."""
-        return self._allowed.text(base_id)
+    @property
+    def size(self) -> int:
+        """Bytes of its weights in the dtype they are loaded in."""
+        return self._server.allowed.size(self.entry.id)
 
-    def size(self, base_id: str) -> int:
-        """Bytes of a base model's weights in the dtype they are loaded in."""
-        return self._allowed.size(base_id)
+    @property
+    def fits(self) -> bool:
+        """Whether the memory budget holds it at all."""
+        return self._server.memory_bytes is None or self.size <= self._server.memory_bytes
 
-    def fits(self, base_id: str) -> bool:
-        """Whether the memory budget holds a base model at all."""
-        return self._memory_bytes is None or self.size(base_id) <= self._memory_bytes
-
-    def encoders(self, base_id: str) -> Mapping[str, Encoder]:
-        """The encoders of a base model by digest: its own hidden states, and sentence-BERT where it is installed."""
-        shape = self.shape(base_id)
+    def encoders(self) -> Mapping[str, Encoder]:
+        """Its encoders by digest: its own hidden states, and sentence-BERT where that is installed."""
+        server, shape = self._server, self.shape
         own = MeanPoolEncoder(
-            shape.fingerprint, shape.hidden_size, lambda texts: self._engine.embed(base_id, texts, patient=True)
+            shape.fingerprint, shape.hidden_size, lambda texts: server.engine.embed(self.entry.id, texts, patient=True)
         )
-        found: dict[str, Encoder] = {own.digest: RememberedEncoder(own, self._vectors)}
+        found: dict[str, Encoder] = {own.digest: RememberedEncoder(own, server.vectors)}
         try:
-            found[self.sentence_bert.digest] = RememberedEncoder(self.sentence_bert, self._vectors)
+            found[server.sentence_bert.digest] = RememberedEncoder(server.sentence_bert, server.vectors)
         except Unavailable as error:
             log.warning("sentence-BERT is left out: %s", error.message)
         return found
 
     def score(
-        self, base_id: str, texts: Sequence[str], adapter: LoadableAdapter | None, *, progress: Progress
+        self, texts: Sequence[str], adapter: LoadableAdapter | None, *, progress: Progress
     ) -> Sequence[PassageScore]:
         """Log-likelihoods of texts, waiting for a place in the engine's queue; `progress` may raise to end it."""
 
         def advance(done: int, total: int) -> None:
             progress(done, total, "scoring the sample")
 
-        return self._engine.score(base_id, texts, adapter, progress=advance, patient=True)
+        return self._server.engine.score(self.entry.id, texts, adapter, progress=advance, patient=True)

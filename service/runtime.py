@@ -135,16 +135,16 @@ class Runtime:
 
     def _prepare_bases(self) -> None:
         """See that the files of every base model are there, and load as many as fit where the settings say so."""
-        for base_id in self.bases.entries:
-            self.bases.shape(base_id)
+        for base in self.bases.values():
+            _ = base.shape  # raises Unavailable where it cannot be read
         if not self.settings.preload:
             return
-        self.engine.preload(list(self.bases.entries))
-        for base_id in sorted(set(self.bases.entries) - set(self.engine.bases_held())):
+        self.engine.preload(list(self.bases))
+        for base_id in sorted(set(self.bases) - set(self.engine.bases_held())):
             log.warning(
                 "base model %s (%d bytes) %s: SOUP_MEMORY_BYTES is %d",
-                base_id, self.bases.size(base_id),
-                "is loaded at its first use" if self.bases.fits(base_id) else "can never be loaded",
+                base_id, self.bases[base_id].size,
+                "is loaded at its first use" if self.bases[base_id].fits else "can never be loaded",
                 self.settings.memory_bytes,
             )  # fmt: skip
 

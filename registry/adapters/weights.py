@@ -31,12 +31,12 @@ _MASK_DTYPE = "U8"
 
 @dataclass(frozen=True)
 class CheckedWeights:
-    """What a checked file holds: its tensors, their one dtype, its parameters that are not pruned, its length in bytes.
+    """What a checked file holds: the adapter's digest, the one dtype of its tensors, parameters, length in bytes.
 
-    Masks are no parameters, and of no dtype.
+    Masks are no parameters, and of no dtype; nor are entries that are pruned.
     """
 
-    tensors: Mapping[str, Tensor]
+    digest: str
     dtype: str
     parameters: int
     bytes: int
@@ -69,7 +69,8 @@ def check_weights(data: bytes, config: AdapterConfig, shape: BaseShape, *, max_b
     dtype = next(iter(stored.values())).dtype
     parameters = sum(math.prod(entry.shape) for entry in stored.values())
     parameters -= sum(pruned.masked for pruned in config.pruned_parts().values())
-    return CheckedWeights(tensors=tensors, dtype=dtype, parameters=parameters, bytes=len(data))
+    digest = adapter_digest(shape.fingerprint, config, tensors)
+    return CheckedWeights(digest=digest, dtype=dtype, parameters=parameters, bytes=len(data))
 
 
 def _dtype_problems(header: Header) -> list[str]:

@@ -15,7 +15,7 @@ from registry.errors import InvalidSample, Unavailable
 from registry.names import split_name
 from registry.pools import pool_base
 from registry.progress import Progress
-from registry.registry import Caller, Registry
+from registry.registry import BaseModel, Caller, Registry
 from registry.samples import CheckedSample, check_sample
 from registry.select import Chosen, Fit
 from registry.spec import Cooked, CookRequest, Evidence
@@ -35,28 +35,29 @@ def cook(
     if request.recipe is not None:
         base_id, parts = by_hand(registry, caller, request.recipe)
     else:
-        base_id = pool_base(request.pool, registry.bases.entries)
-    if base_id not in registry.bases.entries:
+        base_id = pool_base(request.pool, registry.bases)
+    if base_id not in registry.bases:
         raise Unavailable(f"The adapters need base model {base_id!r}, which this server no longer serves.")
-    sample = _sample(registry, caller, request, base_id)
+    base = registry.bases[base_id]
+    sample = _sample(registry, caller, request, base)
     progress(1, STEPS, "choosing adapters")
     if parts is None:
         assert sample is not None  # a CookRequest has a sample where it has no recipe
         chosen, parts = by_selection(registry, caller, request, sample=sample, fit=fit)
     evidence, vectors = _evidence(sample, chosen), None if chosen is None else chosen.vectors
     if chosen is not None and not parts:
-        return _abstain(base_id, chosen.selection.reason, evidence)
+        return _abstain(base, chosen.selection.reason, evidence)
     checked = sample if request.verify else None
     if checked is not None:
-        check_verifiable(registry, base_id, parts)
+        check_verifiable(base, parts)
     progress(2, STEPS, f"mixing {len(parts)} adapters")
-    mixed = mix_ingredients(registry, base_id, parts, request=request)
+    mixed = mix_ingredients(registry, base, parts, request=request)
     if checked is not None:
         progress(3, STEPS, "verifying on the sample")
-        verification = verify_soup(registry, mixed, checked, vectors=vectors, progress=progress)
+        verification = verify_soup(mixed, checked, vectors=vectors, progress=progress)
         evidence = evidence.model_copy(update={"verification": verification})
         if not verification.helps:
-            return _abstain(base_id, why_not(verification), evidence)
+            return _abstain(base, why_not(verification), evidence)
     if mixed.is_single:
         return _alone(registry, mixed, request, evidence)
     unnamed = (namespace, "soup-" + mixed.digest.removeprefix("sha256:")[:12])
@@ -65,11 +66,11 @@ def cook(
     return _cooked(mixed, row, evidence, reason=_reason(mixed), created=created)
 
 
-def _sample(registry: Registry, caller: Caller, request: CookRequest, base_id: str) -> CheckedSample | None:
+def _sample(registry: Registry, caller: Caller, request: CookRequest, base: BaseModel) -> CheckedSample | None:
     """The request's sample, if any; raises InvalidSample where it is to be verified on, and only vectors came."""
     if request.sample is None:
         return None
-    sample = check_sample(registry, caller, request.sample, encoders=registry.bases.encoders(base_id))
+    sample = check_sample(registry, caller, request.sample, encoders=base.encoders())
     if request.verify and not sample.texts:
         raise InvalidSample(
             "Verifying a soup needs the sample's text, and only vectors came: send texts, or set 'verify' to false.",
@@ -90,8 +91,8 @@ def _evidence(sample: CheckedSample | None, chosen: Chosen | None) -> Evidence:
     )
 
 
-def _abstain(base_id: str, reason: str, evidence: Evidence) -> Cooked:
-    model = f"base/{base_id}"
+def _abstain(base: BaseModel, reason: str, evidence: Evidence) -> Cooked:
+    model = f"base/{base.entry.id}"
     return Cooked(abstained=True, reason=reason, model=model, digest=None, soup_id=None, evidence=evidence)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from registry.adapters.loadable import LoadableAdapter, Tensors
 from registry.adapters.weights import adapter_digest, load_tensors, save_tensors
 from registry.errors import Incompatible, Internal
-from registry.registry import Registry
+from registry.registry import BaseModel, Registry
 from registry.soup import MIXINGS
 from registry.soup.auto import settle
 from registry.soup.compat import Part, by_digest
@@ -25,7 +25,7 @@ class Mixed:
     `why` says why it was mixed so, where the request left that open.
     """
 
-    base_id: str
+    base: BaseModel
     parts: tuple[Part, ...]
     recipe: Recipe
     config: AdapterConfig
@@ -57,16 +57,16 @@ class Mixed:
         return isinstance(self.recipe.mixing, MergeMixing)
 
 
-def mix_ingredients(registry: Registry, base_id: str, parts: tuple[Part, ...], *, request: CookRequest) -> Mixed:
+def mix_ingredients(registry: Registry, base: BaseModel, parts: tuple[Part, ...], *, request: CookRequest) -> Mixed:
     """Settle on a mixing, check, then mix, or take the bytes of the same recipe cooked before.
 
     Raises Incompatible with all reasons at once.
     """
     choice = settle(parts, request.mixing, max_width=request.max_width)
-    shape = registry.bases.shape(base_id)
+    shape = base.shape
     if parts[0].base_fingerprint != shape.fingerprint:
         raise Incompatible(
-            f"{parts[0].ref} was made for another state of base model {base_id!r} "
+            f"{parts[0].ref} was made for another state of base model {base.entry.id!r} "
             f"({parts[0].base_fingerprint[:19]} and not {shape.fingerprint[:19]}).",
             param="recipe",
         )
@@ -90,7 +90,7 @@ def mix_ingredients(registry: Registry, base_id: str, parts: tuple[Part, ...], *
     digest = adapter_digest(shape.fingerprint, config, tensors)
     if known is not None and digest != known.adapter_digest:
         raise Internal(f"recipe {recipe.digest} gave {known.adapter_digest} before and {digest} now")
-    return Mixed(base_id, ordered, recipe, config, tensors, data, digest, report, cached, choice.why)
+    return Mixed(base, ordered, recipe, config, tensors, data, digest, report, cached, choice.why)
 
 
 def _make(parts: Sequence[Part], recipe: Recipe, config: AdapterConfig, shape: BaseShape) -> tuple[Tensors, MixReport]:

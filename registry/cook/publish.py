@@ -46,7 +46,7 @@ def publish_soup(
     encoder = None
     if sample is not None and vectors is not None:
         registry.blobs.put_bytes(vectors.data)
-        encoder = registry.bases.encoders(mixed.base_id)[vectors.encoder]
+        encoder = mixed.base.encoders()[vectors.encoder]
     new = _new_row(mixed, target, sample, caller)
     with registry.database.write() as catalogue:
         if mixed.is_merge:
@@ -96,7 +96,7 @@ def _new_row(mixed: Mixed, target: tuple[str, str], sample: SampleReport | None,
         name=name,
         kind="soup",
         digest=mixed.digest,
-        base_model=mixed.base_id,
+        base_model=mixed.base.entry.id,
         base_fingerprint=mixed.recipe.base_fingerprint,
         config=mixed.config,
         domain=name,

@@ -13,17 +13,16 @@ import numpy as np
 from registry.cook.mix import Mixed
 from registry.errors import InvalidParameter, InvalidSample
 from registry.progress import Progress
-from registry.registry import Registry
+from registry.registry import BaseModel
 from registry.samples import CheckedSample, Vectors
 from registry.soup.compat import Part
 from registry.spec import Verification
 from registry.uncertainty import paired_difference
 
 
-def check_verifiable(registry: Registry, base_id: str, parts: Sequence[Part]) -> None:
+def check_verifiable(base: BaseModel, parts: Sequence[Part]) -> None:
     """Raises InvalidParameter where a soup of these parts has no likelihood of a text, before anything is mixed."""
-    is_encoder = registry.bases.shape(base_id).kind == "encoder"
-    named = f"base model {base_id!r} is an encoder" if is_encoder else None
+    named = f"base model {base.entry.id!r} is an encoder" if base.shape.kind == "encoder" else None
     headed = next((part for part in parts if part.config.head is not None), None)
     if named is None and headed is not None:
         named = f"{headed.ref} answers with a head"
@@ -33,17 +32,15 @@ def check_verifiable(registry: Registry, base_id: str, parts: Sequence[Part]) ->
         )
 
 
-def verify_soup(
-    registry: Registry, mixed: Mixed, sample: CheckedSample, *, vectors: Vectors | None, progress: Progress
-) -> Verification:
+def verify_soup(mixed: Mixed, sample: CheckedSample, *, vectors: Vectors | None, progress: Progress) -> Verification:
     """The soup against the base on the sample; the embedding pass may have yielded the base's NLL already."""
-    scores = registry.bases.score(mixed.base_id, sample.texts, mixed.adapter, progress=progress)
+    scores = mixed.base.score(sample.texts, mixed.adapter, progress=progress)
     soup = np.array([score.nll for score in scores])
     tokens = np.array([score.tokens for score in scores])
     if vectors is not None and vectors.base_nll is not None:
         base = vectors.base_nll
     else:
-        alone = registry.bases.score(mixed.base_id, sample.texts, None, progress=progress)
+        alone = mixed.base.score(sample.texts, None, progress=progress)
         base = np.array([score.nll for score in alone])
     if tokens.sum() == 0:
         raise InvalidSample("The sample holds no token that the base model can score.", param="sample")

@@ -1,6 +1,6 @@
-"""Adapters as directories on disk: ours (`directory`, `card`, `place`), PEFT's (`peft`) and AdapterHub's (`adapterhub`).
+"""Adapters as directories on disk: ours (`directory`, `card`, `place`), PEFT's (`peft`), AdapterHub's (`adapterhub`).
 
-What this page exports is imported without torch, which `adapterhub` alone needs.
+What this package exports is imported without torch, which `adapterhub` alone needs.
 """
 
 from registry.formats.card import CARD_FILE, Relation, format_card, parse_card

@@ -18,7 +18,7 @@ CONFIG_FILE = "adapter_config.json"
 
 
 def place_files(path: Path, files: Mapping[str, bytes], *, replace: bool = False) -> None:
-    """Make directory `path` with exactly `files`, all of them synced before it has its name; raises as `check_place`."""
+    """Make directory `path` with exactly `files`, synced before it has its name; raises as `check_place` does."""
     beside = new_directory_beside(path)
     try:
         for name, data in files.items():

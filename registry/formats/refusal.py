@@ -1,4 +1,4 @@
-"""Errors for files of an adapter that cannot be taken: the first problem is the message, `problems` lists all of them."""
+"""Errors for files of an adapter that cannot be taken: the first problem is the message, `problems` has them all."""
 
 from __future__ import annotations
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import typer
 
-Report = Callable[[int, int, str], None]
-"""(done, total, message); total 0 where nobody knows."""
+from registry.progress import Progress, silent
 
 
 def talk(text: str) -> None:
@@ -71,20 +70,21 @@ def _cell(value: object) -> str:
 
 
 @contextmanager
-def progress_bar(description: str) -> Iterator[Report]:
+def progress_bar(description: str) -> Iterator[Progress]:
     """A progress bar on stderr where that is a terminal, else nothing; give it (done, total, message)."""
     if not sys.stderr.isatty():
-        yield lambda _done, _total, _message: None
+        yield silent
         return
+    from rich import progress as rich
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    shown = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*shown, console=Console(stderr=True), transient=True) as bar:
+    text = rich.TextColumn("{task.description}", markup=False)
+    shown = (text, rich.BarColumn(), rich.MofNCompleteColumn(), rich.TimeElapsedColumn())
+    with rich.Progress(*shown, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(description, total=None)
 
         def report(done: int, total: int, message: str) -> None:
-            text = f"{description}: {message}" if message else description
-            bar.update(task, completed=done, total=total or None, description=text)
+            line = f"{description}: {message}" if message else description
+            bar.update(task, completed=done, total=total or None, description=line)
 
         yield report

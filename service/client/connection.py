@@ -1,7 +1,7 @@
-"""One HTTP connection to a server: sends, retries what may be repeated, and raises our own errors.
+"""One HTTP connection to a server: sends, retries what may be repeated, reads pages, and raises our own errors.
 
-Used by `service.client` alone. Knows no route and no value of the registry, only the error shape; tests put another
-transport underneath (`httpx2.MockTransport`, or the real application in process).
+Used by `service.client` alone. Knows no route and no value of the registry, only the shapes of errors and pages. Tests
+put another transport underneath (`httpx2.MockTransport`, or the real application in process).
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, BinaryIO
+from typing import Any
+from urllib.parse import quote
 
 import httpx2
 
@@ -21,7 +22,6 @@ Json = dict[str, Any]
 Body = bytes | Callable[[], Iterator[bytes]]
 """What is sent: bytes, or a function that gives them in chunks (asked again when a request is repeated)."""
 
-CHUNK = 1024 * 1024
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 MAX_TRIES = 6
 MAX_PAUSE = 60.0
@@ -91,7 +91,7 @@ class Connection:
             with self._translated():
                 response = self._http.request(
                     method, path, json=json, content=body() if callable(body) else body,
-                    params=_given(params), headers=headers,
+                    params=params and given(params), headers=headers,
                 )  # fmt: skip
             if not response.is_error:
                 return response
@@ -104,6 +104,19 @@ class Connection:
     def json(self, method: str, path: str, **request: Any) -> Json:
         """As `send`; gives the JSON object of the answer."""
         return object_of(self.send(method, path, **request))
+
+    def pages(self, path: str, filters: Mapping[str, str | None], limit: int | None) -> Iterator[Json]:
+        """Every row of a list, one page at a time, up to `limit` rows."""
+        cursor: str | None = None
+        left = limit
+        while left is None or left > 0:
+            size = None if left is None else min(left, 100)
+            page = self.json("GET", path, params={**filters, "limit": size, "cursor": cursor})
+            yield from page["data"]
+            left = None if left is None else left - len(page["data"])
+            cursor = page.get("next_cursor")
+            if not cursor:
+                return
 
     @contextmanager
     def open(self, method: str, path: str, *, json: Mapping[str, Any] | None = None) -> Iterator[httpx2.Response]:
@@ -144,12 +157,6 @@ class Connection:
             raise Unavailable(
                 f"The connection to {self.base_url} broke ({error or type(error).__name__}); try again."
             ) from error
-
-
-def read_chunks(file: BinaryIO) -> Iterator[bytes]:
-    """The bytes of an open file in chunks of a MiB."""
-    while chunk := file.read(CHUNK):
-        yield chunk
 
 
 def object_of(response: httpx2.Response) -> Json:
@@ -207,8 +214,14 @@ def _parsed(text: str) -> Any:
         return None
 
 
-def _given(params: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    return None if params is None else {name: value for name, value in params.items() if value is not None}
+def given(values: Mapping[str, Any]) -> Json:
+    """The values that are not None."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def part(text: str) -> str:
+    """A text as one part of a path."""
+    return quote(text, safe="")
 
 
 def _checked(base_url: str) -> httpx2.URL:

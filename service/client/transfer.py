@@ -25,8 +25,9 @@ from registry.formats import (
     new_directory_beside,
     read_directory,
 )
+from registry.progress import Progress
 from registry.spec import Card, EmbeddingSource, FileSource, Manifest, SampleSource
-from service.client.client import Progress, SoupClient
+from service.client.client import SoupClient
 from service.client.connection import Json
 from service.client.samples import read_texts
 

@@ -50,7 +50,7 @@ class Readiness:
 
 
 def _look(parts: Parts) -> Ready:
-    waiting = {f"base/{base_id}": WAITS if parts.bases.fits(base_id) else NEVER for base_id in parts.bases.entries}
+    waiting = {f"base/{base_id}": WAITS if parts.bases[base_id].fits else NEVER for base_id in parts.bases}
     checks = {"database": _database(parts), **waiting}
     for base_id in _tried(parts):
         checks[f"base/{base_id}"] = _token(parts, base_id)
@@ -65,7 +65,7 @@ def _tried(parts: Parts) -> Iterable[str]:
     last use, so that the probe does not change it.
     """
     if parts.settings.memory_bytes is None:
-        return parts.bases.entries
+        return parts.bases
     return parts.engine.bases_held()
 
 
@@ -80,7 +80,7 @@ def _database(parts: Parts) -> str:
 
 def _token(parts: Parts, base_id: str) -> str:
     try:
-        _one_token(parts, parts.bases.text(base_id))
+        _one_token(parts, parts.bases[base_id].text)
     except Busy:
         return "has a full queue"
     except Exception:

@@ -71,9 +71,9 @@ def resolve_model(parts: Parts, principal: Principal, text: str) -> ResolvedMode
         return ResolvedModel(asked=text, base_id=ref.id, base=_base(parts, ref.id))
     with parts.registry.database.read() as catalogue:
         row = catalogue.adapters.resolve(principal.namespaces, ref)
-    if row.base_model not in parts.bases.entries:
+    if row.base_model not in parts.bases:
         raise Unavailable(f"'{row.ref}' needs base model '{row.base_model}', which this server no longer serves.")
-    base = parts.bases.text(row.base_model)
+    base = parts.bases[row.base_model].text
     if base.shape.fingerprint != row.base_fingerprint:
         raise Incompatible(
             f"'{row.ref}' was made for another state of base model '{row.base_model}' "
@@ -97,11 +97,10 @@ def language_model(parts: Parts, principal: Principal, text: str) -> ResolvedMod
 
 def base_entry(parts: Parts, base_id: str) -> BaseEntry:
     """The allowlist's entry for a base model; raises NotFound."""
-    entry = parts.bases.entries.get(base_id)
-    if entry is None:
+    if base_id not in parts.bases:
         raise NotFound(f"There is no base model '{base_id}'; adapters are named namespace/name.", param="model")
-    return entry
+    return parts.bases[base_id].entry
 
 
 def _base(parts: Parts, base_id: str) -> BaseText:
-    return parts.bases.text(base_entry(parts, base_id).id)
+    return parts.bases[base_entry(parts, base_id).id].text

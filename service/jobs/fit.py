@@ -16,7 +16,7 @@ SPEC: TypeAdapter[SelectorSpec] = TypeAdapter(SelectorSpec)
 def _run(context: JobContext) -> dict[str, Any]:
     arguments = context.row.arguments
     spec = SPEC.validate_python(arguments["spec"])
-    encoder = encoder_for(spec, context.parts.bases.encoders(arguments["base"]))
+    encoder = encoder_for(spec, context.parts.bases[arguments["base"]].encoders())
     pool = PoolSpec.model_validate(arguments["pool"])
     return {"selector": context.fit(pool, spec, None if encoder is None else encoder.digest).id}
 

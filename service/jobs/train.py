@@ -141,9 +141,9 @@ def _known(training: Training) -> AdapterRow | None:
 
 def _check_base(training: Training) -> None:
     base_id = training.request.base_model
-    if base_id not in training.parts.bases.entries:
+    if base_id not in training.parts.bases:
         raise Unavailable(f"The training needs base model {base_id!r}, which this server no longer serves.")
-    found, asked = training.parts.bases.shape(base_id).fingerprint, training.arguments["fingerprint"]
+    found, asked = training.parts.bases[base_id].shape.fingerprint, training.arguments["fingerprint"]
     if found != asked:
         raise Incompatible(
             f"Base model {base_id!r} is {found} now, and was {asked} when the training was asked for: ask again.",
@@ -219,9 +219,7 @@ def _told(training: Training, work: Work) -> dict[str, Any]:
     A checkpoint that this version would not have written is given up: whoever asked could not delete it.
     """
     settings, request = training.parts.settings, training.request
-    bench = Bench(
-        entry=training.parts.bases.entries[request.base_model], cache=settings.cache, threads=settings.threads
-    )
+    bench = Bench(entry=training.parts.bases[request.base_model].entry, cache=settings.cache, threads=settings.threads)
     task = Task(work=work, turn=training.place / TURN)
     try:
         return in_child(bench, task, progress=training.context.progress, private=training.place)

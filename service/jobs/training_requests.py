@@ -55,7 +55,7 @@ def submit(parts: Parts, who: Principal, request: TrainingRequest, *, request_id
             param="valid",
         )
     pinned = _pinned(request, members)
-    shape = parts.bases.shape(request.base_model)
+    shape = parts.bases[request.base_model].shape
     arguments = {
         "request": pinned.model_dump(mode="json"),
         "fingerprint": shape.fingerprint,
@@ -84,7 +84,7 @@ def _members(parts: Parts, who: Principal, request: TrainingRequest) -> list[Ada
     adapter = request.spec.adapter
     if not isinstance(adapter, FusionRequest):
         return []
-    fingerprint = parts.bases.shape(request.base_model).fingerprint
+    fingerprint = parts.bases[request.base_model].shape.fingerprint
     with parts.registry.database.read() as catalogue:
         rows = [catalogue.adapters.resolve(who.namespaces, parse_ref(ref)) for ref in adapter.members]
     problems = [
@@ -100,8 +100,8 @@ def _members(parts: Parts, who: Principal, request: TrainingRequest) -> list[Ada
 
 def _check_size(parts: Parts, request: TrainingRequest, members: Sequence[AdapterRow]) -> None:
     """Refuse what is no training on this base, and what is too large for this server."""
-    spec, settings, shape = request.spec, parts.settings, parts.bases.shape(request.base_model)
-    task_of(spec).check_base(parts.bases.text(request.base_model))
+    spec, settings, shape = request.spec, parts.settings, parts.bases[request.base_model].shape
+    task_of(spec).check_base(parts.bases[request.base_model].text)
     frozen = [one for member in members if (one := FusionConfig.member_of(member.config)) is not None]
     config = config_of(spec, shape, head=SMALLEST_HEAD.get(spec.task), members=frozen)
     recipe = recipe_on(spec, shape, config)

@@ -97,7 +97,7 @@ def _push(world: World, folder: Path) -> None:
     from service.client.client import SoupClient
     from service.client.transfer import push_folder
 
-    shape = shape_of(world.runtime.bases.entries[BASE], world.runtime.settings.cache)
+    shape = shape_of(world.runtime.bases[BASE].entry, world.runtime.settings.cache)
     start = create(CONFIG, shape, seed=1234).state_dict()
     provenance = Provenance(init_hash=init_hash(start), init_source="trained_here", init_seed=1234)
     for live in open_live(world):
@@ -184,7 +184,7 @@ def test_embeddings_made_by_the_client_are_those_of_the_server(home: Home, tiny_
     ((_, language, code),) = blocks("docs/how-to/send-embeddings.md")
     write_bases(home.folder / "bases.toml", {"small": tiny_base_dir})
     digest, unit, shape = home.run(language, f"import warnings\nwarnings.simplefilter('default')\n{code}").split(" ", 2)
-    encoders = home.live.world.runtime.bases.encoders(BASE)
+    encoders = home.live.world.runtime.bases[BASE].encoders()
     assert (encoders[digest].name, encoders[digest].unit) == ("base", unit)
     assert shape.strip() == "(2, 32)"
     assert (home.folder / "embeddings.safetensors").is_file()

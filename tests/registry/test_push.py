@@ -17,7 +17,7 @@ from tests.registry.toy_registry import (
     OTHER_INIT,
     SHAPE,
     WEIGHTS,
-    FakeBases,
+    fake_bases,
     inline,
     passages,
     vectors_of,
@@ -192,10 +192,10 @@ class TestRefusals:
     def test_two_bases_of_one_fingerprint_need_a_name(self, verbs):
         manifest = verbs.manifest(base_model=None, base_fingerprint=SHAPE.fingerprint)
         with pytest.raises(Incompatible, match="2 base models here"):
-            find_base(manifest, FakeBases({}, tiny="a", twin="b"))
+            find_base(manifest, fake_bases(tiny="a", twin="b"))
 
     def test_a_recorded_name_is_one_base_or_refused(self, verbs):
-        bases = FakeBases({}, tiny="acme/base", twin="/models/base/")
+        bases = fake_bases(tiny="acme/base", twin="/models/base/")
         peft = {"config": None, "base_model": None, "files": {}}
         for recorded, expected in (("acme/base", "tiny"), ("/models/base", "twin"), ("twin", "twin")):
             for fields in (
@@ -204,12 +204,12 @@ class TestRefusals:
                 {"recorded_base": recorded, "peft_config": {"base_model_name_or_path": "elsewhere"}},
             ):
                 manifest = verbs.manifest(**{**peft, "peft_config": {}, **fields})
-                assert find_base(manifest, bases) == (expected, SHAPE)
+                assert find_base(manifest, bases) is bases[expected]
         twice = verbs.manifest(base_model=None, recorded_base="acme/base")
         with pytest.raises(
             Incompatible, match=r"2 base models here \(tiny, twin\) are that one.*one of tiny, twin"
         ) as caught:
-            find_base(twice, FakeBases({}, tiny="acme/base", twin="acme/base"))
+            find_base(twice, fake_bases(tiny="acme/base", twin="acme/base"))
         assert "/models" not in str(caught.value)
         with pytest.raises(Incompatible, match="records base model 'x', and no base model here is that one"):
             find_base(verbs.manifest(**peft, peft_config={"base_model_name_or_path": "x"}), bases)

@@ -30,7 +30,7 @@ from registry.fit import fit
 from registry.names import sha256_digest
 from registry.progress import Progress
 from registry.push import Pushed, push
-from registry.registry import Caller, Limits, Registry
+from registry.registry import BaseModel, Caller, Limits, Registry
 from registry.spec import (
     AdapterConfig,
     BaseEntry,
@@ -124,26 +124,21 @@ def vectors_of(encoder: Encoder, texts: Sequence[str]) -> dict[str, Any]:
     return {"embeddings": [{"encoder": encoder.digest, "unit": encoder.unit, "file": inline(data)}]}
 
 
-class FakeBases:
-    """Base models (without `sources` one, `tiny`) of one shape, whose likelihoods are made up from the text."""
+class FakeBase:
+    """A base model of one shape, whose likelihoods are made up from the text."""
 
-    def __init__(self, encoders: Mapping[str, Encoder], **sources: str) -> None:
-        named = sources or {"tiny": "tiny"}
-        self.entries = {base_id: BaseEntry(id=base_id, source=source) for base_id, source in named.items()}
+    shape = SHAPE
+
+    def __init__(self, encoders: Mapping[str, Encoder], base_id: str = "tiny", source: str = "tiny") -> None:
+        self.entry = BaseEntry(id=base_id, source=source)
         self.known = encoders
         self.gains: dict[str, Callable[[str], float]] = {}
         self.scored: list[str | None] = []
 
-    def shape(self, base_id: str) -> BaseShape:
-        assert base_id in self.entries
-        return SHAPE
-
-    def encoders(self, _base_id: str) -> Mapping[str, Encoder]:
+    def encoders(self) -> Mapping[str, Encoder]:
         return self.known
 
-    def score(
-        self, base_id: str, texts: Sequence[str], adapter: LoadableAdapter | None, *, progress: Progress
-    ) -> list[PassageScore]:
+    def score(self, texts: Sequence[str], adapter: LoadableAdapter | None, *, progress: Progress) -> list[PassageScore]:
         self.scored.append(None if adapter is None else adapter.digest)
         if adapter is not None:
             assert adapter.load()
@@ -154,6 +149,11 @@ class FakeBases:
         ]
 
 
+def fake_bases(**sources: str) -> dict[str, BaseModel]:
+    """Base models of one shape by id, and where each is from."""
+    return {base_id: FakeBase({}, base_id, source) for base_id, source in sources.items()}
+
+
 class ToyRegistry:
     """The verbs over one database and one blob store."""
 
@@ -161,10 +161,10 @@ class ToyRegistry:
         self.base = MeanPoolEncoder(SHAPE.fingerprint, SHAPE.hidden_size, embed_texts)
         self.sentences = FakeSentences()
         self.known: Mapping[str, Encoder] = {self.base.digest: self.base, self.sentences.digest: self.sentences}
-        self.bases = FakeBases(self.known)
-        self.registry = Registry(database, blobs or MemoryBlobs(), self.bases)
+        self.tiny = FakeBase(self.known)
+        self.registry = Registry(database, blobs or MemoryBlobs(), {"tiny": self.tiny})
         self.database, self.blobs = self.registry.database, self.registry.blobs
-        self.gains, self.scored = self.bases.gains, self.bases.scored
+        self.gains, self.scored = self.tiny.gains, self.tiny.scored
         self.fits = 0
         self.said: list[str] = []
 

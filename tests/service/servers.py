@@ -37,7 +37,7 @@ def write_bases(path: Path, sources: dict[str, Path]) -> Path:
 
 def adapter_weights(runtime: Runtime, *, seed: int, base_id: str = BASE_ID) -> bytes:
     """Weights of an adapter that visibly changes what the tiny base says."""
-    entry = runtime.bases.entries[base_id]
+    entry = runtime.bases[base_id].entry
     module = create(CONFIG, shape_of(entry, runtime.settings.cache), seed=seed)
     generator = torch.Generator().manual_seed(seed)
     tensors = {

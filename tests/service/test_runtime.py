@@ -53,7 +53,7 @@ def runtime(tmp_path: Path, tiny_base_dir: Path) -> Iterator[Runtime]:
 
 
 def row_of(runtime: Runtime, data: bytes, digest: str) -> AdapterRow:
-    shape = runtime.bases.shape("tiny")
+    shape = runtime.bases["tiny"].shape
     return AdapterRow(
         id=1, namespace="ns", name="a", version=1, kind="adapter", digest=digest, base_model="tiny",
         base_fingerprint=shape.fingerprint, config=CONFIG, domain="d", card=Card(), provenance=Provenance(),
@@ -153,7 +153,7 @@ class TestStart:
         runtime = Runtime(Settings(data=tmp_path / "data", job_workers=0))
         runtime.start()
         try:
-            assert runtime.bases.entries == {}
+            assert dict(runtime.bases) == {}
             with pytest.raises(NotFound, match="tiny"):
                 runtime.engine.score("tiny", ["x"])
         finally:
@@ -233,12 +233,12 @@ class TestBases:
         runtime = Runtime(settings_of(tmp_path, tiny_base_dir, preload=False))
         runtime.start()
         try:
-            assert runtime.bases.shape("tiny").hidden_size == 32
+            assert runtime.bases["tiny"].shape.hidden_size == 32
             assert calls == [], "a shape needs no weights in memory"
             with ThreadPoolExecutor(8) as pool:
-                texts = list(pool.map(runtime.bases.text, ["tiny"] * 16))
+                texts = list(pool.map(lambda base_id: runtime.bases[base_id].text, ["tiny"] * 16))
             assert all(text is texts[0] for text in texts)
-            assert texts[0].shape == runtime.bases.shape("tiny")
+            assert texts[0].shape == runtime.bases["tiny"].shape
             assert runtime.engine.bases_held() == ()
             with ThreadPoolExecutor(8) as pool:
                 scores = list(pool.map(lambda _: runtime.engine.score("tiny", ["a soup"]), range(16)))
@@ -249,14 +249,16 @@ class TestBases:
             runtime.stop()
 
     def test_an_unknown_base_is_not_found(self, runtime: Runtime) -> None:
-        for ask in (runtime.bases.text, runtime.bases.shape, runtime.bases.encoders):
+        with pytest.raises(NotFound, match="other"):
+            runtime.bases["other"]
+        for ask in (runtime.engine.base, lambda base_id: runtime.engine.score(base_id, ["a soup"])):
             with pytest.raises(NotFound, match="other"):
                 ask("other")
 
 
 class TestAdapters:
     def weights(self, runtime: Runtime) -> tuple[bytes, str]:
-        shape = runtime.bases.shape("tiny")
+        shape = runtime.bases["tiny"].shape
         tensors = {
             name: torch.full(value.shape, 0.1) for name, value in create(CONFIG, shape, seed=0).state_dict().items()
         }
@@ -293,7 +295,7 @@ class TestAdapters:
 
 class TestEncoders:
     def test_the_base_encoder_runs_through_the_engine(self, runtime: Runtime) -> None:
-        encoders = runtime.bases.encoders("tiny")
+        encoders = runtime.bases["tiny"].encoders()
         [own] = [encoder for encoder in encoders.values() if encoder.name == "base"]
         assert encoders[own.digest] is own
         before = runtime.engine.counters()["requests_finished_total"]
@@ -305,7 +307,7 @@ class TestEncoders:
         np.testing.assert_allclose(found[0].vector, embedded.vectors[0], atol=1e-5)
 
     def test_both_encoders_are_there_and_keep_their_digests(self, runtime: Runtime) -> None:
-        first, second = runtime.bases.encoders("tiny"), runtime.bases.encoders("tiny")
+        first, second = runtime.bases["tiny"].encoders(), runtime.bases["tiny"].encoders()
         assert sorted(encoder.name for encoder in first.values()) == ["base", "sbert"]
         assert list(first) == list(second)
 
@@ -315,7 +317,7 @@ class TestEncoders:
         from registry.encoders import SentenceBertEncoder
 
         runtime.bases.sentence_bert = SentenceBertEncoder(tmp_path / "nothing")
-        assert [encoder.name for encoder in runtime.bases.encoders("tiny").values()] == ["base"]
+        assert [encoder.name for encoder in runtime.bases["tiny"].encoders().values()] == ["base"]
         assert "left out" in caplog.text
 
 

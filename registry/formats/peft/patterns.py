@@ -1,4 +1,4 @@
-"""What PEFT's fields say of one module: rank_pattern, alpha_pattern, target_modules, exclude_modules, layers_to_transform.
+"""PEFT's fields of single modules: rank_pattern, alpha_pattern, target_modules, exclude_modules, layers_to_transform.
 
 Matched as PEFT 0.21 does (`peft/utils/other.py: get_pattern_key`, `peft/tuners/tuners_utils.py:
 check_target_module_exists`). Tables can be long and come from people: names are looked up, never searched for, and all

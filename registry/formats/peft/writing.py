@@ -78,7 +78,7 @@ def _plain(number: float) -> float:
 def _pattern(
     modules: Mapping[str, LoraModule], value_of: Callable[[LoraModule], float], *, usual: float
 ) -> dict[str, float]:
-    """`rank_pattern` or `alpha_pattern`: modules without the usual value, by their last part where all that share it agree."""
+    """`rank_pattern` or `alpha_pattern`: unusual values, by a path's last part where all that share it agree."""
     by_leaf: dict[str, set[float]] = defaultdict(set)
     for path, module in modules.items():
         by_leaf[_leaf(path)].add(value_of(module))

@@ -147,9 +147,10 @@ def _texts(row: AdapterRow, parts: State) -> dict[str, bytes]:
     notes = DirectoryNotes(
         domain=row.domain, base_model=row.base_model, base_fingerprint=row.base_fingerprint, provenance=row.provenance
     )
-    known = parts.bases.entries.get(row.base_model)
-    shape = None if known is None else parts.bases.shape(row.base_model)
-    name = row.base_model if known is None or Path(known.source).is_absolute() else known.source
+    served = row.base_model in parts.bases  # another id is NotFound
+    base = parts.bases[row.base_model] if served else None
+    shape = None if base is None else base.shape
+    name = row.base_model if base is None or Path(base.entry.source).is_absolute() else base.entry.source
     relation: Literal["adapter", "merge"] = "merge" if row.kind == "soup" else "adapter"
     card = format_card(row.card, base_model=row.base_model, relation=relation)
     return {**directory_files(row.config, notes, shape=shape, base_name=name), "README.md": card.encode()}

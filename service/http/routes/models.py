@@ -31,7 +31,7 @@ def list_models(parts: State, who: Either) -> ModelList:
 
     `/v1/adapters` has the others: adapters with a head, banks of experts, and those of encoders.
     """
-    found = [_base_card(parts, base_id) for base_id in parts.bases.entries]
+    found = [_base_card(parts, base_id) for base_id in parts.bases]
     names: set[str] = set()
     cursor: str | None = None
     with parts.registry.database.read() as catalogue:
@@ -70,7 +70,7 @@ def _card(parts: Parts, who: Principal, text: str) -> ModelCard:
 
 
 def _base_card(parts: Parts, base_id: str) -> ModelCard:
-    shape = parts.bases.shape(base_id)
+    shape = parts.bases[base_id].shape
     return ModelCard(
         id=base_id,
         created=0,
@@ -83,14 +83,14 @@ def _base_card(parts: Parts, base_id: str) -> ModelCard:
         fingerprint=shape.fingerprint,
         encoders=[
             EncoderCard(name=one.name, digest=one.digest, unit=one.unit, dimensions=one.dimensions)
-            for one in parts.bases.encoders(base_id).values()
+            for one in parts.bases[base_id].encoders().values()
         ],
     )
 
 
 def _adapter_card(parts: Parts, row: AdapterRow, name: str) -> ModelCard:
     """Of an adapter whose base model is no longer served, what it would be on a causal one."""
-    encoder = row.base_model in parts.bases.entries and parts.bases.entries[row.base_model].kind == "encoder"
+    encoder = row.base_model in parts.bases and parts.bases[row.base_model].entry.kind == "encoder"
     return ModelCard(
         id=name,
         created=int(row.created_at.timestamp()),

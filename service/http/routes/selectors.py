@@ -48,7 +48,7 @@ def _enqueue_fit(parts: State, who: Principal, caller: Caller, spec: SelectorSpe
     with parts.registry.database.write() as catalogue:
         return catalogue.jobs.enqueue(
             "fit",
-            {"base": base, "pool": pool.model_dump(mode="json"), "spec": spec.model_dump(mode="json")},
+            {"base": base.entry.id, "pool": pool.model_dump(mode="json"), "spec": spec.model_dump(mode="json")},
             namespace=who.home,
             created_by=who.key_id,
             dedupe_key=f"fit:{pool_id(pool)}:{spec_digest(spec)}:{who.home}",
@@ -106,14 +106,14 @@ async def select_adapters(
 def _is_fitted(parts: State, caller: Caller, body: SelectRequest) -> bool:
     spec = body.selector or GmmSpec()
     base, pool = pool_of(parts.registry, caller, body.pool)
-    encoder = encoder_for(spec, parts.bases.encoders(base))
+    encoder = encoder_for(spec, base.encoders())
     return latest(pool, spec, None if encoder is None else encoder.digest, parts.registry.database) is not None
 
 
 def _checked(parts: State, caller: Caller, body: SelectRequest) -> CheckedSample:
     """The sample, refused before anything is fitted for it."""
     base, _ = pool_of(parts.registry, caller, body.pool)
-    return check_sample(parts.registry, caller, body.sample, encoders=parts.bases.encoders(base))
+    return check_sample(parts.registry, caller, body.sample, encoders=base.encoders())
 
 
 def _select(parts: State, caller: Caller, sample: CheckedSample, body: SelectRequest) -> Selected:

@@ -365,7 +365,7 @@ class TestAbstaining:
     def test_verifying_needs_text_and_tokens(self, stocked):
         with pytest.raises(InvalidSample, match="only vectors came"):
             stocked.cook(sample=vectors_of(stocked.base, passages("law")), verify=True)
-        stocked.bases.score = lambda _, texts, *__, **___: [PassageScore(nll=0, tokens=0, bytes=1) for _ in texts]
+        stocked.tiny.score = lambda texts, *_, **__: [PassageScore(nll=0, tokens=0, bytes=1) for _ in texts]
         recipe = {"ingredients": [{"ref": "acme/law"}]}
         with pytest.raises(InvalidSample, match="no token"):
             stocked.cook(recipe=recipe, sample=sample("law"), verify=True)

@@ -142,14 +142,14 @@ class TestByHand:
             strangers.cook(recipe=by_hand("acme/law", "acme/lora"))
 
     def test_verifying_scores_the_soup_in_its_own_shape(self, strangers):
-        seen, real = [], strangers.bases.score
+        seen, real = [], strangers.tiny.score
 
-        def score(base_id, some, adapter, **told):
+        def score(some, adapter, **told):
             if adapter is not None:
                 seen.append((adapter.config, set(adapter.load())))
-            return real(base_id, some, adapter, **told)
+            return real(some, adapter, **told)
 
-        strangers.bases.score = score
+        strangers.tiny.score = score
         strangers.cook(recipe=by_hand("acme/law", "acme/code"), sample=texts(law=30), verify=True)
         ((config, names),) = seen
         assert config == CONFIG.model_copy(update={"bottleneck": 4})

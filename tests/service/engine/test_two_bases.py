@@ -90,7 +90,7 @@ def test_each_has_its_own_vocabulary(world: World) -> None:
 
 def test_each_continues_as_it_does_alone(world: World) -> None:
     for base_id in BASES:
-        base = load_base(world.runtime.bases.entries[base_id])
+        base = load_base(world.runtime.bases[base_id].entry)
         ids = torch.tensor([base.tokenize(PROMPT)])
         out = base.model.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False, pad_token_id=0
@@ -163,7 +163,7 @@ def test_a_pool_is_over_one_base(world: World) -> None:
         soup = post(world, "/v1/soups", sample=sample, pool={"base_model": base_id}, wait=120, verify=True,
                     selector={"kind": "uniform"})  # fmt: skip
         assert soup.status_code in {200, 201}, soup.text
-        assert soup.json()["recipe"]["base_fingerprint"] == world.runtime.bases.shape(base_id).fingerprint
+        assert soup.json()["recipe"]["base_fingerprint"] == world.runtime.bases[base_id].shape.fingerprint
 
 
 def test_adapters_of_two_bases_are_no_soup(world: World) -> None:
@@ -177,7 +177,7 @@ def test_an_adapter_of_one_is_refused_on_the_other(world: World) -> None:
     paths = [f"model.layers.{layer}.self_attn.q_proj" for layer in range(2)]
     config = LoraConfig.of({path: LoraModule(2, 4.0) for path in paths})
     tensors = {
-        name: torch.ones(size) for name, size in expected_tensors(config, world.runtime.bases.shape("lima")).items()
+        name: torch.ones(size) for name, size in expected_tensors(config, world.runtime.bases["lima"].shape).items()
     }
     manifest = {
         "name": "acme/lora", "domain": "law", "config": config.model_dump(),
@@ -191,6 +191,6 @@ def test_an_adapter_of_one_is_refused_on_the_other(world: World) -> None:
     assert complete(world, "acme/lora") != complete(world, "lima")
     stated = post(
         world, "/v1/adapters", **manifest, base_model="lima",
-        base_fingerprint=world.runtime.bases.shape("tiny").fingerprint,
+        base_fingerprint=world.runtime.bases["tiny"].shape.fingerprint,
     )  # fmt: skip
     assert stated.status_code in {400, 409, 422}, stated.text

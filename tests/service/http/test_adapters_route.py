@@ -34,7 +34,7 @@ def world(
 
 def vectors(world: World, seed: int = 0) -> dict[str, Any]:
     """A sample that needs no embedding."""
-    encoder = next(one for one in world.runtime.bases.encoders(BASE_ID).values() if one.name == "base")
+    encoder = next(one for one in world.runtime.bases[BASE_ID].encoders().values() if one.name == "base")
     data = save_embeddings(np.random.default_rng(seed).normal(size=(30, 32)).astype(np.float32))
     file = {"base64": base64.b64encode(data).decode()}
     return {"embeddings": [{"encoder": encoder.digest, "unit": "passage", "file": file}]}
@@ -42,7 +42,7 @@ def vectors(world: World, seed: int = 0) -> dict[str, Any]:
 
 def fitted(world: World, **pool: Any) -> str:
     """A fitted `uniform` selector over a pool."""
-    spec = PoolSpec(base_fingerprint=world.registry.bases.shape(BASE_ID).fingerprint, **pool)
+    spec = PoolSpec(base_fingerprint=world.registry.bases[BASE_ID].shape.fingerprint, **pool)
     return fit(world.registry, spec, UniformSpec(), encoder_digest=None, progress=silent).id
 
 

@@ -48,7 +48,7 @@ def world(
 @pytest.fixture
 def ids(world: World) -> tuple[int, int, int]:
     """The two halves of "é", and "q"."""
-    found = world.runtime.bases.text("tiny").tokenizer.convert_tokens_to_ids(["Ã", "©", "q"])
+    found = world.runtime.bases["tiny"].text.tokenizer.convert_tokens_to_ids(["Ã", "©", "q"])
     assert None not in found
     return tuple(found)
 

@@ -70,7 +70,7 @@ def world(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 def tensors_of(world: World, base_id: str, config: AdapterConfig, seed: int = 1) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    shapes = expected_tensors(config, world.runtime.bases.shape(base_id))
+    shapes = expected_tensors(config, world.runtime.bases[base_id].shape)
     return {name: 0.5 * torch.randn(size, generator=generator) for name, size in shapes.items()}
 
 
@@ -230,7 +230,7 @@ def test_the_merge_of_a_bank_is_served(world: World) -> None:
 
 @pytest.mark.parametrize("name", SERVED)
 def test_perplexity_is_that_of_the_adapter_by_itself(world: World, name: str) -> None:
-    base = load_base(world.runtime.bases.entries["tiny"])
+    base = load_base(world.runtime.bases["tiny"].entry)
     texts = [TEXT, TEXT * 20]
     answer = post(world, "/v1/perplexity", model=name, texts=texts, baseline="tiny")
     assert answer.status_code == 200, answer.text
@@ -287,6 +287,6 @@ def test_a_configuration_that_cannot_be_is_refused(world: World, base_id: str, c
 def test_an_adapter_of_a_causal_base_does_not_fit_an_encoder(world: World) -> None:
     body = manifest(world, "lab/bad", "tiny", PFEIFFER) | {
         "base_model": "bert",
-        "base_fingerprint": world.runtime.bases.shape("tiny").fingerprint,
+        "base_fingerprint": world.runtime.bases["tiny"].shape.fingerprint,
     }
     assert "another model" in refusal(post(world, "/v1/adapters", **body), 422)

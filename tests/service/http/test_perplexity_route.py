@@ -23,7 +23,7 @@ TEXTS = [
 
 def by_hand(world: World, texts: list[str], *, seed: int | None = None) -> list[tuple[float, int]]:
     """(NLL, tokens) of each text, window by window, with plain log-softmax."""
-    base = load_base(world.runtime.bases.entries["tiny"])
+    base = load_base(world.runtime.bases["tiny"].entry)
     found = []
     adapter = None
     if seed is not None:

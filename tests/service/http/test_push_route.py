@@ -266,7 +266,7 @@ def test_a_sample_blob_with_a_bad_line(world: World, good: bytes, line: bytes) -
 
 
 def encoder(world: World, name: str) -> Any:
-    return next(one for one in world.runtime.bases.encoders(BASE_ID).values() if one.name == name)
+    return next(one for one in world.runtime.bases[BASE_ID].encoders().values() if one.name == name)
 
 
 def vectors(array: np.ndarray, digest: str, unit: str = "passage") -> dict[str, Any]:

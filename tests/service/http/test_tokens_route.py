@@ -76,7 +76,7 @@ def test_the_right_number_of_dimensions_may_be_named(world: World) -> None:
 
 @given(st.lists(st.integers(1, 299), max_size=12))
 def test_bytes_of_tokens_join_to_the_text(world: World, tokens: list[int]) -> None:
-    base = world.runtime.bases.text("tiny")
+    base = world.runtime.bases["tiny"].text
     words = TokenText(base)
     joined = b"".join(bytes(words.data(token) or b"") for token in tokens)
     assert joined.decode("utf-8", "replace") == base.tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
@@ -86,14 +86,14 @@ def test_bytes_of_tokens_join_to_the_text(world: World, tokens: list[int]) -> No
 
 
 def test_different_tokens_never_look_the_same(world: World) -> None:
-    words = TokenText(world.runtime.bases.text("tiny"))
+    words = TokenText(world.runtime.bases["tiny"].text)
     assert len({words.text(token) for token in range(300)}) == 300
 
 
 def test_echoed_ids_and_their_offsets_speak_of_the_same_text(world: World) -> None:
     """Special tokens among them included: harnesses cut the text by these offsets."""
-    words = TokenText(world.runtime.bases.text("tiny"))
-    tokens = [0, *world.runtime.bases.text("tiny").tokenize("a b", bos=False)]
+    words = TokenText(world.runtime.bases["tiny"].text)
+    tokens = [0, *world.runtime.bases["tiny"].text.tokenize("a b", bos=False)]
     text = words.decode(tokens)
     assert text == "<|endoftext|>a b"
     assert text[words.offsets(tokens)[1] :] == "a b"
@@ -127,7 +127,7 @@ def test_a_list_ends_at_its_first_bad_entry(world: World, path: str, body: dict[
 
 @given(st.text(max_size=30))
 def test_offsets_point_at_characters(world: World, text: str) -> None:
-    base = world.runtime.bases.text("tiny")
+    base = world.runtime.bases["tiny"].text
     words = TokenText(base)
     tokens = base.tokenize(text, bos=False)
     for token, offset in zip(tokens, words.offsets(tokens), strict=True):

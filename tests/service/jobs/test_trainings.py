@@ -356,14 +356,14 @@ class TestFailures:
 
     def test_another_base_than_asked_for(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         """The request sees another base than the thread that trains does, whichever of the two is faster."""
-        real = world.runtime.bases._allowed.shape
+        real = world.runtime.bases.allowed.shape
         other = real(BASE_ID).model_copy(update={"fingerprint": "sha256:" + "0" * 64})
 
         def shape(base_id: str) -> BaseShape:
             return real(base_id) if threading.current_thread().name.startswith("soup-jobs") else other
 
         with monkeypatch.context() as patch:
-            patch.setattr(world.runtime.bases._allowed, "shape", shape)
+            patch.setattr(world.runtime.bases.allowed, "shape", shape)
             job = started(world, asked(world, "acme/moved"))
         error = error_of(ended(world, job))
         assert "ask again" in error.message

@@ -125,7 +125,7 @@ def test_one_ingredient_at_weight_one_is_that_adapter(stocked):
 def test_verify_abstains_where_the_soup_does_not_help(stocked):
     """An adapter whose up-projection is zero changes nothing, so it cannot beat the base."""
     runtime = stocked.world.runtime
-    nothing = save_tensors(create(CONFIG, runtime.bases.shape("tiny"), seed=0, init="zero_up").state_dict())
+    nothing = save_tensors(create(CONFIG, runtime.bases["tiny"].shape, seed=0, init="zero_up").state_dict())
     files = {"adapter_model.safetensors": {"base64": base64.b64encode(nothing).decode()}}
     stocked.world.push("acme/nothing", domain="nothing", files=files)
     recipe = {"ingredients": [{"ref": "acme/nothing"}]}
@@ -142,7 +142,7 @@ def test_verify_abstains_where_the_soup_does_not_help(stocked):
 
 
 def test_verify_needs_text(stocked):
-    encoder = next(one for one in stocked.world.runtime.bases.encoders("tiny").values() if one.name == "base")
+    encoder = next(one for one in stocked.world.runtime.bases["tiny"].encoders().values() if one.name == "base")
     data = save_embeddings(encoder.encode(passages("code", 30, seed=2)).vectors)
     vectors = {"encoder": encoder.digest, "unit": "passage", "file": {"base64": base64.b64encode(data).decode()}}
     refused = cook(stocked, sample={"embeddings": [vectors]}, verify=True)
@@ -225,8 +225,8 @@ def test_the_old_selector_serves_while_a_new_adapter_waits_for_its_refit(stocked
 
 def test_a_client_learns_what_to_embed_with_from_the_base_model(stocked):
     card = stocked.world.client.get("/v1/models/tiny").json()
-    known = stocked.world.runtime.bases.encoders("tiny")
-    assert card["fingerprint"] == stocked.world.runtime.bases.shape("tiny").fingerprint
+    known = stocked.world.runtime.bases["tiny"].encoders()
+    assert card["fingerprint"] == stocked.world.runtime.bases["tiny"].shape.fingerprint
     assert {one["digest"]: (one["name"], one["unit"], one["dimensions"]) for one in card["encoders"]} == {
         digest: (one.name, one.unit, one.dimensions) for digest, one in known.items()
     }

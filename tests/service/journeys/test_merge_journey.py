@@ -33,7 +33,7 @@ Soup = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture(scope="module")
 def base(live: Live) -> LoadedBase:
-    return load_base(live.world.runtime.bases.entries["tiny"])
+    return load_base(live.world.runtime.bases["tiny"].entry)
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ HIGH = LoraConfig.of({path: LoraModule(5, 5.0) for path in PATHS[:3]}, rslora=Tr
 
 def lora_weights(world: World, config: LoraConfig, seed: int) -> bytes:
     draw = np.random.default_rng(seed)
-    shapes = expected_tensors(config, world.runtime.bases.shape("tiny"))
+    shapes = expected_tensors(config, world.runtime.bases["tiny"].shape)
     return save_tensors(
         {name: torch.from_numpy(draw.normal(0, 0.2, size).astype(np.float32)) for name, size in shapes.items()}
     )
@@ -78,7 +78,7 @@ def test_a_soup_of_loras_is_the_base_with_the_weighted_updates_in_its_weights(st
     soup = cook(stocked, {"low": 1, "high": 3}).json()
     assert soup["recipe"]["mixing"]["method"] == "concat"
     assert soup["reason"] == "2 adapters by concat: LoRAs are mixed exactly, whatever they started from."
-    base = load_base(stocked.runtime.bases.entries["tiny"])
+    base = load_base(stocked.runtime.bases["tiny"].entry)
     model = base.model
     with torch.no_grad():
         for seed, config, weight in ((0, LOW, 0.25), (1, HIGH, 0.75)):

@@ -23,7 +23,7 @@ INIT = {"init_hash": digest_of("one start"), "init_source": "declared"}
 
 def adapter(world: World, seed: int, sparsity: float) -> tuple[AdapterConfig, dict[str, torch.Tensor]]:
     """An adapter of large random values, so that every entry counts."""
-    start = create(PLAIN, world.runtime.bases.shape("tiny"), seed=seed, init="linear").state_dict()
+    start = create(PLAIN, world.runtime.bases["tiny"].shape, seed=seed, init="linear").state_dict()
     return sparse(PLAIN, seed, sparsity=sparsity, tensors=start)
 
 

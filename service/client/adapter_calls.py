@@ -1,0 +1,127 @@
+"""What a client asks of blobs and adapters: upload, push, list, show, change, retire, download."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from registry.errors import DigestMismatch, InvalidParameter, NotFound
+from registry.files import encode_lines
+from registry.names import DigestRef, NameRef, parse_ref, sha256_digest
+from registry.progress import Progress, silent
+from registry.spec import Card, Manifest, SampleSource
+from service.client.connection import Connection, Json, given, part
+
+CHUNK = 1024 * 1024
+
+
+class AdapterCalls:
+    """The calls of `SoupClient` about blobs and adapters."""
+
+    _http: Connection
+    inline_bytes: int
+    """Texts and files of at most so many bytes travel inside of a request, larger ones as blobs."""
+
+    def upload(self, source: bytes | Path, *, progress: Progress | None = None) -> str:
+        """Make sure the server has these bytes, and give their digest; nothing is sent that is there already."""
+        size = len(source) if isinstance(source, bytes) else source.stat().st_size
+        digest = sha256_digest(source) if isinstance(source, bytes) else _file_digest(source)
+        try:
+            self._http.send("HEAD", f"/v1/blobs/{digest}")
+        except NotFound:
+            self._http.send(
+                "PUT",
+                f"/v1/blobs/{digest}",
+                body=lambda: _told(source, size, progress or silent),
+                headers={"content-length": str(size), "content-type": "application/octet-stream"},
+            )
+        return digest
+
+    def push(self, manifest: Manifest) -> Json:
+        """Push an adapter by its manifest (201, or 200 if known): an Adapter object with `job` and `warnings`."""
+        return self._http.json("POST", "/v1/adapters", json=manifest.model_dump(mode="json", exclude_none=True))
+
+    def sample(self, texts: Sequence[str]) -> SampleSource:
+        """Texts as a sample: inside of the request, or as an uploaded blob where they are large."""
+        data = encode_lines(texts)
+        if len(data) <= self.inline_bytes:
+            return SampleSource(texts=tuple(texts))
+        return SampleSource(blob=self.upload(data))
+
+    def adapters(self, *, limit: int | None = None, **filters: str | None) -> Iterator[Json]:
+        """Adapters the key sees, newest first, page by page; filters base_model, method, domain, tag, kind and q."""
+        return self._http.pages("/v1/adapters", filters, limit)
+
+    def adapter(self, ref: str) -> Json:
+        """One adapter, by name or digest. Raises NotFound or Retired."""
+        return self._http.json("GET", _adapter_path(ref))
+
+    def update_adapter(
+        self, ref: str, *, card: Card | None = None, domain: str | None = None, if_match: str | None = None
+    ) -> Json:
+        """Change card or domain; with `if_match` (an etag) only if nobody else has meanwhile."""
+        body = {"card": None if card is None else card.model_dump(mode="json"), "domain": domain}
+        return self._http.json(
+            "PATCH", _adapter_path(ref), json=given(body), headers={"if-match": if_match} if if_match else None
+        )
+
+    def delete_adapter(self, ref: str) -> list[Json]:
+        """Retire an adapter: all live versions of a name, or the one that `@version` names; what was retired."""
+        return list(self._http.json("DELETE", self._named_path(ref))["data"])
+
+    def lineage(self, ref: str) -> Json:
+        """The recipe, parents, children and evidence of an adapter."""
+        return self._http.json("GET", f"{self._named_path(ref)}/lineage")
+
+    def files(self, ref: str) -> list[Json]:
+        """The files of an adapter: name, size, digest."""
+        return list(self._http.json("GET", f"{self._named_path(ref)}/files")["data"])
+
+    def download(self, ref: str, file: str, target: Path, *, digest: str, progress: Progress | None = None) -> None:
+        """Write one file of an adapter to `target`; raises DigestMismatch if its bytes are not those of `digest`."""
+        seen, done, tell = hashlib.sha256(), 0, progress or silent
+        path = f"{self._named_path(ref)}/files/{part(file)}"
+        with self._http.open("GET", path) as response, target.open("wb") as out:
+            total = int(response.headers.get("content-length", 0))
+            for chunk in response.iter_bytes():
+                seen.update(chunk)
+                out.write(chunk)
+                done += len(chunk)
+                tell(done, total, file)
+        if f"sha256:{seen.hexdigest()}" != digest:
+            raise DigestMismatch(f"{file} of {ref} arrived damaged ({done} bytes of other content); pull it again.")
+
+    def _named_path(self, ref: str) -> str:
+        """The path under which a ref has sub-resources; a digest is looked up first."""
+        if isinstance(parse_ref(ref), DigestRef):
+            ref = str(self.adapter(ref)["ref"])
+        return _adapter_path(ref)
+
+
+def _adapter_path(ref: str) -> str:
+    """The path of an adapter; raises InvalidName, and InvalidParameter for a base model."""
+    parsed = parse_ref(ref)
+    if isinstance(parsed, DigestRef):
+        return f"/v1/adapters/{parsed.digest}"
+    if not isinstance(parsed, NameRef):
+        raise InvalidParameter(f"{ref} is a base model; give an adapter as namespace/name.", param="ref")
+    return f"/v1/adapters/{parsed}"
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+
+
+def _told(source: bytes | Path, size: int, progress: Progress) -> Iterator[bytes]:
+    """The bytes of a source in chunks, telling how far it is."""
+    if isinstance(source, bytes):
+        yield source
+        return
+    done = 0
+    with source.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            yield chunk
+            done += len(chunk)
+            progress(done, size, source.name)

@@ -1,0 +1,133 @@
+"""What a client asks of jobs, and of what may become one: fit, select, cook, train."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from registry.errors import Cancelled, Unavailable, rebuild
+from registry.progress import Progress
+from registry.spec import CookRequest, PoolRequest, SampleSource, SelectOptions, SelectorSpec
+from service.client.connection import Connection, Json, given, part
+from training.request import TrainingRequest
+
+MAX_FITS = 5
+DONE = frozenset({"succeeded", "failed", "cancelled"})
+
+
+class JobCalls:
+    """The calls of `SoupClient` about jobs, selectors, soups and trainings."""
+
+    _http: Connection
+
+    def fit(
+        self, selector: SelectorSpec, *, pool: PoolRequest | None = None, wait: bool = True,
+        progress: Progress | None = None,
+    ) -> Json:  # fmt: skip
+        """Fit a selector over a pool: a Selector; a Job where `wait` is False and it is not done."""
+        body = given({"selector": _dump(selector), "pool": _dump(pool), "wait": 0})
+        answer = self._http.json("POST", "/v1/selectors", json=body)
+        if answer["object"] != "job" or not wait:
+            return answer
+        return self.selector(str(self.result_of(answer, progress)["selector"]))
+
+    def selector(self, selector_id: str) -> Json:
+        """One fitted selector."""
+        return self._http.json("GET", f"/v1/selectors/{part(selector_id)}")
+
+    def selectors(self, *, limit: int | None = None) -> Iterator[Json]:
+        """Fitted selectors, newest first."""
+        return self._http.pages("/v1/selectors", {}, limit)
+
+    def select(
+        self, sample: SampleSource, *, selector: SelectorSpec | None = None, options: SelectOptions | None = None,
+        pool: PoolRequest | None = None, progress: Progress | None = None,
+    ) -> Json:  # fmt: skip
+        """Which adapters a selector would take for a sample, and why; a pool never fitted is fitted first."""
+        body = given({
+            "sample": _dump(sample), "selector": _dump(selector), "options": _dump(options), "pool": _dump(pool),
+            "wait": 0,
+        })  # fmt: skip
+        for _ in range(MAX_FITS):
+            answer = self._http.json("POST", "/v1/select", json=body)
+            if answer["object"] != "job":
+                return answer
+            self.result_of(answer, progress)
+        raise Unavailable("The pool changes faster than its selector can be fitted; try again when pushing is over.")
+
+    def cook(self, request: CookRequest, *, wait: bool = True, progress: Progress | None = None) -> Json:
+        """Cook a soup, or abstain: a Soup; a Job where `wait` is False and it is not done."""
+        body = {**request.model_dump(mode="json", exclude_none=True), "wait": 0}
+        answer = self._http.json("POST", "/v1/soups", json=body)
+        return answer if answer["object"] != "job" or not wait else self.result_of(answer, progress)
+
+    def train(self, request: TrainingRequest, *, wait: bool = True, progress: Progress | None = None) -> Json:
+        """Train an adapter on uploaded data: what the job gave (`adapter`, its name and version, and `digest`).
+
+        A Job where `wait` is False. The same request again gives the same, and goes on where one was stopped.
+        """
+        job = self._http.json("POST", "/v1/trainings", json=request.model_dump(mode="json", exclude_none=True))
+        return self.result_of(job, progress) if wait else job
+
+    def result_of(self, job: Json, progress: Progress | None = None) -> Json:
+        """What a job came to, once it has succeeded; raises as `wait_job`."""
+        result = self.wait_job(str(job["id"]), progress=progress).get("result")
+        if not isinstance(result, dict):
+            raise Unavailable(f"Job {job['id']} left no result; `soup jobs show {job['id']}` shows it.")
+        return dict(result)
+
+    def jobs(self, *, limit: int | None = None, **filters: str | None) -> Iterator[Json]:
+        """Jobs the key sees, newest first."""
+        return self._http.pages("/v1/jobs", filters, limit)
+
+    def job(self, job_id: str) -> Json:
+        """One job."""
+        return self._http.json("GET", f"/v1/jobs/{part(job_id)}")
+
+    def cancel_job(self, job_id: str) -> Json:
+        """Ask a job to stop."""
+        return self._http.json("POST", f"/v1/jobs/{part(job_id)}/cancel")
+
+    def wait_job(self, job_id: str, *, progress: Progress | None = None, patience: int = 30) -> Json:
+        """The job once it has succeeded, following its events; a server that restarts is waited for.
+
+        Raises the error a failed job names, Cancelled for a cancelled one, and Unavailable after `patience` seconds
+        without a server.
+        """
+        silent = 0
+        while True:
+            try:
+                self._follow(job_id, progress)
+                job = self.job(job_id)
+                silent = 0
+            except Unavailable:
+                silent += 1
+                if silent >= patience:
+                    raise
+                job = {}
+            if job.get("state") in DONE:
+                return _succeeded(job)
+            self._http.pause(1.0)
+
+    def _follow(self, job_id: str, progress: Progress | None) -> None:
+        for name, value in self._http.events("GET", f"/v1/jobs/{part(job_id)}/events"):
+            found = value.get("progress", value) if isinstance(value, dict) else None
+            if progress is not None and isinstance(found, dict) and "done" in found:
+                progress(int(found["done"]), int(found.get("total") or 0), str(found.get("message") or ""))
+            if name == "done":
+                return
+
+
+def _succeeded(job: Json) -> Json:
+    """`job`, or the error it ended with."""
+    if job["state"] == "succeeded":
+        return job
+    if job["state"] == "cancelled":
+        raise Cancelled(f"Job {job['id']} was cancelled.")
+    error = job.get("error") or {}
+    message = str(error.get("message") or f"Job {job['id']} failed; the server's log says why.")
+    raise rebuild(str(error.get("code")), message, param=error.get("param"), problems=error.get("problems") or ())
+
+
+def _dump(value: Any) -> Json | None:
+    return None if value is None else value.model_dump(mode="json", exclude_none=True)
