@@ -25,7 +25,15 @@ from service.jobs.runner import JobRunner
 from service.keys import ensure_admin_key
 from service.parts import Parts
 from service.settings import Settings
-from service.storage import check_schema, is_sqlite, migrate, newest_missing, owned, sweep, sweep_requests
+from service.storage import (
+    check_schema,
+    delete_ended_requests,
+    delete_unnamed,
+    is_sqlite,
+    migrate,
+    newest_missing,
+    owned,
+)
 
 log = logging.getLogger("soup.runtime")
 
@@ -79,7 +87,7 @@ class Runtime:
             if self.settings.threads is not None:
                 torch.set_num_threads(self.settings.threads)
             self._prepare_bases()
-            (sweep if self.sole_owner else sweep_requests)(self.database, blobs)
+            (delete_unnamed if self.sole_owner else delete_ended_requests)(self.database, blobs)
             self.parts = self._parts(blobs)
             self.engine.start()
             stack.callback(self.engine.stop, drain=DRAIN_SECONDS)

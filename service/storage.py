@@ -75,7 +75,7 @@ def migrate(database: Database, *, backups: Path) -> Migrated:
     return Migrated(before, after, backup)
 
 
-def sweep(database: Database, blobs: BlobStore) -> int:
+def delete_unnamed(database: Database, blobs: BlobStore) -> int:
     """Delete bytes that no transaction named; returns how many blobs went. For the only owner of both, before it works.
 
     They are what a crash left between storing bytes and committing the row that names them, and requests of cook jobs
@@ -90,7 +90,7 @@ def sweep(database: Database, blobs: BlobStore) -> int:
     return len(unnamed)
 
 
-def sweep_requests(database: Database, blobs: BlobStore) -> int:
+def delete_ended_requests(database: Database, blobs: BlobStore) -> int:
     """Delete what the latest cook jobs that ended were asked for, where a process died before it did; returns how many.
 
     For those who share database and blobs: texts of a novel domain are not kept there either.

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from tests.postgres import databases  # noqa: F401 (a fixture)
 from tests.service.servers import BASE_ID, Live, World, open_live, open_world, write_bases
 
 

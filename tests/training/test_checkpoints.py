@@ -22,8 +22,8 @@ from registry.adapters.weights import save_tensors
 from registry.base_model import load_base
 from registry.errors import Cancelled, Conflict, InvalidParameter, Unavailable
 from registry.spec import BaseEntry
-from tests.conftest import build_tiny_base
 from tests.repository import REPOSITORY
+from tests.tiny_models import build_tiny_base
 from tests.training.conftest import TEXTS, VALID
 from training.checkpoint import FILE, Checkpoint, Saving, differences, discard, held
 from training.loop import optimise

@@ -16,7 +16,7 @@ from registry.errors import Incompatible, InvalidParameter
 from registry.formats import AdapterContents, read_directory, write_directory
 from registry.spec import BankConfig, BaseEntry, PrefixConfig, UnionConfig
 from service.cli.app import run as soup
-from tests.conftest import build_tiny_base, build_tiny_encoder
+from tests.tiny_models import build_tiny_base, build_tiny_encoder
 from tests.training.conftest import TEXTS, VALID, state_hash
 from tests.training.task_items import ITEMS, LABELLED, QUESTIONS, as_json
 from training.evaluate import adapter_of, evaluate_task, task_named, task_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from registry.errors import InvalidParameter
-from tests.conftest import build_tiny_base
+from tests.tiny_models import build_tiny_base
 from tests.training.conftest import TEXTS, VALID, state_hash
 from training.full_fine_tuning import fine_tune, unfrozen
 from training.recipe import TrainingRecipe

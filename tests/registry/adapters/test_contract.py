@@ -14,7 +14,6 @@ from registry.adapters import STRUCTURES, attached, create, expected_tensors, fr
 from registry.adapters.masks import is_mask, values
 from registry.adapters.tensor_order import canonical_order
 from registry.adapters.weights import adapter_digest, check_weights, init_hash, load_tensors, save_tensors
-from registry.base_model import load_base
 from registry.base_model.loading import LoadedBase
 from registry.errors import Incompatible, InvalidWeights
 from registry.formats.directory import AdapterContents, read_directory, write_directory
@@ -25,7 +24,6 @@ from registry.spec import (
     AdapterConfig,
     AutoMixing,
     BankConfig,
-    BaseEntry,
     BottleneckConfig,
     FusionConfig,
     HeadConfig,
@@ -34,7 +32,6 @@ from registry.spec import (
     PrefixConfig,
     UnionConfig,
 )
-from tests.conftest import build_tiny_base
 from tests.registry.pruned_adapters import sparse
 from tests.registry.random_adapters import INIT, part
 
@@ -58,17 +55,6 @@ PRUNED = ("bottleneck, norms trained", "lora", "union", "fusion")
 EVERY = [*DENSE, *(f"{name}, pruned" for name in PRUNED)]
 CONFIGS: TypeAdapter[AdapterConfig] = TypeAdapter(AdapterConfig)
 IDS = torch.tensor([[5, 17, 250, 3, 99], [8, 8, 130, 21, 60]])
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory) -> LoadedBase:
-    return load_base(BaseEntry(id="tiny", source=str(build_tiny_base(tmp_path_factory.mktemp("base")))))
-
-
-@pytest.fixture(scope="module")
-def other(tmp_path_factory) -> LoadedBase:
-    folder = build_tiny_base(tmp_path_factory.mktemp("other"), model_type="llama")
-    return load_base(BaseEntry(id="other", source=str(folder)))
 
 
 def drawn(config: AdapterConfig, base: LoadedBase, seed: int = 0) -> dict[str, Tensor]:
@@ -193,15 +179,15 @@ def test_it_leaves_the_base_as_it_was(one: tuple[AdapterConfig, dict[str, Tensor
 
 
 def test_another_base_is_refused_before_anything_runs(
-    one: tuple[AdapterConfig, dict[str, Tensor]], base, other
+    one: tuple[AdapterConfig, dict[str, Tensor]], base, bases
 ) -> None:
     config, tensors = one
     if config.method == "head":  # which knows of a base only how large its states are
         return
     adapter = from_tensors(config, base.shape, tensors)
-    with pytest.raises(Incompatible), attached(other.model, adapter):
+    with pytest.raises(Incompatible), attached(bases("llama").model, adapter):
         pass
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in other.model.modules())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in bases("llama").model.modules())
 
 
 def test_its_directory_says_the_same(one: tuple[AdapterConfig, dict[str, Tensor]], base, tmp_path) -> None:

@@ -16,8 +16,8 @@ import torch
 from registry.base_model import load_base
 from registry.spec import BaseEntry
 from service.cli import app as cli
-from tests.conftest import build_tiny_base
 from tests.service.servers import Live, World, open_live, open_world, write_bases
+from tests.tiny_models import build_tiny_base
 
 WEIGHTS = "adapter_model.safetensors"
 SAMPLE = [f"The court held that contract {number} was void for want of consideration." for number in range(30)]

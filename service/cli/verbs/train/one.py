@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from training.trainer import Trained
 
 
-@dataclass(frozen=True)
-class Files:
-    """What is read and what is written; all three are needed, unless a verb below is called."""
+@dataclass(frozen=True, kw_only=True)
+class Material:
+    """What is trained, on which data and where to; the three paths are needed, unless a verb below is called."""
 
     texts: Annotated[
         Path | None, typer.Option("--texts", "--data", help='Training data: .jsonl(.gz), of {"text"} or the task\'s.')
@@ -40,23 +40,22 @@ class Files:
         Path | None, typer.Option("--valid", help="Other data of the domain; the best state on it is kept.")
     ] = None
     out: Annotated[Path | None, typer.Option("--out", help="Adapter directory to write.")] = None
+    base: BaseModelOptions
+    domain: Annotated[str | None, typer.Option("--domain", help="Domain label; by default the folder's name.")] = None
 
-    def all(self) -> tuple[Path, Path, Path]:
+    def paths(self) -> tuple[Path, Path, Path]:
         """Texts, validation texts and the directory. Raises a usage error for those not given."""
-        names = [f"--{name}" for name, value in vars(self).items() if value is None]
+        missing = [f"--{name}" for name in ("texts", "valid", "out") if getattr(self, name) is None]
         if self.texts is None or self.valid is None or self.out is None:
-            raise typer.BadParameter(f"Missing {', '.join(names)}: see `soup train --help`.")
-        if self.valid.resolve() == self.texts.resolve():
-            raise InvalidParameter(
-                f"--texts and --valid are one file, {self.texts}: validate on other text.", param="valid"
-            )
+            raise typer.BadParameter(f"Missing {', '.join(missing)}: see `soup train --help`.")
         return self.texts, self.valid, self.out
 
 
-@dataclass(frozen=True)
-class Saving:
-    """Where the state of a training is saved, and how often."""
+@dataclass(frozen=True, kw_only=True)
+class Keeping:
+    """What is kept: passages beside the weights, and the state of the training on the way."""
 
+    sample: SampleSize = SAMPLE
     checkpoint: Annotated[
         Path | None,
         typer.Option("--checkpoint", help="Folder to save the state in, and to go on from where it holds one."),
@@ -69,24 +68,13 @@ class Saving:
         int | None, typer.Option("--checkpoint-steps", min=1, help="Also after so many steps.")
     ] = None
 
-    def check(self) -> None:
-        """Raises a usage error where it is said how often, and not where."""
-        if self.checkpoint is None and (self.checkpoint_seconds is not None or self.checkpoint_steps is not None):
-            raise typer.BadParameter(
-                "--checkpoint-seconds, --checkpoint-steps: only with --checkpoint, which says where."
-            )
-
 
 @command
 def train(
     context: typer.Context,
-    files: Files,
-    base: BaseModelOptions,
-    domain: Annotated[str | None, typer.Option("--domain", help="Domain label; by default the folder's name.")] = None,
-    *,
+    material: Material,
     given: Annotated[Given, TRAINING],
-    sample: SampleSize = SAMPLE,
-    saving: Saving,
+    keeping: Keeping,
     as_json: Annotated[bool, typer.Option("--json", help="Print directory and record as JSON.")] = False,
     replace: Annotated[bool, typer.Option("--replace", help="Overwrite the directory if it is there.")] = False,
 ) -> None:
@@ -115,22 +103,30 @@ def train(
     if context.invoked_subcommand is not None:
         _refuse_before_verb(context)
         return
-    texts, valid, out = files.all()
-    saving.check()
-    spec = spec_of(given)
-    seconds = saving.checkpoint_seconds
-    work = Work(
-        spec=spec, train=texts, valid=valid, out=out, domain=domain or out.resolve().name, base_id=base.base,
-        sample=sample, sample_seed=spec.recipe.data_seed, replace=replace, checkpoint=saving.checkpoint,
-        every_steps=saving.checkpoint_steps, every_seconds=SAVE_SECONDS if seconds is None else seconds,
-    )  # fmt: skip
+    work = _work(material, given, keeping, replace=replace)
     _check_places(work)
-    trained = _train(base.entry(), work)
+    trained = _train(material.base.entry(), work)
     tell(trained)
     if as_json:
-        print_json({"object": "folder", "path": str(out), **trained.provenance.model_dump(mode="json")})
+        print_json({"object": "folder", "path": str(work.out), **trained.provenance.model_dump(mode="json")})
     else:
-        data(str(out))
+        data(str(work.out))
+
+
+def _work(material: Material, given: Given, keeping: Keeping, *, replace: bool) -> Work:
+    """The training that was asked for. Raises a usage error or InvalidParameter for what makes none."""
+    texts, valid, out = material.paths()
+    seconds, steps = keeping.checkpoint_seconds, keeping.checkpoint_steps
+    if keeping.checkpoint is None and (seconds is not None or steps is not None):
+        raise typer.BadParameter("--checkpoint-seconds, --checkpoint-steps: only with --checkpoint, which says where.")
+    if valid.resolve() == texts.resolve():
+        raise InvalidParameter(f"--texts and --valid are one file, {texts}: validate on other text.", param="valid")
+    spec = spec_of(given)
+    return Work(
+        spec=spec, train=texts, valid=valid, out=out, domain=material.domain or out.resolve().name,
+        base_id=material.base.base, sample=keeping.sample, sample_seed=spec.recipe.data_seed, replace=replace,
+        checkpoint=keeping.checkpoint, every_steps=steps, every_seconds=SAVE_SECONDS if seconds is None else seconds,
+    )  # fmt: skip
 
 
 def _refuse_before_verb(context: typer.Context) -> None:

@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from registry.blobs import MemoryBlobs
 from registry.catalogue import Database
-from service.storage import sweep, sweep_requests
-
-
-@pytest.fixture
-def database(databases, tmp_path):
-    with databases.new(tmp_path) as database:
-        yield database
+from service.storage import delete_ended_requests, delete_unnamed
 
 
 def stored(database: Database, blobs: MemoryBlobs) -> tuple[str, ...]:
@@ -30,15 +22,15 @@ def stored(database: Database, blobs: MemoryBlobs) -> tuple[str, ...]:
 def test_the_only_owner_deletes_what_no_transaction_named(database):
     blobs = MemoryBlobs()
     named, _, waiting, _ = stored(database, blobs)
-    assert sweep(database, blobs) == 2
+    assert delete_unnamed(database, blobs) == 2
     assert set(blobs.digests()) == {named, waiting}
-    assert sweep(database, blobs) == 0
+    assert delete_unnamed(database, blobs) == 0
 
 
 def test_who_shares_them_deletes_requests_that_ended_and_nothing_else(database):
     """Bytes without a row may be on their way to one in another process."""
     blobs = MemoryBlobs()
     named, orphan, waiting, _ = stored(database, blobs)
-    assert sweep_requests(database, blobs) == 1
+    assert delete_ended_requests(database, blobs) == 1
     assert set(blobs.digests()) == {named, orphan, waiting}
-    assert sweep_requests(database, blobs) == 0
+    assert delete_ended_requests(database, blobs) == 0
