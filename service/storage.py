@@ -1,4 +1,4 @@
-"""The data folder: who owns it, and the schema of the database in it.
+"""The data folder: its lock, the schema of its database, and the blobs that a start deletes from it.
 
 Called by the runtime and by `soup migrate`. One process owns a data folder at a time; a schema that is behind is
 brought up for SQLite after a backup copy, and refused for any other database, where others may be at work.
