@@ -81,7 +81,7 @@ class Selector(ABC, Generic[Spec]):
                 f"Stored state is of selector {meta.get('kind')!r} version {meta.get('version')!r}, "
                 f"not {cls.kind!r} version {STATE_VERSION}: fit it again."
             )
-        selector = cls(SPECS.validate_python(meta["spec"]))
+        selector = cls(SPECS.validate_python({"kind": cls.kind, **meta["spec"]}))
         selector.members_ = tuple(Member(**member) for member in meta["members"])
         selector.report_ = dict(meta["report"])
         selector._restore(arrays)
