@@ -17,7 +17,7 @@ from registry.formats.directory import (
     read_directory,
     write_directory,
 )
-from registry.formats.place import CONFIG_FILE, check_place, move_into_place, new_directory_beside
+from registry.formats.place import CONFIG_FILE, check_place, move_into_place, new_directory_beside, place_files
 
 __all__ = [
     "CARD_FILE",
@@ -37,6 +37,7 @@ __all__ = [
     "move_into_place",
     "new_directory_beside",
     "parse_card",
+    "place_files",
     "read_directory",
     "write_directory",
 ]
