@@ -1,4 +1,7 @@
-"""Adapters and soups: versions of names, found by name, alias or digest, listed with filters, retired softly."""
+"""Adapters and soups: versions of names, found by name, alias or digest, listed with filters, retired softly.
+
+A change of what people say is one UPDATE of the revision that was read: of two at the same time none is lost.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from registry.catalogue.repository import Repository, matching, now, seen_by
 from registry.catalogue.rows import AdapterRow, Namespaces, NewAdapter, Page, SampleState
 from registry.catalogue.tables import adapter_tags, adapters
 from registry.errors import Internal, InvalidParameter, NotFound, PreconditionFailed, Retired
-from registry.names import DigestRef, NameRef, Ref
+from registry.names import BaseRef, DigestRef, NameRef, Ref
 from registry.spec import Card, PoolSpec, SampleReport
 
 LONGEST_Q = 200
@@ -51,8 +54,7 @@ class Adapters(Repository[AdapterRow]):
         self, id: int, state: SampleState, *, truncated: Mapping[str, int] | None = None
     ) -> AdapterRow:
         """Record how far the sample is, and what its encoders cut."""
-        row = self.get(id)
-        sample = row.sample
+        sample = self.get(id).sample
         if sample is not None and truncated is not None:
             sample = sample.model_copy(update={"truncated": dict(truncated)})
         self._change(id, sample=None if sample is None else sample.model_dump(mode="json"), sample_state=state)
@@ -61,10 +63,7 @@ class Adapters(Repository[AdapterRow]):
     def update_card(
         self, id: int, *, card: Card | None = None, domain: str | None = None, if_match: str | None = None
     ) -> AdapterRow:
-        """Change what people say about an adapter; raises PreconditionFailed if `if_match` is not its etag.
-
-        One UPDATE of the revision that was read, so that of two changes at the same time none is lost.
-        """
+        """Change what people say about an adapter; raises PreconditionFailed if `if_match` is not its etag."""
         row = self.get(id)
         card, domain = card or row.card, domain or row.domain
         changed = self._connection.execute(
@@ -118,32 +117,31 @@ class Adapters(Repository[AdapterRow]):
 
     def resolve(self, visible: Namespaces, ref: Ref) -> AdapterRow:
         """The adapter a ref means now; raises NotFound, or Retired where every match is retired."""
-        if isinstance(ref, DigestRef):
-            query = select(adapters).where(adapters.c.digest == ref.digest)
-            query = query.order_by(adapters.c.id.desc())
-        elif isinstance(ref, NameRef):
-            query = self._by_name(visible, ref)
-        else:
+        if isinstance(ref, BaseRef):
             raise NotFound(f"{ref} is a base model, not an adapter.", param="ref")
-        query = query.where(seen_by(visible, adapters.c.namespace))
-        row = self._one(query.where(_live()).limit(1))
-        if row is not None:
-            return row
-        if self._one(query.limit(1)) is not None:
+        meant = adapters.c.digest == ref.digest if isinstance(ref, DigestRef) else self._of_name(ref)
+        row = self.newest(visible, meant)
+        if row is None:
+            raise NotFound(f"There is no adapter {ref}, or this key does not see it.", param="ref")
+        if row.retired_at is not None:
             raise Retired(f"{ref} was retired.", param="ref")
-        raise NotFound(f"There is no adapter {ref}, or this key does not see it.", param="ref")
+        return row
 
-    def _by_name(self, visible: Namespaces, ref: NameRef) -> Select[Any]:
+    def newest(self, visible: Namespaces, meant: ColumnElement[bool]) -> AdapterRow | None:
+        """The newest visible row for which `meant` holds; a retired one only where none is live."""
+        query = select(adapters).where(meant, seen_by(visible, adapters.c.namespace))
+        return self._one(query.order_by(adapters.c.retired_at.is_not(None), adapters.c.id.desc()).limit(1))
+
+    def _of_name(self, ref: NameRef) -> ColumnElement[bool]:
+        """Whether a row is of the name, and of the version or alias that the ref says, if any."""
         version = ref.version
         if ref.alias is not None:
-            alias = None
-            if visible is None or ref.namespace in visible:
-                alias = Aliases(self._connection).get(ref.namespace, ref.name, ref.alias)
+            alias = Aliases(self._connection).get(ref.namespace, ref.name, ref.alias)
             if alias is None:
-                raise NotFound(f"There is no adapter {ref}, or this key does not see it.", param="ref")
+                return false()
             version = alias.version
-        query = _newest_first(select(adapters).where(_named(ref.namespace, ref.name)))
-        return query if version is None else query.where(adapters.c.version == version)
+        named = _named(ref.namespace, ref.name)
+        return named if version is None else and_(named, adapters.c.version == version)
 
     def live_versions(self, namespace: str, name: str) -> builtins.list[AdapterRow]:
         """Every live version of a name, newest first."""

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from pydantic import TypeAdapter
-from sqlalchemy import Select, insert, select
+from sqlalchemy import insert, select
 
 from registry.catalogue.adapter_columns import adapter_row
+from registry.catalogue.adapters import Adapters
 from registry.catalogue.repository import Repository, now, seen_by
 from registry.catalogue.rows import AdapterRow, Namespaces, RecipeRow
 from registry.catalogue.tables import adapters, evidence, recipe_ingredients, recipes
@@ -62,19 +63,15 @@ class Soups(Repository[RecipeRow]):
             return []
         query = select(recipe_ingredients).where(recipe_ingredients.c.recipe_digest == recipe_digest)
         rows = self._connection.execute(query.order_by(recipe_ingredients.c.adapter_digest)).mappings().all()
-        return [(row["adapter_digest"], row["weight"], self._seen(row["adapter_digest"], visible)) for row in rows]
-
-    def _seen(self, digest: str, visible: Namespaces) -> AdapterRow | None:
-        """A visible adapter with these bytes, live or else retired."""
-        query = select(adapters).where(adapters.c.digest == digest, seen_by(visible, adapters.c.namespace))
-        live_first = query.order_by(adapters.c.retired_at.is_not(None), adapters.c.id.desc()).limit(1)
-        return next(iter(self._adapters(live_first)), None)
+        newest = Adapters(self._connection).newest
+        return [
+            (row["adapter_digest"], row["weight"], newest(visible, adapters.c.digest == row["adapter_digest"]))
+            for row in rows
+        ]
 
     def children(self, digest: str, visible: Namespaces) -> list[AdapterRow]:
         """Visible live soups that were mixed from these bytes, newest first."""
         using = select(recipe_ingredients.c.recipe_digest).where(recipe_ingredients.c.adapter_digest == digest)
         query = select(adapters).where(adapters.c.recipe_digest.in_(using), adapters.c.retired_at.is_(None))
-        return self._adapters(query.where(seen_by(visible, adapters.c.namespace)).order_by(adapters.c.id.desc()))
-
-    def _adapters(self, query: Select[Any]) -> list[AdapterRow]:
+        query = query.where(seen_by(visible, adapters.c.namespace)).order_by(adapters.c.id.desc())
         return [adapter_row(row) for row in self._connection.execute(query).mappings()]

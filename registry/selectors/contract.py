@@ -26,12 +26,9 @@ STATE_VERSION = 1
 
 
 @dataclass(frozen=True)
-class Domain:
+class Domain(Member):
     """An adapter and the embeddings (n, d) of its sample; `uniform` looks at none, so n may be 0 for it."""
 
-    ref: str
-    digest: str
-    domain: str
     vectors: npt.NDArray[np.float32]
 
     @property

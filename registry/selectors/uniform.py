@@ -39,10 +39,7 @@ class UniformSelector(Selector[UniformSpec]):
             excluded=out,
             options=options,
             capped=False,
-            evidence=Evidence(
-                units=len(vectors),
-                scores={candidate.member.domain: candidate.score for candidate in ranked},
-            ),
+            evidence=Evidence(len(vectors), scores={candidate.member.domain: candidate.score for candidate in ranked}),
         )
 
     def _arrays(self) -> Arrays:
