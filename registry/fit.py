@@ -23,7 +23,7 @@ from registry.registry import Registry
 from registry.selectors import new_selector
 from registry.selectors.contract import Domain, Selector
 from registry.selectors.state import dump_state
-from registry.spec import PoolSpec, SelectorSpec, is_language_model
+from registry.spec import PoolSpec, SelectorSpec
 
 
 def fit(
@@ -46,7 +46,7 @@ def fit(
 def _check_not_empty(catalogue: Catalogue, pool: PoolSpec, rows: list[AdapterRow]) -> None:
     if rows:
         return
-    waiting = sum(is_language_model(row.config) for row in catalogue.adapters.waiting(pool))
+    waiting = sum(row.config.is_language_model for row in catalogue.adapters.waiting(pool))
     raise InvalidParameter(
         "No adapter of this pool can be selected: "
         + (f"{waiting} wait for their sample to be embedded." if waiting else "push adapters with a sample first."),

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from registry.errors import Cancelled, InvalidParameter
+from registry.spec import PassageScore
 
 _LOGIT_CELLS = 2**24  # logits at a time: 64 MiB of fp32
 _CACHED_CELLS = 2**18  # of these in a slice on a CPU: 1 MiB of fp32, which its cache holds
@@ -158,6 +159,24 @@ def padded(rows: Sequence[Sequence[int]], *, pad_id: int, device: torch.device |
     ids = torch.tensor([[*row, *[pad_id] * (longest - len(row))] for row in rows], device=device)
     mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows], device=device)
     return ids, mask
+
+
+def text_scores(
+    texts: Sequence[str], cut: Sequence[Sequence[Sequence[int]]], nll: Sequence[float]
+) -> list[PassageScore]:
+    """The score of each text: `cut` has its windows, `nll` (nats) what came of all texts' windows in their order."""
+    found = iter(nll)
+    return [
+        PassageScore(
+            nll=sum(next(found) for _ in part), tokens=scored_tokens(part), bytes=len(text.encode()), windows=len(part)
+        )
+        for text, part in zip(texts, cut, strict=True)
+    ]
+
+
+def scored_tokens(windows: Sequence[Sequence[int]]) -> int:
+    """Tokens that are scored in a text's windows: all of each but its first."""
+    return sum(len(window) - 1 for window in windows)
 
 
 @torch.inference_mode()

@@ -1,14 +1,11 @@
-"""Fixtures every test may use: a tiny base model built from a config, and a network that is off.
-
-Nothing is downloaded; the tokenizer is trained here on a few sentences.
-"""
+"""Fixtures every test may use: tiny base models, databases of every kind, and a network that is off."""
 
 from __future__ import annotations
 
-import json
 import os
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -16,136 +13,86 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.postgres import postgres  # noqa: F401 (a fixture)
+import migrations
+from registry.base_model import LoadedBase, load_base
+from registry.catalogue import Database
+from registry.spec import BaseEntry
+from tests.postgres import KINDS, Databases, Postgres, postgres_server
+from tests.tiny_models import build_tiny
 
 settings.register_profile(
     "ci", deadline=None, derandomize=True, max_examples=40, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("ci")
 
-TINY_SENTENCES = [
-    "The quick brown fox jumps over the lazy dog.",
-    "Adapters are small and the base model stays frozen.",
-    "A soup is the average of its ingredients; serving it costs what one adapter costs.",
-    "Heat the oil, add the onions and stir until they are golden.",
-    "The court held that the contract was void for want of consideration.",
-    "def main(argv): return sum(int(x) for x in argv)",
-]
 
-
-TINY_CONTEXT = 64
-_SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-_ROTARY = {**_SIZES, "num_key_value_heads": 2, "intermediate_size": 48, "max_position_embeddings": TINY_CONTEXT}
-TINY_CONFIGS: dict[str, dict[str, Any]] = {
-    "gpt2": {
-        "n_positions": TINY_CONTEXT, "n_embd": 32, "n_layer": 2, "n_head": 2,
-        "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
-    },
-    "llama": {**_ROTARY, "tie_word_embeddings": False},
-    "qwen2": {**_ROTARY, "tie_word_embeddings": True},
-    "qwen3": {**_ROTARY, "head_dim": 12},
-    "mistral": {**_ROTARY, "head_dim": 8, "intermediate_size": 40, "sliding_window": 16},
-    "gpt_neox": {**_SIZES, "intermediate_size": 48, "max_position_embeddings": TINY_CONTEXT},
-    "opt": {
-        **_SIZES, "ffn_dim": 48, "max_position_embeddings": TINY_CONTEXT, "word_embed_proj_dim": 32, "dropout": 0.0,
-        "attention_dropout": 0.0, "pad_token_id": None,
-    },
-}  # fmt: skip
-
-
-def build_tiny_base(
-    folder: Path, *, seed: int = 0, model_type: str = "gpt2", vocab_size: int = 300, **settings: Any
-) -> Path:
-    """Write a tiny causal model and a byte-level BPE tokenizer into `folder`; the same seed, the same bytes.
-
-    `settings` are added to the configuration that TINY_CONFIGS has for `model_type`, or replace what is there.
-    """
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    folder.mkdir(parents=True, exist_ok=True)
-    _write_tiny_tokenizer(folder, vocab_size)
-    torch.manual_seed(seed)
-    fields = {
-        "vocab_size": vocab_size,
-        "bos_token_id": 0,
-        "eos_token_id": 0,
-        **TINY_CONFIGS.get(model_type, {}),
-        **settings,
-    }
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **fields), dtype=torch.float32)
-    with torch.no_grad():  # large enough that adapters and prompts visibly change the output
-        for parameter in model.parameters():
-            if parameter.ndim == 2:
-                parameter.mul_(4.0)
-            elif model_type != "gpt2":  # norms and biases that are not all 1 and 0, so that none can go unnoticed
-                parameter.add_(torch.randn_like(parameter), alpha=0.1)
-    model.save_pretrained(folder)
-    return folder
-
-
-TINY_ENCODERS: dict[str, dict[str, Any]] = {
-    "bert": {**_SIZES, "intermediate_size": 48, "max_position_embeddings": TINY_CONTEXT, "pad_token_id": 1},
-    "roberta": {**_SIZES, "intermediate_size": 48, "max_position_embeddings": TINY_CONTEXT + 2, "pad_token_id": 1},
-    "distilbert": {
-        "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "max_position_embeddings": TINY_CONTEXT,
-        "pad_token_id": 1,
-    },
-}  # fmt: skip
-_ENCODER_TOKENS = {"cls_token": "<s>", "pad_token": "<pad>", "sep_token": "</s>", "mask_token": "<mask>"}
-
-
-def build_tiny_encoder(
-    folder: Path, *, seed: int = 0, model_type: str = "bert", vocab_size: int = 300, **settings: Any
-) -> Path:
-    """Write a tiny encoder (with a head for masked tokens, as such models are saved) and its tokenizer into `folder`.
-
-    `settings` are added to the configuration that TINY_ENCODERS has for `model_type`. Context 64 for all of them.
-    """
-    import torch
-    from transformers import AutoConfig, AutoModelForMaskedLM
-
-    folder.mkdir(parents=True, exist_ok=True)
-    _write_tiny_tokenizer(folder, vocab_size, _ENCODER_TOKENS)
-    torch.manual_seed(seed)
-    fields = {"vocab_size": vocab_size, **TINY_ENCODERS[model_type], **settings}
-    model = AutoModelForMaskedLM.from_config(AutoConfig.for_model(model_type, **fields), dtype=torch.float32)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(4.0) if parameter.ndim == 2 else parameter.add_(torch.randn_like(parameter), alpha=0.1)
-    model.save_pretrained(folder)
-    return folder
-
-
-def _write_tiny_tokenizer(folder: Path, vocab_size: int, special: dict[str, str] | None = None) -> None:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=list((special or {"eos_token": "<|endoftext|>"}).values()),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(TINY_SENTENCES * 3, trainer)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps(
-            {
-                **(special or dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")),
-                "model_max_length": TINY_CONTEXT,
-                "tokenizer_class": "PreTrainedTokenizerFast",
-            }
-        )
-    )
+@pytest.fixture(scope="session")
+def base_entry(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], BaseEntry]:
+    """The entry of a tiny base model by its variant or family, built when it is first asked for."""
+    folder = tmp_path_factory.mktemp("tiny")
+    return cache(lambda name: build_tiny(folder / name, name))
 
 
 @pytest.fixture(scope="session")
-def tiny_base_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_base_dir(base_entry: Callable[[str], BaseEntry]) -> Path:
     """A folder with a tiny GPT-2: 2 layers, hidden 32, 2 heads, context 64, vocabulary 300."""
-    return build_tiny_base(tmp_path_factory.mktemp("tiny-base"))
+    return Path(base_entry("gpt2").source)
+
+
+@pytest.fixture(scope="module")
+def bases(base_entry: Callable[[str], BaseEntry]) -> Callable[[str], LoadedBase]:
+    """A loaded tiny base model by its variant or family, once a module: tests leave it as it was."""
+    return cache(lambda name: load_base(base_entry(name)))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A module that says `ON_BASES = (...)` has what uses `base` run on each of these."""
+    names = getattr(metafunc.module, "ON_BASES", ())
+    if names and "base" in metafunc.fixturenames:
+        metafunc.parametrize("base", names, scope="module", indirect=True)
+
+
+@pytest.fixture(scope="module")
+def base(request: pytest.FixtureRequest, bases: Callable[[str], LoadedBase]) -> LoadedBase:
+    """The tiny GPT-2, or each of the module's `ON_BASES` in turn."""
+    return bases(getattr(request, "param", "gpt2"))
+
+
+@pytest.fixture(scope="module")
+def gpt2(bases: Callable[[str], LoadedBase]) -> LoadedBase:
+    """The tiny GPT-2, also where `base` is each of several."""
+    return bases("gpt2")
+
+
+@pytest.fixture(scope="module")
+def encoder(bases: Callable[[str], LoadedBase]) -> LoadedBase:
+    """The tiny BERT."""
+    return bases("bert")
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """The PostgreSQL of this test process, started by the first test that asks for it."""
+    with postgres_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session", params=KINDS)
+def databases(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Databases:
+    """Every test that asks for this runs on each kind of database."""
+    folder = tmp_path_factory.mktemp("migrated")
+    database = Database(f"sqlite:///{folder / 'soup.db'}")
+    migrations.upgrade(database.engine)
+    database.close()
+    server = request.getfixturevalue("postgres") if request.param == "postgresql" else None
+    return Databases(request.param, folder / "soup.db", server)
+
+
+@pytest.fixture
+def database(databases: Databases, tmp_path: Path) -> Iterator[Database]:
+    """A migrated database of the test's own, of each kind."""
+    with databases.new(tmp_path) as database:
+        yield database
 
 
 @pytest.fixture(autouse=True)

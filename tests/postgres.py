@@ -16,7 +16,6 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pytest
 from sqlalchemy import Engine, create_engine, make_url
 
 import migrations
@@ -96,13 +95,6 @@ def postgres_server() -> Iterator[Postgres]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[Postgres]:
-    """The PostgreSQL of this test process, started by the first test that asks for it."""
-    with postgres_server() as server:
-        yield server
-
-
 @dataclass
 class Databases:
     """Where the tests that run on every database get theirs."""
@@ -132,14 +124,3 @@ class Databases:
             database = Database(url, **options)
             yield database
             database.close()
-
-
-@pytest.fixture(scope="session", params=KINDS)
-def databases(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Databases:
-    """Every test that asks for this runs on each kind of database."""
-    folder = tmp_path_factory.mktemp("migrated")
-    database = Database(f"sqlite:///{folder / 'soup.db'}")
-    migrations.upgrade(database.engine)
-    database.close()
-    server = request.getfixturevalue("postgres") if request.param == "postgresql" else None
-    return Databases(request.param, folder / "soup.db", server)

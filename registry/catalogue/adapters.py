@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, and_, exists, false, func, insert, select, true, update
 
-from registry.catalogue.adapter_values import adapter_row, adapter_values, searchable
+from registry.catalogue.adapter_columns import adapter_row, adapter_values, searchable
 from registry.catalogue.aliases import Aliases
 from registry.catalogue.paging import now, page_of
 from registry.catalogue.rows import AdapterRow, Namespaces, NewAdapter, Page, SampleState

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, select
 
-from registry.catalogue.adapter_values import adapter_row
+from registry.catalogue.adapter_columns import adapter_row
 from registry.catalogue.adapters import Adapters
 from registry.catalogue.paging import now
 from registry.catalogue.rows import AdapterRow, Namespaces, RecipeRow

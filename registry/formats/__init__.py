@@ -1,8 +1,9 @@
-"""Adapters as directories on disk: ours (`directory`, `card`, `place`), PEFT's (`peft`), AdapterHub's (`adapterhub`).
+"""Adapters as directories on disk: ours, PEFT's (`peft`) and AdapterHub's (`adapterhub`).
 
 What this package exports is imported without torch, which `adapterhub` alone needs.
 """
 
+from registry.formats.atomic_directory import CONFIG_FILE, check_place, move_into_place, new_directory_beside
 from registry.formats.card import CARD_FILE, Relation, format_card, parse_card
 from registry.formats.directory import (
     EMBEDDINGS_FILE,
@@ -17,7 +18,6 @@ from registry.formats.directory import (
     read_directory,
     write_directory,
 )
-from registry.formats.place import CONFIG_FILE, check_place, move_into_place, new_directory_beside
 
 __all__ = [
     "CARD_FILE",

@@ -18,10 +18,10 @@ from pydantic import Field, ValidationError
 
 from registry.errors import Invalid, InvalidManifest, NotFound
 from registry.files import encode_lines, loads_strict
+from registry.formats.atomic_directory import CONFIG_FILE, place_files
 from registry.formats.card import CARD_FILE, Relation, format_card, parse_card
 from registry.formats.peft.lora import adapter_config
 from registry.formats.peft.writing import PeftConfig, is_pefts, peft_config
-from registry.formats.place import CONFIG_FILE, place_files
 from registry.formats.refusal import refusal
 from registry.names import Digest
 from registry.spec import AdapterConfig, BaseShape, Card, Frozen, Provenance, Unit

@@ -17,7 +17,7 @@ from scipy.special import logsumexp
 from registry.progress import Steps
 from registry.selectors.contract import Float64
 from registry.selectors.drawing import labels
-from registry.selectors.mixture import FittedMixture, Mixture, fit_mixture
+from registry.selectors.gaussian_mixture import FittedMixture, Mixture, fit_mixture
 from registry.selectors.novelty import mahalanobis, whitening
 from registry.selectors.projection import FittedProjection, Projection, fit_projection
 from registry.spec import GmmSpec

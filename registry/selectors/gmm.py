@@ -28,7 +28,7 @@ from registry.selectors.contract import (
     unpack_meta,
 )
 from registry.selectors.drawing import MIN_UNITS, Draw, draw_units
-from registry.selectors.mixture import Mixture, precision_shape
+from registry.selectors.gaussian_mixture import Mixture, precision_shape
 from registry.selectors.novelty import novelty
 from registry.selectors.projection import Projection
 from registry.selectors.ranking import Candidate, Evidence, Member, Ranking, split_excluded

@@ -1,4 +1,4 @@
-"""The ASGI layers a request passes before it reaches a route: who is asking, and is the body fit to be parsed.
+"""The ASGI layers before the routes: Gate authenticates the request's key, Bodies limits and checks its body.
 
 Gate denies by default: all but reading a path of PUBLIC needs a key that exists, before a byte of its body is read,
 and whatever the route declares. Bodies reads every body but a blob's up to a limit, and refuses JSON that two parsers

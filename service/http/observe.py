@@ -1,6 +1,6 @@
-"""What an operator sees: request ids, one JSON log line per request, and Prometheus metrics.
+"""Prometheus metrics, request ids and one JSON log line per request: the outermost ASGI layer around the app.
 
-The outermost layer around the app. It never logs what people sent: no path, query, header or body, only the route's
+It never logs what people sent: no path, query, header or body, only the route's
 template; of an unexpected error the class and the places in our code, not its message (messages quote values).
 """
 

@@ -1,4 +1,4 @@
-"""How lists are paged: `limit` up to a setting, and an opaque `cursor` that the answer before gave."""
+"""Query parameters of paged lists: `limit` up to a setting, and an opaque `cursor` that the page before gave."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What routes take from the application: the server's parts, as a type in their signature (`parts: State`)."""
+"""What routes take from the application: the server's parts, as a type in their signature (`parts: AppParts`)."""
 
 from __future__ import annotations
 
@@ -15,4 +15,4 @@ async def parts_of(request: Request) -> Parts:
     return parts
 
 
-State = Annotated[Parts, Depends(parts_of)]
+AppParts = Annotated[Parts, Depends(parts_of)]

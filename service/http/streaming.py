@@ -1,6 +1,6 @@
-"""Between a route and the engine: wait for tickets, stream their tokens, and give up when the client is gone.
+"""Waiting for what the engine computes, whole or token by token as server-sent events, until the client is gone.
 
-Used by every route that infers. Nothing here knows what an answer looks like. The engine's thread only hands values
+Used by every route that infers; what an answer looks like is not known here. The engine's thread only hands values
 over (`call_soon_threadsafe`); the event loop only waits. However a request ends, its tickets are cancelled, so that
 the engine never works for nobody.
 """
@@ -27,6 +27,8 @@ from service.http import problems
 
 STREAM_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 """Streams pass proxies unbuffered."""
+JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+"""Made once: `json.dumps` would make one for every token."""
 DONE = "data: [DONE]\n\n"
 JSON_OR_STREAM: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "JSON, or a stream of it."}
@@ -163,4 +165,4 @@ async def _lines(chunks: AsyncIterator[BaseModel]) -> AsyncIterator[str]:
 
 def event(value: BaseModel) -> str:
     """One server-sent event of a value's JSON; what is unset is left out."""
-    return f"data: {json.dumps(value.model_dump(exclude_unset=True), ensure_ascii=False, allow_nan=False)}\n\n"
+    return f"data: {JSON.encode(value.model_dump(exclude_unset=True))}\n\n"

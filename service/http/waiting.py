@@ -1,6 +1,6 @@
-"""Waiting for a job without holding a thread: routes that start a job answer with its result if it comes in time.
+"""Waiting for a job on the event loop, without holding a thread, until it ends or the time a client gave is over.
 
-Called by the soups, selectors and jobs routes on the event loop.
+Called by the routes of soups, selectors and jobs.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def wait_of(asked: float | None, parts: Parts) -> float:
 
 
 def job_row(parts: Parts, scope: tuple[str, ...] | None, job_id: str) -> JobRow:
-    """The job as it stands."""
+    """A job as the catalogue has it now; raises NotFound for one of another namespace."""
     with parts.registry.database.read() as catalogue:
         return catalogue.jobs.get(scope, job_id)
 
 
 class JobWatch:
-    """Told of every change of one job, on the event loop, inside `async with`."""
+    """Wakes its coroutine at every change of one job, inside of `async with`."""
 
     def __init__(self, parts: Parts, job_id: str) -> None:
         self._parts = parts

@@ -29,10 +29,9 @@ from service.jobs.contract import JobContext, JobKind, namespaces_of
 from service.jobs.train_process import in_child
 from service.jobs.training_folder import TURN, place_of, sweep
 from service.parts import Parts
-from training.request import TrainingRequest
+from training.request import TrainingRequest, TrainingRun
 from training.spec import BANK, FusionRequest
-from training.train import Work
-from training.worker import Bench, Task
+from training.worker import WorkerRequest, WorkerSetup
 
 log = logging.getLogger("soup.training")
 HOPELESS = (Forbidden, Invalid, Incompatible, TooLarge)
@@ -112,7 +111,7 @@ def train(training: Training) -> Pushed:
 def _made(training: Training) -> Pushed:
     _check_base(training)
     with _laid_out(training) as data:
-        told = _told(training, _work(training, data))
+        told = _told(training, _training_run(training, data))
     steps = training.request.spec.recipe.steps
     training.context.progress(steps, steps, "pushing")  # cancelled while it trained its last: nothing is pushed
     _check_key(training)
@@ -202,9 +201,9 @@ def _rows(training: Training) -> list[AdapterRow]:
         return [catalogue.adapters.resolve(None, parse_ref(digest)) for digest in adapter.members]
 
 
-def _work(training: Training, data: Path) -> Work:
+def _training_run(training: Training, data: Path) -> TrainingRun:
     place, request = training.place, training.request
-    return Work(
+    return TrainingRun(
         spec=request.spec, train=data / "train.jsonl", valid=None if request.valid is None else data / "valid.jsonl",
         valid_share=request.share, called=("texts", "valid"), out=place / "adapter",
         members=tuple(sorted(data.glob("member*"), key=lambda path: int(path.name.removeprefix("member")))),
@@ -213,20 +212,21 @@ def _work(training: Training, data: Path) -> Work:
     )  # fmt: skip
 
 
-def _told(training: Training, work: Work) -> dict[str, Any]:
+def _told(training: Training, run: TrainingRun) -> dict[str, Any]:
     """What the child says of the training, once the adapter is written; raises its error.
 
     A checkpoint that this version would not have written is given up: whoever asked could not delete it.
     """
     settings, request = training.parts.settings, training.request
-    bench = Bench(entry=training.parts.bases[request.base_model].entry, cache=settings.cache, threads=settings.threads)
-    task = Task(work=work, turn=training.place / TURN)
+    entry = training.parts.bases[request.base_model].entry
+    setup = WorkerSetup(entry=entry, cache=settings.cache, threads=settings.threads)
+    asked = WorkerRequest(run=run, turn=training.place / TURN)
     try:
-        return in_child(bench, task, progress=training.context.progress, private=training.place)
+        return in_child(setup, asked, progress=training.context.progress, private=training.place)
     except Conflict as error:
         log.warning("a training begins anew: %s", error.message)
     shutil.rmtree(training.place / "checkpoint", ignore_errors=True)
-    return in_child(bench, task, progress=training.context.progress, private=training.place)
+    return in_child(setup, asked, progress=training.context.progress, private=training.place)
 
 
 def _pushed(training: Training, told: dict[str, Any]) -> Pushed:

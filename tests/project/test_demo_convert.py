@@ -13,17 +13,10 @@ from demo.convert import canonical, convert, neutral_domains
 from demo.job import external_job
 from registry.adapters import attached, create, from_tensors, paper_config
 from registry.adapters.weights import init_hash, load_tensors, save_tensors
-from registry.base_model import load_base
 from registry.errors import InvalidManifest, InvalidParameter, InvalidWeights, NotFound
 from registry.formats import read_directory
-from registry.spec import BaseEntry
 
 CONFIG = paper_config("bapna_firat", bottleneck=8)
-
-
-@pytest.fixture(scope="module")
-def base(tiny_base_dir):
-    return load_base(BaseEntry(id="tiny", source=str(tiny_base_dir)))
 
 
 def neutral(tensors):

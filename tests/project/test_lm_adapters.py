@@ -21,7 +21,7 @@ from registry.adapters.experts import BankAdapter
 from registry.base_model import load_base, shape_of
 from registry.errors import Internal
 from registry.spec import BankConfig, BaseEntry, FusionConfig, UnionConfig
-from tests.conftest import build_tiny_base
+from tests.tiny_models import build_tiny_base
 
 TINY = Size(
     domains=("law", "cooking"), others=("music",), seeds=(1,), steps=2, batch=2, block=16, texts=200, valid_texts=6,

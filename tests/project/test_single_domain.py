@@ -23,7 +23,6 @@ from demo.results import commit
 from docs import figures, generate, papers
 from registry.adapters import attached, create, paper_config
 from registry.adapters.weights import init_hash, save_tensors
-from registry.base_model import LoadedBase, load_base
 from registry.errors import Internal
 from registry.likelihood import hidden_states, lm_logits
 from registry.spec import BaseEntry
@@ -229,11 +228,6 @@ def test_rankings_count_domains_alike_and_keep_order_among_equals():
 
 
 # --- scoring ----------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def base(tiny_base_dir: Path) -> LoadedBase:
-    return load_base(BaseEntry(id="tiny", source=str(tiny_base_dir)))
 
 
 def test_an_ensemble_has_the_mean_of_the_logits(base):

@@ -1,31 +1,24 @@
-"""Fixtures of these tests: databases of every kind, base models of every family, and what is written durably."""
+"""Fixtures of these tests: catalogues, the verbs over an empty registry, and what is written durably."""
 
 from __future__ import annotations
 
+import copy
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from transformers import PreTrainedModel
 
-from registry.base_model import LoadedBase, load_base
+from registry.base_model import LoadedBase
 from registry.catalogue import Catalogue, Database
-from registry.spec import BaseEntry
-from tests.conftest import build_tiny_base
-from tests.postgres import Databases, databases  # noqa: F401 (a fixture)
+from tests.postgres import Databases
 from tests.registry.catalogue_rows import undone
 from tests.registry.toy_registry import ToyRegistry
 
 
-@pytest.fixture
-def database(databases: Databases, tmp_path) -> Iterator[Database]:  # noqa: F811
-    """A migrated database of the test's own."""
-    with databases.new(tmp_path) as database:
-        yield database
-
-
 @pytest.fixture(scope="module")
-def empty_database(databases: Databases, tmp_path_factory) -> Iterator[Database]:  # noqa: F811
+def empty_database(databases: Databases, tmp_path_factory) -> Iterator[Database]:
     """A migrated database that every test leaves empty."""
     with databases.new(tmp_path_factory.mktemp("catalogue")) as database:
         yield database
@@ -39,30 +32,16 @@ def catalogue(empty_database) -> Iterator[Catalogue]:
 
 
 @pytest.fixture
-def verbs(databases: Databases, tmp_path) -> Iterator[ToyRegistry]:  # noqa: F811
+def verbs(databases: Databases, tmp_path) -> Iterator[ToyRegistry]:
     """The verbs over an empty registry."""
     with databases.new(tmp_path, pool_size=4) as database:
         yield ToyRegistry(database)
 
 
-@pytest.fixture(scope="module")
-def bases(tmp_path_factory) -> Callable[[str], LoadedBase]:
-    """A loaded tiny base of a family, made when it is first asked for; tests leave it as it was."""
-    folder, loaded = tmp_path_factory.mktemp("bases"), dict[str, LoadedBase]()
-
-    def base(family: str) -> LoadedBase:
-        if family not in loaded:
-            path = build_tiny_base(folder / family, model_type=family)
-            loaded[family] = load_base(BaseEntry(id="tiny", source=str(path)))
-        return loaded[family]
-
-    return base
-
-
-@pytest.fixture(scope="module")
-def gpt2(bases) -> LoadedBase:
-    """The tiny GPT-2."""
-    return bases("gpt2")
+@pytest.fixture
+def model(gpt2: LoadedBase) -> PreTrainedModel:
+    """The model of the tiny GPT-2, one of the test's own."""
+    return copy.deepcopy(gpt2.model)
 
 
 @pytest.fixture

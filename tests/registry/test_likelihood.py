@@ -29,11 +29,6 @@ from registry.spec import BaseShape
 ROWS = [[0, 5, 17, 250, 3, 99], [0, 8], [0, 44, 45, 46], [0]]
 
 
-@pytest.fixture(scope="module")
-def model(tiny_base_dir):
-    return AutoModelForCausalLM.from_pretrained(tiny_base_dir, dtype=torch.float32).eval().requires_grad_(False)
-
-
 def plain(model, row):
     """Log-probabilities of a row's tokens but the first, alone and without padding."""
     ids = torch.tensor([row])

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from tests.postgres import databases  # noqa: F401 (a fixture)
-from tests.service.servers import BASE_ID, Live, World, open_live, open_world, write_bases
+from service.cli import app as cli
+from service.client.client import SoupClient
+from tests.service.servers import BASE_ID, Live, Soup, World, open_live, open_world, write_bases
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -43,16 +44,52 @@ def database_settings(request: pytest.FixtureRequest, database_kind: str) -> Ite
 
 
 @pytest.fixture(scope="module")
+def served(tiny_base_dir: Path) -> dict[str, Path]:
+    """Folders of the base models that the module's server serves, by id."""
+    return {BASE_ID: tiny_base_dir}
+
+
+@pytest.fixture(scope="module")
 def world(
-    tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory, database_settings: dict[str, Any]
+    request: pytest.FixtureRequest,
+    served: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+    database_settings: dict[str, Any],
 ) -> Iterator[World]:
-    """A server over the tiny base, shared by the tests of one module."""
+    """A server over `served`, shared by the tests of one module; what the module calls `SETTINGS` are its settings."""
     folder = tmp_path_factory.mktemp("world")
-    bases = write_bases(folder / "bases.toml", {BASE_ID: tiny_base_dir})
-    yield from open_world(folder / "data", bases, **database_settings)
+    bases = write_bases(folder / "bases.toml", served)
+    settings = getattr(request.module, "SETTINGS", {})
+    yield from open_world(folder / "data", bases, **{**database_settings, **settings})
 
 
 @pytest.fixture(scope="module")
 def live(world: World) -> Iterator[Live]:
     """`world` behind uvicorn on loopback."""
     yield from open_live(world)
+
+
+@pytest.fixture
+def client(live: Live) -> Iterator[SoupClient]:
+    """The Python client of `live`, with the admin key."""
+    with SoupClient(live.url, live.world.admin) as client:
+        yield client
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Soup:
+    """Runs a command line in this process: exit code, stdout, stderr."""
+
+    def run(*args: object, **options: Any) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = cli.run([str(arg) for arg in args], **options)
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+@pytest.fixture
+def soup(live: Live, command: Soup) -> Soup:
+    """Runs a command line against `live`, with the admin key."""
+    return lambda *args: command(*args, "--url", live.url, "--key", live.world.admin)

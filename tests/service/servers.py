@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import json
+import shutil
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from service.runtime import Runtime
 
 BASE_ID = "tiny"
+Soup = Callable[..., tuple[int, str, str]]
+"""Runs a command line: its arguments -> exit code, stdout, stderr."""
 CONFIG = BottleneckConfig(structure="pfeiffer", bottleneck=4, activation="relu")
 
 
@@ -33,6 +37,14 @@ def write_bases(path: Path, sources: dict[str, Path]) -> Path:
     """An allowlist naming `sources`."""
     path.write_text("".join(f'[bases.{name}]\nsource = "{source}"\n' for name, source in sources.items()))
     return path
+
+
+def with_template(base: Path, folder: Path, template: str) -> Path:
+    """A copy of a base model whose tokenizer has a chat template."""
+    copy = Path(shutil.copytree(base, folder / "chatty"))
+    file = copy / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "chat_template": template}))
+    return copy
 
 
 def adapter_weights(runtime: Runtime, *, seed: int, base_id: str = BASE_ID) -> bytes:

@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from registry.blobs import MemoryBlobs
 from registry.catalogue import Database
 from service.storage import delete_ended_requests, delete_unnamed
-
-
-@pytest.fixture
-def database(databases, tmp_path):
-    with databases.new(tmp_path) as database:
-        yield database
 
 
 def stored(database: Database, blobs: MemoryBlobs) -> tuple[str, ...]:

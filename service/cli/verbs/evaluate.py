@@ -5,6 +5,7 @@ Torch is imported when there is something to evaluate, not for the help.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,18 +21,25 @@ if TYPE_CHECKING:
     from registry.spec import BaseEntry
 
 
+@dataclass(frozen=True)
+class Reading:
+    """How the data are read: as which task, and in which batches."""
+
+    task: Annotated[
+        str | None, typer.Option("--task", help="By default what the adapter was trained for, or else its language.")
+    ] = None
+    block: Annotated[
+        int | None, typer.Option("--block", min=2, help="Most tokens of a sequence; by default the context.")
+    ] = None
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Sequences in a forward pass.")] = 8
+
+
 @command
 def evaluate(
     folder: Annotated[Path, typer.Argument(help="Adapter directory, as `soup train` writes it.", metavar="DIR")],
     items: Annotated[Path, typer.Option("--data", help="JSON lines (.jsonl, .jsonl.gz) of the task.")],
     base: Annotated[BaseModelOptions, ("base_folder", "bases", "base", "base_kind")],
-    task: Annotated[
-        str | None, typer.Option("--task", help="By default what the adapter was trained for, or else its language.")
-    ] = None,
-    block: Annotated[
-        int | None, typer.Option("--block", min=2, help="Most tokens of a sequence; by default the context.")
-    ] = None,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Sequences in a forward pass.")] = 8,
+    reading: Reading,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Evaluate a trained adapter on data of its task.
@@ -50,7 +58,7 @@ def evaluate(
     """
     if not items.is_file():
         raise NotFound(f"{items} is not a file: --data names JSON lines of the task.", param="data")
-    name, figures = _figures(folder, items, base.entry(), task=task, block=block, batch=batch)
+    name, figures = _figures(folder, items, base.entry(), reading)
     if as_json:
         print_json({"object": "evaluation", "path": str(folder), "task": name, "figures": figures})
         return
@@ -58,9 +66,7 @@ def evaluate(
     data(fields([(figure.replace("_", " "), f"{value:.6g}") for figure, value in figures.items()]))
 
 
-def _figures(
-    path: Path, items: Path, entry: BaseEntry, *, task: str | None, block: int | None, batch: int
-) -> tuple[str, dict[str, Any]]:
+def _figures(path: Path, items: Path, entry: BaseEntry, reading: Reading) -> tuple[str, dict[str, Any]]:
     """The task's name and its figures."""
     from registry.base_model import load_base
     from registry.formats import read_directory
@@ -68,7 +74,8 @@ def _figures(
     from training.evaluate import adapter_of, evaluate_task, task_of
 
     folder = read_directory(path)
-    chosen = task_of(folder, task)
+    chosen = task_of(folder, reading.task)
     read = chosen.items(read_lines(items), where=str(items))
     loaded = load_base(entry)
-    return chosen.name, evaluate_task(loaded, adapter_of(folder, loaded), chosen, read, block=block, batch=batch)
+    adapter = adapter_of(folder, loaded)
+    return chosen.name, evaluate_task(loaded, adapter, chosen, read, block=reading.block, batch=reading.batch)

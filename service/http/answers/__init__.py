@@ -1,1 +1,1 @@
-"""What the inference and soup routes answer, built from results of the engine and the registry."""
+"""Answers that take some building: of completions, chat, jobs, soups and lineage, as models of `schemas`."""

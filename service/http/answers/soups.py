@@ -1,4 +1,4 @@
-"""What was cooked, as people see it: called by the soups route and by the jobs route."""
+"""The answer of `POST /v1/soups`, which a finished cook job shows too."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""One module per part of the HTTP interface; each exposes `router`. A route parses, calls, and wraps."""
+"""One file a part of the HTTP interface, each with a `router`: it parses, calls, wraps, and imports no other route."""

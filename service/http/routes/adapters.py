@@ -36,7 +36,7 @@ from service.http.schemas.adapters import (
     StoredFile,
     adapter_body,
 )
-from service.http.state import State
+from service.http.state import AppParts
 from service.keys import Principal
 
 router = APIRouter(prefix="/v1/adapters", tags=["adapters"])
@@ -44,7 +44,7 @@ IfMatch = Annotated[str | None, Header(description="The etag the change is meant
 
 
 @router.post("", status_code=201, responses={200: {"description": "Known already", "model": Adapter}})
-def push_adapter(request: Request, response: Response, body: Manifest, parts: State, who: Writer) -> Adapter:
+def push_adapter(request: Request, response: Response, body: Manifest, parts: AppParts, who: Writer) -> Adapter:
     """Push an adapter. The same bytes under the same name are known already (200); a sample is embedded by a job."""
     namespace, _ = split_name(body.name)
     who.check_write(namespace)
@@ -57,7 +57,7 @@ def push_adapter(request: Request, response: Response, body: Manifest, parts: St
 
 @router.get("")
 def list_adapters(
-    parts: State,
+    parts: AppParts,
     who: Reader,
     base_model: str | None = None,
     method: str | None = None,
@@ -79,7 +79,7 @@ def list_adapters(
 
 
 @router.get("/{digest}")
-def get_by_digest(digest: str, parts: State, who: Reader) -> Adapter:
+def get_by_digest(digest: str, parts: AppParts, who: Reader) -> Adapter:
     """The adapter of a digest, `sha256:...`."""
     ref = parse_ref(digest)
     if not isinstance(ref, DigestRef):
@@ -89,14 +89,14 @@ def get_by_digest(digest: str, parts: State, who: Reader) -> Adapter:
 
 
 @router.get("/{ns}/{name}")
-def get_adapter(ns: str, name: str, parts: State, who: Reader) -> Adapter:
+def get_adapter(ns: str, name: str, parts: AppParts, who: Reader) -> Adapter:
     """One adapter."""
     return adapter_body(adapter_named(parts, who, ns, name))
 
 
 @router.patch("/{ns}/{name}")
 def change_adapter(
-    request: Request, ns: str, name: str, body: AdapterPatch, parts: State, who: Writer, if_match: IfMatch = None
+    request: Request, ns: str, name: str, body: AdapterPatch, parts: AppParts, who: Writer, if_match: IfMatch = None
 ) -> Adapter:
     """Change card or domain of one version. Pools that held it are refitted."""
     row = adapter_named(parts, who, ns, name)
@@ -109,7 +109,7 @@ def change_adapter(
 
 
 @router.delete("/{ns}/{name}")
-def retire_adapter(request: Request, ns: str, name: str, parts: State, who: Writer) -> AdapterList:
+def retire_adapter(request: Request, ns: str, name: str, parts: AppParts, who: Writer) -> AdapterList:
     """Retire one version, or without `@` every live version of the name. Soups made of it keep working."""
     ref = name_ref(ns, name)
     with parts.registry.database.write() as catalogue:
@@ -124,7 +124,7 @@ def retire_adapter(request: Request, ns: str, name: str, parts: State, who: Writ
 
 
 def _after_change(
-    request: Request, parts: State, who: Principal, action: str, rows: list[AdapterRow], catalogue: Catalogue
+    request: Request, parts: AppParts, who: Principal, action: str, rows: list[AdapterRow], catalogue: Catalogue
 ) -> None:
     for row in rows:
         enqueue_refits(catalogue, row, created_by=who.key_id, delay=parts.registry.refit_delay)
@@ -134,7 +134,7 @@ def _after_change(
 
 
 @router.get("/{ns}/{name}/lineage")
-def get_lineage(ns: str, name: str, parts: State, who: Reader) -> Lineage:
+def get_lineage(ns: str, name: str, parts: AppParts, who: Reader) -> Lineage:
     """What this was mixed from, what was mixed from it, and on what evidence."""
     return lineage_of(parts, who.namespaces, adapter_named(parts, who, ns, name))
 
@@ -142,7 +142,7 @@ def get_lineage(ns: str, name: str, parts: State, who: Reader) -> Lineage:
 # --- files ----------------------------------------------------------------------------------------
 
 
-def _texts(row: AdapterRow, parts: State) -> dict[str, bytes]:
+def _texts(row: AdapterRow, parts: AppParts) -> dict[str, bytes]:
     """The files that are made from the row."""
     notes = DirectoryNotes(
         domain=row.domain, base_model=row.base_model, base_fingerprint=row.base_fingerprint, provenance=row.provenance
@@ -165,7 +165,7 @@ def _blobs(row: AdapterRow) -> dict[str, str]:
 
 
 @router.get("/{ns}/{name}/files")
-def list_files(ns: str, name: str, parts: State, who: Reader) -> FileList:
+def list_files(ns: str, name: str, parts: AppParts, who: Reader) -> FileList:
     """The files of an adapter directory."""
     row = adapter_named(parts, who, ns, name)
     made = [StoredFile(name=n, size=len(data), digest=sha256_digest(data)) for n, data in _texts(row, parts).items()]
@@ -177,7 +177,7 @@ def list_files(ns: str, name: str, parts: State, who: Reader) -> FileList:
 
 @router.head("/{ns}/{name}/files/{file}", response_class=Response, include_in_schema=False)
 @router.get("/{ns}/{name}/files/{file}", response_class=Response)
-def get_file(request: Request, ns: str, name: str, file: str, parts: State, who: Reader) -> Response:
+def get_file(request: Request, ns: str, name: str, file: str, parts: AppParts, who: Reader) -> Response:
     """One file of an adapter directory, with ETag and one Range."""
     row = adapter_named(parts, who, ns, name)
     made, kept = _texts(row, parts), _blobs(row)
@@ -200,7 +200,7 @@ def get_file(request: Request, ns: str, name: str, file: str, parts: State, who:
 
 
 @router.get("/{ns}/{name}/aliases")
-def list_aliases(ns: str, name: str, parts: State, who: Reader) -> AliasList:
+def list_aliases(ns: str, name: str, parts: AppParts, who: Reader) -> AliasList:
     """Every alias of a name."""
     row = adapter_named(parts, who, ns, name)
     with parts.registry.database.read() as catalogue:
@@ -210,7 +210,7 @@ def list_aliases(ns: str, name: str, parts: State, who: Reader) -> AliasList:
 
 @router.put("/{ns}/{name}/aliases/{alias}")
 def put_alias(
-    request: Request, ns: str, name: str, alias: str, body: AliasBody, parts: State, who: Writer,
+    request: Request, ns: str, name: str, alias: str, body: AliasBody, parts: AppParts, who: Writer,
     if_match: IfMatch = None,
 ) -> Alias:  # fmt: skip
     """Point an alias at a version; with If-Match only if it is still what the caller saw."""
@@ -225,7 +225,7 @@ def put_alias(
 
 @router.delete("/{ns}/{name}/aliases/{alias}", status_code=204, response_class=Response)
 def delete_alias(
-    request: Request, ns: str, name: str, alias: str, parts: State, who: Writer, if_match: IfMatch = None
+    request: Request, ns: str, name: str, alias: str, parts: AppParts, who: Writer, if_match: IfMatch = None
 ) -> Response:
     """Remove an alias."""
     who.check_visible(ns)

@@ -7,26 +7,15 @@ from fastapi import APIRouter
 from service.http.auth import Admin
 from service.http.paging import Cursor, Limit, page_size
 from service.http.schemas.audit import AuditEntry, AuditList
-from service.http.state import State
+from service.http.state import AppParts
 
 router = APIRouter(prefix="/v1/audit", tags=["keys"])
 
 
 @router.get("")
-def list_audit(parts: State, who: Admin, limit: Limit = None, cursor: Cursor = None) -> AuditList:
+def list_audit(parts: AppParts, who: Admin, limit: Limit = None, cursor: Cursor = None) -> AuditList:
     """One page of what was done in the namespaces this key sees."""
     with parts.registry.database.read() as catalogue:
         page = catalogue.audit.list(who.namespaces, limit=page_size(limit, parts), cursor=cursor)
-    entries = [
-        AuditEntry(
-            id=row.id,
-            at=row.at,
-            action=row.action,
-            subject=row.subject,
-            key_id=row.key_id,
-            request_id=row.request_id,
-            detail=dict(row.detail),
-        )
-        for row in page.rows
-    ]
+    entries = [AuditEntry.model_validate(row, from_attributes=True) for row in page.rows]
     return AuditList(data=entries, next_cursor=page.next_cursor)

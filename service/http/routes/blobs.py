@@ -20,7 +20,7 @@ from registry.names import DIGEST_PATTERN
 from service.http.auth import Reader, Writer, needs
 from service.http.ranges import ranged
 from service.http.schemas.blobs import BlobStored
-from service.http.state import State
+from service.http.state import AppParts
 from service.keys import Principal
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ _KNOWN: dict[int | str, dict[str, Any]] = {200: {"model": BlobStored, "descripti
 
 
 @router.put("/{digest}", response_model=BlobStored, status_code=201, responses=_KNOWN, openapi_extra=_BODY)
-async def put_blob(request: Request, digest: str, parts: State, who: Writer) -> Response:
+async def put_blob(request: Request, digest: str, parts: AppParts, who: Writer) -> Response:
     """Upload a blob in one request; its length and digest are verified before anything is visible.
 
     201, or 200 where this key sees the blob already.
@@ -61,13 +61,13 @@ async def put_blob(request: Request, digest: str, parts: State, who: Writer) -> 
 
 
 @router.head("/{digest}", response_class=Response)
-def head_blob(request: Request, digest: str, parts: State, who: Either) -> Response:
+def head_blob(request: Request, digest: str, parts: AppParts, who: Either) -> Response:
     """Whether a blob is there for this key, and its size."""
     return _answer(request, digest, parts, who)
 
 
 @router.get("/{digest}", response_class=Response, responses=_BYTES)
-def get_blob(request: Request, digest: str, parts: State, who: Reader) -> Response:
+def get_blob(request: Request, digest: str, parts: AppParts, who: Reader) -> Response:
     """Download a blob: ETag, If-None-Match, and one Range."""
     return _answer(request, digest, parts, who)
 
@@ -88,7 +88,7 @@ def announced_length(request: Request) -> int | None:
     return int(text)
 
 
-def _answer(request: Request, digest: str, parts: State, who: Principal) -> Response:
+def _answer(request: Request, digest: str, parts: AppParts, who: Principal) -> Response:
     check_digest(digest)
     size = _visible_size(parts, who, digest)
     if size is None:
@@ -96,13 +96,13 @@ def _answer(request: Request, digest: str, parts: State, who: Principal) -> Resp
     return ranged(request, digest=digest, size=size, open=lambda: parts.registry.blobs.open(digest))
 
 
-def _visible_size(parts: State, who: Principal, digest: str) -> int | None:
+def _visible_size(parts: AppParts, who: Principal, digest: str) -> int | None:
     with parts.registry.database.read() as catalogue:
         visible = catalogue.blobs.visible(who.namespaces, digest)
     return parts.registry.blobs.size(digest) if visible and parts.registry.blobs.has(digest) else None
 
 
-def _grant(parts: State, who: Principal, digest: str, size: int) -> None:
+def _grant(parts: AppParts, who: Principal, digest: str, size: int) -> None:
     with parts.registry.database.write() as catalogue:
         catalogue.blobs.seen(digest, size)
         for namespace in who.namespaces or ():

@@ -17,7 +17,7 @@ from service.http.auth import ModelUser
 from service.http.checks import check_sampling, check_text
 from service.http.resolve import ResolvedModel, language_model
 from service.http.schemas.chat import ChatAnswer, ChatRequest
-from service.http.state import State
+from service.http.state import AppParts
 from service.http.streaming import JSON_OR_STREAM, EventStream, TokenStream, finish
 from service.keys import Principal
 from service.parts import Parts
@@ -26,7 +26,7 @@ router = APIRouter(tags=["inference"])
 
 
 @router.post("/v1/chat/completions", response_model=ChatAnswer, responses=JSON_OR_STREAM)
-async def chat_completions(request: Request, body: ChatRequest, parts: State, who: ModelUser) -> Response:
+async def chat_completions(request: Request, body: ChatRequest, parts: AppParts, who: ModelUser) -> Response:
     """Answer a conversation `n` times. Without a limit an answer may fill the context."""
     model, ids = await run_in_threadpool(_prepare, parts, who, body)
     answers = ChatAnswers(body, model, len(ids))

@@ -15,7 +15,7 @@ from service.http.auth import ModelUser
 from service.http.checks import check_ids, check_sampling, check_text
 from service.http.resolve import ResolvedModel, language_model
 from service.http.schemas.completions import CompletionAnswer, CompletionRequest
-from service.http.state import State
+from service.http.state import AppParts
 from service.http.streaming import JSON_OR_STREAM, EventStream, TokenStream, finish
 from service.keys import Principal
 from service.parts import Parts
@@ -24,7 +24,7 @@ router = APIRouter(tags=["inference"])
 
 
 @router.post("/v1/completions", response_model=CompletionAnswer, responses=JSON_OR_STREAM)
-async def completions(request: Request, body: CompletionRequest, parts: State, who: ModelUser) -> Response:
+async def completions(request: Request, body: CompletionRequest, parts: AppParts, who: ModelUser) -> Response:
     """Continue one prompt or several, `n` times each. The choices of prompt i are numbered from i * n."""
     model, prompts = await run_in_threadpool(_prepare, parts, who, body)
     answers = CompletionAnswers(body, model, prompts)

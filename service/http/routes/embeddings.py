@@ -19,7 +19,7 @@ from service.http.checks import check_texts
 from service.http.resolve import ResolvedModel, resolve_model
 from service.http.schemas.embeddings import Embedding, EmbeddingAnswer, EmbeddingRequest
 from service.http.schemas.wire import Usage
-from service.http.state import State
+from service.http.state import AppParts
 from service.http.streaming import finish
 from service.keys import Principal
 from service.parts import Parts
@@ -28,7 +28,7 @@ router = APIRouter(tags=["inference"])
 
 
 @router.post("/v1/embeddings", response_model=EmbeddingAnswer)
-async def embeddings(request: Request, body: EmbeddingRequest, parts: State, who: ModelUser) -> Response:
+async def embeddings(request: Request, body: EmbeddingRequest, parts: AppParts, who: ModelUser) -> Response:
     """One vector per text. Padding and the BOS (an encoder's CLS) are left out of the mean; a text beyond the context
     is refused.
     """

@@ -13,13 +13,13 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from service.http.auth import needs
 from service.http.readiness import Readiness
 from service.http.schemas.health import Alive, Ready
-from service.http.state import State
+from service.http.state import AppParts
 
 router = APIRouter(tags=["health"])
 _admin = needs("admin")
 
 
-async def _may_read_metrics(request: Request, parts: State) -> None:
+async def _may_read_metrics(request: Request, parts: AppParts) -> None:
     if not parts.settings.metrics_public:
         await _admin(request)
 
@@ -31,7 +31,7 @@ async def healthz() -> Alive:
 
 
 @router.get("/readyz", responses={503: {"model": Ready}})
-def readyz(request: Request, response: Response, parts: State) -> Ready:
+def readyz(request: Request, response: Response, parts: AppParts) -> Ready:
     """Whether the database answers and every base model that is held computes a token. Needs no key."""
     readiness: Readiness = request.app.state.readiness
     ready = readiness.of(parts)

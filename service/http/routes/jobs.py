@@ -1,4 +1,4 @@
-"""`/v1/jobs`: work that outlives its request: list, look, follow as server-sent events, cancel."""
+"""`/v1/jobs`: list, look, follow (server-sent events) and cancel work that outlives its request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from service.http.answers.jobs import check_reach, job_shown
 from service.http.auth import Reader, Writer
 from service.http.paging import Cursor, Limit, page_size
 from service.http.schemas.jobs import Job, JobList
-from service.http.state import State
+from service.http.state import AppParts
 from service.http.waiting import JobWatch, job_row
 from service.jobs.runner import FINAL, cancel
 
@@ -22,7 +22,7 @@ KEEPALIVE_SECONDS = 5.0
 
 @router.get("")
 def list_jobs(
-    parts: State,
+    parts: AppParts,
     who: Reader,
     kind: str | None = None,
     state: str | None = None,
@@ -37,13 +37,13 @@ def list_jobs(
 
 
 @router.get("/{id}")
-def get_job(id: str, parts: State, who: Reader) -> Job:
+def get_job(id: str, parts: AppParts, who: Reader) -> Job:
     """One job, with its progress, result or error."""
     return job_shown(parts, job_row(parts, who.namespaces, id), who.namespaces)
 
 
 @router.get("/{id}/events", response_class=StreamingResponse)
-async def follow_job(id: str, request: Request, parts: State, who: Reader) -> StreamingResponse:
+async def follow_job(id: str, request: Request, parts: AppParts, who: Reader) -> StreamingResponse:
     """Server-sent events: `progress` whenever the job changes, then `done` with the whole job."""
     await run_in_threadpool(job_row, parts, who.namespaces, id)
 
@@ -65,7 +65,7 @@ async def follow_job(id: str, request: Request, parts: State, who: Reader) -> St
 
 
 @router.post("/{id}/cancel")
-def cancel_job(id: str, parts: State, who: Writer) -> Job:
+def cancel_job(id: str, parts: AppParts, who: Writer) -> Job:
     """Cancel a job that is queued or running; one that ended stays as it is."""
     check_reach(job_row(parts, who.namespaces, id), who.namespaces)
     return job_shown(parts, cancel(parts, who.namespaces, id), who.namespaces)

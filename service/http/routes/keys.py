@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request
@@ -10,7 +11,7 @@ from registry.errors import Forbidden, InvalidParameter, NotFound
 from registry.names import RESERVED_NAMESPACES
 from service.http.auth import Admin
 from service.http.schemas.keys import CreatedKey, Key, KeyList, NewKey
-from service.http.state import State
+from service.http.state import AppParts
 from service.keys import SHOWN, Principal, new_secret, secret_sha256
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ router = APIRouter(prefix="/v1/keys", tags=["keys"])
 
 
 @router.post("", status_code=201)
-def create_key(request: Request, body: NewKey, parts: State, who: Admin) -> CreatedKey:
+def create_key(request: Request, body: NewKey, parts: AppParts, who: Admin) -> CreatedKey:
     """Make a key. Its secret is in this answer and nowhere else."""
     _check(body, who)
     secret = new_secret()
@@ -44,7 +45,7 @@ def create_key(request: Request, body: NewKey, parts: State, who: Admin) -> Crea
 
 
 @router.get("")
-def list_keys(parts: State, who: Admin) -> KeyList:
+def list_keys(parts: AppParts, who: Admin) -> KeyList:
     """Every key this key may manage, revoked ones included, without secrets."""
     with parts.registry.database.read() as catalogue:
         rows = catalogue.keys.list()
@@ -52,7 +53,7 @@ def list_keys(parts: State, who: Admin) -> KeyList:
 
 
 @router.delete("/{id}")
-def revoke_key(request: Request, id: str, parts: State, who: Admin) -> Key:
+def revoke_key(request: Request, id: str, parts: AppParts, who: Admin) -> Key:
     """Revoke a key, from the next request on. Revoking twice is the same as once."""
     with parts.registry.database.write() as catalogue:
         found = [row for row in catalogue.keys.list() if row.id == id and _manages(who, row.namespaces)]
@@ -85,12 +86,4 @@ def _check(body: NewKey, who: Principal) -> None:
 
 
 def _key(row: KeyRow) -> Key:
-    return Key(
-        id=row.id,
-        name=row.name,
-        prefix=row.prefix,
-        namespaces=None if row.namespaces is None else list(row.namespaces),
-        scopes=sorted(row.scopes),
-        created_at=row.created_at,
-        revoked_at=row.revoked_at,
-    )
+    return Key.model_validate(asdict(row) | {"scopes": sorted(row.scopes)}, strict=False)

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 from fastapi import APIRouter, Depends
 
 from registry.names import BaseRef, parse_ref
-from registry.spec import is_language_model
 from service.http.auth import needs
 from service.http.resolve import base_entry
 from service.http.schemas.models import EncoderCard, ModelCard, ModelList
-from service.http.state import State
+from service.http.state import AppParts
 from service.keys import Principal
 from service.parts import Parts
 
@@ -27,7 +26,7 @@ PAGE = 200
 
 
 @router.get("")
-def list_models(parts: State, who: Either) -> ModelList:
+def list_models(parts: AppParts, who: Either) -> ModelList:
     """Base models, then the adapters and soups that answer with text, newest first, each name once.
 
     `/v1/adapters` has the others: adapters with a head, banks of experts, and those of encoders.
@@ -51,13 +50,13 @@ def list_models(parts: State, who: Either) -> ModelList:
 
 
 @router.get("/{id}")
-def get_base_or_digest(id: str, parts: State, who: Either) -> ModelCard:
+def get_base_or_digest(id: str, parts: AppParts, who: Either) -> ModelCard:
     """A base model by its id, or an adapter by its digest."""
     return _card(parts, who, id if id.startswith("sha256:") else f"base/{id}")
 
 
 @router.get("/{ns}/{name}")
-def get_model(ns: str, name: str, parts: State, who: Either) -> ModelCard:
+def get_model(ns: str, name: str, parts: AppParts, who: Either) -> ModelCard:
     """An adapter or soup by `ns/name[@version|@alias]`, or a base model by `base/<id>`."""
     return _card(parts, who, f"{ns}/{name}")
 
@@ -97,7 +96,7 @@ def _adapter_card(parts: Parts, row: AdapterRow, name: str) -> ModelCard:
         created=int(row.created_at.timestamp()),
         owned_by=row.namespace,
         kind=row.kind,
-        speaks=not encoder and is_language_model(row.config),
+        speaks=not encoder and row.config.is_language_model,
         base_model=row.base_model,
         digest=row.digest,
     )

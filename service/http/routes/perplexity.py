@@ -1,7 +1,7 @@
 """`POST /v1/perplexity`: how well a model predicts texts, with standard errors, beside a second model if asked.
 
 A text is tokenised as BOS + text and cut into consecutive windows of the context, each with BOS, so that every token
-is scored once (METHODS section 6).
+is scored once (docs/explanation/methods.md#perplexity).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from service.http.auth import ModelUser
 from service.http.checks import check_texts
 from service.http.resolve import ResolvedModel, language_model
 from service.http.schemas.perplexity import ComparedModel, PerplexityAnswer, PerplexityRequest
-from service.http.state import State
+from service.http.state import AppParts
 from service.http.streaming import finish
 from service.keys import Principal
 from service.parts import Parts
@@ -30,7 +30,7 @@ router = APIRouter(tags=["inference"])
 
 @router.post("/v1/perplexity")
 async def perplexity(
-    request: Request, response: Response, body: PerplexityRequest, parts: State, who: ModelUser
+    request: Request, response: Response, body: PerplexityRequest, parts: AppParts, who: ModelUser
 ) -> PerplexityAnswer:
     """Perplexity = exp(sum NLL / sum tokens); `standard_error` is that of `mean_nll` over texts, a lower bound."""
     asked = await run_in_threadpool(_prepare, parts, who, body)

@@ -19,7 +19,7 @@ from service.http.auth import Reader, Writer
 from service.http.paging import Cursor, Limit, page_size
 from service.http.schemas.jobs import Job, job_body
 from service.http.schemas.selectors import FitRequest, Selected, Selector, SelectorList, SelectRequest, selector_body
-from service.http.state import State
+from service.http.state import AppParts
 from service.http.waiting import finished, wait_of
 from service.jobs.runner import FINAL, result_of
 from service.keys import Principal
@@ -29,7 +29,7 @@ router = APIRouter(prefix="/v1", tags=["selectors"])
 
 @router.post("/selectors", status_code=201, response_model=Selector | Job, responses={202: {"model": Job}})
 async def fit_selector(
-    request: Request, response: Response, body: FitRequest, parts: State, who: Writer
+    request: Request, response: Response, body: FitRequest, parts: AppParts, who: Writer
 ) -> Selector | Job:
     """Fit a selector over a pool: 201, or 202 and the job where it takes longer than `wait`."""
     seconds = wait_of(body.wait, parts)
@@ -43,7 +43,7 @@ async def fit_selector(
     return await run_in_threadpool(_fitted, parts, result_of(row)["selector"])
 
 
-def _enqueue_fit(parts: State, who: Principal, caller: Caller, spec: SelectorSpec, request: PoolRequest) -> JobRow:
+def _enqueue_fit(parts: AppParts, who: Principal, caller: Caller, spec: SelectorSpec, request: PoolRequest) -> JobRow:
     base, pool = pool_of(parts.registry, caller, request)
     with parts.registry.database.write() as catalogue:
         return catalogue.jobs.enqueue(
@@ -55,14 +55,14 @@ def _enqueue_fit(parts: State, who: Principal, caller: Caller, spec: SelectorSpe
         )
 
 
-def _fitted(parts: State, selector_id: str) -> Selector:
+def _fitted(parts: AppParts, selector_id: str) -> Selector:
     with parts.registry.database.read() as catalogue:
         row: SelectorRow = catalogue.selectors.get(None, selector_id)
         return selector_body(row, missing_members(catalogue, row))
 
 
 @router.get("/selectors")
-def list_selectors(parts: State, who: Reader, limit: Limit = None, cursor: Cursor = None) -> SelectorList:
+def list_selectors(parts: AppParts, who: Reader, limit: Limit = None, cursor: Cursor = None) -> SelectorList:
     """Fitted selectors whose whole pool this key sees, newest first."""
     size = page_size(limit, parts)
     with parts.registry.database.read() as catalogue:
@@ -72,7 +72,7 @@ def list_selectors(parts: State, who: Reader, limit: Limit = None, cursor: Curso
 
 
 @router.get("/selectors/{id}")
-def get_selector(id: str, parts: State, who: Reader) -> Selector:
+def get_selector(id: str, parts: AppParts, who: Reader) -> Selector:
     """One fitted selector: its members, its report, and what it does not know yet."""
     with parts.registry.database.read() as catalogue:
         row = catalogue.selectors.get(who.namespaces, id)
@@ -81,7 +81,7 @@ def get_selector(id: str, parts: State, who: Reader) -> Selector:
 
 @router.post("/select", response_model=Selected | Job, responses={202: {"model": Job}})
 async def select_adapters(
-    request: Request, response: Response, body: SelectRequest, parts: State, who: Reader
+    request: Request, response: Response, body: SelectRequest, parts: AppParts, who: Reader
 ) -> Selected | Job:
     """Which adapters of a pool a sample belongs to.
 
@@ -103,20 +103,20 @@ async def select_adapters(
     return await run_in_threadpool(_select, parts, caller, sample, body)
 
 
-def _is_fitted(parts: State, caller: Caller, body: SelectRequest) -> bool:
+def _is_fitted(parts: AppParts, caller: Caller, body: SelectRequest) -> bool:
     spec = body.selector or GmmSpec()
     base, pool = pool_of(parts.registry, caller, body.pool)
     encoder = encoder_for(spec, base.encoders())
     return latest(pool, spec, None if encoder is None else encoder.digest, parts.registry.database) is not None
 
 
-def _checked(parts: State, caller: Caller, body: SelectRequest) -> CheckedSample:
+def _checked(parts: AppParts, caller: Caller, body: SelectRequest) -> CheckedSample:
     """The sample, refused before anything is fitted for it."""
     base, _ = pool_of(parts.registry, caller, body.pool)
     return check_sample(parts.registry, caller, body.sample, encoders=base.encoders())
 
 
-def _select(parts: State, caller: Caller, sample: CheckedSample, body: SelectRequest) -> Selected:
+def _select(parts: AppParts, caller: Caller, sample: CheckedSample, body: SelectRequest) -> Selected:
     if not parts.selections.acquire(blocking=False):
         raise Busy("As many samples as this server embeds at once are being embedded; try again.", retry_after=2)
     try:

@@ -21,7 +21,7 @@ from service.http.resolve import adapter_named
 from service.http.schemas.adapters import Adapter, AdapterList, Lineage, adapter_body
 from service.http.schemas.jobs import Job, job_body
 from service.http.schemas.soups import Soup, SoupRequest
-from service.http.state import State
+from service.http.state import AppParts
 from service.http.waiting import finished, wait_of
 from service.jobs.cook import request_bytes
 from service.jobs.runner import FINAL, result_of
@@ -36,7 +36,9 @@ router = APIRouter(prefix="/v1/soups", tags=["soups"])
     response_model=Soup | Job,
     responses={200: {"model": Soup, "description": "Cooked before, or nothing new"}, 202: {"model": Job}},
 )
-async def cook_soup(request: Request, response: Response, body: SoupRequest, parts: State, who: Writer) -> Soup | Job:
+async def cook_soup(
+    request: Request, response: Response, body: SoupRequest, parts: AppParts, who: Writer
+) -> Soup | Job:
     """Cook: 201 for a new soup, 200 where nothing new was stored (known, abstained, one adapter), 202 beyond `wait`."""
     seconds = wait_of(body.wait, parts)
     job = await run_in_threadpool(_enqueue, parts, who, body, request.state.request_id)
@@ -49,7 +51,7 @@ async def cook_soup(request: Request, response: Response, body: SoupRequest, par
     return await run_in_threadpool(soup_of, parts, cooked)
 
 
-def _enqueue(parts: State, who: Principal, body: SoupRequest, request_id: str) -> JobRow:
+def _enqueue(parts: AppParts, who: Principal, body: SoupRequest, request_id: str) -> JobRow:
     """Refuse at once what needs no work to refuse; then the request's bytes, then the job that names them."""
     namespace = split_name(body.name)[0] if body.name else who.home
     who.check_write(namespace)
@@ -79,7 +81,7 @@ def _enqueue(parts: State, who: Principal, body: SoupRequest, request_id: str) -
 
 @router.get("")
 def list_soups(
-    parts: State, who: Reader, q: str | None = None, limit: Limit = None, cursor: Cursor = None
+    parts: AppParts, who: Reader, q: str | None = None, limit: Limit = None, cursor: Cursor = None
 ) -> AdapterList:
     """Live soups this key sees, newest first."""
     size = page_size(limit, parts)
@@ -89,12 +91,12 @@ def list_soups(
 
 
 @router.get("/{ns}/{name}")
-def get_soup(ns: str, name: str, parts: State, who: Reader) -> Adapter:
+def get_soup(ns: str, name: str, parts: AppParts, who: Reader) -> Adapter:
     """One soup; the same as the adapter of that name."""
     return adapter_body(adapter_named(parts, who, ns, name))
 
 
 @router.get("/{ns}/{name}/lineage")
-def get_soup_lineage(ns: str, name: str, parts: State, who: Reader) -> Lineage:
+def get_soup_lineage(ns: str, name: str, parts: AppParts, who: Reader) -> Lineage:
     """What the soup was mixed from, and on what evidence."""
     return lineage_of(parts, who.namespaces, adapter_named(parts, who, ns, name))

@@ -17,13 +17,13 @@ from service.http.schemas.tokens import (
     TokenizeRequest,
     TokenizerInfo,
 )
-from service.http.state import State
+from service.http.state import AppParts
 
 router = APIRouter(tags=["inference"])
 
 
 @router.post("/tokenize")
-def tokenize(body: TokenizeRequest, parts: State, who: ModelUser) -> TokenizeAnswer:
+def tokenize(body: TokenizeRequest, parts: AppParts, who: ModelUser) -> TokenizeAnswer:
     """Token ids of a text, with the base's BOS in front unless `add_special_tokens` is false."""
     check_text(body.prompt, parts.settings, param="prompt")
     base = resolve_model(parts, who, body.model).base
@@ -38,7 +38,7 @@ def tokenize(body: TokenizeRequest, parts: State, who: ModelUser) -> TokenizeAns
 
 
 @router.post("/detokenize")
-def detokenize(body: DetokenizeRequest, parts: State, who: ModelUser) -> DetokenizeAnswer:
+def detokenize(body: DetokenizeRequest, parts: AppParts, who: ModelUser) -> DetokenizeAnswer:
     """The text of token ids, special tokens included."""
     check_text(body.tokens, parts.settings, param="tokens")
     model = resolve_model(parts, who, body.model)
@@ -49,7 +49,7 @@ def detokenize(body: DetokenizeRequest, parts: State, who: ModelUser) -> Detoken
 
 @router.get("/tokenizer_info")
 def tokenizer_info(
-    parts: State, who: ModelUser, model: Annotated[str, Query(min_length=1, max_length=200)]
+    parts: AppParts, who: ModelUser, model: Annotated[str, Query(min_length=1, max_length=200)]
 ) -> TokenizerInfo:
     """The tokenizer behind a model."""
     found = resolve_model(parts, who, model)

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from service.http.auth import Writer
 from service.http.schemas.jobs import Job, job_body
-from service.http.state import State
+from service.http.state import AppParts
 from service.jobs.training_requests import submit
 from training.request import TrainingRequest
 
@@ -14,11 +14,11 @@ router = APIRouter(prefix="/v1/trainings", tags=["trainings"])
 
 
 @router.post("", status_code=202)
-def start_training(request: Request, response: Response, body: TrainingRequest, parts: State, who: Writer) -> Job:
+def start_training(request: Request, response: Response, body: TrainingRequest, parts: AppParts, who: Writer) -> Job:
     """Train an adapter and push it: 202 and the job, which is followed and cancelled as every job.
 
-    A like request that waits or runs is that job. One that was cancelled, or whose server was killed, is gone on with
-    from what it saved; one that is done gives what was pushed.
+    A request like one that is queued or running gives that job. One that was cancelled, or whose server was killed,
+    continues from what it saved; one that succeeded gives what it pushed.
     """
     row = submit(parts, who, body, request_id=request.state.request_id)
     parts.jobs.wake()

@@ -1,1 +1,1 @@
-"""Bodies of requests and answers, one file a part of the interface. What is stored as well is in `registry.spec`."""
+"""Bodies of requests and answers, one file a file of `routes`. What is stored as well is in `registry.spec`."""

@@ -1,4 +1,4 @@
-"""Bodies of `/v1/completions`, as OpenAI has them; `sampling` says what is taken and what is refused."""
+"""Bodies of `/v1/completions`, as OpenAI has them; `sampling` says which of its fields are refused."""
 
 from __future__ import annotations
 

@@ -38,19 +38,13 @@ class Job(Wire):
 def job_body(row: JobRow, result: Mapping[str, Any] | None = None) -> Job:
     """A row as its body; `result` stands for the stored one where a kind shows it otherwise."""
     progress: Mapping[str, Any] = row.progress or {}
-    return Job(
-        id=row.id,
-        kind=row.kind,
-        state=row.state,
-        progress=Progress(
+    shown = {
+        "progress": Progress(
             done=progress.get("done", 0), total=progress.get("total", 0), message=progress.get("message", "")
         ),
-        result=row.result if result is None else dict(result),
-        error=row.error,
-        attempts=row.attempts,
-        created_at=row.created_at,
-        updated_at=row.updated_at,
-    )
+        "result": row.result if result is None else dict(result),
+    }
+    return Job(**{name: getattr(row, name) for name in Job.model_fields if hasattr(row, name)} | shown)
 
 
 class JobList(Wire):

@@ -1,4 +1,4 @@
-"""What completions and chat completions take in common, and what becomes of OpenAI's fields that have no effect here.
+"""Fields that requests for completions and for chat share, those of OpenAI's that have no effect here included.
 
 Nothing is ignored silently: a field of OpenAI's that has no effect here is accepted with its neutral value only, and
 refused by name otherwise; a field OpenAI does not have either is refused as unknown. `user` and `metadata` are

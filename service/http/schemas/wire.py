@@ -1,4 +1,4 @@
-"""The base of every body, and what bodies of several parts of the interface have in common. Never imports torch."""
+"""The base class of every body, and the types that several of them use. Nothing in `schemas` imports torch."""
 
 from __future__ import annotations
 

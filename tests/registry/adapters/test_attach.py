@@ -7,7 +7,7 @@ import threading
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PhiConfig, PhiForCausalLM
+from transformers import PhiConfig, PhiForCausalLM
 
 from registry.adapters import attached, create, from_tensors, paper_config, sites
 from registry.errors import Incompatible, Internal
@@ -18,11 +18,6 @@ SHAPE = BaseShape(
 )
 IDS = torch.tensor([[0, 5, 17, 250, 3, 99]])
 STRUCTURES = ["houlsby", "pfeiffer", "bapna_firat", "parallel"]
-
-
-@pytest.fixture
-def model(tiny_base_dir):
-    return AutoModelForCausalLM.from_pretrained(tiny_base_dir, dtype=torch.float32).eval().requires_grad_(False)
 
 
 def adapter_for(structure, model, shape=SHAPE):

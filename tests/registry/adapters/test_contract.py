@@ -10,11 +10,10 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor, nn
 
-from registry.adapters import STRUCTURES, attached, create, expected_tensors, from_tensors
+from registry.adapters import STRUCTURES, attached, create, expected_tensors, from_tensors, mixture_of
 from registry.adapters.masks import is_mask, values
 from registry.adapters.tensor_order import canonical_order
 from registry.adapters.weights import adapter_digest, check_weights, init_hash, load_tensors, save_tensors
-from registry.base_model import load_base
 from registry.base_model.loading import LoadedBase
 from registry.errors import Incompatible, InvalidWeights
 from registry.formats.directory import AdapterContents, read_directory, write_directory
@@ -25,7 +24,6 @@ from registry.spec import (
     AdapterConfig,
     AutoMixing,
     BankConfig,
-    BaseEntry,
     BottleneckConfig,
     FusionConfig,
     HeadConfig,
@@ -34,7 +32,6 @@ from registry.spec import (
     PrefixConfig,
     UnionConfig,
 )
-from tests.conftest import build_tiny_base
 from tests.registry.pruned_adapters import sparse
 from tests.registry.random_adapters import INIT, part
 
@@ -58,17 +55,6 @@ PRUNED = ("bottleneck, norms trained", "lora", "union", "fusion")
 EVERY = [*DENSE, *(f"{name}, pruned" for name in PRUNED)]
 CONFIGS: TypeAdapter[AdapterConfig] = TypeAdapter(AdapterConfig)
 IDS = torch.tensor([[5, 17, 250, 3, 99], [8, 8, 130, 21, 60]])
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory) -> LoadedBase:
-    return load_base(BaseEntry(id="tiny", source=str(build_tiny_base(tmp_path_factory.mktemp("base")))))
-
-
-@pytest.fixture(scope="module")
-def other(tmp_path_factory) -> LoadedBase:
-    folder = build_tiny_base(tmp_path_factory.mktemp("other"), model_type="llama")
-    return load_base(BaseEntry(id="other", source=str(folder)))
 
 
 def drawn(config: AdapterConfig, base: LoadedBase, seed: int = 0) -> dict[str, Tensor]:
@@ -101,6 +87,19 @@ def states(base: LoadedBase) -> Tensor:
 
 def test_every_method_is_here() -> None:
     assert {config.method for config in DENSE.values()} == set(STRUCTURES)
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_its_entry_does_what_its_configuration_promises(name: str, base: LoadedBase) -> None:
+    config = DENSE[name]
+    entry = STRUCTURES[config.method]
+    assert (entry.join is not None) == config.joinable
+    assert (entry.merge is not None) == (entry.routes is not None) == (config.merged is not None)
+    tensors = drawn(config, base)
+    if config.merged is None:
+        mixture = mixture_of(config, base.shape)
+        mixture.add(config, tensors, 1.0)
+        assert (mixture.residual(config, tensors) is None) == (config.no_exact_mixture is not None)
 
 
 @pytest.mark.parametrize("name", DENSE)
@@ -180,15 +179,15 @@ def test_it_leaves_the_base_as_it_was(one: tuple[AdapterConfig, dict[str, Tensor
 
 
 def test_another_base_is_refused_before_anything_runs(
-    one: tuple[AdapterConfig, dict[str, Tensor]], base, other
+    one: tuple[AdapterConfig, dict[str, Tensor]], base, bases
 ) -> None:
     config, tensors = one
     if config.method == "head":  # which knows of a base only how large its states are
         return
     adapter = from_tensors(config, base.shape, tensors)
-    with pytest.raises(Incompatible), attached(other.model, adapter):
+    with pytest.raises(Incompatible), attached(bases("llama").model, adapter):
         pass
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in other.model.modules())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in bases("llama").model.modules())
 
 
 def test_its_directory_says_the_same(one: tuple[AdapterConfig, dict[str, Tensor]], base, tmp_path) -> None:

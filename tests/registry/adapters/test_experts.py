@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,11 +18,9 @@ from registry.adapters import attached, create, expected_tensors, from_tensors, 
 from registry.adapters.experts import BankAdapter, Routes, mean_of, merge_bank
 from registry.adapters.head import head_module
 from registry.adapters.weights import check_weights, init_hash, save_tensors
-from registry.base_model import load_base
 from registry.errors import Incompatible, Internal
 from registry.spec import (
     BankConfig,
-    BaseEntry,
     BaseShape,
     BottleneckConfig,
     HeadConfig,
@@ -34,7 +31,6 @@ from registry.spec import (
     UnionConfig,
     head_of,
 )
-from tests.conftest import build_tiny_base
 from tests.registry.random_adapters import SHAPE, STRUCTURES, bottleneck, lora
 
 SHARES = ("up", "down", "none")
@@ -68,21 +64,6 @@ def along(routes: Routes, tensors: dict[str, torch.Tensor]) -> dict[str, torch.T
         name: tensor[routes[name.rpartition(".")[0]]] if name.rpartition(".")[0] in routes else tensor
         for name, tensor in tensors.items()
     }
-
-
-@pytest.fixture(scope="module")
-def bases(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Any, BaseShape]]:
-    """A tiny model of a family, frozen, and its shape."""
-    made: dict[str, tuple[Any, BaseShape]] = {}
-
-    def base(model_type: str) -> tuple[Any, BaseShape]:
-        if model_type not in made:
-            folder = build_tiny_base(tmp_path_factory.mktemp(model_type), model_type=model_type)
-            loaded = load_base(BaseEntry(id="tiny", source=str(folder)))
-            made[model_type] = loaded.model, loaded.shape
-        return made[model_type]
-
-    return base
 
 
 def expert_on(kind: str, shape: BaseShape) -> BottleneckConfig | LoraConfig:
@@ -142,12 +123,12 @@ def test_names_are_the_experts_and_copies_have_a_leading_dimension():
 
 @pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize("kind", EXPERTS)
-def test_every_copy_starts_as_the_plain_adapter_does(kind, share, bases):
-    base, shape = bases("gpt2")
+def test_every_copy_starts_as_the_plain_adapter_does(kind, share, base):
+    shape = base.shape
     expert = expert_on(kind, shape)
-    plain = create(expert, shape, seed=7, base=base).state_dict()
+    plain = create(expert, shape, seed=7, base=base.model).state_dict()
     for experts in (2, 3, 5, 7):
-        bank = create(bank_config(expert, experts=experts, share=share), shape, seed=7, base=base)
+        bank = create(bank_config(expert, experts=experts, share=share), shape, seed=7, base=base.model)
         assert isinstance(bank, BankAdapter)
         started = bank.state_dict()
         assert all(parameter.requires_grad for parameter in bank.parameters())
@@ -185,9 +166,9 @@ def test_experts_are_bottlenecks_or_loras_with_or_without_a_head(members):
 
 
 @pytest.mark.parametrize("expert", [lora(), bottleneck("houlsby")])
-def test_a_head_is_shared_and_starts_and_trains_as_a_plain_adapters(expert, bases):
+def test_a_head_is_shared_and_starts_and_trains_as_a_plain_adapters(expert, base):
     """The tasks of the paper are classifications: the head is no expert of its own."""
-    model, shape = bases("gpt2")
+    model, shape = base.model, base.shape
     one = expert_on("lora", shape) if isinstance(expert, LoraConfig) else expert
     with_head = UnionConfig(members=(one, HEAD))
     config = BankConfig(expert=with_head, experts=3, share="none")
@@ -280,7 +261,7 @@ def test_half_precision_is_merged_in_fp32():
 @pytest.mark.parametrize("kind", ["houlsby", "parallel", "bapna_firat", "lora"])
 @pytest.mark.parametrize("share", SHARES)
 def test_a_route_is_the_adapter_of_its_copies_and_none_is_the_merge(family, kind, share, bases):
-    model, shape = bases(family)
+    model, shape = bases(family).model, bases(family).shape
     config = bank_config(expert_on(kind, shape), experts=3, share=share)
     tensors = drawn(config, shape, seed=3)
     bank = bank_of(config, shape, seed=3)
@@ -299,9 +280,9 @@ def test_a_route_is_the_adapter_of_its_copies_and_none_is_the_merge(family, kind
             assert torch.equal(logits(model), merged)
 
 
-def test_a_route_reaches_every_projection_alone(bases):
+def test_a_route_reaches_every_projection_alone(base):
     """Changing the copy of one projection changes the output; changing a copy that is not drawn does not."""
-    model, shape = bases("gpt2")
+    model, shape = base.model, base.shape
     config = bank_config(bottleneck("houlsby"), experts=2, share="none")
     bank = bank_of(config, shape)
     routes = dict.fromkeys(bank.projections, 0)
@@ -321,8 +302,8 @@ def test_a_route_reaches_every_projection_alone(bases):
 
 @pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize("kind", ["houlsby", "lora"])
-def test_gradients_reach_the_drawn_experts_and_what_is_shared_and_no_other(kind, share, bases):
-    model, shape = bases("gpt2")
+def test_gradients_reach_the_drawn_experts_and_what_is_shared_and_no_other(kind, share, base):
+    model, shape = base.model, base.shape
     config = bank_config(expert_on(kind, shape), experts=4, share=share)
     bank = bank_of(config, shape)
     torch.manual_seed(1)
@@ -340,8 +321,8 @@ def test_gradients_reach_the_drawn_experts_and_what_is_shared_and_no_other(kind,
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_without_a_route_every_expert_has_its_share_of_the_gradient(bases):
-    model, shape = bases("gpt2")
+def test_without_a_route_every_expert_has_its_share_of_the_gradient(base):
+    model, shape = base.model, base.shape
     config = bank_config(bottleneck("pfeiffer"), experts=4)
     bank = bank_of(config, shape)
     with attached(model, bank):
@@ -353,8 +334,8 @@ def test_without_a_route_every_expert_has_its_share_of_the_gradient(bases):
     assert copies[0].abs().sum() > 0
 
 
-def test_a_copy_of_a_bank_is_its_own(bases):
-    model, shape = bases("gpt2")
+def test_a_copy_of_a_bank_is_its_own(base):
+    model, shape = base.model, base.shape
     bank = bank_of(bank_config(bottleneck("pfeiffer")), shape)
     other = copy.deepcopy(bank)
     with torch.no_grad():
@@ -367,9 +348,8 @@ def test_a_copy_of_a_bank_is_its_own(bases):
             assert not torch.equal(logits(model), nothing)
 
 
-def test_another_base_is_refused(bases):
-    _, shape = bases("gpt2")
-    other, other_shape = bases("llama")
+def test_another_base_is_refused(base, bases):
+    shape, other, other_shape = base.shape, bases("llama").model, bases("llama").shape
     with (
         pytest.raises(Incompatible, match="family"),
         attached(other, bank_of(bank_config(bottleneck("pfeiffer")), shape)),
@@ -432,8 +412,8 @@ def test_routes_are_those_of_the_seed():
     assert first[0] != first[1]
 
 
-def test_a_route_ends_with_its_context_whatever_happens(bases):
-    model, shape = bases("gpt2")
+def test_a_route_ends_with_its_context_whatever_happens(base):
+    model, shape = base.model, base.shape
     bank = bank_of(bank_config(bottleneck("pfeiffer"), experts=2), shape)
     one = dict.fromkeys(bank.projections, 1)
     with torch.no_grad(), attached(model, bank):

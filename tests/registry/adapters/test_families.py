@@ -19,7 +19,7 @@ from registry.base_model import load_base, shape_of
 from registry.errors import Incompatible
 from registry.likelihood import score_windows, token_log_probs
 from registry.spec import BaseEntry, BottleneckConfig, LoraConfig, LoraModule
-from tests.conftest import TINY_CONFIGS, build_tiny_base
+from tests.tiny_models import TINY_CONFIGS, build_tiny_base
 
 RMS = ("llama", "mistral", "qwen2", "qwen3")
 CASES = {
@@ -37,31 +37,8 @@ CASES = {
     "parallel-residual": BottleneckConfig(structure="parallel", bottleneck=4, activation="relu", input="residual"),
 }
 CAUSAL = [name for name, family in FAMILIES.items() if not family.post_norm]
-# family, and for GPT-NeoX also with the two sub-layers one after the other
-VARIANTS = {name: (name, {}) for name in sorted(CAUSAL)} | {
-    "gpt_neox-sequential": ("gpt_neox", {"use_parallel_residual": False})
-}
+ON_BASES = (*sorted(CAUSAL), "gpt_neox-sequential")  # GPT-NeoX also with the two sub-layers one after the other
 IDS = torch.tensor([[0, 5, 17, 250, 3, 99, 42, 7], [0, 8, 8, 130, 21, 60, 299, 1]])
-
-
-@pytest.fixture(scope="module")
-def bases(tmp_path_factory):
-    """A loaded base of every variant, made when it is first asked for."""
-    folder, loaded = tmp_path_factory.mktemp("families"), {}
-
-    def base(variant):
-        if variant not in loaded:
-            family, settings = VARIANTS[variant]
-            path = build_tiny_base(folder / variant, model_type=family, **settings)
-            loaded[variant] = load_base(BaseEntry(id="tiny", source=str(path)))
-        return loaded[variant]
-
-    return base
-
-
-@pytest.fixture(params=VARIANTS)
-def base(request, bases):
-    return bases(request.param)
 
 
 def random_tensors(config, shape, seed=3):
@@ -183,7 +160,7 @@ def by_hand(variant, model, config, tensors):
     patched = copy.deepcopy(model)
     path, forward = LAYERS[variant]
     for i, layer in enumerate(patched.get_submodule(path)):
-        hand = Hand(config, tensors, i, [getattr(layer, name) for name in NORMS[VARIANTS[variant][0]]])
+        hand = Hand(config, tensors, i, [getattr(layer, name) for name in NORMS[variant.removesuffix("-sequential")]])
         bound = MethodType(forward, layer)
         layer.forward = lambda *args, bound=bound, hand=hand, **kwargs: bound(*args, hand=hand, **kwargs)
     return patched
@@ -197,12 +174,12 @@ def agree(got, want):
 
 
 def test_the_tests_know_every_family():
-    assert set(TINY_CONFIGS) == set(CAUSAL) == {family for family, _ in VARIANTS.values()}
+    assert set(TINY_CONFIGS) == set(CAUSAL)
     assert {name for name, family in FAMILIES.items() if family.rms_norms} == set(RMS)
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", ON_BASES)
 def test_hooked_layers_are_the_layers_written_by_hand(bases, variant, case):
     base, config = bases(variant), CASES[case]
     tensors = random_tensors(config, base.shape)

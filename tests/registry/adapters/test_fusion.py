@@ -21,10 +21,11 @@ from registry.base_model import load_base
 from registry.base_model.loading import LoadedBase
 from registry.errors import Incompatible
 from registry.spec import BaseEntry, BaseShape, BottleneckConfig, FusionConfig, Pruned
-from tests.conftest import build_tiny_encoder
 from tests.repository import REPOSITORY
+from tests.tiny_models import build_tiny_encoder
 from training.methods.fusion import fusion_config, fusion_start
 
+ON_BASES = ("gpt2", "llama", "opt")
 FIXTURES = REPOSITORY / "tests" / "fixtures"
 IDS = torch.tensor([[0, 5, 17, 250, 3, 99], [0, 8, 8, 130, 21, 60]])
 PFEIFFER = BottleneckConfig(structure="pfeiffer", bottleneck=4, activation="relu", input="residual")
@@ -34,11 +35,6 @@ MEMBERS = {
     "bapna_firat": paper_config("bapna_firat", bottleneck=3),
     "parallel": paper_config("parallel", bottleneck=3),
 }
-
-
-@pytest.fixture(params=["gpt2", "llama", "opt"])
-def base(request, bases) -> LoadedBase:
-    return bases(request.param)
 
 
 def drawn(config, shape: BaseShape, seed: int = 0) -> dict[str, Tensor]:

@@ -32,16 +32,11 @@ from registry.spec import (
 )
 
 IDS = torch.tensor([[0, 5, 17, 250, 3, 99], [0, 8, 8, 130, 21, 60]])
-FAMILIES = ("gpt2", "llama", "qwen2", "opt")
+ON_BASES = ("gpt2", "llama", "qwen2", "opt")
 PARALLEL = paper_config("parallel", bottleneck=4)
 MAM = UnionConfig(members=(PrefixConfig(length=3), PARALLEL))
 LABELS = HeadConfig(task="classification", labels=("no", "yes", "maybe"))
 SPANS = HeadConfig(task="question_answering", labels=("start", "end"))
-
-
-@pytest.fixture(params=FAMILIES)
-def base(request, bases) -> LoadedBase:
-    return bases(request.param)
 
 
 def lora(base: LoadedBase) -> LoraConfig:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,10 +13,9 @@ from torch import Tensor, nn
 from registry.adapters import attached, create, expected_tensors, from_tensors
 from registry.adapters.tensor_order import canonical_order
 from registry.adapters.weights import adapter_digest, init_hash, scale_output
-from registry.base_model import load_base
 from registry.base_model.loading import LoadedBase
 from registry.errors import Incompatible, Internal, InvalidParameter
-from registry.spec import BaseEntry, BaseShape, LoraConfig, LoraGroup, LoraModule
+from registry.spec import BaseShape, LoraConfig, LoraGroup, LoraModule
 from registry.spec.structures.lora import MAX_GROUPS
 
 ATTN = "transformer.h.0.attn.c_attn"
@@ -30,11 +28,6 @@ LINEARS = {
     }.items()
 }  # fmt: skip
 IDS = torch.arange(1, 11).reshape(2, 5)
-
-
-@pytest.fixture(scope="module")
-def base(tiny_base_dir: Path) -> LoadedBase:
-    return load_base(BaseEntry(id="tiny", source=str(tiny_base_dir)))
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from registry.spec import (
     PrefixConfig,
     UnionConfig,
 )
-from tests.conftest import TINY_CONFIGS, build_tiny_base, build_tiny_encoder
+from tests.tiny_models import TINY_CONFIGS, build_tiny_base, build_tiny_encoder
 
 D, LAYERS, M, R, LENGTH, K, LABELS = 32, 2, 5, 3, 4, 3, 6
 ENCODERS = ("bert", "roberta", "distilbert")

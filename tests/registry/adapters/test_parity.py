@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import AutoModelForCausalLM
 
 from registry.adapters import attached, create, expected_tensors, from_tensors
 from registry.spec import BaseShape, BottleneckConfig
@@ -29,11 +29,6 @@ CASES = {
     "parallel": BottleneckConfig(structure="parallel", bottleneck=4, activation="relu", scale=4.0),
     "parallel-residual": BottleneckConfig(structure="parallel", bottleneck=4, activation="relu", input="residual"),
 }
-
-
-@pytest.fixture(scope="module")
-def model(tiny_base_dir):
-    return AutoModelForCausalLM.from_pretrained(tiny_base_dir, dtype=torch.float32).eval().requires_grad_(False)
 
 
 def random_tensors(config, seed=3):
@@ -116,11 +111,9 @@ def agree(got, want):
 
 
 @pytest.fixture(scope="module")
-def exact(model):
+def exact(gpt2):
     """The same model in float64."""
-    import copy
-
-    return copy.deepcopy(model).double()
+    return copy.deepcopy(gpt2.model).double()
 
 
 IDS = torch.tensor([[0, 5, 17, 250, 3, 99, 42, 7], [0, 8, 8, 130, 21, 60, 299, 1]])

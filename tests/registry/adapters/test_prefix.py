@@ -24,21 +24,17 @@ from registry.base_model.loading import LoadedBase
 from registry.errors import Incompatible, Internal, InvalidParameter
 from registry.likelihood import score_windows, token_log_probs
 from registry.spec import BaseEntry, BaseShape, PrefixConfig
-from tests.conftest import TINY_CONFIGS, TINY_CONTEXT, build_tiny_base, build_tiny_encoder
+from tests.tiny_models import CAUSAL, TINY_CONFIGS, TINY_CONTEXT, build_tiny_base, build_tiny_encoder
 
 LENGTH = 5
 KV = {
     "gpt2": (2, 16), "llama": (2, 8), "qwen2": (2, 8), "qwen3": (2, 12), "mistral": (2, 8), "gpt_neox": (4, 8),
     "opt": (4, 8),
 }  # fmt: skip
+ON_BASES = CAUSAL
 IDS = torch.tensor([[0, 5, 17, 250, 3, 99], [0, 0, 8, 8, 130, 21]])
 LEFT = torch.tensor([[1] * 6, [0, 0, 1, 1, 1, 1]])
 POSITIONS = (LEFT.cumsum(1) - 1).clamp(min=0)
-
-
-@pytest.fixture(params=sorted(TINY_CONFIGS))
-def base(request, bases) -> LoadedBase:
-    return bases(request.param)
 
 
 def prefix_of(base: LoadedBase, length: int = LENGTH, seed: int = 1):

@@ -16,7 +16,7 @@ from registry.adapters.tensor_order import canonical_order
 from registry.adapters.weights import init_hash
 from registry.errors import Incompatible, InvalidParameter, UnknownMethod
 from registry.spec import AdapterConfig, BaseShape, BottleneckConfig
-from tests.conftest import build_tiny_base
+from tests.tiny_models import build_tiny_base
 
 FINGERPRINT = "sha256:" + "0" * 64
 TINY = BaseShape(fingerprint=FINGERPRINT, model_type="gpt2", hidden_size=32, num_layers=2, context=64, vocab_size=300)
@@ -27,11 +27,6 @@ BOTTLENECKS = ["houlsby", "pfeiffer", "bapna_firat", "parallel"]
 
 
 PINNED = "sha256:09f33dd6c214f787ae2788dc4ea0daf3139247d9fb4c6ace035bc58608356254"
-
-
-@pytest.fixture
-def model(tiny_base_dir):
-    return AutoModelForCausalLM.from_pretrained(tiny_base_dir, dtype=torch.float32).eval()
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from registry.base_model import load_base, shape_of
 from registry.errors import Unavailable
 from registry.likelihood import hidden_states, lm_logits
 from registry.spec import BaseEntry
-from tests.conftest import build_tiny_base
+from tests.tiny_models import build_tiny_base
 
 
 @pytest.fixture

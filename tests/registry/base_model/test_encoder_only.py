@@ -15,7 +15,7 @@ from registry.base_model import load_base, load_text, read_allowlist, shape_of, 
 from registry.errors import InvalidParameter, Unavailable
 from registry.likelihood import hidden_states, mean_pool, padded
 from registry.spec import BaseEntry
-from tests.conftest import TINY_ENCODERS, build_tiny_base, build_tiny_encoder
+from tests.tiny_models import TINY_ENCODERS, build_tiny_base, build_tiny_encoder
 
 
 @pytest.fixture(scope="session")

@@ -30,7 +30,7 @@ from registry.formats import (
     write_directory,
 )
 from registry.spec import BaseEntry, Card, Provenance
-from tests.conftest import TINY_CONFIGS, build_tiny_base
+from tests.tiny_models import CAUSAL, build_tiny_base
 
 IDS = torch.arange(1, 13).reshape(2, 6)
 SHORT = {"gpt2": ["c_attn", "c_fc"], "gpt_neox": ["query_key_value", "dense_4h_to_h"], "opt": ["q_proj", "fc1"]}
@@ -38,14 +38,7 @@ BLOCKS = {"gpt2": "h", "gpt_neox": "layers", "opt": "layers"}
 HEX = "sha256:" + "a" * 64
 
 
-@pytest.fixture(scope="module", params=sorted(TINY_CONFIGS))
-def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedBase:
-    return loaded(request.param, tmp_path_factory.mktemp(request.param))
-
-
-@pytest.fixture(scope="module")
-def gpt2(tmp_path_factory: pytest.TempPathFactory) -> LoadedBase:
-    return loaded("gpt2", tmp_path_factory.mktemp("gpt2"))
+ON_BASES = CAUSAL
 
 
 def loaded(model_type: str, folder: Path) -> LoadedBase:

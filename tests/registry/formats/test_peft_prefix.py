@@ -31,17 +31,13 @@ from registry.spec import (
     Pruned,
     UnionConfig,
 )
-from tests.conftest import TINY_CONFIGS
+from tests.tiny_models import CAUSAL
 
+ON_BASES = CAUSAL
 IDS = torch.arange(1, 13).reshape(2, 6)
 LENGTH = 4
 HEX = "sha256:" + "a" * 64
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
-
-
-@pytest.fixture(params=sorted(TINY_CONFIGS))
-def base(request, bases) -> LoadedBase:
-    return bases(request.param)
 
 
 def logits_of(model: Any) -> Tensor:

@@ -6,7 +6,6 @@ import hashlib
 import io
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from service.cli.verbs import compare
 from service.cli.verbs.cook import parse_recipe
 from service.cli.verbs.serve import is_loopback
 from tests.service.scripted_server import Server, events, job, ok, refusal
+from tests.service.servers import Soup
 
 CONFIG = BottleneckConfig(structure="bapna_firat", bottleneck=4, activation="relu")
 DIGEST = "sha256:" + "c" * 64
@@ -53,18 +53,9 @@ def server() -> Server:
 
 
 @pytest.fixture
-def soup(server: Server, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Run a command line against the scripted server: exit code, stdout, stderr."""
-
-    def run(*args: object) -> tuple[int, str, str]:
-        code = cli.run([str(arg) for arg in args], connect=lambda url, key: server.client())
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return run
-
-
-Soup = Callable[..., tuple[int, str, str]]
+def soup(server: Server, command: Soup) -> Soup:
+    """Runs a command line against the scripted server."""
+    return lambda *args: command(*args, connect=lambda url, key: server.client())
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from registry.formats import WEIGHTS_FILE, AdapterContents, read_directory, writ
 from registry.spec import Provenance
 from service.cli import app as cli
 from tests.postgres import KINDS
-from tests.service.servers import CONFIG, Live, adapter_weights, write_bases
+from tests.service.servers import CONFIG, Live, Soup, adapter_weights, write_bases
 
 DATABASES = KINDS
 
@@ -26,7 +25,6 @@ WORDS = {
     "code": "def return import class lambda yield argv print range list dict tuple",
     "sailing": "anchor tide mast wind harbour knot keel rudder sail deck hull bay",
 }
-Soup = Callable[..., tuple[int, str, str]]
 
 
 def passages(domain: str, count: int = 30) -> list[str]:
@@ -50,17 +48,6 @@ def folders(live: Live, tmp_path_factory: pytest.TempPathFactory) -> Path:
             ),
         )
     return root
-
-
-@pytest.fixture
-def soup(live: Live, capsys: pytest.CaptureFixture[str]) -> Soup:
-    def run(*args: object) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = cli.run([*[str(arg) for arg in args], "--url", live.url, "--key", live.world.admin])
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return run
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,27 +16,12 @@ from registry.adapters.weights import load_tensors, save_tensors
 from registry.formats import AdapterContents, read_directory, write_directory
 from registry.formats.adapterhub import checkpoint_files, read_checkpoint
 from registry.spec import BottleneckConfig, Card
-from service.cli import app as cli
 from tests.repository import REPOSITORY
 from tests.service.cli.test_cold_start import HELP, loaded
-from tests.service.servers import Live
+from tests.service.servers import Live, Soup
 
 FIXTURES = REPOSITORY / "tests" / "fixtures" / "adapterhub"
 DOMAIN = ("--domain", "US law")
-Soup = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def soup(capsys: pytest.CaptureFixture[str]) -> Soup:
-    """Run a command line without a server: exit code, stdout, stderr."""
-
-    def run(*args: object) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = cli.run([str(arg) for arg in args])
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return run
 
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
@@ -50,10 +34,10 @@ def left_in(folder: Path) -> list[str]:
 
 
 class TestToOurs:
-    def test_a_checkpoint(self, soup: Soup, tmp_path: Path) -> None:
+    def test_a_checkpoint(self, command: Soup, tmp_path: Path) -> None:
         (tmp_path / "law.txt").write_text("One passage.\n\nAnother.")
         target = tmp_path / "adapters" / "law"
-        code, out, err = soup(
+        code, out, err = command(
             "convert", FIXTURES / "gpt2/seq_bn", target, *DOMAIN, "--base", "small", "--sample", tmp_path / "law.txt"
         )
         assert (code, out) == (0, f"{target}\n")
@@ -71,8 +55,8 @@ class TestToOurs:
             "name": "seq_bn", "model_type": "gpt2", "model_name": "base", "version": "adapters.1.3.0",
         }  # fmt: skip
 
-    def test_what_is_missing_is_said(self, soup: Soup, tmp_path: Path) -> None:
-        code, _, err = soup("convert", FIXTURES / "gpt2/par_bn", tmp_path / "a", *DOMAIN)
+    def test_what_is_missing_is_said(self, command: Soup, tmp_path: Path) -> None:
+        code, _, err = command("convert", FIXTURES / "gpt2/par_bn", tmp_path / "a", *DOMAIN)
         assert code == 0
         assert "made for base" in err
         assert "--base" in err
@@ -80,26 +64,26 @@ class TestToOurs:
         assert "Left out" not in err
         assert read_directory(tmp_path / "a").base_model is None
 
-    def test_as_json(self, soup: Soup, tmp_path: Path) -> None:
-        code, out, _ = soup("convert", FIXTURES / "llama/double_seq_bn", tmp_path / "a", *DOMAIN, "--json")
+    def test_as_json(self, command: Soup, tmp_path: Path) -> None:
+        code, out, _ = command("convert", FIXTURES / "llama/double_seq_bn", tmp_path / "a", *DOMAIN, "--json")
         value = json.loads(out)
         assert code == 0
         assert value["path"] == str(tmp_path / "a")
         assert (value["config"]["structure"], value["config"]["trained_norms"]) == ("houlsby", False)
         assert len(value["notes"]) == 2
 
-    def test_the_card_comes_along(self, soup: Soup, tmp_path: Path) -> None:
+    def test_the_card_comes_along(self, command: Soup, tmp_path: Path) -> None:
         source = shutil.copytree(FIXTURES / "gpt2/par_bn", tmp_path / "source")
         (source / "README.md").write_text(
             "---\nlicense: mit\ntags:\n- adapterhub:law/us\n- gpt2\ndatasets:\n- a/b\n---\n\n# Law\n\nWords.\n"
         )
-        assert soup("convert", source, tmp_path / "a", *DOMAIN)[0] == 0
+        assert command("convert", source, tmp_path / "a", *DOMAIN)[0] == 0
         assert read_directory(tmp_path / "a").card == Card(license="mit", tags=("gpt2",), description="# Law\n\nWords.")
         (source / "README.md").write_bytes(b"\xff")
-        assert soup("convert", source, tmp_path / "b", *DOMAIN)[0] == 1
+        assert command("convert", source, tmp_path / "b", *DOMAIN)[0] == 1
 
-    def test_without_a_domain(self, soup: Soup, tmp_path: Path) -> None:
-        code, out, err = soup("convert", FIXTURES / "gpt2/seq_bn", tmp_path / "a")
+    def test_without_a_domain(self, command: Soup, tmp_path: Path) -> None:
+        code, out, err = command("convert", FIXTURES / "gpt2/seq_bn", tmp_path / "a")
         assert (code, out) == (2, "")
         assert "--domain" in err
 
@@ -110,82 +94,82 @@ class TestToOurs:
          ([*DOMAIN, "--family", "gpt2"], "--family"), ([*DOMAIN, "--safetensors"], "--safetensors"),
          ([*DOMAIN, "--to", "peft"], "--to"), ([*DOMAIN, "--family", "bert"], "--family")],
     )  # fmt: skip
-    def test_usage(self, soup: Soup, tmp_path: Path, options: list[str], named: str) -> None:
-        code, out, err = soup("convert", FIXTURES / "gpt2/seq_bn", tmp_path / "a", *options)
+    def test_usage(self, command: Soup, tmp_path: Path, options: list[str], named: str) -> None:
+        code, out, err = command("convert", FIXTURES / "gpt2/seq_bn", tmp_path / "a", *options)
         assert (code, out) == (2, "")
         assert named in err
         assert not (tmp_path / "a").exists()
 
-    def test_every_reason_is_said_and_nothing_is_written(self, soup: Soup, tmp_path: Path) -> None:
+    def test_every_reason_is_said_and_nothing_is_written(self, command: Soup, tmp_path: Path) -> None:
         source = shutil.copytree(FIXTURES / "gpt2/par_bn", tmp_path / "source")
         table = json.loads((source / "adapter_config.json").read_text())
         table["config"] |= {"use_gating": True, "phm_layer": True}
         (source / "adapter_config.json").write_text(json.dumps(table))
-        code, out, err = soup("convert", source, tmp_path / "a", *DOMAIN)
+        code, out, err = command("convert", source, tmp_path / "a", *DOMAIN)
         assert (code, out) == (1, "")
         assert "use_gating" in err
         assert "phm_layer" in err
         assert left_in(tmp_path) == ["source"]
 
-    def test_a_head_alone(self, soup: Soup, tmp_path: Path) -> None:
+    def test_a_head_alone(self, command: Soup, tmp_path: Path) -> None:
         source = shutil.copytree(FIXTURES / "gpt2/seq_bn", tmp_path / "source")
         (source / "pytorch_adapter.bin").unlink()
-        code, _, err = soup("convert", source, tmp_path / "a", *DOMAIN)
+        code, _, err = command("convert", source, tmp_path / "a", *DOMAIN)
         assert code == 1
         assert "head_config.json and pytorch_model_head.bin are no adapter" in err
 
-    def test_what_needs_no_conversion(self, soup: Soup, tmp_path: Path) -> None:
-        assert soup("convert", FIXTURES / "gpt2/par_bn", tmp_path / "a", *DOMAIN)[0] == 0
-        code, _, err = soup("convert", tmp_path / "a", tmp_path / "b", *DOMAIN)
+    def test_what_needs_no_conversion(self, command: Soup, tmp_path: Path) -> None:
+        assert command("convert", FIXTURES / "gpt2/par_bn", tmp_path / "a", *DOMAIN)[0] == 0
+        code, _, err = command("convert", tmp_path / "a", tmp_path / "b", *DOMAIN)
         assert code == 1
         assert "`soup push` takes" in err
 
 
 class TestPlaces:
-    def test_a_target_that_is_there(self, soup: Soup, tmp_path: Path) -> None:
+    def test_a_target_that_is_there(self, command: Soup, tmp_path: Path) -> None:
         (tmp_path / "a").mkdir()
         (tmp_path / "a" / "mine.txt").write_text("kept")
-        code, _, err = soup("convert", FIXTURES / "gpt2/par_bn", tmp_path / "a", *DOMAIN)
+        code, _, err = command("convert", FIXTURES / "gpt2/par_bn", tmp_path / "a", *DOMAIN)
         assert code == 1
         assert "--replace" in err
         assert left_in(tmp_path / "a") == ["mine.txt"]
-        code, _, err = soup("convert", FIXTURES / "gpt2/par_bn", tmp_path / "a", *DOMAIN, "--replace")
+        code, _, err = command("convert", FIXTURES / "gpt2/par_bn", tmp_path / "a", *DOMAIN, "--replace")
         assert (code, "never replaced" in err) == (1, True)
         assert left_in(tmp_path / "a") == ["mine.txt"]
         (tmp_path / "a" / "mine.txt").unlink()
-        assert soup("convert", FIXTURES / "gpt2/par_bn", tmp_path / "a", *DOMAIN)[0] == 0
-        assert soup("convert", tmp_path / "a", tmp_path / "b", "--to", "adapterhub")[0] == 0
-        assert soup("convert", tmp_path / "a", tmp_path / "b", "--to", "adapterhub")[0] == 1
-        assert soup("convert", tmp_path / "a", tmp_path / "b", "--to", "adapterhub", "--replace")[0] == 0
+        assert command("convert", FIXTURES / "gpt2/par_bn", tmp_path / "a", *DOMAIN)[0] == 0
+        assert command("convert", tmp_path / "a", tmp_path / "b", "--to", "adapterhub")[0] == 0
+        assert command("convert", tmp_path / "a", tmp_path / "b", "--to", "adapterhub")[0] == 1
+        assert command("convert", tmp_path / "a", tmp_path / "b", "--to", "adapterhub", "--replace")[0] == 0
         assert left_in(tmp_path) == ["a", "b"]
 
     @pytest.mark.parametrize("target", [".", "..", "inside", "../source"])
-    def test_the_source_is_never_replaced(self, soup: Soup, tmp_path: Path, target: str) -> None:
+    def test_the_source_is_never_replaced(self, command: Soup, tmp_path: Path, target: str) -> None:
         source = shutil.copytree(FIXTURES / "gpt2/par_bn", tmp_path / "source")
         before = {path.name: path.read_bytes() for path in source.iterdir()}
-        code, _, err = soup("convert", source, source / target, *DOMAIN, "--replace")
+        code, _, err = command("convert", source, source / target, *DOMAIN, "--replace")
         assert code == 1
         assert "hold one another" in err
         assert {path.name: path.read_bytes() for path in source.iterdir()} == before
 
-    def test_a_source_that_is_none(self, soup: Soup, tmp_path: Path) -> None:
-        assert soup("convert", tmp_path / "none", tmp_path / "a", *DOMAIN)[0] == 1
-        assert soup("convert", FIXTURES / "gpt2/par_bn/adapter_config.json", tmp_path / "a", *DOMAIN)[0] == 1
+    def test_a_source_that_is_none(self, command: Soup, tmp_path: Path) -> None:
+        assert command("convert", tmp_path / "none", tmp_path / "a", *DOMAIN)[0] == 1
+        assert command("convert", FIXTURES / "gpt2/par_bn/adapter_config.json", tmp_path / "a", *DOMAIN)[0] == 1
         (tmp_path / "empty").mkdir()
-        code, _, err = soup("convert", tmp_path / "empty", tmp_path / "a", *DOMAIN)
+        code, _, err = command("convert", tmp_path / "empty", tmp_path / "a", *DOMAIN)
         assert code == 1
         assert "pytorch_adapter.bin" in err
-        assert soup("convert", tmp_path / "empty", tmp_path / "a", "--to", "adapterhub")[0] == 1
+        assert command("convert", tmp_path / "empty", tmp_path / "a", "--to", "adapterhub")[0] == 1
 
 
 class TestToAdapterHub:
     @pytest.mark.parametrize("family", ["gpt2", "llama", "mistral"])
     @pytest.mark.parametrize("kind", ["seq_bn", "double_seq_bn", "par_bn", "ln_before"])
     @pytest.mark.parametrize("options", [[], ["--safetensors"]], ids=["bin", "safetensors"])
-    def test_there_and_back(self, soup: Soup, tmp_path: Path, family: str, kind: str, options: list[str]) -> None:
+    def test_there_and_back(self, command: Soup, tmp_path: Path, family: str, kind: str, options: list[str]) -> None:
         source = FIXTURES / family / kind
-        assert soup("convert", source, tmp_path / "ours", *DOMAIN)[0] == 0
-        code, out, err = soup("convert", tmp_path / "ours", tmp_path / "back", "--to", "adapterhub", *options)
+        assert command("convert", source, tmp_path / "ours", *DOMAIN)[0] == 0
+        code, out, err = command("convert", tmp_path / "ours", tmp_path / "back", "--to", "adapterhub", *options)
         assert (code, out) == (0, f"{tmp_path / 'back'}\n")
         assert "'US law'" in err
         assert ("use_safetensors=True" in err) == bool(options)
@@ -203,30 +187,30 @@ class TestToAdapterHub:
         write_directory(folder, AdapterContents(config=config, domain="law", weights=save_tensors(tensors)))
         return folder
 
-    def test_one_of_ours_needs_the_family(self, soup: Soup, tmp_path: Path) -> None:
+    def test_one_of_ours_needs_the_family(self, command: Soup, tmp_path: Path) -> None:
         source = self.ours(tmp_path / "a", BottleneckConfig(structure="pfeiffer", bottleneck=3, activation="gelu"))
-        code, out, err = soup("convert", source, tmp_path / "my law.v2", "--to", "adapterhub")
+        code, out, err = command("convert", source, tmp_path / "my law.v2", "--to", "adapterhub")
         assert (code, out) == (2, "")
         assert "--family" in err
-        code, out, _ = soup(
+        code, out, _ = command(
             "convert", source, tmp_path / "my law.v2", "--to", "adapterhub", "--family", "mistral", "--json"
         )
         assert code == 0
         assert json.loads(out)["name"] == "my_law_v2"
         found = read_checkpoint(tmp_path / "my law.v2")
         assert (found.name, found.model_type, found.model_name) == ("my_law_v2", "mistral", None)
-        named = soup("convert", source, tmp_path / "b", "--to", "adapterhub", "--family", "gpt2", "--name", "law")
+        named = command("convert", source, tmp_path / "b", "--to", "adapterhub", "--family", "gpt2", "--name", "law")
         assert named[0] == 0
         assert read_checkpoint(tmp_path / "b").name == "law"
 
-    def test_what_it_cannot_express_is_incompatible(self, soup: Soup, tmp_path: Path) -> None:
+    def test_what_it_cannot_express_is_incompatible(self, command: Soup, tmp_path: Path) -> None:
         source = self.ours(tmp_path / "a", BottleneckConfig(structure="houlsby", bottleneck=3, activation="gelu"))
-        code, out, err = soup("convert", source, tmp_path / "b", "--to", "adapterhub", "--family", "gpt2")
+        code, out, err = command("convert", source, tmp_path / "b", "--to", "adapterhub", "--family", "gpt2")
         assert (code, out) == (3, "")
         assert "LayerNorms" in err
         assert left_in(tmp_path) == ["a"]
 
-    def test_a_peft_folder(self, soup: Soup, tmp_path: Path) -> None:
+    def test_a_peft_folder(self, command: Soup, tmp_path: Path) -> None:
         source = tmp_path / "lora"
         source.mkdir()
         prefix = "base_model.model.transformer.h.0.attn.c_attn"
@@ -234,21 +218,21 @@ class TestToAdapterHub:
         (source / "adapter_model.safetensors").write_bytes(save_tensors(tensors))
         config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["c_attn"]}
         (source / "adapter_config.json").write_text(json.dumps(config))
-        code, _, err = soup("convert", source, tmp_path / "b", "--to", "adapterhub", "--family", "gpt2")
+        code, _, err = command("convert", source, tmp_path / "b", "--to", "adapterhub", "--family", "gpt2")
         assert code == 1
         assert "'lora'" in err
-        code, _, err = soup("convert", source, tmp_path / "b", *DOMAIN)
+        code, _, err = command("convert", source, tmp_path / "b", *DOMAIN)
         assert code == 1
         assert "`soup push` takes" in err
 
     @pytest.mark.parametrize("option", [DOMAIN, ("--base", "b"), ("--sample", "s.txt")])
-    def test_options_of_the_other_way(self, soup: Soup, tmp_path: Path, option: tuple[str, str]) -> None:
-        code, _, err = soup("convert", FIXTURES / "gpt2/par_bn", tmp_path / "a", "--to", "adapterhub", *option)
+    def test_options_of_the_other_way(self, command: Soup, tmp_path: Path, option: tuple[str, str]) -> None:
+        code, _, err = command("convert", FIXTURES / "gpt2/par_bn", tmp_path / "a", "--to", "adapterhub", *option)
         assert code == 2
         assert option[0] in err
 
-    def test_a_checkpoint_to_a_checkpoint(self, soup: Soup, tmp_path: Path) -> None:
-        code, _, err = soup("convert", FIXTURES / "gpt2/par_bn", tmp_path / "a", "--to", "adapterhub")
+    def test_a_checkpoint_to_a_checkpoint(self, command: Soup, tmp_path: Path) -> None:
+        code, _, err = command("convert", FIXTURES / "gpt2/par_bn", tmp_path / "a", "--to", "adapterhub")
         assert code == 1
         assert "--to soup" in err
 
@@ -262,9 +246,11 @@ def _shape(*, hidden_size: int) -> Any:
     )  # fmt: skip
 
 
-def test_it_does_not_load_torch_for_usage_errors(soup: Soup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_does_not_load_torch_for_usage_errors(
+    command: Soup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "registry.formats.adapterhub", None)  # importing it would fail
-    assert soup("convert", FIXTURES / "gpt2/par_bn", tmp_path / "a", *DOMAIN, "--name", "x")[0] == 2
+    assert command("convert", FIXTURES / "gpt2/par_bn", tmp_path / "a", *DOMAIN, "--name", "x")[0] == 2
 
 
 def test_its_help_starts_at_once() -> None:
@@ -272,7 +258,7 @@ def test_its_help_starts_at_once() -> None:
 
 
 class TestFromACheckpointToAServedAdapter:
-    def test_the_journey(self, live: Live, soup: Soup, tmp_path: Path) -> None:
+    def test_the_journey(self, live: Live, command: Soup, tmp_path: Path) -> None:
         """Convert, push, use, pull, and convert back: the same checkpoint, byte for byte of its tensors."""
         config = BottleneckConfig(structure="parallel", bottleneck=4, activation="relu", scale=4.0, input="residual")
         generator = torch.Generator().manual_seed(0)
@@ -284,16 +270,16 @@ class TestFromACheckpointToAServedAdapter:
         for name, data in checkpoint_files(config, tensors, name="law", model_type="gpt2").items():
             (tmp_path / "hub" / name).write_bytes(data)
         server = ("--url", live.url, "--key", live.world.admin)
-        assert soup("convert", tmp_path / "hub", tmp_path / "ours", *DOMAIN, "--base", "base/tiny")[0] == 0
-        assert soup("push", tmp_path / "ours", "--name", "hub/law", *server)[:2] == (0, "hub/law@1\n")
+        assert command("convert", tmp_path / "hub", tmp_path / "ours", *DOMAIN, "--base", "base/tiny")[0] == 0
+        assert command("push", tmp_path / "ours", "--name", "hub/law", *server)[:2] == (0, "hub/law@1\n")
         (tmp_path / "text.txt").write_text("The court held that the contract was void.")
         values = [
-            json.loads(soup("ppl", model, "--texts", tmp_path / "text.txt", "--json", *server)[1])
+            json.loads(command("ppl", model, "--texts", tmp_path / "text.txt", "--json", *server)[1])
             for model in ("hub/law", "base/tiny")
         ]
         assert values[0] != values[1]
-        assert soup("pull", "hub/law", tmp_path / "pulled", *server)[0] == 0
-        assert soup("convert", tmp_path / "pulled", tmp_path / "back", "--to", "adapterhub")[0] == 0
+        assert command("pull", "hub/law", tmp_path / "pulled", *server)[0] == 0
+        assert command("convert", tmp_path / "pulled", tmp_path / "back", "--to", "adapterhub")[0] == 0
         again = read_checkpoint(tmp_path / "back")
         assert (again.name, again.config) == ("law", config)
         assert same(again.tensors, tensors)

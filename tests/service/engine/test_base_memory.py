@@ -23,7 +23,7 @@ from registry.base_model import BaseText, LoadedBase, load_base, load_text, weig
 from registry.errors import InvalidWeights, NotFound, SoupError, Unavailable
 from registry.spec import BaseEntry
 from service.engine import Engine, GenerateRequest, LoadableAdapter, SamplingParams, ScoreRequest, Ticket, check_runs
-from tests.conftest import build_tiny_base
+from tests.tiny_models import build_tiny_base
 
 CONFIG = paper_config("bapna_firat", bottleneck=4)
 SIZE = 2 * 4 * (2 * 4 * 32 + 4 + 32 + 2 * 32)

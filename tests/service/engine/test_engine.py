@@ -50,11 +50,6 @@ TEXTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def base(tiny_base_dir: Path) -> LoadedBase:
-    return load_base(BaseEntry(id="tiny", source=str(tiny_base_dir)))
-
-
 def tensors_of(base: LoadedBase, seed: int) -> dict[str, Tensor]:
     """An adapter that visibly changes what the model says."""
     generator = torch.Generator().manual_seed(seed)

@@ -11,13 +11,12 @@ import pytest
 import torch
 
 from registry.adapters import attached, expected_tensors, from_tensors
-from registry.base_model import LoadedBase, load_base
+from registry.base_model import LoadedBase
 from registry.errors import InvalidParameter, InvalidPrompt, Unavailable
 from registry.likelihood import hidden_states, lm_logits, score_windows
 from registry.spec import (
     AdapterConfig,
     BankConfig,
-    BaseEntry,
     BottleneckConfig,
     FusionConfig,
     HeadConfig,
@@ -26,7 +25,6 @@ from registry.spec import (
 )
 from service.engine import Engine, GenerateRequest, LoadableAdapter, SamplingParams, ScoreRequest
 from service.engine.texts import text_windows
-from tests.conftest import build_tiny_base, build_tiny_encoder
 from tests.service.loaded_bases import LoadedBases
 
 PREFIX = PrefixConfig(length=5)
@@ -41,16 +39,7 @@ STRUCTURES: dict[str, AdapterConfig] = {
 }
 
 
-@pytest.fixture(scope="module", params=["gpt2", "llama"])
-def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedBase:
-    folder = build_tiny_base(tmp_path_factory.mktemp("base"), model_type=request.param)
-    return load_base(BaseEntry(id="tiny", source=str(folder)))
-
-
-@pytest.fixture(scope="module")
-def encoder(tmp_path_factory: pytest.TempPathFactory) -> LoadedBase:
-    folder = build_tiny_encoder(tmp_path_factory.mktemp("encoder"))
-    return load_base(BaseEntry(id="bert", source=str(folder), kind="encoder"))
+ON_BASES = ("gpt2", "llama")
 
 
 def handle_of(base: LoadedBase, config: AdapterConfig, seed: int = 1) -> LoadableAdapter:

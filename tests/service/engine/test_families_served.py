@@ -21,39 +21,12 @@ from registry.base_model import LoadedBase, load_base
 from registry.likelihood import token_log_probs
 from registry.spec import AdapterConfig, BaseEntry, LoraConfig, LoraModule
 from service.engine import Engine, GenerateRequest, LoadableAdapter, SamplingParams, ScoreRequest
-from tests.conftest import TINY_CONFIGS, build_tiny_base
 from tests.service.loaded_bases import LoadedBases
+from tests.tiny_models import VARIANTS, build_tiny_base
 
-ALTERNATING = ["sliding_attention", "full_attention"]
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in sorted(TINY_CONFIGS)} | {
-    "mistral-window-4": ("mistral", {"sliding_window": 4}),
-    "qwen2-alternating": ("qwen2", {"use_sliding_window": True, "sliding_window": 5, "layer_types": ALTERNATING}),
-    "qwen3-alternating": ("qwen3", {"use_sliding_window": True, "sliding_window": 5, "layer_types": ALTERNATING}),
-    "gpt_neox-sequential": ("gpt_neox", {"use_parallel_residual": False}),
-    "llama-tied": ("llama", {"tie_word_embeddings": True, "attention_bias": True}),
-}
+ON_BASES = tuple(VARIANTS)
 TOKENS = 24
 METHODS = ("base", "bottleneck", "lora")
-BaseOf = Callable[[str], LoadedBase]
-
-
-@pytest.fixture(scope="module")
-def base_of(tmp_path_factory: pytest.TempPathFactory) -> BaseOf:
-    folder, loaded = tmp_path_factory.mktemp("served"), dict[str, LoadedBase]()
-
-    def base(variant: str) -> LoadedBase:
-        if variant not in loaded:
-            family, settings = VARIANTS[variant]
-            path = build_tiny_base(folder / variant, seed=3, model_type=family, **settings)
-            loaded[variant] = load_base(BaseEntry(id="tiny", source=str(path)))
-        return loaded[variant]
-
-    return base
-
-
-@pytest.fixture(params=VARIANTS)
-def base(request: pytest.FixtureRequest, base_of: BaseOf) -> LoadedBase:
-    return base_of(request.param)
 
 
 def config_of(base: LoadedBase, method: str) -> AdapterConfig:
@@ -146,11 +119,13 @@ def test_adapters_matter_in_every_family(base: LoadedBase) -> None:
 
 
 @pytest.mark.parametrize("variant", ["mistral-window-4", "qwen2-alternating", "qwen3-alternating"])
-def test_the_windows_of_these_tests_are_short_enough_to_matter(base_of: BaseOf, tmp_path: Path, variant: str) -> None:
-    base, ids = base_of(variant), torch.tensor([prompts_of(1)[2]])
+def test_the_windows_of_these_tests_are_short_enough_to_matter(
+    bases: Callable[[str], LoadedBase], tmp_path: Path, variant: str
+) -> None:
+    base, ids = bases(variant), torch.tensor([prompts_of(1)[2]])
     family, _ = VARIANTS[variant]
     without: dict[str, Any] = {"sliding_window": None} if family == "mistral" else {"use_sliding_window": False}
-    path = build_tiny_base(tmp_path / "all", seed=3, model_type=family, **without)
+    path = build_tiny_base(tmp_path / "all", model_type=family, **without)
     everything = load_base(BaseEntry(id="all", source=str(path)))
     seen, all_seen = (one.model(input_ids=ids).logits.detach() for one in (base, everything))
     torch.testing.assert_close(seen[0, :4], all_seen[0, :4])

@@ -15,9 +15,9 @@ from registry.adapters import expected_tensors
 from registry.adapters.weights import save_tensors
 from registry.base_model import load_base, weight_bytes
 from registry.spec import BaseEntry, LoraConfig, LoraModule
-from tests.conftest import build_tiny_base
 from tests.service.passages import passages
 from tests.service.servers import World, open_world, write_bases
+from tests.tiny_models import build_tiny_base
 
 BASES = ("tiny", "lima")
 DOMAINS = ("kitchen", "court")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,19 +15,12 @@ from registry.names import sha256_digest
 from registry.progress import silent
 from registry.spec import PoolSpec, UniformSpec
 from tests.postgres import KINDS
-from tests.service.servers import BASE_ID, World, adapter_weights, open_world, write_bases
+from tests.service.servers import BASE_ID, World, adapter_weights
 
 DATABASES = KINDS
 
 
-@pytest.fixture(scope="module")
-def world(
-    tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory, database_settings: dict[str, Any]
-) -> Iterator[World]:
-    """A server whose jobs stay in the queue."""
-    folder = tmp_path_factory.mktemp("adapters")
-    bases = write_bases(folder / "bases.toml", {BASE_ID: tiny_base_dir})
-    yield from open_world(folder / "data", bases, **database_settings, job_workers=0)
+SETTINGS = {"job_workers": 0}  # jobs stay in the queue
 
 
 def vectors(world: World, seed: int = 0) -> dict[str, Any]:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,23 +25,16 @@ from service.engine import (
     Ticket,
 )
 from tests.repository import REPOSITORY
-from tests.service.servers import World, open_world, write_bases
+from tests.service.servers import World, with_template
 
 RECORDED = REPOSITORY / "tests" / "fixtures" / "answers.txt"
 """Per answer: path and body of the request, the status, the body's lines. # stands for id, time and fingerprint."""
 
 
 @pytest.fixture(scope="module")
-def world(
-    tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory, database_settings: dict[str, Any]
-) -> Iterator[World]:
-    folder = tmp_path_factory.mktemp("bytes")
-    chatty = folder / "chatty"
-    shutil.copytree(tiny_base_dir, chatty)
-    config = json.loads((chatty / "tokenizer_config.json").read_text())
+def served(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
-    (chatty / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": template}))
-    yield from open_world(folder / "data", write_bases(folder / "bases.toml", {"tiny": chatty}), **database_settings)
+    return {"tiny": with_template(tiny_base_dir, tmp_path_factory.mktemp("bytes"), template)}
 
 
 @pytest.fixture

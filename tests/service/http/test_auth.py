@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,15 +11,8 @@ import pytest
 from registry.catalogue import Database
 from registry.errors import Conflict, Forbidden, InvalidParameter, NotFound, Unauthenticated
 from service.keys import SECRET_PATTERN, Principal, authenticate, ensure_admin_key, new_secret, secret_sha256
-from tests.postgres import Databases
 
 BOOTSTRAP = "sk-soup-" + "b" * 43
-
-
-@pytest.fixture
-def database(databases: Databases, tmp_path: Path) -> Iterator[Database]:
-    with databases.new(tmp_path) as found:
-        yield found
 
 
 def add(database: Database, secret: str, *, scopes: tuple[str, ...] = ("read",)) -> str:

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import os
-import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +28,7 @@ from schemathesis.specs.openapi.checks import (
 
 from registry.spec import Provenance
 from tests.service.passages import WORDS, passages
-from tests.service.servers import BASE_ID, CONFIG, World, adapter_weights, open_world, write_bases
+from tests.service.servers import BASE_ID, CONFIG, World, adapter_weights, with_template
 
 FUZZED = int(os.environ.get("FUZZ_EXAMPLES", "12"))
 CHECKS: list[Any] = [
@@ -163,18 +160,18 @@ def examples(world: World, known: dict[str, str]) -> dict[str, dict[str, Any]]:
     }
 
 
+SETTINGS = {"training_workers": 0}  # trainings are asked for, not done
+
+
 @pytest.fixture(scope="module")
-def stocked(
-    tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory, database_settings: dict[str, Any]
-) -> Iterator[Stocked]:
-    folder = tmp_path_factory.mktemp("conformance")
-    base = shutil.copytree(tiny_base_dir, folder / "base")
-    config = json.loads((base / "tokenizer_config.json").read_text())
-    (base / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": TEMPLATE}))
-    bases = write_bases(folder / "bases.toml", {BASE_ID: base})
-    for world in open_world(folder / "data", bases, training_workers=0, **database_settings):  # asked for, not done
-        schema = schemathesis.openapi.from_asgi("/openapi.json", world.app)
-        yield Stocked(world, schema, examples(world, stock(world)))
+def served(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {BASE_ID: with_template(tiny_base_dir, tmp_path_factory.mktemp("conformance"), TEMPLATE)}
+
+
+@pytest.fixture(scope="module")
+def stocked(world: World) -> Stocked:
+    schema = schemathesis.openapi.from_asgi("/openapi.json", world.app)
+    return Stocked(world, schema, examples(world, stock(world)))
 
 
 def call(stocked: Stocked, case: Case) -> Any:

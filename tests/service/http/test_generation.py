@@ -6,7 +6,6 @@ import http.client
 import json
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,7 +15,7 @@ import pytest
 from registry.errors import Internal
 from service.engine import Ticket
 from service.http import readiness
-from tests.service.servers import BASE_ID, Live, World, open_live, open_world, write_bases
+from tests.service.servers import Live, World
 
 
 class Held:
@@ -55,28 +54,17 @@ class Held:
         self.step()
 
 
-@pytest.fixture(scope="module")
-def narrow(
-    tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory, database_settings: dict[str, Any]
-) -> Iterator[World]:
-    folder = tmp_path_factory.mktemp("narrow")
-    bases = write_bases(folder / "bases.toml", {BASE_ID: tiny_base_dir})
-    yield from open_world(folder / "data", bases, **database_settings, engine_queue=1, ready_seconds=0)
-
-
-@pytest.fixture(scope="module")
-def live(narrow: World) -> Iterator[Live]:
-    yield from open_live(narrow)
+SETTINGS = {"engine_queue": 1, "ready_seconds": 0}
 
 
 @pytest.fixture
-def held(narrow: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
-    found = Held(narrow, monkeypatch)
+def held(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
+    found = Held(world, monkeypatch)
     yield found
     found.open()
     for ticket in found.tickets:
         ended(ticket).wait(30)
-    narrow.runtime.engine.wait_for_place(30)  # a cancelled ticket has ended before its place is free
+    world.runtime.engine.wait_for_place(30)  # a cancelled ticket has ended before its place is free
 
 
 def ended(ticket: Ticket) -> threading.Event:
@@ -165,12 +153,12 @@ def test_an_error_in_the_middle_of_a_stream_reaches_the_client(live: Live, held:
     assert caught.value.code == "internal"
 
 
-def test_a_busy_engine_is_alive_and_not_ready(live: Live, held: Held, narrow: World) -> None:
-    assert narrow.client.get("/readyz").json() == {"status": "ready", "checks": {"database": "ok", "base/tiny": "ok"}}
+def test_a_busy_engine_is_alive_and_not_ready(live: Live, held: Held, world: World) -> None:
+    assert world.client.get("/readyz").json() == {"status": "ready", "checks": {"database": "ok", "base/tiny": "ok"}}
     waiting = post(live, {"prompt": "a b", "max_tokens": 4})
     assert held.submitted.wait(30)
-    assert narrow.client.get("/healthz").json() == {"status": "ok"}
-    answer = narrow.client.get("/readyz")
+    assert world.client.get("/healthz").json() == {"status": "ok"}
+    answer = world.client.get("/readyz")
     assert answer.status_code == 503
     assert answer.json() == {
         "status": "not_ready",
@@ -178,17 +166,17 @@ def test_a_busy_engine_is_alive_and_not_ready(live: Live, held: Held, narrow: Wo
     }
     held.open()
     finish(waiting)
-    assert narrow.client.get("/readyz").status_code == 200
+    assert world.client.get("/readyz").status_code == 200
 
 
-def test_readiness_is_looked_up_once_in_a_while(narrow: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readiness_is_looked_up_once_in_a_while(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     moment = [100.0]
     looks = []
     monkeypatch.setattr(readiness, "_look", lambda _: looks.append(1) or readiness.Ready(status="ready", checks={}))
     asked = readiness.Readiness(clock=lambda: moment[0])
 
     class Patient:
-        settings = narrow.runtime.settings.model_copy(update={"ready_seconds": 10.0})
+        settings = world.runtime.settings.model_copy(update={"ready_seconds": 10.0})
 
     for at in (100.0, 105.0, 109.9, 110.1, 115.0):
         moment[0] = at
@@ -196,9 +184,9 @@ def test_readiness_is_looked_up_once_in_a_while(narrow: World, monkeypatch: pyte
     assert len(looks) == 2
 
 
-def test_an_engine_that_fails_is_not_ready(narrow: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_fails_is_not_ready(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("no")
 
-    monkeypatch.setattr(narrow.runtime.engine._runner, "prefill", broken)
-    assert narrow.client.get("/readyz").json()["checks"]["base/tiny"] == "computes no token"
+    monkeypatch.setattr(world.runtime.engine._runner, "prefill", broken)
+    assert world.client.get("/readyz").json()["checks"]["base/tiny"] == "computes no token"

@@ -26,10 +26,10 @@ from registry.spec import (
     UnionConfig,
 )
 from service.engine.texts import text_windows
-from tests.conftest import build_tiny_encoder
 from tests.service.engine.test_two_bases import finish
 from tests.service.passages import passages
 from tests.service.servers import World, open_world
+from tests.tiny_models import build_tiny_encoder
 
 PFEIFFER = BottleneckConfig(structure="pfeiffer", bottleneck=4, activation="relu")
 PARALLEL = BottleneckConfig(structure="parallel", bottleneck=4, activation="relu", scale=4.0)

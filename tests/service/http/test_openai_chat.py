@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from tests.service.servers import Live, World, open_live, open_world, write_bases
+from tests.service.servers import Live, with_template
 
 TEMPLATE = (
     "{% for m in messages %}"
@@ -23,21 +20,8 @@ HELLO: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user",
 
 
 @pytest.fixture(scope="module")
-def world(
-    tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory, database_settings: dict[str, Any]
-) -> Iterator[World]:
-    folder = tmp_path_factory.mktemp("chat")
-    chatty = folder / "chatty"
-    shutil.copytree(tiny_base_dir, chatty)
-    config = json.loads((chatty / "tokenizer_config.json").read_text())
-    (chatty / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": TEMPLATE}))
-    bases = write_bases(folder / "bases.toml", {"tiny": tiny_base_dir, "chatty": chatty})
-    yield from open_world(folder / "data", bases, **database_settings)
-
-
-@pytest.fixture(scope="module")
-def live(world: World) -> Iterator[Live]:
-    yield from open_live(world)
+def served(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {"tiny": tiny_base_dir, "chatty": with_template(tiny_base_dir, tmp_path_factory.mktemp("chat"), TEMPLATE)}
 
 
 def test_the_template_makes_the_prompt(live: Live) -> None:

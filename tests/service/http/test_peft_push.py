@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import copy
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,37 +15,24 @@ import torch
 
 from registry.base_model import load_base
 from registry.spec import BaseEntry
-from service.cli import app as cli
-from tests.conftest import build_tiny_base
-from tests.service.servers import Live, World, open_live, open_world, write_bases
+from tests.service.servers import Live, Soup, World
+from tests.tiny_models import build_tiny_base
 
 WEIGHTS = "adapter_model.safetensors"
 SAMPLE = [f"The court held that contract {number} was void for want of consideration." for number in range(30)]
-Soup = Callable[..., tuple[int, str, str]]
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:peft")
 
 
 @pytest.fixture(scope="module")
-def bases(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def served(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A GPT-2 under one name, and a Llama under two."""
     llama = build_tiny_base(tmp_path_factory.mktemp("llama") / "base", model_type="llama")
     return {"small": tiny_base_dir, "llama": llama, "llama-two": llama}
 
 
 @pytest.fixture(scope="module")
-def world(bases: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    folder = tmp_path_factory.mktemp("world")
-    yield from open_world(folder / "data", write_bases(folder / "bases.toml", bases))
-
-
-@pytest.fixture(scope="module")
-def live(world: World) -> Iterator[Live]:
-    yield from open_live(world)
-
-
-@pytest.fixture(scope="module")
-def models(bases: dict[str, Path]) -> dict[str, Any]:
-    return {name: load_base(BaseEntry(id=name, source=str(bases[name]))).model for name in ("small", "llama")}
+def models(served: dict[str, Path]) -> dict[str, Any]:
+    return {name: load_base(BaseEntry(id=name, source=str(served[name]))).model for name in ("small", "llama")}
 
 
 @pytest.fixture
@@ -73,17 +60,6 @@ def sample(tmp_path: Path) -> Path:
     file = tmp_path / "law.jsonl"
     file.write_text("".join(json.dumps({"text": text}) + "\n" for text in SAMPLE))
     return file
-
-
-@pytest.fixture
-def soup(live: Live, capsys: pytest.CaptureFixture[str]) -> Soup:
-    def run(*args: object) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = cli.run([*[str(arg) for arg in args], "--url", live.url, "--key", live.world.admin])
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return run
 
 
 def record(folder: Path, base: str | None) -> Path:
@@ -152,7 +128,9 @@ class TestCommandLine:
         assert (code, out) == (1, "")
         assert "does not say which domain the adapter is of: give --domain." in err
 
-    def test_a_base_that_two_entries_match(self, soup: Soup, lora: Callable[..., Path], bases: dict[str, Path]) -> None:
+    def test_a_base_that_two_entries_match(
+        self, soup: Soup, lora: Callable[..., Path], served: dict[str, Path]
+    ) -> None:
         folder = lora("llama")
         code, _, err = soup("push", folder, "--name", "acme/twins", "--domain", "law")
         assert code == 3
@@ -161,13 +139,13 @@ class TestCommandLine:
         assert json.loads(soup("show", "acme/twins", "--json")[1])["base_model"] == "llama-two"
 
     def test_a_base_that_none_matches_tells_no_folder(
-        self, soup: Soup, lora: Callable[..., Path], bases: dict[str, Path]
+        self, soup: Soup, lora: Callable[..., Path], served: dict[str, Path]
     ) -> None:
         code, _, err = soup("push", record(lora(), "meta/other"), "--name", "acme/other", "--domain", "law")
         assert code == 3
         assert "records base model 'meta/other', and no base model here is that one" in err
         assert "llama, llama-two, small" in err
-        assert not any(str(path) in err for path in bases.values())
+        assert not any(str(path) in err for path in served.values())
         assert soup("push", record(lora(), None), "--name", "acme/other", "--domain", "law")[0] == 1
         assert soup("push", record(lora(), "small/"), "--name", "acme/other", "--domain", "law")[0] == 0
 

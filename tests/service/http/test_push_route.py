@@ -8,8 +8,6 @@ import json
 import pickle
 import struct
 import zipfile
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +18,7 @@ from registry.embeddings_file import save_embeddings
 from registry.files import encode_lines
 from registry.names import sha256_digest
 from tests.postgres import KINDS
-from tests.service.servers import BASE_ID, CONFIG, World, adapter_weights, open_world, write_bases
+from tests.service.servers import BASE_ID, CONFIG, World, adapter_weights
 
 DATABASES = KINDS
 
@@ -30,22 +28,12 @@ LORA = {"method": "lora", "groups": [{"targets": ["a.*"], "rank": 1, "alpha": 1}
 PASSAGES = [f"passage number {number}" for number in range(700)]
 
 
-@pytest.fixture(scope="module")
-def world(
-    tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory, database_settings: dict[str, Any]
-) -> Iterator[World]:
-    """A server whose jobs stay in the queue, and whose inline files are small."""
-    folder = tmp_path_factory.mktemp("push")
-    bases = write_bases(folder / "bases.toml", {BASE_ID: tiny_base_dir})
-    yield from open_world(
-        folder / "data",
-        bases,
-        **database_settings,
-        job_workers=0,
-        max_inline_bytes=64 * 1024,
-        max_json_bytes=2**20,
-        max_sample_bytes=2**16,
-    )
+SETTINGS = {
+    "job_workers": 0,  # jobs stay in the queue
+    "max_inline_bytes": 64 * 1024,
+    "max_json_bytes": 2**20,
+    "max_sample_bytes": 2**16,
+}
 
 
 @pytest.fixture(scope="module")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,21 +13,12 @@ from hypothesis.errors import Unsatisfiable
 from schemathesis import Case, GenerationMode
 
 from service.http.problems import ErrorBody
-from tests.service.servers import BASE_ID, World, open_world, write_bases
+from tests.service.servers import World
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "8"))
 
 
-@pytest.fixture(scope="module")
-def world(
-    tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory, database_settings: dict[str, Any]
-) -> Iterator[World]:
-    """A server that waits for no job."""
-    folder = tmp_path_factory.mktemp("fuzz")
-    bases = write_bases(folder / "bases.toml", {BASE_ID: tiny_base_dir})
-    yield from open_world(
-        folder / "data", bases, **database_settings, wait_seconds=0, max_wait_seconds=0, job_workers=0
-    )
+SETTINGS = {"wait_seconds": 0, "max_wait_seconds": 0, "job_workers": 0}  # waits for no job
 
 
 def operations(world: World) -> list[Any]:

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ from service.client.client import SoupClient
 from service.jobs import runner as jobs_module
 from tests.postgres import KINDS
 from tests.service.passages import WORDS, passages
-from tests.service.servers import BASE_ID, Live, World, open_live, open_world, write_bases
+from tests.service.servers import Live, World
 
 DATABASES = KINDS
 
@@ -29,38 +28,22 @@ INIT = Provenance(init_hash="sha256:" + "1" * 64, init_source="declared").model_
 PATIENCE = timedelta(seconds=60)
 
 
-@pytest.fixture(scope="module")
-def live(
-    tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory, database_settings: dict[str, Any]
-) -> Iterator[Live]:
-    """A server with two workers, three domains with samples, and one adapter of another namespace."""
-    folder = tmp_path_factory.mktemp("jobs")
-    bases = write_bases(folder / "bases.toml", {BASE_ID: tiny_base_dir})
-    for world in open_world(folder / "data", bases, **database_settings, job_workers=2, refit_delay_seconds=0.0):
-        for live in open_live(world):
-            pushed = [
-                world.push(
-                    f"acme/{domain}", seed=seed, domain=domain, provenance=INIT,
-                    sample={"texts": passages(domain, 25)},
-                )
-                for seed, domain in enumerate(WORDS)
-            ]  # fmt: skip
-            world.push("theirs/secret", seed=9, domain="hidden", provenance=INIT)
-            with SoupClient(live.url, world.admin) as client:
-                for one in pushed:
-                    client.wait_job(one["job"])
-            yield live
+SETTINGS = {"job_workers": 2, "refit_delay_seconds": 0.0}
 
 
-@pytest.fixture
-def world(live: Live) -> World:
-    return live.world
-
-
-@pytest.fixture
-def client(live: Live) -> Iterator[SoupClient]:
+@pytest.fixture(scope="module", autouse=True)
+def _stocked(live: Live) -> None:
+    """Three domains with samples, and one adapter of another namespace."""
+    pushed = [
+        live.world.push(
+            f"acme/{domain}", seed=seed, domain=domain, provenance=INIT, sample={"texts": passages(domain, 25)}
+        )
+        for seed, domain in enumerate(WORDS)
+    ]
+    live.world.push("theirs/secret", seed=9, domain="hidden", provenance=INIT)
     with SoupClient(live.url, live.world.admin) as client:
-        yield client
+        for one in pushed:
+            client.wait_job(one["job"])
 
 
 def until(done: Callable[[], Any]) -> Any:

@@ -20,14 +20,15 @@ from registry.spec import BankConfig
 from service.cli import app as cli
 from tests.service.passages import passages
 from tests.service.servers import Live, World
-from training.methods.adamix import merged
+from training.data import Data
+from training.hyperparameters import Hyperparameters
+from training.inputs import TrainingInputs
 from training.methods.lora_targets import lora_for
-from training.recipe import TrainingRecipe
 from training.tasks.language import passage_scores
-from training.trainer import Trained, train_adapter, write_trained
+from training.trainer import Trained, train_adapter
 
 TEXTS, VALID = passages("kitchen", 40), passages("kitchen", 20, seed=2)
-RECIPE = TrainingRecipe(steps=6, batch=4, block=32, learning_rate=2e-2, evaluations=2)
+RECIPE = Hyperparameters(steps=6, batch=4, block=32, learning_rate=2e-2, evaluations=2)
 Soup = Callable[..., tuple[int, str, str]]
 
 
@@ -40,7 +41,7 @@ def base(live: Live) -> LoadedBase:
 def banks(base: LoadedBase) -> dict[str, Trained]:
     experts = {"pfeiffer": paper_config("pfeiffer", bottleneck=4), "lora": lora_for(base.shape, rank=2, alpha=8.0)}
     return {
-        kind: train_adapter(base, BankConfig(expert=expert, experts=3), TEXTS, VALID, recipe=RECIPE)
+        kind: train_adapter(base, TrainingInputs(BankConfig(expert=expert, experts=3), Data(TEXTS, VALID), RECIPE))
         for kind, expert in experts.items()
     }
 
@@ -50,7 +51,7 @@ def stocked(live: Live, banks: dict[str, Trained], base: LoadedBase, tmp_path_fa
     """The banks as folders on disk, pushed by the command line."""
     home = tmp_path_factory.mktemp("banks")
     for kind, trained in banks.items():
-        write_trained(home / kind, trained, base, domain=kind, base_id="tiny", passages=VALID)
+        trained.write(home / kind, base, domain=kind, base_id="tiny", passages=VALID)
         args = ["push", str(home / kind), "--name", f"acme/{kind}-bank", "--wait", "--url", live.url]
         assert cli.run([*args, "--key", live.world.admin]) == 0
     return live
@@ -79,7 +80,7 @@ def test_what_is_cooked_is_the_merge_of_what_was_trained_bit_for_bit(stocked, ba
     assert "the mean of its 3 experts" in said
     assert soup("pull", f"acme/{kind}", tmp_path / kind)[0] == 0
     folder = read_directory(tmp_path / kind)
-    expected = merged(banks[kind])
+    expected = banks[kind].merged()
     assert (folder.config, folder.domain) == (expected.config, kind)
     assert folder.provenance.init_hash == banks[kind].init_hash
     assert save_tensors(load_tensors(folder.weights.read_bytes())) == save_tensors(expected.tensors)
@@ -140,7 +141,7 @@ def test_the_bank_is_stored_and_refused_by_name_where_it_would_have_to_speak(sto
 def test_the_merge_is_served_as_the_adapter_it_is(stocked, banks, base):
     world = stocked.world
     model = cook(world, "acme/pfeiffer-bank", name="acme/served").json()["model"]
-    one = merged(banks["pfeiffer"])
+    one = banks["pfeiffer"].merged()
     with attached(base.model, from_tensors(one.config, base.shape, one.tensors)), torch.no_grad():
         expected = report(passage_scores(base, VALID[:5], block=base.shape.context))
     answer = world.client.post("/v1/perplexity", json={"model": model, "texts": VALID[:5]})

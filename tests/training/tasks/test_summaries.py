@@ -11,7 +11,7 @@ from registry.adapters import attached, create, paper_config
 from registry.base_model import load_base
 from registry.errors import InvalidParameter
 from registry.spec import BaseEntry, PrefixConfig
-from tests.conftest import build_tiny_base
+from tests.tiny_models import build_tiny_base
 from tests.training.task_items import SUMMARISED
 from training.tasks import TASKS
 from training.tasks.encoding import PAD

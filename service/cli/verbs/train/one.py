@@ -21,17 +21,17 @@ from service.cli.output import data, progress_bar
 from service.cli.verbs.train import stopping
 from service.cli.verbs.train.record import tell
 from service.cli.verbs.train.training_flags import TRAINING, SampleSize, spec_of
+from training.request import TrainingRun
 from training.spec import SAMPLE, SAVE_SECONDS
-from training.train import Work, bank_there
 
 if TYPE_CHECKING:
     from registry.spec import BaseEntry
     from training.trainer import Trained
 
 
-@dataclass(frozen=True)
-class Files:
-    """What is read and what is written; all three are needed, unless a verb below is called."""
+@dataclass(frozen=True, kw_only=True)
+class Material:
+    """What is trained, on which data and where to; the three paths are needed, unless a verb below is called."""
 
     texts: Annotated[
         Path | None, typer.Option("--texts", "--data", help='Training data: .jsonl(.gz), of {"text"} or the task\'s.')
@@ -40,23 +40,22 @@ class Files:
         Path | None, typer.Option("--valid", help="Other data of the domain; the best state on it is kept.")
     ] = None
     out: Annotated[Path | None, typer.Option("--out", help="Adapter directory to write.")] = None
+    base: BaseModelOptions
+    domain: Annotated[str | None, typer.Option("--domain", help="Domain label; by default the folder's name.")] = None
 
-    def all(self) -> tuple[Path, Path, Path]:
+    def paths(self) -> tuple[Path, Path, Path]:
         """Texts, validation texts and the directory. Raises a usage error for those not given."""
-        names = [f"--{name}" for name, value in vars(self).items() if value is None]
+        missing = [f"--{name}" for name in ("texts", "valid", "out") if getattr(self, name) is None]
         if self.texts is None or self.valid is None or self.out is None:
-            raise typer.BadParameter(f"Missing {', '.join(names)}: see `soup train --help`.")
-        if self.valid.resolve() == self.texts.resolve():
-            raise InvalidParameter(
-                f"--texts and --valid are one file, {self.texts}: validate on other text.", param="valid"
-            )
+            raise typer.BadParameter(f"Missing {', '.join(missing)}: see `soup train --help`.")
         return self.texts, self.valid, self.out
 
 
-@dataclass(frozen=True)
-class Saving:
-    """Where the state of a training is saved, and how often."""
+@dataclass(frozen=True, kw_only=True)
+class Keeping:
+    """What is kept: passages beside the weights, and the state of the training on the way."""
 
+    sample: SampleSize = SAMPLE
     checkpoint: Annotated[
         Path | None,
         typer.Option("--checkpoint", help="Folder to save the state in, and to go on from where it holds one."),
@@ -69,24 +68,13 @@ class Saving:
         int | None, typer.Option("--checkpoint-steps", min=1, help="Also after so many steps.")
     ] = None
 
-    def check(self) -> None:
-        """Raises a usage error where it is said how often, and not where."""
-        if self.checkpoint is None and (self.checkpoint_seconds is not None or self.checkpoint_steps is not None):
-            raise typer.BadParameter(
-                "--checkpoint-seconds, --checkpoint-steps: only with --checkpoint, which says where."
-            )
-
 
 @command
 def train(
     context: typer.Context,
-    files: Files,
-    base: BaseModelOptions,
-    domain: Annotated[str | None, typer.Option("--domain", help="Domain label; by default the folder's name.")] = None,
-    *,
+    material: Material,
     given: Annotated[Given, TRAINING],
-    sample: SampleSize = SAMPLE,
-    saving: Saving,
+    keeping: Keeping,
     as_json: Annotated[bool, typer.Option("--json", help="Print directory and record as JSON.")] = False,
     replace: Annotated[bool, typer.Option("--replace", help="Overwrite the directory if it is there.")] = False,
 ) -> None:
@@ -115,22 +103,30 @@ def train(
     if context.invoked_subcommand is not None:
         _refuse_before_verb(context)
         return
-    texts, valid, out = files.all()
-    saving.check()
-    spec = spec_of(given)
-    seconds = saving.checkpoint_seconds
-    work = Work(
-        spec=spec, train=texts, valid=valid, out=out, domain=domain or out.resolve().name, base_id=base.base,
-        sample=sample, sample_seed=spec.recipe.data_seed, replace=replace, checkpoint=saving.checkpoint,
-        every_steps=saving.checkpoint_steps, every_seconds=SAVE_SECONDS if seconds is None else seconds,
-    )  # fmt: skip
-    _check_places(work)
-    trained = _train(base.entry(), work)
+    run = _run(material, given, keeping, replace=replace)
+    _check_places(run)
+    trained = _train(material.base.entry(), run)
     tell(trained)
     if as_json:
-        print_json({"object": "folder", "path": str(out), **trained.provenance.model_dump(mode="json")})
+        print_json({"object": "folder", "path": str(run.out), **trained.provenance.model_dump(mode="json")})
     else:
-        data(str(out))
+        data(str(run.out))
+
+
+def _run(material: Material, given: Given, keeping: Keeping, *, replace: bool) -> TrainingRun:
+    """The training that was asked for. Raises a usage error or InvalidParameter for what makes none."""
+    texts, valid, out = material.paths()
+    seconds, steps = keeping.checkpoint_seconds, keeping.checkpoint_steps
+    if keeping.checkpoint is None and (seconds is not None or steps is not None):
+        raise typer.BadParameter("--checkpoint-seconds, --checkpoint-steps: only with --checkpoint, which says where.")
+    if valid.resolve() == texts.resolve():
+        raise InvalidParameter(f"--texts and --valid are one file, {texts}: validate on other text.", param="valid")
+    spec = spec_of(given)
+    return TrainingRun(
+        spec=spec, train=texts, valid=valid, out=out, domain=material.domain or out.resolve().name,
+        base_id=material.base.base, sample=keeping.sample, sample_seed=spec.recipe.data_seed, replace=replace,
+        checkpoint=keeping.checkpoint, every_steps=steps, every_seconds=SAVE_SECONDS if seconds is None else seconds,
+    )  # fmt: skip
 
 
 def _refuse_before_verb(context: typer.Context) -> None:
@@ -143,31 +139,31 @@ def _refuse_before_verb(context: typer.Context) -> None:
         raise typer.BadParameter(f"Options of `soup train {verb}` go after '{verb}'.")
 
 
-def _check_places(work: Work) -> None:
+def _check_places(run: TrainingRun) -> None:
     """Raises Conflict for what can be seen to be in the way; whose a bank is that is there, is known with the data."""
     how = "add --replace"
-    check_place(work.out, replace=work.replace, how=how)
-    if work.spec.adamix is not None and work.replace:
-        check_place(work.bank, replace=True, how=how)
-    elif work.spec.adamix is not None:
-        bank_there(work, how=how)
-    if work.checkpoint is not None and work.checkpoint.resolve().is_relative_to(work.out.resolve()):
+    check_place(run.out, replace=run.replace, how=how)
+    if run.spec.adamix is not None and run.replace:
+        check_place(run.bank, replace=True, how=how)
+    elif run.spec.adamix is not None:
+        run.bank_there(how=how)
+    if run.checkpoint is not None and run.checkpoint.resolve().is_relative_to(run.out.resolve()):
         raise InvalidParameter(
-            f"The checkpoint cannot be in {work.out}, which the adapter takes the place of: choose another folder.",
+            f"The checkpoint cannot be in {run.out}, which the adapter takes the place of: choose another folder.",
             param="checkpoint",
         )
 
 
-def _train(entry: BaseEntry, work: Work) -> Trained:
+def _train(entry: BaseEntry, run: TrainingRun) -> Trained:
     """Train, and write what comes of it."""
     from registry.base_model import load_base
-    from training.train import do, read_data
+    from training import train as training
 
-    given = read_data(work)  # what is wrong whatever the base is, before it is loaded
+    given = training.read_data(run)  # what is wrong whatever the base is, before it is loaded
     base = load_base(entry)
     with (
-        stopping.saying_how_to_go_on(saved=work.checkpoint is not None),
+        stopping.saying_how_to_go_on(saved=run.checkpoint is not None),
         stopping.stoppable() as should_stop,
         progress_bar("training") as report,
     ):
-        return do(work, base, data=given, progress=report, should_stop=should_stop)
+        return training.train(run, base, data=given, progress=report, should_stop=should_stop)

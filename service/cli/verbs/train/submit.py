@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,28 +20,34 @@ from service.cli.verbs.train.training_flags import TRAINING, SampleSize, spec_of
 from service.client import SoupClient
 from service.client.job_calls import DONE
 from training.request import TrainingRequest
-from training.spec import SAMPLE
+from training.spec import SAMPLE, TrainingSpec
 
 _NAMES = {"domain": "--domain", "base_model": "--base", "name": "--name", "valid_share": "--valid-share",
           "sample": "--sample", "": "--valid, --valid-share"}  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Material:
+    """What is trained and on which data, and the name it is pushed by."""
+
+    texts: Annotated[
+        Path, typer.Option("--texts", "--data", help='Training data: .jsonl(.gz), of {"text"} or the task\'s.')
+    ]
+    name: Annotated[str, typer.Option("--name", help="namespace/name of the adapter.")]
+    base: Annotated[str, typer.Option("--base", callback=base_id, help="Id of the base model on the server.")]
+    valid: Annotated[
+        Path | None, typer.Option("--valid", help="Other data of the domain; the best state on it is kept.")
+    ] = None
+    valid_share: Annotated[
+        float | None, typer.Option("--valid-share", help="Without --valid: held out so much of it; by default 0.1.")
+    ] = None
+    domain: Annotated[str | None, typer.Option("--domain", help="Domain label; by default the adapter's name.")] = None
+
+
 @verb
 def submit(
     remote: Remote,
-    *,
-    texts: Annotated[
-        Path, typer.Option("--texts", "--data", help='Training data: .jsonl(.gz), of {"text"} or the task\'s.')
-    ],
-    name: Annotated[str, typer.Option("--name", help="namespace/name of the adapter.")],
-    base: Annotated[str, typer.Option("--base", callback=base_id, help="Id of the base model on the server.")],
-    valid: Annotated[
-        Path | None, typer.Option("--valid", help="Other data of the domain; the best state on it is kept.")
-    ] = None,
-    valid_share: Annotated[
-        float | None, typer.Option("--valid-share", help="Without --valid: held out so much of it; by default 0.1.")
-    ] = None,
-    domain: Annotated[str | None, typer.Option("--domain", help="Domain label; by default the adapter's name.")] = None,
+    material: Material,
     given: Annotated[Given, TRAINING],
     sample: SampleSize = SAMPLE,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is trained and pushed.")] = True,
@@ -56,25 +63,28 @@ def submit(
       soup train submit --texts law.jsonl --valid law-valid.jsonl --name team/law --base small --steps 500
       soup train submit --texts law.jsonl --name team/law --base small --adamix 4 --no-wait
     """
-    spec = spec_of(given)
-    _, own = split_name(name)
-    blobs = {"texts": _uploaded(remote.client, texts)} | (
-        {} if valid is None else {"valid": _uploaded(remote.client, valid)}
-    )
-    try:
-        request = TrainingRequest(
-            name=name, domain=domain or own, base_model=base, valid_share=valid_share, spec=spec,
-            sample=sample, **blobs,
-        )  # fmt: skip
-    except ValidationError as error:
-        raise usage_error(error, _NAMES) from None
-    found = remote.client.train(request, wait=False)
+    found = remote.client.train(_request(remote.client, material, spec_of(given), sample), wait=False)
     if wait:
         if found["state"] not in DONE:
             talk(f"{found['id']} goes on when this command ends; `soup jobs cancel {found['id']}` stops it.")
         with progress_bar("training") as report:
             found = remote.client.result_of(found, report)
     _print(remote, found, wait=wait)
+
+
+def _request(client: SoupClient, material: Material, spec: TrainingSpec, sample: int) -> TrainingRequest:
+    """What the server is asked for, once the data are there. Raises a usage error by the names of the flags."""
+    _, own = split_name(material.name)
+    blobs = {"texts": _uploaded(client, material.texts)}
+    if material.valid is not None:
+        blobs["valid"] = _uploaded(client, material.valid)
+    try:
+        return TrainingRequest(
+            name=material.name, domain=material.domain or own, base_model=material.base,
+            valid_share=material.valid_share, spec=spec, sample=sample, **blobs,
+        )  # fmt: skip
+    except ValidationError as error:
+        raise usage_error(error, _NAMES) from None
 
 
 def _print(remote: Remote, found: dict[str, Any], *, wait: bool) -> None:

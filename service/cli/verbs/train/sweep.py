@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -25,28 +26,55 @@ from training.spec import SAMPLE
 
 if TYPE_CHECKING:
     from registry.spec import BaseEntry
+    from training import sweep as sweeping
     from training.spec import TrainingSpec
-    from training.sweep import Cell, Plan, Row
+    from training.sweep import Cell, Row
+
+Number = TypeVar("Number", int, float)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """What is trained: every domain with every learning rate and seed, from one base model."""
+
+    domains: Annotated[
+        list[Path], typer.Argument(help="Folders with train.jsonl(.gz) and valid.jsonl(.gz).", metavar="DOMAIN...")
+    ]
+    out: Annotated[Path, typer.Option("--out", help="Folder for the adapter directories.")]
+    learning_rates: Annotated[str, typer.Option("--lr", help="Learning rates, separated by commas.")] = "1e-3"
+    seeds: Annotated[str, typer.Option("--seed", help="Seeds of the order of the data, by commas.")] = "0"
+    base: BaseModelOptions
+
+    def axes(self) -> tuple[list[float], list[int]]:
+        """Learning rates and seeds; raises a usage error for what is none."""
+        return _by_commas("--lr", self.learning_rates, float), _by_commas("--seed", self.seeds, int)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    """How the cells of the grid are trained."""
+
+    sample: SampleSize = SAMPLE
+    parallel: Annotated[int, typer.Option("--parallel", min=1, help="Cells at once, each in a process.")] = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pushing:
+    """Where the adapters are pushed afterwards, if anywhere."""
+
+    namespace: Annotated[
+        str | None, typer.Option("--push", help="Push all that is there to this namespace of a server.")
+    ] = None
+    address: Address
 
 
 @command
 def sweep(
     context: typer.Context,
-    domains: Annotated[
-        list[Path], typer.Argument(help="Folders with train.jsonl(.gz) and valid.jsonl(.gz).", metavar="DOMAIN...")
-    ],
-    *,
-    out: Annotated[Path, typer.Option("--out", help="Folder for the adapter directories.")],
-    learning_rates: Annotated[str, typer.Option("--lr", help="Learning rates, separated by commas.")] = "1e-3",
-    seeds: Annotated[str, typer.Option("--seed", help="Seeds of the order of the data, by commas.")] = "0",
-    base: BaseModelOptions,
+    grid: Grid,
     given: Annotated[Given, TRAINING.without("learning_rate", "data_seed")],
-    sample: SampleSize = SAMPLE,
-    parallel: Annotated[int, typer.Option("--parallel", min=1, help="Cells at once, each in a process.")] = 1,
-    push: Annotated[
-        str | None, typer.Option("--push", help="Push all that is there to this namespace of a server.")
-    ] = None,
-    address: Address,
+    running: Running,
+    pushing: Pushing,
     as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
 ) -> None:
     """Train a grid of adapters from one initialisation: learning rates x seeds x domains.
@@ -61,56 +89,45 @@ def sweep(
       soup train sweep texts/* --bases bases.toml --base small --out adapters --parallel 2 --push team
       soup push adapters/* --namespace team --wait
     """
-    if push is not None:
-        check_part(push, "namespace")  # before hours of work
-    rows = _sweep(
-        base.entry(), domains, spec_of(given), grid=(_floats("--lr", learning_rates), _integers("--seed", seeds)),
-        out=out, sample=sample, base_id=base.base, processes=parallel,
-    )  # fmt: skip
-    pushed = {} if push is None else push_rows(address.client(context), rows, push)
+    namespace = pushing.namespace
+    if namespace is not None:
+        check_part(namespace, "namespace")  # before hours of work
+    rows = _sweep(grid.base.entry(), grid, spec_of(given), running)
+    pushed = {} if namespace is None else push_rows(pushing.address.client(context), rows, namespace)
     if as_json:
-        print_json({"object": "list", "data": [{**_json_row(row), **_pushed(row, pushed, push)} for row in rows]})
+        refs = None if namespace is None else pushed
+        print_json({"object": "list", "data": [_json_row(row, refs) for row in rows]})
     else:
         data(columns(("adapter", "state", "before", "after", "best step", "steps"), [_line(row) for row in rows]))
     missing = [row for row in rows if row.problem is not None]
     for row in missing:
         talk(f"{row.cell.name}: {row.problem}")
-    if missing or (push is not None and len(pushed) < len(rows)):
+    if missing or (namespace is not None and len(pushed) < len(rows)):
         raise typer.Exit(FAILED)
 
 
-def _floats(option: str, text: str) -> list[float]:
+def _by_commas(option: str, text: str, kind: type[Number]) -> list[Number]:
     """Numbers separated by commas; raises BadParameter."""
     try:
-        return [float(part) for part in text.split(",")]
+        return [kind(part) for part in text.split(",")]
     except ValueError:
-        raise typer.BadParameter(f"{option} takes numbers separated by commas, not {text!r}.") from None
+        numbers = "whole numbers" if kind is int else "numbers"
+        raise typer.BadParameter(f"{option} takes {numbers} separated by commas, not {text!r}.") from None
 
 
-def _integers(option: str, text: str) -> list[int]:
-    """Whole numbers separated by commas; raises BadParameter."""
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise typer.BadParameter(f"{option} takes whole numbers separated by commas, not {text!r}.") from None
-
-
-def _sweep(
-    entry: BaseEntry, folders: list[Path], spec: TrainingSpec, *, grid: tuple[list[float], list[int]], out: Path,
-    sample: int, base_id: str | None, processes: int,
-) -> list[Row]:  # fmt: skip
+def _sweep(entry: BaseEntry, grid: Grid, spec: TrainingSpec, running: Running) -> list[Row]:
     """Every cell's outcome in the order of the grid, told on the way."""
     from training import sweep as sweeping
 
-    cells = sweeping.grid([sweeping.read_domain(folder, spec) for folder in folders], *grid)
-    plan = sweeping.Plan(spec=spec, out=out, sample=sample, base_id=base_id)
+    cells = sweeping.cells_of([sweeping.read_domain(folder, spec) for folder in grid.domains], *grid.axes())
+    asked = sweeping.Grid(cells, spec, grid.out, sample=running.sample, base_id=grid.base.base)
     rows: dict[str, Row] = {}
     with (
         stopping.saying_how_to_go_on(saved=True),
         stopping.stoppable() as should_stop,
         progress_table([cell.name for cell in cells]) as table,
     ):
-        for row in _outcomes(entry, cells, plan, processes, table, should_stop):
+        for row in _outcomes(entry, asked, running.parallel, table, should_stop):
             rows[row.cell.name] = row
             table.ended(row.cell.name, row.state)
             talk(f"{len(rows)} of {len(cells)}: {row.cell.name} {_said(row)}")
@@ -118,7 +135,7 @@ def _sweep(
 
 
 def _outcomes(
-    entry: BaseEntry, cells: list[Cell], plan: Plan, processes: int, table: Table, should_stop: Callable[[], bool]
+    entry: BaseEntry, grid: sweeping.Grid, processes: int, table: Table, should_stop: Callable[[], bool]
 ) -> Iterator[Row]:
     """The cells' outcomes as they come."""
     from registry.base_model import load_base, load_text
@@ -129,10 +146,8 @@ def _outcomes(
         table.at(cell.name, step, steps, message)
 
     if processes == 1:
-        return sweep(load_base(entry), cells, plan, progress=report, should_stop=should_stop)
-    return sweep_in_processes(
-        load_text(entry), cells, plan, processes=processes, progress=report, should_stop=should_stop
-    )
+        return sweep(load_base(entry), grid, progress=report, should_stop=should_stop)
+    return sweep_in_processes(load_text(entry), grid, processes=processes, progress=report, should_stop=should_stop)
 
 
 def _said(row: Row) -> str:
@@ -148,11 +163,8 @@ def _line(row: Row) -> tuple[object, ...]:
     return (row.cell.name, row.state, *validation(row.record), *found)
 
 
-def _pushed(row: Row, pushed: Mapping[str, str], push: str | None) -> dict[str, Any]:
-    return {} if push is None else {"ref": pushed.get(row.cell.name)}
-
-
-def _json_row(row: Row) -> dict[str, Any]:
+def _json_row(row: Row, refs: Mapping[str, str] | None) -> dict[str, Any]:
+    """A cell's outcome; `refs` has the names of what was pushed, by cell."""
     folder = row.folder
     return {
         "object": "folder",
@@ -164,4 +176,5 @@ def _json_row(row: Row) -> dict[str, Any]:
         "path": None if folder is None else str(folder.path),
         "problem": row.problem,
         **({} if folder is None else folder.provenance.model_dump(mode="json")),
+        **({} if refs is None else {"ref": refs.get(row.cell.name)}),
     }
