@@ -18,7 +18,7 @@ import torch
 from registry.adapters import Init, create
 from registry.adapters.loadable import LoadableAdapter
 from registry.adapters.weights import save_tensors
-from registry.blobs import BlobStore, MemoryBlobs
+from registry.blobs import BlobStore
 from registry.catalogue import Database
 from registry.catalogue.rows import AdapterRow, SelectorRow
 from registry.cook import cook
@@ -46,6 +46,7 @@ from registry.spec import (
     Provenance,
     SelectorSpec,
 )
+from tests.registry.memory_blobs import MemoryBlobs
 
 LINEARS = {
     f"transformer.h.{layer}.{name}": sizes
