@@ -55,7 +55,7 @@ class Running:
     """How the cells of the grid are trained."""
 
     sample: SampleSize = SAMPLE
-    parallel: Annotated[int, typer.Option("--parallel", min=1, help="Cells at once, each in a process.")] = 1
+    parallel: Annotated[int, typer.Option(min=1, help="Cells at once, each in a process.")] = 1
 
 
 @dataclass(frozen=True, kw_only=True)
