@@ -63,7 +63,7 @@ def push(registry: Registry, caller: Caller, manifest: Manifest) -> Pushed:
         job = _record_sample(catalogue, row, checked, caller)
         if job is None:
             enqueue_refits(catalogue, row, created_by=caller.key_id, delay=registry.refit_delay)
-        _audit(catalogue, row, caller)
+        caller.audit(catalogue, "adapter.push", row.ref, digest=row.digest)
         row = catalogue.adapters.get(row.id)
     notes = () if sample is None else sample.report.notes
     return Pushed(row, created=same is None, job=job, warnings=(*notes, *warnings))
@@ -111,12 +111,6 @@ def _check(registry: Registry, caller: Caller, manifest: Manifest) -> _Checked:
         created_by=caller.key_id,
     )
     return _Checked(new, data, sample, encoders)
-
-
-def _audit(catalogue: Catalogue, row: AdapterRow, caller: Caller) -> None:
-    catalogue.audit.record(
-        "adapter.push", row.ref, key_id=caller.key_id, request_id=caller.request_id, detail={"digest": row.digest}
-    )
 
 
 def _config(manifest: Manifest, weights: bytes, limits: Limits) -> AdapterConfig:

@@ -70,11 +70,7 @@ def refuse(what: str, problems: Sequence[str], *, error: type[Invalid] = Invalid
 
 
 def parse(
-    data: bytes | memoryview,
-    *,
-    max_bytes: int,
-    what: str = "weights",
-    error: type[Invalid] = InvalidWeights,
+    data: bytes | memoryview, *, max_bytes: int, what: str = "weights", error: type[Invalid] = InvalidWeights
 ) -> Header:
     """The header of a safetensors file; raises TooLarge beyond `max_bytes`, else `error` with every problem found."""
     total = len(data)

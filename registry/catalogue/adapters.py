@@ -6,11 +6,11 @@ import builtins
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, and_, exists, false, func, insert, select, true, update
+from sqlalchemy import ColumnElement, Select, and_, exists, false, func, insert, select, true, update
 
-from registry.catalogue.adapter_columns import adapter_row, adapter_values, searchable
+from registry.catalogue.adapter_columns import ROW, adapter_columns, adapter_row, searchable
 from registry.catalogue.aliases import Aliases
-from registry.catalogue.paging import now, page_of
+from registry.catalogue.repository import Repository, matching, now, seen_by
 from registry.catalogue.rows import AdapterRow, Namespaces, NewAdapter, Page, SampleState
 from registry.catalogue.tables import adapter_tags, adapters
 from registry.errors import Internal, InvalidParameter, NotFound, PreconditionFailed, Retired
@@ -21,11 +21,13 @@ LONGEST_Q = 200
 """Characters of a search text; beyond some thousands databases refuse the pattern."""
 
 
-class Adapters:
+class Adapters(Repository[AdapterRow]):
     """Adapter rows. Lookups by people take the namespaces they see; foreign and unknown are both NotFound."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    values = ROW
+
+    def _row(self, row: Any) -> AdapterRow:
+        return adapter_row(row)
 
     # --- writing --------------------------------------------------------------------------------
 
@@ -33,7 +35,7 @@ class Adapters:
         """Store an adapter as the next version of its name."""
         latest = select(func.max(adapters.c.version)).where(_named(new.namespace, new.name))
         version = (self._connection.execute(latest).scalar_one() or 0) + 1
-        result = self._connection.execute(insert(adapters).values(**adapter_values(new), version=version))
+        result = self._connection.execute(insert(adapters).values(**adapter_columns(new), version=version))
         key = result.inserted_primary_key
         if key is None:
             raise Internal("the database gave no id for a new adapter")
@@ -123,7 +125,7 @@ class Adapters:
             query = self._by_name(visible, ref)
         else:
             raise NotFound(f"{ref} is a base model, not an adapter.", param="ref")
-        query = query.where(_visible(visible))
+        query = query.where(seen_by(visible, adapters.c.namespace))
         row = self._one(query.where(_live()).limit(1))
         if row is not None:
             return row
@@ -145,12 +147,7 @@ class Adapters:
 
     def live_versions(self, namespace: str, name: str) -> builtins.list[AdapterRow]:
         """Every live version of a name, newest first."""
-        query = _newest_first(select(adapters).where(_named(namespace, name), _live()))
-        return [adapter_row(row) for row in self._connection.execute(query).mappings()]
-
-    def _one(self, query: Select[Any]) -> AdapterRow | None:
-        row = self._connection.execute(query).mappings().first()
-        return None if row is None else adapter_row(row)
+        return self._all(_newest_first(select(adapters).where(_named(namespace, name), _live())))
 
     # --- finding many ---------------------------------------------------------------------------
 
@@ -160,16 +157,13 @@ class Adapters:
         cursor: str | None = None,
     ) -> Page[AdapterRow]:  # fmt: skip
         """Live adapters of the visible namespaces that match every filter, newest first."""
-        query = select(adapters).where(_visible(visible), _live())
-        equal = {"base_model": base_model, "method": method, "domain": domain, "kind": kind}
-        for column, value in equal.items():
-            if value is not None:
-                query = query.where(adapters.c[column] == value)
+        equal = matching(adapters, base_model=base_model, method=method, domain=domain, kind=kind)
+        query = select(adapters).where(seen_by(visible, adapters.c.namespace), _live(), *equal)
         if tag is not None:
             query = query.where(_tagged(tag))
         if q:
             query = query.where(_contains(q))
-        return page_of(self._connection, query, adapters.c.id, limit=limit, cursor=cursor, make=adapter_row)
+        return self._page(query, adapters.c.id, limit=limit, cursor=cursor)
 
     def pool(self, pool: PoolSpec) -> builtins.list[AdapterRow]:
         """The newest live version of each name of a pool, where its sample is ready.
@@ -192,19 +186,16 @@ class Adapters:
             true() if state == "pending" else newer.c.sample_state != "pending",
         )
         query = select(adapters).where(
-            _visible(pool.namespaces),
+            seen_by(pool.namespaces, adapters.c.namespace),
             _live(),
-            adapters.c.base_fingerprint == pool.base_fingerprint,
-            adapters.c.sample_state == state,
+            *matching(adapters, base_fingerprint=pool.base_fingerprint, sample_state=state, method=pool.method),
             ~superseded,
         )
-        if pool.method is not None:
-            query = query.where(adapters.c.method == pool.method)
         if pool.tag is not None:
             query = query.where(_tagged(pool.tag))
         if not pool.include_soups:
             query = query.where(adapters.c.kind == "adapter")
-        return [adapter_row(row) for row in self._connection.execute(query.order_by(adapters.c.id)).mappings()]
+        return self._all(query.order_by(adapters.c.id))
 
 
 def _named(namespace: str, name: str) -> ColumnElement[bool]:
@@ -213,10 +204,6 @@ def _named(namespace: str, name: str) -> ColumnElement[bool]:
 
 def _live() -> ColumnElement[bool]:
     return adapters.c.retired_at.is_(None)
-
-
-def _visible(visible: Namespaces) -> ColumnElement[bool]:
-    return true() if visible is None else adapters.c.namespace.in_(visible)
 
 
 def _tagged(tag: str) -> ColumnElement[bool]:

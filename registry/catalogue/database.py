@@ -41,19 +41,15 @@ class Backend(Protocol):
 
     def engine_options(self, url: URL, busy_seconds: float) -> dict[str, Any]:
         """What `create_engine` is told."""
-        ...
 
     def prepare(self, engine: Engine, busy_seconds: float) -> None:
         """Have its transactions begin as their mode asks."""
-        ...
 
     def transaction_options(self, mode: Mode) -> dict[str, Any]:
         """What a connection is told before its transaction."""
-        ...
 
     def meaning(self, error: DBAPIError, mode: Mode | None) -> SoupError | None:
         """What people are told of an error that is nobody's fault here; None for any other."""
-        ...
 
 
 BACKENDS: dict[str, Backend] = {

@@ -116,18 +116,11 @@ class SentenceBertEncoder:
         if self._model is None:
             # Here and not above: importing it takes seconds and brings torch, and most processes never embed.
             from sentence_transformers import SentenceTransformer
-            from transformers.utils import logging as transformers_logging
 
-            from registry.base_model.build_lock import BUILDING
+            from registry.base_model.build_lock import BUILDING, quiet
 
-            with BUILDING:
-                bars = transformers_logging.is_progress_bar_enabled()
-                transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-                try:
-                    self._model = SentenceTransformer(str(self.folder), device="cpu", local_files_only=True)
-                finally:
-                    if bars:
-                        transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+            with BUILDING, quiet():
+                self._model = SentenceTransformer(str(self.folder), device="cpu", local_files_only=True)
             self._model.eval()
         return self._model
 
