@@ -7,6 +7,7 @@ connection and reads vectors from the blob store. Fitting the same members again
 from __future__ import annotations
 
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from registry.names import digest_of
 from registry.pools import as_members, current_members, pool_id, spec_digest
 from registry.progress import Progress
 from registry.registry import Registry
-from registry.selectors import new_selector
+from registry.selectors import SELECTORS
 from registry.selectors.contract import Domain, Selector
 from registry.selectors.state import dump_state
 from registry.spec import PoolSpec, SelectorSpec
@@ -39,7 +40,7 @@ def fit(
     if known is not None and known.members == members and known.encoder_digest == encoder_digest:
         return known
     domains = [_domain(row, vectors[row.id], registry.blobs) for row in rows]
-    selector = new_selector(spec.resolved()).fit(domains, progress=progress)
+    selector = SELECTORS[spec.kind](spec.resolved()).fit(domains, progress=progress)
     return _store(registry, selector, pool, spec, encoder_digest=encoder_digest, members=members)
 
 
@@ -85,13 +86,16 @@ def _store(
     with registry.database.write() as catalogue:
         catalogue.blobs.seen(state_blob, len(data))
         return catalogue.selectors.add(
-            id="sel-" + identity.removeprefix("sha256:")[:16],
-            pool_id=pool_id(pool),
-            pool=pool,
-            spec=spec,
-            spec_digest=spec_digest(spec),
-            encoder_digest=encoder_digest,
-            state_blob=state_blob,
-            members=members,
-            report=dict(selector.report_),
+            SelectorRow(
+                id="sel-" + identity.removeprefix("sha256:")[:16],
+                pool_id=pool_id(pool),
+                pool=pool,
+                spec=spec,
+                spec_digest=spec_digest(spec),
+                encoder_digest=encoder_digest,
+                state_blob=state_blob,
+                members=members,
+                report=selector.report_,
+                fitted_at=datetime.now(UTC),
+            )
         )

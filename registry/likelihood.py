@@ -55,7 +55,7 @@ def log_probs_of_next(model: nn.Module, hidden: Tensor, input_ids: Tensor, atten
     """fp32 (batch, time - 1): log p(token t + 1 | tokens up to t) in nats; 0 where that token is padding."""
     targets, scored = input_ids[:, 1:], attention_mask[:, 1:].bool()
     states, wanted = hidden[:, :-1][scored], targets[scored]  # (scored, hidden), (scored,)
-    rows = max(1, _LOGIT_CELLS // _vocabulary(model))
+    rows = max(1, _LOGIT_CELLS // max(1, int(getattr(model.config, "vocab_size", 1))))
     parts = [
         chosen_log_probs(lm_logits(model, some), ids)
         for some, ids in zip(torch.split(states, rows), torch.split(wanted, rows), strict=True)
@@ -104,10 +104,6 @@ def _slices(logits: Tensor) -> Iterator[slice]:
     rows, vocabulary = logits.shape
     step = max(1, _CACHED_CELLS // max(1, vocabulary)) if logits.device.type == "cpu" else max(1, rows)
     return (slice(start, start + step) for start in range(0, max(1, rows), step))
-
-
-def _vocabulary(model: nn.Module) -> int:
-    return max(1, int(getattr(model.config, "vocab_size", 1)))
 
 
 def token_log_probs(model: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> Tensor:

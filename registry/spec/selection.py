@@ -75,11 +75,6 @@ class UniformSpec(Frozen):
 SelectorSpec = Annotated[GmmSpec | CosineSpec | UniformSpec, Field(discriminator="kind")]
 
 
-def encoder_of(spec: GmmSpec | CosineSpec | UniformSpec) -> EncoderName | None:
-    """The encoder whose vectors a selector is fitted on; `spec.encoder_name`, by its name of before."""
-    return spec.encoder_name
-
-
 class SelectOptions(Frozen):
     """Decided per request on a fitted selector. `single`: the top adapter alone, thresholds ignored."""
 

@@ -38,8 +38,6 @@ TRANSIENT = (Busy, Unavailable)
 class Interrupted(SoupError):
     """The server is stopping: the job goes back to the queue."""
 
-    code = "interrupted"
-
 
 class JobRunner:
     """Threads that run jobs one at a time each: `settings.job_workers` for what is quick, others for trainings."""

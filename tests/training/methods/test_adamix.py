@@ -18,7 +18,7 @@ from registry.adapters.experts import BankAdapter, merge_bank
 from registry.adapters.weights import init_hash, load_tensors, save_tensors
 from registry.errors import Cancelled, InvalidParameter
 from registry.formats import read_directory
-from registry.spec import BankConfig, UnionConfig, head_of
+from registry.spec import BankConfig, UnionConfig
 from tests.training.conftest import TEXTS, VALID, state_hash, train_on
 from tests.training.task_items import LABELLED
 from training.checkpoint import Saving
@@ -293,7 +293,7 @@ def test_a_bank_learns_to_classify_with_one_head_for_all_its_experts(base, encod
     before = state_hash(on.model)
     bank = BankConfig(expert=paper_config("houlsby", bottleneck=8), experts=3)
     config = with_head(bank, task.head(LABELLED))
-    assert head_of(config) == task.head(LABELLED)
+    assert config.head == task.head(LABELLED)
     numbers = Hyperparameters(steps=40, batch=8, block=60, learning_rate=2e-2, evaluations=2)
     made = train_on(on, config, LABELLED[:40], LABELLED[40:], hyperparameters=numbers, task=task, consistency=mode)
     assert state_hash(on.model) == before

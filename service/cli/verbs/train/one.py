@@ -36,12 +36,10 @@ class Material:
     texts: Annotated[
         Path | None, typer.Option("--texts", "--data", help='Training data: .jsonl(.gz), of {"text"} or the task\'s.')
     ] = None
-    valid: Annotated[
-        Path | None, typer.Option("--valid", help="Other data of the domain; the best state on it is kept.")
-    ] = None
-    out: Annotated[Path | None, typer.Option("--out", help="Adapter directory to write.")] = None
+    valid: Annotated[Path | None, typer.Option(help="Other data of the domain; the best state on it is kept.")] = None
+    out: Annotated[Path | None, typer.Option(help="Adapter directory to write.")] = None
     base: BaseModelOptions
-    domain: Annotated[str | None, typer.Option("--domain", help="Domain label; by default the folder's name.")] = None
+    domain: Annotated[str | None, typer.Option(help="Domain label; by default the folder's name.")] = None
 
     def paths(self) -> tuple[Path, Path, Path]:
         """Texts, validation texts and the directory. Raises a usage error for those not given."""
@@ -57,16 +55,12 @@ class Keeping:
 
     sample: SampleSize = SAMPLE
     checkpoint: Annotated[
-        Path | None,
-        typer.Option("--checkpoint", help="Folder to save the state in, and to go on from where it holds one."),
+        Path | None, typer.Option(help="Folder to save the state in, and to go on from where it holds one.")
     ] = None
     checkpoint_seconds: Annotated[
-        float | None,
-        typer.Option("--checkpoint-seconds", min=0, help=f"How often it is saved; by default {SAVE_SECONDS:g}."),
+        float | None, typer.Option(min=0, help=f"How often it is saved; by default {SAVE_SECONDS:g}.")
     ] = None
-    checkpoint_steps: Annotated[
-        int | None, typer.Option("--checkpoint-steps", min=1, help="Also after so many steps.")
-    ] = None
+    checkpoint_steps: Annotated[int | None, typer.Option(min=1, help="Also after so many steps.")] = None
 
 
 @command

@@ -55,7 +55,7 @@ class Running:
     """How the cells of the grid are trained."""
 
     sample: SampleSize = SAMPLE
-    parallel: Annotated[int, typer.Option("--parallel", min=1, help="Cells at once, each in a process.")] = 1
+    parallel: Annotated[int, typer.Option(min=1, help="Cells at once, each in a process.")] = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +119,8 @@ def _sweep(entry: BaseEntry, grid: Grid, spec: TrainingSpec, running: Running) -
     """Every cell's outcome in the order of the grid, told on the way."""
     from training import sweep as sweeping
 
-    cells = sweeping.cells_of([sweeping.read_domain(folder, spec) for folder in grid.domains], *grid.axes())
+    axes = grid.axes()  # before data are read
+    cells = sweeping.cells_of([sweeping.read_domain(folder, spec) for folder in grid.domains], *axes)
     asked = sweeping.Grid(cells, spec, grid.out, sample=running.sample, base_id=grid.base.base)
     rows: dict[str, Row] = {}
     with (
