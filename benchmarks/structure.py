@@ -96,7 +96,15 @@ def files(root: Path) -> dict[str, int]:
 def _directs(module: str) -> bool:
     """Whether a module directs others: those at the root of a package, the steps of a cook, routes and commands."""
     rooms = ("registry.cook.", "service.routes.", "service.http.routes.", "service.commands.", "service.cli.")
-    return module.count(".") == 1 or module.startswith(rooms)
+    return (module.partition(".")[0] in PACKAGES and module.count(".") == 1) or module.startswith(rooms)
+
+
+def _caller(frame: FrameType) -> str:
+    """The module that called a function, behind what the standard library puts between."""
+    before = frame.f_back
+    while before is not None and before.f_globals.get("__name__") in {"contextlib", "functools"}:
+        before = before.f_back
+    return "" if before is None else str(before.f_globals.get("__name__", ""))
 
 
 class Tracer:
@@ -118,12 +126,14 @@ class Tracer:
         stack = self._stacks.setdefault(threading.get_ident(), [])
         if not stack and (frame.f_code.co_name != name or module not in entries):
             return
-        if module.partition(".")[0] not in PACKAGES or frame.f_code.co_name.startswith("<"):
+        packages = ("registry",) if entries[0].startswith("registry.") else PACKAGES
+        if module.partition(".")[0] not in packages or frame.f_code.co_name.startswith("<"):
             return
         if event == "return":
             stack.pop()
             return
-        if stack and stack[-1] != module and _directs(stack[-1]):
+        caller = _caller(frame)
+        if stack and caller != module and _directs(caller):
             self._walk.append(module)
         self._seen.add(module)
         stack.append(module)
@@ -140,7 +150,8 @@ class Tracer:
         finally:
             self._below = None
         walk = [one for one, before in zip(self._walk, ["", *self._walk], strict=False) if one != before]
-        print(name, walk, file=sys.stderr)
+        if os.environ.get("SHOW"):
+            print(name, walk, file=sys.stderr)
         return {"modules": len(self._seen), "opened": len(set(walk)), "returns": len(walk) - len(set(walk))}
 
 
@@ -228,9 +239,10 @@ def _fit(runtime: Any) -> None:
     from registry.spec import PoolSpec, UniformSpec
 
     nothing: Any = lambda *_: None  # noqa: E731
-    shape = (runtime.bases if hasattr(runtime.bases, "shape") else runtime).shape("demo")
+    new = hasattr(runtime, "parts")
+    shape = runtime.bases["demo"].shape if new else runtime.shape("demo")
     pool = PoolSpec(base_fingerprint=shape.fingerprint)
-    if hasattr(runtime, "parts"):
+    if new:
         fit(runtime.parts.registry, pool, UniformSpec(), encoder_digest=None, progress=nothing)
     else:
         old: Any = fit

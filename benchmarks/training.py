@@ -1,9 +1,9 @@
 """What training an adapter costs: tokens a second in our loop, beside full fine-tuning and PEFT's LoRA, and memory.
 
-Every variant is one step of `training.state.Run` (what `soup train` runs) on blocks of random tokens; values do not
-matter for speed. A measurement is a process of its own, since the largest memory a process had cannot be unlearnt: it
-warms up, takes the median of some steps, and says how much memory it had at most. All variants take turns in each
-repeat, and ratios are taken repeat by repeat.
+Every variant is one step of `training.state.TrainingState` (what `soup train` runs) on blocks of random tokens; values
+do not matter for speed. A measurement is a process of its own, since the largest memory a process had cannot be
+unlearnt: it warms up, takes the median of some steps, and says how much memory it had at most. All variants take turns
+in each repeat, and ratios are taken repeat by repeat.
 
 - `adapter_vs_full`: a Bapna-Firat adapter over full fine-tuning. Forward passes are the same and a little more;
   backward, no base weight gets a gradient, and nothing below the first adapter is passed.
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from registry.base_model import LoadedBase
-    from training.loop import MeanNll
+    from training.state import Loss
 
 BOTTLENECK, RANK = 64, 22
 """Of the adapter and of the LoRAs: 134,400 and 135,168 parameters on the shared base model."""
@@ -56,7 +56,7 @@ class Prepared:
     """What a step trains, and how: the module, its loss, and what has to be open meanwhile."""
 
     module: nn.Module
-    loss: MeanNll
+    loss: Loss
     attached: AbstractContextManager[None]
 
 
@@ -69,30 +69,32 @@ def measure(base_folder: Path, variant: str, *, dtype: Dtype, steps: int, block:
 
     from registry.base_model import load_base
     from registry.spec import BaseEntry
-    from training.recipe import TrainingRecipe
-    from training.state import Run
+    from training.hyperparameters import Hyperparameters
+    from training.state import Objective, TrainingState
 
     base = load_base(BaseEntry(id="base", source=str(base_folder.resolve())))
     blocks = np.random.default_rng(SEED).integers(1, base.shape.vocab_size, (4 * BATCH, block))
-    recipe = TrainingRecipe(
+    numbers = Hyperparameters(
         steps=WARM + steps, batch=BATCH, block=block, learning_rate=1e-4, dtype=dtype, evaluations=1
     )  # fmt: skip
     prepared = VARIANTS[variant](base)
     with prepared.attached:
-        run = Run(prepared.module, prepared.loss, train=blocks, recipe=recipe)
+        state = TrainingState(
+            prepared.module, Objective(prepared.loss), train=blocks, valid=blocks, hyperparameters=numbers
+        )  # fmt: skip
         for _ in range(WARM):
-            run.advance()
-        taken = [seconds(run.advance) for _ in range(steps)]
+            state.advance()
+        taken = [seconds(state.advance) for _ in range(steps)]
     step = median(taken)
     return {
         "variant": variant, "step_s": step, "tokens_per_s": BATCH * block / step,
-        "parameters_trained": sum(parameter.numel() for parameter in run.trained.values()),
+        "parameters_trained": sum(parameter.numel() for parameter in state.trained.values()),
         "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }  # fmt: skip
 
 
 def _full(base: LoadedBase) -> Prepared:
-    from training.full_fine_tuning import unfrozen
+    from benchmarks.full_fine_tuning import unfrozen
     from training.trainer import loss_of
 
     model = unfrozen(base.model, "all")
@@ -101,9 +103,9 @@ def _full(base: LoadedBase) -> Prepared:
 
 def _adapter(base: LoadedBase, *, lora: bool = False, masked: bool = False) -> Prepared:
     from registry.adapters import attached, create, paper_config
+    from training.hyperparameters import PruningOptions
     from training.methods.lora_targets import lora_for
     from training.methods.pruning import prune
-    from training.options import PruningOptions
     from training.trainer import loss_of
 
     plain = paper_config("bapna_firat", bottleneck=BOTTLENECK)

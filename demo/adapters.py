@@ -20,13 +20,14 @@ from registry.errors import SoupError
 from registry.formats import AdapterContents, AdapterDirectory, read_directory, write_directory
 from registry.names import digest_of
 from registry.spec import Card
-from training.data import draw
-from training.recipe import TrainingRecipe
+from training.data import Data, draw
+from training.hyperparameters import Hyperparameters
+from training.inputs import TrainingInputs
 from training.trainer import train_adapter
 
 BOTTLENECK = 48
 INIT_SEED = 1234
-RECIPE = TrainingRecipe(steps=60, batch=8, block=256, learning_rate=3e-3, warmup=0.1, evaluations=3)
+RECIPE = Hyperparameters(steps=60, batch=8, block=256, learning_rate=3e-3, warmup=0.1, evaluations=3)
 VALID_PASSAGES = 40
 
 
@@ -78,7 +79,8 @@ def _made_from(folder: Path) -> str | None:
 def _train(job: Job, base: LoadedBase, name: str, inputs: str, report: Report) -> AdapterDirectory:
     train, valid = _texts(job, name)
     config = paper_config("bapna_firat", bottleneck=BOTTLENECK)
-    trained = train_adapter(base, config, train, valid, recipe=RECIPE, init_seed=INIT_SEED, progress=report)
+    asked = TrainingInputs(config, Data(train, valid), RECIPE, init_seed=INIT_SEED)
+    trained = train_adapter(base, asked, progress=report)
     trained.record["inputs"] = inputs
     return write_directory(
         job.adapters / name,

@@ -21,16 +21,18 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from demo.packages import MIXED, NOVEL, TRAINING, Domain, collect, version
 from registry.likelihood import token_log_probs
+from registry.progress import Progress, silent
 from training.data import pack
-from training.loop import Outcome, Progress, optimise
-from training.recipe import TrainingRecipe
+from training.hyperparameters import Hyperparameters
+from training.loop import Outcome, optimise
+from training.state import Objective, TrainingState
 
 SHIPPED = Path(__file__).parent / "base_model"
 BASE_ID = "docs-2x128"
 VOCABULARY, HIDDEN, LAYERS, HEADS, CONTEXT = 2048, 128, 2, 4, 512
 CHARACTERS = 1_500_000
 """Of each package, at most this much goes into the base model's text."""
-RECIPE = TrainingRecipe(
+RECIPE = Hyperparameters(
     steps=4000, batch=8, block=CONTEXT, learning_rate=4e-3, warmup=0.03, weight_decay=0.1, beta2=0.98, evaluations=12
 )
 _END = "<|endoftext|>"
@@ -52,8 +54,8 @@ def train_tokenizer(texts: Sequence[str], vocabulary: int = VOCABULARY) -> Token
 
 
 def train_base(
-    texts: Sequence[str], valid_texts: Sequence[str], folder: Path, *, recipe: TrainingRecipe = RECIPE, seed: int = 0,
-    progress: Progress | None = None,
+    texts: Sequence[str], valid_texts: Sequence[str], folder: Path, *, recipe: Hyperparameters = RECIPE, seed: int = 0,
+    progress: Progress = silent,
 ) -> Outcome:  # fmt: skip
     """Train tokenizer and model on `texts` and write both into `folder`, the weights in fp16."""
     tokenizer = train_tokenizer(texts)
@@ -70,7 +72,8 @@ def train_base(
     def mean_nll(blocks: Tensor) -> Tensor:  # (batch, block)
         return -token_log_probs(model, blocks, torch.ones_like(blocks)).mean()
 
-    outcome = optimise(model, mean_nll, train=train, valid=valid, recipe=recipe, progress=progress)
+    state = TrainingState(model, Objective(mean_nll), train=train, valid=valid, hyperparameters=recipe)
+    outcome = optimise(state, progress=progress)
     _save(model, tokenizer, folder)
     return outcome
 
@@ -101,7 +104,7 @@ def base_texts(domains: dict[str, Domain]) -> tuple[list[str], list[str]]:
     return texts, random.Random(0).sample(valid, min(150, len(valid)))
 
 
-def _readme(texts: Sequence[str], outcome: Outcome, recipe: TrainingRecipe) -> str:
+def _readme(texts: Sequence[str], outcome: Outcome, recipe: Hyperparameters) -> str:
     saw = ", ".join(f"{name} {version(name)}" for name in sorted(TRAINING + MIXED))
     history = "; ".join(f"step {step}: {nll:.3f}" for step, nll in outcome.history)
     return f"""# The demo's base model

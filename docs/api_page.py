@@ -16,21 +16,12 @@ from fastapi import FastAPI
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
+from docs.markdown import table
 from service.http.gate import PUBLIC
 
 Json = Mapping[str, Any]
 METHODS = ("get", "head", "put", "post", "patch", "delete")
-TITLES = {
-    "blobs": "Blobs",
-    "adapters": "Adapters",
-    "selectors": "Selectors",
-    "soups": "Soups",
-    "trainings": "Trainings",
-    "inference": "Inference",
-    "jobs": "Jobs",
-    "keys": "Keys and audit",
-    "health": "Health",
-}
+TAGS = ("blobs", "adapters", "selectors", "soups", "trainings", "inference", "jobs", "keys", "health")
 INTRO = """# HTTP API
 
 Generated from the application's schema by `make openapi`; the same document is
@@ -73,15 +64,15 @@ def page(app: FastAPI) -> str:
 
 def scopes_of(app: FastAPI) -> dict[tuple[str, str], tuple[str, ...]]:
     """(method, path) -> the scopes of which a key needs one; nothing for calls without a key."""
-    found = {}
-    for route in _routes(app):
-        for method in route.methods or ():
-            found[method.lower(), route.path] = tuple(dict.fromkeys(_needed(route.dependant)))
-    return found
+    return {
+        (method.lower(), route.path): tuple(dict.fromkeys(_needed(route.dependant)))
+        for route in _routes(app)
+        for method in route.methods or ()
+    }
 
 
 def _routes(app: FastAPI) -> Iterator[APIRoute]:
-    """Every route of the application, those of included routers too, whatever way the framework keeps them."""
+    """Every route, those of included routers too."""
     pending: list[Any] = list(app.routes)
     while pending:
         route = pending.pop(0)
@@ -111,8 +102,8 @@ def _who(method: str, path: str, scopes: Mapping[tuple[str, str], Sequence[str]]
 
 
 def _calls(document: Json, scopes: Mapping[tuple[str, str], Sequence[str]]) -> Iterator[str]:
-    for tag, title in TITLES.items():
-        yield f"## {title}\n"
+    for tag in TAGS:
+        yield f"## {'Keys and audit' if tag == 'keys' else tag.capitalize()}\n"
         for path, operations in document["paths"].items():
             for method in METHODS:
                 if method in operations and tag in operations[method].get("tags", ()):
@@ -128,9 +119,8 @@ def _call(method: str, path: str, operation: Json, who: str) -> str:
         for p in operation.get("parameters", ())
     ]
     lines += _table(("parameter", "in", "type", "required", "meaning"), rows)
-    body = operation.get("requestBody", {}).get("content", {})
-    if body:
-        lines += ["Body: " + "; ".join(f"{_content(kind, media)}" for kind, media in body.items()) + ".", ""]
+    if body := operation.get("requestBody", {}).get("content", {}):
+        lines += [f"Body: {'; '.join(_content(kind, media) for kind, media in body.items())}.", ""]
     answers = [f"{code} {_answer(found)}" for code, found in operation["responses"].items() if code != "default"]
     lines += ["Answers: " + "; ".join(answers) + ".", ""]
     return "\n".join(lines)
@@ -173,8 +163,7 @@ def _type(schema: Json) -> str:
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return f"[{name}](#{name.lower()})"
-    options = schema.get("anyOf") or schema.get("oneOf")
-    if options:
+    if options := schema.get("anyOf") or schema.get("oneOf"):
         return " or ".join(dict.fromkeys(_type(option) for option in options))
     if "const" in schema:
         return f"`{json.dumps(schema['const'])}`"
@@ -209,12 +198,6 @@ def _paragraph(text: str) -> str:
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """A Markdown table, and a blank line; nothing without rows. Columns that are empty throughout are left out."""
     kept = [i for i in range(len(header)) if any(row[i] for row in rows)]
-    if not rows or not kept:
+    if not kept:
         return []
-    lines = ["| " + " | ".join(header[i] for i in kept) + " |", "|" + "---|" * len(kept)]
-    lines += ["| " + " | ".join(_cell(row[i]) for i in kept) + " |" for row in rows]
-    return [*lines, ""]
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+    return [*table([header[i] for i in kept], [[" ".join(row[i].split()) for i in kept] for row in rows]), ""]

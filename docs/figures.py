@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from docs import papers
+from docs.markdown import table
 
 MARK = re.compile(r"(<!-- figures:(?P<name>[a-z0-9_]+)(?::(?P<view>[a-z]+))? -->\n).*?(<!-- /figures -->)", re.DOTALL)
 Result = Mapping[str, Any]
@@ -31,14 +32,8 @@ def block(folder: Path, name: str, view: str | None = None) -> str:
     if not path.is_file():
         return f"\nNot measured yet: there is no `benchmarks/results/{name}.json`.\n"
     result: Result = json.loads(path.read_text(encoding="utf-8"))
-    if view in papers.VIEWS:
-        lines = papers.VIEWS[view](result)
-    elif view == "domains":
-        lines = _by_domain(result)
-    elif view != "run" and _compares(result):
-        lines = _comparison(result)
-    else:
-        lines = _plain(result)
+    default = _comparison if _compares(result) else _plain
+    lines = {**papers.VIEWS, "domains": _by_domain, "run": _plain}.get(view or "", default)(result)
     return "\n" + "\n".join([*lines, "", *_source(result, name)]) + "\n"
 
 
@@ -50,19 +45,10 @@ def _compares(result: Result) -> bool:
 # --- a comparison of methods ------------------------------------------------------------------------
 
 
-def _methods(result: Result) -> dict[str, dict[str, Result]]:
-    """Method -> domain -> row, in the order of the file; single adapters are not methods."""
-    found: dict[str, dict[str, Result]] = {}
-    for row in result["rows"]:
-        if row.get("method") not in {None, "adapter"}:
-            found.setdefault(row["method"], {})[row["domain"]] = row
-    return found
-
-
 def _comparison(result: Result) -> list[str]:
-    header = ("method", "perplexity, geometric mean", "arithmetic mean", "better than the base", "worse", "is the base")
-    lines = [f"| {' | '.join(header)} |", "|---|---|---|---|---|---|"]
-    for rows in _methods(result).values():
+    head = ("method", "perplexity, geometric mean", "arithmetic mean", "better than the base", "worse", "is the base")
+    shown = []
+    for rows in papers.methods(result).values():
         cells = list(rows.values())
         geometric = math.exp(math.fsum(math.log(row["perplexity"]) for row in cells) / len(cells))
         arithmetic = math.fsum(row["perplexity"] for row in cells) / len(cells)
@@ -71,12 +57,13 @@ def _comparison(result: Result) -> list[str]:
             sum(sign * row["difference"] > 2 * row["standard_error"] and row["difference"] != 0 for row in cells)
             for sign in (-1, 1)
         )
-        lines.append(f"| {_label(cells[0])} | {geometric:.2f} | {arithmetic:.2f} | {better} | {worse} | {same} |")
-    return [*lines, "", *_comparison_notes(result)]
+        counts = (str(count) for count in (better, worse, same))
+        shown.append((_label(cells[0]), f"{geometric:.2f}", f"{arithmetic:.2f}", *counts))
+    return [*table(head, shown), "", *_comparison_notes(result)]
 
 
 def _comparison_notes(result: Result) -> Iterator[str]:
-    cells = next(iter(_methods(result).values()))
+    cells = next(iter(papers.methods(result).values()))
     passages = sorted({int(row["passages"]) for row in cells.values()})
     counted = f"{passages[0]}" if len(passages) == 1 else f"{passages[0]} to {passages[-1]}"
     yield (
@@ -92,14 +79,11 @@ def _comparison_notes(result: Result) -> Iterator[str]:
 
 
 def _by_domain(result: Result) -> list[str]:
-    methods = _methods(result)
+    methods = papers.methods(result)
     domains = list(next(iter(methods.values())))
-    lines = ["| method | " + " | ".join(domains) + " |", "|---|" + "---|" * len(domains)]
-    for rows in methods.values():
-        shown = [_shown(rows[domain]) for domain in domains]
-        lines.append(f"| {_label(next(iter(rows.values())))} | " + " | ".join(shown) + " |")
+    shown = [[_label(rows[domains[0]]), *(_shown(rows[domain]) for domain in domains)] for rows in methods.values()]
     note = "Perplexity, and the difference of mean NLL per token to the base ± its paired standard error."
-    return [*lines, "", note]
+    return [*table(("method", *domains), shown), "", note]
 
 
 def _shown(row: Result) -> str:
@@ -111,30 +95,24 @@ def _shown(row: Result) -> str:
 
 
 def _label(row: Result) -> str:
-    return str(row.get("label") or str(row["method"]).replace("_", " ")).replace("|", "\\|")
+    return str(row.get("label") or str(row["method"]).replace("_", " "))
 
 
 # --- any other result -------------------------------------------------------------------------------
 
 
 def _plain(result: Result) -> list[str]:
-    lines = ["| figure | value | unit | goal | note |", "|---|---|---|---|---|"]
-    for name, figure in result["figures"].items():
-        goal = figure.get("goal")
-        cells = [
-            name.replace("_", " "),
-            _number(figure["value"]),
-            str(figure.get("unit") or ""),
-            "" if goal is None else _number(goal),
-            str(figure.get("note") or "").replace("|", "\\|"),
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+    rows = [
+        (name.replace("_", " "), _number(one["value"]), str(one.get("unit") or ""), _number(one.get("goal")),
+         str(one.get("note") or ""))
+        for name, one in result["figures"].items()
+    ]  # fmt: skip
+    return table(("figure", "value", "unit", "goal", "note"), rows)
 
 
 def _number(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        return str(value)
+        return "" if value is None else str(value)
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 

@@ -39,23 +39,20 @@ def pages(root: Path = ROOT) -> list[Path]:
     return [path.relative_to(root) for path in listed if path.is_file()]
 
 
-def stale(root: Path = ROOT) -> list[Path]:
-    """Files that are not what they should be."""
-    return [
-        path
+def stale(root: Path = ROOT) -> dict[Path, str]:
+    """The files of `expected` that are not what they should be."""
+    return {
+        path: text
         for path, text in expected(root).items()
         if not (root / path).is_file() or (root / path).read_text(encoding="utf-8") != text
-    ]
+    }
 
 
 def main() -> None:
     """Write what is stale, and name it."""
-    for path, text in expected().items():
-        target = ROOT / path
-        if target.is_file() and target.read_text(encoding="utf-8") == text:
-            continue
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text, encoding="utf-8")
+    for path, text in stale().items():
+        (ROOT / path).parent.mkdir(parents=True, exist_ok=True)
+        (ROOT / path).write_text(text, encoding="utf-8")
         sys.stdout.write(f"{path}\n")
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from docs.markdown import table
 from docs.pictures import Series, curves, heat_map
 
 Result = Mapping[str, Any]
@@ -20,14 +21,24 @@ FOLDER = Path("docs") / "explanation" / "pictures"
 """From the project's root; the pages that show them are in the folder above."""
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a Markdown table."""
-    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
-    return lines + [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
-
-
 def _rows(result: Result, key: str) -> list[Row]:
     return [row for row in result["rows"] if key in row]
+
+
+def by(rows: Sequence[Row], outer: str, inner: str) -> dict[Any, dict[Any, Row]]:
+    """Rows by two of their values, both in the order in which they first come."""
+    found: dict[Any, dict[Any, Row]] = {}
+    for row in rows:
+        found.setdefault(row[outer], {})[row[inner]] = row
+    return found
+
+
+def _series(rows: Sequence[Row], *, name: str, x: str, y: str) -> list[Series]:
+    """A curve for each value of `name`, through its rows' (x, y)."""
+    points: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        points.setdefault(row[name], []).append((row[x], row[y]))
+    return [Series(label, some) for label, some in points.items()]
 
 
 # --- claims and models ------------------------------------------------------------------------------
@@ -73,12 +84,14 @@ def _size(row: Row) -> str:
     return f"{row['minimum_detectable']:.4f}" + (" †" if _over_passages(row) else "")
 
 
+def methods(result: Result) -> dict[str, dict[str, Row]]:
+    """Method -> domain -> row; single adapters are not methods."""
+    return by([row for row in _rows(result, "method") if row["method"] not in {None, "adapter"}], "method", "domain")
+
+
 def models(result: Result) -> list[str]:
     """Each variant with parameters, cost, and perplexity in every domain."""
-    found: dict[str, dict[str, Row]] = {}
-    for row in _rows(result, "method"):
-        if row["method"] != "adapter":  # one of many single ones
-            found.setdefault(row["method"], {})[row["domain"]] = row
+    found = methods(result)
     domains = list(next(iter(found.values())))
     head = ("model", "parameters trained", "relative inference cost", "learning rate", *domains)
     seeds = any(row.get("seeds", 1) > 1 for rows in found.values() for row in rows.values())
@@ -93,10 +106,11 @@ def models(result: Result) -> list[str]:
 def _model(rows: Mapping[str, Row], domains: Sequence[str]) -> list[str]:
     first = next(iter(rows.values()))
     known = next((row for row in rows.values() if "parameters_trained" in row), None)
+    size, cost = ("", "") if known is None else (f"{known['parameters_trained']:,}", f"{known['relative_cost']:.3f}")
     return [
         str(first["label"]),
-        "" if known is None else f"{known['parameters_trained']:,}",
-        "" if known is None else f"{known['relative_cost']:.3f}",
+        size,
+        cost,
         _rates(first),
         *(_quality(rows[domain]) for domain in domains),
     ]
@@ -155,14 +169,10 @@ def spans(result: Result) -> list[str]:
     """What is lost without the adapters of a span, in each domain."""
     found = _rows(result, "span")
     domains = list(dict.fromkeys(row["domain"] for row in found))
-    by_span: dict[str, dict[str, Row]] = {}
-    for row in found:
-        by_span.setdefault(row["span"], {})[row["domain"]] = row
-    rows = [[span, *(_difference(by[domain]) for domain in domains)] for span, by in by_span.items()]
-    return [
-        *_image(result, "spans", "Loss without the adapters of a span of layers"),
-        *table(("layers", *domains), rows),
-    ]
+    lost = by(found, "span", "domain")
+    rows = [[span, *(_difference(row[domain]) for domain in domains)] for span, row in lost.items()]
+    image = _image(result, "spans", "Loss without the adapters of a span of layers")
+    return [*image, *table(("layers", *domains), rows)]
 
 
 def draw_spans(result: Result) -> str:
@@ -200,10 +210,7 @@ def scales(result: Result) -> list[str]:
 
 def draw_scales(result: Result) -> str:
     """Figure 6 of Houlsby et al., right."""
-    by_domain: dict[str, list[tuple[float, float]]] = {}
-    for row in _scales(result):
-        by_domain.setdefault(row["domain"], []).append((row["init_std"], row["nll"]))
-    series = [Series(domain, points) for domain, points in by_domain.items()]
+    series = _series(_scales(result), name="domain", x="init_std", y="nll")
     return curves(
         "NLL by the scale of the start", series, across="standard deviation of initial projections",
         up="nats a token", logarithmic=True,
@@ -212,21 +219,17 @@ def draw_scales(result: Result) -> str:
 
 def convergence(result: Result) -> list[str]:
     """Validation loss by step, dense and Large-Sparse."""
-    by_step: dict[int, dict[str, float]] = {}
-    labels: dict[str, str] = {}
-    for row in _rows(result, "curve"):
-        labels[row["curve"]] = row["label"]
-        by_step.setdefault(row["step"], {})[row["curve"]] = row["valid_nll"]
-    rows = [[str(step), *(f"{by[name]:.4f}" for name in labels)] for step, by in by_step.items()]
+    found = _rows(result, "curve")
+    labels = {row["curve"]: row["label"] for row in found}
+    steps = by(found, "step", "curve").items()
+    rows = [[str(step), *(f"{at[name]['valid_nll']:.4f}" for name in labels)] for step, at in steps]
     return [*_image(result, "convergence", "Validation loss by step"), *table(("step", *labels.values()), rows)]
 
 
 def draw_convergence(result: Result) -> str:
     """The convergence of SparseAdapter's Large-Sparse."""
-    points: dict[str, list[tuple[float, float]]] = {}
-    for row in _rows(result, "curve"):
-        points.setdefault(row["label"].partition(",")[0], []).append((row["step"], row["valid_nll"]))
-    series = [Series(label, some) for label, some in points.items()]
+    short = [{**row, "label": row["label"].partition(",")[0]} for row in _rows(result, "curve")]
+    series = _series(short, name="label", x="step", y="valid_nll")
     return curves("Validation loss, mean of domains and seeds", series, across="step", up="nats a token")
 
 
@@ -235,13 +238,11 @@ def draw_convergence(result: Result) -> str:
 
 def mixing(result: Result) -> list[str]:
     """NLL along the lines between two adapters: a row for each share, a column for each pair."""
-    names = list(dict.fromkeys(row["curve"] for row in _rows(result, "above_line")))
-    by_share: dict[float, dict[str, Row]] = {}
-    for row in _rows(result, "above_line"):
-        by_share.setdefault(row["a"], {})[row["curve"]] = row
+    found = _rows(result, "above_line")
+    names = list(dict.fromkeys(row["curve"] for row in found))
     rows = [
-        [f"{share:g}", *(f"{by[name]['nll']:.4f} ({by[name]['above_line']:+.4f})" for name in names)]
-        for share, by in sorted(by_share.items())
+        [f"{share:g}", *(f"{pairs[name]['nll']:.4f} ({pairs[name]['above_line']:+.4f})" for name in names)]
+        for share, pairs in sorted(by(found, "a", "curve").items())
     ]
     return [
         *_image(result, "mixing", "Loss between two adapters, above the line between them"),
@@ -253,10 +254,7 @@ def mixing(result: Result) -> list[str]:
 
 def draw_mixing(result: Result) -> str:
     """How far L(a A + (1 - a) B) lies above the line between its ends."""
-    points: dict[str, list[tuple[float, float]]] = {}
-    for row in _rows(result, "above_line"):
-        points.setdefault(row["curve"], []).append((row["a"], row["above_line"]))
-    series = [Series(name, some) for name, some in points.items()]
+    series = _series(_rows(result, "above_line"), name="curve", x="a", y="above_line")
     return curves("Loss above the line between two adapters", series, across="share a of A", up="nats a token")
 
 
@@ -292,9 +290,8 @@ PICTURES: dict[str, tuple[str, Callable[[Result], str]]] = {
 
 def pictures(results: Path) -> dict[Path, str]:
     """Every picture whose result is there, by its path from the project's root."""
-    found = {}
-    for name, (result, draw) in PICTURES.items():
-        path = results / f"{result}.json"
-        if path.is_file():
-            found[FOLDER / f"{name}.svg"] = draw(json.loads(path.read_text(encoding="utf-8")))
-    return found
+    return {
+        FOLDER / f"{name}.svg": draw(json.loads(path.read_text(encoding="utf-8")))
+        for name, (result, draw) in PICTURES.items()
+        if (path := results / f"{result}.json").is_file()
+    }

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic_settings import BaseSettings
 
+from docs.markdown import table
 from registry.errors import BY_CODE, SoupError
 from service.cli.app import VERBS, app, command_of
 from service.http.problems import error_type, status_of
@@ -53,9 +54,7 @@ the server's log has a line under the same id, without anything people sent. A f
 `message`, `param` and `problems` as its `error`. `code` is stable; programs should read it and nothing else. Unknown
 and foreign objects are both `not_found`; `retired` is said only of objects the key could read.
 
-| code | status | type | meaning |
-|---|---|---|---|
-{rows}
+{table}
 
 Two come from the framework and are in no class of ours: `method_not_allowed` (405) and `http_error` (any other
 status). 429 carries `Retry-After`, 401 carries `WWW-Authenticate: Bearer`. The message of `internal` is never shown:
@@ -85,12 +84,12 @@ def settings_page() -> str:
 
 
 def _settings_table(model: type[BaseSettings]) -> str:
-    lines = ["| variable | default | meaning |", "|---|---|---|"]
+    rows = []
     for name, field in model.model_fields.items():
         default = field.default
         shown = "" if default is None else ",".join(default) if isinstance(default, tuple) else str(default)
-        lines.append(f"| `SOUP_{name.upper()}` | {f'`{shown}`' if shown else ''} | {field.description} |")
-    return "\n".join(lines)
+        rows.append((f"`SOUP_{name.upper()}`", f"`{shown}`" if shown else "", str(field.description)))
+    return "\n".join(table(("variable", "default", "meaning"), rows))
 
 
 def errors_page() -> str:
@@ -100,9 +99,8 @@ def errors_page() -> str:
         if kind is SoupError:
             continue
         status = status_of(kind("", retry_after=1) if code == "busy" else kind(""))  # type: ignore[call-arg]
-        meaning = " ".join((kind.__doc__ or "").split())
-        rows.append(f"| `{code}` | {status} | `{error_type(status)}` | {meaning} |")
-    return ERRORS.format(rows="\n".join(rows))
+        rows.append((f"`{code}`", str(status), f"`{error_type(status)}`", " ".join((kind.__doc__ or "").split())))
+    return ERRORS.format(table="\n".join(table(("code", "status", "type", "meaning"), rows)))
 
 
 def cli_page() -> str:

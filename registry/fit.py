@@ -7,6 +7,7 @@ connection and reads vectors from the blob store. Fitting the same members again
 from __future__ import annotations
 
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,10 @@ from registry.names import digest_of
 from registry.pools import as_members, current_members, pool_id, spec_digest
 from registry.progress import Progress
 from registry.registry import Registry
-from registry.selectors import new_selector
+from registry.selectors import SELECTORS
 from registry.selectors.contract import Domain, Selector
 from registry.selectors.state import dump_state
-from registry.spec import PoolSpec, SelectorSpec, is_language_model
+from registry.spec import PoolSpec, SelectorSpec
 
 
 def fit(
@@ -39,14 +40,14 @@ def fit(
     if known is not None and known.members == members and known.encoder_digest == encoder_digest:
         return known
     domains = [_domain(row, vectors[row.id], registry.blobs) for row in rows]
-    selector = new_selector(spec.resolved()).fit(domains, progress=progress)
+    selector = SELECTORS[spec.kind](spec.resolved()).fit(domains, progress=progress)
     return _store(registry, selector, pool, spec, encoder_digest=encoder_digest, members=members)
 
 
 def _check_not_empty(catalogue: Catalogue, pool: PoolSpec, rows: list[AdapterRow]) -> None:
     if rows:
         return
-    waiting = sum(is_language_model(row.config) for row in catalogue.adapters.waiting(pool))
+    waiting = sum(row.config.is_language_model for row in catalogue.adapters.waiting(pool))
     raise InvalidParameter(
         "No adapter of this pool can be selected: "
         + (f"{waiting} wait for their sample to be embedded." if waiting else "push adapters with a sample first."),
@@ -85,13 +86,16 @@ def _store(
     with registry.database.write() as catalogue:
         catalogue.blobs.seen(state_blob, len(data))
         return catalogue.selectors.add(
-            id="sel-" + identity.removeprefix("sha256:")[:16],
-            pool_id=pool_id(pool),
-            pool=pool,
-            spec=spec,
-            spec_digest=spec_digest(spec),
-            encoder_digest=encoder_digest,
-            state_blob=state_blob,
-            members=members,
-            report=dict(selector.report_),
+            SelectorRow(
+                id="sel-" + identity.removeprefix("sha256:")[:16],
+                pool_id=pool_id(pool),
+                pool=pool,
+                spec=spec,
+                spec_digest=spec_digest(spec),
+                encoder_digest=encoder_digest,
+                state_blob=state_blob,
+                members=members,
+                report=selector.report_,
+                fitted_at=datetime.now(UTC),
+            )
         )

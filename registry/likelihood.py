@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from registry.errors import Cancelled, InvalidParameter
+from registry.spec import PassageScore
 
 _LOGIT_CELLS = 2**24  # logits at a time: 64 MiB of fp32
 _CACHED_CELLS = 2**18  # of these in a slice on a CPU: 1 MiB of fp32, which its cache holds
@@ -54,7 +55,7 @@ def log_probs_of_next(model: nn.Module, hidden: Tensor, input_ids: Tensor, atten
     """fp32 (batch, time - 1): log p(token t + 1 | tokens up to t) in nats; 0 where that token is padding."""
     targets, scored = input_ids[:, 1:], attention_mask[:, 1:].bool()
     states, wanted = hidden[:, :-1][scored], targets[scored]  # (scored, hidden), (scored,)
-    rows = max(1, _LOGIT_CELLS // _vocabulary(model))
+    rows = max(1, _LOGIT_CELLS // max(1, int(getattr(model.config, "vocab_size", 1))))
     parts = [
         chosen_log_probs(lm_logits(model, some), ids)
         for some, ids in zip(torch.split(states, rows), torch.split(wanted, rows), strict=True)
@@ -103,10 +104,6 @@ def _slices(logits: Tensor) -> Iterator[slice]:
     rows, vocabulary = logits.shape
     step = max(1, _CACHED_CELLS // max(1, vocabulary)) if logits.device.type == "cpu" else max(1, rows)
     return (slice(start, start + step) for start in range(0, max(1, rows), step))
-
-
-def _vocabulary(model: nn.Module) -> int:
-    return max(1, int(getattr(model.config, "vocab_size", 1)))
 
 
 def token_log_probs(model: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
@@ -158,6 +155,24 @@ def padded(rows: Sequence[Sequence[int]], *, pad_id: int, device: torch.device |
     ids = torch.tensor([[*row, *[pad_id] * (longest - len(row))] for row in rows], device=device)
     mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows], device=device)
     return ids, mask
+
+
+def text_scores(
+    texts: Sequence[str], cut: Sequence[Sequence[Sequence[int]]], nll: Sequence[float]
+) -> list[PassageScore]:
+    """The score of each text: `cut` has its windows, `nll` (nats) what came of all texts' windows in their order."""
+    found = iter(nll)
+    return [
+        PassageScore(
+            nll=sum(next(found) for _ in part), tokens=scored_tokens(part), bytes=len(text.encode()), windows=len(part)
+        )
+        for text, part in zip(texts, cut, strict=True)
+    ]
+
+
+def scored_tokens(windows: Sequence[Sequence[int]]) -> int:
+    """Tokens that are scored in a text's windows: all of each but its first."""
+    return sum(len(window) - 1 for window in windows)
 
 
 @torch.inference_mode()

@@ -12,7 +12,7 @@ from registry.catalogue.database import Catalogue
 from registry.catalogue.rows import AdapterRow, MemberRow, SelectorRow
 from registry.errors import Forbidden, InvalidParameter
 from registry.names import digest_of
-from registry.spec import BaseShape, PoolRequest, PoolSpec, SelectorSpec, is_language_model
+from registry.spec import BaseShape, PoolRequest, PoolSpec, SelectorSpec
 
 
 def pool_base(request: PoolRequest, bases: Collection[str]) -> str:
@@ -60,7 +60,7 @@ def current_members(catalogue: Catalogue, pool: PoolSpec, encoder_digest: str | 
     newest: dict[str, AdapterRow] = {}
     digests: set[str] = set()
     for row in sorted(catalogue.adapters.pool(pool), key=lambda row: row.id, reverse=True):
-        if row.domain in newest or row.digest in digests or not is_language_model(row.config):
+        if row.domain in newest or row.digest in digests or not row.config.is_language_model:
             continue
         if encoder_digest is not None and not _embedded(catalogue, row, encoder_digest):
             continue
@@ -106,7 +106,7 @@ def _may_hold(pool: PoolSpec, row: AdapterRow) -> bool:
         (pool.namespaces is None or row.namespace in pool.namespaces)
         and pool.method in (None, row.config.method)
         and (pool.include_soups or row.kind == "adapter")
-        and is_language_model(row.config)
+        and row.config.is_language_model
     )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from registry.adapters.weights import check_weights
 from registry.catalogue.database import Catalogue
@@ -63,7 +62,7 @@ def push(registry: Registry, caller: Caller, manifest: Manifest) -> Pushed:
         job = _record_sample(catalogue, row, checked, caller)
         if job is None:
             enqueue_refits(catalogue, row, created_by=caller.key_id, delay=registry.refit_delay)
-        _audit(catalogue, row, caller)
+        caller.audit(catalogue, "adapter.push", row.ref, digest=row.digest)
         row = catalogue.adapters.get(row.id)
     notes = () if sample is None else sample.report.notes
     return Pushed(row, created=same is None, job=job, warnings=(*notes, *warnings))
@@ -113,12 +112,6 @@ def _check(registry: Registry, caller: Caller, manifest: Manifest) -> _Checked:
     return _Checked(new, data, sample, encoders)
 
 
-def _audit(catalogue: Catalogue, row: AdapterRow, caller: Caller) -> None:
-    catalogue.audit.record(
-        "adapter.push", row.ref, key_id=caller.key_id, request_id=caller.request_id, detail={"digest": row.digest}
-    )
-
-
 def _config(manifest: Manifest, weights: bytes, limits: Limits) -> AdapterConfig:
     """The configuration of a manifest, PEFT's read by the names and shapes of the tensors."""
     if manifest.config is not None:
@@ -137,12 +130,11 @@ def find_base(manifest: Manifest, bases: Mapping[str, BaseModel]) -> BaseModel:
     ids = sorted(bases)
     listed = ", ".join(ids) or "none"
     if manifest.base_model is not None:
-        base_id = manifest.base_model
-        if base_id not in bases:
+        if manifest.base_model not in bases:
             raise Incompatible(
-                f"Base model {base_id!r} is not on this server's allowlist ({listed}).", param="base_model"
+                f"Base model {manifest.base_model!r} is not on this server's allowlist ({listed}).", param="base_model"
             )
-        return _same(manifest, bases[base_id])
+        return _same(manifest, bases[manifest.base_model])
     if manifest.base_fingerprint is not None:
         matches = [bases[id_] for id_ in ids if bases[id_].shape.fingerprint == manifest.base_fingerprint]
         if len(matches) != 1:
@@ -152,8 +144,8 @@ def find_base(manifest: Manifest, bases: Mapping[str, BaseModel]) -> BaseModel:
                 param="base_fingerprint",
             )
         return matches[0]
-    recorded = manifest.recorded_base or _recorded_by_peft(manifest.peft_config)
-    if not recorded:
+    recorded = manifest.recorded_base or (manifest.peft_config or {}).get("base_model_name_or_path")
+    if not recorded or not isinstance(recorded, str):
         raise InvalidManifest(
             f"Say which base model the adapter is for: 'base_model' (here: {listed}) or 'base_fingerprint'.",
             param="base_model",
@@ -169,11 +161,6 @@ def _same(manifest: Manifest, base: BaseModel) -> BaseModel:
             param="base_fingerprint",
         )
     return base
-
-
-def _recorded_by_peft(config: Mapping[str, Any] | None) -> str | None:
-    name = None if config is None else config.get("base_model_name_or_path")
-    return name if isinstance(name, str) else None
 
 
 def _recorded(name: str, bases: Mapping[str, BaseModel]) -> BaseModel:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from registry.adapters.loadable import LoadableAdapter
 from registry.blobs import BlobStore
-from registry.catalogue.database import Database
+from registry.catalogue.database import Catalogue, Database
 from registry.catalogue.rows import Namespaces
 from registry.encoders.contract import Encoder
 from registry.progress import Progress
@@ -21,22 +21,18 @@ class BaseModel(Protocol):
     @property
     def entry(self) -> BaseEntry:
         """Its entry of the operator's allowlist."""
-        ...
 
     @property
     def shape(self) -> BaseShape:
         """Its shape (layers, hidden size, fingerprint); raises Unavailable where its files cannot be read."""
-        ...
 
     def encoders(self) -> Mapping[str, Encoder]:
         """Its encoders by digest: its own hidden states, and others that are installed."""
-        ...
 
     def score(
         self, texts: Sequence[str], adapter: LoadableAdapter | None, *, progress: Progress
     ) -> Sequence[PassageScore]:
         """Log-likelihoods of texts, with an adapter or without; `progress` may raise to end it."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -82,3 +78,7 @@ class Caller:
     key_id: str
     namespaces: Namespaces
     request_id: str
+
+    def audit(self, catalogue: Catalogue, action: str, subject: str, **detail: Any) -> None:
+        """Record that this caller did it, in the transaction of what was done."""
+        catalogue.audit.record(action, subject, key_id=self.key_id, request_id=self.request_id, detail=detail)

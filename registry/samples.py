@@ -30,15 +30,28 @@ VECTORS_PER_SEQUENCE = 10
 
 
 @dataclass(frozen=True)
-class Sample:
-    """Texts ready to be embedded, their stored bytes, and the report."""
+class Vectors:
+    """Embeddings of one encoder: float32 (units, dimensions), their stored bytes, and units cut at its length."""
 
-    texts: tuple[str, ...]
+    encoder: str
+    array: np.ndarray
     data: bytes
+    truncated: int = 0
+    base_nll: np.ndarray | None = None
+    """Sum of the base model's NLL of each text, where the embedding pass yields it."""
+
+
+@dataclass(frozen=True)
+class CheckedSample:
+    """A sample that can be used: its report, and either texts with their stored bytes or the client's vectors."""
+
     report: SampleReport
+    texts: tuple[str, ...] = ()
+    data: bytes = b""
+    vectors: tuple[Vectors, ...] = ()
 
 
-def prepare(texts: Sequence[str], limits: SampleLimits = SampleLimits()) -> Sample:
+def prepare(texts: Sequence[str], limits: SampleLimits = SampleLimits()) -> CheckedSample:
     """Clean a sample: empty texts and exact duplicates go, over the maximum a seeded draw is taken.
 
     Raises InvalidSample under the minimum of usable sequences and TooLarge for a text that is too long.
@@ -70,7 +83,7 @@ def prepare(texts: Sequence[str], limits: SampleLimits = SampleLimits()) -> Samp
         seed=seed,
         notes=notes,
     )
-    return Sample(texts=tuple(kept), data=data, report=report)
+    return CheckedSample(report, tuple(kept), data)
 
 
 def draw(texts: list[str], maximum: int) -> tuple[list[str], int | None]:
@@ -79,29 +92,6 @@ def draw(texts: list[str], maximum: int) -> tuple[list[str], int | None]:
         return texts, None
     chosen = sorted(random.Random(DRAW_SEED).sample(range(len(texts)), maximum))  # noqa: S311 - a sample, no secret
     return [texts[i] for i in chosen], DRAW_SEED
-
-
-@dataclass(frozen=True)
-class Vectors:
-    """Embeddings of one encoder: float32 (units, dimensions), their stored bytes, and units cut at its length."""
-
-    encoder: str
-    array: np.ndarray
-    data: bytes
-    truncated: int = 0
-    base_nll: np.ndarray | None = None
-    """Sum of the base model's NLL of each text, where the embedding pass yields it."""
-    tokens: np.ndarray | None = None
-
-
-@dataclass(frozen=True)
-class CheckedSample:
-    """A sample that can be used: its report, and either texts with their stored bytes or the client's vectors."""
-
-    report: SampleReport
-    texts: tuple[str, ...] = ()
-    data: bytes = b""
-    vectors: tuple[Vectors, ...] = ()
 
 
 def check_sample(
@@ -117,8 +107,7 @@ def check_sample(
         texts = decode_lines(data)
     else:
         texts = list(source.texts or ())
-    sample = prepare(texts, limits.sample)
-    return CheckedSample(report=sample.report, texts=sample.texts, data=sample.data)
+    return prepare(texts, limits.sample)
 
 
 def _checked_vectors(vectors: tuple[Vectors, ...], *, good: int) -> CheckedSample:
@@ -175,7 +164,6 @@ def embed_texts(texts: tuple[str, ...], encoder: Encoder, progress: Progress | N
         data=save_embeddings(embedded.vectors),
         truncated=embedded.truncated,
         base_nll=embedded.nll,
-        tokens=embedded.tokens,
     )
 
 
@@ -199,11 +187,5 @@ def record_vectors(catalogue: Catalogue, sample_digest: str, vectors: Vectors, e
 
 def enqueue_embed(catalogue: Catalogue, row: AdapterRow, *, created_by: str) -> str:
     """Queue the embedding of an adapter's sample by every encoder; returns the job's id."""
-    job = catalogue.jobs.enqueue(
-        "embed",
-        {"adapter_id": row.id},
-        namespace=row.namespace,
-        created_by=created_by,
-        dedupe_key=f"embed:{row.id}",
-    )
-    return job.id
+    about, key = {"adapter_id": row.id}, f"embed:{row.id}"
+    return catalogue.jobs.enqueue("embed", about, namespace=row.namespace, created_by=created_by, dedupe_key=key).id

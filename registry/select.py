@@ -24,7 +24,7 @@ from registry.selectors import SELECTORS
 from registry.selectors.contract import Selector
 from registry.selectors.ranking import Ranking
 from registry.selectors.state import load_state
-from registry.spec import PoolRequest, PoolSpec, SampleReport, Selection, SelectOptions, SelectorSpec, encoder_of
+from registry.spec import PoolRequest, PoolSpec, SampleReport, Selection, SelectOptions, SelectorSpec
 
 Fit = Callable[[PoolSpec, SelectorSpec, str | None], SelectorRow]
 """(pool, spec, digest of the encoder) -> the fitted selector: has a pool fitted that never was."""
@@ -42,7 +42,7 @@ class Chosen:
 
     def report_of(self, sample: CheckedSample) -> SampleReport:
         """The sample's report, with what the encoder cut at its length limit."""
-        name = encoder_of(self.selector.spec)
+        name = self.selector.spec.encoder_name
         if name is None or self.vectors is None or not sample.texts:
             return sample.report
         return sample.report.model_copy(update={"truncated": {name: self.vectors.truncated}})
@@ -81,7 +81,7 @@ def pool_of(registry: Registry, caller: Caller, request: PoolRequest) -> tuple[B
 
 def encoder_for(spec: SelectorSpec, encoders: Mapping[str, Encoder]) -> Encoder | None:
     """The encoder a selector needs, of those there are; None where it looks at no text. Raises Unavailable."""
-    name = encoder_of(spec)
+    name = spec.encoder_name
     if name is None:
         return None
     for encoder in encoders.values():

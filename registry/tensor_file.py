@@ -70,11 +70,7 @@ def refuse(what: str, problems: Sequence[str], *, error: type[Invalid] = Invalid
 
 
 def parse(
-    data: bytes | memoryview,
-    *,
-    max_bytes: int,
-    what: str = "weights",
-    error: type[Invalid] = InvalidWeights,
+    data: bytes | memoryview, *, max_bytes: int, what: str = "weights", error: type[Invalid] = InvalidWeights
 ) -> Header:
     """The header of a safetensors file; raises TooLarge beyond `max_bytes`, else `error` with every problem found."""
     total = len(data)
@@ -86,7 +82,7 @@ def parse(
     except ValueError as problem:
         raise refuse(what, [str(problem)], error=error) from None
     metadata = table.pop("__metadata__", {})
-    problems = _metadata_problems(metadata)
+    problems = [] if _is_metadata(metadata) else ["Its __metadata__ is not a table of texts."]
     entries: dict[str, Entry] = {}
     for name, value in table.items():
         entry = _entry(name, value, start)
@@ -146,10 +142,8 @@ def _json_object(raw: bytes) -> dict[str, Any]:
     return table
 
 
-def _metadata_problems(metadata: object) -> list[str]:
-    if isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values()):
-        return []
-    return ["Its __metadata__ is not a table of texts."]
+def _is_metadata(metadata: object) -> bool:
+    return isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values())
 
 
 def _is_size(value: object) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 
 from registry.errors import InvalidParameter
 
+Numbers = Sequence[float] | Sequence[int] | np.ndarray
 _CELLS = 2**22  # resamples are drawn in slices of at most this many counts (32 MiB)
 
 
@@ -25,12 +26,7 @@ class Difference:
 
 
 def paired_difference(
-    nll_a: Sequence[float] | np.ndarray,
-    nll_b: Sequence[float] | np.ndarray,
-    tokens: Sequence[int] | np.ndarray,
-    *,
-    resamples: int = 2000,
-    seed: int = 0,
+    nll_a: Numbers, nll_b: Numbers, tokens: Numbers, *, resamples: int = 2000, seed: int = 0
 ) -> Difference:
     """delta = sum(a - b) / sum(tokens) over passages, NLLs in nats summed per passage.
 
@@ -47,13 +43,7 @@ def paired_difference(
     return Difference(difference=float(sums.sum() / counts.sum()), standard_error=error)
 
 
-def ratio_standard_error(
-    nll: Sequence[float] | np.ndarray,
-    tokens: Sequence[int] | np.ndarray,
-    *,
-    resamples: int = 2000,
-    seed: int = 0,
-) -> float:
+def ratio_standard_error(nll: Numbers, tokens: Numbers, *, resamples: int = 2000, seed: int = 0) -> float:
     """Bootstrap standard error of sum(nll) / sum(tokens) over passages; see `paired_difference`."""
     sums, counts = np.asarray(nll, dtype=np.float64), np.asarray(tokens, dtype=np.float64)
     _check(sums, counts)

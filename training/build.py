@@ -1,25 +1,24 @@
-"""A spec, a base model and data become a trained adapter: what the command line, a grid and a worker process call.
+"""From a spec, a base model and data to the inputs of a training: configuration, start, numbers and task.
 
-Data are files of JSON lines; what a line holds is the task's affair. Raises what `training.trainer` does, and refuses
-what a spec and a base model cannot be together.
+Called by `training.train`, by a grid that looks what is there, and by a server that refuses before it queues. Refuses
+what a spec and a base model cannot be together. Data are files of JSON lines; what a line holds is the task's affair.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from pydantic import ValidationError
 from torch import Tensor
 
 from registry.adapters import paper_config
 from registry.adapters.weights import load_tensors
-from registry.base_model import BaseText, LoadedBase
+from registry.base_model import BaseText
 from registry.errors import Incompatible, InvalidParameter, NotFound
-from registry.formats import AdapterDirectory, read_directory
+from registry.formats import read_directory
 from registry.spec import (
     AdapterConfig,
     BankConfig,
@@ -30,14 +29,12 @@ from registry.spec import (
     PrefixConfig,
     UnionConfig,
 )
-from training.checkpoint import Saving, differences
-from training.data import draw, json_lines, read_lines
-from training.loop import Progress
-from training.methods.adamix import bank_record
+from training.data import Data, draw, json_lines, read_lines
+from training.hyperparameters import SHORTEST_BLOCK, Hyperparameters
+from training.inputs import TrainingInputs
 from training.methods.fusion import fusion_config, fusion_start
 from training.methods.lora_targets import lora_for
 from training.methods.widening import widened
-from training.recipe import SHORTEST_BLOCK, TrainingRecipe
 from training.spec import (
     AdapterRequest,
     BottleneckRequest,
@@ -50,17 +47,6 @@ from training.spec import (
 )
 from training.tasks import TASKS
 from training.tasks.contract import Task, with_head
-from training.trainer import IF_ASKED, Trained, inputs_of, train_adapter
-
-HELD_OUT_SEED = 0
-
-
-@dataclass(frozen=True)
-class Data:
-    """A task's items to train on, and others by which the best state is kept."""
-
-    train: Sequence[Any]
-    valid: Sequence[Any]
 
 
 @dataclass(frozen=True)
@@ -69,6 +55,23 @@ class Member:
 
     config: BottleneckConfig
     tensors: Mapping[str, Tensor]
+
+
+def inputs_of(spec: TrainingSpec, base: BaseText, data: Data, *, members: Sequence[Member] = ()) -> TrainingInputs:
+    """All that decides what a spec becomes on a base model and data; `members` are those of a fusion.
+
+    Raises as `config_of` does, and InvalidParameter for data that make no task.
+    """
+    task = task_of(spec)
+    config = config_of(spec, base.shape, head=task.head(data.train), members=[member.config for member in members])
+    start = None
+    if isinstance(config, FusionConfig):  # nothing else is made of trained adapters
+        start = fusion_start(config, [member.tensors for member in members])
+    return TrainingInputs(
+        config, data, hyperparameters_on(spec, base.shape, config), task, init=spec.start, init_seed=spec.init_seed,
+        start=start, pruning=None if spec.pruning is None else spec.pruning.options(),
+        consistency=None if spec.adamix is None else spec.adamix.consistency,
+    )  # fmt: skip
 
 
 def task_of(spec: TrainingSpec) -> Task:
@@ -84,16 +87,6 @@ def read_items(spec: TrainingSpec, path: Path, *, where: str | None = None) -> l
     if where is None:
         return task_of(spec).items(read_lines(path), where=str(path))
     return task_of(spec).items(json_lines(path.read_bytes(), where=where), where=where)
-
-
-def held_out(items: Sequence[Any], share: float) -> Data:
-    """A share of the items held out to validate on, drawn with a fixed seed; the order stays."""
-    count = round(share * len(items))
-    chosen = set(np.random.default_rng(HELD_OUT_SEED).permutation(len(items))[:count].tolist())
-    return Data(
-        train=[item for number, item in enumerate(items) if number not in chosen],
-        valid=[item for number, item in enumerate(items) if number in chosen],
-    )
 
 
 def passages(spec: TrainingSpec, items: Sequence[Any], most: int, *, seed: int) -> list[str]:
@@ -177,84 +170,8 @@ def _bottleneck(request: BottleneckRequest, shape: BaseShape) -> BottleneckConfi
     return BottleneckConfig.model_validate({**paper.model_dump(), **asked})
 
 
-def make(
-    spec: TrainingSpec,
-    base: LoadedBase,
-    data: Data,
-    *,
-    members: Sequence[Member] = (),
-    progress: Progress | None = None,
-    should_stop: Callable[[], bool] | None = None,
-    saving: Saving | None = None,
-) -> Trained:
-    """Train what a spec asks for. Nothing of `base` changes; raises as `train_adapter` and `config_of` do."""
-    config, how = _described(spec, base, data, members)
-    return train_adapter(
-        base, config, data.train, data.valid, init_seed=spec.init_seed, progress=progress, should_stop=should_stop,
-        saving=saving, **how,
-    )  # fmt: skip
-
-
-def inputs(
-    spec: TrainingSpec, base: BaseText, data: Data, *, members: Sequence[Member] = ()
-) -> tuple[AdapterConfig, dict[str, Any]]:
-    """The configuration (before pruning) and what of the record is known before anything is trained."""
-    config, how = _described(spec, base, data, members)
-    return config, inputs_of(base, config, data.train, data.valid, **how)
-
-
-def made_otherwise(
-    folder: AdapterDirectory,
-    spec: TrainingSpec,
-    base: BaseText,
-    data: Data,
-    *,
-    members: Sequence[Member] = (),
-    of_bank: bool = False,
-) -> list[str]:
-    """In what an adapter that is there differs from what a spec makes, as `name (value there, value here)`.
-
-    Of a bank of experts that is its merge, or with `of_bank` the bank.
-    """
-    config, now = inputs(spec, base, data, members=members)
-    record = folder.provenance.training
-    names = dict.fromkeys([*now, *IF_ASKED])  # what was asked for there, and is not here, differs too
-    found = differences(*({name: values.get(name) for name in names} for values in (record, now)))
-    merged = None if of_bank else config.merged
-    found += differences(record.get("bank"), None if merged is None else bank_record(config), at="bank")
-    made = merged or config
-    found += differences(_dense(folder.config.identity()), made.identity(), at="config")
-    return found + differences(folder.provenance.init_seed, spec.init_seed, at="init_seed")
-
-
-def _dense(identity: Any) -> Any:
-    """A configuration as it was before pruning, which the record tells apart: what was pruned depends on the data."""
-    if isinstance(identity, dict):
-        return {name: _dense(value) for name, value in identity.items() if name != "pruned"}
-    return [_dense(value) for value in identity] if isinstance(identity, list) else identity
-
-
-def _described(
-    spec: TrainingSpec, base: BaseText, data: Data, members: Sequence[Member]
-) -> tuple[AdapterConfig, dict[str, Any]]:
-    """The configuration, and everything else that the trainer is told of what to do."""
-    task = task_of(spec)
-    config = config_of(spec, base.shape, head=task.head(data.train), members=[member.config for member in members])
-    start = None
-    if isinstance(config, FusionConfig):  # nothing else is made of trained adapters
-        start = fusion_start(config, [member.tensors for member in members])
-    return config, {
-        "recipe": recipe_on(spec, base.shape, config),
-        "init": spec.start,
-        "task": task,
-        "pruning": None if spec.pruning is None else spec.pruning.options(),
-        "consistency": None if spec.adamix is None else spec.adamix.consistency,
-        "start": start,
-    }
-
-
-def recipe_on(spec: TrainingSpec, shape: BaseShape, config: AdapterConfig) -> TrainingRecipe:
-    """The recipe on a base model; raises InvalidParameter where a prefix leaves no block of its context."""
+def hyperparameters_on(spec: TrainingSpec, shape: BaseShape, config: AdapterConfig) -> Hyperparameters:
+    """Those of a spec on a base model; raises InvalidParameter where a prefix leaves no block of its context."""
     room = shape.context - config.prefix_length
     if room < SHORTEST_BLOCK:
         raise InvalidParameter(

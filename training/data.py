@@ -1,4 +1,4 @@
-"""Training text: read from JSON lines, tokenised, and packed into blocks of equal length.
+"""Training data: read from JSON lines, split, packed into blocks of equal length, and the order in which these come.
 
 Called by the trainer and by the demo, which trains its base model in the same way.
 """
@@ -23,6 +23,7 @@ MIN_TEXTS = 20
 """Fewer texts than this are no domain to train on (a sample needs as many)."""
 MIN_VALID_TEXTS = 5
 """Fewer texts than this say nothing about which state is best."""
+HELD_OUT_SEED = 0
 
 
 def read_texts(path: Path) -> list[str]:
@@ -84,6 +85,24 @@ def draw(texts: Sequence[str], most: int, *, seed: int) -> list[str]:
 
 
 @dataclass(frozen=True)
+class Data:
+    """A task's items to train on, and others by which the best state is kept."""
+
+    train: Sequence[Any]
+    valid: Sequence[Any]
+
+
+def held_out(items: Sequence[Any], share: float) -> Data:
+    """A share of the items held out to validate on, drawn with a fixed seed; the order stays."""
+    count = round(share * len(items))
+    chosen = set(np.random.default_rng(HELD_OUT_SEED).permutation(len(items))[:count].tolist())
+    return Data(
+        train=[item for number, item in enumerate(items) if number not in chosen],
+        valid=[item for number, item in enumerate(items) if number in chosen],
+    )
+
+
+@dataclass(frozen=True)
 class Packed:
     """Texts as blocks, and what of them is in no block."""
 
@@ -134,3 +153,33 @@ def pack(
         texts_left_out=int((starts >= used).sum()),
         texts_cut=int((lengths > block).sum()),
     )
+
+
+class DataOrder:
+    """Which blocks each step takes: `take` of `blocks`, or all of them where there are fewer.
+
+    Epoch after epoch, each in an order drawn from one seed, so that every block comes once an epoch. It can be stopped
+    and taken up again.
+    """
+
+    def __init__(self, blocks: int, *, take: int, seed: int) -> None:
+        self._blocks = blocks
+        self.size = min(take, blocks)
+        self._rng = np.random.default_rng(seed)
+        self._ahead = np.empty(0, dtype=np.int64)
+
+    def next(self) -> np.ndarray:
+        """int64 (size,): the blocks of the next step."""
+        while len(self._ahead) < self.size:
+            self._ahead = np.concatenate([self._ahead, self._rng.permutation(self._blocks)])
+        taken, self._ahead = self._ahead[: self.size], self._ahead[self.size :]
+        return taken
+
+    def state(self) -> tuple[dict[str, Any], np.ndarray]:
+        """The generator's state as JSON, and the indices drawn and not yet taken."""
+        return dict(self._rng.bit_generator.state), self._ahead.copy()
+
+    def restore(self, generator: dict[str, Any], ahead: np.ndarray) -> None:
+        """Go on where `state` was taken; raises ValueError for the state of another generator."""
+        self._rng.bit_generator.state = generator
+        self._ahead = ahead.astype(np.int64, copy=True)

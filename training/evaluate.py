@@ -14,7 +14,6 @@ from registry.adapters.weights import load_tensors
 from registry.base_model import LoadedBase
 from registry.errors import Incompatible, InvalidParameter
 from registry.formats import AdapterDirectory
-from registry.spec import head_of, prefix_length
 from training.tasks import LANGUAGE_MODELLING, TASKS
 from training.tasks.contract import Task
 
@@ -30,7 +29,7 @@ def evaluate_task(
     outside the adapter's or a block beyond the context, Incompatible where base, adapter and task do not go together.
     """
     task.check_base(base)
-    room = base.shape.context - (0 if adapter is None else prefix_length(adapter.config))
+    room = base.shape.context - (0 if adapter is None else adapter.config.prefix_length)
     if block is not None and not 2 <= block <= room:
         raise InvalidParameter(
             f"A block of {block} tokens is not between 2 and {room}, what the base model's context leaves.",
@@ -59,7 +58,7 @@ def task_of(folder: AdapterDirectory, key: str | None = None) -> Task:
 
 
 def _told_by(folder: AdapterDirectory) -> Task:
-    head = head_of(folder.config)
+    head = folder.config.head
     said = folder.provenance.training.get("task")
     for task in TASKS.values():
         if task.answers == (None if head is None else head.task) and (head is not None or task.name == said):

@@ -1,7 +1,6 @@
 """The optimisation loop: AdamW, warm-up and decay, accumulation, clipping, the best state by validation loss.
 
-Called by the trainer of adapters and by the demo's training of its base model. It knows a module whose parameters
-are trained and a function from a batch to its loss, nothing of what either is. On the CPU the same seeds, data,
+Called by the trainer of adapters and by the demo's training of its base model. On the CPU the same seeds, data,
 number of threads and version of torch give the same bits, also where a checkpoint was gone on from.
 """
 
@@ -11,19 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from torch import Tensor, nn
 
 from registry.errors import Cancelled
+from registry.progress import Progress, silent
 from training.checkpoint import Checkpoint
-from training.recipe import TrainingRecipe
-from training.state import Limit, Run
-
-Progress = Callable[[int, int, str], object]
-"""(step, steps, message)."""
-MeanNll = Callable[[Tensor], Tensor]
-"""Blocks (batch, block) -> mean NLL per predicted token in nats, differentiable."""
+from training.state import TrainingState
 
 
 @dataclass(frozen=True)
@@ -48,70 +40,61 @@ class Outcome:
 
 
 def optimise(
-    module: nn.Module,
-    mean_nll: MeanNll,
+    state: TrainingState,
     *,
-    train: np.ndarray,
-    valid: np.ndarray,
-    recipe: TrainingRecipe,
-    valid_loss: MeanNll | None = None,
-    limit: Limit = Limit(),
-    progress: Progress | None = None,
+    progress: Progress = silent,
     should_stop: Callable[[], bool] | None = None,
     checkpoint: Checkpoint | None = None,
 ) -> Outcome:
-    """Train the parameters of `module` that require gradients, and leave it in its best state by validation loss.
+    """Train the parameters that require gradients, and leave them in their best state by validation loss.
 
-    `train` and `valid` are int64 (blocks, block). The state before the first step takes part, so the outcome is
-    never worse on `valid` than doing nothing. `valid_loss` scores `valid` where that is not what is trained on, and
-    `limit` says beyond what a loss has diverged. With a `checkpoint` the training goes on from what it holds, and saves
-    itself in it; it is there still at the end, for whoever stores the result to discard.
+    The state before the first step takes part, so the outcome is never worse on the validation data than doing
+    nothing. With a `checkpoint` the training goes on from what it holds, and saves itself in it; it is there still at
+    the end, for whoever stores the result to discard.
 
     Raises InvalidParameter where nothing is trained, and with step and learning rate where the loss diverges;
     Cancelled when `should_stop` says so; Conflict for the checkpoint of another training.
     """
-    run = Run(module, mean_nll, train=train, recipe=recipe, valid_loss=valid_loss, limit=limit)
-    with nullcontext() if checkpoint is None else checkpoint.held(), _randomness(recipe.data_seed, run.device):
-        resumed_at = _begin(run, valid, checkpoint)
-        while run.step < recipe.steps:
+    numbers = state.hyperparameters
+    evaluated_at = numbers.evaluated_at()
+    with nullcontext() if checkpoint is None else checkpoint.held(), _randomness(numbers.data_seed, state.device):
+        resumed_at = _begin(state, checkpoint)
+        while state.step < numbers.steps:
             if should_stop is not None and should_stop():
-                raise _cancelled(run, checkpoint)
-            _one_step(run, valid, checkpoint)
-            if progress is not None:
-                progress(run.step, recipe.steps, f"loss {run.loss:.3f}, best on validation {run.best[0]:.3f}")
-    run.keep_best()
+                raise _cancelled(state, checkpoint)
+            state.advance()
+            if state.step in evaluated_at:
+                state.evaluate()
+            if checkpoint is not None and (state.step == numbers.steps or checkpoint.due(state.step)):
+                checkpoint.write(state.step, state.tensors(), state.as_json())
+            progress(state.step, numbers.steps, f"loss {state.loss:.3f}, best on validation {state.best[0]:.3f}")
+    state.keep_best()
+    examples = numbers.steps * state.order.size
     return Outcome(
-        best_step=run.best[1], valid_before=run.history[0][1], valid_best=run.best[0], history=tuple(run.history),
-        train_history=tuple(run.curve.points), train_tokens=recipe.steps * run.order.size * (train.shape[1] - 1),
-        trained_parameters=sum(parameter.numel() for parameter in run.trained.values()),
-        examples=recipe.steps * run.order.size, resumed_at=resumed_at, resume_note=run.resume_note,
+        best_step=state.best[1], valid_before=state.history[0][1], valid_best=state.best[0],
+        history=tuple(state.history), train_history=tuple(state.curve.points),
+        train_tokens=examples * (state.train.shape[1] - 1), examples=examples,
+        trained_parameters=sum(parameter.numel() for parameter in state.trained.values()),
+        resumed_at=resumed_at, resume_note=state.resume_note,
     )  # fmt: skip
 
 
-def _begin(run: Run, valid: np.ndarray, checkpoint: Checkpoint | None) -> int | None:
-    """Bring the run to where it goes on: from a checkpoint, whose step is given, or from the start."""
+def _begin(state: TrainingState, checkpoint: Checkpoint | None) -> int | None:
+    """Go on from a checkpoint, whose step is given, or take the validation loss of the start."""
     saved = None if checkpoint is None else checkpoint.read()
     if saved is None:
-        run.evaluate(valid)
+        state.evaluate()
         return None
-    run.restore(saved)
-    return run.step
+    state.restore(saved)
+    return state.step
 
 
-def _one_step(run: Run, valid: np.ndarray, checkpoint: Checkpoint | None) -> None:
-    run.advance()
-    if run.step in run.evaluated_at:
-        run.evaluate(valid)
-    if checkpoint is not None and (run.step == run.recipe.steps or checkpoint.due(run.step)):
-        checkpoint.write(run.step, run.tensors(), run.state())
-
-
-def _cancelled(run: Run, checkpoint: Checkpoint | None) -> Cancelled:
+def _cancelled(state: TrainingState, checkpoint: Checkpoint | None) -> Cancelled:
     """What to raise; the checkpoint is up to date then."""
-    said = f"Training was cancelled at step {run.step + 1} of {run.recipe.steps}"
+    said = f"Training was cancelled at step {state.step + 1} of {state.hyperparameters.steps}"
     if checkpoint is None:
         return Cancelled(f"{said}.")
-    checkpoint.write(run.step, run.tensors(), run.state())
+    checkpoint.write(state.step, state.tensors(), state.as_json())
     return Cancelled(f"{said}; the same training with the checkpoint in {checkpoint.folder} goes on from there.")
 
 

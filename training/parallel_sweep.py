@@ -6,124 +6,94 @@ process had which makes no difference.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 
 from registry.base_model import BaseText
-from registry.errors import Cancelled, InvalidParameter, Unavailable, rebuild
+from registry.errors import Cancelled, InvalidParameter, Unavailable
 from registry.formats import read_directory
-from training.process import Child, Json, wait_for
-from training.sweep import Cell, CellProgress, Plan, Row, at_work, diverged, kept_cells
-from training.worker import Bench, Task
+from training.process import TICK_SECONDS, Child, wait_for
+from training.sweep import Cell, CellProgress, Grid, Row, at_work, diverged, kept_cells, nobody
+from training.worker import WorkerRequest, WorkerSetup
 
-TICK_SECONDS = 0.25
 GRACE_SECONDS = 120.0
 """How long a process may take to save the training that it is stopped in."""
 
 
 def sweep_in_processes(
     base: BaseText,
-    cells: Sequence[Cell],
-    plan: Plan,
+    grid: Grid,
     *,
     processes: int,
-    progress: CellProgress | None = None,
+    progress: CellProgress = nobody,
     should_stop: Callable[[], bool] | None = None,
 ) -> Iterator[Row]:
     """Train the cells, so many at once, and give what became of each as it is done; otherwise as `sweep` does.
 
     The threads of torch are shared out. A process that ends without a word leaves its cell as failed, and does not end
-    the others; another takes the place of one that ended while it had no cell. One that cannot be started raises
-    Unavailable.
+    the others; another takes its place. One that cannot be started raises Unavailable.
     """
-    with at_work(plan):
-        kept = kept_cells(base, cells, plan)
-        for cell in cells:
+    with at_work(grid):
+        kept = kept_cells(base, grid)
+        for cell in grid.cells:
             if cell.name in kept:
                 yield Row(cell, "kept", kept[cell.name])
-        waiting = [cell for cell in cells if cell.name not in kept]
-        hands = _Hands(Bench(entry=base.entry, threads=max(1, torch.get_num_threads() // processes)), plan, progress)
+        waiting = [cell for cell in grid.cells if cell.name not in kept]
+        setup = WorkerSetup(entry=base.entry, threads=max(1, torch.get_num_threads() // processes))
+        workers = Workers(setup, grid, processes=processes, progress=progress)
         try:
-            while waiting or hands.busy:
-                while waiting and len(hands.busy) < processes:
-                    hands.give(waiting.pop(0))
+            while waiting or workers.busy:
+                while waiting and workers.idle:
+                    workers.give(waiting.pop(0))
                 if should_stop is not None and should_stop():
                     raise Cancelled("The sweep was cancelled, and the cells that were being trained are saved.")
-                yield from hands.done()
+                yield from workers.done()
         finally:
-            hands.end()
+            workers.end()
 
 
-class _Hands:
-    """The processes that are at a cell, and those that wait for one with their base model loaded."""
+class Workers:
+    """The processes that are at a cell, and those that wait for one, with their base model loaded after the first."""
 
-    def __init__(self, bench: Bench, plan: Plan, progress: CellProgress | None) -> None:
-        self._bench = bench.model_dump(mode="json")
-        self._plan, self._progress = plan, progress
+    def __init__(self, setup: WorkerSetup, grid: Grid, *, processes: int, progress: CellProgress = nobody) -> None:
+        first = setup.model_dump(mode="json")
+        self.idle = [Child("training.worker", first, grace=GRACE_SECONDS) for _ in range(processes)]
         self.busy: dict[Child, Cell] = {}
-        self._idle: list[Child] = []
+        self._grid, self._progress = grid, progress
 
     def give(self, cell: Cell) -> None:
-        """Have a cell trained; raises Unavailable where no process for it can be started."""
-        task = Task(work=self._plan.work_of(cell)).model_dump(mode="json")
-        child = self._waiting(task) or self._started(task)
-        self.busy[child] = cell
-
-    def _waiting(self, task: Json) -> Child | None:
-        """A process that waited, told its task; None where none does. Those that ended meanwhile are cleared away."""
-        while self._idle:
-            child = self._idle.pop()
-            try:
-                child.tell(task)
-            except OSError:
-                child.end()
-            else:
-                return child
-        return None
-
-    def _started(self, task: Json) -> Child:
+        """Have a cell trained by one that is idle; raises Unavailable where no process for it can be started."""
+        request = WorkerRequest(run=self._grid.run_of(cell)).model_dump(mode="json")
         try:
-            return Child("training.worker", self._bench, task)
+            self.idle[-1].tell(request, waiting=(0, 0, "waiting for the training to start"))
         except OSError as error:
             raise Unavailable(f"A process to train in could not be started: {error.strerror or error}.") from error
+        self.busy[self.idle.pop()] = cell
 
     def done(self) -> Iterator[Row]:
-        """The cells that come to an end within a moment."""
+        """The cells that come to an end within a moment; raises what is wrong with all of them."""
         for child in wait_for(list(self.busy), TICK_SECONDS):
             cell = self.busy[child]
             try:
-                answers = child.answers(0)
+                answer = child.hear(0, partial(self._progress, cell))
             except EOFError as ended:
-                del self.busy[child]
                 child.end()
-                yield Row(cell, "failed", problem=f"Its process ended with status {ended.args[0]}.")
-                continue
-            for answer in answers:
-                if "progress" in answer:
-                    self._report(cell, answer)
-                else:
-                    del self.busy[child]
-                    self._idle.append(child)
-                    yield self._row(cell, answer)
-
-    def _report(self, cell: Cell, answer: Json) -> None:
-        if self._progress is not None:
-            self._progress(cell, *answer["progress"])
-
-    def _row(self, cell: Cell, answer: Json) -> Row:
-        """What became of a cell; raises what is wrong with all of them."""
-        if "error" not in answer:
-            return Row(cell, "trained", read_directory(self._plan.out / cell.name))
-        error = answer["error"]
-        problem = rebuild(error["code"], error["message"], param=error["param"], problems=error["problems"])
-        if isinstance(problem, InvalidParameter):
-            return diverged(cell, problem)
-        raise problem
+                row = Row(cell, "failed", problem=f"Its process ended with status {ended.args[0]}.")
+            except InvalidParameter as problem:
+                row = diverged(cell, problem)
+            else:
+                if answer is None:
+                    continue
+                row = Row(cell, "trained", read_directory(self._grid.out / cell.name))
+            del self.busy[child]
+            self.idle.append(child)
+            yield row
 
     def end(self) -> None:
         """End all processes; those that are training save what they have."""
         for child in self.busy:
             child.ask_to_end()
-        for child in [*self.busy, *self._idle]:
-            child.end(grace=GRACE_SECONDS)
+        for child in (*self.busy, *self.idle):
+            child.end()

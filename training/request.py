@@ -1,14 +1,18 @@
-"""The body of `POST /v1/trainings`, which the client builds and the route reads. Never imports torch."""
+"""What is asked for beside a spec: a training on a server, and one on files of this machine. Never imports torch."""
 
 from __future__ import annotations
 
+from contextlib import suppress
+from pathlib import Path
 from typing import Self
 
 from pydantic import Field, model_validator
 
+from registry.errors import Conflict, SoupError
+from registry.formats import AdapterDirectory, check_place, read_directory
 from registry.names import Digest
 from registry.spec import Card, Frozen, Words
-from training.spec import SAMPLE, VALID_SHARE, TrainingSpec
+from training.spec import BANK, SAMPLE, SAVE_SECONDS, VALID_SHARE, TrainingSpec
 
 
 class TrainingRequest(Frozen):
@@ -40,3 +44,47 @@ class TrainingRequest(Frozen):
     def share(self) -> float:
         """The share of the data to validate on where no other data are given."""
         return VALID_SHARE if self.valid_share is None else self.valid_share
+
+
+class TrainingRun(Frozen):
+    """A training on files: what, on which data, and the places for what comes of it; paths are those of this machine.
+
+    Without `valid` a share of the items of `train` is held out. `called` is how messages name the two files. Members
+    of a fusion are directories that the spec names, or those of `members` in their stead.
+    """
+
+    spec: TrainingSpec
+    train: Path
+    valid: Path | None = None
+    valid_share: float = Field(default=VALID_SHARE, gt=0, lt=1)
+    called: tuple[str, str] | None = None
+    members: tuple[Path, ...] = ()
+    out: Path
+    replace: bool = False
+    domain: str
+    base_id: str | None = None
+    sample: int = Field(default=SAMPLE, ge=0)
+    sample_seed: int = 0
+    checkpoint: Path | None = None
+    every_steps: int | None = None
+    every_seconds: float | None = SAVE_SECONDS
+
+    @property
+    def bank(self) -> Path:
+        """Where the bank of experts is written, if there is one."""
+        return self.out.with_name(self.out.name + BANK)
+
+    def bank_there(self, *, how: str = "remove it") -> AdapterDirectory | None:
+        """The bank of experts that is in the place of this training's, if any; raises Conflict for what is no bank.
+
+        `how` says what else can be done than choose another place.
+        """
+        try:
+            check_place(self.bank, replace=False, how=how)
+        except Conflict:
+            with suppress(SoupError):
+                folder = read_directory(self.bank)
+                if folder.config.merged is not None:
+                    return folder
+            raise
+        return None

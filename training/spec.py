@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, StringConstraints, field_validator, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, ValidationError, field_validator, model_validator
 
+from registry.errors import InvalidParameter
 from registry.spec import Frozen, PruningScore
 from registry.spec.unions import member_names
+from training.hyperparameters import SHORTEST_BLOCK, Consistency, Hyperparameters, PruningOptions
 from training.methods.widening import sparsity_of
-from training.options import Consistency, PruningOptions
-from training.recipe import SHORTEST_BLOCK, TrainingRecipe
 
 BLOCK = 512
 """Tokens in a block where nothing else is said, at most the base's context."""
@@ -145,15 +145,15 @@ class PruningRequest(Frozen):
         )  # fmt: skip
 
 
-class RecipeRequest(TrainingRecipe):
+class RecipeRequest(Hyperparameters):
     """How the loop runs; a block is by default of 512 tokens, or of the base's context where that is shorter."""
 
     block: int | None = Field(default=None, ge=SHORTEST_BLOCK, le=131_072)  # type: ignore[assignment]
 
-    def on(self, context: int) -> TrainingRecipe:
-        """The recipe where a block may have `context` tokens; that one asked for fits is the trainer's to check."""
+    def on(self, context: int) -> Hyperparameters:
+        """The numbers where a block may have `context` tokens; whether one asked for fits, the trainer checks."""
         block = min(context, BLOCK) if self.block is None else self.block
-        return TrainingRecipe.model_validate({**self.model_dump(), "block": block})
+        return Hyperparameters.model_validate({**self.model_dump(), "block": block})
 
 
 class TrainingSpec(Frozen):
@@ -231,5 +231,11 @@ class TrainingSpec(Frozen):
         return 1 if self.pruning is None else self.pruning.widen
 
     def with_numbers(self, **numbers: Any) -> TrainingSpec:
-        """The spec with other numbers in its recipe, which are not checked here."""
-        return self.model_copy(update={"recipe": self.recipe.model_copy(update=numbers)})
+        """The spec with other numbers in its recipe; raises InvalidParameter naming one that is out of its range."""
+        try:
+            recipe = RecipeRequest.model_validate({**self.recipe.model_dump(), **numbers})
+        except ValidationError as error:
+            found = error.errors(include_url=False)[0]
+            name = ".".join(str(part) for part in found["loc"])
+            raise InvalidParameter(f"{name}: {found['msg']}.", param=name) from None
+        return self.model_copy(update={"recipe": recipe})

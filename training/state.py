@@ -1,12 +1,13 @@
 """Everything the next step of a training depends on, in one place: what a checkpoint has to hold.
 
-Called by the loop alone. The order of steps, cancelling and files are the loop's affair.
+Made by whoever trains, run by `training.loop`, which knows of the order of steps, of cancelling and of files. Here are
+a module whose parameters are trained and functions from a batch to its loss, and nothing is known of what they are.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -17,12 +18,27 @@ from torch import Tensor, nn
 
 from registry.errors import InvalidParameter
 from training.checkpoint import Saved, differences
-from training.data_order import DataOrder
-from training.recipe import TrainingRecipe
+from training.data import DataOrder
+from training.hyperparameters import Hyperparameters
 
 POINTS = 100
 """Of the curve of the training loss, about."""
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+Loss = Callable[[Tensor], Tensor]
+"""Rows int64 (batch, width) -> their mean loss, a scalar that can be differentiated."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What is minimised, and how far above its first value a loss may be, in `unit`, before it has diverged.
+
+    `valid_loss` scores validation data where that is not what is trained on.
+    """
+
+    loss: Loss
+    valid_loss: Loss | None = None
+    above: float = 2.0
+    unit: str = "nats a token"
 
 
 class Curve:
@@ -51,19 +67,11 @@ class Curve:
         self._sum, self._count = float(state["sum"]), int(state["count"])
 
 
-@dataclass(frozen=True)
-class Limit:
-    """How far above the first loss one may be before it has diverged, and what a loss is in."""
-
-    above: float = 2.0
-    unit: str = "nats a token"
-
-
 class Guard:
     """Refuses a loss that is no number, or that has left where it began by more than any noise explains."""
 
-    def __init__(self, recipe: TrainingRecipe, limit: Limit) -> None:
-        self._recipe, self._limit = recipe, limit
+    def __init__(self, hyperparameters: Hyperparameters, objective: Objective) -> None:
+        self._hyperparameters, self._objective = hyperparameters, objective
         self.first: float | None = None
 
     def check(self, loss: float, step: int) -> None:
@@ -81,77 +89,76 @@ class Guard:
         elif not math.isfinite(loss):
             raise InvalidParameter(
                 f"The validation loss is {loss} before the first step: the base model cannot be trained on this text "
-                f"in {self._recipe.dtype}.",
+                f"in {self._hyperparameters.dtype}.",
                 param="dtype",
             )
 
     def _refuse(self, what: str, loss: float, step: int, *, began: float) -> None:
-        if math.isfinite(loss) and loss <= began + self._limit.above:
+        if math.isfinite(loss) and loss <= began + self._objective.above:
             return
+        steps, rate = self._hyperparameters.steps, self._hyperparameters.learning_rate_at(step)
         raise InvalidParameter(
-            f"Training diverged at step {step} of {self._recipe.steps}: the {what} is {loss:.4g} {self._limit.unit} at "
-            f"learning rate {self._recipe.learning_rate_at(step):.3g}, and it began at {began:.4g}. Use a lower "
-            "learning rate.",
+            f"Training diverged at step {step} of {steps}: the {what} is {loss:.4g} {self._objective.unit} at "
+            f"learning rate {rate:.3g}, and it began at {began:.4g}. Use a lower learning rate.",
             param="learning_rate",
         )
 
 
-class Run:
-    """A training between two steps.
+class TrainingState:
+    """A training between two steps; `train` and `valid` are int64 (rows, width).
 
     Raises InvalidParameter where no parameter of `module` requires gradients, or its device has no such dtype.
     """
 
     def __init__(
-        self, module: nn.Module, mean_nll: Callable[[Tensor], Tensor], *, train: np.ndarray, recipe: TrainingRecipe,
-        valid_loss: Callable[[Tensor], Tensor] | None = None, limit: Limit = Limit(),
+        self, module: nn.Module, objective: Objective, *, train: np.ndarray, valid: np.ndarray,
+        hyperparameters: Hyperparameters,
     ) -> None:  # fmt: skip
-        self.recipe, self._mean_nll, self._train = recipe, mean_nll, train
-        self._valid_loss = mean_nll if valid_loss is None else valid_loss
+        self.hyperparameters, self._objective = hyperparameters, objective
+        self.train, self.valid = train, valid
         self.trained = {name: value for name, value in module.named_parameters() if value.requires_grad}
         if not self.trained:
             raise _trains_nothing()
         self._changing = {**self.trained, **dict(module.named_buffers())}
         self.device = next(iter(self.trained.values())).device
-        _check_dtype(recipe, self.device)
+        _check_dtype(hyperparameters, self.device)
         self._optimiser = torch.optim.AdamW(
-            list(self.trained.values()), lr=recipe.learning_rate, betas=(recipe.beta1, recipe.beta2),
-            weight_decay=recipe.weight_decay,
+            list(self.trained.values()), lr=hyperparameters.learning_rate,
+            betas=(hyperparameters.beta1, hyperparameters.beta2), weight_decay=hyperparameters.weight_decay,
         )  # fmt: skip
-        self.order = DataOrder(len(train), take=recipe.batch * recipe.accumulate, seed=recipe.data_seed)
-        self.evaluated_at = recipe.evaluated_at()
+        take = hyperparameters.batch * hyperparameters.accumulate
+        self.order = DataOrder(len(train), take=take, seed=hyperparameters.data_seed)
         self.step, self.loss = 0, math.nan
         self.history: list[tuple[int, float]] = []
         self.best = (math.inf, 0)
         self._kept: dict[str, Tensor] = {}
-        self.curve, self._guard = Curve(recipe.steps), Guard(recipe, limit)
+        self.curve, self._guard = Curve(hyperparameters.steps), Guard(hyperparameters, objective)
         self.resume_note: str | None = None
 
     def advance(self) -> None:
         """One update."""
         step = self.step + 1
         for group in self._optimiser.param_groups:
-            group["lr"] = self.recipe.learning_rate_at(step)
+            group["lr"] = self.hyperparameters.learning_rate_at(step)
         self._optimiser.zero_grad(set_to_none=True)
-        self.loss = self._gradient(self._train[self.order.next()])
+        self.loss = self._gradient(self.train[self.order.next()])
         self._guard.check(self.loss, step)
         if step == 1 and not any(value.grad is not None and value.grad.any() for value in self.trained.values()):
             raise _trains_nothing()  # a scale of 0, say
-        nn.utils.clip_grad_norm_(list(self.trained.values()), self.recipe.clip)
+        nn.utils.clip_grad_norm_(list(self.trained.values()), self.hyperparameters.clip)
         self._optimiser.step()
         self.curve.add(step, self.loss)
         self.step = step
 
     def _gradient(self, blocks: np.ndarray) -> float:
-        """Mean NLL of blocks (size, block), its gradient left in the parameters, `batch` blocks at a time.
+        """Mean loss of rows (size, width), its gradient left in the parameters, `batch` rows at a time.
 
-        Blocks are of one length, so each part counts as its share of them.
+        Rows are of one length, so each part counts as its share of them.
         """
         total = 0.0
-        for start in range(0, len(blocks), self.recipe.batch):
-            part = blocks[start : start + self.recipe.batch]
+        for part in self._parts(blocks):
             with self._precision():
-                loss = self._mean_nll(torch.from_numpy(part)) * (len(part) / len(blocks))
+                loss = self._objective.loss(torch.from_numpy(part)) * (len(part) / len(blocks))
             if not loss.requires_grad:
                 raise _trains_nothing()
             total += float(loss.detach())
@@ -159,22 +166,26 @@ class Run:
         return total
 
     @torch.no_grad()
-    def evaluate(self, blocks: np.ndarray) -> None:
-        """Take the mean NLL over all blocks, which are of one length, and keep the state where it is the best yet."""
-        total = 0.0
-        for start in range(0, len(blocks), self.recipe.batch):
-            part = blocks[start : start + self.recipe.batch]
+    def evaluate(self) -> None:
+        """Take the mean loss over the validation data, and keep the state where it is the best yet."""
+        total, scored = 0.0, self._objective.valid_loss or self._objective.loss
+        for part in self._parts(self.valid):
             with self._precision():
-                total += float(self._valid_loss(torch.from_numpy(part))) * len(part)
-        found = total / len(blocks)
+                total += float(scored(torch.from_numpy(part))) * len(part)
+        found = total / len(self.valid)
         self._guard.check_valid(found, self.step, before=self.history[0][1] if self.history else None)
         self.history.append((self.step, found))
         if found < self.best[0]:
             self.best = (found, self.step)
             self._kept = {name: value.detach().clone() for name, value in self._changing.items()}
 
+    def _parts(self, rows: np.ndarray) -> Iterator[np.ndarray]:
+        """The rows of one forward pass after another."""
+        batch = self.hyperparameters.batch
+        return (rows[start : start + batch] for start in range(0, len(rows), batch))
+
     def _precision(self) -> AbstractContextManager[None]:
-        if self.recipe.dtype == "float32":
+        if self.hyperparameters.dtype == "float32":
             return nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
@@ -197,8 +208,8 @@ class Run:
             found["random.cuda"] = torch.cuda.get_rng_state(self.device)
         return found
 
-    def state(self) -> dict[str, Any]:
-        """All else of a checkpoint, as JSON."""
+    def as_json(self) -> dict[str, Any]:
+        """All else of a checkpoint."""
         return {
             "step": self.step, "best": self.best, "history": self.history, "curve": self.curve.state(),
             "first_loss": self._guard.first, "order": self.order.state()[0], "made_with": made_with(),
@@ -263,9 +274,9 @@ def _fill(tensor: Tensor, value: Tensor) -> Tensor:
     return tensor.copy_(value)
 
 
-def _check_dtype(recipe: TrainingRecipe, device: torch.device) -> None:
+def _check_dtype(hyperparameters: Hyperparameters, device: torch.device) -> None:
     """A CPU computes bf16 in any case, quickly or not; a GPU that lacks it would give something else."""
-    if recipe.dtype == "bfloat16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(False):
+    if hyperparameters.dtype == "bfloat16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(False):
         raise InvalidParameter("This GPU has no bfloat16: train in float32.", param="dtype")
 
 

@@ -1,8 +1,8 @@
 """A grid of trainings from one initialisation: learning rates x seeds of the data's order x domains.
 
-Called by `soup train sweep`; the single-domain soups of AdapterSoup are made of one such grid (section 4.3).
-Each cell is a directory to push. One that is there is not trained again, and one that was stopped goes on from its
-checkpoint, so that the same call finishes what an earlier one began. Several at once are `training.parallel_sweep`'s.
+Called by `soup train sweep`; the single-domain soups of AdapterSoup are made of one such grid (section 4.3). Each cell
+is a directory to push. One that is there is not trained again, and one that was stopped goes on from its checkpoint,
+so that the same call finishes what an earlier one began. Several cells at once are `training.parallel_sweep`'s.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any, Literal
 from registry.base_model import BaseText, LoadedBase
 from registry.errors import Conflict, InvalidParameter, NotFound
 from registry.formats import AdapterDirectory, read_directory
-from training.build import Data, made_otherwise, read_items
+from training.build import read_items
 from training.checkpoint import held
-from training.data import MIN_TEXTS, MIN_VALID_TEXTS, enough
-from training.recipe import recipe_of
+from training.data import MIN_TEXTS, MIN_VALID_TEXTS, Data, enough
+from training.request import TrainingRun
 from training.spec import SAMPLE, TrainingSpec
-from training.train import Work, check_bank, do, members_of
+from training.train import check_bank, inputs_for, train
 
 CHECKPOINTS = ".checkpoints"
 """In the folder of the adapters: hidden, so that `OUT/*` names adapters only."""
@@ -72,31 +72,31 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """All that the cells of a grid share: what is trained but for two numbers of its recipe, and the places."""
+class Grid:
+    """Trainings that differ in their domain and two numbers of their recipe, and the folder for what they make."""
 
+    cells: Sequence[Cell]
     spec: TrainingSpec
     out: Path
     sample: int = SAMPLE
     base_id: str | None = None
 
-    def spec_of(self, cell: Cell) -> TrainingSpec:
-        """What a cell trains; raises InvalidParameter for a number out of its range."""
-        numbers = {"learning_rate": cell.learning_rate, "data_seed": cell.data_seed}
-        recipe_of(numbers)
-        return self.spec.with_numbers(**numbers)
-
-    def work_of(self, cell: Cell) -> Work:
-        """A cell as a training from files to a directory."""
-        return Work(
-            spec=self.spec_of(cell), train=cell.domain.train, valid=cell.domain.valid, out=self.out / cell.name,
-            domain=cell.domain.name, base_id=self.base_id, sample=self.sample, sample_seed=self.spec.init_seed,
+    def run_of(self, cell: Cell) -> TrainingRun:
+        """A cell as a training from files to a directory; raises InvalidParameter for a number out of its range."""
+        return TrainingRun(
+            spec=self.spec.with_numbers(learning_rate=cell.learning_rate, data_seed=cell.data_seed),
+            train=cell.domain.train, valid=cell.domain.valid, out=self.out / cell.name, domain=cell.domain.name,
+            base_id=self.base_id, sample=self.sample, sample_seed=self.spec.init_seed,
             checkpoint=self.out / CHECKPOINTS / cell.name,
         )  # fmt: skip
 
 
-CellProgress = Callable[[Cell, int, int, str], object]
-"""(cell, step, steps, message)."""
+CellProgress = Callable[[Cell, int, int, str], None]
+"""(cell, step, steps, message): where each training of a grid is."""
+
+
+def nobody(_cell: Cell, _step: int, _steps: int, _message: str) -> None:
+    """The progress of a grid that nobody watches."""
 
 
 def read_domain(folder: Path, spec: TrainingSpec = TrainingSpec()) -> Domain:
@@ -118,8 +118,8 @@ def _file(folder: Path, part: str) -> Path:
     raise NotFound(f"{folder} has no {part}.jsonl and no {part}.jsonl.gz: a domain is a folder with both parts.")
 
 
-def grid(domains: Sequence[Domain], rates: Sequence[float], seeds: Sequence[int]) -> list[Cell]:
-    """The cells, domain by domain; raises InvalidParameter where two have one name."""
+def cells_of(domains: Sequence[Domain], rates: Sequence[float], seeds: Sequence[int]) -> list[Cell]:
+    """The cells of a grid, domain by domain; raises InvalidParameter where two have one name."""
     cells = [Cell(domain, rate, seed) for domain in domains for rate in rates for seed in seeds]
     names = [cell.name for cell in cells]
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -130,31 +130,30 @@ def grid(domains: Sequence[Domain], rates: Sequence[float], seeds: Sequence[int]
 
 def sweep(
     base: LoadedBase,
-    cells: Sequence[Cell],
-    plan: Plan,
+    grid: Grid,
     *,
-    progress: CellProgress | None = None,
+    progress: CellProgress = nobody,
     should_stop: Callable[[], bool] | None = None,
 ) -> Iterator[Row]:
     """Train the cells one after another, and give what became of each.
 
     A cell that diverges does not end the others. Before the first is trained, those that are there are checked:
     raises Conflict where one is of another training. Raises Cancelled when `should_stop` says so, and otherwise what
-    `training.train.do` does.
+    `training.train.train` does.
     """
-    with at_work(plan):
-        kept = kept_cells(base, cells, plan)
-        for cell in cells:
+    with at_work(grid):
+        kept = kept_cells(base, grid)
+        for cell in grid.cells:
             if cell.name in kept:
                 yield Row(cell, "kept", kept[cell.name])
                 continue
-            report = None if progress is None else partial(progress, cell)
+            report = partial(progress, cell)
             try:
-                do(plan.work_of(cell), base, data=cell.domain.data, progress=report, should_stop=should_stop)
+                train(grid.run_of(cell), base, data=cell.domain.data, progress=report, should_stop=should_stop)
             except InvalidParameter as problem:
                 yield diverged(cell, problem)
             else:
-                yield Row(cell, "trained", read_directory(plan.out / cell.name))
+                yield Row(cell, "trained", read_directory(grid.out / cell.name))
 
 
 def diverged(cell: Cell, problem: InvalidParameter) -> Row:
@@ -167,40 +166,41 @@ def diverged(cell: Cell, problem: InvalidParameter) -> Row:
 
 
 @contextmanager
-def at_work(plan: Plan) -> Iterator[None]:
+def at_work(grid: Grid) -> Iterator[None]:
     """Own the folder of the checkpoints while open; removed afterwards, where none is left in it.
 
     Raises Conflict where another sweep is at work in the same place: the two would train every cell twice.
     """
-    folder = plan.out / CHECKPOINTS
-    with held(folder, f"Another sweep is at work in {plan.out}: wait for it, or choose another folder."):
+    folder = grid.out / CHECKPOINTS
+    with held(folder, f"Another sweep is at work in {grid.out}: wait for it, or choose another folder."):
         try:
             yield
         finally:
-            for emptied in (folder, plan.out):
+            for emptied in (folder, grid.out):
                 with suppress(OSError):  # checkpoints of cells that diverged or were stopped; adapters
                     emptied.rmdir()
 
 
-def kept_cells(base: BaseText, cells: Sequence[Cell], plan: Plan) -> dict[str, AdapterDirectory]:
+def kept_cells(base: BaseText, grid: Grid) -> dict[str, AdapterDirectory]:
     """The adapters that are there, by the names of their cells.
 
     Raises Conflict where one is of another training, or something else is where a cell's bank is to be.
     """
-    works = [plan.work_of(cell) for cell in cells]  # a number out of its range, before anything else
-    found = {cell.name: _kept(base, cell, work) for cell, work in zip(cells, works, strict=True)}
+    runs = [grid.run_of(cell) for cell in grid.cells]  # a number out of its range, before anything else
+    found = {cell.name: _kept(base, run, cell.domain.data) for cell, run in zip(grid.cells, runs, strict=True)}
     return {name: folder for name, folder in found.items() if folder is not None}
 
 
-def _kept(base: BaseText, cell: Cell, work: Work) -> AdapterDirectory | None:
-    if not work.out.exists():
-        check_bank(work, base, cell.domain.data)
+def _kept(base: BaseText, run: TrainingRun, data: Data) -> AdapterDirectory | None:
+    inputs = inputs_for(run, base, data)
+    if not run.out.exists():
+        check_bank(run, base, inputs)
         return None
-    folder = read_directory(work.out)
-    found = made_otherwise(folder, work.spec, base, cell.domain.data, members=members_of(work, base))
+    folder = read_directory(run.out)
+    found = inputs.differences(folder, base)
     if found:
         raise Conflict(
-            f"{work.out} is there, and of another training: {found[0]}. Choose another folder for the sweep, or remove "
+            f"{run.out} is there, and of another training: {found[0]}. Choose another folder for the sweep, or remove "
             "it.",
             param="out",
             problems=[f"It differs in {one}." for one in found],

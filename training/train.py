@@ -1,4 +1,4 @@
-"""One training from files to directories: what is to be done as one value, and doing it.
+"""One training from files to directories, in one line: spec -> build (config, start, data) -> trainer -> loop.
 
 Called by `soup train`, by each cell of a grid, and by the process that trains for a server. What is made is a
 directory to push; of a bank of experts two, the bank beside its merge.
@@ -7,141 +7,70 @@ directory to push; of a bank of experts two, the bank beside its merge.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from pydantic import Field
-
-from registry.errors import Conflict, SoupError
-from registry.formats import AdapterDirectory, check_place, read_directory
-from registry.spec import Frozen
-from training.spec import BANK, SAMPLE, SAVE_SECONDS, VALID_SHARE, FusionRequest, TrainingSpec
-
-if TYPE_CHECKING:
-    from registry.base_model import BaseText, LoadedBase
-    from training.build import Data, Member
-    from training.loop import Progress
-    from training.trainer import Trained
+from registry.base_model import BaseText, LoadedBase
+from registry.errors import Conflict
+from registry.progress import Progress, silent
+from training.build import inputs_of, passages, read_items, read_member
+from training.checkpoint import Saving, discard
+from training.data import Data, held_out
+from training.inputs import TrainingInputs
+from training.request import TrainingRun
+from training.spec import FusionRequest
+from training.trainer import Trained, train_adapter
 
 
-class Work(Frozen):
-    """A training: what, on which files, and the places for what comes of it; paths are those of this machine.
-
-    Without `valid` a share of the items of `train` is held out. `called` is how messages name the two files. Members
-    of a fusion are directories that the spec names, or those of `members` in their stead.
-    """
-
-    spec: TrainingSpec
-    train: Path
-    valid: Path | None = None
-    valid_share: float = Field(default=VALID_SHARE, gt=0, lt=1)
-    called: tuple[str, str] | None = None
-    members: tuple[Path, ...] = ()
-    out: Path
-    replace: bool = False
-    domain: str
-    base_id: str | None = None
-    sample: int = Field(default=SAMPLE, ge=0)
-    sample_seed: int = 0
-    checkpoint: Path | None = None
-    every_steps: int | None = None
-    every_seconds: float | None = SAVE_SECONDS
-
-    @property
-    def bank(self) -> Path:
-        """Where the bank of experts is written, if there is one."""
-        return self.out.with_name(self.out.name + BANK)
-
-
-def read_data(work: Work) -> Data:
-    """The items to train and to validate on; raises NotFound or InvalidParameter with the line that is wrong."""
-    from training.build import Data, held_out, read_items
-
-    train, valid = work.called or (None, None)
-    items = read_items(work.spec, work.train, where=train)
-    if work.valid is None:
-        return held_out(items, work.valid_share)
-    return Data(items, read_items(work.spec, work.valid, where=valid))
-
-
-def do(
-    work: Work,
-    base: LoadedBase,
-    *,
-    data: Data | None = None,
-    progress: Progress | None = None,
+def train(
+    run: TrainingRun, base: LoadedBase, *, data: Data | None = None, progress: Progress = silent,
     should_stop: Callable[[], bool] | None = None,
-) -> Trained:
+) -> Trained:  # fmt: skip
     """Train, and write what comes of it; `data` are the files' where the caller has read them already.
 
-    Gives what `out` holds. The checkpoint is removed when that is written. Raises as `training.build.make`, and
-    Conflict where `out` is there, or as `check_bank` does.
+    Gives what `out` holds. The checkpoint is removed when that is written. Raises as `inputs_of` and `train_adapter`
+    do, and Conflict where `out` is there, or as `check_bank` does.
     """
-    from training import build as making
-    from training.checkpoint import Saving, discard
-    from training.methods.adamix import merged
-    from training.trainer import write_trained
-
-    data = read_data(work) if data is None else data
-    check_bank(work, base, data)
-    trained = making.make(
-        work.spec, base, data, members=members_of(work, base), progress=progress, should_stop=should_stop,
-        saving=None if work.checkpoint is None else Saving(work.checkpoint, work.every_steps, work.every_seconds),
-    )  # fmt: skip
-    passages = making.passages(work.spec, data.train, work.sample, seed=work.sample_seed)
-    write = partial(write_trained, base=base, domain=work.domain, base_id=work.base_id)
+    inputs = inputs_for(run, base, read_data(run) if data is None else data)
+    check_bank(run, base, inputs)
+    saving = None if run.checkpoint is None else Saving(run.checkpoint, run.every_steps, run.every_seconds)
+    trained = train_adapter(base, inputs, progress=progress, should_stop=should_stop, saving=saving)
+    sample = passages(run.spec, inputs.data.train, run.sample, seed=run.sample_seed)
     if trained.config.merged is not None:
-        check_bank(work, base, data)  # again: a training takes its time
-        write(work.bank, trained, passages=passages, replace=True)
-        trained = merged(trained)
-    write(work.out, trained, passages=passages, replace=work.replace)
-    if work.checkpoint is not None:
-        discard(work.checkpoint)
+        check_bank(run, base, inputs)  # again: a training takes its time
+        trained.write(run.bank, base, domain=run.domain, base_id=run.base_id, passages=sample, replace=True)
+        trained = trained.merged()
+    trained.write(run.out, base, domain=run.domain, base_id=run.base_id, passages=sample, replace=run.replace)
+    if run.checkpoint is not None:
+        discard(run.checkpoint)
     return trained
 
 
-def check_bank(work: Work, base: BaseText, data: Data) -> None:
+def read_data(run: TrainingRun) -> Data:
+    """The items to train and to validate on; raises NotFound or InvalidParameter with the line that is wrong."""
+    train, valid = run.called or (None, None)
+    items = read_items(run.spec, run.train, where=train)
+    if run.valid is None:
+        return held_out(items, run.valid_share)
+    return Data(items, read_items(run.spec, run.valid, where=valid))
+
+
+def inputs_for(run: TrainingRun, base: BaseText, data: Data) -> TrainingInputs:
+    """All that decides what the run makes, the members of a fusion read from their directories."""
+    named = run.spec.adapter.members if isinstance(run.spec.adapter, FusionRequest) else ()
+    members = [read_member(path, base.shape) for path in run.members or map(Path, named)]
+    return inputs_of(run.spec, base, data, members=members)
+
+
+def check_bank(run: TrainingRun, base: BaseText, inputs: TrainingInputs) -> None:
     """Raises Conflict where the place of the bank holds what this training would not write there, unless `replace`.
 
     A bank of this very training is one that was written before a crash, and its merge was not: `out` decides.
     """
-    from training.build import made_otherwise
-
-    if work.spec.adamix is None or work.replace:
-        return
-    folder = bank_there(work)
-    if folder is None:
-        return
-    found = made_otherwise(folder, work.spec, base, data, members=members_of(work, base), of_bank=True)
+    folder = None if run.spec.adamix is None or run.replace else run.bank_there()
+    found = [] if folder is None else inputs.differences(folder, base, of_bank=True)
     if found:
         raise Conflict(
-            f"{work.bank} is there, and of another training: {found[0]}. Remove it, or choose another place.",
+            f"{run.bank} is there, and of another training: {found[0]}. Remove it, or choose another place.",
             param="out",
             problems=[f"It differs in {one}." for one in found],
         )
-
-
-def bank_there(work: Work, *, how: str = "remove it") -> AdapterDirectory | None:
-    """The bank of experts that is in the place of this training's, if any; raises Conflict for what is no bank.
-
-    `how` says what else can be done than choose another place.
-    """
-    try:
-        check_place(work.bank, replace=False, how=how)
-    except Conflict:
-        with suppress(SoupError):
-            folder = read_directory(work.bank)
-            if folder.config.merged is not None:
-                return folder
-        raise
-    return None
-
-
-def members_of(work: Work, base: BaseText) -> list[Member]:
-    """The adapters that a fusion holds."""
-    from training.build import read_member
-
-    named = work.spec.adapter.members if isinstance(work.spec.adapter, FusionRequest) else ()
-    return [read_member(path, base.shape) for path in work.members or map(Path, named)]

@@ -1,37 +1,31 @@
-"""A process that trains: a base model of its own, and one training after another as JSON lines ask for them.
+"""A process that trains: a base model of its own, and one training after another as its parent asks for them.
 
 Run by `parallel_sweep` for the cells of a grid (`python -m training.worker`), and by the server under the module
-`service.jobs.train_process`. Its first line says which base model and how many threads; each further one is a training,
-answered with its progress and then with what came of it. It stops in good order where its input ends: a training that
-is under way is saved first.
+`service.jobs.train_process`. It stops in good order where its input ends: a training under way is saved first.
 """
 
 from __future__ import annotations
 
 import fcntl
-import logging
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import torch
 from pydantic import Field
 
-from registry.errors import Cancelled, Internal, SoupError, as_dict
+from registry.base_model import LoadedBase, load_base
+from registry.errors import Cancelled
+from registry.progress import Progress
 from registry.spec import BaseEntry, Frozen
-from training.process import Answers, Json, asked_to_end, next_request
-from training.train import Work
-
-if TYPE_CHECKING:
-    from registry.base_model import LoadedBase
-
-log = logging.getLogger("soup.training")
-TICK_SECONDS = 0.25
+from training.process import TICK_SECONDS, Handle, Json, asked_to_end, serve
+from training.request import TrainingRun
+from training.train import train
 
 
-class Bench(Frozen):
+class WorkerSetup(Frozen):
     """The first line: the base model, and how it is run. `niceness` lowers the priority of the process."""
 
     entry: BaseEntry
@@ -40,66 +34,53 @@ class Bench(Frozen):
     niceness: int = 0
 
 
-class Task(Frozen):
+class WorkerRequest(Frozen):
     """A further line: a training; with `turn` it waits for that file's lock, and does not repeat what is made."""
 
-    work: Work
+    run: TrainingRun
     turn: Path | None = None
 
 
-def serve(answers: Answers) -> None:
-    """Do what the parent asks for, until it asks no more."""
-    first = next_request()
-    if first is None:
-        return
-    bench = Bench.model_validate(first)
-    os.nice(bench.niceness)
+def begin(setup: Json) -> Handle:
+    """What answers requests to train, on a base model that is loaded with the first; raises what a training does."""
+    given = WorkerSetup.model_validate(setup)
+    os.nice(given.niceness)
+    if given.threads is not None:
+        torch.set_num_threads(given.threads)
     base: LoadedBase | None = None
-    while (request := next_request()) is not None:
-        try:
-            base = base or _loaded(bench)
-            answer = _made(Task.model_validate(request), base, answers)
-        except SoupError as error:
-            answer = {"error": as_dict(error)}
-        except Exception as error:  # the parent must hear of it, whatever it is
-            log.exception("a training failed")
-            answer = {"error": as_dict(Internal(f"The training failed on our side ({type(error).__name__})."))}
-        try:
-            answers.send(answer)
-        except BrokenPipeError:  # nobody is left to hear of it
-            return
+
+    def handle(request: Json, progress: Progress) -> Json:
+        nonlocal base
+        base = base or load_base(given.entry, cache_dir=given.cache)
+        return answer(WorkerRequest.model_validate(request), base, progress)
+
+    return handle
 
 
-def _loaded(bench: Bench) -> LoadedBase:
-    import torch
+def answer(request: WorkerRequest, base: LoadedBase, progress: Progress) -> Json:
+    """Train, and say from which step a checkpoint was gone on from, if any, and what was another then."""
 
-    from registry.base_model import load_base
+    def report(done: int, total: int, message: str) -> None:
+        with suppress(BrokenPipeError):  # `asked_to_end` notices that the parent is gone, and the training is saved
+            progress(done, total, message)
 
-    if bench.threads is not None:
-        torch.set_num_threads(bench.threads)
-    return load_base(bench.entry, cache_dir=bench.cache)
-
-
-def _made(task: Task, base: LoadedBase, answers: Answers) -> Json:
-    from training.train import do
-
-    if task.turn is None:
-        trained = do(task.work, base, progress=answers.progress, should_stop=asked_to_end)
-        return {"made": {"resumed_at": trained.resumed_at, "note": trained.resume_note}}
-    with _turn(task.turn, lambda: answers.progress(0, 0, "waiting for the same training in another process")):
-        if task.work.out.exists():
-            return {"made": {"resumed_at": None, "note": None}}
-        trained = do(task.work, base, progress=answers.progress, should_stop=asked_to_end)
-    return {"made": {"resumed_at": trained.resumed_at, "note": trained.resume_note}}
+    with _turn(request.turn, lambda: report(0, 0, "waiting for the same training in another process")):
+        if request.turn is not None and request.run.out.exists():
+            return {"resumed_at": None, "note": None}
+        trained = train(request.run, base, progress=report, should_stop=asked_to_end)
+    return {"resumed_at": trained.resumed_at, "note": trained.resume_note}
 
 
 @contextmanager
-def _turn(path: Path, waiting: Callable[[], object]) -> Iterator[None]:
-    """Own the file's lock: one process at a time has the training that it stands for, also across a restart.
+def _turn(path: Path | None, waiting: Callable[[], object]) -> Iterator[None]:
+    """Own the file's lock, if one is named: one process at a time has that training, also across a restart.
 
     A server that was killed leaves a child that is saving its training still. Raises Cancelled where the wait is
     ended. The lock is the operating system's, and gone with the process.
     """
+    if path is None:
+        yield
+        return
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         while True:
@@ -117,8 +98,8 @@ def _turn(path: Path, waiting: Callable[[], object]) -> Iterator[None]:
 
 
 def main() -> None:
-    """The process of a grid's cell."""
-    serve(Answers())
+    """The process of a grid's cell, or of a server's training."""
+    serve(begin, failed="The training failed on our side ({}).")
 
 
 if __name__ == "__main__":

@@ -12,8 +12,7 @@ from pydantic import Field
 
 from registry.names import Digest, digest_of
 from registry.spec import AdapterConfig, BankConfig, Frozen
-from training.options import Consistency, PruningOptions
-from training.recipe import TrainingRecipe
+from training.hyperparameters import Consistency, Hyperparameters, PruningOptions
 
 VERSION = 1
 """Of how cells are run: another one, and nothing that was kept is used again."""
@@ -54,7 +53,7 @@ class Cell(Frozen):
     pruning: PruningOptions | None = None
     members: tuple[Digest, ...] = ()
     """Keys of the cells whose adapters a fusion is over."""
-    recipe: TrainingRecipe
+    recipe: Hyperparameters
     window: int
     """Tokens of a test passage that are scored at a time; a prefix needs room beside them."""
     measures: tuple[Measure, ...] = ()

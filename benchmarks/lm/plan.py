@@ -29,10 +29,9 @@ from benchmarks.lm.papers import scale_name
 from registry.adapters import paper_config
 from registry.names import Digest
 from registry.spec import BankConfig, BaseShape, BottleneckConfig, Frozen, FusionConfig, PrefixConfig, UnionConfig
+from training.hyperparameters import Hyperparameters, PruningOptions, TrainingDtype
 from training.methods.lora_targets import lora_for
 from training.methods.widening import sparsity_of, widened
-from training.options import PruningOptions
-from training.recipe import TrainingDtype, TrainingRecipe
 
 TRAINING_PER_S, SCORING_PER_S = 4_000, 10_000
 """Tokens a second that the plan is made for: two processes on two slow cores in all."""
@@ -199,10 +198,10 @@ def _sparse(shape: BaseShape) -> Iterator[Variant]:
 # --- cells ------------------------------------------------------------------------------------------
 
 
-def recipe(given: Given, *, rate: float, seed: int, steps: int = 1, evaluations: int) -> TrainingRecipe:
+def recipe(given: Given, *, rate: float, seed: int, steps: int = 1, evaluations: int) -> Hyperparameters:
     """One recipe for all, but for the learning rate: Adam (.9, .98), a tenth warm-up, then linear decay."""
     size = given.size
-    return TrainingRecipe(
+    return Hyperparameters(
         steps=size.steps * steps, batch=size.batch, block=size.block, learning_rate=rate, warmup=0.1, beta2=0.98,
         dtype=given.dtype, evaluations=evaluations, data_seed=seed,
     )  # fmt: skip

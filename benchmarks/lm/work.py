@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from benchmarks.full_fine_tuning import fine_tune
 from benchmarks.lm.cells import Cell, Data
 from benchmarks.lm.cost import parameters, relative_cost
 from benchmarks.lm.plan import Size
@@ -25,8 +26,9 @@ from registry.errors import Internal, InvalidParameter
 from registry.files import replace_file
 from registry.names import digest_of
 from registry.spec import BankConfig, FusionConfig
+from training.data import Data as TrainingData
 from training.data import draw, read_texts
-from training.full_fine_tuning import fine_tune
+from training.inputs import TrainingInputs
 from training.methods.fusion import fusion_start
 from training.trainer import train_adapter
 
@@ -44,6 +46,11 @@ class Texts:
     train: list[str]
     valid: list[str]
     test: list[str]
+
+    @property
+    def seen(self) -> TrainingData:
+        """What a training sees."""
+        return TrainingData(self.train, self.valid)
 
     @property
     def digest(self) -> str:
@@ -101,7 +108,7 @@ def _made(cell: Cell, base: LoadedBase, texts: Texts, folder: Path) -> Made:
         return Made(base, {"parameters_trained": 0, "parameters_served": 0, "relative_cost": 1.0})
     if cell.trains == "adapter":
         return _adapter(cell, base, texts, folder)
-    tuned = fine_tune(base, texts.train, texts.valid, recipe=cell.recipe, part=cell.trains, layers=cell.layers)
+    tuned = fine_tune(base, texts.seen, hyperparameters=cell.recipe, part=cell.trains, layers=cell.layers)
     found = tuned.outcome
     return Made(
         tuned.base,
@@ -117,10 +124,11 @@ def _made(cell: Cell, base: LoadedBase, texts: Texts, folder: Path) -> Made:
 
 def _adapter(cell: Cell, base: LoadedBase, texts: Texts, folder: Path) -> Made:
     assert cell.config is not None
-    made = train_adapter(
-        base, cell.config, texts.train, texts.valid, recipe=cell.recipe, init_seed=cell.seed, init=cell.init,
-        pruning=cell.pruning, consistency=cell.consistency, start=_start(cell, base, folder),
+    inputs = TrainingInputs(
+        cell.config, texts.seen, cell.recipe, init_seed=cell.seed, init=cell.init, pruning=cell.pruning,
+        consistency=cell.consistency, start=_start(cell, base, folder),
     )  # fmt: skip
+    made = train_adapter(base, inputs)
     if cell.keeps:
         _keep(folder, cell.key, made.tensors)
     config = made.config

@@ -30,8 +30,10 @@ from registry.errors import Internal
 from registry.formats import read_directory
 from registry.spec import BaseEntry, BottleneckConfig
 from training.checkpoint import Saving, discard
-from training.recipe import TrainingRecipe
-from training.trainer import inputs_of, train_adapter, write_trained
+from training.data import Data
+from training.hyperparameters import Hyperparameters
+from training.inputs import TrainingInputs
+from training.trainer import train_adapter
 
 REPRODUCED = ("king_james_bible", "biomed_papers", "linux_man_pages")
 BOTTLENECK = 64
@@ -200,27 +202,27 @@ def train_one_again(base_entry: BaseEntry, data: Path, adapters: Path, domain: s
     recorded = _record(adapters, domain)
     recipe, config = recorded_recipe(recorded), _config(recorded)
     job = Job("again", out, data, base_entry, (), (), "")
-    texts, valid = (job.texts("train", domain, part) for part in ("train", "valid"))
-    start = initial_tensors(adapters)
-    about = inputs_of(base, config, texts, valid, recipe=recipe, init="near_identity", start=start)
+    data_of_domain = Data(*(job.texts("train", domain, part) for part in ("train", "valid")))
+    inputs = TrainingInputs(config, data_of_domain, recipe, start=initial_tensors(adapters))
+    about = inputs.record(base)
     if (out / domain).exists():
         kept = read_directory(out / domain).provenance.training
         if {name: kept.get(name) for name in about} == about:
             return
     saving = Saving(out / ".checkpoints" / domain)
-    trained = train_adapter(base, config, texts, valid, recipe=recipe, start=start, saving=saving)
-    write_trained(out / domain, trained, base, domain=domain, base_id=base_entry.id, replace=True)
+    trained = train_adapter(base, inputs, saving=saving)
+    trained.write(out / domain, base, domain=domain, base_id=base_entry.id, replace=True)
     discard(saving.folder)
 
 
-def recorded_recipe(recorded: Mapping[str, Any]) -> TrainingRecipe:
+def recorded_recipe(recorded: Mapping[str, Any]) -> Hyperparameters:
     """The recipe of a neutral adapter's record; raises Internal for one that our loop would not follow."""
     ours = {"optimizer": "AdamW", "schedule": "5 % warm-up, then linear to zero", "precision": "fp32"}
     for name, value in ours.items():
         if recorded.get(name) != value:
             raise Internal(f"The record says {name} {recorded.get(name)!r}, and only {value!r} is known here.")
     batch, block = recorded["batch"]
-    return TrainingRecipe(
+    return Hyperparameters(
         steps=recorded["steps"], batch=batch, block=block, learning_rate=recorded["learning_rate"], schedule="linear",
         warmup=0.05, weight_decay=recorded["weight_decay"], clip=recorded["clip"],
         data_seed=recorded["data_order_seed"],

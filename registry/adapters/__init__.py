@@ -32,7 +32,7 @@ from registry.adapters.loadable import Tensors
 from registry.adapters.lora import LoraAdapter, initial_lora
 from registry.adapters.lora_mixing import LoraMixture, join_loras
 from registry.adapters.masks import add_masks, is_mask
-from registry.adapters.mixture import Linear, Mixture, Unknown
+from registry.adapters.mixture import Constant, Mixture
 from registry.adapters.prefix import PrefixAdapter, initial_prefix
 from registry.adapters.tensor_order import canonical_order
 from registry.adapters.union import UnionAdapter, UnionMixture, initial_union
@@ -86,7 +86,7 @@ def _initial(config: AdapterConfig, shapes: Shapes, **start: object) -> dict[str
 def mixture_of(config: AdapterConfig, shape: BaseShape) -> Mixture:
     """The exact mixture of adapters like this one, before any of them."""
     make = entry_of(config).mixture
-    return Unknown() if make is None or config.no_exact_mixture is not None else make(config, shape)
+    return Constant(None) if make is None else make(config, shape)
 
 
 STRUCTURES: dict[str, StructureEntry] = {
@@ -117,7 +117,7 @@ STRUCTURES: dict[str, StructureEntry] = {
         paper="Devlin et al., NAACL 2019, section 4; Radford et al., 2018, section 3.2",
         build=HeadModule,
         initial=initial_head,
-        mixture=lambda _config, _shape: Linear(),
+        mixture=lambda _config, _shape: Constant(0.0),
     ),
     "union": StructureEntry(
         name="union",

@@ -41,23 +41,19 @@ class Measured(Mixture):
         return float(np.sqrt(difference / size)) if size > 0.0 else None
 
 
-class Linear(Mixture):
-    """That of adapters that are linear in their tensors (heads): the average of the tensors is exact."""
+class Constant(Mixture):
+    """That of adapters whose soup has the same residual whatever they are, so that nothing has to be kept.
 
-    def add(self, config: Any, tensors: Tensors, factor: float) -> None:
-        """Nothing has to be kept."""
+    0.0 where they are linear in their tensors (heads), whose average is exact; None where their updates have no
+    weighted mean (`Structure.no_exact_mixture`).
+    """
 
-    def residual(self, config: Any, tensors: Tensors) -> float | None:  # noqa: ARG002
-        """None is lost."""
-        return 0.0
-
-
-class Unknown(Mixture):
-    """That of adapters whose updates have no weighted mean (`Structure.no_exact_mixture`)."""
+    def __init__(self, residual: float | None) -> None:
+        self._residual = residual
 
     def add(self, config: Any, tensors: Tensors, factor: float) -> None:
         """Nothing is kept."""
 
-    def residual(self, config: Any, tensors: Tensors) -> float | None:  # noqa: ARG002
-        """There is none."""
-        return None
+    def residual(self, _config: Any, _tensors: Tensors) -> float | None:
+        """The same for all."""
+        return self._residual

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from registry.base_model.allowlist import read_allowlist
 from registry.base_model.fingerprint import fingerprint
-from registry.base_model.loading import BaseText, LoadedBase, load_base, load_text, shape_of
-from registry.base_model.weight_bytes import weight_bytes
+from registry.base_model.loading import BaseText, LoadedBase, load_base, load_text, shape_of, weight_bytes
 
 __all__ = [
     "BaseText",

@@ -1,7 +1,6 @@
-"""Base models that are encoders (BERT and its kin): which are taken, how they are built, what they are tried on.
+"""Base models that are encoders (BERT and its kin): which are taken, how they are built, how long their texts are.
 
-An encoder is loaded without any head, its pooler included: adapters of ours read the last hidden states. Called by
-`architecture`, `loading` and `checks`.
+An encoder is loaded without any head, its pooler included: adapters of ours read the last hidden states.
 """
 
 from __future__ import annotations
@@ -9,19 +8,12 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-import torch
 from torch import nn
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_MASKED_LM_MAPPING_NAMES,
     MODEL_MAPPING,
 )
-
-from registry.likelihood import hidden_states
-
-_TOKENS = 6
-_TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""Of the largest state; equal computations differ by less."""
 
 
 def encoder_problems(config: Any, named: str) -> list[str]:
@@ -60,21 +52,3 @@ def tokenizer_problem(tokenizer: Any) -> str | None:
     """What an encoder's tokenizer lacks, as the end of a sentence."""
     lacking = [name for name in ("cls_token_id", "sep_token_id") if getattr(tokenizer, name, None) is None]
     return f"has a tokenizer without {' and '.join(lacking)}, which begin and end its texts" if lacking else None
-
-
-@torch.inference_mode()
-def states_problem(model: Any, vocabulary: int) -> str | None:
-    """What is wrong with the hidden states of a few tokens, as the end of a sentence; None where nothing is."""
-    ids = torch.arange(3, 3 + _TOKENS, device=model.device)[None] * 7 % vocabulary  # (1, tokens)
-    mask = torch.ones_like(ids)
-    own = hidden_states(model, ids, mask)
-    if not bool(own.isfinite().all()):
-        return f"gives hidden states that are not finite in {str(own.dtype).removeprefix('torch.')}"
-    allowed = _TOLERANCE.get(own.dtype, _TOLERANCE[torch.float32]) * float(own.abs().max())
-    others = torch.cat([ids[:, :1], (ids[:, 1:] + 1) % vocabulary], dim=1)
-    if torch.equal(hidden_states(model, others, mask)[:, 0], own[:, 0]):
-        return "is not an encoder: what follows a token changes nothing of what it is read as"
-    padded, marks = torch.cat([ids, ids[:, :2]], dim=1), torch.cat([mask, torch.zeros_like(mask[:, :2])], dim=1)
-    if float((hidden_states(model, padded, marks)[:, :_TOKENS] - own).abs().max()) > allowed:
-        return "reads padding: what is masked changes the hidden states"
-    return None

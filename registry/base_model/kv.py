@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import DynamicCache
 
 _NO_PASS = (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RuntimeError, IndexError, AssertionError)
@@ -20,9 +19,8 @@ def kv_of(model: Any, layers: int) -> tuple[int, int] | None:
     """(heads, size of a head) of the keys and of the values of each of `layers`; None where they have no one size.
 
     None too where a pass over the model, or over the transformer below its head, does not go through the model's
-    decoder once: that is where a prefix is put in; and where a pass depends on values (a mixture of experts), so that
-    nothing can be seen. `model` is a causal language model on the meta device; nothing is
-    computed.
+    decoder once (where a prefix is put in), and where it depends on values (a mixture of experts). `model` is a causal
+    language model on the meta device; nothing is computed.
     """
     passes: list[Any] = []
     try:
@@ -40,13 +38,9 @@ def _sizes(model: Any, layers: int) -> tuple[int, int] | None:
     ids = torch.zeros((1, 1), dtype=torch.long, device="meta")
     embedded = model.get_input_embeddings()(ids)  # among ids some families look for padding, and these have no values
     model.eval()(inputs_embeds=embedded, past_key_values=cache, use_cache=True)
-    sizes = {tuple(state.shape) for layer in cache.layers for state in _states(layer)}
+    layers_seen: list[Any] = cache.layers  # one that keeps something else than keys and values is an AttributeError
+    sizes = {tuple(state.shape) for layer in layers_seen for state in (layer.keys, layer.values)}
     if len(cache.layers) != layers or len(sizes) != 1:
         return None
     rows, heads, time, size = sizes.pop()
     return (heads, size) if (rows, time) == (1, 1) else None
-
-
-def _states(layer: Any) -> tuple[Tensor, Tensor]:
-    """Keys and values of one layer of a cache; raises AttributeError for one that keeps something else."""
-    return layer.keys, layer.values

@@ -1,10 +1,11 @@
-"""Loading a base model of the allowlist, and its shape without loading it.
+"""Loading a base model of the allowlist, its text side alone, or only its shape and size.
 
 Model code from the hub is never run, and weights are safetensors only.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,14 +16,14 @@ import httpx2
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import XetDownloadError
+from safetensors import SafetensorError, safe_open
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import logging as transformers_logging
 
 from registry.base_model.architecture import shape_from, usable_config
-from registry.base_model.build_lock import BUILDING
+from registry.base_model.build_lock import BUILDING, quiet
 from registry.base_model.checks import check_loaded
 from registry.base_model.encoder_only import tokenizer_problem, without_pooler
-from registry.base_model.fingerprint import CONFIG, TOKENIZER, fingerprint
+from registry.base_model.fingerprint import CONFIG, TOKENIZER, fingerprint, weight_files
 from registry.errors import InvalidParameter, Unavailable
 from registry.spec import BaseEntry, BaseShape
 
@@ -69,7 +70,7 @@ class LoadedBase(BaseText):
 
 
 def shape_of(entry: BaseEntry, cache_dir: Path | None = None) -> BaseShape:
-    """What adapters must fit, without loading the model; with a cached fingerprint the weights are not read either.
+    """The shape of a base model, read from its files; with a cached fingerprint the weights are not read either.
 
     Raises Unavailable where the files are missing or not what a base model needs.
     """
@@ -99,7 +100,7 @@ def load_base(entry: BaseEntry, *, cache_dir: Path | None = None) -> LoadedBase:
     `cache_dir` keeps fingerprints by the size and time of the files they were computed from.
     """
     text = load_text(entry, cache_dir=cache_dir)
-    with BUILDING, _loading(entry), _quiet(reports=entry.kind == "causal"):
+    with BUILDING, _loading(entry), quiet(reports=entry.kind == "causal"):
         model, report = _from_pretrained(source_folder(entry), entry)
         model.to(torch.device(entry.device)).eval().requires_grad_(False)
     check_loaded(model, text.tokenizer, missing=sorted(report["missing_keys"]), entry=entry)
@@ -134,24 +135,6 @@ def _from_pretrained(folder: Path, entry: BaseEntry) -> tuple[Any, dict[str, Any
     return model[0], model[1]
 
 
-@contextmanager
-def _quiet(*, reports: bool) -> Iterator[None]:
-    """Without transformers' progress bars while open, and without its reports on tensors unless `reports`.
-
-    An encoder's files hold heads that are not loaded, which is nothing to warn of; what is missing is refused.
-    """
-    shown, told = transformers_logging.is_progress_bar_enabled(), transformers_logging.get_verbosity()
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    if not reports:
-        transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(told)
-        if shown:
-            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
-
-
 def source_folder(entry: BaseEntry) -> Path:
     """The local folder of an entry: its own, or the hub's snapshot of the pinned revision (downloaded once)."""
     local = Path(entry.source)
@@ -180,3 +163,20 @@ def _shape(folder: Path, entry: BaseEntry, cache_dir: Path | None) -> BaseShape:
         raise Unavailable(f"Base model {entry.id!r}: {folder} has no {' and no '.join(missing)}.")
     config = usable_config(folder, entry)
     return shape_from(config, fingerprint(folder, cache_dir=cache_dir), entry.id, entry.kind)
+
+
+def weight_bytes(entry: BaseEntry) -> int:
+    """Bytes of the weights in the dtype the entry loads them in, from the headers of its files.
+
+    Raises Unavailable where files are missing or not safetensors.
+    """
+    return _DTYPES[entry.dtype].itemsize * sum(_numbers(file, entry) for file in weight_files(source_folder(entry)))
+
+
+def _numbers(file: Path, entry: BaseEntry) -> int:
+    """How many numbers the tensors of a weights file hold together."""
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            return sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
+    except (OSError, SafetensorError) as problem:
+        raise Unavailable(f"Base model {entry.id!r}: {file.name} cannot be read as safetensors.") from problem

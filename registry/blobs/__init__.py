@@ -2,8 +2,5 @@
 
 from registry.blobs.contract import BlobStore, BlobWriter
 from registry.blobs.local import LocalBlobs
-from registry.blobs.memory import MemoryBlobs
 
-STORES: dict[str, type[LocalBlobs] | type[MemoryBlobs]] = {"local": LocalBlobs, "memory": MemoryBlobs}
-
-__all__ = ["STORES", "BlobStore", "BlobWriter", "LocalBlobs", "MemoryBlobs"]
+__all__ = ["BlobStore", "BlobWriter", "LocalBlobs"]

@@ -1,18 +1,18 @@
-"""What a blob store promises; one conformance test class runs over every entry of STORES."""
+"""What a blob store promises; one conformance test class runs over every store there is."""
 
 from __future__ import annotations
 
 import hashlib
 import re
 from collections.abc import Iterator
-from types import TracebackType
-from typing import BinaryIO, Protocol, Self
+from contextlib import AbstractContextManager
+from typing import BinaryIO, Protocol
 
 from registry.errors import DigestMismatch, InvalidName, TooLarge
 from registry.names import DIGEST_PATTERN
 
 
-class BlobWriter(Protocol):
+class BlobWriter(AbstractContextManager["BlobWriter"], Protocol):
     """A blob being written: `write` chunks, then `commit`; leaving without a commit leaves nothing behind.
 
     Outside of `with`, and after the commit, both raise Internal: what has its name never changes.
@@ -20,21 +20,9 @@ class BlobWriter(Protocol):
 
     def write(self, chunk: bytes) -> None:
         """Append; raises TooLarge beyond the limit."""
-        ...
 
     def commit(self) -> None:
         """Verify length and digest, then make the blob visible and durable; raises DigestMismatch."""
-        ...
-
-    def __enter__(self) -> Self:
-        """The writer itself."""
-        ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Drop what was not committed."""
-        ...
 
 
 class BlobStore(Protocol):
@@ -42,35 +30,27 @@ class BlobStore(Protocol):
 
     def put_bytes(self, data: bytes) -> str:
         """Store bytes and return their digest; durable when this returns."""
-        ...
 
     def writer(self, digest: str, *, max_bytes: int, length: int | None = None) -> BlobWriter:
         """A writer of the blob with this digest, and of `length` bytes where that is known."""
-        ...
 
     def has(self, digest: str) -> bool:
         """Whether the blob is stored."""
-        ...
 
     def size(self, digest: str) -> int:
         """Its size in bytes; raises NotFound."""
-        ...
 
     def read(self, digest: str) -> bytes:
         """All its bytes; raises NotFound."""
-        ...
 
     def open(self, digest: str) -> BinaryIO:
         """Its bytes as a seekable file; raises NotFound."""
-        ...
 
     def delete(self, digest: str) -> None:
         """Forget it; nothing happens where it is not stored."""
-        ...
 
     def digests(self) -> Iterator[str]:
         """Every digest stored, in no order."""
-        ...
 
 
 def hex_of(digest: str) -> str:

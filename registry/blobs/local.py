@@ -15,7 +15,6 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO, Self
 
 from registry.blobs.contract import Check, hex_of
@@ -52,8 +51,7 @@ class LocalBlobs:
 
     def writer(self, digest: str, *, max_bytes: int, length: int | None = None) -> LocalWriter:
         """A writer of the blob with this digest."""
-        check = Check(digest, max_bytes, length)
-        return LocalWriter(self._incoming, self._path(digest), check)
+        return LocalWriter(self._incoming, self._path(digest), Check(digest, max_bytes, length))
 
     def has(self, digest: str) -> bool:
         """Whether the blob is stored."""
@@ -134,9 +132,7 @@ class LocalWriter:
             file.close()  # after the rename: until then the lock says that somebody needs it
             sync_place(self._target)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close, and remove what was not committed."""
         try:
             if self._file is not None:

@@ -1,4 +1,7 @@
-"""Adapters and soups: versions of names, found by name, alias or digest, listed with filters, retired softly."""
+"""Adapters and soups: versions of names, found by name, alias or digest, listed with filters, retired softly.
+
+A change of what people say is one UPDATE of the revision that was read: of two at the same time none is lost.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +9,28 @@ import builtins
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, and_, exists, false, func, insert, select, true, update
+from sqlalchemy import ColumnElement, Select, and_, exists, false, func, insert, select, true, update
 
-from registry.catalogue.adapter_columns import adapter_row, adapter_values, searchable
+from registry.catalogue.adapter_columns import ROW, adapter_columns, adapter_row, searchable
 from registry.catalogue.aliases import Aliases
-from registry.catalogue.paging import now, page_of
+from registry.catalogue.repository import Repository, matching, now, seen_by
 from registry.catalogue.rows import AdapterRow, Namespaces, NewAdapter, Page, SampleState
 from registry.catalogue.tables import adapter_tags, adapters
 from registry.errors import Internal, InvalidParameter, NotFound, PreconditionFailed, Retired
-from registry.names import DigestRef, NameRef, Ref
+from registry.names import BaseRef, DigestRef, NameRef, Ref
 from registry.spec import Card, PoolSpec, SampleReport
 
 LONGEST_Q = 200
 """Characters of a search text; beyond some thousands databases refuse the pattern."""
 
 
-class Adapters:
+class Adapters(Repository[AdapterRow]):
     """Adapter rows. Lookups by people take the namespaces they see; foreign and unknown are both NotFound."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    values = ROW
+
+    def _row(self, row: Any) -> AdapterRow:
+        return adapter_row(row)
 
     # --- writing --------------------------------------------------------------------------------
 
@@ -33,7 +38,7 @@ class Adapters:
         """Store an adapter as the next version of its name."""
         latest = select(func.max(adapters.c.version)).where(_named(new.namespace, new.name))
         version = (self._connection.execute(latest).scalar_one() or 0) + 1
-        result = self._connection.execute(insert(adapters).values(**adapter_values(new), version=version))
+        result = self._connection.execute(insert(adapters).values(**adapter_columns(new), version=version))
         key = result.inserted_primary_key
         if key is None:
             raise Internal("the database gave no id for a new adapter")
@@ -49,8 +54,7 @@ class Adapters:
         self, id: int, state: SampleState, *, truncated: Mapping[str, int] | None = None
     ) -> AdapterRow:
         """Record how far the sample is, and what its encoders cut."""
-        row = self.get(id)
-        sample = row.sample
+        sample = self.get(id).sample
         if sample is not None and truncated is not None:
             sample = sample.model_copy(update={"truncated": dict(truncated)})
         self._change(id, sample=None if sample is None else sample.model_dump(mode="json"), sample_state=state)
@@ -59,10 +63,7 @@ class Adapters:
     def update_card(
         self, id: int, *, card: Card | None = None, domain: str | None = None, if_match: str | None = None
     ) -> AdapterRow:
-        """Change what people say about an adapter; raises PreconditionFailed if `if_match` is not its etag.
-
-        One UPDATE of the revision that was read, so that of two changes at the same time none is lost.
-        """
+        """Change what people say about an adapter; raises PreconditionFailed if `if_match` is not its etag."""
         row = self.get(id)
         card, domain = card or row.card, domain or row.domain
         changed = self._connection.execute(
@@ -116,41 +117,35 @@ class Adapters:
 
     def resolve(self, visible: Namespaces, ref: Ref) -> AdapterRow:
         """The adapter a ref means now; raises NotFound, or Retired where every match is retired."""
-        if isinstance(ref, DigestRef):
-            query = select(adapters).where(adapters.c.digest == ref.digest)
-            query = query.order_by(adapters.c.id.desc())
-        elif isinstance(ref, NameRef):
-            query = self._by_name(visible, ref)
-        else:
+        if isinstance(ref, BaseRef):
             raise NotFound(f"{ref} is a base model, not an adapter.", param="ref")
-        query = query.where(_visible(visible))
-        row = self._one(query.where(_live()).limit(1))
-        if row is not None:
-            return row
-        if self._one(query.limit(1)) is not None:
+        meant = adapters.c.digest == ref.digest if isinstance(ref, DigestRef) else self._of_name(ref)
+        row = self.newest(visible, meant)
+        if row is None:
+            raise NotFound(f"There is no adapter {ref}, or this key does not see it.", param="ref")
+        if row.retired_at is not None:
             raise Retired(f"{ref} was retired.", param="ref")
-        raise NotFound(f"There is no adapter {ref}, or this key does not see it.", param="ref")
+        return row
 
-    def _by_name(self, visible: Namespaces, ref: NameRef) -> Select[Any]:
+    def newest(self, visible: Namespaces, meant: ColumnElement[bool]) -> AdapterRow | None:
+        """The newest visible row for which `meant` holds; a retired one only where none is live."""
+        query = select(adapters).where(meant, seen_by(visible, adapters.c.namespace))
+        return self._one(query.order_by(adapters.c.retired_at.is_not(None), adapters.c.id.desc()).limit(1))
+
+    def _of_name(self, ref: NameRef) -> ColumnElement[bool]:
+        """Whether a row is of the name, and of the version or alias that the ref says, if any."""
         version = ref.version
         if ref.alias is not None:
-            alias = None
-            if visible is None or ref.namespace in visible:
-                alias = Aliases(self._connection).get(ref.namespace, ref.name, ref.alias)
+            alias = Aliases(self._connection).get(ref.namespace, ref.name, ref.alias)
             if alias is None:
-                raise NotFound(f"There is no adapter {ref}, or this key does not see it.", param="ref")
+                return false()
             version = alias.version
-        query = _newest_first(select(adapters).where(_named(ref.namespace, ref.name)))
-        return query if version is None else query.where(adapters.c.version == version)
+        named = _named(ref.namespace, ref.name)
+        return named if version is None else and_(named, adapters.c.version == version)
 
     def live_versions(self, namespace: str, name: str) -> builtins.list[AdapterRow]:
         """Every live version of a name, newest first."""
-        query = _newest_first(select(adapters).where(_named(namespace, name), _live()))
-        return [adapter_row(row) for row in self._connection.execute(query).mappings()]
-
-    def _one(self, query: Select[Any]) -> AdapterRow | None:
-        row = self._connection.execute(query).mappings().first()
-        return None if row is None else adapter_row(row)
+        return self._all(_newest_first(select(adapters).where(_named(namespace, name), _live())))
 
     # --- finding many ---------------------------------------------------------------------------
 
@@ -160,16 +155,13 @@ class Adapters:
         cursor: str | None = None,
     ) -> Page[AdapterRow]:  # fmt: skip
         """Live adapters of the visible namespaces that match every filter, newest first."""
-        query = select(adapters).where(_visible(visible), _live())
-        equal = {"base_model": base_model, "method": method, "domain": domain, "kind": kind}
-        for column, value in equal.items():
-            if value is not None:
-                query = query.where(adapters.c[column] == value)
+        equal = matching(adapters, base_model=base_model, method=method, domain=domain, kind=kind)
+        query = select(adapters).where(seen_by(visible, adapters.c.namespace), _live(), *equal)
         if tag is not None:
             query = query.where(_tagged(tag))
         if q:
             query = query.where(_contains(q))
-        return page_of(self._connection, query, adapters.c.id, limit=limit, cursor=cursor, make=adapter_row)
+        return self._page(query, adapters.c.id, limit=limit, cursor=cursor)
 
     def pool(self, pool: PoolSpec) -> builtins.list[AdapterRow]:
         """The newest live version of each name of a pool, where its sample is ready.
@@ -192,19 +184,16 @@ class Adapters:
             true() if state == "pending" else newer.c.sample_state != "pending",
         )
         query = select(adapters).where(
-            _visible(pool.namespaces),
+            seen_by(pool.namespaces, adapters.c.namespace),
             _live(),
-            adapters.c.base_fingerprint == pool.base_fingerprint,
-            adapters.c.sample_state == state,
+            *matching(adapters, base_fingerprint=pool.base_fingerprint, sample_state=state, method=pool.method),
             ~superseded,
         )
-        if pool.method is not None:
-            query = query.where(adapters.c.method == pool.method)
         if pool.tag is not None:
             query = query.where(_tagged(pool.tag))
         if not pool.include_soups:
             query = query.where(adapters.c.kind == "adapter")
-        return [adapter_row(row) for row in self._connection.execute(query.order_by(adapters.c.id)).mappings()]
+        return self._all(query.order_by(adapters.c.id))
 
 
 def _named(namespace: str, name: str) -> ColumnElement[bool]:
@@ -213,10 +202,6 @@ def _named(namespace: str, name: str) -> ColumnElement[bool]:
 
 def _live() -> ColumnElement[bool]:
     return adapters.c.retired_at.is_(None)
-
-
-def _visible(visible: Namespaces) -> ColumnElement[bool]:
-    return true() if visible is None else adapters.c.namespace.in_(visible)
 
 
 def _tagged(tag: str) -> ColumnElement[bool]:

@@ -5,30 +5,31 @@ from __future__ import annotations
 import builtins
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, delete, insert, select, update
+from pydantic import TypeAdapter
+from sqlalchemy import ColumnElement, and_, delete, insert, select, update
 
+from registry.catalogue.repository import Repository
 from registry.catalogue.rows import AliasRow
 from registry.catalogue.tables import aliases
 from registry.errors import NotFound, PreconditionFailed
 
 
-class Aliases:
+class Aliases(Repository[AliasRow]):
     """Alias rows."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    values = TypeAdapter(AliasRow)
+
+    def _row(self, row: Any) -> AliasRow:
+        return self.values.validate_python({**row, "etag": f"{row['version']}-{row['revision']}"})
 
     def get(self, namespace: str, name: str, alias: str) -> AliasRow | None:
         """One alias."""
-        query = select(aliases).where(_is(namespace, name, alias))
-        row = self._connection.execute(query).mappings().one_or_none()
-        return None if row is None else _row(row)
+        return self._one(select(aliases).where(_is(namespace, name, alias)))
 
     def list(self, namespace: str, name: str) -> builtins.list[AliasRow]:
         """Every alias of a name, in alphabetical order."""
         query = select(aliases).where(aliases.c.namespace == namespace, aliases.c.name == name)
-        found = [_row(row) for row in self._connection.execute(query).mappings()]
-        return sorted(found, key=lambda row: row.alias)  # here: each database has an alphabet of its own
+        return sorted(self._all(query), key=lambda row: row.alias)  # here: each database has an alphabet of its own
 
     def put(self, namespace: str, name: str, alias: str, version: int, *, if_match: str | None = None) -> AliasRow:
         """Point an alias at a version; raises PreconditionFailed if `if_match` is not its present etag.
@@ -76,13 +77,3 @@ def _check(present: AliasRow | None, if_match: str | None) -> None:
     if if_match is not None and (present is None or present.etag != if_match):
         now = "does not exist" if present is None else f"is now at version {present.version} (etag {present.etag})"
         raise PreconditionFailed(f"The alias {now}: read it again before changing it.", param="if-match")
-
-
-def _row(row: Any) -> AliasRow:
-    return AliasRow(
-        namespace=row["namespace"],
-        name=row["name"],
-        alias=row["alias"],
-        version=row["version"],
-        etag=f"{row['version']}-{row['revision']}",
-    )

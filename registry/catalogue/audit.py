@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Connection, insert, select
+from pydantic import TypeAdapter
+from sqlalchemy import insert, select
 
-from registry.catalogue.paging import now, page_of
+from registry.catalogue.repository import Repository, now, seen_by
 from registry.catalogue.rows import AuditRow, Namespaces, Page
 from registry.catalogue.tables import audit
 
 
-class Audit:
+class Audit(Repository[AuditRow]):
     """Audit entries."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    values = TypeAdapter(AuditRow)
 
     def record(
         self, action: str, subject: str, *, key_id: str | None, request_id: str | None, detail: Mapping[str, Any]
@@ -37,9 +37,5 @@ class Audit:
 
     def list(self, visible: Namespaces, *, limit: int, cursor: str | None = None) -> Page[AuditRow]:
         """Entries of the visible namespaces, newest first."""
-        query = select(*(column for column in audit.c if column.name != "namespace"))
-        if visible is not None:
-            query = query.where(audit.c.namespace.in_(visible))
-        return page_of(
-            self._connection, query, audit.c.id, limit=limit, cursor=cursor, make=lambda row: AuditRow(**row)
-        )
+        query = select(audit).where(seen_by(visible, audit.c.namespace))
+        return self._page(query, audit.c.id, limit=limit, cursor=cursor)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, exists, insert, literal, or_, select, update
 
-from registry.catalogue.paging import now
+from registry.catalogue.repository import now
 from registry.catalogue.rows import Namespaces
 from registry.catalogue.tables import adapters, blob_grants, blobs
 

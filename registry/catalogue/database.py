@@ -1,9 +1,8 @@
 """Connections and transactions. With `sqlite` and `postgresql`, the only place that knows which database it talks to.
 
-`Database.read()` and `.write()` give a `Catalogue` bound to one transaction; leaving a write commits it, an error
-rolls it back. Reads see one state of everything; writes happen one after the other, in all processes, so that what
-is read in one cannot change before it ends. The writers of a process also queue up here: SQLite itself lets them
-poll, and some would wait for ever; on PostgreSQL each would hold a connection while it waits.
+Reads see one state of everything; writes happen one after the other, in all processes, so that what is read in one
+cannot change before it ends. The writers of a process also queue up here: SQLite itself lets them poll, and some would
+wait for ever; on PostgreSQL each would hold a connection while it waits.
 """
 
 from __future__ import annotations
@@ -41,19 +40,15 @@ class Backend(Protocol):
 
     def engine_options(self, url: URL, busy_seconds: float) -> dict[str, Any]:
         """What `create_engine` is told."""
-        ...
 
     def prepare(self, engine: Engine, busy_seconds: float) -> None:
         """Have its transactions begin as their mode asks."""
-        ...
 
     def transaction_options(self, mode: Mode) -> dict[str, Any]:
         """What a connection is told before its transaction."""
-        ...
 
     def meaning(self, error: DBAPIError, mode: Mode | None) -> SoupError | None:
         """What people are told of an error that is nobody's fault here; None for any other."""
-        ...
 
 
 BACKENDS: dict[str, Backend] = {
@@ -89,7 +84,16 @@ class Database:
 
     def __init__(self, url: str, *, pool_size: int = 16, busy_seconds: float = BUSY_SECONDS) -> None:
         self._backend = _backend(url)
-        self.engine = _engine(url, self._backend, pool_size, busy_seconds)
+        self.engine = create_engine(
+            url,
+            pool_size=pool_size,
+            max_overflow=0,
+            pool_timeout=busy_seconds,
+            hide_parameters=True,  # errors are logged; what people sent is not
+            json_serializer=partial(json.dumps, allow_nan=False),  # NaN is no JSON: refused when written, not when read
+            **self._backend.engine_options(make_url(url), busy_seconds),
+        )
+        self._backend.prepare(self.engine, busy_seconds)
         self._turn = _Turn(busy_seconds)
 
     @contextmanager
@@ -135,10 +139,12 @@ class Database:
         except DBAPIError as error:
             why = str(error.orig).strip().partition("\n")[0]
             url = self.engine.url
-            which = f" {url.database}" if url.get_backend_name() == "sqlite" else ""  # a URL may hold a password
-            what = "check SOUP_DATABASE_URL"
-            if which:
-                what = "check SOUP_DATA and SOUP_DATABASE_URL, or put back a copy of that file"
+            which, what = "", "check SOUP_DATABASE_URL"
+            if url.get_backend_name() == "sqlite":  # any other URL may hold a password
+                which, what = (
+                    f" {url.database}",
+                    "check SOUP_DATA and SOUP_DATABASE_URL, or put back a copy of that file",
+                )
             raise Unavailable(f"The database{which} cannot be used ({why}): {what}.", param="database_url") from error
 
     def close(self) -> None:
@@ -182,17 +188,3 @@ def _backend(url: str) -> Backend:
             param="database_url",
         )
     return found
-
-
-def _engine(url: str, backend: Backend, pool_size: int, busy_seconds: float) -> Engine:
-    engine = create_engine(
-        url,
-        pool_size=pool_size,
-        max_overflow=0,
-        pool_timeout=busy_seconds,
-        hide_parameters=True,  # errors are logged; what people sent is not
-        json_serializer=partial(json.dumps, allow_nan=False),  # NaN is no JSON: refused when written, not when read
-        **backend.engine_options(make_url(url), busy_seconds),
-    )
-    backend.prepare(engine, busy_seconds)
-    return engine

@@ -11,21 +11,21 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, insert, select, update
+from pydantic import TypeAdapter
+from sqlalchemy import ColumnElement, insert, select, update
 
-from registry.catalogue.paging import now, page_of
+from registry.catalogue.repository import Repository, matching, now, seen_by
 from registry.catalogue.rows import JobRow, Namespaces, Page
 from registry.catalogue.tables import jobs
 from registry.errors import NotFound
 
-HIDDEN = ("sequence", "dedupe_key", "worker")
+UNENDED = ("queued", "running")
 
 
-class Jobs:
+class Jobs(Repository[JobRow]):
     """Job rows. Every change of state is one UPDATE that names the state it starts from."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    values = TypeAdapter(JobRow)
 
     def enqueue(
         self, kind: str, arguments: Mapping[str, Any], *, namespace: str, created_by: str,
@@ -37,7 +37,7 @@ class Jobs:
         """
         moment = now()
         due = moment + timedelta(seconds=delay)
-        same = None if dedupe_key is None else self._queued(dedupe_key)
+        same = None if dedupe_key is None else self._oldest(jobs.c.dedupe_key == dedupe_key, jobs.c.state == "queued")
         if same is not None:
             if due < same.run_after:
                 self._change(same.id, "queued", run_after=due)
@@ -116,7 +116,7 @@ class Jobs:
         """Cancel a job that has not ended; one that has stays as it is."""
         self._connection.execute(
             update(jobs)
-            .where(jobs.c.id == id, jobs.c.state.in_(("queued", "running")))
+            .where(jobs.c.id == id, jobs.c.state.in_(UNENDED))
             .values(state="cancelled", lease_until=None, updated_at=now())
         )
         return self.get(None, id)
@@ -132,40 +132,27 @@ class Jobs:
 
     def unended(self, kind: str) -> builtins.list[JobRow]:
         """Every job of a kind that is queued or running, oldest first."""
-        query = select(jobs).where(jobs.c.kind == kind, jobs.c.state.in_(("queued", "running")))
-        return [_row(row) for row in self._connection.execute(query.order_by(jobs.c.sequence)).mappings()]
+        query = select(jobs).where(jobs.c.kind == kind, jobs.c.state.in_(UNENDED))
+        return self._all(query.order_by(jobs.c.sequence))
 
     def unended_like(self, dedupe_key: str) -> JobRow | None:
         """The oldest job under this key that is queued or running."""
-        query = select(jobs).where(jobs.c.dedupe_key == dedupe_key, jobs.c.state.in_(("queued", "running")))
-        return self._one(query.order_by(jobs.c.sequence).limit(1))
+        return self._oldest(jobs.c.dedupe_key == dedupe_key, jobs.c.state.in_(UNENDED))
 
     def get(self, visible: Namespaces, id: str) -> JobRow:
         """A job of a visible namespace; raises NotFound."""
-        query = select(jobs).where(jobs.c.id == id)
-        row = self._one(query if visible is None else query.where(jobs.c.namespace.in_(visible)))
+        row = self._one(select(jobs).where(jobs.c.id == id, seen_by(visible, jobs.c.namespace)))
         if row is None:
             raise NotFound(f"There is no job {id[:80]!r}, or this key does not see it.", param="id")
         return row
 
     def list(
-        self,
-        visible: Namespaces,
-        *,
-        kind: str | None = None,
-        state: str | None = None,
-        limit: int,
+        self, visible: Namespaces, *, kind: str | None = None, state: str | None = None, limit: int,
         cursor: str | None = None,
-    ) -> Page[JobRow]:
+    ) -> Page[JobRow]:  # fmt: skip
         """Jobs of the visible namespaces, newest first."""
-        query = select(jobs)
-        if visible is not None:
-            query = query.where(jobs.c.namespace.in_(visible))
-        if kind is not None:
-            query = query.where(jobs.c.kind == kind)
-        if state is not None:
-            query = query.where(jobs.c.state == state)
-        return page_of(self._connection, query, jobs.c.sequence, limit=limit, cursor=cursor, make=_row)
+        query = select(jobs).where(seen_by(visible, jobs.c.namespace), *matching(jobs, kind=kind, state=state))
+        return self._page(query, jobs.c.sequence, limit=limit, cursor=cursor)
 
     def _running(self, id: str, by: str | None, **values: Any) -> bool:
         mine = () if by is None else (jobs.c.worker == by,)
@@ -177,14 +164,5 @@ class Jobs:
         )
         return changed.rowcount == 1
 
-    def _queued(self, dedupe_key: str) -> JobRow | None:
-        query = select(jobs).where(jobs.c.dedupe_key == dedupe_key, jobs.c.state == "queued")
-        return self._one(query.order_by(jobs.c.sequence).limit(1))
-
-    def _one(self, query: Select[Any]) -> JobRow | None:
-        row = self._connection.execute(query).mappings().first()
-        return None if row is None else _row(row)
-
-
-def _row(row: Any) -> JobRow:
-    return JobRow(**{name: value for name, value in row.items() if name not in HIDDEN})
+    def _oldest(self, *conditions: ColumnElement[bool]) -> JobRow | None:
+        return self._one(select(jobs).where(*conditions).order_by(jobs.c.sequence).limit(1))

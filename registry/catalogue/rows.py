@@ -7,17 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Generic, Literal, TypeVar
 
-from registry.spec import (
-    AdapterConfig,
-    Card,
-    MixReport,
-    PoolSpec,
-    Provenance,
-    Recipe,
-    SampleReport,
-    SelectorSpec,
-    Unit,
-)
+from registry.spec import AdapterConfig, Card, MixReport, PoolSpec, Provenance, Recipe, SampleReport, SelectorSpec, Unit
 
 Namespaces = tuple[str, ...] | None
 """Namespaces that are visible; None for all."""

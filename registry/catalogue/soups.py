@@ -5,35 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Connection, insert, select
+from pydantic import TypeAdapter
+from sqlalchemy import insert, select
 
 from registry.catalogue.adapter_columns import adapter_row
 from registry.catalogue.adapters import Adapters
-from registry.catalogue.paging import now
+from registry.catalogue.repository import Repository, now, seen_by
 from registry.catalogue.rows import AdapterRow, Namespaces, RecipeRow
 from registry.catalogue.tables import adapters, evidence, recipe_ingredients, recipes
-from registry.errors import NotFound, Retired
-from registry.names import DigestRef
 from registry.spec import MixReport, Recipe
 
 
-class Soups:
+class Soups(Repository[RecipeRow]):
     """Recipe, lineage and evidence rows."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    values = TypeAdapter(RecipeRow)
 
     def recipe(self, digest: str) -> RecipeRow | None:
         """A recipe that was cooked before."""
-        row = self._connection.execute(select(recipes).where(recipes.c.digest == digest)).mappings().one_or_none()
-        if row is None:
-            return None
-        return RecipeRow(
-            recipe=Recipe.model_validate(row["recipe"]),
-            adapter_digest=row["adapter_digest"],
-            weights_blob=row["weights_blob"],
-            report=MixReport.model_validate(row["report"]),
-        )
+        return self._one(select(recipes).where(recipes.c.digest == digest))
 
     def add_recipe(self, recipe: Recipe, adapter_digest: str, weights_blob: str, report: MixReport) -> None:
         """Remember what a recipe gave; the same recipe again changes nothing."""
@@ -73,23 +63,15 @@ class Soups:
             return []
         query = select(recipe_ingredients).where(recipe_ingredients.c.recipe_digest == recipe_digest)
         rows = self._connection.execute(query.order_by(recipe_ingredients.c.adapter_digest)).mappings().all()
-        return [(row["adapter_digest"], row["weight"], self._seen(row["adapter_digest"], visible)) for row in rows]
-
-    def _seen(self, digest: str, visible: Namespaces) -> AdapterRow | None:
-        """A visible adapter with these bytes, live or else retired."""
-        try:
-            return Adapters(self._connection).resolve(visible, DigestRef(digest=digest))
-        except (NotFound, Retired):
-            query = select(adapters).where(adapters.c.digest == digest)
-            if visible is not None:
-                query = query.where(adapters.c.namespace.in_(visible))
-            row = self._connection.execute(query.order_by(adapters.c.id.desc())).mappings().first()
-            return None if row is None else adapter_row(row)
+        newest = Adapters(self._connection).newest
+        return [
+            (row["adapter_digest"], row["weight"], newest(visible, adapters.c.digest == row["adapter_digest"]))
+            for row in rows
+        ]
 
     def children(self, digest: str, visible: Namespaces) -> list[AdapterRow]:
         """Visible live soups that were mixed from these bytes, newest first."""
         using = select(recipe_ingredients.c.recipe_digest).where(recipe_ingredients.c.adapter_digest == digest)
         query = select(adapters).where(adapters.c.recipe_digest.in_(using), adapters.c.retired_at.is_(None))
-        if visible is not None:
-            query = query.where(adapters.c.namespace.in_(visible))
-        return [adapter_row(row) for row in self._connection.execute(query.order_by(adapters.c.id.desc())).mappings()]
+        query = query.where(seen_by(visible, adapters.c.namespace)).order_by(adapters.c.id.desc())
+        return [adapter_row(row) for row in self._connection.execute(query).mappings()]

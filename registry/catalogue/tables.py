@@ -65,10 +65,6 @@ PART = String(64)
 EVERY = "*"  # no namespace can be called this
 
 
-def _digest(name: str, **options: Any) -> Column[str]:
-    return Column(name, DIGEST, **options)
-
-
 blobs = Table(
     "blobs",
     metadata,
@@ -90,9 +86,9 @@ adapters = Table(
     Column("name", PART, nullable=False),
     Column("version", Integer, nullable=False),
     Column("kind", String(16), nullable=False),
-    _digest("digest", nullable=False, index=True),
+    Column("digest", DIGEST, nullable=False, index=True),
     Column("base_model", PART, nullable=False),
-    _digest("base_fingerprint", nullable=False, index=True),
+    Column("base_fingerprint", DIGEST, nullable=False, index=True),
     Column("method", String(32), nullable=False),
     Column("config", JSON, nullable=False),
     Column("domain", String(200), nullable=False),
@@ -104,9 +100,9 @@ adapters = Table(
     Column("parameters", BigInteger, nullable=False),
     Column("size_bytes", BigInteger, nullable=False),
     Column("sample", JSON(none_as_null=True)),
-    _digest("sample_digest", index=True),
+    Column("sample_digest", DIGEST, index=True),
     Column("sample_state", String(16), nullable=False),
-    _digest("recipe_digest", index=True),
+    Column("recipe_digest", DIGEST, index=True),
     Column("created_by", String(64), nullable=False),
     Column("created_at", Microseconds, nullable=False),
     Column("retired_at", Microseconds),
@@ -148,12 +144,12 @@ selectors = Table(
     metadata,
     Column("sequence", Id, primary_key=True, autoincrement=True),
     Column("id", String(32), nullable=False, unique=True),
-    _digest("pool_id", nullable=False),
+    Column("pool_id", DIGEST, nullable=False),
     Column("pool", JSON, nullable=False),
     Column("spec", JSON, nullable=False),
-    _digest("spec_digest", nullable=False),
-    _digest("encoder_digest"),
-    _digest("base_fingerprint", nullable=False, index=True),
+    Column("spec_digest", DIGEST, nullable=False),
+    Column("encoder_digest", DIGEST),
+    Column("base_fingerprint", DIGEST, nullable=False, index=True),
     Column("state_blob", DIGEST, ForeignKey("blobs.digest"), nullable=False),
     Column("members", JSON, nullable=False),
     Column("report", JSON, nullable=False),
@@ -177,7 +173,7 @@ recipes = Table(
     metadata,
     Column("digest", DIGEST, primary_key=True),
     Column("recipe", JSON, nullable=False),
-    _digest("adapter_digest", nullable=False),
+    Column("adapter_digest", DIGEST, nullable=False),
     Column("weights_blob", DIGEST, ForeignKey("blobs.digest"), nullable=False),
     Column("report", JSON, nullable=False),
     Column("created_at", Microseconds, nullable=False),

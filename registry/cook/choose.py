@@ -123,12 +123,8 @@ def by_hand(registry: Registry, caller: Caller, recipe: HandRecipe) -> tuple[str
 
 
 def _part(row: AdapterRow, weight: str, blobs: BlobStore) -> Part:
-    stored = loadable(row, blobs)
     return Part(
-        digest=stored.digest,
-        config=stored.config,
-        load=stored.load,
-        size_bytes=stored.size_bytes,
+        **vars(loadable(row, blobs)),
         adapter_id=row.id,
         ref=row.ref,
         weight=weight,

@@ -18,13 +18,7 @@ from registry.pools import enqueue_refits
 from registry.registry import Caller, Registry
 from registry.samples import Vectors, enqueue_embed, record_vectors
 from registry.soup.compat import Part
-from registry.spec import (
-    Card,
-    Evidence,
-    Provenance,
-    Recipe,
-    SampleReport,
-)
+from registry.spec import Card, Evidence, Provenance, Recipe, SampleReport
 
 
 def publish_soup(
@@ -61,7 +55,7 @@ def publish_soup(
         if changed and row.sample_state == "pending":
             enqueue_embed(catalogue, row, created_by=caller.key_id)
         catalogue.soups.add_evidence(row.id, mixed.recipe.digest, evidence.model_dump(mode="json"))
-        _audit(catalogue, row, mixed, caller)
+        caller.audit(catalogue, "soup.cook", row.ref, digest=mixed.digest, recipe=mixed.recipe.digest)
     return row, created
 
 
@@ -77,16 +71,6 @@ def _stored(catalogue: Catalogue, new: NewAdapter) -> tuple[AdapterRow, bool, bo
         return known, False, False
     catalogue.adapters.attach_sample(known.id, new.sample)
     return catalogue.adapters.set_sample_state(known.id, new.sample_state), False, True
-
-
-def _audit(catalogue: Catalogue, row: AdapterRow, mixed: Mixed, caller: Caller) -> None:
-    catalogue.audit.record(
-        "soup.cook",
-        row.ref,
-        key_id=caller.key_id,
-        request_id=caller.request_id,
-        detail={"digest": mixed.digest, "recipe": mixed.recipe.digest},
-    )
 
 
 def _new_row(mixed: Mixed, target: tuple[str, str], sample: SampleReport | None, caller: Caller) -> NewAdapter:

@@ -16,14 +16,14 @@ from registry.progress import Progress
 from registry.registry import BaseModel
 from registry.samples import CheckedSample, Vectors
 from registry.soup.compat import Part
-from registry.spec import Verification, head_of
+from registry.spec import Verification
 from registry.uncertainty import paired_difference
 
 
 def check_verifiable(base: BaseModel, parts: Sequence[Part]) -> None:
     """Raises InvalidParameter where a soup of these parts has no likelihood of a text, before anything is mixed."""
     named = f"base model {base.entry.id!r} is an encoder" if base.shape.kind == "encoder" else None
-    headed = next((part for part in parts if head_of(part.config) is not None), None)
+    headed = next((part for part in parts if part.config.head is not None), None)
     if named is None and headed is not None:
         named = f"{headed.ref} answers with a head"
     if named is not None:

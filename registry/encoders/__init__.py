@@ -7,16 +7,8 @@ from registry.encoders.contract import Embedded, EmbeddedText, Encoder
 from registry.encoders.mean_pool import MeanPoolEncoder
 from registry.encoders.remembered import Memory, RememberedEncoder
 from registry.encoders.sbert import SentenceBertEncoder
-from registry.encoders.sentences import split_sentences
-from registry.spec import EncoderName
-
-ENCODERS: dict[EncoderName, type[MeanPoolEncoder] | type[SentenceBertEncoder]] = {
-    "base": MeanPoolEncoder,
-    "sbert": SentenceBertEncoder,
-}
 
 __all__ = [
-    "ENCODERS",
     "Embedded",
     "EmbeddedText",
     "Encoder",
@@ -24,5 +16,4 @@ __all__ = [
     "Memory",
     "RememberedEncoder",
     "SentenceBertEncoder",
-    "split_sentences",
 ]

@@ -50,22 +50,18 @@ class Encoder(Protocol):
     @property
     def name(self) -> EncoderName:
         """The name people use for it."""
-        ...
 
     @property
     def digest(self) -> str:
         """What its vectors depend on, hashed: pools hold embeddings of one encoder digest only."""
-        ...
 
     @property
     def unit(self) -> Unit:
         """What one vector stands for."""
-        ...
 
     @property
     def dimensions(self) -> int:
         """Length of a vector."""
-        ...
 
     def encode(
         self, texts: Sequence[str], *, seed: int = 0, max_units: int | None = None, progress: Progress | None = None
@@ -74,7 +70,6 @@ class Encoder(Protocol):
 
         Raises InvalidSample where there is nothing to embed, and whatever `progress` raises.
         """
-        ...
 
 
 def draw(count: int, limit: int | None, *, seed: int) -> npt.NDArray[np.int64]:

@@ -13,7 +13,7 @@ import numpy as np
 from registry.encoders.contract import Embedded, EmbeddedText, draw
 from registry.errors import Internal, InvalidSample
 from registry.names import digest_of
-from registry.progress import Progress
+from registry.progress import Progress, silent
 from registry.spec import EncoderName, Unit
 
 CHUNK = 64
@@ -44,13 +44,12 @@ class MeanPoolEncoder:
             raise InvalidSample("There is no text to embed.", param="texts")
         source = draw(len(texts), max_units, seed=seed)
         rows: list[EmbeddedText] = []
+        report = progress or silent
         for start in range(0, len(source), CHUNK):
-            if progress is not None:
-                progress(start, len(source), "embedding passages with the base model")
+            report(start, len(source), "embedding passages with the base model")
             chunk = [texts[i] for i in source[start : start + CHUNK]]
             rows.extend(self._checked(self._embed(chunk), len(chunk)))
-        if progress is not None:
-            progress(len(source), len(source), "embedded with the base model")
+        report(len(source), len(source), "embedded with the base model")
         nll = [row.nll for row in rows if row.nll is not None]
         scored = len(nll) == len(rows)
         return Embedded(

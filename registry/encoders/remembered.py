@@ -46,21 +46,13 @@ class RememberedEncoder:
     def __init__(self, inner: Encoder, memory: Memory) -> None:
         self._inner = inner
         self._memory = memory
-
-    @property
-    def name(self) -> EncoderName:
-        """The inner encoder's name."""
-        return self._inner.name
+        self.name: EncoderName = inner.name
+        self.unit: Unit = inner.unit
 
     @property
     def digest(self) -> str:
         """The inner encoder's digest: remembering changes no vector."""
         return self._inner.digest
-
-    @property
-    def unit(self) -> Unit:
-        """The inner encoder's unit."""
-        return self._inner.unit
 
     @property
     def dimensions(self) -> int:

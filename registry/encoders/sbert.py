@@ -21,7 +21,7 @@ from registry.encoders.contract import Embedded, draw
 from registry.encoders.sentences import split_sentences
 from registry.errors import InvalidSample, Unavailable
 from registry.names import digest_of
-from registry.progress import Progress
+from registry.progress import Progress, silent
 from registry.spec import EncoderName, Unit
 
 if TYPE_CHECKING:
@@ -93,14 +93,13 @@ class SentenceBertEncoder:
         drawn = [units[i] for i in draw(len(units), limit, seed=seed)]
         sentences = [sentence for _, sentence in drawn]
         with self._lock:  # one model, and torch modules of one process are not to be run from two threads at once
-            vectors, truncated = self._vectors(sentences, progress)
+            vectors, truncated = self._vectors(sentences, progress or silent)
         source = np.array([index for index, _ in drawn], dtype=np.int64)
         return Embedded(vectors=vectors, source=source, unit=self.unit, truncated=truncated)
 
-    def _vectors(self, sentences: list[str], progress: Progress | None) -> tuple[npt.NDArray[np.float32], int]:
+    def _vectors(self, sentences: list[str], progress: Progress) -> tuple[npt.NDArray[np.float32], int]:
         """Vectors (n, d) and the number of truncated sentences; the lock is held."""
-        if progress is not None:
-            progress(0, len(sentences), "embedding sentences with sentence-BERT")
+        progress(0, len(sentences), "embedding sentences with sentence-BERT")
         model = self._loaded()
         parts: list[npt.NDArray[np.float32]] = []
         truncated = 0
@@ -108,26 +107,18 @@ class SentenceBertEncoder:
             chunk = sentences[start : start + CHUNK]
             parts.append(model.encode(chunk, show_progress_bar=False, convert_to_numpy=True, normalize_embeddings=True))
             truncated += _count_truncated(model, chunk)
-            if progress is not None:
-                progress(start + len(chunk), len(sentences), "embedding sentences with sentence-BERT")
+            progress(start + len(chunk), len(sentences), "embedding sentences with sentence-BERT")
         return np.concatenate(parts).astype(np.float32), truncated
 
     def _loaded(self) -> SentenceTransformer:
         if self._model is None:
             # Here and not above: importing it takes seconds and brings torch, and most processes never embed.
             from sentence_transformers import SentenceTransformer
-            from transformers.utils import logging as transformers_logging
 
-            from registry.base_model.build_lock import BUILDING
+            from registry.base_model.build_lock import BUILDING, quiet
 
-            with BUILDING:
-                bars = transformers_logging.is_progress_bar_enabled()
-                transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-                try:
-                    self._model = SentenceTransformer(str(self.folder), device="cpu", local_files_only=True)
-                finally:
-                    if bars:
-                        transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+            with BUILDING, quiet():
+                self._model = SentenceTransformer(str(self.folder), device="cpu", local_files_only=True)
             self._model.eval()
         return self._model
 

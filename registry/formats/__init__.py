@@ -3,7 +3,13 @@
 What this package exports is imported without torch, which `adapterhub` alone needs.
 """
 
-from registry.formats.atomic_directory import CONFIG_FILE, check_place, move_into_place, new_directory_beside
+from registry.formats.atomic_directory import (
+    CONFIG_FILE,
+    check_place,
+    move_into_place,
+    new_directory_beside,
+    place_files,
+)
 from registry.formats.card import CARD_FILE, Relation, format_card, parse_card
 from registry.formats.directory import (
     EMBEDDINGS_FILE,
@@ -37,6 +43,7 @@ __all__ = [
     "move_into_place",
     "new_directory_beside",
     "parse_card",
+    "place_files",
     "read_directory",
     "write_directory",
 ]

@@ -8,12 +8,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from registry.errors import InvalidManifest, UnknownMethod, more_problems
+from registry.errors import Invalid, InvalidManifest, UnknownMethod, more_problems
+from registry.tensor_file import refuse
 
-MAX_PROBLEMS = 100
 
-
-def refusal(error: ValidationError, file: Path) -> InvalidManifest | UnknownMethod:
+def refusal(error: ValidationError, file: Path) -> Invalid:
     """The error for values in `file` that pydantic refuses; UnknownMethod where the method or structure is unknown."""
     found = error.errors(include_url=False, include_input=False)
     problems = [f"{'.'.join(map(str, e['loc'])) or 'the file'}: {e['msg']}" for e in found]
@@ -26,18 +25,12 @@ def refusal(error: ValidationError, file: Path) -> InvalidManifest | UnknownMeth
     )
 
 
-def peft_refusal(unsupported: Sequence[str], problems: Sequence[str]) -> InvalidManifest | UnknownMethod:
+def peft_refusal(unsupported: Sequence[str], problems: Sequence[str]) -> Invalid:
     """The error for a PEFT adapter: UnknownMethod where it asks for something `unsupported`, else InvalidManifest."""
-    found = [*unsupported, *problems]
-    shown = found[:MAX_PROBLEMS]
-    if len(found) > MAX_PROBLEMS:
-        shown.append(f"... and {len(found) - MAX_PROBLEMS} more.")
     kind = UnknownMethod if unsupported else InvalidManifest
-    return kind(
-        f"The PEFT adapter cannot be taken: {found[0].rstrip('.')}{more_problems(len(found))}.",
-        param="method" if unsupported else "peft_config",
-        problems=shown,
-    )
+    error = refuse("PEFT adapter", [*unsupported, *problems], error=kind)
+    error.param = "method" if unsupported else "peft_config"
+    return error
 
 
 def unsupported_fields(peft: Mapping[str, Any], *, refused: Mapping[str, str], known: Collection[str]) -> list[str]:

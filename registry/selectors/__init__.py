@@ -11,28 +11,10 @@ from registry.selectors.cosine import CosineSelector
 from registry.selectors.gmm import GmmSelector
 from registry.selectors.ranking import Member
 from registry.selectors.uniform import UniformSelector
-from registry.spec import CosineSpec, GmmSpec, UniformSpec
 
 SELECTORS: dict[str, type[Selector[Any]]] = {
-    "gmm": GmmSelector,
-    "cosine": CosineSelector,
-    "uniform": UniformSelector,
+    selector.kind: selector for selector in (GmmSelector, CosineSelector, UniformSelector)
 }
 """By the `kind` of their specs."""
 
-
-def new_selector(spec: GmmSpec | CosineSpec | UniformSpec) -> Selector[Any]:
-    """The selector of a spec, not fitted yet."""
-    return SELECTORS[spec.kind](spec)
-
-
-__all__ = [
-    "SELECTORS",
-    "CosineSelector",
-    "Domain",
-    "GmmSelector",
-    "Member",
-    "Selector",
-    "UniformSelector",
-    "new_selector",
-]
+__all__ = ["SELECTORS", "CosineSelector", "Domain", "GmmSelector", "Member", "Selector", "UniformSelector"]

@@ -9,25 +9,26 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import TypeAdapter
 
 from registry.errors import Internal, InvalidParameter, InvalidSample
 from registry.progress import Progress
 from registry.selectors.ranking import Member, Ranking
-from registry.spec import CosineSpec, GmmSpec, Selection, SelectOptions, UniformSpec
+from registry.spec import CosineSpec, GmmSpec, SelectOptions, SelectorSpec, UniformSpec
 
 Float64 = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.floating[Any]]
+Arrays = Mapping[str, npt.NDArray[Any]]
 Spec = TypeVar("Spec", bound=GmmSpec | CosineSpec | UniformSpec)
 
+SPECS: TypeAdapter[Any] = TypeAdapter(SelectorSpec)
 STATE_VERSION = 1
 
 
 @dataclass(frozen=True)
-class Domain:
+class Domain(Member):
     """An adapter and the embeddings (n, d) of its sample; `uniform` looks at none, so n may be 0 for it."""
 
-    ref: str
-    digest: str
-    domain: str
     vectors: npt.NDArray[np.float32]
 
     @property
@@ -52,35 +53,44 @@ class Selector(ABC, Generic[Spec]):
 
     @abstractmethod
     def rank(
-        self,
-        vectors: npt.NDArray[np.floating[Any]],
-        *,
-        options: SelectOptions = SelectOptions(),
-        exclude: Mapping[str, str] = {},
+        self, vectors: Floats, *, options: SelectOptions = SelectOptions(), exclude: Mapping[str, str] = {}
     ) -> Ranking:
         """The domains for a sample's vectors (n, d), best first; `exclude` maps adapter digests to why they are out.
 
         Excluded adapters are dropped before shares, thresholds and the cap. Raises InvalidSample, InvalidParameter.
         """
 
-    def select(
-        self,
-        vectors: npt.NDArray[np.floating[Any]],
-        *,
-        options: SelectOptions = SelectOptions(),
-        exclude: Mapping[str, str] = {},
-    ) -> Selection:
-        """The selection that `options` make of the ranking."""
-        return self.rank(vectors, options=options, exclude=exclude).selection()
-
-    @abstractmethod
-    def to_state(self) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
-        """Everything learned as arrays and a JSON value; `from_state` answers the same to the last bit."""
+    def to_state(self) -> tuple[Arrays, dict[str, Any]]:
+        """Everything learned as arrays and a JSON value; a selector made of them answers the same to the last bit."""
+        return self._arrays(), {
+            "version": STATE_VERSION,
+            "kind": self.kind,
+            "spec": self.spec.model_dump(mode="json"),
+            "members": [asdict(member) for member in self.members_],
+            "report": self.report_,
+        }
 
     @classmethod
+    def from_state(cls, arrays: Arrays, meta: Mapping[str, Any]) -> Self:
+        """The selector that `to_state` described; raises Internal for another kind's or another version's state."""
+        if (meta.get("kind"), meta.get("version")) != (cls.kind, STATE_VERSION):
+            raise Internal(
+                f"Stored state is of selector {meta.get('kind')!r} version {meta.get('version')!r}, "
+                f"not {cls.kind!r} version {STATE_VERSION}: fit it again."
+            )
+        selector = cls(SPECS.validate_python({"kind": cls.kind, **meta["spec"]}))
+        selector.members_ = tuple(Member(**member) for member in meta["members"])
+        selector.report_ = dict(meta["report"])
+        selector._restore(arrays)
+        return selector
+
     @abstractmethod
-    def from_state(cls, arrays: Mapping[str, npt.NDArray[Any]], meta: Mapping[str, Any]) -> Self:
-        """The selector that `to_state` described; raises Internal if that is not what this is."""
+    def _arrays(self) -> Arrays:
+        """What was learned, beside the members and the report."""
+
+    @abstractmethod
+    def _restore(self, arrays: Arrays) -> None:
+        """Take back what `_arrays` gave; raises Internal if this is another thing."""
 
 
 def ordered_domains(domains: Sequence[Domain]) -> list[Domain]:
@@ -120,7 +130,7 @@ def check_vectors(domains: Sequence[Domain], *, minimum: int) -> int:
     return dimensions
 
 
-def check_sample(vectors: npt.NDArray[np.floating[Any]], dimensions: int) -> Float64:
+def check_sample(vectors: Floats, dimensions: int) -> Float64:
     """A sample's vectors (n, d) in float64; raises InvalidSample."""
     if vectors.ndim != 2 or vectors.shape[0] == 0:
         raise InvalidSample("The sample has no embeddings.", param="sample")
@@ -135,28 +145,7 @@ def check_sample(vectors: npt.NDArray[np.floating[Any]], dimensions: int) -> Flo
     return np.ascontiguousarray(vectors, dtype=np.float64)
 
 
-def pack_meta(selector: Selector[Any]) -> dict[str, Any]:
-    """The JSON half of every selector's state."""
-    return {
-        "version": STATE_VERSION,
-        "kind": selector.kind,
-        "spec": selector.spec.model_dump(mode="json"),
-        "members": [asdict(member) for member in selector.members_],
-        "report": selector.report_,
-    }
-
-
-def unpack_meta(meta: Mapping[str, Any], kind: str) -> tuple[tuple[Member, ...], dict[str, Any]]:
-    """Members and report of a stored state; raises Internal if it is another kind's or another version's."""
-    if (meta.get("kind"), meta.get("version")) != (kind, STATE_VERSION):
-        raise Internal(
-            f"Stored state is of selector {meta.get('kind')!r} version {meta.get('version')!r}, "
-            f"not {kind!r} version {STATE_VERSION}: fit it again."
-        )
-    return tuple(Member(**member) for member in meta["members"]), dict(meta["report"])
-
-
-def stored_array(arrays: Mapping[str, npt.NDArray[Any]], name: str, dtype: type, shape: tuple[int, ...]) -> Any:
+def stored_array(arrays: Arrays, name: str, dtype: type, shape: tuple[int, ...]) -> Any:
     """An array of a stored state; raises Internal unless it is there with this type and shape."""
     array = arrays.get(name)
     if array is None or array.dtype != np.dtype(dtype) or array.shape != shape:

@@ -16,15 +16,15 @@ import numpy.typing as npt
 from registry.errors import Internal
 from registry.progress import Progress, Steps
 from registry.selectors.contract import (
+    Arrays,
     Domain,
     Float64,
+    Floats,
     Selector,
     check_sample,
     check_vectors,
     ordered_domains,
-    pack_meta,
     stored_array,
-    unpack_meta,
 )
 from registry.selectors.drawing import MIN_UNITS, draw_units, labels
 from registry.selectors.novelty import novelty
@@ -83,11 +83,7 @@ class CosineSelector(Selector[CosineSpec]):
         return float(np.percentile(own_scores, OWN_PERCENTILE)), "own_scores_5th_percentile"
 
     def rank(
-        self,
-        vectors: npt.NDArray[np.floating[Any]],
-        *,
-        options: SelectOptions = SelectOptions(),
-        exclude: Mapping[str, str] = {},
+        self, vectors: Floats, *, options: SelectOptions = SelectOptions(), exclude: Mapping[str, str] = {}
     ) -> Ranking:
         """Domains that reach the threshold, most similar first; raises InvalidSample as `check_sample` does."""
         units = _unit(check_sample(vectors, self.means_.shape[1]))
@@ -120,28 +116,17 @@ class CosineSelector(Selector[CosineSpec]):
             ),
         )
 
-    def to_state(self) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
-        """Means, threshold and own distances as arrays, the rest as a JSON value."""
-        arrays: dict[str, npt.NDArray[Any]] = {
-            "means": self.means_,
-            "threshold": np.array([self.threshold_], dtype=np.float64),
-            "own_distances": self.own_distances_,
-        }
-        return arrays, pack_meta(self)
+    def _arrays(self) -> Arrays:
+        threshold = np.array([self.threshold_], dtype=np.float64)
+        return {"means": self.means_, "threshold": threshold, "own_distances": self.own_distances_}
 
-    @classmethod
-    def from_state(cls, arrays: Mapping[str, npt.NDArray[Any]], meta: Mapping[str, Any]) -> Self:
-        """The selector `to_state` described, to the last bit; raises Internal if this is another thing."""
-        members, report = unpack_meta(meta, cls.kind)
+    def _restore(self, arrays: Arrays) -> None:
         means, own = arrays.get("means"), arrays.get("own_distances")
         if means is None or means.ndim != 2 or own is None or own.size == 0:
             raise Internal("Stored selector has no means: fit it again.")
-        selector = cls(CosineSpec.model_validate(meta["spec"]))
-        selector.members_, selector.report_ = members, report
-        selector.means_ = stored_array(arrays, "means", np.float64, (len(members), means.shape[1]))
-        selector.own_distances_ = stored_array(arrays, "own_distances", np.float64, (own.size,))
-        selector.threshold_ = float(stored_array(arrays, "threshold", np.float64, (1,))[0])
-        return selector
+        self.means_ = stored_array(arrays, "means", np.float64, (len(self.members_), means.shape[1]))
+        self.own_distances_ = stored_array(arrays, "own_distances", np.float64, (own.size,))
+        self.threshold_ = float(stored_array(arrays, "threshold", np.float64, (1,))[0])
 
 
 def _unit(vectors: Float64) -> Float64:

@@ -11,21 +11,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from registry.errors import Internal, InvalidParameter
 from registry.progress import Progress, Steps
 from registry.selectors.clusters import ClusterFit, Clusters, Int64, Proof, fit_clusters, prove
 from registry.selectors.contract import (
+    Arrays,
     Domain,
     Float64,
+    Floats,
     Selector,
     check_sample,
     check_vectors,
     ordered_domains,
-    pack_meta,
     stored_array,
-    unpack_meta,
 )
 from registry.selectors.drawing import MIN_UNITS, Draw, draw_units
 from registry.selectors.gaussian_mixture import Mixture, precision_shape
@@ -76,11 +75,7 @@ class GmmSelector(Selector[GmmSpec]):
         return self
 
     def rank(
-        self,
-        vectors: npt.NDArray[np.floating[Any]],
-        *,
-        options: SelectOptions = SelectOptions(),
-        exclude: Mapping[str, str] = {},
+        self, vectors: Floats, *, options: SelectOptions = SelectOptions(), exclude: Mapping[str, str] = {}
     ) -> Ranking:
         """Domains by their share of the sample's units; the units of excluded domains go to the next best cluster.
 
@@ -134,14 +129,16 @@ class GmmSelector(Selector[GmmSpec]):
             rows.append((-count, -weighted, domain, count))
         candidates = []
         for _, _, domain, count in sorted(rows):
-            share = count / units
-            passes = count > 0 and share >= options.min_share
-            fails = "" if passes else _below(count, units, options.min_share)
-            candidates.append(Candidate(member=self.members_[domain], score=share, fails=fails))
+            fails = ""
+            if count == 0:
+                fails = f"None of the sample's {units} units is in its cluster."
+            elif count / units < options.min_share:
+                fails = f"{count} of the sample's {units} units, below {100 * options.min_share:g} %."
+            candidates.append(Candidate(member=self.members_[domain], score=count / units, fails=fails))
         return candidates
 
-    def to_state(self) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
-        """Arrays and a JSON value; a scikit-learn mixture can be rebuilt from them (weights, means, precisions)."""
+    def _arrays(self) -> Arrays:
+        """A scikit-learn mixture can be rebuilt from them (weights, means, precisions)."""
         clusters = self.clusters_
         return {
             "projection_mean": clusters.projection.mean,
@@ -153,25 +150,20 @@ class GmmSelector(Selector[GmmSpec]):
             "domain_means": clusters.means,
             "whiten": clusters.whiten,
             "own_distances": self.own_distances_,
-        }, pack_meta(self)
+        }
 
-    @classmethod
-    def from_state(cls, arrays: Mapping[str, npt.NDArray[Any]], meta: Mapping[str, Any]) -> Self:
-        """The selector `to_state` described, to the last bit; raises Internal if this is another thing."""
-        members, report = unpack_meta(meta, cls.kind)
-        selector = cls(GmmSpec.model_validate(meta["spec"]))
-        covariance = selector.spec.resolved().covariance
+    def _restore(self, arrays: Arrays) -> None:
+        covariance = self.spec.resolved().covariance
         components = arrays.get("projection_components")
         if components is None or components.ndim != 2 or covariance is None:
             raise Internal("Stored selector has no projection: fit it again.")
-        (m, d), k = components.shape, len(members)
+        (m, d), k = components.shape, len(self.members_)
 
         def floats(name: str, *shape: int) -> Float64:
             return cast(Float64, stored_array(arrays, name, np.float64, shape))
 
-        selector.members_, selector.report_ = members, report
-        selector.own_distances_ = floats("own_distances", arrays.get("own_distances", np.empty(0)).size)
-        selector.clusters_ = Clusters(
+        self.own_distances_ = floats("own_distances", arrays.get("own_distances", np.empty(0)).size)
+        self.clusters_ = Clusters(
             projection=Projection(mean=floats("projection_mean", d), components=floats("projection_components", m, d)),
             mixture=Mixture(
                 covariance=covariance,
@@ -183,7 +175,6 @@ class GmmSelector(Selector[GmmSpec]):
             means=floats("domain_means", k, m),
             whiten=floats("whiten", m, m),
         )
-        return selector
 
 
 def _try_all(asked: Sequence[Zero], drawn: Draw, spec: GmmSpec, steps: Steps) -> dict[Zero, tuple[ClusterFit, Proof]]:
@@ -200,12 +191,6 @@ def _try_all(asked: Sequence[Zero], drawn: Draw, spec: GmmSpec, steps: Steps) ->
         tried[zero] = fitted, prove(fitted.clusters, drawn.proof_test)
         steps.step(f"component 0 {zero}: held-out accuracy {tried[zero][1].accuracy:.2f}")
     return tried
-
-
-def _below(count: int, units: int, min_share: float) -> str:
-    if count == 0:
-        return f"None of the sample's {units} units is in its cluster."
-    return f"{count} of the sample's {units} units, below {100 * min_share:g} %."
 
 
 def _report(members: Sequence[Member], spec: GmmSpec, drawn: Draw, fitted: ClusterFit, proof: Proof) -> dict[str, Any]:

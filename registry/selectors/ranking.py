@@ -31,7 +31,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What goes into the Selection beside the choice."""
+    """What goes into the Selection beside the choice, under the names it has there."""
 
     units: int
     counts: dict[str, int] = field(default_factory=dict)
@@ -67,21 +67,19 @@ class Ranking:
         """Those that pass, at most as many as the options say, or `max_ingredients`, with equal weights."""
         taken, reason = self._taken(max_ingredients or self.options.max_ingredients)
         chosen = {candidate.member.digest for candidate in taken}
-        evidence = self.evidence
         return Selection(
             selected=_ingredients(taken),
             left_out=(
-                *(_left_out(c, self._why(c, len(taken))) for c in self.ranked if c.member.digest not in chosen),
-                *(LeftOut(ref=m.ref, digest=m.digest, domain=m.domain, reason=why) for m, why in self.excluded),
+                *(
+                    LeftOut(**vars(c.member), reason=self._why(c, len(taken)), score=c.score)
+                    for c in self.ranked
+                    if c.member.digest not in chosen
+                ),
+                *(LeftOut(**vars(member), reason=why) for member, why in self.excluded),
             ),
             abstained=not taken,
             reason=reason,
-            units=evidence.units,
-            counts=evidence.counts,
-            scores=evidence.scores,
-            thresholds=evidence.thresholds,
-            novelty=evidence.novelty,
-            warnings=evidence.warnings,
+            **vars(self.evidence),
         )
 
     def _taken(self, most: int) -> tuple[Sequence[Candidate], str]:
@@ -108,18 +106,4 @@ def _ingredients(taken: Sequence[Candidate]) -> tuple[Ingredient, ...]:
     if not taken:
         return ()
     weights = weights_by_digest({c.member.digest: 1.0 for c in taken})
-    return tuple(
-        Ingredient(
-            ref=c.member.ref,
-            digest=c.member.digest,
-            domain=c.member.domain,
-            weight=weights[c.member.digest],
-            score=c.score,
-        )
-        for c in taken
-    )
-
-
-def _left_out(candidate: Candidate, reason: str) -> LeftOut:
-    member = candidate.member
-    return LeftOut(ref=member.ref, digest=member.digest, domain=member.domain, reason=reason, score=candidate.score)
+    return tuple(Ingredient(**vars(c.member), weight=weights[c.member.digest], score=c.score) for c in taken)

@@ -11,25 +11,25 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from registry.errors import Internal
 from registry.names import canonical_json
+from registry.selectors.contract import Arrays
 
 KEY = "selector"
 _NOTHING = "nothing"
 
 
-def dump_state(arrays: Mapping[str, npt.NDArray[Any]], meta: Mapping[str, Any]) -> bytes:
+def dump_state(arrays: Arrays, meta: Mapping[str, Any]) -> bytes:
     """The bytes of what `to_state` gave."""
     stored = {name: np.ascontiguousarray(array) for name, array in sorted(arrays.items())}
     data: bytes = save(stored or {_NOTHING: np.zeros(1, np.uint8)}, metadata={KEY: canonical_json(meta).decode()})
     return data
 
 
-def load_state(data: bytes) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
+def load_state(data: bytes) -> tuple[Arrays, dict[str, Any]]:
     """What `from_state` takes; raises Internal where the bytes are not a selector's state."""
     try:
         (length,) = struct.unpack("<Q", data[:8])

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
-import numpy as np
-import numpy.typing as npt
-
 from registry.errors import InvalidParameter
 from registry.progress import Progress, Steps
-from registry.selectors.contract import Domain, Selector, ordered_domains, pack_meta, unpack_meta
+from registry.selectors.contract import Arrays, Domain, Floats, Selector, ordered_domains
 from registry.selectors.ranking import Candidate, Evidence, Member, Ranking, split_excluded
 from registry.spec import SelectOptions, UniformSpec
 
@@ -28,11 +25,7 @@ class UniformSelector(Selector[UniformSpec]):
         return self
 
     def rank(
-        self,
-        vectors: npt.NDArray[np.floating[Any]] | None = None,
-        *,
-        options: SelectOptions = SelectOptions(),
-        exclude: Mapping[str, str] = {},
+        self, vectors: Floats, *, options: SelectOptions = SelectOptions(), exclude: Mapping[str, str] = {}
     ) -> Ranking:
         """Every member that is not excluded, by label. Raises InvalidParameter for `single`: there is no ranking."""
         if options.single:
@@ -46,20 +39,11 @@ class UniformSelector(Selector[UniformSpec]):
             excluded=out,
             options=options,
             capped=False,
-            evidence=Evidence(
-                units=0 if vectors is None else len(vectors),
-                scores={candidate.member.domain: candidate.score for candidate in ranked},
-            ),
+            evidence=Evidence(len(vectors), scores={candidate.member.domain: candidate.score for candidate in ranked}),
         )
 
-    def to_state(self) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
-        """No arrays: the members are all there is."""
-        return {}, pack_meta(self)
+    def _arrays(self) -> Arrays:
+        return {}  # the members are all there is
 
-    @classmethod
-    def from_state(cls, arrays: Mapping[str, npt.NDArray[Any]], meta: Mapping[str, Any]) -> Self:  # noqa: ARG003
-        """The selector `to_state` described; raises Internal if this is another thing."""
-        members, report = unpack_meta(meta, cls.kind)
-        selector = cls(UniformSpec.model_validate(meta["spec"]))
-        selector.members_, selector.report_ = members, report
-        return selector
+    def _restore(self, arrays: Arrays) -> None:
+        pass

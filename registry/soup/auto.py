@@ -1,7 +1,7 @@
-"""Which mixing a soup gets: `auto` becomes one of the methods before a recipe is written.
+"""Choosing the mixing method of a soup: `auto` becomes `average`, `concat` or `merge` before a recipe is written.
 
-Called by `plan`, which keeps what can be mixed with the best-ranked adapter, and by `cook`, which settles on the
-method or refuses with all reasons and what could be done instead.
+Called by `cook.choose`, which keeps what can be mixed with the best-ranked adapter, and by `cook.mix`, which settles
+on the method or refuses with all reasons and what could be done instead.
 """
 
 from __future__ import annotations

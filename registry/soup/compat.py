@@ -1,4 +1,4 @@
-"""What stands between adapters and one soup: every reason at once, found before a tensor is mixed.
+"""The reasons why adapters cannot be mixed into one soup, all of them at once, found before a tensor is mixed.
 
 Adapters of different base fingerprint, structure, scale or initialisation are never silently averaged.
 The mixing methods' checks are made of these; the values come from the catalogue.

@@ -1,4 +1,4 @@
-"""The one cast at the end of every mixing, and its refusal of what is no number. Called by the mixing methods."""
+"""Casting a soup to its dtype, once at the end of every mixing, and refusing NaN and infinity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What mixing did: sizes in and out, what the soup costs to run, its distance from the exact mixture.
+"""The report on a soup: sizes in and out, what it costs to run, how far it is from the exact mixture.
 
 Called by `cook` when a soup has been mixed; the catalogue keeps the report with the recipe.
 """

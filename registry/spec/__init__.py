@@ -17,7 +17,7 @@ from registry.spec.adapter import (
     SampleSource,
     Unit,
 )
-from registry.spec.config import AdapterConfig, head_of, is_language_model, prefix_length
+from registry.spec.config import AdapterConfig
 from registry.spec.frozen import Frozen, Words
 from registry.spec.recipe import (
     WEIGHT_PLACES,
@@ -51,7 +51,6 @@ from registry.spec.selection import (
     SelectOptions,
     SelectorSpec,
     UniformSpec,
-    encoder_of,
 )
 from registry.spec.structures.bank import BankConfig
 from registry.spec.structures.bottleneck import BottleneckConfig
@@ -123,10 +122,6 @@ __all__ = [
     "WeightedRef",
     "Words",
     "canonical_weights",
-    "encoder_of",
-    "head_of",
-    "is_language_model",
-    "prefix_length",
     "weights_by_digest",
     "without_none",
 ]

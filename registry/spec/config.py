@@ -24,21 +24,3 @@ else:
         BottleneckConfig | LoraConfig | PrefixConfig | HeadConfig | UnionConfig | FusionConfig | BankConfig,
         Field(discriminator="method"),
     ]
-
-
-# The names by which these were asked before configurations answered for themselves: part of the frozen public surface.
-
-
-def head_of(config: AdapterConfig) -> HeadConfig | None:
-    """The head that an adapter answers with; `config.head`."""
-    return config.head
-
-
-def prefix_length(config: AdapterConfig) -> int:
-    """How many positions of the context an adapter takes before every text; `config.prefix_length`."""
-    return config.prefix_length
-
-
-def is_language_model(config: AdapterConfig) -> bool:
-    """Whether a causal base model with such an adapter is one; `config.is_language_model`."""
-    return config.is_language_model

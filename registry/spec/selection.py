@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -19,6 +19,7 @@ class GmmSpec(Frozen):
     dimensions, and component 0 kept or dropped by held-out domain accuracy. Set fields win over the mode.
     """
 
+    encoder_name: ClassVar[EncoderName | None] = "base"
     kind: Literal["gmm"] = "gmm"
     mode: Literal["default", "paper"] = "default"
     covariance: Literal["full", "tied", "diag", "spherical"] | None = None
@@ -26,11 +27,6 @@ class GmmSpec(Frozen):
     component_zero: Literal["keep", "drop", "auto"] | None = None
     max_iter: int = Field(default=150, ge=1, le=10_000)
     seed: int = Field(default=0, ge=0, lt=2**32)
-
-    @property
-    def encoder_name(self) -> EncoderName | None:
-        """The encoder whose vectors it is fitted on."""
-        return "base"
 
     def resolved(self) -> GmmSpec:
         """The same spec with every open field filled from its mode."""
@@ -68,12 +64,8 @@ class CosineSpec(Frozen):
 class UniformSpec(Frozen):
     """Every adapter of the pool with equal weight; looks at no text and never abstains."""
 
+    encoder_name: ClassVar[EncoderName | None] = None
     kind: Literal["uniform"] = "uniform"
-
-    @property
-    def encoder_name(self) -> EncoderName | None:
-        """None: it looks at no text."""
-        return None
 
     def resolved(self) -> UniformSpec:
         """Itself: there is nothing to fill in."""
@@ -81,11 +73,6 @@ class UniformSpec(Frozen):
 
 
 SelectorSpec = Annotated[GmmSpec | CosineSpec | UniformSpec, Field(discriminator="kind")]
-
-
-def encoder_of(spec: GmmSpec | CosineSpec | UniformSpec) -> EncoderName | None:
-    """The encoder whose vectors a selector is fitted on; `spec.encoder_name`, by its name of before."""
-    return spec.encoder_name
 
 
 class SelectOptions(Frozen):

@@ -21,15 +21,12 @@ if TYPE_CHECKING:
 class BaseModelOptions:
     """The options that name a base model."""
 
-    base_folder: Annotated[
-        Path | None, typer.Option("--base-folder", help="Folder of the base model; or --bases and --base.")
-    ] = None
+    base_folder: Annotated[Path | None, typer.Option(help="Folder of the base model; or --bases and --base.")] = None
     base_kind: Annotated[
-        Literal["causal", "encoder"],
-        typer.Option("--base-kind", help="Of the model in --base-folder: encoder for BERT."),
+        Literal["causal", "encoder"], typer.Option(help="Of the model in --base-folder: encoder for BERT.")
     ] = "causal"
-    bases: Annotated[Path | None, typer.Option("--bases", help="Allowlist of base models (SOUP_BASES).")] = None
-    base: Annotated[str | None, typer.Option("--base", help="Id of the base model in the allowlist.")] = None
+    bases: Annotated[Path | None, typer.Option(help="Allowlist of base models (SOUP_BASES).")] = None
+    base: Annotated[str | None, typer.Option(help="Id of the base model in the allowlist.")] = None
 
     def entry(self) -> BaseEntry:
         """The base model they name. Raises BadParameter or NotFound where they name none."""

@@ -12,6 +12,7 @@ import typer
 
 from service.cli.commands import as_command, spread
 from service.cli.flags import keyword
+from service.cli.output import as_json, data
 from service.cli.setting_flags import settings_of
 from service.client import SoupClient
 
@@ -31,15 +32,23 @@ class Remote:
     client: SoupClient
     json: bool
 
+    def answer(self, value: Any, *lines: str) -> None:
+        """Print what came of the verb: the value where JSON was asked for, else these lines."""
+        if self.json:
+            as_json(value)
+        else:
+            for line in lines:
+                data(line)
+
 
 @dataclass(frozen=True)
 class Address:
     """Where the server is, and with which key it is asked."""
 
-    url: Annotated[str | None, typer.Option("--url", help="Address of the server (SOUP_URL).", metavar="URL")] = None
-    key: Annotated[
-        str | None, typer.Option("--key", help="Key to send (SOUP_KEY; else <data>/admin.key).", metavar="KEY")
-    ] = None
+    url: Annotated[str | None, typer.Option(help="Address of the server (SOUP_URL).", metavar="URL")] = None
+    key: Annotated[str | None, typer.Option(help="Key to send (SOUP_KEY; else <data>/admin.key).", metavar="KEY")] = (
+        None
+    )
 
     def client(self, context: typer.Context) -> SoupClient:
         """A client for it, made by what the context holds where that is a function (in tests)."""

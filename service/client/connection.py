@@ -136,7 +136,7 @@ class Connection:
                 value = _parsed(event.data)
                 error = value.get("error") if isinstance(value, dict) and len(value) == 1 else None
                 if isinstance(error, dict) and "message" in error:  # alone: a job that failed has more to it
-                    raise _rebuilt(error, status=500, retry_after=None)
+                    raise _rebuilt(error, status=500)
                 yield event.event, value
 
     @contextmanager
@@ -173,38 +173,29 @@ def error_of(response: httpx2.Response) -> SoupError:
     """The error of a refused request, as the class its code names."""
     value = _parsed(response.text)
     error = value.get("error") if isinstance(value, dict) else None
-    pause = response.headers.get("retry-after", "")
-    retry_after = int(pause) if pause.isascii() and pause.isdigit() else None
     if isinstance(error, dict) and isinstance(error.get("message"), str):
-        found = _rebuilt(error, status=response.status_code, retry_after=retry_after)
+        found = _rebuilt(error, status=response.status_code)
         if isinstance(found, Internal) and "x-request-id" in response.headers:
             found.problems = (f"request id {response.headers['x-request-id']}",)
-        return found
-    kind = BY_STATUS.get(response.status_code, SoupError)
-    found = kind(
-        f"{response.request.method} {response.request.url} was refused with status {response.status_code} "
-        f"{response.reason_phrase}."
-    )
-    return _with_pause(found, retry_after)
+    else:
+        found = BY_STATUS.get(response.status_code, SoupError)(
+            f"{response.request.method} {response.request.url} was refused with status {response.status_code} "
+            f"{response.reason_phrase}."
+        )
+    pause = response.headers.get("retry-after", "")
+    if isinstance(found, Busy) and pause.isascii() and pause.isdigit():
+        found.retry_after = int(pause)
+    return found
 
 
-def _rebuilt(error: Mapping[str, Any], *, status: int, retry_after: int | None) -> SoupError:
+def _rebuilt(error: Mapping[str, Any], *, status: int) -> SoupError:
     code, param, problems = error.get("code"), error.get("param"), error.get("problems")
-    if not isinstance(code, str) or code not in errors.BY_CODE:
-        code = BY_STATUS.get(status, SoupError).code
-    found = errors.rebuild(
-        code,
+    return errors.rebuild(
+        code if isinstance(code, str) and code in errors.BY_CODE else BY_STATUS.get(status, SoupError).code,
         str(error["message"]),
         param=param if isinstance(param, str) else None,
         problems=[str(problem) for problem in problems] if isinstance(problems, list) else (),
     )
-    return _with_pause(found, retry_after)
-
-
-def _with_pause(error: SoupError, retry_after: int | None) -> SoupError:
-    if isinstance(error, Busy) and retry_after is not None:
-        error.retry_after = retry_after
-    return error
 
 
 def _parsed(text: str) -> Any:

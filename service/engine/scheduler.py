@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from registry.errors import Busy, Internal
-from registry.spec import prefix_length
 from service.engine.request import GenerateRequest, Request, State
 
 Key = tuple[str, str | None]
@@ -114,7 +113,7 @@ class Scheduler:
         lengths = [len(request.prompt)] * request.params.n if generating else [len(w) for w in request.windows]  # type: ignore[union-attr]
         digest, before = None, 0
         if request.adapter is not None:
-            digest, before = request.adapter.digest, prefix_length(request.adapter.config)
+            digest, before = request.adapter.digest, request.adapter.config.prefix_length
         work = Work(request, Ticket(len(lengths)), (request.base_id, digest))
         rows = [Row(next(self._ids), work, index, before + length) for index, length in enumerate(lengths)]
         if not generating:  # rows of like length share batches: little padding

@@ -16,7 +16,7 @@ from registry.adapters.loadable import LoadableAdapter
 from registry.base_model import BaseText
 from registry.encoders.contract import EmbeddedText
 from registry.errors import Busy, Cancelled, InvalidPrompt
-from registry.likelihood import windows
+from registry.likelihood import scored_tokens, text_scores, windows
 from registry.spec import AdapterConfig, PassageScore
 from service.engine.request import GenerateRequest, Generation, Request, ScoreRequest, Scores
 from service.engine.scheduler import Ticket
@@ -67,16 +67,12 @@ class TextCalls(ABC):
         base = self.base(base_id)
         cut = [text_windows(base, text, None if adapter is None else adapter.config) for text in texts]
         flat = tuple(window for part in cut for window in part)
-        nll: list[float] = []
+        nll: Sequence[float] = ()
         if flat:
             request = ScoreRequest(base_id, flat, adapter, bos=has_bos(base))
             found: Scores = self._answer(request, should_stop, progress, patient)
-            nll = list(found.nll)
-        scores = []
-        for text, part in zip(texts, cut, strict=True):
-            own, nll = nll[: len(part)], nll[len(part) :]
-            scores.append(PassageScore(nll=sum(own), tokens=_scored(part), bytes=len(text.encode()), windows=len(part)))
-        return scores
+            nll = found.nll
+        return text_scores(texts, cut, nll)
 
     def embed(
         self,
@@ -109,7 +105,7 @@ class TextCalls(ABC):
             EmbeddedText(
                 vector=found.vectors[start],
                 nll=sum(found.nll[start : start + len(part)]) if speaks else None,
-                tokens=_scored(part) if speaks else 0,
+                tokens=scored_tokens(part) if speaks else 0,
                 truncated=len(part) > 1,
             )
             for start, part in zip(starts, cut, strict=True)
@@ -168,8 +164,3 @@ def text_windows(base: BaseText, text: str, config: AdapterConfig | None = None)
 def closing(base: BaseText) -> tuple[int, ...]:
     """What stands after every text: an encoder's SEP, as it was trained; nothing where text goes on."""
     return (base.eos_id,) if base.shape.kind == "encoder" and base.eos_id is not None else ()
-
-
-def _scored(part: Windows) -> int:
-    """Tokens that are scored: all of each window but its first."""
-    return sum(len(window) - 1 for window in part)

@@ -1,8 +1,7 @@
-"""A queued training, done: its data laid out, trained in a child process, and what comes of it pushed.
+"""The job that trains an adapter: writes the data to a folder, trains in a child process, pushes the adapter.
 
-Called by the job runner. What a training saves on the way stands in a folder called by the request's digest
-(`jobs.training_folder`): the same request again, a retry, and the next server after one that was killed go on from
-there. Its data stand there for one attempt only.
+Checkpoints are kept in a folder named by the request's digest (`jobs.training_folder`): the same request again, a
+retry, and the next server after one that was killed go on from there. The data are kept for one attempt only.
 """
 
 from __future__ import annotations
@@ -29,10 +28,9 @@ from service.jobs.contract import JobContext, JobKind, namespaces_of
 from service.jobs.train_process import in_child
 from service.jobs.training_folder import TURN, place_of, sweep
 from service.parts import Parts
-from training.request import TrainingRequest
+from training.request import TrainingRequest, TrainingRun
 from training.spec import BANK, FusionRequest
-from training.train import Work
-from training.worker import Bench, Task
+from training.worker import WorkerRequest, WorkerSetup
 
 log = logging.getLogger("soup.training")
 HOPELESS = (Forbidden, Invalid, Incompatible, TooLarge)
@@ -41,7 +39,7 @@ HOPELESS = (Forbidden, Invalid, Incompatible, TooLarge)
 
 @dataclass(frozen=True)
 class Training:
-    """A training at work: the job that it is, and its request."""
+    """A training job while it runs: its context and its request."""
 
     context: JobContext
     request: TrainingRequest
@@ -91,10 +89,10 @@ def _run(context: JobContext) -> dict[str, Any]:
 
 
 def train(training: Training) -> Pushed:
-    """Train in a child process, and push what comes of it: the bank, where it is one of experts.
+    """Train in a child process and push the adapter (of AdaMix the bank of experts).
 
-    What was pushed for the same request before is that. Raises what the training or the push does, and Forbidden where
-    the key that asked was revoked since; where the same would end so again, its files are removed.
+    An adapter that was pushed for the same request before is given back instead. Raises what the training or the push
+    does, and Forbidden where the key was revoked since; errors that a retry would repeat remove the training's files.
     """
     settings = training.parts.settings
     try:
@@ -112,7 +110,7 @@ def train(training: Training) -> Pushed:
 def _made(training: Training) -> Pushed:
     _check_base(training)
     with _laid_out(training) as data:
-        told = _told(training, _work(training, data))
+        told = _told(training, _training_run(training, data))
     steps = training.request.spec.recipe.steps
     training.context.progress(steps, steps, "pushing")  # cancelled while it trained its last: nothing is pushed
     _check_key(training)
@@ -202,9 +200,9 @@ def _rows(training: Training) -> list[AdapterRow]:
         return [catalogue.adapters.resolve(None, parse_ref(digest)) for digest in adapter.members]
 
 
-def _work(training: Training, data: Path) -> Work:
+def _training_run(training: Training, data: Path) -> TrainingRun:
     place, request = training.place, training.request
-    return Work(
+    return TrainingRun(
         spec=request.spec, train=data / "train.jsonl", valid=None if request.valid is None else data / "valid.jsonl",
         valid_share=request.share, called=("texts", "valid"), out=place / "adapter",
         members=tuple(sorted(data.glob("member*"), key=lambda path: int(path.name.removeprefix("member")))),
@@ -213,20 +211,21 @@ def _work(training: Training, data: Path) -> Work:
     )  # fmt: skip
 
 
-def _told(training: Training, work: Work) -> dict[str, Any]:
+def _told(training: Training, run: TrainingRun) -> dict[str, Any]:
     """What the child says of the training, once the adapter is written; raises its error.
 
     A checkpoint that this version would not have written is given up: whoever asked could not delete it.
     """
     settings, request = training.parts.settings, training.request
-    bench = Bench(entry=training.parts.bases[request.base_model].entry, cache=settings.cache, threads=settings.threads)
-    task = Task(work=work, turn=training.place / TURN)
+    entry = training.parts.bases[request.base_model].entry
+    setup = WorkerSetup(entry=entry, cache=settings.cache, threads=settings.threads)
+    asked = WorkerRequest(run=run, turn=training.place / TURN)
     try:
-        return in_child(bench, task, progress=training.context.progress, private=training.place)
+        return in_child(setup, asked, progress=training.context.progress, private=training.place)
     except Conflict as error:
         log.warning("a training begins anew: %s", error.message)
     shutil.rmtree(training.place / "checkpoint", ignore_errors=True)
-    return in_child(bench, task, progress=training.context.progress, private=training.place)
+    return in_child(setup, asked, progress=training.context.progress, private=training.place)
 
 
 def _pushed(training: Training, told: dict[str, Any]) -> Pushed:

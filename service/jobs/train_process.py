@@ -11,53 +11,51 @@ import select
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
-from registry.errors import Unavailable, rebuild
+from registry.errors import SoupError
+from registry.progress import Progress
 from service.logs import configure_logging
-from training.process import Answers, Child
-from training.worker import Bench, Task, serve
+from training import worker
+from training.process import Child, Json
+from training.worker import WorkerRequest, WorkerSetup
 
 NICENESS = 10
-TICK_SECONDS = 0.25
 GRACE_SECONDS = 30.0
 """How long a child may take to save the training that it is stopped in."""
 
 
-def in_child(bench: Bench, task: Task, *, progress: Callable[[int, int, str], None], private: Path) -> dict[str, Any]:
+def in_child(setup: WorkerSetup, request: WorkerRequest, *, progress: Progress, private: Path) -> Json:
     """Train in a process, and give what it says of the training once the adapter is written.
 
     `progress` is called again and again, and may raise to end it; the training is saved then. Raises the child's
     error, in whose sentences nobody reads of the folder `private`, and Unavailable for a child that ended otherwise.
     """
+    nice = setup.model_copy(update={"niceness": NICENESS}).model_dump(mode="json")
+    child = Child("service.jobs.train_process", nice, called="The process that trains", grace=GRACE_SECONDS)
+    steps = request.run.spec.recipe.steps
     try:
-        nice = bench.model_copy(update={"niceness": NICENESS})
-        child = Child("service.jobs.train_process", nice.model_dump(mode="json"), task.model_dump(mode="json"))
-    except OSError as error:
-        raise Unavailable("The process that trains could not be started; try again.") from error
-    said: tuple[int, int, str] = (0, task.work.spec.recipe.steps, "waiting for the training to start")
-    try:
-        while True:
-            for answer in child.answers(TICK_SECONDS):
-                if "progress" not in answer:
-                    return _made(answer, private)
-                said = tuple(answer["progress"])
-            progress(*said)  # also when the child is silent: this is where a cancellation is raised
-    except EOFError as ended:
-        raise Unavailable(f"The process that trains ended with status {ended.args[0]}; try again.") from ended
+        with unnamed(private):
+            return child.ask(
+                request.model_dump(mode="json"), progress, waiting=(0, steps, "waiting for the training to start")
+            )
     finally:
-        child.end(grace=GRACE_SECONDS)
+        child.end()
 
 
-def _made(answer: dict[str, Any], private: Path) -> dict[str, Any]:
-    if "error" not in answer:
-        return dict(answer["made"])
-    code, message, param, problems = (answer["error"][name] for name in ("code", "message", "param", "problems"))
-    hidden = [text.replace(str(private), "the folder of the training") for text in (message, *problems)]
-    raise rebuild(code, hidden[0], param=param, problems=hidden[1:])
+@contextmanager
+def unnamed(private: Path) -> Iterator[None]:
+    """While open, errors are raised with other words in the place of the folder's name."""
+    try:
+        yield
+    except SoupError as error:
+        error.message, *problems = (
+            text.replace(str(private), "the folder of the training") for text in (error.message, *error.problems)
+        )
+        error.args, error.problems = (error.message,), tuple(problems)
+        raise
 
 
 def outlive_nobody() -> None:
@@ -82,9 +80,8 @@ def outlive_nobody() -> None:
 def main() -> None:
     """The process of one training."""
     outlive_nobody()
-    answers = Answers()
     configure_logging("info")
-    serve(answers)
+    worker.main()
 
 
 if __name__ == "__main__":

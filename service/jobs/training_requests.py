@@ -9,7 +9,6 @@ import math
 from collections.abc import Sequence
 
 from registry.adapters import expected_tensors
-from registry.catalogue import Catalogue
 from registry.catalogue.rows import AdapterRow, JobRow
 from registry.errors import Busy, Incompatible, InvalidParameter, TooLarge
 from registry.names import check_part, digest_of, parse_ref, split_name
@@ -19,12 +18,12 @@ from registry.uploads import blob_size
 from service.keys import Principal
 from service.parts import Parts
 from service.settings import Settings
-from training.build import config_of, not_fused, recipe_on, task_of
+from training.build import config_of, hyperparameters_on, not_fused, task_of
+from training.hyperparameters import Hyperparameters
+from training.inputs import check_block
 from training.methods.pruning_scores import NEEDS_GRADIENTS
-from training.recipe import TrainingRecipe
 from training.request import TrainingRequest
 from training.spec import BANK, FusionRequest, TaskKey, TrainingSpec
-from training.trainer import check_block
 
 KIND = "train"
 SMALLEST_HEAD: dict[TaskKey, HeadConfig] = {
@@ -69,14 +68,10 @@ def submit(parts: Parts, who: Principal, request: TrainingRequest, *, request_id
         known = catalogue.jobs.unended_like(dedupe)
         if known is not None:
             return known
-        _check_queue(parts, catalogue)
+        waiting = len(catalogue.jobs.unended(KIND))
+        if waiting >= parts.settings.training_queue:
+            raise Busy(f"{waiting} trainings wait or run here already; try again when one has ended.", retry_after=60)
         return catalogue.jobs.enqueue(KIND, arguments, namespace=namespace, created_by=who.key_id, dedupe_key=dedupe)
-
-
-def _check_queue(parts: Parts, catalogue: Catalogue) -> None:
-    waiting = len(catalogue.jobs.unended(KIND))
-    if waiting >= parts.settings.training_queue:
-        raise Busy(f"{waiting} trainings wait or run here already; try again when one has ended.", retry_after=60)
 
 
 def _members(parts: Parts, who: Principal, request: TrainingRequest) -> list[AdapterRow]:
@@ -104,9 +99,9 @@ def _check_size(parts: Parts, request: TrainingRequest, members: Sequence[Adapte
     task_of(spec).check_base(parts.bases[request.base_model].text)
     frozen = [one for member in members if (one := FusionConfig.member_of(member.config)) is not None]
     config = config_of(spec, shape, head=SMALLEST_HEAD.get(spec.task), members=frozen)
-    recipe = recipe_on(spec, shape, config)
-    _check_recipe(recipe, config.prefix_length, settings, scoring=_scoring_passes(spec))
-    check_block(recipe, shape, config)
+    numbers = hyperparameters_on(spec, shape, config)
+    _check_numbers(numbers, config.prefix_length, settings, scoring=_scoring_passes(spec))
+    check_block(numbers.block, shape, config)
     tensors = expected_tensors(config, shape)
     size = sum(4 * math.prod(found) for found in tensors.values())
     if size > settings.max_weights_bytes:
@@ -124,23 +119,23 @@ def _scoring_passes(spec: TrainingSpec) -> int:
     return spec.pruning.batches * (2 if spec.pruning.score == "grasp" else 1)
 
 
-def _check_recipe(recipe: TrainingRecipe, prefix: int, settings: Settings, *, scoring: int) -> None:
+def _check_numbers(numbers: Hyperparameters, prefix: int, settings: Settings, *, scoring: int) -> None:
     """Refuse more passes, or more tokens in one, than a training may have; each block has the prefix before it.
 
     Of validation only how often it is done is known here: the spec bounds that by the steps.
     """
-    passes, tokens = recipe.steps * recipe.accumulate + scoring, recipe.batch * (prefix + recipe.block)
+    passes, tokens = numbers.steps * numbers.accumulate + scoring, numbers.batch * (prefix + numbers.block)
     if passes > settings.max_training_steps:
         before = f" and {scoring} passes to score what is pruned" if scoring else ""
         raise TooLarge(
-            f"{recipe.steps} steps of {recipe.accumulate} passes{before} were asked for, and the limit is "
+            f"{numbers.steps} steps of {numbers.accumulate} passes{before} were asked for, and the limit is "
             f"{settings.max_training_steps} passes (SOUP_MAX_TRAINING_STEPS).",
             param="spec.recipe.steps",
         )
     if tokens > settings.max_training_tokens:
         before = f" and a prefix of {prefix}" if prefix else ""
         raise TooLarge(
-            f"A batch of {recipe.batch} blocks of {recipe.block} tokens{before} is {tokens}, and the limit is "
+            f"A batch of {numbers.batch} blocks of {numbers.block} tokens{before} is {tokens}, and the limit is "
             f"{settings.max_training_tokens} (SOUP_MAX_TRAINING_TOKENS): take a smaller 'batch' with more "
             "'accumulate'.",
             param="spec.recipe.batch",

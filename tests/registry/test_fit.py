@@ -98,7 +98,7 @@ class TestFit:
         assert [member.domain for member in row.members] == ["code", "law", "zoo"]
         assert row.report["held_out_accuracy"] == 1.0
         vectors = verbs.base.encode(passages("law", seed=5)).vectors
-        (one,) = load(row, verbs.blobs).select(vectors).selected
+        (one,) = load(row, verbs.blobs).rank(vectors).selection().selected
         assert one.domain == "law"
 
     @pytest.mark.parametrize("spec", [GmmSpec(), CosineSpec(encoder="base"), UniformSpec()])

@@ -18,7 +18,7 @@ import torch
 from registry.adapters import Init, create
 from registry.adapters.loadable import LoadableAdapter
 from registry.adapters.weights import save_tensors
-from registry.blobs import BlobStore, MemoryBlobs
+from registry.blobs import BlobStore
 from registry.catalogue import Database
 from registry.catalogue.rows import AdapterRow, SelectorRow
 from registry.cook import cook
@@ -45,8 +45,8 @@ from registry.spec import (
     PoolSpec,
     Provenance,
     SelectorSpec,
-    prefix_length,
 )
+from tests.registry.memory_blobs import MemoryBlobs
 
 LINEARS = {
     f"transformer.h.{layer}.{name}": sizes
@@ -107,7 +107,7 @@ class FakeSentences:
 
 def weights(seed: int, config: AdapterConfig = CONFIG, dtype: torch.dtype = torch.float32) -> bytes:
     generator = torch.Generator().manual_seed(seed)
-    init: Init = "linear" if prefix_length(config) else "near_identity"  # no base is at hand to start a prefix from
+    init: Init = "linear" if config.prefix_length else "near_identity"  # no base is at hand to start a prefix from
     tensors = create(config, SHAPE, seed=0, init=init).state_dict()
     return save_tensors(
         {name: (one + torch.randn(one.shape, generator=generator)).to(dtype) for name, one in tensors.items()}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from registry.blobs import MemoryBlobs
 from registry.catalogue import Database
 from service.storage import delete_ended_requests, delete_unnamed
+from tests.registry.memory_blobs import MemoryBlobs
 
 
 def stored(database: Database, blobs: MemoryBlobs) -> tuple[str, ...]:

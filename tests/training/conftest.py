@@ -12,7 +12,10 @@ import pytest
 import torch
 
 from registry.base_model import LoadedBase, load_base
-from registry.spec import BaseEntry
+from registry.spec import AdapterConfig, BaseEntry
+from training.data import Data
+from training.inputs import TrainingInputs
+from training.trainer import Trained, train_adapter
 
 TEXTS = [f"The judge of court {i} held that contract {i * 7} was void." for i in range(40)]
 VALID = [f"The judge of court {i} held that contract {i * 3} was void." for i in range(100, 125)]
@@ -24,6 +27,12 @@ def state_hash(model: torch.nn.Module) -> str:
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(name.encode() + tensor.contiguous().numpy().tobytes())
     return digest.hexdigest()
+
+
+def train_on(base: LoadedBase, config: AdapterConfig, train: list, valid: list, **given) -> Trained:
+    """An adapter trained on items; `given` are other inputs of the training, and how it is watched and saved."""
+    watched = {name: given.pop(name) for name in ("progress", "should_stop", "saving") if name in given}
+    return train_adapter(base, TrainingInputs(config, Data(train, valid), **given), **watched)
 
 
 def stop_after(steps: int) -> Callable[[], AbstractContextManager[Callable[[], bool]]]:

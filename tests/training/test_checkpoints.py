@@ -24,14 +24,14 @@ from registry.errors import Cancelled, Conflict, InvalidParameter, Unavailable
 from registry.spec import BaseEntry
 from tests.repository import REPOSITORY
 from tests.tiny_models import build_tiny_base
-from tests.training.conftest import TEXTS, VALID
+from tests.training.conftest import TEXTS, VALID, train_on
 from training.checkpoint import FILE, Checkpoint, Saving, differences, discard, held
+from training.hyperparameters import Hyperparameters
 from training.loop import optimise
-from training.recipe import TrainingRecipe
-from training.trainer import train_adapter
+from training.state import Objective, TrainingState
 
 BLOCKS = np.random.default_rng(1).integers(0, 6, (20, 5))
-RECIPE = TrainingRecipe(steps=12, batch=4, block=32, learning_rate=1e-2, evaluations=3)
+RECIPE = Hyperparameters(steps=12, batch=4, block=32, learning_rate=1e-2, evaluations=3)
 
 
 class Noisy(nn.Module):
@@ -55,13 +55,15 @@ def noisy(
 ):
     module, seen = Noisy(), []
     values = {"steps": 11, "batch": 3, "accumulate": 2, "block": 5, "learning_rate": 0.05, "evaluations": 4, **changes}
-    recipe = TrainingRecipe(**values)
+    numbers = Hyperparameters(**values)
     saving = None if folder is None else Saving(folder, every_steps=every, every_seconds=None)
+    state = TrainingState(
+        module, Objective(module.mean_nll), train=BLOCKS, valid=valid, hyperparameters=numbers
+    )  # fmt: skip
     outcome = optimise(
-        module, module.mean_nll, train=BLOCKS, valid=valid, recipe=recipe,
-        progress=lambda step, *_: seen.append(step),
+        state, progress=lambda step, *_: seen.append(step),
         should_stop=None if stop_after is None else lambda: len(seen) == stop_after,
-        checkpoint=None if saving is None else Checkpoint(saving, recipe.model_dump(mode="json")),
+        checkpoint=None if saving is None else Checkpoint(saving, numbers.model_dump(mode="json")),
     )  # fmt: skip
     return module, outcome, seen
 
@@ -140,10 +142,9 @@ KILLED = """
     from registry.adapters import paper_config
     from registry.base_model import load_base
     from registry.spec import BaseEntry
-    from tests.training.conftest import TEXTS, VALID
+    from tests.training.conftest import TEXTS, VALID, train_on
     from tests.training.test_checkpoints import RECIPE
     from training.checkpoint import Saving
-    from training.trainer import train_adapter
 
     def die(step, *_):
         if step == 8:
@@ -151,14 +152,19 @@ KILLED = """
 
     base = load_base(BaseEntry(id="tiny", source=sys.argv[1]))
     saving = Saving(Path(sys.argv[2]), every_steps=3, every_seconds=None)
-    train_adapter(base, paper_config("houlsby", bottleneck=8), TEXTS, VALID, recipe=RECIPE, progress=die, saving=saving)
+    config = paper_config("houlsby", bottleneck=8)
+    train_on(base, config, TEXTS, VALID, hyperparameters=RECIPE, progress=die, saving=saving)
 """
 
 
+def changed(**numbers):
+    return RECIPE.model_copy(update=numbers)
+
+
 def adapter(base, saving=None, **changes):
-    values = {"recipe": RECIPE, "saving": saving, "config": paper_config("houlsby", bottleneck=8), "texts": TEXTS,
-              "valid_texts": VALID, **changes}  # fmt: skip
-    return train_adapter(base, values.pop("config"), values.pop("texts"), values.pop("valid_texts"), **values)
+    values = {"hyperparameters": RECIPE, "saving": saving, "config": paper_config("houlsby", bottleneck=8),
+              "texts": TEXTS, "valid_texts": VALID, **changes}  # fmt: skip
+    return train_on(base, values.pop("config"), values.pop("texts"), values.pop("valid_texts"), **values)
 
 
 def test_a_killed_training_goes_on_to_the_same_bits(base, tiny_base_dir, tmp_path):
@@ -178,8 +184,8 @@ def test_a_killed_training_goes_on_to_the_same_bits(base, tiny_base_dir, tmp_pat
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"recipe": RECIPE.model_copy(update={"learning_rate": 2e-2})}, r"learning_rate \(0.01 there, 0.02 here\)"),
-        ({"recipe": RECIPE.model_copy(update={"schedule": "cosine"})}, r"schedule \(\"linear\" there"),
+        ({"hyperparameters": changed(learning_rate=2e-2)}, r"learning_rate \(0.01 there, 0.02 here\)"),
+        ({"hyperparameters": changed(schedule="cosine")}, r"schedule \(\"linear\" there"),
         ({"texts": TEXTS[::-1]}, r"data.train \("),
         ({"valid_texts": VALID[1:]}, r"data.valid \("),
         ({"config": paper_config("houlsby", bottleneck=4)}, r"config.bottleneck \(8 there, 4 here\)"),

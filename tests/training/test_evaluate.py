@@ -17,22 +17,21 @@ from registry.formats import AdapterContents, read_directory, write_directory
 from registry.spec import BankConfig, BaseEntry, PrefixConfig, UnionConfig
 from service.cli.app import run as soup
 from tests.tiny_models import build_tiny_base, build_tiny_encoder
-from tests.training.conftest import TEXTS, VALID, state_hash
+from tests.training.conftest import TEXTS, VALID, state_hash, train_on
 from tests.training.task_items import ITEMS, LABELLED, QUESTIONS, as_json
 from training.evaluate import adapter_of, evaluate_task, task_named, task_of
-from training.recipe import TrainingRecipe
+from training.hyperparameters import Hyperparameters
 from training.tasks import LANGUAGE_MODELLING, TASKS
 from training.tasks.contract import with_head
-from training.trainer import train_adapter, write_trained
 
-RECIPE = TrainingRecipe(steps=25, batch=8, block=56, learning_rate=1e-2, evaluations=2)
+RECIPE = Hyperparameters(steps=25, batch=8, block=56, learning_rate=1e-2, evaluations=2)
 
 
 def trained(base, key, folder):
     task, items = TASKS[key], {**ITEMS, "language_modelling": TEXTS}[key]
     config = with_head(paper_config("pfeiffer", bottleneck=8), task.head(items))
-    found = train_adapter(base, config, items, items[:20], recipe=RECIPE, task=task)
-    return write_trained(folder, found, base, domain="law")
+    found = train_on(base, config, items, items[:20], hyperparameters=RECIPE, task=task)
+    return found.write(folder, base, domain="law")
 
 
 @pytest.fixture(scope="module")
@@ -110,16 +109,16 @@ def test_what_a_prefix_takes_is_no_room_for_texts(base):
         with pytest.raises(InvalidParameter, match="not between 2 and 24"):
             evaluate_task(base, prefix, LANGUAGE_MODELLING, VALID, block=block)
     config = UnionConfig(members=(PrefixConfig(length=40), paper_config("parallel", bottleneck=2)))
-    recipe = RECIPE.model_copy(update={"block": 32})
+    numbers = RECIPE.model_copy(update={"block": 32})
     with pytest.raises(InvalidParameter, match="context of 64, of which the prefix takes 40"):
-        train_adapter(base, config, TEXTS, VALID, recipe=recipe)
+        train_on(base, config, TEXTS, VALID, hyperparameters=numbers)
 
 
 def test_a_bank_is_measured_as_its_merge(base):
     from registry.adapters.experts import merge_bank
 
     config = BankConfig(expert=paper_config("pfeiffer", bottleneck=4), experts=3)
-    found = train_adapter(base, config, TEXTS, VALID, recipe=RECIPE.model_copy(update={"steps": 5}))
+    found = train_on(base, config, TEXTS, VALID, hyperparameters=RECIPE.model_copy(update={"steps": 5}))
     bank = evaluate_task(base, from_tensors(config, base.shape, found.tensors), LANGUAGE_MODELLING, VALID)
     merged = from_tensors(config.expert, base.shape, merge_bank(config, found.tensors))
     assert evaluate_task(base, merged, LANGUAGE_MODELLING, VALID) == pytest.approx(bank, rel=1e-6)
@@ -134,8 +133,8 @@ def test_questions_are_left_without_an_answer_by_what_was_trained_to(base, folde
     none = [replace(item, answers=()) for item in QUESTIONS[::2]]
     config = with_head(paper_config("pfeiffer", bottleneck=2), TASKS["question_answering"].head(QUESTIONS))
     task, few = TASKS["question_answering"], RECIPE.model_copy(update={"steps": 1})
-    found = train_adapter(base, config, QUESTIONS + none, QUESTIONS[:20], recipe=few, task=task)
-    either = write_trained(tmp_path / "squad2", found, base, domain="law")
+    found = train_on(base, config, QUESTIONS + none, QUESTIONS[:20], hyperparameters=few, task=task)
+    either = found.write(tmp_path / "squad2", base, domain="law")
     for key in (None, "question_answering"):
         assert task_of(either, key).may_abstain
         assert not task_of(folders["question_answering"], key).may_abstain

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from registry.errors import Cancelled, InvalidParameter
-from training.data_order import DataOrder
+from training.data import DataOrder
+from training.hyperparameters import Hyperparameters
 from training.loop import optimise
-from training.recipe import TrainingRecipe, recipe_of
-from training.state import Curve
+from training.spec import TrainingSpec
+from training.state import Curve, Objective, TrainingState
 
 
 class Counter(nn.Module):
@@ -34,10 +35,15 @@ BLOCKS = np.array([[0, 0, 0, 1]] * 6, dtype=np.int64)
 ENTROPY = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
 
 
+def started(module, loss, *, train=BLOCKS, valid=BLOCKS, valid_loss=None, **numbers):
+    objective, numbers = Objective(loss, valid_loss), Hyperparameters(**numbers)
+    return TrainingState(module, objective, train=train, valid=valid, hyperparameters=numbers)
+
+
 def run(module=None, *, valid=BLOCKS, **recipe):
     module = module or Counter()
     values = {"steps": 300, "batch": 4, "block": 4, "learning_rate": 0.1, **recipe}
-    return module, optimise(module, module.mean_nll, train=BLOCKS, valid=valid, recipe=TrainingRecipe(**values))
+    return module, optimise(started(module, module.mean_nll, valid=valid, **values))
 
 
 def taken(blocks: int, *, take: int, steps: int, seed: int = 0) -> list[int]:
@@ -120,16 +126,19 @@ def test_validation_text_that_is_harder_from_the_first_has_not_diverged():
     """Held to its own loss before the first step, not to that of the training text."""
     module = Counter()
     for extra in (5.0, 50.0):
-        outcome = optimise(
-            module, module.mean_nll, train=BLOCKS, valid=BLOCKS, recipe=TrainingRecipe(steps=8, batch=4, block=4),
-            valid_loss=lambda blocks, extra=extra: module.mean_nll(blocks) + extra,
+        state = started(
+            module, module.mean_nll, valid_loss=lambda blocks, extra=extra: module.mean_nll(blocks) + extra,
+            steps=8, batch=4, block=4,
         )  # fmt: skip
+        outcome = optimise(state)
         assert outcome.valid_best < outcome.valid_before
     losses = iter([50.0, 50.0, 52.1, 52.1])  # two parts each
     with pytest.raises(InvalidParameter, match=r"the validation loss is 52\.1 nats a token.* began at 50\."):
         optimise(
-            module, module.mean_nll, train=BLOCKS, valid=BLOCKS, recipe=TrainingRecipe(steps=1, batch=4, block=4),
-            valid_loss=lambda _blocks: torch.tensor(next(losses)),
+            started(
+                module, module.mean_nll, valid_loss=lambda _blocks: torch.tensor(next(losses)), steps=1, batch=4,
+                block=4,
+            )
         )  # fmt: skip
 
 
@@ -137,7 +146,7 @@ def test_cancelling_stops_before_the_next_step():
     module, seen = Counter(), []
     with pytest.raises(Cancelled, match="step 4 of 300"):
         optimise(
-            module, module.mean_nll, train=BLOCKS, valid=BLOCKS, recipe=TrainingRecipe(steps=300, batch=2, block=4),
+            started(module, module.mean_nll, steps=300, batch=2, block=4),
             progress=lambda step, steps, message: seen.append((step, steps)), should_stop=lambda: len(seen) == 3,
         )  # fmt: skip
     assert seen == [(1, 300), (2, 300), (3, 300)]
@@ -145,7 +154,7 @@ def test_cancelling_stops_before_the_next_step():
 
 @given(st.integers(1, 500), st.floats(0, 1), st.sampled_from(["linear", "cosine"]))
 def test_the_rate_rises_then_falls_and_never_leaves_its_bounds(steps, warmup, schedule):
-    recipe = TrainingRecipe(steps=steps, warmup=warmup, learning_rate=0.5, schedule=schedule)
+    recipe = Hyperparameters(steps=steps, warmup=warmup, learning_rate=0.5, schedule=schedule)
     rates = [recipe.learning_rate_at(step) for step in range(1, steps + 1)]
     assert all(0 < rate <= 0.5 for rate in rates)
     top = rates.index(max(rates))
@@ -156,7 +165,7 @@ def test_the_rate_rises_then_falls_and_never_leaves_its_bounds(steps, warmup, sc
 
 @given(st.integers(1, 300), st.integers(1, 20))
 def test_the_last_step_is_always_evaluated(steps, evaluations):
-    at = TrainingRecipe(steps=steps, evaluations=evaluations).evaluated_at()
+    at = Hyperparameters(steps=steps, evaluations=evaluations).evaluated_at()
     assert steps in at
     assert min(at) >= 1
     assert len(at) <= evaluations
@@ -177,11 +186,8 @@ VARIED = np.random.default_rng(0).integers(0, 4, (24, 4))
 def trained(*, module=None, train=VARIED, checkpoint=None, should_stop=None, **recipe):
     module = module or Counter()
     values = {"steps": 9, "batch": 8, "block": 4, "learning_rate": 0.1, "evaluations": 3, **recipe}
-    outcome = optimise(
-        module, module.mean_nll, train=train, valid=VARIED[:4], recipe=TrainingRecipe(**values),
-        checkpoint=checkpoint, should_stop=should_stop,
-    )  # fmt: skip
-    return module, outcome
+    state = started(module, module.mean_nll, train=train, valid=VARIED[:4], **values)
+    return module, optimise(state, checkpoint=checkpoint, should_stop=should_stop)
 
 
 class Leaning(Counter):
@@ -215,7 +221,7 @@ def test_every_number_of_the_optimiser_matters(change):
 
 def test_cosine_is_half_way_down_in_the_middle_and_linear_too():
     for schedule, quarter in (("linear", 0.75), ("cosine", 0.5 * (1 + math.cos(math.pi / 4)))):
-        recipe = TrainingRecipe(steps=400, warmup=0, learning_rate=1.0, schedule=schedule)
+        recipe = Hyperparameters(steps=400, warmup=0, learning_rate=1.0, schedule=schedule)
         assert recipe.learning_rate_at(201) == pytest.approx(0.5)
         assert recipe.learning_rate_at(101) == pytest.approx(quarter)
         assert 0 < recipe.learning_rate_at(400) < 0.01
@@ -318,5 +324,5 @@ def test_the_training_leaves_the_random_numbers_of_its_caller_alone():
 )  # fmt: skip
 def test_numbers_out_of_range_are_refused_by_name(numbers, said):
     with pytest.raises(InvalidParameter, match=said) as caught:
-        recipe_of(numbers)
+        TrainingSpec().with_numbers(**numbers)
     assert caught.value.param == said

@@ -1,4 +1,4 @@
-"""What a training may have beside its recipe: a start of its own, pruning, a bank; alone, resumed, and refused."""
+"""What a training may have beside its numbers: a start of its own, pruning, a bank; alone, resumed, and refused."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from registry.adapters.masks import is_mask
 from registry.adapters.weights import init_hash, save_tensors
 from registry.errors import Cancelled, Conflict, Incompatible, InvalidParameter
 from registry.spec import BankConfig, HeadConfig, PrefixConfig, UnionConfig
-from tests.training.conftest import TEXTS, VALID, state_hash
+from tests.training.conftest import TEXTS, VALID, state_hash, train_on
 from training.checkpoint import Saving
+from training.data import Data
+from training.hyperparameters import Hyperparameters, PruningOptions
+from training.inputs import TrainingInputs
 from training.methods.fusion import fusion_config, fusion_start
 from training.methods.lora_targets import lora_for
-from training.options import PruningOptions
-from training.recipe import TrainingRecipe
 from training.tasks import LANGUAGE_MODELLING, TASKS
-from training.trainer import inputs_of, train_adapter
 
-RECIPE = TrainingRecipe(steps=8, batch=4, block=32, learning_rate=1e-2, evaluations=2)
+RECIPE = Hyperparameters(steps=8, batch=4, block=32, learning_rate=1e-2, evaluations=2)
 PLAIN = paper_config("pfeiffer", bottleneck=4)
 BANK = BankConfig(expert=PLAIN, experts=3)
 MAM = UnionConfig(members=(PrefixConfig(length=2), paper_config("parallel", bottleneck=4)))
@@ -30,7 +30,7 @@ PRUNING = PruningOptions(sparsity=0.5, batches=2)
 
 
 def train(base, config=PLAIN, **changes):
-    return train_adapter(base, config, TEXTS, VALID, **{"recipe": RECIPE, **changes})
+    return train_on(base, config, TEXTS, VALID, **{"hyperparameters": RECIPE, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_a_start_replaces_initial_tensors_by_name_and_is_named_in_the_record(bas
     name = "layers.0.ffn.down.weight"
     value = torch.full((4, 32), 0.01)
     still = RECIPE.model_copy(update={"steps": 1, "learning_rate": 1e-30})
-    plain, started = train(base, recipe=still), train(base, recipe=still, start={name: value})
+    plain, started = train(base, hyperparameters=still), train(base, hyperparameters=still, start={name: value})
     assert torch.equal(started.tensors[name], value)
     others = [other for other in plain.tensors if other != name]
     assert all(torch.equal(started.tensors[other], plain.tensors[other]) for other in others)
@@ -172,9 +172,9 @@ def test_the_checkpoint_of_other_options_is_refused(base, tmp_path, before, now,
 
 
 def test_what_is_not_asked_for_has_no_key_in_the_record(base):
-    keys = set(inputs_of(base, PLAIN, TEXTS, VALID, recipe=RECIPE, init="near_identity"))
+    keys = set(TrainingInputs(PLAIN, Data(TEXTS, VALID), RECIPE).record(base))
     assert keys == {"task", "base", "init", "data", *RECIPE.model_dump()}
-    summaries = inputs_of(base, PLAIN, [], [], recipe=RECIPE, init="near_identity", task=TASKS["summarisation"])
+    summaries = TrainingInputs(PLAIN, Data([], []), RECIPE, TASKS["summarisation"]).record(base)
     assert summaries["prompt"] == "\n\nSummary:"
 
 
@@ -195,7 +195,7 @@ def test_the_record_says_how_a_lora_starts_wherever_it_is(base):
     lora, head = lora_for(base.shape, rank=2, alpha=4), HeadConfig(task="classification", labels=("a", "b"))
 
     def said(config, init="near_identity"):
-        return inputs_of(base, config, TEXTS, VALID, recipe=RECIPE, init=init)["init"]
+        return TrainingInputs(config, Data(TEXTS, VALID), RECIPE, init=init).record(base)["init"]
 
     assert said(lora) == said(BankConfig(expert=lora)) == said(UnionConfig(members=(lora, head))) == "zero_b"
     assert said(lora, "small_b") == said(BankConfig(expert=lora), "small_b") == "small_b"

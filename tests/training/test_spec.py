@@ -23,8 +23,9 @@ from registry.spec import (
 )
 from service.cli.flags import Given
 from service.cli.verbs.train.training_flags import TRAINING, spec_of
-from training.build import HELD_OUT_SEED, config_of, held_out
-from training.recipe import TrainingRecipe
+from training.build import config_of
+from training.data import HELD_OUT_SEED, held_out
+from training.hyperparameters import Hyperparameters
 from training.spec import METHODS, AdapterRequest, Init, RecipeRequest, TaskKey, TrainingSpec
 from training.tasks import TASKS
 
@@ -38,7 +39,7 @@ def test_the_names_are_those_of_what_they_name():
     assert set(get_args(Init)) == set(get_args(AnyInit))
     (method,) = TRAINING.only("method").parameters()
     assert set(get_args(get_args(get_args(method.annotation)[0])[0])) == METHODS
-    assert set(RecipeRequest.model_fields) == set(TrainingRecipe.model_fields)
+    assert set(RecipeRequest.model_fields) == set(Hyperparameters.model_fields)
 
 
 def test_every_field_of_a_spec_has_a_flag():

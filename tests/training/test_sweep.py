@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
 import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,12 +22,12 @@ from service.cli.verbs.train import stopping
 from service.cli.verbs.train.progress_table import Table
 from tests.service.scripted_server import Server, ok, refusal
 from tests.training.conftest import stop_after
-from training import parallel_sweep as parallel
-from training.build import Data
+from training import parallel_sweep, process
 from training.checkpoint import held
+from training.data import Data
 from training.spec import TrainingSpec
-from training.sweep import CHECKPOINTS, Cell, Domain, Plan
-from training.worker import Bench
+from training.sweep import CHECKPOINTS, Cell, Domain, Grid
+from training.worker import WorkerSetup
 
 LINES = [json.dumps({"text": f"The judge of court {i} held that contract {i * 7} was void."}) for i in range(60)]
 
@@ -210,13 +212,13 @@ def test_a_second_sweep_into_the_same_folder_is_refused_while_the_first_is_at_wo
 
 
 def test_a_process_that_is_killed_leaves_its_cell_for_the_next_time(command, tmp_path, capsys, monkeypatch):
-    give = parallel._Hands.give
+    give = parallel_sweep.Workers.give
 
     def give_and_kill(self, cell):
         give(self, cell)
         os.kill(next(iter(self.busy)).pid, signal.SIGKILL)
 
-    monkeypatch.setattr(parallel._Hands, "give", give_and_kill)
+    monkeypatch.setattr(parallel_sweep.Workers, "give", give_and_kill)
     again = command(grid=("1e-3", "1"), of=1)
     assert soup([*again, "--parallel", "2"]) == 1
     said = capsys.readouterr()
@@ -227,8 +229,10 @@ def test_a_process_that_is_killed_leaves_its_cell_for_the_next_time(command, tmp
 
 
 @pytest.fixture
-def hands(tmp_path):
-    return parallel._Hands(Bench(entry=BaseEntry(id="tiny", source="none")), Plan(TrainingSpec(), tmp_path), None)
+def workers(tmp_path, monkeypatch):
+    monkeypatch.setattr(parallel_sweep, "GRACE_SECONDS", 0.0)
+    setup = WorkerSetup(entry=BaseEntry(id="tiny", source="none"))
+    return parallel_sweep.Workers(setup, Grid([], TrainingSpec(), tmp_path), processes=3)
 
 
 @pytest.fixture
@@ -237,50 +241,61 @@ def cell(tmp_path):
 
 
 class Process:
-    """In the place of a `Child`: what it is told, and whether it was ended."""
+    """In the place of a process: what it is told over its input, and whether it was ended."""
 
-    def __init__(self, module="", *first, there=True):
-        self.told, self.there, self.ended = list(first), there, False
+    def __init__(self, *_, **__):
+        self.told, self.there, self.killed = [], True, False
+        self.stdin, self.stdout = SimpleNamespace(write=self.write, close=lambda: None), io.BytesIO()
 
-    def tell(self, value):
+    def write(self, line):
         if not self.there:
             raise BrokenPipeError(32, "Broken pipe")
-        self.told.append(value)
+        self.told.append(json.loads(line))
 
-    def end(self):
-        self.ended = True
+    def kill(self):
+        self.killed = True
 
-
-def test_a_process_that_ended_while_it_waited_is_cleared_away_and_another_has_the_cell(hands, cell, monkeypatch):
-    monkeypatch.setattr(parallel, "Child", Process)
-    waiting, gone = Process(), [Process(there=False), Process(there=False)]
-    hands._idle = [waiting, *gone]
-    hands.give(cell)
-    assert all(one.ended for one in gone)
-    assert hands.busy == {waiting: cell}
-    assert len(waiting.told) == 1
-    hands._idle = [last] = [Process(there=False)]
-    hands.give(cell)
-    assert last.ended
-    started = [child for child in hands.busy if child is not waiting]
-    assert [len(child.told) for child in started] == [2]  # the bench, and the cell
-    assert hands._idle == []
+    def wait(self):
+        return 0
 
 
-def test_a_process_that_cannot_be_started_is_said(hands, cell, monkeypatch):
-    def child(*_):
+def test_a_process_that_ended_while_it_waited_is_cleared_away_and_another_has_the_cell(workers, cell, monkeypatch):
+    started = []
+    monkeypatch.setattr(process.subprocess, "Popen", lambda *_, **__: started.append(Process()) or started[-1])
+    workers.give(cell)
+    (child,) = workers.busy
+    assert [len(one.told) for one in started] == [2]  # the setup, and the cell
+    workers.idle.append(child)
+    workers.give(cell)  # the one that is there, with its base model loaded
+    assert [len(one.told) for one in started] == [3]
+    workers.idle.append(child)
+    started[0].there = False
+    workers.give(cell)
+    assert [one.killed for one in started] == [True, False]
+    assert started[1].told == started[0].told[:2]
+    assert workers.busy == {child: cell}
+    assert len(workers.idle) == 2
+
+
+def test_a_process_that_cannot_be_started_is_said(workers, cell, monkeypatch):
+    def popen(*_, **__):
         raise OSError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr(parallel, "Child", child)
+    monkeypatch.setattr(process.subprocess, "Popen", popen)
     with pytest.raises(Unavailable, match="could not be started: Resource temporarily unavailable"):
-        hands.give(cell)
+        workers.give(cell)
 
 
-def test_what_is_wrong_with_all_cells_ends_them_all(hands, cell):
+def test_what_is_wrong_with_all_cells_ends_them_all(workers, cell, monkeypatch):
     wrong = as_dict(InvalidParameter("A block of 999 tokens does not fit.", param="block"))
+    monkeypatch.setattr(parallel_sweep, "wait_for", lambda children, _: children)
+    child = workers.idle.pop()
+    workers.busy[child] = cell
+    monkeypatch.setattr(child, "_lines", lambda _: [{"error": wrong}])
     with pytest.raises(InvalidParameter, match="does not fit"):
-        hands._row(cell, {"error": wrong})
-    row = hands._row(cell, {"error": {**wrong, "param": "learning_rate"}})
+        list(workers.done())
+    monkeypatch.setattr(child, "_lines", lambda _: [{"error": {**wrong, "param": "learning_rate"}}])
+    (row,) = workers.done()
     assert (row.state, row.problem) == ("diverged", "A block of 999 tokens does not fit.")
 
 

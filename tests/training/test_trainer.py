@@ -20,21 +20,20 @@ from registry.formats import read_directory
 from registry.names import digest_of
 from service.cli.app import run as soup
 from service.cli.verbs.train import stopping
-from tests.training.conftest import TEXTS, VALID, state_hash, stop_after
+from tests.training.conftest import TEXTS, VALID, state_hash, stop_after, train_on
 from training.checkpoint import FILE
 from training.data import pack
-from training.methods import adamix
+from training.hyperparameters import Hyperparameters
 from training.methods.lora_targets import lora_for
-from training.recipe import TrainingRecipe
-from training.trainer import loss_of, train_adapter
+from training.trainer import Trained, loss_of
 
-RECIPE = TrainingRecipe(steps=12, batch=4, block=32, learning_rate=1e-2, evaluations=3)
+RECIPE = Hyperparameters(steps=12, batch=4, block=32, learning_rate=1e-2, evaluations=3)
 STRUCTURES = ("bapna_firat", "houlsby", "pfeiffer", "parallel")
 
 
 def train(base, structure="bapna_firat", **changes):
-    values = {"recipe": RECIPE, "init": "zero_up" if structure == "parallel" else "near_identity", **changes}
-    return train_adapter(base, paper_config(structure, bottleneck=8), TEXTS, VALID, **values)
+    values = {"hyperparameters": RECIPE, "init": "zero_up" if structure == "parallel" else "near_identity", **changes}
+    return train_on(base, paper_config(structure, bottleneck=8), TEXTS, VALID, **values)
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
@@ -52,7 +51,7 @@ def test_training_helps_and_frozen_means_frozen(base, structure):
 
 
 def test_one_init_seed_gives_one_init_hash_whatever_is_trained(base):
-    first, second = train(base), train(base, recipe=RECIPE.model_copy(update={"data_seed": 9}))
+    first, second = train(base), train(base, hyperparameters=RECIPE.model_copy(update={"data_seed": 9}))
     other = train(base, init_seed=1)
     fresh = create(first.config, base.shape, seed=0)
     assert first.init_hash == second.init_hash == init_hash(fresh.state_dict())
@@ -83,7 +82,7 @@ def test_the_record_is_json_and_says_how_it_was_made(base):
 @pytest.mark.parametrize("structure", ["houlsby", "bapna_firat"])
 def test_bfloat16_trains_too_and_the_adapter_stays_float32(base, structure):
     before = state_hash(base.model)
-    trained = train(base, structure, recipe=RECIPE.model_copy(update={"dtype": "bfloat16"}))
+    trained = train(base, structure, hyperparameters=RECIPE.model_copy(update={"dtype": "bfloat16"}))
     plain = train(base, structure)
     assert state_hash(base.model) == before
     assert {tensor.dtype for tensor in trained.tensors.values()} == {torch.float32}
@@ -93,8 +92,8 @@ def test_bfloat16_trains_too_and_the_adapter_stays_float32(base, structure):
 
 
 def test_accumulation_is_the_large_batch_on_an_adapter_too(base):
-    large = train(base, recipe=RECIPE.model_copy(update={"batch": 8}))
-    small = train(base, recipe=RECIPE.model_copy(update={"batch": 2, "accumulate": 4}))
+    large = train(base, hyperparameters=RECIPE.model_copy(update={"batch": 8}))
+    small = train(base, hyperparameters=RECIPE.model_copy(update={"batch": 2, "accumulate": 4}))
     assert small.record["tokens_trained"] == large.record["tokens_trained"]
     assert small.record["valid_perplexity"] == pytest.approx(large.record["valid_perplexity"], rel=1e-3)
 
@@ -129,18 +128,18 @@ def test_the_hooks_are_gone_after_success_and_after_failure(base):
 def test_divergence_is_refused_with_step_and_rate(base):
     wild = RECIPE.model_copy(update={"learning_rate": 1e30, "steps": 50})
     with pytest.raises(InvalidParameter, match=r"diverged at step \d+ of 50.*learning rate"):
-        train(base, recipe=wild)
+        train(base, hyperparameters=wild)
 
 
 def test_a_block_beyond_the_context_is_refused(base):
     with pytest.raises(InvalidParameter, match="65 tokens does not fit the base model's context of 64"):
-        train(base, recipe=RECIPE.model_copy(update={"block": 65}))
+        train(base, hyperparameters=RECIPE.model_copy(update={"block": 65}))
 
 
 @pytest.mark.parametrize(("texts", "valid", "said"), [([], VALID, "training data"), (TEXTS, VALID[:3], "validation")])
 def test_too_little_text_is_refused(base, texts, valid, said):
     with pytest.raises(InvalidParameter, match=said):
-        train_adapter(base, paper_config("pfeiffer", bottleneck=4), texts, valid, recipe=RECIPE)
+        train_on(base, paper_config("pfeiffer", bottleneck=4), texts, valid, hyperparameters=RECIPE)
 
 
 # --- soup train ----------------------------------------------------------------------------------------
@@ -366,7 +365,7 @@ def test_killed_between_a_bank_and_its_merge_the_same_command_goes_on(bank_comma
     assert soup(bank_command(out="whole")) == 0
     saved = ("--checkpoint", str(tmp_path / "state"))
     with monkeypatch.context() as patch:
-        patch.setattr(adamix, "merged", killed)
+        patch.setattr(Trained, "merged", killed)
         with pytest.raises(Killed):
             soup(bank_command(*saved))
     assert (tmp_path / "law-bank").is_dir()

@@ -10,27 +10,20 @@ the whole batch; with consistency it draws a second route and adds how far the t
 - `none`: A alone.
 
 The cross-entropy is that of A in all of them. What is validated is the merge: the bank without a route.
-`merged` makes the adapter of a trained bank (section 3.3), as the registry's mixing `merge` does of a stored one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from registry.adapters import entry_of
 from registry.adapters.experts import BankAdapter
-from registry.errors import InvalidParameter
 from registry.spec import AdapterConfig
-from training.options import Consistency
+from training.hyperparameters import Consistency
 from training.tasks.contract import Scored
-
-if TYPE_CHECKING:
-    from training.trainer import Trained  # it imports this module
 
 _CELLS = 2**18  # logits at a time: what stays in a core's cache
 
@@ -55,23 +48,6 @@ def consistent_loss(
         return found
 
     return loss
-
-
-def merged(trained: Trained) -> Trained:
-    """The adapter of a trained bank, its start and its record with it; `bank` in the record says of what it was made.
-
-    Raises InvalidParameter for what is no bank.
-    """
-    config = trained.config
-    merge = entry_of(config).merge
-    if merge is None or config.merged is None:
-        raise InvalidParameter(f"What is merged is a bank of experts, and this adapter is a {config.method}.")
-    return replace(
-        trained,
-        config=config.merged,
-        tensors=merge(config, trained.tensors),
-        record={**trained.record, "bank": bank_record(config)},
-    )
 
 
 def bank_record(config: AdapterConfig) -> dict[str, Any]:

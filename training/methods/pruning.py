@@ -18,8 +18,8 @@ from registry.adapters import AdapterModule
 from registry.adapters.masks import add_masks, highest, mask_of, pack, projections, unpack
 from registry.errors import InvalidParameter
 from registry.spec import AdapterConfig, Pruned
+from training.hyperparameters import PruningOptions
 from training.methods.pruning_scores import NEEDS_GRADIENTS, Loss, Scores, scores_of
-from training.options import PruningOptions
 
 Masks = dict[str, Tensor]
 """bool by the name of a weight, of its shape; False where it is pruned."""

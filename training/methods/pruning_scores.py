@@ -1,6 +1,7 @@
-"""What an entry of an adapter's projections is worth before training: the scores of SparseAdapter (section 2.2).
+"""Scores that say which entries of an adapter's projections to keep, before training (SparseAdapter, section 2.2).
 
-Called by `methods.pruning` alone, which prunes the lowest. A score is float64 of its weight's shape on the CPU.
+Called by `methods.pruning` alone, which prunes the lowest (docs/explanation/methods.md, "Pruning"). A score is float64
+of its weight's shape on the CPU.
 
 - `random`: U(0, 1), drawn with NumPy's PCG64; also what Erdos-Renyi ranks by within a projection;
 - `magnitude`: |w|;

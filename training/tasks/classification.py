@@ -18,7 +18,7 @@ from registry.adapters import AdapterModule
 from registry.adapters.head import HeadModule, head_module
 from registry.base_model import LoadedBase
 from registry.errors import Incompatible, InvalidParameter
-from registry.spec import HeadConfig, head_of
+from registry.spec import HeadConfig
 from training.data import MIN_TEXTS, enough
 from training.tasks.contract import Examples, Scored, Task, named_head, under
 from training.tasks.encoding import batch_of, frame, rows_of, slices, states, tokens_of
@@ -139,7 +139,7 @@ def needed_head(adapter: AdapterModule | None, task: Task) -> HeadModule:
     """The adapter's head; raises Incompatible where it has none for the task."""
     head = None if adapter is None else head_module(adapter)
     if head is None or head.config.task != task.answers:
-        found = None if adapter is None else head_of(adapter.config)
+        found = None if adapter is None else adapter.config.head
         said = f"an adapter with {named_head(None if found is None else found.task)}"
         what = "the base model alone" if adapter is None else said
         raise Incompatible(f"{task.name.capitalize()} needs an adapter with a head for it, not {what}.", param="task")

@@ -80,12 +80,13 @@ class Task(ABC):
     def identity(self, items: Sequence[Any]) -> list[Any]:
         """The items as JSON, for the digest that names the data in records."""
 
-    @abstractmethod
     def head(self, items: Sequence[Any]) -> HeadConfig | None:
-        """The head that training on these items needs, its label map included; None where there is none.
+        """The head that training on these items needs, its label map included; None where the base's own answers.
 
         Raises InvalidParameter for items that make no task (a single label).
         """
+        del items
+        return None
 
     @abstractmethod
     def encode(

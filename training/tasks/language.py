@@ -16,7 +16,7 @@ from torch import Tensor
 from registry.adapters import AdapterModule
 from registry.base_model import LoadedBase
 from registry.evaluate import report
-from registry.likelihood import hidden_states, lm_logits, score_windows, token_log_probs, windows
+from registry.likelihood import hidden_states, lm_logits, score_windows, text_scores, token_log_probs, windows
 from registry.spec import HeadConfig, PassageScore, PerplexityReport
 from training.data import MIN_TEXTS, pack, text_of
 from training.tasks.contract import Examples, Scored, Task, under
@@ -42,11 +42,6 @@ class LanguageModelling(Task):
     def identity(self, items: Sequence[str]) -> list[Any]:
         """The texts."""
         return list(items)
-
-    def head(self, items: Sequence[str]) -> HeadConfig | None:
-        """None: the base model's own output layer predicts."""
-        del items
-        return None
 
     def encode(
         self, base: LoadedBase, items: Sequence[str], *, block: int, what: str = "training", at_least: int = MIN_TEXTS,
@@ -141,19 +136,7 @@ def passage_scores(base: LoadedBase, texts: Sequence[str], *, block: int, batch:
 
     A text is BOS + its tokens, in windows of at most `block`, each with BOS. Memory is that of `batch` blocks.
     """
-    cut = [windows(base.tokenize(text, bos=False), context=block, bos_id=_bos(base)) for text in texts]
+    bos_id = base.bos_id if base.entry.bos else None
+    cut = [windows(base.tokenize(text, bos=False), context=block, bos_id=bos_id) for text in texts]
     flat = [window for parts in cut for window in parts]
-    scores = iter(score_windows(base.model, flat, max_tokens=batch * block, pad_id=0))
-    return [
-        PassageScore(
-            nll=sum(next(scores) for _ in parts),
-            tokens=sum(len(window) - 1 for window in parts),
-            bytes=len(text.encode()),
-            windows=max(1, len(parts)),
-        )
-        for text, parts in zip(texts, cut, strict=True)
-    ]
-
-
-def _bos(base: LoadedBase) -> int | None:
-    return base.bos_id if base.entry.bos else None
+    return text_scores(texts, cut, score_windows(base.model, flat, max_tokens=batch * block, pad_id=0))

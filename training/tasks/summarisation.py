@@ -66,11 +66,6 @@ class Summarisation(Task):
         """Documents and summaries."""
         return [[item.text, item.summary] for item in items]
 
-    def head(self, items: Sequence[Summarised]) -> HeadConfig | None:
-        """None: the base model's own output layer writes."""
-        del items
-        return None
-
     def inputs(self) -> dict[str, Any]:
         """The prompt."""
         return {"prompt": PROMPT}

@@ -26,7 +26,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,8 +34,8 @@ from torch import Tensor
 from registry.adapters.weights import load_tensors, save_tensors
 from registry.errors import Incompatible, InvalidManifest, InvalidParameter, NotFound, TooLarge, UnknownMethod
 from registry.files import loads_strict
-from registry.formats.adapterhub.options import VERSION, Options, read_options, write_options
-from registry.formats.adapterhub.tensors import Layout, from_canonical, to_canonical
+from registry.formats.adapterhub.options import VERSION, read_options, write_options
+from registry.formats.adapterhub.tensors import FAMILIES, Family, Layout, from_canonical, to_canonical
 from registry.formats.adapterhub.torch_file import read_torch_file
 from registry.spec import AdapterConfig, BottleneckConfig
 
@@ -49,30 +49,6 @@ _HEADS = ("head_config.json", "pytorch_model_head.bin", "model_head.safetensors"
 _FUSION = ("adapter_fusion_config.json", "pytorch_model_adapter_fusion.bin", "model_adapter_fusion.safetensors")
 _INTERFACE = "adapter_interface.json"
 _NAME = re.compile(r"[\w-]{1,100}", re.ASCII)
-
-
-class _Family(NamedTuple):
-    """The library's class of a model with a head for tokens, where that keeps its layers, and how they are made."""
-
-    model_class: str
-    prefix: str
-    layers: str
-    called: Mapping[str, str] = {"attention_adapters": "attention_adapters", "output_adapters": "output_adapters"}
-    post_norm: bool = False
-
-
-_BERT_SITES = {"attention_adapters": "attention.output", "output_adapters": "output"}
-
-
-_FAMILIES = {
-    "gpt2": _Family("GPT2LMHeadModel", "transformer", "h"),
-    "llama": _Family("LlamaForCausalLM", "model", "layers"),
-    "mistral": _Family("MistralForCausalLM", "model", "layers"),
-    "bert": _Family("BertForMaskedLM", "bert", "encoder.layer", _BERT_SITES, post_norm=True),
-    "roberta": _Family("RobertaForMaskedLM", "roberta", "encoder.layer", _BERT_SITES, post_norm=True),
-    "distilbert": _Family("DistilBertForMaskedLM", "distilbert", "transformer.layer", post_norm=True),
-}
-FAMILIES = tuple(_FAMILIES)
 
 
 @dataclass(frozen=True)
@@ -92,16 +68,6 @@ class Checkpoint:
     left_out: tuple[str, ...]
 
 
-class _About(NamedTuple):
-    """What adapter_config.json says beside the options."""
-
-    name: str
-    model_type: str
-    model_name: str | None
-    hidden_size: int
-    version: str | None
-
-
 def is_checkpoint(folder: Path) -> bool:
     """Whether a folder holds files that only AdapterHub's library writes."""
     return any((folder / name).is_file() for name in (WEIGHTS_FILE, SAFE_WEIGHTS_FILE, *_HEADS, *_FUSION))
@@ -116,22 +82,27 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     """
     weights = _weights_file(folder)
     table = _table(folder)
-    about = _about(table)
-    post_norm = _family(about.model_type).post_norm
-    options = read_options(table.get("config"), versioned="version" in table, post_norm=post_norm)
+    family = _family(table["model_type"])
+    options = read_options(table.get("config"), versioned="version" in table, post_norm=family.post_norm)
     if (folder / _INTERFACE).is_file():
         raise UnknownMethod(f"{folder} was made through {_INTERFACE}, whose places of adapters are not known here.")
-    layout = _layout(about.model_type, about.name, options)
-    width, tensors = to_canonical(_tensors(weights), layout, hidden_size=about.hidden_size)
+    layout = Layout(family, table["name"], options)
+    width, tensors = to_canonical(_tensors(weights), layout, hidden_size=table["hidden_size"])
+    model_name, version = table.get("model_name"), table.get("version")
     return Checkpoint(
         config=options.config(width),
         tensors=tensors,
-        name=about.name,
-        model_type=about.model_type,
-        model_name=about.model_name,
-        version=about.version,
-        left_out=tuple(name for name in (*_HEADS, *_FUSION) if (folder / name).is_file()),
+        name=table["name"],
+        model_type=table["model_type"],
+        model_name=model_name[:1000] if isinstance(model_name, str) else None,
+        version=version[:100] if isinstance(version, str) else None,
+        left_out=_beside(folder),
     )
+
+
+def _beside(folder: Path) -> tuple[str, ...]:
+    """The names of files in a checkpoint that are not the adapter's."""
+    return tuple(name for name in (*_HEADS, *_FUSION) if (folder / name).is_file())
 
 
 def _weights_file(folder: Path) -> Path:
@@ -140,12 +111,13 @@ def _weights_file(folder: Path) -> Path:
     for name in (SAFE_WEIGHTS_FILE, WEIGHTS_FILE):
         if (folder / name).is_file():
             return folder / name
-    beside = [name for name in (*_HEADS, *_FUSION) if (folder / name).is_file()]
+    beside = _beside(folder)
     only = f"; {' and '.join(beside)} {'is' if len(beside) == 1 else 'are'} no adapter" if beside else ""
     raise NotFound(f"{folder} has neither {WEIGHTS_FILE} nor {SAFE_WEIGHTS_FILE}{only}: save the adapter itself.")
 
 
 def _table(folder: Path) -> dict[str, Any]:
+    """adapter_config.json; its name, model_type and hidden_size are checked."""
     file = folder / CONFIG_FILE
     if not file.is_file():
         raise NotFound(f"{folder} has no {CONFIG_FILE}, which `save_adapter` writes beside the weights.")
@@ -157,10 +129,12 @@ def _table(folder: Path) -> dict[str, Any]:
         raise InvalidManifest(f"{file}: {error.message}", param=CONFIG_FILE) from None
     if not isinstance(table, dict):
         raise InvalidManifest(f"{file} is no table.", param=CONFIG_FILE)
+    if problems := _problems(table):
+        raise InvalidManifest(f"{CONFIG_FILE}: {problems[0]}", param=CONFIG_FILE, problems=problems)
     return table
 
 
-def _about(table: Mapping[str, Any]) -> _About:
+def _problems(table: Mapping[str, Any]) -> list[str]:
     name, model_type, hidden = table.get("name"), table.get("model_type"), table.get("hidden_size")
     problems = []
     if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -169,36 +143,17 @@ def _about(table: Mapping[str, Any]) -> _About:
         problems.append(f"'hidden_size' is {str(hidden)[:60]!r}, not a size.")
     if not isinstance(model_type, str):
         problems.append("'model_type' is missing: it names the family of the base model.")
-    if problems:
-        raise InvalidManifest(f"{CONFIG_FILE}: {problems[0]}", param=CONFIG_FILE, problems=problems)
-    assert isinstance(name, str)
-    assert isinstance(model_type, str)
-    assert isinstance(hidden, int)
-    model_name, version = table.get("model_name"), table.get("version")
-    return _About(
-        name=name,
-        model_type=model_type,
-        model_name=model_name[:1000] if isinstance(model_name, str) else None,
-        hidden_size=hidden,
-        version=version[:100] if isinstance(version, str) else None,
-    )
+    return problems
 
 
-def _layout(model_type: str, name: str, options: Options) -> Layout:
-    family = _family(model_type)
-    return Layout(prefix=family.prefix, layers=family.layers, name=name, options=options, called=family.called)
-
-
-def _family(model_type: str) -> _Family:
-    """The family's entry; raises UnknownMethod naming the known ones."""
-    family = _FAMILIES.get(model_type)
-    if family is None:
+def _family(model_type: str) -> Family:
+    if model_type not in FAMILIES:
         raise UnknownMethod(
             f"AdapterHub checkpoints for base models of family {model_type[:60]!r} are not converted; families known "
-            f"here: {', '.join(_FAMILIES)}.",
+            f"here: {', '.join(FAMILIES)}.",
             param="model_type",
         )
-    return family
+    return FAMILIES[model_type]
 
 
 def _tensors(file: Path) -> dict[str, Tensor]:
@@ -227,24 +182,22 @@ def checkpoint_files(
     if not _NAME.fullmatch(name):
         raise InvalidParameter(f"Name {name[:60]!r}: letters, digits, '_' and '-' are needed.", param="name")
     hidden_size = next((int(t.shape[0]) for n, t in tensors.items() if n.endswith(".up.weight")), 1)
-    post_norm = _family(model_type).post_norm
-    written = write_options(config, hidden_size=hidden_size, post_norm=post_norm)
-    layout = _layout(model_type, name, read_options(written, versioned=True, post_norm=post_norm))
+    family = _family(model_type)
+    written = write_options(config, hidden_size=hidden_size, post_norm=family.post_norm)
+    layout = Layout(family, name, read_options(written, versioned=True, post_norm=family.post_norm))
     theirs = from_canonical(tensors, layout, width=config.bottleneck, hidden_size=hidden_size)
     table = {
         "config": written,
         "hidden_size": hidden_size,
-        "model_class": _FAMILIES[model_type].model_class,
+        "model_class": family.model_class,
         "model_name": model_name,
         "model_type": model_type,
         "name": name,
         "version": VERSION,
     }
-    weights = {SAFE_WEIGHTS_FILE: save_tensors(theirs)} if safetensors else {WEIGHTS_FILE: _saved(theirs)}
-    return {CONFIG_FILE: json.dumps(table, indent=2, sort_keys=True).encode() + b"\n", **weights}
-
-
-def _saved(tensors: Mapping[str, Tensor]) -> bytes:
+    files = {CONFIG_FILE: json.dumps(table, indent=2, sort_keys=True).encode() + b"\n"}
+    if safetensors:
+        return {**files, SAFE_WEIGHTS_FILE: save_tensors(theirs)}
     buffer = io.BytesIO()
-    torch.save(dict(tensors), buffer)
-    return buffer.getvalue()
+    torch.save(theirs, buffer)
+    return {**files, WEIGHTS_FILE: buffer.getvalue()}

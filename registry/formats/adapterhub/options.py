@@ -18,10 +18,11 @@ VERSION = "adapters.1.3.0"
 
 MAX_SCALE = 1e6
 Scaling = Literal["constant", "learned", "channel"]
+Structure = Literal["houlsby", "pfeiffer", "bapna_firat", "parallel"]
+Activation = Literal["relu", "gelu", "swish"]
+Input = Literal["module", "residual"]
 
-_ACTIVATIONS: dict[str, Literal["relu", "gelu", "swish"]] = {
-    "relu": "relu", "gelu": "gelu", "swish": "swish", "silu": "swish",
-}  # fmt: skip
+_ACTIVATIONS: dict[str, Activation] = {"relu": "relu", "gelu": "gelu", "swish": "swish", "silu": "swish"}
 _BEFORE_VERSIONS = {"gelu": "gelu_new", "gelu_orig": "gelu"}  # what the names meant (loading.py, ACTIVATION_RENAME)
 _FLAGS = {
     "mh_adapter": None, "output_adapter": None, "original_ln_before": False, "original_ln_after": True,
@@ -55,11 +56,11 @@ class Options:
     each hidden unit, both to be multiplied into the up-projection.
     """
 
-    structure: Literal["houlsby", "pfeiffer", "bapna_firat", "parallel"]
-    activation: Literal["relu", "gelu", "swish"]
+    structure: Structure
+    activation: Activation
     scale: float
     scaling: Scaling
-    input: Literal["module", "residual"]
+    input: Input
 
     def config(self, width: int) -> BottleneckConfig:
         """The configuration of bottlenecks this wide."""
@@ -97,15 +98,9 @@ def read_options(config: object, *, versioned: bool, post_norm: bool = False) ->
     residual_before_ln = config.get("residual_before_ln", True)
     placed = None if problems else _placed(flags, residual_before_ln, problems, post_norm=post_norm)
     if problems or placed is None:
-        raise _unknown(problems)
+        first = f"{problems[0].rstrip('.')}{more_problems(len(problems))}"
+        raise UnknownMethod(f"The checkpoint cannot be converted: {first}.", param="config", problems=problems)
     return Options(structure=placed[0], input=placed[1], activation=activation, scale=scale, scaling=scaling)
-
-
-def _unknown(problems: list[str]) -> UnknownMethod:
-    more = more_problems(len(problems))
-    return UnknownMethod(
-        f"The checkpoint cannot be converted: {problems[0].rstrip('.')}{more}.", param="config", problems=problems
-    )
 
 
 def _shown(value: object) -> str:
@@ -124,7 +119,7 @@ def _refused(config: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _activation(name: object, *, versioned: bool, problems: list[str]) -> Literal["relu", "gelu", "swish"]:
+def _activation(name: object, *, versioned: bool, problems: list[str]) -> Activation:
     text = name.lower() if isinstance(name, str) else ""
     meant = text if versioned else _BEFORE_VERSIONS.get(text, text)
     if meant not in _ACTIVATIONS:
@@ -148,7 +143,7 @@ def _scaling(value: object, problems: list[str]) -> tuple[float, Scaling]:
 
 def _placed(
     flags: Mapping[str, bool | None], residual_before_ln: object, problems: list[str], *, post_norm: bool
-) -> tuple[Literal["houlsby", "pfeiffer", "bapna_firat", "parallel"], Literal["module", "residual"]] | None:
+) -> tuple[Structure, Input] | None:
     """Structure and input of adapters placed so, or None and the reason in `problems`."""
     if not flags["output_adapter"]:
         problems.append("Option 'output_adapter' is false: adapters after attention alone have no counterpart here.")
@@ -176,7 +171,7 @@ def _placed(
     return "houlsby", "module"
 
 
-def _reads(flags: Mapping[str, bool | None], residual_before_ln: object) -> Literal["module", "residual"] | None:
+def _reads(flags: Mapping[str, bool | None], residual_before_ln: object) -> Input | None:
     """What a sequential adapter reads on a pre-norm model; None where the residual is not added exactly once."""
     before, after = flags["original_ln_before"], flags["original_ln_after"]
     if before:
@@ -184,9 +179,7 @@ def _reads(flags: Mapping[str, bool | None], residual_before_ln: object) -> Lite
     return "module" if after and residual_before_ln in (True, False) else None
 
 
-def _reads_before_norms(
-    flags: Mapping[str, bool | None], residual_before_ln: object
-) -> Literal["module", "residual"] | None:
+def _reads_before_norms(flags: Mapping[str, bool | None], residual_before_ln: object) -> Input | None:
     """The same on a post-norm model, whose norm takes the sum with the residual stream; None for other sums.
 
     There an adapter that reads the norm's output adds before that norm again (Pfeiffer), or after it where it has a

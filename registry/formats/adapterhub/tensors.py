@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,25 +30,43 @@ _PLACE = re.compile(rf"(\d{{1,4}})\.(?:{'|'.join(_SITES)})\.[\w.]+", re.ASCII)
 _CANONICAL = re.compile(r"layers\.(\d{1,4})\.(ffn|attention)\.(norm|down|up)\.(weight|bias)", re.ASCII)
 
 
-@dataclass(frozen=True)
-class Layout:
-    """How the library names an adapter's tensors: `prefix.layers.<i>.<site>.adapters.name.`.
+class Family(NamedTuple):
+    """A family of base models: the library's class of one with a head for tokens, and where that keeps its layers.
 
-    The prefix is missing where the model was saved without its language-model head. `called` are the family's own
-    names of the two sites.
+    The prefix is missing in checkpoints of a model without its head. `sites` are the family's own names of the two
+    places of a layer; `post_norm` is for layers that normalise after their sub-modules.
     """
 
+    model_class: str
     prefix: str
     layers: str
+    sites: Mapping[str, str] = {"attention_adapters": "attention_adapters", "output_adapters": "output_adapters"}
+    post_norm: bool = False
+
+
+_BERT_SITES = {"attention_adapters": "attention.output", "output_adapters": "output"}
+FAMILIES = {
+    "gpt2": Family("GPT2LMHeadModel", "transformer", "h"),
+    "llama": Family("LlamaForCausalLM", "model", "layers"),
+    "mistral": Family("MistralForCausalLM", "model", "layers"),
+    "bert": Family("BertForMaskedLM", "bert", "encoder.layer", _BERT_SITES, post_norm=True),
+    "roberta": Family("RobertaForMaskedLM", "roberta", "encoder.layer", _BERT_SITES, post_norm=True),
+    "distilbert": Family("DistilBertForMaskedLM", "distilbert", "transformer.layer", post_norm=True),
+}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the library names an adapter's tensors: `prefix.layers.<i>.<site>.adapters.name.`."""
+
+    family: Family
     name: str
     options: Options
-    called: Mapping[str, str] = field(default_factory=lambda: {site: site for site in _SITES})
 
     def sites(self) -> tuple[str, ...]:
         """The places of a layer that have an adapter."""
-        return (
-            ("attention_adapters", "output_adapters") if self.options.structure == "houlsby" else ("output_adapters",)
-        )
+        both = self.options.structure == "houlsby"
+        return ("attention_adapters", "output_adapters") if both else ("output_adapters",)
 
     def down(self) -> str:
         """The name of the down-projection, which a LayerNorm before it moves."""
@@ -89,8 +108,7 @@ def to_canonical(found: Mapping[str, Tensor], layout: Layout, *, hidden_size: in
     layers = _layers(tensors)
     expected = layout.places(layers, width=width, hidden_size=hidden_size)
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    problems = tensor_problems(expected, shapes) + _value_problems(tensors)
-    if problems:
+    if problems := tensor_problems(expected, shapes) + _value_problems(tensors):
         raise refuse("weights", problems)
     canonical = dict(_canonical(tensors, layout, layers=layers))
     beyond = [name for name, tensor in canonical.items() if not torch.isfinite(tensor).all()]
@@ -102,9 +120,9 @@ def to_canonical(found: Mapping[str, Tensor], layout: Layout, *, hidden_size: in
 
 def _by_place(found: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]:
     """Tensors by `<layer>.<site>.<leaf>`; those that are not the adapter's keep their name."""
-    sites = {theirs: site for site, theirs in layout.called.items()}
+    sites = {theirs: site for site, theirs in layout.family.sites.items()}
     pattern = re.compile(
-        rf"(?:{re.escape(layout.prefix)}\.)?{re.escape(layout.layers)}\.(0|[1-9]\d{{0,3}})"
+        rf"(?:{re.escape(layout.family.prefix)}\.)?{re.escape(layout.family.layers)}\.(0|[1-9]\d{{0,3}})"
         rf"\.({'|'.join(map(re.escape, sites))})\.adapters\.{re.escape(layout.name)}\.([\w.]+)",
         re.ASCII,
     )
@@ -129,7 +147,9 @@ def _width(tensors: Mapping[str, Tensor], found: Mapping[str, Tensor], layout: L
     }
     widths = sorted(set(downs.values()))
     if not widths:
-        raise refuse("weights", [_nothing(found, layout)])
+        first = _their_name(f"0.{layout.sites()[-1]}.{layout.down()}.weight", layout)
+        nothing = f"None of its {len(found)} tensors is named like {first}; the first is {next(iter(found))[:120]!r}."
+        raise refuse("weights", [nothing])
     if not 1 <= widths[0] <= MAX_WIDTH:
         raise refuse("weights", [f"Its bottlenecks are {widths[0]} wide; 1 to {MAX_WIDTH} can be taken."])
     if len(widths) > 1:
@@ -137,12 +157,6 @@ def _width(tensors: Mapping[str, Tensor], found: Mapping[str, Tensor], layout: L
         more = f", {len(widths) - SHOWN} more" if len(widths) > SHOWN else ""
         raise refuse("weights", [f"Its bottlenecks have several widths ({of}{more}), and one for all is needed."])
     return widths[0]
-
-
-def _nothing(found: Mapping[str, Tensor], layout: Layout) -> str:
-    """Why no tensor is the adapter's."""
-    first = _their_name(f"0.{layout.sites()[-1]}.{layout.down()}.weight", layout)
-    return f"None of its {len(found)} tensors is named like {first}; the first is {next(iter(found))[:120]!r}."
 
 
 def _value_problems(tensors: Mapping[str, Tensor]) -> list[str]:
@@ -193,12 +207,11 @@ def from_canonical(tensors: Mapping[str, Tensor], layout: Layout, *, width: int,
     parts = {"down": (layout.down(),), "up": ("adapter_up",), "norm": ("adapter_norm_before", "adapter_down.0")}
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        match = _CANONICAL.fullmatch(name)
-        if match is None:
+        if match := _CANONICAL.fullmatch(name):
+            layer, site, part, kind = match.groups()
+            found |= {f"{layer}.{sites[site]}.{theirs}.{kind}": tensor for theirs in parts[part]}
+        else:
             found[name] = tensor
-            continue
-        layer, site, part, kind = match.groups()
-        found |= {f"{layer}.{sites[site]}.{theirs}.{kind}": tensor for theirs in parts[part]}
     layers = _layers(found)
     expected = layout.places(layers, width=width, hidden_size=hidden_size)
     problems = tensor_problems(expected, {name: tuple(tensor.shape) for name, tensor in found.items()})
@@ -211,5 +224,5 @@ def from_canonical(tensors: Mapping[str, Tensor], layout: Layout, *, width: int,
 
 
 def _their_name(place: str, layout: Layout) -> str:
-    layer, site, leaf = place.split(".", 2)
-    return f"{layout.prefix}.{layout.layers}.{layer}.{layout.called[site]}.adapters.{layout.name}.{leaf}"
+    family, (layer, site, leaf) = layout.family, place.split(".", 2)
+    return f"{family.prefix}.{family.layers}.{layer}.{family.sites[site]}.adapters.{layout.name}.{leaf}"

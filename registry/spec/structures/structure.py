@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
+from registry.errors import Internal
 from registry.spec.frozen import Frozen, without_nul
 from registry.spec.structures.pruned import Pruned
 
@@ -135,12 +136,12 @@ class Structure(Frozen):
         """Tensors that have to be equal in all that are put side by side: their name for people, a part of theirs."""
         return None
 
-    def joined(self, widths: Mapping[str, int]) -> Structure:
+    def joined(self, widths: Mapping[str, int]) -> Structure:  # noqa: ARG002
         """The configuration of adapters side by side: this one with these widths, whatever is folded at its default.
 
         Raises ValidationError where that is none; asked of joinable structures only.
         """
-        raise NotImplementedError(f"{self.method} adapters are not put side by side: {len(widths)} widths")
+        raise Internal(f"Adapters of method {self.method!r} were to be put side by side.")
 
     def widened(self, factor: int) -> Self | None:
         """The structure `factor` times as wide; None where it has no width.

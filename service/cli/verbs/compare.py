@@ -17,7 +17,7 @@ from registry.progress import Progress
 from registry.spec import CookRequest, CosineSpec, GmmSpec, PoolRequest, SampleSource, SelectOptions, UniformSpec
 from service.cli.failures import explain, worst_code
 from service.cli.flags import Given
-from service.cli.output import as_json, columns, data, progress_bar, talk
+from service.cli.output import columns, progress_bar, talk
 from service.cli.remote import Remote, SampleOption, verb
 from service.cli.selection_flags import POOL, SELECTION, pool_of
 from service.client import SoupClient
@@ -55,7 +55,7 @@ STRATEGIES = (
 def compare(
     remote: Remote,
     sample: SampleOption,
-    test: Annotated[Path, typer.Option("--test", help="Other text of the same domain, to score on.")],
+    test: Annotated[Path, typer.Option(help="Other text of the same domain, to score on.")],
     given: Annotated[Given, SELECTION.only(*POOL)],
 ) -> None:
     """Cook with every strategy and compare on other text.
@@ -73,10 +73,8 @@ def compare(
     pool = pool_of(given)
     with progress_bar("comparing") as report:
         result, failed = run(remote.client, source, texts, pool, report)
-    if remote.json:
-        as_json(result)
-    else:
-        data(table(result["rows"]))
+    remote.answer(result, table(result["rows"]))
+    if not remote.json:
         talk(f"{result['tokens']} tokens in {len(texts)} texts; difference is mean NLL per token against the base.")
     for row, error in zip([row for row in result["rows"] if row.get("error")], failed, strict=True):
         talk(f"{row['strategy']}: {explain(error)}")

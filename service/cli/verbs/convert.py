@@ -6,8 +6,6 @@ Torch is imported when tensors are read, not for the help.
 from __future__ import annotations
 
 import re
-import shutil
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -21,9 +19,8 @@ from registry.formats import (
     AdapterContents,
     AdapterDirectory,
     check_place,
-    move_into_place,
-    new_directory_beside,
     parse_card,
+    place_files,
     read_directory,
     write_directory,
 )
@@ -49,25 +46,17 @@ ORIGIN = "adapterhub"
 class ToSoup:
     """What a directory of ours says and a checkpoint does not."""
 
-    domain: Annotated[str | None, typer.Option("--domain", help="Domain label; AdapterHub has none.")] = None
-    base: Annotated[
-        str | None, typer.Option("--base", callback=base_id, help="Id of the base model on the server.")
-    ] = None
-    sample: Annotated[
-        Path | None, typer.Option("--sample", help='Texts of the domain: .jsonl(.gz) of {"text"}, or .txt.')
-    ] = None
+    domain: Annotated[str | None, typer.Option(help="Domain label; AdapterHub has none.")] = None
+    base: Annotated[str | None, typer.Option(callback=base_id, help="Id of the base model on the server.")] = None
+    sample: Annotated[Path | None, typer.Option(help='Texts of the domain: .jsonl(.gz) of {"text"}, or .txt.')] = None
 
 
 @dataclass(frozen=True)
 class ToAdapterHub:
     """What a checkpoint says and a directory of ours does not."""
 
-    name: Annotated[
-        str | None, typer.Option("--name", help="Name in the checkpoint; by default as before, or TARGET's.")
-    ] = None
-    family: Annotated[
-        Family | None, typer.Option("--family", help="Family of the base model, where SOURCE does not say.")
-    ] = None
+    name: Annotated[str | None, typer.Option(help="Name in the checkpoint; by default as before, or TARGET's.")] = None
+    family: Annotated[Family | None, typer.Option(help="Family of the base model, where SOURCE does not say.")] = None
     safetensors: Annotated[
         bool, typer.Option("--safetensors", help="Write adapter.safetensors instead of pytorch_adapter.bin.")
     ] = False
@@ -219,7 +208,7 @@ def _to_adapterhub(source: Path, target: Path, given: ToAdapterHub, *, replace: 
         model_name=origin.get("model_name"),
         safetensors=given.safetensors,
     )
-    _place(target, files, replace=replace)
+    place_files(target, files, replace=replace)
     notes = [f"Left out, as a checkpoint holds none: the domain {folder.domain!r}, sample and card."]
     if given.safetensors:
         notes.append("Load it with load_adapter(..., use_safetensors=True).")
@@ -232,14 +221,3 @@ def _origin(folder: AdapterDirectory) -> dict[str, str]:
     if not isinstance(origin, dict):
         return {}
     return {key: value for key, value in origin.items() if isinstance(value, str)}
-
-
-def _place(target: Path, files: Mapping[str, bytes], *, replace: bool) -> None:
-    """All files at once, or none."""
-    beside = new_directory_beside(target)
-    try:
-        for name, content in files.items():
-            (beside / name).write_bytes(content)
-        move_into_place(beside, target, replace=replace)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)

@@ -45,12 +45,9 @@ COOK = Flags(
 def cook(
     remote: Remote,
     sample: Annotated[
-        Path | None,
-        typer.Option("--sample", help='.jsonl(.gz) of {"text"}, .txt (a passage a paragraph), or - for stdin.'),
+        Path | None, typer.Option(help='.jsonl(.gz) of {"text"}, .txt (a passage a paragraph), or - for stdin.')
     ] = None,
-    recipe: Annotated[
-        str | None, typer.Option("--recipe", help="Ingredients by hand.", metavar="REF=WEIGHT,...")
-    ] = None,
+    recipe: Annotated[str | None, typer.Option(help="Ingredients by hand.", metavar="REF=WEIGHT,...")] = None,
     *,
     given: Annotated[Given, COOK],
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is cooked.")] = True,

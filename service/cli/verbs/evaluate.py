@@ -26,12 +26,10 @@ class Reading:
     """How the data are read: as which task, and in which batches."""
 
     task: Annotated[
-        str | None, typer.Option("--task", help="By default what the adapter was trained for, or else its language.")
+        str | None, typer.Option(help="By default what the adapter was trained for, or else its language.")
     ] = None
-    block: Annotated[
-        int | None, typer.Option("--block", min=2, help="Most tokens of a sequence; by default the context.")
-    ] = None
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Sequences in a forward pass.")] = 8
+    block: Annotated[int | None, typer.Option(min=2, help="Most tokens of a sequence; by default the context.")] = None
+    batch: Annotated[int, typer.Option(min=1, help="Sequences in a forward pass.")] = 8
 
 
 @command

@@ -8,7 +8,7 @@ import typer
 
 from registry.spec import GmmSpec
 from service.cli.flags import Given
-from service.cli.output import as_json, data, fields, progress_bar, talk
+from service.cli.output import fields, progress_bar, talk
 from service.cli.remote import Remote, verb
 from service.cli.selection_flags import POOL, SELECTION, pool_of, selector_of
 
@@ -33,10 +33,9 @@ def fit(
     selector, pool = selector_of(given) or GmmSpec(), pool_of(given)
     with progress_bar("fitting") as report:
         fitted = remote.client.fit(selector, pool=pool, wait=wait, progress=report)
+    remote.answer(fitted, fitted["id"])
     if remote.json:
-        as_json(fitted)
         return
-    data(fitted["id"])
     if fitted.get("object") == "job":
         talk(f"Fitting goes on as a job: `soup jobs watch {fitted['id']}`.")
     else:

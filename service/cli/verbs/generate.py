@@ -16,11 +16,11 @@ from service.cli.remote import ModelArgument, Remote, verb
 class Sampling:
     """How tokens are drawn, as `SoupClient.complete` takes it."""
 
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Tokens to generate at most.")] = 64
-    temperature: Annotated[float, typer.Option("--temperature", min=0, help="0 always takes the likeliest.")] = 1.0
-    top_p: Annotated[float | None, typer.Option("--top-p", min=0, max=1, help="Nucleus sampling.")] = None
-    stop: Annotated[list[str] | None, typer.Option("--stop", help="Text to stop at; may be repeated.")] = None
-    seed: Annotated[int | None, typer.Option("--seed", help="The same seed, the same text.")] = None
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 64
+    temperature: Annotated[float, typer.Option(min=0, help="0 always takes the likeliest.")] = 1.0
+    top_p: Annotated[float | None, typer.Option(min=0, max=1, help="Nucleus sampling.")] = None
+    stop: Annotated[list[str] | None, typer.Option(help="Text to stop at; may be repeated.")] = None
+    seed: Annotated[int | None, typer.Option(help="The same seed, the same text.")] = None
 
 
 @verb
@@ -52,7 +52,4 @@ def generate(
         return
     with progress_bar("generating"):
         answer = remote.client.complete(model, text, **chosen)
-    if remote.json:
-        as_json(answer)
-    else:
-        data(answer["choices"][0]["text"])
+    remote.answer(answer, answer["choices"][0]["text"])

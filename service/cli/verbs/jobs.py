@@ -21,9 +21,9 @@ def ls(
     remote: Remote,
     state: Annotated[
         Literal["queued", "running", "succeeded", "failed", "cancelled"] | None,
-        typer.Option("--state", help="Only in this state."),
+        typer.Option(help="Only in this state."),
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
 ) -> None:
     """List jobs, newest first.
 
@@ -84,11 +84,8 @@ def cancel(remote: Remote, job: JobArgument) -> None:
 
 
 def _print(remote: Remote, job: dict[str, Any]) -> None:
-    if remote.json:
-        as_json(job)
-        return
     error = job.get("error") or {}
-    data(fields([
+    remote.answer(job, fields([
         ("id", job["id"]),
         ("kind", job["kind"]),
         ("state", job["state"]),

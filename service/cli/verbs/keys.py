@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from service.cli.output import as_json, columns, data, talk
+from service.cli.output import columns, talk
 from service.cli.remote import Remote, verb
 
 app = typer.Typer(help="Make, list and revoke keys.", no_args_is_help=True, rich_markup_mode=None, add_completion=False)
@@ -32,7 +32,7 @@ def create(
         typer.Option("--scope", help="What it may do; may be repeated. By default read, write and infer."),
     ] = None,
     namespace: Annotated[
-        list[str] | None, typer.Option("--namespace", help="A namespace it sees; may be repeated. By default all.")
+        list[str] | None, typer.Option(help="A namespace it sees; may be repeated. By default all.")
     ] = None,
 ) -> None:
     """Make a key and print its secret, which is shown only now.
@@ -45,10 +45,8 @@ def create(
     key = remote.client.create_key(
         name, scopes=[s.value for s in scope or (Scope.READ, Scope.WRITE, Scope.INFER)], namespaces=namespace or None
     )
-    if remote.json:
-        as_json(key)
-    else:
-        data(key["secret"])
+    remote.answer(key, key["secret"])
+    if not remote.json:
         talk(f"Key {key['id']}: keep the secret now, it is not shown again.")
 
 
@@ -63,15 +61,13 @@ def ls(remote: Remote) -> None:
       soup keys ls --json
     """
     keys = remote.client.keys()
-    if remote.json:
-        as_json({"object": "list", "data": keys})
-    else:
-        header = ("id", "name", "begins", "namespaces", "scopes", "created", "revoked")
-        data(columns(header, [
-            (k["id"], k["name"], k["prefix"], "all" if k["namespaces"] is None else k["namespaces"], k["scopes"],
-             str(k["created_at"])[:10], str(k["revoked_at"])[:10] if k.get("revoked_at") else "")
-            for k in keys
-        ]))  # fmt: skip
+    header = ("id", "name", "begins", "namespaces", "scopes", "created", "revoked")
+    rows = [
+        (k["id"], k["name"], k["prefix"], "all" if k["namespaces"] is None else k["namespaces"], k["scopes"],
+         str(k["created_at"])[:10], str(k["revoked_at"])[:10] if k.get("revoked_at") else "")
+        for k in keys
+    ]  # fmt: skip
+    remote.answer({"object": "list", "data": keys}, columns(header, rows))
 
 
 @app.command()
@@ -87,8 +83,5 @@ def rm(
       soup keys rm key-1234
     """
     revoked = [remote.client.revoke_key(key_id) for key_id in ids]
-    if remote.json:
-        as_json(revoked[0] if len(ids) == 1 else {"object": "list", "data": revoked})
-    else:
-        for key in revoked:
-            data(key["id"])
+    answer = revoked[0] if len(ids) == 1 else {"object": "list", "data": revoked}
+    remote.answer(answer, *(key["id"] for key in revoked))

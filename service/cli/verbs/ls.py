@@ -18,17 +18,17 @@ class Filters:
 
     q: Annotated[str | None, typer.Argument(help="Text to look for.", metavar="[TEXT]")] = None
     kind: Annotated[Literal["adapter", "soup"] | None, typer.Option("--kind", help="Only these.")] = None
-    domain: Annotated[str | None, typer.Option("--domain", help="Only of this domain.")] = None
-    tag: Annotated[str | None, typer.Option("--tag", help="Only with this tag.")] = None
+    domain: Annotated[str | None, typer.Option(help="Only of this domain.")] = None
+    tag: Annotated[str | None, typer.Option(help="Only with this tag.")] = None
     base_model: Annotated[str | None, typer.Option("--base", callback=base_id, help="Only of this base model.")] = None
-    method: Annotated[str | None, typer.Option("--method", help="Only of this method.")] = None
+    method: Annotated[str | None, typer.Option(help="Only of this method.")] = None
 
 
 @verb
 def ls(
     remote: Remote,
     filters: Filters,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="At most so many; by default all.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many; by default all.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Names only.")] = False,
 ) -> None:
     """List adapters and soups, newest first.

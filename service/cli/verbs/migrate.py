@@ -15,8 +15,7 @@ from service.cli.setting_flags import settings_of
 def migrate(
     data_folder: Annotated[Path | None, typer.Option("--data", help="Folder of the database (SOUP_DATA).")] = None,
     database_url: Annotated[
-        str | None,
-        typer.Option("--database-url", help="URL of the database; one with a password belongs into SOUP_DATABASE_URL."),
+        str | None, typer.Option(help="URL of the database; one with a password belongs into SOUP_DATABASE_URL.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print revisions and backup as JSON.")] = False,
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from service.cli.output import as_json, data, fields, progress_bar
+from service.cli.output import fields, progress_bar
 from service.cli.remote import ModelArgument, Remote, verb
 from service.client.samples import read_texts
 
@@ -16,10 +16,8 @@ from service.client.samples import read_texts
 def ppl(
     remote: Remote,
     model: ModelArgument,
-    texts: Annotated[
-        Path, typer.Option("--texts", help='.jsonl(.gz) of {"text"}, .txt (a passage a paragraph), or - for stdin.')
-    ],
-    baseline: Annotated[str | None, typer.Option("--baseline", help="A model to compare with, such as base/x.")] = None,
+    texts: Annotated[Path, typer.Option(help='.jsonl(.gz) of {"text"}, .txt (a passage a paragraph), or - for stdin.')],
+    baseline: Annotated[str | None, typer.Option(help="A model to compare with, such as base/x.")] = None,
 ) -> None:
     """Perplexity of texts under a model.
 
@@ -30,11 +28,8 @@ def ppl(
     """
     with progress_bar("scoring"):
         answer = remote.client.perplexity(model, read_texts(texts), baseline=baseline)
-    if remote.json:
-        as_json(answer)
-        return
     against = answer.get("baseline") or {}
-    data(fields([
+    remote.answer(answer, fields([
         ("perplexity", answer["perplexity"]),
         ("mean NLL per token", f"{answer['mean_nll']:.4f} (standard error {answer['standard_error']:.4f})"),
         ("bits per byte", f"{answer['bits_per_byte']:.4f}"),

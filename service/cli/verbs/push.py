@@ -15,7 +15,7 @@ from registry.formats import AdapterDirectory, read_directory
 from registry.names import split_name
 from service.cli.failures import explain, worst_code
 from service.cli.flags import base_id, key_values, usage_error
-from service.cli.output import as_json, data, progress_bar, talk
+from service.cli.output import progress_bar, talk
 from service.cli.remote import Remote, verb
 from service.client import SoupClient
 from service.client.samples import read_texts
@@ -27,16 +27,14 @@ from training.spec import BANK
 class Additions:
     """What the flags say of the adapters, in the place of their directories or beside it."""
 
-    domain: Annotated[str | None, typer.Option("--domain", help="Domain label, instead of the folder's.")] = None
+    domain: Annotated[str | None, typer.Option(help="Domain label, instead of the folder's.")] = None
     base: Annotated[
         str | None,
-        typer.Option("--base", callback=base_id, help="Base model on the server, instead of the one the folders name."),
+        typer.Option(callback=base_id, help="Base model on the server, instead of the one the folders name."),
     ] = None
-    sample: Annotated[Path | None, typer.Option("--sample", help="Sample file, instead of the folder's.")] = None
-    tag: Annotated[list[str] | None, typer.Option("--tag", help="A tag to add; may be repeated.")] = None
-    metadata: Annotated[
-        list[str] | None, typer.Option("--metadata", help="A field to add; may be repeated.", metavar="K=V")
-    ] = None
+    sample: Annotated[Path | None, typer.Option(help="Sample file, instead of the folder's.")] = None
+    tag: Annotated[list[str] | None, typer.Option(help="A tag to add; may be repeated.")] = None
+    metadata: Annotated[list[str] | None, typer.Option(help="A field to add; may be repeated.", metavar="K=V")] = None
 
     def arguments(self) -> dict[str, Any]:
         """The same as arguments of `push_folder`. Raises a usage error, NotFound or InvalidSample."""
@@ -57,7 +55,7 @@ def push(
     ],
     name: Annotated[str | None, typer.Option("--name", help="namespace/name; with one folder only.")] = None,
     namespace: Annotated[
-        str, typer.Option("--namespace", help="Namespace of adapters that are named after their folder.")
+        str, typer.Option(help="Namespace of adapters that are named after their folder.")
     ] = "default",
     *,
     more: Additions,
@@ -84,11 +82,8 @@ def push(
     if wait:
         pushed, unfinished = _wait_all(remote.client, pushed)
         failed += unfinished
-    if remote.json:
-        as_json(pushed[0] if len(folders) == 1 and pushed else {"object": "list", "data": pushed})
-    else:
-        for adapter in pushed:
-            data(adapter["ref"])
+    answer = pushed[0] if len(folders) == 1 and pushed else {"object": "list", "data": pushed}
+    remote.answer(answer, *(adapter["ref"] for adapter in pushed))
     if failed:
         raise typer.Exit(worst_code(failed))
 

@@ -8,7 +8,7 @@ import typer
 
 from registry.errors import SoupError
 from service.cli.failures import explain, worst_code
-from service.cli.output import as_json, data, talk
+from service.cli.output import talk
 from service.cli.remote import Remote, verb
 
 
@@ -33,10 +33,6 @@ def rm(
         except SoupError as error:
             talk(f"{ref}: {explain(error)}")
             failed.append(error)
-    if remote.json:
-        as_json({"object": "list", "data": gone})
-    else:
-        for row in gone:
-            data(row["ref"])
+    remote.answer({"object": "list", "data": gone}, *(row["ref"] for row in gone))
     if failed:
         raise typer.Exit(worst_code(failed))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from service.cli.flags import Given
-from service.cli.output import as_json, data, progress_bar
+from service.cli.output import progress_bar
 from service.cli.remote import Remote, SampleOption, verb
 from service.cli.selection_flags import SELECTION, options_of, pool_of, selector_of
 from service.cli.selection_text import selection_table, talk_about
@@ -26,8 +26,6 @@ def select(remote: Remote, sample: SampleOption, given: Annotated[Given, SELECTI
     source = remote.client.sample(read_texts(sample))
     with progress_bar("selecting") as report:
         answer = remote.client.select(source, selector=selector, options=options, pool=pool, progress=report)
-    if remote.json:
-        as_json(answer)
-    else:
-        data(selection_table(answer["selection"]))
+    remote.answer(answer, selection_table(answer["selection"]))
+    if not remote.json:
         talk_about(answer)

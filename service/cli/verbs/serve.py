@@ -33,19 +33,13 @@ BACKLOG = 2048
 class ServerOptions:
     """What the flags say of the server's settings, by the settings' names."""
 
-    bases: Annotated[
-        Path | None, typer.Option("--bases", help="TOML file with the allowlist of base models (SOUP_BASES).")
-    ] = None
-    data: Annotated[
-        Path | None, typer.Option("--data", help="Folder of database, blobs and admin.key (SOUP_DATA).")
-    ] = None
-    host: Annotated[str | None, typer.Option("--host", help="Address to listen on (SOUP_HOST).")] = None
-    port: Annotated[
-        int | None, typer.Option("--port", min=0, max=65535, help="Port; 0 takes a free one (SOUP_PORT).")
-    ] = None
+    bases: Annotated[Path | None, typer.Option(help="TOML file with the allowlist of base models (SOUP_BASES).")] = None
+    data: Annotated[Path | None, typer.Option(help="Folder of database, blobs and admin.key (SOUP_DATA).")] = None
+    host: Annotated[str | None, typer.Option(help="Address to listen on (SOUP_HOST).")] = None
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port; 0 takes a free one (SOUP_PORT).")] = None
     no_auth: Annotated[bool | None, typer.Option("--no-auth", help="Serve without keys, to this machine only.")] = None
     log_level: Annotated[
-        Literal["debug", "info", "warning", "error"] | None, typer.Option("--log-level", help="Level of the JSON log.")
+        Literal["debug", "info", "warning", "error"] | None, typer.Option(help="Level of the JSON log.")
     ] = None
 
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 from fastapi import APIRouter, Depends
 
 from registry.names import BaseRef, parse_ref
-from registry.spec import is_language_model
 from service.http.auth import needs
 from service.http.resolve import base_entry
 from service.http.schemas.models import EncoderCard, ModelCard, ModelList
@@ -97,7 +96,7 @@ def _adapter_card(parts: Parts, row: AdapterRow, name: str) -> ModelCard:
         created=int(row.created_at.timestamp()),
         owned_by=row.namespace,
         kind=row.kind,
-        speaks=not encoder and is_language_model(row.config),
+        speaks=not encoder and row.config.is_language_model,
         base_model=row.base_model,
         digest=row.digest,
     )

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from registry import evaluate
-from registry.spec import PassageScore
+from registry.likelihood import text_scores
 from service.engine import ScoreRequest, Scores
 from service.engine.texts import Windows, has_bos, text_windows
 from service.http.auth import ModelUser
@@ -51,19 +51,6 @@ class Asked:
         flat = tuple(window for own in self.windows for window in own)
         return ScoreRequest(self.model.base_id, flat, adapter=self.model.handle, bos=has_bos(self.model.base))
 
-    def passages(self, texts: Sequence[str], scores: Scores) -> list[PassageScore]:
-        """Window scores summed by text. The first token of a window is given, all others are scored."""
-        nll = iter(scores.nll)
-        return [
-            PassageScore(
-                nll=sum(next(nll) for _ in own),
-                tokens=sum(len(window) - 1 for window in own),
-                bytes=len(text.encode()),
-                windows=len(own),
-            )
-            for text, own in zip(texts, self.windows, strict=True)
-        ]
-
 
 def _prepare(parts: Parts, who: Principal, body: PerplexityRequest) -> list[Asked]:
     check_texts(body.texts, parts.settings, param="texts")
@@ -79,7 +66,7 @@ def _prepare(parts: Parts, who: Principal, body: PerplexityRequest) -> list[Aske
 
 
 def _answer(body: PerplexityRequest, asked: Sequence[Asked], scores: Sequence[Scores]) -> PerplexityAnswer:
-    passages = [one.passages(body.texts, found) for one, found in zip(asked, scores, strict=True)]
+    passages = [text_scores(body.texts, one.windows, found.nll) for one, found in zip(asked, scores, strict=True)]
     report = evaluate.report(passages[0], passages[1] if len(passages) > 1 else None, seed=body.seed)
     compared = None
     if report.baseline is not None and body.baseline is not None:

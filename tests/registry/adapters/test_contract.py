@@ -10,7 +10,7 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor, nn
 
-from registry.adapters import STRUCTURES, attached, create, expected_tensors, from_tensors
+from registry.adapters import STRUCTURES, attached, create, expected_tensors, from_tensors, mixture_of
 from registry.adapters.masks import is_mask, values
 from registry.adapters.tensor_order import canonical_order
 from registry.adapters.weights import adapter_digest, check_weights, init_hash, load_tensors, save_tensors
@@ -87,6 +87,19 @@ def states(base: LoadedBase) -> Tensor:
 
 def test_every_method_is_here() -> None:
     assert {config.method for config in DENSE.values()} == set(STRUCTURES)
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_its_entry_does_what_its_configuration_promises(name: str, base: LoadedBase) -> None:
+    config = DENSE[name]
+    entry = STRUCTURES[config.method]
+    assert (entry.join is not None) == config.joinable
+    assert (entry.merge is not None) == (entry.routes is not None) == (config.merged is not None)
+    tensors = drawn(config, base)
+    if config.merged is None:
+        mixture = mixture_of(config, base.shape)
+        mixture.add(config, tensors, 1.0)
+        assert (mixture.residual(config, tensors) is None) == (config.no_exact_mixture is not None)
 
 
 @pytest.mark.parametrize("name", DENSE)

@@ -29,7 +29,6 @@ from registry.spec import (
     PrefixConfig,
     Pruned,
     UnionConfig,
-    head_of,
 )
 from tests.registry.random_adapters import SHAPE, STRUCTURES, bottleneck, lora
 
@@ -172,7 +171,7 @@ def test_a_head_is_shared_and_starts_and_trains_as_a_plain_adapters(expert, base
     one = expert_on("lora", shape) if isinstance(expert, LoraConfig) else expert
     with_head = UnionConfig(members=(one, HEAD))
     config = BankConfig(expert=with_head, experts=3, share="none")
-    assert head_of(config) == HEAD
+    assert config.head == HEAD
     assert BankConfig.model_validate(config.model_dump(mode="json")) == config
     shapes = expected_tensors(config, shape)
     assert shapes["head.out.weight"] == (2, shape.hidden_size)

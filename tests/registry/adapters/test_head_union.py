@@ -28,7 +28,6 @@ from registry.spec import (
     LoraModule,
     PrefixConfig,
     UnionConfig,
-    head_of,
 )
 
 IDS = torch.tensor([[0, 5, 17, 250, 3, 99], [0, 8, 8, 130, 21, 60]])
@@ -267,7 +266,7 @@ class TestHeads:
     def test_the_head_is_found_wherever_it_is(self, gpt2: LoadedBase) -> None:
         for config, has in ((LABELS, True), (UnionConfig(members=(PARALLEL, SPANS)), True), (MAM, False)):
             assert (head_module(create(config, gpt2.shape, seed=0, base=gpt2.model)) is not None) == has
-            assert (head_of(config) is not None) == has
+            assert (config.head is not None) == has
 
     def test_another_hidden_size_is_refused(self, gpt2: LoadedBase) -> None:
         wide = create(LABELS, gpt2.shape.model_copy(update={"hidden_size": 48}), seed=0)

@@ -11,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from registry.blobs import STORES, BlobStore, LocalBlobs
+from registry.blobs import BlobStore, LocalBlobs
 from registry.errors import DigestMismatch, Internal, InvalidName, NotFound, TooLarge
 from registry.names import sha256_digest
+from tests.registry.memory_blobs import MemoryBlobs
 
+STORES: dict[str, type[LocalBlobs] | type[MemoryBlobs]] = {"local": LocalBlobs, "memory": MemoryBlobs}
 HELLO = sha256_digest(b"hello")
 NO_DIGESTS = [
     "",

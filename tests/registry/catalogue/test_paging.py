@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.catalogue.rows import AdapterRow, Page
+from registry.catalogue.rows import AdapterRow, Page, SelectorRow
 from registry.errors import InvalidParameter
 from registry.names import sha256_digest
 from registry.spec import UniformSpec
@@ -129,10 +130,12 @@ def test_selectors_are_visited_once_and_only_with_their_whole_pool(empty_databas
         blob = sha256_digest(b"weights of acme/law")
         for number, namespaces in enumerate(made):
             pool = pool_of().model_copy(update={"namespaces": namespaces})
-            catalogue.selectors.add(
+            row = SelectorRow(
                 id=f"sel-{number}", pool_id=sha256_digest(str(namespaces).encode()), pool=pool, spec=UniformSpec(),
                 spec_digest=sha256_digest(b"u"), encoder_digest=None, state_blob=blob, members=(member,), report={},
+                fitted_at=datetime.now(UTC),
             )  # fmt: skip
+            catalogue.selectors.add(row)
         visible = [
             f"sel-{number}"
             for number, pool in enumerate(made)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import FrozenInstanceError
+from datetime import UTC, datetime
 
 import pytest
 from sqlalchemy.exc import IntegrityError
@@ -25,7 +26,7 @@ def fitted(catalogue, id: str, *, pool: PoolSpec | None = None, spec=None, **fie
         "pool_id": digest_of(pool), "pool": pool, "spec": spec, "spec_digest": digest_of(spec),
         "encoder_digest": ENCODER, "state_blob": state_blob, "members": (), "report": {"held_out_accuracy": 0.5},
     }  # fmt: skip
-    return catalogue.selectors.add(id=id, **{**values, **fields})
+    return catalogue.selectors.add(SelectorRow(id=id, fitted_at=datetime.now(UTC), **{**values, **fields}))
 
 
 def latest(catalogue, pool=None, spec=None) -> str | None:

@@ -13,7 +13,7 @@ from threading import Thread
 import numpy as np
 import pytest
 
-from registry.encoders import ENCODERS, EmbeddedText, Encoder, MeanPoolEncoder, SentenceBertEncoder
+from registry.encoders import EmbeddedText, Encoder, MeanPoolEncoder, SentenceBertEncoder
 from registry.encoders.contract import draw
 from registry.errors import Cancelled, Internal, InvalidSample, Unavailable
 from registry.names import DIGEST_PATTERN
@@ -38,6 +38,9 @@ def fake_embed(texts: Sequence[str]) -> list[EmbeddedText]:
 @pytest.fixture(scope="module")
 def encoders() -> dict[str, Encoder]:
     return {"base": MeanPoolEncoder(FINGERPRINT, 4, fake_embed), "sbert": SentenceBertEncoder()}
+
+
+ENCODERS = {"base": MeanPoolEncoder, "sbert": SentenceBertEncoder}
 
 
 @pytest.mark.parametrize("name", list(ENCODERS))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.encoders import split_sentences
+from registry.encoders.sentences import split_sentences
 
 
 @pytest.mark.parametrize(

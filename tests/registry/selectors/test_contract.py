@@ -61,7 +61,7 @@ class TestEverySelector:
         assert again.spec == selector.spec
         assert again.members_ == selector.members_
         assert again.report_ == selector.report_
-        assert again.select(SAMPLE) == selector.select(SAMPLE)
+        assert again.rank(SAMPLE).selection() == selector.rank(SAMPLE).selection()
         (before, _), (after, _) = selector.to_state(), again.to_state()
         assert before.keys() == after.keys()
         assert all(before[name].tobytes() == after[name].tobytes() for name in before)
@@ -74,7 +74,7 @@ class TestEverySelector:
         assert all(before[name].tobytes() == after[name].tobytes() for name in before)
 
     def test_an_answer_accounts_for_every_member_once(self, selector: Selector) -> None:
-        selection = selector.select(SAMPLE)
+        selection = selector.rank(SAMPLE).selection()
         named = [entry.digest for entry in (*selection.selected, *selection.left_out)]
         assert sorted(named) == sorted(d.digest for d in DOMAINS)
         assert all(entry.reason.endswith(".") for entry in selection.left_out)
@@ -84,14 +84,16 @@ class TestEverySelector:
         json.loads(selection.model_dump_json())
 
     def test_the_excluded_are_out_with_their_reason(self, selector: Selector) -> None:
-        best = selector.select(SAMPLE, options=SelectOptions(threshold=-1)).selected[0]
-        selection = selector.select(SAMPLE, exclude={best.digest: "Retired.", "sha256:" + "0" * 64: "Unknown."})
+        best = selector.rank(SAMPLE, options=SelectOptions(threshold=-1)).selection().selected[0]
+        selection = selector.rank(
+            SAMPLE, exclude={best.digest: "Retired.", "sha256:" + "0" * 64: "Unknown."}
+        ).selection()
         assert best.digest not in {entry.digest for entry in selection.selected}
         assert [e.reason for e in selection.left_out if e.digest == best.digest] == ["Retired."]
         assert best.domain not in selection.scores
 
     def test_nobody_left_is_an_abstention(self, selector: Selector) -> None:
-        selection = selector.select(SAMPLE, exclude={d.digest: "Retired." for d in DOMAINS})
+        selection = selector.rank(SAMPLE, exclude={d.digest: "Retired." for d in DOMAINS}).selection()
         assert selection.abstained
         assert not selection.selected
         assert len(selection.left_out) == len(DOMAINS)
@@ -107,7 +109,7 @@ class TestEverySelector:
             SELECTORS[kind](spec).fit([*DOMAINS, twin])
 
     def test_one_domain_is_a_pool(self, kind: str, spec: Any) -> None:
-        selection = SELECTORS[kind](spec).fit(DOMAINS[:1]).select(DOMAINS[0].vectors[:30])
+        selection = SELECTORS[kind](spec).fit(DOMAINS[:1]).rank(DOMAINS[0].vectors[:30]).selection()
         assert [(entry.domain, entry.weight) for entry in selection.selected] in ([("d0", "1")], [])
 
     def test_progress_reports_and_cancels(self, kind: str, spec: Any) -> None:
@@ -147,30 +149,30 @@ class TestThoseThatLookAtText:
         return fitted[f"{kind}-{SPECS[kind].index(spec)}"]
 
     def test_what_the_sample_is_made_of_is_selected_first(self, selector: Selector) -> None:
-        selection = selector.select(SAMPLE, options=SelectOptions(threshold=0))
+        selection = selector.rank(SAMPLE, options=SelectOptions(threshold=0)).selection()
         assert selection.selected[0].domain == "d0"
         assert list(selection.scores.values()) == sorted(selection.scores.values(), reverse=True)
 
     def test_single_is_the_top_one_whatever_the_threshold(self, selector: Selector) -> None:
         options = SelectOptions(single=True, min_share=1.0, threshold=1.0)
-        selection = selector.select(SAMPLE, options=options)
+        selection = selector.rank(SAMPLE, options=options).selection()
         assert [(entry.domain, entry.weight) for entry in selection.selected] == [("d0", "1")]
         assert not selection.abstained
 
     def test_nothing_good_enough_abstains_or_takes_the_top(self, selector: Selector) -> None:
         strict = SelectOptions(min_share=1.0, threshold=1.0)
-        selection = selector.select(SAMPLE, options=strict)
+        selection = selector.rank(SAMPLE, options=strict).selection()
         assert selection.abstained
         assert selection.selected == ()
         assert selection.reason.startswith("No domain ")
-        top = selector.select(SAMPLE, options=strict.model_copy(update={"when_none": "top"}))
+        top = selector.rank(SAMPLE, options=strict.model_copy(update={"when_none": "top"})).selection()
         assert not top.abstained
         assert [entry.domain for entry in top.selected] == ["d0"]
         assert "as asked for" in top.reason
 
     def test_the_cap_leaves_the_rest_out_with_a_reason(self, selector: Selector) -> None:
         options = SelectOptions(max_ingredients=1, min_share=0.1, threshold=-1.0)
-        selection = selector.select(SAMPLE, options=options)
+        selection = selector.rank(SAMPLE, options=options).selection()
         assert len(selection.selected) == 1
         assert any("taken already" in entry.reason for entry in selection.left_out)
 
@@ -180,7 +182,7 @@ class TestThoseThatLookAtText:
     )
     def test_an_unusable_sample_is_refused(self, selector: Selector, vectors: Any) -> None:
         with pytest.raises(InvalidSample):
-            selector.select(vectors)
+            selector.rank(vectors).selection()
 
     @pytest.mark.parametrize(
         ("vectors", "said"),
@@ -204,8 +206,8 @@ class TestThoseThatLookAtText:
         assert states[0][name].tobytes() != states[2][name].tobytes()
 
     def test_own_text_is_familiar_and_strange_text_is_novel(self, selector: Selector) -> None:
-        own = selector.select(around(centres(4, 12)[1], 60, seed=5))
-        strange = selector.select(around(-centres(4, 12).sum(axis=0), 60, seed=6))
+        own = selector.rank(around(centres(4, 12)[1], 60, seed=5)).selection()
+        strange = selector.rank(around(-centres(4, 12).sum(axis=0), 60, seed=6)).selection()
         assert own.novelty is not None
         assert strange.novelty is not None
         assert 20 < own.novelty < 80
@@ -228,7 +230,7 @@ def test_laws_of_any_selection(kept: set[int], options: SelectOptions, seed: int
     sample = around(np.zeros(12), 25, seed=seed, spread=6)
     exclude = {digest_for(f"d{i}"): "Out." for i in range(4) if i not in kept}
     for selector in LAWFUL:
-        selection = selector.select(sample, options=options, exclude=exclude)
+        selection = selector.rank(sample, options=options, exclude=exclude).selection()
         assert not {entry.digest for entry in selection.selected} & set(exclude)
         assert len(selection.selected) + len(selection.left_out) == 4
         assert selection.abstained == (not selection.selected)
@@ -249,7 +251,7 @@ class TestUniform:
     def test_everybody_gets_the_same_and_the_cap_does_not_apply(self) -> None:
         domains = [domain(f"d{i}", np.empty((0, 0))) for i in range(7)]
         selector = SELECTORS["uniform"](UniformSpec()).fit(domains)
-        selection = selector.select(None, options=SelectOptions(max_ingredients=2))  # type: ignore[arg-type]
+        selection = selector.rank(np.empty((0, 0)), options=SelectOptions(max_ingredients=2)).selection()
         assert len(selection.selected) == 7
         assert {entry.weight for entry in selection.selected} == {"0.142857143", "0.142857142"}
         assert selection.scores == {f"d{i}": pytest.approx(1 / 7) for i in range(7)}
@@ -257,7 +259,9 @@ class TestUniform:
 
     def test_single_has_no_meaning_there(self) -> None:
         with pytest.raises(InvalidParameter, match="ranks nothing"):
-            SELECTORS["uniform"](UniformSpec()).fit(DOMAINS).select(SAMPLE, options=SelectOptions(single=True))
+            SELECTORS["uniform"](UniformSpec()).fit(DOMAINS).rank(
+                SAMPLE, options=SelectOptions(single=True)
+            ).selection()
 
 
 def test_weights_follow_the_rank() -> None:

@@ -22,7 +22,7 @@ def axis_domains(k: int = 7, *, spread: float = 0.1) -> list:
 def test_the_score_is_the_mean_cosine_over_all_pairs() -> None:
     domains = [domain(d.domain, d.vectors[:100]) for d in gaussian_domains(3, spread=4)]
     sample = around(np.ones(12), 17, seed=3, spread=2)
-    selection = CosineSelector(CosineSpec()).fit(domains).select(sample)
+    selection = CosineSelector(CosineSpec()).fit(domains).rank(sample).selection()
     for d in domains:
         assert selection.scores[d.domain] == pytest.approx((unit(sample) @ unit(d.vectors).T).mean(), abs=1e-6)
 
@@ -31,7 +31,9 @@ def test_lengths_do_not_matter() -> None:
     domains = gaussian_domains(3)
     longer = [domain(d.domain, d.vectors * np.arange(1, 121)[:, None]) for d in domains]
     sample = around(np.ones(12), 20, seed=3)
-    one, two = (CosineSelector(CosineSpec(encoder="base")).fit(pool).select(sample) for pool in (domains, longer))
+    one, two = (
+        CosineSelector(CosineSpec(encoder="base")).fit(pool).rank(sample).selection() for pool in (domains, longer)
+    )
     assert one.scores == pytest.approx(two.scores, abs=1e-6)
 
 
@@ -39,7 +41,7 @@ def test_sentence_bert_goes_by_the_papers_threshold() -> None:
     selector = CosineSelector(CosineSpec()).fit(axis_domains())
     assert (selector.threshold_, selector.report_["threshold_from"]) == (0.15, "paper")
     direction = np.array([1, 0.5, 0.2, 0.17, 0.01, 0, 0])
-    selection = selector.select(np.tile(direction, (30, 1)))
+    selection = selector.rank(np.tile(direction, (30, 1))).selection()
     assert [s.domain for s in selection.selected] == ["d0", "d1", "d2"]
     assert {e.domain: e.reason[:11] for e in selection.left_out} == dict.fromkeys(
         ["d3", "d4", "d5", "d6"], "Similarity "
@@ -48,7 +50,9 @@ def test_sentence_bert_goes_by_the_papers_threshold() -> None:
 
 
 def test_at_most_five_best_first() -> None:
-    selection = CosineSelector(CosineSpec()).fit(axis_domains()).select(np.arange(7.0, 0, -1)[None].repeat(9, 0))
+    selection = (
+        CosineSelector(CosineSpec()).fit(axis_domains()).rank(np.arange(7.0, 0, -1)[None].repeat(9, 0)).selection()
+    )
     assert [s.domain for s in selection.selected] == ["d0", "d1", "d2", "d3", "d4"]
     assert "taken already" in selection.left_out[0].reason
 
@@ -62,7 +66,7 @@ def test_the_base_encoders_threshold_is_the_fifth_percentile_of_own_scores() -> 
     assert selector.report_["threshold_from"] == "own_scores_5th_percentile"
     assert min(own) <= selector.threshold_ < np.median(own)
     assert selector.threshold_ > 0.9
-    selection = selector.select(domains[3].vectors[100:])
+    selection = selector.rank(domains[3].vectors[100:]).selection()
     assert selection.selected[0].domain == "d3"
 
 
@@ -78,17 +82,18 @@ def test_the_threshold_is_the_specs_or_the_requests() -> None:
     domains, sample = axis_domains(3), np.array([[1.0, 0.6, 0.0]] * 5)
     selector = CosineSelector(CosineSpec(encoder="base", threshold=0.4)).fit(domains)
     assert selector.report_["threshold_from"] == "spec"
-    assert [s.domain for s in selector.select(sample).selected] == ["d0", "d1"]
-    asked = selector.select(sample, options=SelectOptions(threshold=0.7))
+    assert [s.domain for s in selector.rank(sample).selection().selected] == ["d0", "d1"]
+    asked = selector.rank(sample, options=SelectOptions(threshold=0.7)).selection()
     assert [s.domain for s in asked.selected] == ["d0"]
     assert asked.thresholds == {"similarity": 0.7}
     exact = CosineSelector(CosineSpec()).fit(domains)
-    reached = exact.select(sample).scores["d1"]
-    assert len(exact.select(sample, options=SelectOptions(threshold=reached)).selected) == 2  # reaching is enough
+    reached = exact.rank(sample).selection().scores["d1"]
+    selection = exact.rank(sample, options=SelectOptions(threshold=reached)).selection()
+    assert len(selection.selected) == 2  # reaching is enough
 
 
 def test_none_reaches_it_and_the_reason_names_the_best() -> None:
-    selection = CosineSelector(CosineSpec()).fit(axis_domains(3)).select(-np.array([[1.0, 2.0, 3.0]] * 5))
+    selection = CosineSelector(CosineSpec()).fit(axis_domains(3)).rank(-np.array([[1.0, 2.0, 3.0]] * 5)).selection()
     assert selection.abstained
     assert "the best is d0" in selection.reason
     assert "0.1500" in selection.reason
@@ -99,7 +104,7 @@ def test_a_threshold_that_tells_nothing_apart_is_warned_about() -> None:
     domains = [domain(d.domain, d.vectors + shared) for d in gaussian_domains(6)]
     selector = CosineSelector(CosineSpec(encoder="base", threshold=0.15)).fit(domains)
     assert selector.report_["domains_passing"] == 6
-    assert "tells little apart" in selector.select(domains[0].vectors).warnings[0]
+    assert "tells little apart" in selector.rank(domains[0].vectors).selection().warnings[0]
     assert CosineSelector(CosineSpec()).fit(axis_domains()).report_["warnings"] == []
 
 
@@ -110,7 +115,7 @@ def test_held_out_accuracy_is_of_single_units() -> None:
 
 
 def test_a_zero_vector_is_similar_to_nothing() -> None:
-    selection = CosineSelector(CosineSpec()).fit(axis_domains(3)).select(np.zeros((4, 3)))
+    selection = CosineSelector(CosineSpec()).fit(axis_domains(3)).rank(np.zeros((4, 3))).selection()
     assert set(selection.scores.values()) == {0.0}
     assert selection.abstained
 
@@ -118,16 +123,18 @@ def test_a_zero_vector_is_similar_to_nothing() -> None:
 def test_an_option_of_the_other_selector_is_noted() -> None:
     selector = CosineSelector(CosineSpec()).fit(axis_domains(3))
     sample = np.eye(3)[:1].repeat(5, axis=0)
-    assert any("'min_share'" in w for w in selector.select(sample, options=SelectOptions(min_share=0.2)).warnings)
+    assert any(
+        "'min_share'" in w for w in selector.rank(sample, options=SelectOptions(min_share=0.2)).selection().warnings
+    )
     queued = SelectOptions.model_validate_json(SelectOptions().model_dump_json())  # every field set, none asked for
-    assert not any("'min_share'" in w for w in selector.select(sample, options=queued).warnings)
-    assert selector.select(sample).warnings == ()
+    assert not any("'min_share'" in w for w in selector.rank(sample, options=queued).selection().warnings)
+    assert selector.rank(sample).selection().warnings == ()
 
 
 def test_novelty_looks_at_the_domains_that_are_left() -> None:
     selector = CosineSelector(CosineSpec()).fit(axis_domains(3))
     sample = around(np.eye(3)[0], 40, seed=11, spread=0.1)
-    near, far = selector.select(sample), selector.select(sample, exclude={digest_for("d0"): "Out."})
+    near, far = selector.rank(sample).selection(), selector.rank(sample, exclude={digest_for("d0"): "Out."}).selection()
     assert near.novelty is not None
     assert near.novelty < 80
     assert far.novelty == 100

@@ -127,7 +127,7 @@ class TestPaperMode:
 
     def test_a_tenth_of_the_sample_is_enough(self, selector: GmmSelector) -> None:
         sample = np.concatenate([nuisance((0, 9), 10, 50), nuisance((9, 0), 8, 51), nuisance((-9, -9), 2, 52)])
-        selection = selector.select(sample)
+        selection = selector.rank(sample).selection()
         assert [(s.domain, s.score, s.weight) for s in selection.selected] == [
             ("d0", 0.5, "0.333333334"), ("d1", 0.4, "0.333333333"), ("d2", 0.1, "0.333333333"),
         ]  # fmt: skip
@@ -136,7 +136,7 @@ class TestPaperMode:
 
     def test_less_than_a_tenth_is_not(self, selector: GmmSelector) -> None:
         sample = np.concatenate([nuisance((9, 0), 19, 50), nuisance((-9, -9), 2, 52)])
-        selection = selector.select(sample)
+        selection = selector.rank(sample).selection()
         assert [s.domain for s in selection.selected] == ["d1"]
         assert [(e.domain, e.reason) for e in selection.left_out] == [
             ("d2", "2 of the sample's 21 units, below 10 %."),
@@ -161,7 +161,7 @@ class TestPaperMode:
 
     def test_pca_is_fitted_on_the_training_domains_alone(self, selector: GmmSelector) -> None:
         before = selector.to_state()[0]["projection_components"].tobytes()
-        selector.select(around(np.array([0.0, 0, 0, 900.0]), 40, seed=3))
+        selector.rank(around(np.array([0.0, 0, 0, 900.0]), 40, seed=3)).selection()
         assert selector.to_state()[0]["projection_components"].tobytes() == before
 
 
@@ -175,7 +175,7 @@ class TestOwnership:
     def test_one_domain_may_own_two_clusters(self) -> None:
         selector = handmade([[5, 0, 0], [5, 0, 2], [0, 9, 1]], [[0, 0], [10, 0], [0, 10]])
         assert selector.clusters_.owners == [[0], [0, 2], [1]]
-        selection = selector.select(points((0, 0, 3), (10, 0, 3), (0, 10, 4)))
+        selection = selector.rank(points((0, 0, 3), (10, 0, 3), (0, 10, 4))).selection()
         assert selection.scores == {"d0": 0.6, "d1": 0.4, "d2": 0.3}
         assert selection.counts == {"0": 3, "1": 3, "2": 4}
 
@@ -183,20 +183,20 @@ class TestOwnership:
         # d0 and d2 share cluster 0, and d0 makes up less of it
         selector = handmade([[4, 0, 6], [1, 9, 0], [0, 0, 0]], [[0, 0], [10, 0], [0, 10]])
         assert selector.clusters_.owners == [[2, 0], [1], []]
-        selection = selector.select(points((0, 0, 10)))
+        selection = selector.rank(points((0, 0, 10))).selection()
         assert [s.domain for s in selection.selected] == ["d2", "d0"]
         assert selection.scores["d0"] == selection.scores["d2"] == 1.0
 
     def test_an_empty_cluster_stands_for_nobody_and_takes_nothing(self) -> None:
         selector = handmade([[6, 0, 4], [0, 7, 3], [0, 0, 0]], [[0, 0], [10, 0], [0, 10]])
-        selection = selector.select(points((1, 10, 5)))
+        selection = selector.rank(points((1, 10, 5))).selection()
         assert selection.counts == {"0": 5}
 
     def test_units_of_an_excluded_domain_go_to_the_next_best_before_the_threshold(self) -> None:
         selector = handmade([[9, 0, 0], [0, 9, 0], [0, 0, 9]], [[0, 0], [10, 0], [0, 10]])
         sample = points((2, 0, 19), (0, 9, 1))
-        assert [s.domain for s in selector.select(sample).selected] == ["d0"]
-        selection = selector.select(sample, exclude={digest_for("d0"): "Retired."})
+        assert [s.domain for s in selector.rank(sample).selection().selected] == ["d0"]
+        selection = selector.rank(sample, exclude={digest_for("d0"): "Retired."}).selection()
         assert [(s.domain, s.score) for s in selection.selected] == [("d1", 0.95)]
         assert [(e.domain, e.reason) for e in selection.left_out] == [
             ("d2", "1 of the sample's 20 units, below 10 %."), ("d0", "Retired."),
@@ -204,17 +204,17 @@ class TestOwnership:
 
     def test_a_shared_cluster_stays_while_one_of_its_domains_does(self) -> None:
         selector = handmade([[6, 0, 4], [0, 7, 3], [0, 0, 0]], [[0, 0], [10, 0], [0, 10]])
-        selection = selector.select(points((0, 0, 10)), exclude={digest_for("d0"): "Retired."})
+        selection = selector.rank(points((0, 0, 10)), exclude={digest_for("d0"): "Retired."}).selection()
         assert [(s.domain, s.score) for s in selection.selected] == [("d2", 1.0)]
 
     def test_nobody_is_chosen_for_no_unit_even_without_a_minimum(self) -> None:
         selector = handmade([[9, 0], [0, 9]], [[0, 0], [10, 0]])
-        selection = selector.select(points((0, 0, 4)), options=SelectOptions(min_share=0))
+        selection = selector.rank(points((0, 0, 4)), options=SelectOptions(min_share=0)).selection()
         assert [s.domain for s in selection.selected] == ["d0"]
 
     def test_order_is_by_count_then_label(self) -> None:
         selector = handmade([[9, 0, 0], [0, 9, 0], [0, 0, 9]], [[0, 0], [10, 0], [0, 10]])
-        selection = selector.select(points((0, 10, 4), (10, 0, 4), (0, 0, 3)))
+        selection = selector.rank(points((0, 10, 4), (10, 0, 4), (0, 0, 3))).selection()
         assert [s.domain for s in selection.selected] == ["d1", "d2", "d0"]
 
 
@@ -229,9 +229,9 @@ class TestNovelty:
 
     def test_a_strange_sample_is_warned_about_and_excluded_domains_are_not_near(self) -> None:
         selector = handmade([[9, 0], [0, 9]], [[0, 0], [200, 0]])
-        near = selector.select(points((0, 50.5, 9)))
+        near = selector.rank(points((0, 50.5, 9))).selection()
         assert (near.novelty, near.warnings) == (50, ())
-        far = selector.select(points((0, 50.5, 9)), exclude={digest_for("d0"): "Out."})
+        far = selector.rank(points((0, 50.5, 9)), exclude={digest_for("d0"): "Out."}).selection()
         assert far.novelty == 100
         assert "least unlike" in far.warnings[0]
 
@@ -280,7 +280,7 @@ class TestProof:
         assert any("do not carry over" in warning for warning in full["warnings"])
         assert any("saturated" in warning for warning in full["warnings"])
         assert tied["warnings"] == []
-        selection = GmmSelector(GmmSpec(mode="paper", dimensions=98)).fit(domains).select(domains[0].vectors)
+        selection = GmmSelector(GmmSpec(mode="paper", dimensions=98)).fit(domains).rank(domains[0].vectors).selection()
         assert any("saturated" in warning for warning in selection.warnings)
 
     def test_em_that_has_not_settled_is_a_warning_of_the_report(self) -> None:
@@ -301,7 +301,7 @@ class TestEdges:
         selector = GmmSelector(GmmSpec()).fit(gaussian_domains(1, n=20, dimensions=16))
         assert selector.report_["dimensions"] <= 16
         assert "16" in " ".join(selector.report_["warnings"])
-        assert [s.weight for s in selector.select(around(np.zeros(16), 20, seed=9)).selected] == ["1"]
+        assert [s.weight for s in selector.rank(around(np.zeros(16), 20, seed=9)).selection().selected] == ["1"]
 
     @pytest.mark.parametrize("mode", ["default", "paper"])
     def test_the_smallest_pool_there_can_be(self, mode: Any) -> None:
@@ -326,7 +326,9 @@ class TestEdges:
 
     def test_an_option_of_the_other_selector_is_noted(self) -> None:
         selector = GmmSelector(GmmSpec()).fit(gaussian_domains())
-        selection = selector.select(around(centres(4, 12)[0], 20, seed=1), options=SelectOptions(threshold=0.5))
+        selection = selector.rank(
+            around(centres(4, 12)[0], 20, seed=1), options=SelectOptions(threshold=0.5)
+        ).selection()
         assert any("'threshold'" in warning for warning in selection.warnings)
 
     def test_em_can_be_cancelled_between_iterations(self) -> None:

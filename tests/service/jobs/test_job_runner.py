@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from registry.blobs import MemoryBlobs
 from registry.catalogue import Database
 from registry.catalogue.jobs import Jobs
 from registry.catalogue.rows import JobRow
@@ -24,6 +23,7 @@ from service.jobs.contract import JobContext, JobKind
 from service.jobs.runner import FINAL, JobRunner, cancel, result_of
 from service.settings import Settings
 from tests.postgres import Databases
+from tests.registry.memory_blobs import MemoryBlobs
 
 PATIENCE = 20.0
 Run = Callable[[JobContext], dict[str, Any]]

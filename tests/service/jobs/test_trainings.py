@@ -12,29 +12,30 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from registry.base_model import LoadedBase
-from registry.errors import Busy, Cancelled, Forbidden, InvalidParameter, SoupError, as_dict, rebuild
+from registry.errors import Busy, Forbidden, InvalidParameter, SoupError, rebuild
 from registry.names import sha256_digest
+from registry.progress import Progress, silent
 from registry.spec import BaseShape
 from service.jobs import runner as jobs_module
 from service.jobs import train as training_job
-from service.jobs.runner import Interrupted
-from service.jobs.train_process import _made as heard
+from service.jobs.contract import JobContext
+from service.jobs.train_process import unnamed
 from service.jobs.training_folder import TURN, sweep
 from tests.service.journeys.test_killed_server import Server, until
 from tests.service.servers import BASE_ID, World, open_world, write_bases
 from tests.tiny_models import build_tiny_encoder
 from training import checkpoint
-from training.build import Data, make
+from training.build import inputs_of
+from training.data import Data
 from training.request import TrainingRequest
 from training.spec import TrainingSpec
-from training.trainer import Trained
-from training.worker import Bench, Task, _made
+from training.trainer import Trained, train_adapter
+from training.worker import WorkerRequest, WorkerSetup, answer
 
 TEXTS = [f"The judge of court {i} held that contract {i * 7} was void." for i in range(60)]
 VALID = [f"The judge of court {i} held that contract {i * 3} was void." for i in range(100, 125)]
@@ -87,10 +88,16 @@ def error_of(done: dict[str, Any]) -> SoupError:
     return rebuild(done["error"]["code"], done["error"]["message"], param=done["error"]["param"])
 
 
+def make(spec: dict[str, Any], base: LoadedBase, saving: checkpoint.Saving | None = None) -> Trained:
+    """What a spec gives where it is trained here."""
+    inputs = inputs_of(TrainingSpec.model_validate(spec), base, Data(TEXTS, VALID))
+    return train_adapter(base, inputs, saving=saving)
+
+
 @pytest.fixture(scope="module")
 def uninterrupted(world: World, base: LoadedBase) -> Trained:
     """What the long training gives where nothing comes between, with as many threads as the server."""
-    return make(TrainingSpec.model_validate(LONG), base, Data(TEXTS, VALID))
+    return make(LONG, base)
 
 
 InChild = Callable[..., dict[str, Any]]
@@ -99,14 +106,9 @@ InChild = Callable[..., dict[str, Any]]
 def in_thread(base: LoadedBase) -> InChild:
     """Does a child's work, and hears what it would say, without the time that a process takes to start."""
 
-    def done(bench: Bench, task: Task, *, progress: Any, private: Path) -> dict[str, Any]:
-        try:
-            answer = _made(task, base, SimpleNamespace(progress=progress))  # type: ignore[arg-type]
-        except (Cancelled, Interrupted):
-            raise
-        except SoupError as error:
-            answer = {"error": as_dict(error)}
-        return heard(answer, private)
+    def done(setup: WorkerSetup, request: WorkerRequest, *, progress: Progress, private: Path) -> dict[str, Any]:
+        with unnamed(private):
+            return answer(request, base, progress)
 
     return done
 
@@ -298,18 +300,18 @@ class TestFailures:
     ) -> None:
         calls = []
 
-        def found(bench: Bench, task: Task, **named: Any) -> dict[str, Any]:
-            calls.append(task)
+        def found(setup: WorkerSetup, request: WorkerRequest, **named: Any) -> dict[str, Any]:
+            calls.append(request)
             if len(calls) == 1:
-                other = TrainingSpec.model_validate({**SPEC, "init_seed": 9})
-                make(other, base, Data(TEXTS, VALID), saving=checkpoint.Saving(task.work.checkpoint))  # type: ignore[arg-type]
-            return beside(bench, task, **named)
+                assert request.run.checkpoint is not None
+                make({**SPEC, "init_seed": 9}, base, saving=checkpoint.Saving(request.run.checkpoint))
+            return beside(setup, request, **named)
 
         monkeypatch.setattr(training_job, "in_child", found)
         assert made(world, asked(world, "acme/anew"))["created"]
         assert len(calls) == 2
         provenance = world.client.get("/v1/adapters/acme/anew").json()["provenance"]
-        assert provenance["init_hash"] == make(TrainingSpec.model_validate(SPEC), base, Data(TEXTS, VALID)).init_hash
+        assert provenance["init_hash"] == make(SPEC, base).init_hash
 
     def test_cancelled_when_all_is_trained_it_is_not_pushed(
         self, world: World, beside: InChild, monkeypatch: pytest.MonkeyPatch
@@ -489,7 +491,8 @@ class TestRefusals:
         with idle.runtime.database.read() as catalogue:
             row = catalogue.jobs.get(None, job["id"])
         request = TrainingRequest.model_validate(row.arguments["request"])
-        training = training_job.Training(idle.runtime, request, row.arguments, row.created_by, lambda *_: None)
+        context = JobContext(idle.runtime.parts, idle.runtime.jobs.fitting, row, silent)
+        training = training_job.Training(context, request)
         with pytest.raises(Forbidden, match="revoked"):
             training_job.train(training)
         assert not left(idle)
@@ -533,7 +536,7 @@ def test_what_nobody_goes_on_with_is_removed_in_the_end(tmp_path: Path) -> None:
 
 def test_a_process_that_trains_ends_with_its_server_and_is_the_first_where_memory_runs_out() -> None:
     code = (
-        "import time\nfrom pathlib import Path\nfrom service import training_process as module\n"
+        "import time\nfrom pathlib import Path\nfrom service.jobs import train_process as module\n"
         "module.GRACE_SECONDS = 0.01\nmodule.outlive_nobody()\n"
         "print(Path('/proc/self/oom_score_adj').read_text(), flush=True)\ntime.sleep(600)"
     )

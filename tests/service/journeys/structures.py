@@ -22,10 +22,11 @@ from registry.spec import AdapterConfig, BankConfig, Provenance
 from tests.registry.pruned_adapters import sparse
 from tests.service.passages import passages
 from tests.service.servers import CONFIG
-from training.methods.adamix import merged
+from training.data import Data
+from training.hyperparameters import Hyperparameters
+from training.inputs import TrainingInputs
 from training.methods.lora_targets import lora_for
-from training.recipe import TrainingRecipe
-from training.trainer import Trained, train_adapter, write_trained
+from training.trainer import Trained, train_adapter
 
 INIT = Provenance(init_hash=digest_of("one start"), init_source="declared")
 SPARSITY = {"kitchen": 0.25, "court": 0.5}
@@ -86,15 +87,16 @@ def write_lora(folder: Path, base: LoadedBase, domain: str, seed: int) -> None:
 def trained_bank(base: LoadedBase, kind: str) -> Trained:
     """A bank of three experts, trained on the kitchen for a few steps."""
     expert = lora_for(base.shape, rank=2, alpha=8.0) if kind == "lora" else paper_config("pfeiffer", bottleneck=4)
-    recipe = TrainingRecipe(steps=6, batch=4, block=32, learning_rate=2e-2, evaluations=2)
-    return train_adapter(base, BankConfig(expert=expert, experts=3), passages("kitchen", 40), VALID, recipe=recipe)
+    recipe = Hyperparameters(steps=6, batch=4, block=32, learning_rate=2e-2, evaluations=2)
+    data = Data(passages("kitchen", 40), VALID)
+    return train_adapter(base, TrainingInputs(BankConfig(expert=expert, experts=3), data, recipe))
 
 
 def write_bank(kind: str) -> Callable[[Path, LoadedBase, str, int], None]:
     def write(folder: Path, base: LoadedBase, domain: str, _seed: int) -> None:
         bank = trained_bank(base, kind)
-        write_trained(folder, bank, base, domain=domain, base_id="tiny", passages=VALID)
-        write_trained(folder.with_name("merged"), merged(bank), base, domain=domain)
+        bank.write(folder, base, domain=domain, base_id="tiny", passages=VALID)
+        bank.merged().write(folder.with_name("merged"), base, domain=domain)
 
     return write
 

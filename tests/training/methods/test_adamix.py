@@ -18,20 +18,19 @@ from registry.adapters.experts import BankAdapter, merge_bank
 from registry.adapters.weights import init_hash, load_tensors, save_tensors
 from registry.errors import Cancelled, InvalidParameter
 from registry.formats import read_directory
-from registry.spec import BankConfig, UnionConfig, head_of
-from tests.training.conftest import TEXTS, VALID, state_hash
+from registry.spec import BankConfig, UnionConfig
+from tests.training.conftest import TEXTS, VALID, state_hash, train_on
 from tests.training.task_items import LABELLED
 from training.checkpoint import Saving
 from training.data import pack
-from training.methods.adamix import consistent_loss, merged
+from training.hyperparameters import Hyperparameters, PruningOptions
+from training.methods.adamix import consistent_loss
 from training.methods.lora_targets import lora_for
-from training.options import PruningOptions
-from training.recipe import TrainingRecipe
 from training.tasks import TASKS
 from training.tasks.contract import Scored, with_head
-from training.trainer import Trained, loss_of, train_adapter, write_trained
+from training.trainer import Trained, loss_of
 
-RECIPE = TrainingRecipe(steps=8, batch=4, block=32, learning_rate=1e-2, evaluations=2)
+RECIPE = Hyperparameters(steps=8, batch=4, block=32, learning_rate=1e-2, evaluations=2)
 MODES = ("released", "paper", "none")
 
 
@@ -41,7 +40,7 @@ def expert_of(kind, base):
 
 def train(base, kind="pfeiffer", *, experts=4, share="up", **changes) -> Trained:
     config = BankConfig(expert=expert_of(kind, base), experts=experts, share=share)
-    return train_adapter(base, config, TEXTS, VALID, **{"recipe": RECIPE, **changes})
+    return train_on(base, config, TEXTS, VALID, **{"hyperparameters": RECIPE, **changes})
 
 
 def valid_blocks(base) -> Tensor:
@@ -127,8 +126,8 @@ def test_autocast_leaves_the_loss_in_full_precision(base):
 
 
 def test_a_bank_trains_in_bfloat16(base):
-    recipe = RECIPE.model_copy(update={"dtype": "bfloat16"})
-    record = train(base, "houlsby", recipe=recipe).record
+    numbers = RECIPE.model_copy(update={"dtype": "bfloat16"})
+    record = train(base, "houlsby", hyperparameters=numbers).record
     assert record["valid_perplexity"] < record["valid_perplexity_before"]
 
 
@@ -218,7 +217,7 @@ def test_the_modes_are_different_trainings_and_the_same_seeds_the_same(base):
     assert len(set(made.values())) == 3
     assert save_tensors(train(base).tensors) == made["released"]  # the default
     other = RECIPE.model_copy(update={"data_seed": 1})
-    assert save_tensors(train(base, recipe=other).tensors) != made["released"]
+    assert save_tensors(train(base, hyperparameters=other).tensors) != made["released"]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -257,7 +256,7 @@ def test_random_routing_at_inference_can_be_measured(base):
 
 def test_a_bank_is_written_as_a_folder_and_read_again(base, tmp_path):
     trained = train(base, "lora", share="none")
-    write_trained(tmp_path / "bank", trained, base, domain="law", passages=TEXTS[:5])
+    trained.write(tmp_path / "bank", base, domain="law", passages=TEXTS[:5])
     folder = read_directory(tmp_path / "bank")
     assert (folder.config, folder.provenance) == (trained.config, trained.provenance)
     stored = load_tensors(folder.weights.read_bytes())
@@ -269,22 +268,22 @@ def test_what_makes_no_sense_is_refused(base):
     with pytest.raises(InvalidParameter, match="not pruned"):
         train(base, pruning=PruningOptions())
     with pytest.raises(InvalidParameter, match="experts of a bank"):
-        train_adapter(base, expert_of("pfeiffer", base), TEXTS, VALID, recipe=RECIPE, consistency="paper")
+        train_on(base, expert_of("pfeiffer", base), TEXTS, VALID, hyperparameters=RECIPE, consistency="paper")
     with pytest.raises(InvalidParameter, match="diverged"):
-        train(base, recipe=RECIPE.model_copy(update={"learning_rate": 1e30, "steps": 50}))
+        train(base, hyperparameters=RECIPE.model_copy(update={"learning_rate": 1e30, "steps": 50}))
 
 
 def test_the_adapter_of_a_bank_has_its_start_and_says_of_what_it_was_made(base, tmp_path):
     trained = train(base, "houlsby", share="down", experts=3)
-    one = merged(trained)
+    one = trained.merged()
     assert one.config == paper_config("houlsby", bottleneck=8)
     assert one.tensors.keys() == merge_bank(trained.config, trained.tensors).keys()
     assert one.provenance.init_hash == trained.init_hash
     assert one.record == {**trained.record, "bank": {"experts": 3, "share": "down"}}
-    write_trained(tmp_path / "one", one, base, domain="law")
+    one.write(tmp_path / "one", base, domain="law")
     from_tensors(one.config, base.shape, load_tensors(read_directory(tmp_path / "one").weights.read_bytes()))
     with pytest.raises(InvalidParameter, match="this adapter is a bottleneck"):
-        merged(one)
+        one.merged()
 
 
 @pytest.mark.parametrize(("kind", "mode"), [("bert", "released"), *(("gpt2", mode) for mode in MODES)])
@@ -294,11 +293,11 @@ def test_a_bank_learns_to_classify_with_one_head_for_all_its_experts(base, encod
     before = state_hash(on.model)
     bank = BankConfig(expert=paper_config("houlsby", bottleneck=8), experts=3)
     config = with_head(bank, task.head(LABELLED))
-    assert head_of(config) == task.head(LABELLED)
-    recipe = TrainingRecipe(steps=40, batch=8, block=60, learning_rate=2e-2, evaluations=2)
-    made = train_adapter(on, config, LABELLED[:40], LABELLED[40:], recipe=recipe, task=task, consistency=mode)
+    assert config.head == task.head(LABELLED)
+    numbers = Hyperparameters(steps=40, batch=8, block=60, learning_rate=2e-2, evaluations=2)
+    made = train_on(on, config, LABELLED[:40], LABELLED[40:], hyperparameters=numbers, task=task, consistency=mode)
     assert state_hash(on.model) == before
-    one = merged(made)
+    one = made.merged()
     assert isinstance(one.config, UnionConfig)
     adapter = from_tensors(one.config, on.shape, one.tensors)
     found = task.metrics(on, adapter, LABELLED[40:], block=60)

@@ -12,13 +12,13 @@ from registry.errors import Incompatible
 from registry.formats import read_directory
 from registry.spec import BaseShape
 from tests.tiny_models import CAUSAL
-from tests.training.conftest import TEXTS, VALID, state_hash
+from tests.training.conftest import TEXTS, VALID, state_hash, train_on
 from training.data import pack
+from training.hyperparameters import Hyperparameters
 from training.methods.lora_targets import lora_for
-from training.recipe import TrainingRecipe
-from training.trainer import loss_of, train_adapter, write_trained
+from training.trainer import loss_of
 
-RECIPE = TrainingRecipe(steps=4, batch=4, block=32, learning_rate=2e-2, evaluations=2)
+RECIPE = Hyperparameters(steps=4, batch=4, block=32, learning_rate=2e-2, evaluations=2)
 
 
 ON_BASES = CAUSAL
@@ -28,14 +28,14 @@ ON_BASES = CAUSAL
 def test_every_family_is_trained_and_stays_frozen(base, method, tmp_path):
     config = lora_for(base.shape, rank=2, alpha=4) if method == "lora" else paper_config("bapna_firat", bottleneck=4)
     before = state_hash(base.model)
-    trained = train_adapter(base, config, TEXTS, VALID, recipe=RECIPE)
+    trained = train_on(base, config, TEXTS, VALID, hyperparameters=RECIPE)
     assert state_hash(base.model) == before
     record = trained.record
     assert record["valid_perplexity"] < record["valid_perplexity_before"]
     sizes = [tensor.numel() for tensor in trained.tensors.values()]
     base_size = sum(parameter.numel() for parameter in base.model.parameters())
     assert record["parameters"] == {"trained": sum(sizes), "base": base_size, "share": sum(sizes) / base_size}
-    written = write_trained(tmp_path / "law", trained, base, domain="law", passages=TEXTS)
+    written = trained.write(tmp_path / "law", base, domain="law", passages=TEXTS)
     assert written.config == config
     adapter = from_tensors(config, base.shape, trained.tensors)
     with attached(base.model, adapter), torch.no_grad():
@@ -46,7 +46,7 @@ def test_every_family_is_trained_and_stays_frozen(base, method, tmp_path):
 def test_a_lora_starts_at_the_base_and_is_written_as_peft_reads_it(base, tmp_path):
     config = lora_for(base.shape, rank=2, alpha=4)
     first, second = (
-        train_adapter(base, config, TEXTS, VALID, recipe=RECIPE.model_copy(update={"data_seed": seed}))
+        train_on(base, config, TEXTS, VALID, hyperparameters=RECIPE.model_copy(update={"data_seed": seed}))
         for seed in (0, 1)
     )
     assert first.init_hash == second.init_hash
@@ -54,7 +54,7 @@ def test_a_lora_starts_at_the_base_and_is_written_as_peft_reads_it(base, tmp_pat
     with torch.no_grad():
         plain = float(loss_of(base)(torch.from_numpy(pack(VALID, base.tokenize, block=32).blocks)).exp())
     assert first.record["valid_perplexity_before"] == pytest.approx(plain, rel=1e-5)
-    write_trained(tmp_path / "law", first, base, domain="law", base_id="tiny")
+    first.write(tmp_path / "law", base, domain="law", base_id="tiny")
     peft = json.loads((tmp_path / "law" / "adapter_config.json").read_text())
     assert (peft["peft_type"], peft["r"], peft["lora_alpha"]) == ("LORA", 2, 4)
     assert peft["fan_in_fan_out"] == (base.shape.model_type == "gpt2")

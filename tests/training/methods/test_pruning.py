@@ -16,17 +16,16 @@ from registry.adapters.masks import is_mask, mask_of, mask_problems, projections
 from registry.adapters.weights import check_weights, init_hash, save_tensors
 from registry.errors import Cancelled, InvalidParameter
 from registry.spec import FusionConfig, HeadConfig, PrefixConfig, UnionConfig
-from tests.training.conftest import TEXTS, VALID
+from tests.training.conftest import TEXTS, VALID, train_on
 from training.checkpoint import Saving
 from training.data import pack
+from training.hyperparameters import Hyperparameters, PruningOptions
 from training.methods.lora_targets import lora_for
 from training.methods.pruning import chosen, prune
 from training.methods.pruning_scores import scores_of
-from training.options import PruningOptions
-from training.recipe import TrainingRecipe
-from training.trainer import loss_of, train_adapter
+from training.trainer import loss_of
 
-RECIPE = TrainingRecipe(
+RECIPE = Hyperparameters(
     steps=6, batch=4, accumulate=2, block=32, learning_rate=1e-2, weight_decay=0.1, evaluations=3, beta2=0.98
 )
 SCORES = ("random", "magnitude", "erdos_renyi", "snip", "grasp")
@@ -272,8 +271,8 @@ def test_a_fusion_is_pruned_in_its_attention(base, score):
 
 
 def train(base, config, **changes):
-    settings = {"recipe": RECIPE, "pruning": PruningOptions(sparsity=0.5), **changes}
-    return train_adapter(base, config, TEXTS, VALID, **settings)
+    settings = {"hyperparameters": RECIPE, "pruning": PruningOptions(sparsity=0.5), **changes}
+    return train_on(base, config, TEXTS, VALID, **settings)
 
 
 def test_pruned_entries_stay_zero_and_the_others_train(base):

@@ -21,29 +21,27 @@ from registry.adapters.weights import save_tensors
 from registry.errors import Cancelled, Incompatible, InvalidParameter
 from registry.names import digest_of
 from registry.spec import FusionConfig, HeadConfig, PrefixConfig, UnionConfig
-from tests.training.conftest import TEXTS, state_hash
+from tests.training.conftest import TEXTS, state_hash, train_on
 from tests.training.task_items import ITEMS, LABELLED, as_json
 from training.checkpoint import Saving
 from training.evaluate import evaluate_task
+from training.hyperparameters import Hyperparameters, PruningOptions
 from training.methods.lora_targets import lora_for
-from training.options import PruningOptions
-from training.recipe import TrainingRecipe
 from training.tasks import LANGUAGE_MODELLING, TASKS
 from training.tasks.classification import Labelled, agreement
 from training.tasks.contract import with_head
 from training.tasks.encoding import Frame, batch_of, frame, rows_of, states, tokens_of
-from training.trainer import train_adapter
 
 CLASSIFICATION = TASKS["classification"]
-RECIPE = TrainingRecipe(steps=60, batch=8, block=60, learning_rate=1e-2, evaluations=3)
+RECIPE = Hyperparameters(steps=60, batch=8, block=60, learning_rate=1e-2, evaluations=3)
 HEADED = ("classification", "question_answering")
 
 
 def train(base, key, structure="pfeiffer", **changes):
     task, items = TASKS[key], ITEMS[key]
     config = changes.pop("config", None) or with_head(paper_config(structure, bottleneck=8), task.head(items))
-    values = {"recipe": RECIPE, "task": task, **changes}
-    return train_adapter(base, config, items[:40], items[40:], **values)
+    values = {"hyperparameters": RECIPE, "task": task, **changes}
+    return train_on(base, config, items[:40], items[40:], **values)
 
 
 def measured(base, key, trained):
@@ -72,10 +70,12 @@ def test_a_task_is_learnt_and_frozen_means_frozen(base, key):
 @pytest.mark.parametrize("key", HEADED)
 def test_an_encoder_learns_too_its_norms_and_head_included(encoder, key):
     before = state_hash(encoder.model)
-    trained = train(encoder, key, "houlsby", recipe=RECIPE.model_copy(update={"learning_rate": 2e-2}))
+    trained = train(encoder, key, "houlsby", hyperparameters=RECIPE.model_copy(update={"learning_rate": 2e-2}))
     assert state_hash(encoder.model) == before
     assert trained.record["valid_loss"] < trained.record["valid_loss_before"]
-    fresh = train(encoder, key, "houlsby", recipe=RECIPE.model_copy(update={"steps": 1, "learning_rate": 1e-30}))
+    fresh = train(
+        encoder, key, "houlsby", hyperparameters=RECIPE.model_copy(update={"steps": 1, "learning_rate": 1e-30})
+    )
     moved = [name for name, tensor in trained.tensors.items() if not torch.equal(tensor, fresh.tensors[name])]
     assert {"head.out.weight", "head.out.bias"} <= set(moved)
     assert any(".base_norm." in name for name in moved)
@@ -88,19 +88,25 @@ def figures_are_shares(figures):
 
 def test_a_real_encoder_classifies_after_a_few_steps(minilm):
     before = state_hash(minilm.model)
-    recipe = TrainingRecipe(steps=12, batch=8, block=24, learning_rate=3e-3, evaluations=2)
-    trained = train(minilm, "classification", recipe=recipe)
+    numbers = Hyperparameters(steps=12, batch=8, block=24, learning_rate=3e-3, evaluations=2)
+    trained = train(minilm, "classification", hyperparameters=numbers)
     assert state_hash(minilm.model) == before
     assert measured(minilm, "classification", trained)["accuracy"] == 1.0
 
 
 @pytest.mark.parametrize("key", ITEMS)
 def test_a_task_that_was_stopped_goes_on_to_the_same_bits(base, key, tmp_path):
-    recipe = RECIPE.model_copy(update={"steps": 9, "accumulate": 2, "batch": 4})
-    whole, asked = train(base, key, recipe=recipe), []
+    numbers = RECIPE.model_copy(update={"steps": 9, "accumulate": 2, "batch": 4})
+    whole, asked = train(base, key, hyperparameters=numbers), []
     with pytest.raises(Cancelled):
-        train(base, key, recipe=recipe, saving=Saving(tmp_path), should_stop=lambda: asked.append(1) or len(asked) > 4)
-    resumed = train(base, key, recipe=recipe, saving=Saving(tmp_path))
+        train(
+            base,
+            key,
+            hyperparameters=numbers,
+            saving=Saving(tmp_path),
+            should_stop=lambda: asked.append(1) or len(asked) > 4,
+        )
+    resumed = train(base, key, hyperparameters=numbers, saving=Saving(tmp_path))
     assert resumed.resumed_at == 4
     assert save_tensors(resumed.tensors) == save_tensors(whole.tensors)
     assert resumed.record == whole.record
@@ -114,7 +120,7 @@ def test_parts_of_a_batch_are_the_batch(base, key):
     rows = torch.from_numpy(task.encode(base, items, block=60, at_least=1, head=head).rows)
     adapter = None
     if head is not None:
-        trained = train(base, key, recipe=RECIPE.model_copy(update={"steps": 2}))
+        trained = train(base, key, hyperparameters=RECIPE.model_copy(update={"steps": 2}))
         adapter = from_tensors(trained.config, base.shape, trained.tensors)
     with torch.no_grad():
         whole = task.loss(base, adapter, rows)
@@ -160,14 +166,14 @@ def test_too_little_data_is_refused_for_training_and_validation(base, key):
     for train, valid, said in ((items[:19], items[:9], "training data holds 19"), (items, items[:4], "validation data"),
                                ([], items[:9], "training data holds 0")):  # fmt: skip
         with pytest.raises(InvalidParameter, match=said):
-            train_adapter(base, config, train, valid, recipe=RECIPE, task=task)
+            train_on(base, config, train, valid, hyperparameters=RECIPE, task=task)
 
 
 @pytest.mark.parametrize("key", ["language_modelling", "summarisation"])
 def test_what_writes_needs_a_causal_model(encoder, key):
     items = {**ITEMS, "language_modelling": TEXTS}[key]
     with pytest.raises(Incompatible, match="is for causal base models, and 'tiny' is an encoder"):
-        train_adapter(encoder, paper_config("pfeiffer"), items, items, recipe=RECIPE, task=TASKS[key])
+        train_on(encoder, paper_config("pfeiffer"), items, items, hyperparameters=RECIPE, task=TASKS[key])
     with pytest.raises(Incompatible, match="is for causal base models"):
         evaluate_task(encoder, None, TASKS[key], items)
 
@@ -177,7 +183,7 @@ def test_an_adapter_without_the_tasks_head_is_refused(base):
     for config, task in ((plain, CLASSIFICATION), (with_head(plain, head), TASKS["question_answering"]),
                          (with_head(plain, head), LANGUAGE_MODELLING)):  # fmt: skip
         with pytest.raises(Incompatible, match="needs an adapter with"):
-            train_adapter(base, config, LABELLED, LABELLED, recipe=RECIPE, task=task)
+            train_on(base, config, LABELLED, LABELLED, hyperparameters=RECIPE, task=task)
     answers = with_head(plain, TASKS["question_answering"].head([]))
     with pytest.raises(Incompatible, match="not an adapter with a head for question answering"):
         evaluate_task(base, create(answers, base.shape, seed=0), CLASSIFICATION, LABELLED)
@@ -218,8 +224,8 @@ def test_a_head_beside_any_structure_learns(base, config):
 
 @pytest.mark.parametrize("key", ITEMS)
 def test_a_task_trains_in_bfloat16_and_pruned(base, key):
-    recipe = RECIPE.model_copy(update={"dtype": "bfloat16", "steps": 20})
-    trained = train(base, key, recipe=recipe, pruning=PruningOptions(sparsity=0.4, batches=2))
+    numbers = RECIPE.model_copy(update={"dtype": "bfloat16", "steps": 20})
+    trained = train(base, key, hyperparameters=numbers, pruning=PruningOptions(sparsity=0.4, batches=2))
     assert trained.record["valid_loss"] < trained.record["valid_loss_before"]
     assert {tensor.dtype for name, tensor in trained.tensors.items() if not is_mask(name)} == {torch.float32}
     measured(base, key, trained)
@@ -256,9 +262,9 @@ def test_a_label_outside_the_set_is_refused_with_every_line(base):
     with pytest.raises(
         InvalidParameter, match=r"label outside the set \('bad', 'good'\): line 7: 'neutral' and 2 more"
     ) as caught:
-        train_adapter(
-            base, with_head(paper_config("pfeiffer"), CLASSIFICATION.head(LABELLED)), LABELLED, wrong, recipe=RECIPE,
-            task=CLASSIFICATION,
+        train_on(
+            base, with_head(paper_config("pfeiffer"), CLASSIFICATION.head(LABELLED)), LABELLED, wrong,
+            hyperparameters=RECIPE, task=CLASSIFICATION,
         )  # fmt: skip
     assert [problem.split(", ")[1] for problem in caught.value.problems] == [
         "line 7: 'neutral'.", "line 99: 'other'.", "item 63: 'none'.",
@@ -352,7 +358,7 @@ def test_one_long_example_does_not_make_many_short_ones_fill_the_memory() -> Non
 
 
 def test_validation_texts_are_named_apart_from_training_texts(base):
-    record = train(base, "classification", recipe=RECIPE.model_copy(update={"steps": 1})).record
+    record = train(base, "classification", hyperparameters=RECIPE.model_copy(update={"steps": 1})).record
     assert (record["texts"], record["valid_texts"]) == (40, 20)
     assert record["data"] == {part: digest_of(CLASSIFICATION.identity(items))
                               for part, items in (("train", LABELLED[:40]), ("valid", LABELLED[40:]))}  # fmt: skip

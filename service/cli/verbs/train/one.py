@@ -21,8 +21,8 @@ from service.cli.output import data, progress_bar
 from service.cli.verbs.train import stopping
 from service.cli.verbs.train.record import tell
 from service.cli.verbs.train.training_flags import TRAINING, SampleSize, spec_of
+from training.request import TrainingRun
 from training.spec import SAMPLE, SAVE_SECONDS
-from training.train import Work, bank_there
 
 if TYPE_CHECKING:
     from registry.spec import BaseEntry
@@ -36,12 +36,10 @@ class Material:
     texts: Annotated[
         Path | None, typer.Option("--texts", "--data", help='Training data: .jsonl(.gz), of {"text"} or the task\'s.')
     ] = None
-    valid: Annotated[
-        Path | None, typer.Option("--valid", help="Other data of the domain; the best state on it is kept.")
-    ] = None
-    out: Annotated[Path | None, typer.Option("--out", help="Adapter directory to write.")] = None
+    valid: Annotated[Path | None, typer.Option(help="Other data of the domain; the best state on it is kept.")] = None
+    out: Annotated[Path | None, typer.Option(help="Adapter directory to write.")] = None
     base: BaseModelOptions
-    domain: Annotated[str | None, typer.Option("--domain", help="Domain label; by default the folder's name.")] = None
+    domain: Annotated[str | None, typer.Option(help="Domain label; by default the folder's name.")] = None
 
     def paths(self) -> tuple[Path, Path, Path]:
         """Texts, validation texts and the directory. Raises a usage error for those not given."""
@@ -57,16 +55,12 @@ class Keeping:
 
     sample: SampleSize = SAMPLE
     checkpoint: Annotated[
-        Path | None,
-        typer.Option("--checkpoint", help="Folder to save the state in, and to go on from where it holds one."),
+        Path | None, typer.Option(help="Folder to save the state in, and to go on from where it holds one.")
     ] = None
     checkpoint_seconds: Annotated[
-        float | None,
-        typer.Option("--checkpoint-seconds", min=0, help=f"How often it is saved; by default {SAVE_SECONDS:g}."),
+        float | None, typer.Option(min=0, help=f"How often it is saved; by default {SAVE_SECONDS:g}.")
     ] = None
-    checkpoint_steps: Annotated[
-        int | None, typer.Option("--checkpoint-steps", min=1, help="Also after so many steps.")
-    ] = None
+    checkpoint_steps: Annotated[int | None, typer.Option(min=1, help="Also after so many steps.")] = None
 
 
 @command
@@ -103,17 +97,17 @@ def train(
     if context.invoked_subcommand is not None:
         _refuse_before_verb(context)
         return
-    work = _work(material, given, keeping, replace=replace)
-    _check_places(work)
-    trained = _train(material.base.entry(), work)
+    run = _run(material, given, keeping, replace=replace)
+    _check_places(run)
+    trained = _train(material.base.entry(), run)
     tell(trained)
     if as_json:
-        print_json({"object": "folder", "path": str(work.out), **trained.provenance.model_dump(mode="json")})
+        print_json({"object": "folder", "path": str(run.out), **trained.provenance.model_dump(mode="json")})
     else:
-        data(str(work.out))
+        data(str(run.out))
 
 
-def _work(material: Material, given: Given, keeping: Keeping, *, replace: bool) -> Work:
+def _run(material: Material, given: Given, keeping: Keeping, *, replace: bool) -> TrainingRun:
     """The training that was asked for. Raises a usage error or InvalidParameter for what makes none."""
     texts, valid, out = material.paths()
     seconds, steps = keeping.checkpoint_seconds, keeping.checkpoint_steps
@@ -122,7 +116,7 @@ def _work(material: Material, given: Given, keeping: Keeping, *, replace: bool) 
     if valid.resolve() == texts.resolve():
         raise InvalidParameter(f"--texts and --valid are one file, {texts}: validate on other text.", param="valid")
     spec = spec_of(given)
-    return Work(
+    return TrainingRun(
         spec=spec, train=texts, valid=valid, out=out, domain=material.domain or out.resolve().name,
         base_id=material.base.base, sample=keeping.sample, sample_seed=spec.recipe.data_seed, replace=replace,
         checkpoint=keeping.checkpoint, every_steps=steps, every_seconds=SAVE_SECONDS if seconds is None else seconds,
@@ -139,31 +133,31 @@ def _refuse_before_verb(context: typer.Context) -> None:
         raise typer.BadParameter(f"Options of `soup train {verb}` go after '{verb}'.")
 
 
-def _check_places(work: Work) -> None:
+def _check_places(run: TrainingRun) -> None:
     """Raises Conflict for what can be seen to be in the way; whose a bank is that is there, is known with the data."""
     how = "add --replace"
-    check_place(work.out, replace=work.replace, how=how)
-    if work.spec.adamix is not None and work.replace:
-        check_place(work.bank, replace=True, how=how)
-    elif work.spec.adamix is not None:
-        bank_there(work, how=how)
-    if work.checkpoint is not None and work.checkpoint.resolve().is_relative_to(work.out.resolve()):
+    check_place(run.out, replace=run.replace, how=how)
+    if run.spec.adamix is not None and run.replace:
+        check_place(run.bank, replace=True, how=how)
+    elif run.spec.adamix is not None:
+        run.bank_there(how=how)
+    if run.checkpoint is not None and run.checkpoint.resolve().is_relative_to(run.out.resolve()):
         raise InvalidParameter(
-            f"The checkpoint cannot be in {work.out}, which the adapter takes the place of: choose another folder.",
+            f"The checkpoint cannot be in {run.out}, which the adapter takes the place of: choose another folder.",
             param="checkpoint",
         )
 
 
-def _train(entry: BaseEntry, work: Work) -> Trained:
+def _train(entry: BaseEntry, run: TrainingRun) -> Trained:
     """Train, and write what comes of it."""
     from registry.base_model import load_base
-    from training.train import do, read_data
+    from training import train as training
 
-    given = read_data(work)  # what is wrong whatever the base is, before it is loaded
+    given = training.read_data(run)  # what is wrong whatever the base is, before it is loaded
     base = load_base(entry)
     with (
-        stopping.saying_how_to_go_on(saved=work.checkpoint is not None),
+        stopping.saying_how_to_go_on(saved=run.checkpoint is not None),
         stopping.stoppable() as should_stop,
         progress_bar("training") as report,
     ):
-        return do(work, base, data=given, progress=report, should_stop=should_stop)
+        return training.train(run, base, data=given, progress=report, should_stop=should_stop)

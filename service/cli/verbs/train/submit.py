@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from registry.errors import InvalidParameter, NotFound
 from registry.names import split_name
 from service.cli.flags import Given, base_id, usage_error
-from service.cli.output import as_json, data, progress_bar, talk
+from service.cli.output import progress_bar, talk
 from service.cli.remote import Remote, verb
 from service.cli.verbs.train.training_flags import TRAINING, SampleSize, spec_of
 from service.client import SoupClient
@@ -33,15 +33,13 @@ class Material:
     texts: Annotated[
         Path, typer.Option("--texts", "--data", help='Training data: .jsonl(.gz), of {"text"} or the task\'s.')
     ]
-    name: Annotated[str, typer.Option("--name", help="namespace/name of the adapter.")]
-    base: Annotated[str, typer.Option("--base", callback=base_id, help="Id of the base model on the server.")]
-    valid: Annotated[
-        Path | None, typer.Option("--valid", help="Other data of the domain; the best state on it is kept.")
-    ] = None
+    name: Annotated[str, typer.Option(help="namespace/name of the adapter.")]
+    base: Annotated[str, typer.Option(callback=base_id, help="Id of the base model on the server.")]
+    valid: Annotated[Path | None, typer.Option(help="Other data of the domain; the best state on it is kept.")] = None
     valid_share: Annotated[
-        float | None, typer.Option("--valid-share", help="Without --valid: held out so much of it; by default 0.1.")
+        float | None, typer.Option(help="Without --valid: held out so much of it; by default 0.1.")
     ] = None
-    domain: Annotated[str | None, typer.Option("--domain", help="Domain label; by default the adapter's name.")] = None
+    domain: Annotated[str | None, typer.Option(help="Domain label; by default the adapter's name.")] = None
 
 
 @verb
@@ -90,10 +88,7 @@ def _request(client: SoupClient, material: Material, spec: TrainingSpec, sample:
 def _print(remote: Remote, found: dict[str, Any], *, wait: bool) -> None:
     for warning in found.get("warnings") or ():
         talk(warning)
-    if remote.json:
-        as_json(found)
-    else:
-        data(str(found["adapter"] if wait else found["id"]))
+    remote.answer(found, str(found["adapter"] if wait else found["id"]))
 
 
 def _uploaded(client: SoupClient, path: Path) -> str:

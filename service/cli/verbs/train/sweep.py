@@ -26,8 +26,9 @@ from training.spec import SAMPLE
 
 if TYPE_CHECKING:
     from registry.spec import BaseEntry
+    from training import sweep as sweeping
     from training.spec import TrainingSpec
-    from training.sweep import Cell, Plan, Row
+    from training.sweep import Cell, Row
 
 Number = TypeVar("Number", int, float)
 
@@ -54,7 +55,7 @@ class Running:
     """How the cells of the grid are trained."""
 
     sample: SampleSize = SAMPLE
-    parallel: Annotated[int, typer.Option("--parallel", min=1, help="Cells at once, each in a process.")] = 1
+    parallel: Annotated[int, typer.Option(min=1, help="Cells at once, each in a process.")] = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,16 +119,16 @@ def _sweep(entry: BaseEntry, grid: Grid, spec: TrainingSpec, running: Running) -
     """Every cell's outcome in the order of the grid, told on the way."""
     from training import sweep as sweeping
 
-    axes = grid.axes()
-    cells = sweeping.grid([sweeping.read_domain(folder, spec) for folder in grid.domains], *axes)
-    plan = sweeping.Plan(spec=spec, out=grid.out, sample=running.sample, base_id=grid.base.base)
+    axes = grid.axes()  # before data are read
+    cells = sweeping.cells_of([sweeping.read_domain(folder, spec) for folder in grid.domains], *axes)
+    asked = sweeping.Grid(cells, spec, grid.out, sample=running.sample, base_id=grid.base.base)
     rows: dict[str, Row] = {}
     with (
         stopping.saying_how_to_go_on(saved=True),
         stopping.stoppable() as should_stop,
         progress_table([cell.name for cell in cells]) as table,
     ):
-        for row in _outcomes(entry, cells, plan, running.parallel, table, should_stop):
+        for row in _outcomes(entry, asked, running.parallel, table, should_stop):
             rows[row.cell.name] = row
             table.ended(row.cell.name, row.state)
             talk(f"{len(rows)} of {len(cells)}: {row.cell.name} {_said(row)}")
@@ -135,7 +136,7 @@ def _sweep(entry: BaseEntry, grid: Grid, spec: TrainingSpec, running: Running) -
 
 
 def _outcomes(
-    entry: BaseEntry, cells: list[Cell], plan: Plan, processes: int, table: Table, should_stop: Callable[[], bool]
+    entry: BaseEntry, grid: sweeping.Grid, processes: int, table: Table, should_stop: Callable[[], bool]
 ) -> Iterator[Row]:
     """The cells' outcomes as they come."""
     from registry.base_model import load_base, load_text
@@ -146,10 +147,8 @@ def _outcomes(
         table.at(cell.name, step, steps, message)
 
     if processes == 1:
-        return sweep(load_base(entry), cells, plan, progress=report, should_stop=should_stop)
-    return sweep_in_processes(
-        load_text(entry), cells, plan, processes=processes, progress=report, should_stop=should_stop
-    )
+        return sweep(load_base(entry), grid, progress=report, should_stop=should_stop)
+    return sweep_in_processes(load_text(entry), grid, processes=processes, progress=report, should_stop=should_stop)
 
 
 def _said(row: Row) -> str:

@@ -1,26 +1,26 @@
-"""How a loop runs: every number that decides what comes out of a training, as one value.
+"""The numbers that decide what comes out of a training: of the loop, of pruning, and how experts are brought to agree.
 
-Goes into the provenance of what is trained and into checkpoints. Knows nothing of models or torch.
+They go into the record of what is trained and into checkpoints. Values alone, without torch.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from registry.errors import InvalidParameter
-from registry.spec import Frozen
+from registry.spec import Frozen, PruningScore
 
 Schedule = Literal["linear", "cosine"]
 TrainingDtype = Literal["float32", "bfloat16"]
+Consistency = Literal["released", "paper", "none"]
+"""How two passes of a bank are brought to agree (AdaMix, section 3.2): as its code does, as its text says, or not."""
 SHORTEST_BLOCK = 2
 """Tokens: the last one is predicted, by what is before it."""
 
 
-class TrainingRecipe(Frozen):
+class Hyperparameters(Frozen):
     """How a loop runs.
 
     A step is one update: `accumulate` forward passes of `batch` blocks each, so `batch * accumulate` blocks; the
@@ -62,11 +62,16 @@ class TrainingRecipe(Frozen):
         return {max(1, round(self.steps * i / self.evaluations)) for i in range(1, self.evaluations + 1)}
 
 
-def recipe_of(numbers: Mapping[str, Any]) -> TrainingRecipe:
-    """The recipe of these numbers; raises InvalidParameter naming the one that is out of its range."""
-    try:
-        return TrainingRecipe.model_validate(dict(numbers))
-    except ValidationError as error:
-        found = error.errors(include_url=False)[0]
-        name = ".".join(str(part) for part in found["loc"])
-        raise InvalidParameter(f"{name}: {found['msg']}.", param=name) from None
+class PruningOptions(Frozen):
+    """How an adapter is pruned before its training (SparseAdapter, He et al., Findings of EMNLP 2022).
+
+    `sparsity` is the share of the projections' entries that is pruned, ranked over all of them or within each layer;
+    scores that need a gradient take it on `batches` batches of the training data. `seed` draws random scores,
+    and those batches.
+    """
+
+    score: PruningScore = "snip"
+    sparsity: float = Field(default=0.4, gt=0, lt=1)
+    scope: Literal["global", "layer"] = "global"
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    batches: int = Field(default=4, ge=1, le=4096)

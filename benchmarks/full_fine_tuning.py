@@ -1,26 +1,26 @@
 """Training the base model itself, or a part of it: what adapters are compared with (Houlsby et al., ICML 2019).
 
-Called by the experiments and the benchmark of training speed, in the same loop as adapters: `all` is full
-fine-tuning, `top` the last layers only (section 3.2: "fine-tuning only the top k layers"), `norms` every norm's
-parameters (section 3.4). What comes out is a base model of its own and no adapter: the registry does not store it.
+Called by the experiment with language-model adapters and the benchmark of training speed, in the same loop as
+adapters: `all` is full fine-tuning, `top` the last layers only (section 3.2: "fine-tuning only the top k layers"),
+`norms` every norm's parameters (section 3.4). What comes out is a base model of its own, which no registry stores.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from torch import nn
 
 from registry.adapters.sites import layer_sites
 from registry.base_model import LoadedBase
 from registry.errors import InvalidParameter
-from training.data import MIN_VALID_TEXTS
-from training.loop import Outcome, Progress, optimise
-from training.recipe import TrainingRecipe
-from training.state import Limit
+from training.data import MIN_VALID_TEXTS, Data
+from training.hyperparameters import Hyperparameters
+from training.loop import Outcome, optimise
+from training.state import Objective, TrainingState
 from training.tasks import LANGUAGE_MODELLING
 from training.tasks.contract import Task
 from training.trainer import loss_of
@@ -40,18 +40,10 @@ class Tuned:
 
 
 def fine_tune(
-    base: LoadedBase,
-    texts: Sequence[Any],
-    valid_texts: Sequence[Any],
-    *,
-    recipe: TrainingRecipe,
-    part: Part = "all",
-    layers: int = 1,
+    base: LoadedBase, data: Data, *, hyperparameters: Hyperparameters, part: Part = "all", layers: int = 1,
     task: Task = LANGUAGE_MODELLING,
-    progress: Progress | None = None,
-    should_stop: Callable[[], bool] | None = None,
-) -> Tuned:
-    """Train a part of a copy of `base` in fp32, keeping its best state on `valid_texts`. Nothing of `base` changes.
+) -> Tuned:  # fmt: skip
+    """Train a part of a copy of `base` in fp32, keeping its best state on validation data. Nothing of `base` changes.
 
     `layers` is how many of the last ones `part="top"` trains; embeddings and the final norm are in none of them.
     Raises InvalidParameter for more layers than there are, a task that needs a head, and as `train_adapter` does;
@@ -59,18 +51,20 @@ def fine_tune(
     """
     if task.answers is not None:
         raise InvalidParameter(f"{task.name.capitalize()} needs a head, and a base model has none.", param="task")
-    if recipe.block > base.shape.context:
+    block = hyperparameters.block
+    if block > base.shape.context:
         raise InvalidParameter(
-            f"A block of {recipe.block} tokens does not fit the base model's context of {base.shape.context}.",
+            f"A block of {block} tokens does not fit the base model's context of {base.shape.context}.",
             param="block",
         )
-    train = task.encode(base, texts, block=recipe.block)
-    valid = task.encode(base, valid_texts, block=recipe.block, what="validation", at_least=MIN_VALID_TEXTS)
+    train = task.encode(base, data.train, block=block)
+    valid = task.encode(base, data.valid, block=block, what="validation", at_least=MIN_VALID_TEXTS)
     tuned = replace(base, model=unfrozen(base.model, part, layers=layers))
-    outcome = optimise(
-        tuned.model, loss_of(tuned, task=task), train=train.rows, valid=valid.rows, recipe=recipe,
-        limit=Limit(task.noise, task.unit), progress=progress, should_stop=should_stop,
+    state = TrainingState(
+        tuned.model, Objective(loss_of(tuned, task=task), above=task.noise, unit=task.unit), train=train.rows,
+        valid=valid.rows, hyperparameters=hyperparameters,
     )  # fmt: skip
+    outcome = optimise(state)
     tuned.model.requires_grad_(False)
     return Tuned(tuned, outcome)
 

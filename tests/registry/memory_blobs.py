@@ -1,10 +1,9 @@
-"""Blobs in a dictionary: for tests and for trying things out; nothing outlives the process."""
+"""Blobs in a dictionary, for tests that need no durability."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Iterator
-from types import TracebackType
 from typing import BinaryIO, Self
 
 from registry.blobs.contract import Check, hex_of
@@ -85,9 +84,7 @@ class MemoryWriter:
         self._is_open = True
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Drop what was not committed."""
         self._is_open = False
         self._chunks.clear()

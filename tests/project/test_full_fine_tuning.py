@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.full_fine_tuning import fine_tune, unfrozen
+from registry.base_model import load_base
 from registry.errors import InvalidParameter
+from registry.spec import BaseEntry
 from tests.tiny_models import build_tiny_base
 from tests.training.conftest import TEXTS, VALID, state_hash
-from training.full_fine_tuning import fine_tune, unfrozen
-from training.recipe import TrainingRecipe
+from training.data import Data
+from training.hyperparameters import Hyperparameters
 from training.tasks import TASKS
 
-RECIPE = TrainingRecipe(steps=4, batch=2, block=16, learning_rate=1e-3, evaluations=1)
+DATA = Data(TEXTS, VALID)
+RECIPE = Hyperparameters(steps=4, batch=2, block=16, learning_rate=1e-3, evaluations=1)
 
 
 def changed(base, tuned) -> set[str]:
@@ -29,7 +33,7 @@ def parameters(model) -> dict[str, int]:
 )
 def test_a_part_is_trained_and_nothing_else_and_the_base_stays(base, part, inside):
     before = state_hash(base.model)
-    tuned = fine_tune(base, TEXTS, VALID, recipe=RECIPE, part=part)
+    tuned = fine_tune(base, DATA, hyperparameters=RECIPE, part=part)
     assert state_hash(base.model) == before
     found = changed(base, tuned)
     assert found
@@ -48,26 +52,23 @@ def test_how_many_parameters_each_part_has(base):
 
 
 def test_norms_of_another_kind_are_found(tmp_path):
-    from registry.base_model import load_base
-    from registry.spec import BaseEntry
-
     llama = load_base(BaseEntry(id="tiny", source=str(build_tiny_base(tmp_path, model_type="llama"))))
     assert set(parameters(unfrozen(llama.model, "norms"))) >= {"model.norm.weight"}
     assert sum(parameters(unfrozen(llama.model, "norms")).values()) == 5 * llama.shape.hidden_size
 
 
 def test_the_same_seeds_give_the_same_bits(base):
-    one, other = (state_hash(fine_tune(base, TEXTS, VALID, recipe=RECIPE).base.model) for _ in range(2))
+    one, other = (state_hash(fine_tune(base, DATA, hyperparameters=RECIPE).base.model) for _ in range(2))
     assert one == other
 
 
 def test_what_cannot_be_is_refused(base):
     for layers in (0, 3):
         with pytest.raises(InvalidParameter, match=f"2 layers, and {layers}"):
-            fine_tune(base, TEXTS, VALID, recipe=RECIPE, part="top", layers=layers)
+            fine_tune(base, DATA, hyperparameters=RECIPE, part="top", layers=layers)
     with pytest.raises(InvalidParameter, match="context of 64"):
-        fine_tune(base, TEXTS, VALID, recipe=RECIPE.model_copy(update={"block": 65}))
+        fine_tune(base, DATA, hyperparameters=RECIPE.model_copy(update={"block": 65}))
     with pytest.raises(InvalidParameter, match="needs a head"):
-        fine_tune(base, TEXTS, VALID, recipe=RECIPE, task=TASKS["classification"])
+        fine_tune(base, DATA, hyperparameters=RECIPE, task=TASKS["classification"])
     with pytest.raises(InvalidParameter, match="diverged"):
-        fine_tune(base, TEXTS, VALID, recipe=RECIPE.model_copy(update={"learning_rate": 1e4}))
+        fine_tune(base, DATA, hyperparameters=RECIPE.model_copy(update={"learning_rate": 1e4}))

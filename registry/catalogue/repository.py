@@ -1,0 +1,77 @@
+"""What all repositories of the catalogue share: rows become values, one, all or a page of them.
+
+Paging goes by key: a page is found by the key of the last row seen, so rows that come or go shift nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from datetime import UTC, datetime
+from typing import Any, Generic, TypeVar
+
+from pydantic import TypeAdapter
+from sqlalchemy import Column, ColumnElement, Connection, Select, Table, true
+
+from registry.catalogue.rows import Namespaces, Page
+from registry.errors import InvalidParameter
+
+Row = TypeVar("Row")
+
+
+def now() -> datetime:
+    """The present moment, UTC."""
+    return datetime.now(UTC)
+
+
+def seen_by(visible: Namespaces, namespace: Column[Any]) -> ColumnElement[bool]:
+    """Whether a row of this namespace is visible."""
+    return true() if visible is None else namespace.in_(visible)
+
+
+def matching(table: Table, **wanted: str | None) -> list[ColumnElement[bool]]:
+    """Columns that equal what is wanted of them; None wants nothing."""
+    return [table.c[name] == value for name, value in wanted.items() if value is not None]
+
+
+class Repository(Generic[Row]):
+    """Reads and writes the rows of one noun within a transaction; a row is read as a `values` by its column names."""
+
+    values: TypeAdapter[Row]
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def _row(self, row: Any) -> Row:
+        return self.values.validate_python(dict(row))
+
+    def _one(self, query: Select[Any]) -> Row | None:
+        row = self._connection.execute(query).mappings().first()
+        return None if row is None else self._row(row)
+
+    def _all(self, query: Select[Any]) -> list[Row]:
+        return [self._row(row) for row in self._connection.execute(query).mappings()]
+
+    def _page(self, query: Select[Any], key: Column[Any], *, limit: int, cursor: str | None) -> Page[Row]:
+        """At most `limit` rows of `query`, newest (highest `key`) first, after the row `cursor` names."""
+        if limit < 1:
+            raise InvalidParameter("A page has at least one row.", param="limit")
+        if cursor is not None:
+            query = query.where(key < _read(cursor))
+        found = self._connection.execute(query.order_by(key.desc()).limit(limit + 1)).mappings().all()
+        rows = tuple(self._row(row) for row in found[:limit])
+        return Page(rows=rows, next_cursor=_write(found[limit - 1][key.name]) if len(found) > limit else None)
+
+
+def _write(value: int) -> str:
+    return base64.urlsafe_b64encode(f"after:{value}".encode()).decode()
+
+
+def _read(cursor: str) -> int:
+    try:
+        word, _, number = base64.urlsafe_b64decode(cursor.encode("ascii")).decode("ascii").partition(":")
+        if word == "after" and number.isdigit() and len(number) < 19:
+            return int(number)
+    except (ValueError, binascii.Error):
+        pass
+    raise InvalidParameter("This is no cursor of ours; take next_cursor of the page before.", param="cursor")
