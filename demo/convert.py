@@ -54,7 +54,9 @@ def convert(
     return write_directory(
         target,
         AdapterContents(
-            config=_config(about),
+            config=BottleneckConfig(
+                structure="bapna_firat", bottleneck=int(about["bottleneck"]), activation=about.get("activation", "relu")
+            ),
             domain=domain,
             weights=save_tensors(tensors),
             base_model=base_model,
@@ -67,11 +69,15 @@ def convert(
     )
 
 
-def _neutral_tensors(path: Path) -> dict[str, Tensor]:
+def _read(path: Path) -> bytes:
     try:
-        return canonical(load_tensors(path.read_bytes()))
+        return path.read_bytes()
     except OSError as problem:
         raise NotFound(f"{path} cannot be read: {problem.strerror}.") from None
+
+
+def _neutral_tensors(path: Path) -> dict[str, Tensor]:
+    return canonical(load_tensors(_read(path)))
 
 
 def initial_tensors(source: Path) -> dict[str, Tensor]:
@@ -81,20 +87,12 @@ def initial_tensors(source: Path) -> dict[str, Tensor]:
 
 def _about(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as problem:
-        raise NotFound(f"{path} cannot be read: {problem.strerror}.") from None
+        value = json.loads(_read(path))
     except ValueError as problem:
         raise InvalidManifest(f"{path} is not JSON: {problem}.") from None
     if not isinstance(value, dict) or value.get("structure") != "bapna_firat":
         raise InvalidManifest(f"{path} does not describe a Bapna-Firat adapter, the only neutral structure.")
     return value
-
-
-def _config(about: Mapping[str, Any]) -> BottleneckConfig:
-    return BottleneckConfig(
-        structure="bapna_firat", bottleneck=int(about["bottleneck"]), activation=about.get("activation", "relu")
-    )
 
 
 def _provenance(source: Path, about: Mapping[str, Any]) -> Provenance:

@@ -37,12 +37,11 @@ class Talk:
 
     def line(self, text: str, *, mark: bool = False) -> None:
         """A line; `mark` makes it stand out on a terminal and adds the time."""
-        if not mark:
-            print(f"      {text}" if text else "", file=sys.stderr, flush=True)
-        elif self.terminal:
-            print(f"\x1b[1m{text}\x1b[0m  ({self.seconds:.0f} s)", file=sys.stderr, flush=True)
+        if mark:
+            shown = f"\x1b[1m{text}\x1b[0m" if self.terminal else text
+            print(f"{shown}  ({self.seconds:.0f} s)", file=sys.stderr, flush=True)
         else:
-            print(f"{text}  ({self.seconds:.0f} s)", file=sys.stderr, flush=True)
+            print(f"      {text}" if text else "", file=sys.stderr, flush=True)
 
     @contextmanager
     def bar(self, what: str) -> Iterator[Report]:

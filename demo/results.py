@@ -39,9 +39,9 @@ class Figure:
 
     def as_json(self) -> dict[str, Any]:
         """As the results file has it."""
-        found: dict[str, Any] = {"value": self.value, "goal": self.goal, "unit": self.unit}
-        found["repeats"] = [rounded(value) for value in self.repeats]
-        return found | {"value": rounded(self.value)} | ({"note": self.note} if self.note else {})
+        repeats = [rounded(value) for value in self.repeats]
+        found = {"value": rounded(self.value), "goal": self.goal, "unit": self.unit, "repeats": repeats}
+        return found | ({"note": self.note} if self.note else {})
 
 
 def rounded(value: float) -> float:

@@ -205,25 +205,13 @@ def _score(kitchen: Kitchen, answers: dict[str, dict[str, Answer]], talk: Talk) 
                 control[domain] = Entry(found.pop(job.control), kitchen.ref(job.control))
             singles[domain] = found
             for key, by_domain in answers.items():
-                cooked[key][domain] = _entry(by_domain[domain], score)
-    return _table(kitchen, base, control, singles, cooked)
-
-
-def _entry(answer: Answer, score: Any) -> Entry:
-    cell = score(answer.model, answer.digest)
-    said = answer.reason if answer.abstained else ", ".join(answer.ingredients)
-    return Entry(cell, answer.model, said=said, abstained=answer.abstained)
-
-
-def _table(
-    kitchen: Kitchen, base: dict[str, Entry], control: dict[str, Entry], singles: dict[str, dict[str, Cell]],
-    cooked: dict[str, dict[str, Entry]],
-) -> Table:  # fmt: skip
-    rows = [Row("base model", base)]
-    if control:
-        rows.append(Row("control (mixed text)", control))
+                answer = by_domain[domain]
+                said = answer.reason if answer.abstained else ", ".join(answer.ingredients)
+                cell = score(answer.model, answer.digest)
+                cooked[key][domain] = Entry(cell, answer.model, said=said, abstained=answer.abstained)
+    rows = [Row("base model", base), *([Row("control (mixed text)", control)] if control else [])]
     chosen = [Row(s.name, cooked[s.name]) for s in STRATEGIES]
-    refs = {name: kitchen.ref(name) for name in kitchen.job.training}
+    refs = {name: kitchen.ref(name) for name in job.training}
     return Table([*rows, *chosen[:-1], table.oracle(singles, refs), chosen[-1]], singles)
 
 
@@ -231,13 +219,11 @@ def _table(
 
 
 def _print_table(job: Job, found: Table) -> None:
-    tokens = {domain: sum(entry.cell.tokens) for domain, entry in ((d, found.base.entries[d]) for d in found.domains)}
-    width = shutil.get_terminal_size((118, 40)).columns
+    tokens = {domain: entry.cell.tokens for domain, entry in found.base.entries.items()}
     print(f"\n{len(job.training)} adapters, {len(job.novel)} novel domains; base model {job.base.id}\n")
-    print(table.text(found, width=width))
+    print(table.text(found, width=shutil.get_terminal_size((118, 40)).columns))
     print(
-        f"\nTest passages and tokens: "
-        f"{', '.join(f'{d} {len(found.base.entries[d].cell.tokens)} / {n:,}' for d, n in tokens.items())}."
+        f"\nTest passages and tokens: {', '.join(f'{d} {len(each)} / {sum(each):,}' for d, each in tokens.items())}."
         f"\nBeside each perplexity: mean NLL per token minus the base's, ± its paired standard error over passages (a"
         f"\nlower bound: passages of one document are not independent). Negative is better than the base.\n",
         flush=True,

@@ -11,13 +11,11 @@ import selectors
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import IO
 
 from service.client.client import SoupClient
 
@@ -98,9 +96,10 @@ def _leave(number: int, _frame: FrameType | None) -> None:
 
 def _address(process: subprocess.Popen[bytes], log: Path) -> str:
     """What the server prints once it answers."""
-    stdout = process.stdout
-    assert stdout is not None
-    line = _first_line(stdout, time.monotonic() + START_SECONDS)
+    assert process.stdout is not None
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        line = process.stdout.readline() if selector.select(timeout=START_SECONDS) else b""
     if line:
         return str(json.loads(line)["url"])
     code = _code(process)
@@ -115,12 +114,6 @@ def _code(process: subprocess.Popen[bytes]) -> int | None:
         return process.wait(timeout=2.0)
     except subprocess.TimeoutExpired:
         return None
-
-
-def _first_line(stdout: IO[bytes], deadline: float) -> bytes:
-    with selectors.DefaultSelector() as selector:
-        selector.register(stdout, selectors.EVENT_READ)
-        return stdout.readline() if selector.select(timeout=max(0.0, deadline - time.monotonic())) else b""
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

@@ -142,13 +142,10 @@ def _answers(table: Table) -> str:
     return "\n".join(lines)
 
 
-_EXPLAINED = (
-    "soup_similarity",
-    "soup_clustering_paper",
-    "soup_clustering_default",
-    "oracle_best_single_adapter",
+_EXPLAINED = {
+    "soup_similarity", "soup_clustering_paper", "soup_clustering_default", "oracle_best_single_adapter",
     "the_service_verified",
-)
+}  # fmt: skip
 
 
 def _taken(entry: Entry) -> str:
@@ -183,10 +180,8 @@ def rows(table: Table) -> list[dict[str, Any]]:
     found = []
     for row in table.rows:
         for domain, entry in row.entries.items():
-            values = {"method": row.key, "domain": domain, "model": entry.model}
-            found.append(
-                {**values, "abstained": entry.abstained, "taken": entry.said, **_numbers(table, entry.cell, domain)}
-            )
+            said = {"method": row.key, "domain": domain, "model": entry.model, "abstained": entry.abstained}
+            found.append({**said, "taken": entry.said, **_numbers(table, entry.cell, domain)})
     for domain, cells in table.singles.items():
         for name, cell in cells.items():
             found.append({"method": "adapter", "adapter": name, "domain": domain, **_numbers(table, cell, domain)})

@@ -1,4 +1,4 @@
-"""Where jobs are announced inside of one process: that one waits, that one has changed, that one is to end.
+"""Announcements about jobs inside one process: one was queued, one has changed, one is to be cancelled.
 
 Routes ring it after a commit that enqueued something and listen for changes; the runner's threads wait for it and say
 what runs here. It knows ids only: the queue itself is `catalogue.jobs`.

@@ -17,6 +17,7 @@ from registry.blobs import BlobStore, LocalBlobs
 from registry.catalogue.database import Database
 from registry.errors import Internal, Unavailable
 from registry.registry import Limits, Registry, SampleLimits
+from service import storage
 from service.base_models import ServedBaseModels
 from service.engine import Engine
 from service.engine.bases import AllowedBases
@@ -25,15 +26,6 @@ from service.jobs.runner import JobRunner
 from service.keys import ensure_admin_key
 from service.parts import Parts
 from service.settings import Settings
-from service.storage import (
-    check_schema,
-    delete_ended_requests,
-    delete_unnamed,
-    is_sqlite,
-    migrate,
-    newest_missing,
-    owned,
-)
 
 log = logging.getLogger("soup.runtime")
 
@@ -81,13 +73,13 @@ class Runtime:
             raise Internal("the runtime was started already")
         self._started = True
         with ExitStack() as stack:
-            stack.enter_context(owned(self.settings.data))
+            stack.enter_context(storage.owned(self.settings.data))
             stack.callback(self.database.close)
             blobs = self._prepare_data()
             if self.settings.threads is not None:
                 torch.set_num_threads(self.settings.threads)
             self._prepare_bases()
-            (delete_unnamed if self.sole_owner else delete_ended_requests)(self.database, blobs)
+            (storage.delete_unnamed if self.sole_owner else storage.delete_ended_requests)(self.database, blobs)
             self.parts = self._parts(blobs)
             self.engine.start()
             stack.callback(self.engine.stop, drain=DRAIN_SECONDS)
@@ -117,19 +109,19 @@ class Runtime:
     def _prepare_data(self) -> BlobStore:
         """Migrate or check the schema, open the blobs, write the admin key."""
         settings = self.settings
-        if is_sqlite(self.database):
-            done = migrate(self.database, backups=settings.data / "backups")
+        if storage.is_sqlite(self.database):
+            done = storage.migrate(self.database, backups=settings.data / "backups")
             if done.backup is not None:
                 log.info("migrated from %s to %s after a copy to %s", done.before, done.after, done.backup)
         else:
-            check_schema(self.database)
+            storage.check_schema(self.database)
         try:
             blobs = LocalBlobs(settings.blobs_dir)
         except OSError as error:
             raise Unavailable(
                 f"The folder of the blobs {settings.blobs_dir} cannot be used: {error.strerror}.", param="blobs"
             ) from error
-        missing = newest_missing(self.database, blobs)
+        missing = storage.newest_missing(self.database, blobs)
         if missing is not None:
             log.warning(
                 "the bytes of %s are not in %s: SOUP_BLOBS must be the folder that all servers of this database share",

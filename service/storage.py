@@ -1,4 +1,4 @@
-"""The data folder: who owns it, and the schema of the database in it.
+"""The data folder: its lock, the schema of its database, and the blobs that a start deletes from it.
 
 Called by the runtime and by `soup migrate`. One process owns a data folder at a time; a schema that is behind is
 brought up for SQLite after a backup copy, and refused for any other database, where others may be at work.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -84,10 +84,7 @@ def delete_unnamed(database: Database, blobs: BlobStore) -> int:
     with database.read() as catalogue:
         named = catalogue.blobs.digests()
         named |= {job.arguments["request"] for job in catalogue.jobs.unended("cook")}
-    unnamed = [digest for digest in blobs.digests() if digest not in named]
-    for digest in unnamed:
-        blobs.delete(digest)
-    return len(unnamed)
+    return _delete(blobs, [digest for digest in blobs.digests() if digest not in named])
 
 
 def delete_ended_requests(database: Database, blobs: BlobStore) -> int:
@@ -98,10 +95,13 @@ def delete_ended_requests(database: Database, blobs: BlobStore) -> int:
     with database.read() as catalogue:
         jobs = catalogue.jobs.list(None, kind="cook", limit=LATEST).rows
     ended = [job.arguments["request"] for job in jobs if job.state not in ("queued", "running")]
-    left = [digest for digest in ended if blobs.has(digest)]
-    for digest in left:
+    return _delete(blobs, [digest for digest in ended if blobs.has(digest)])
+
+
+def _delete(blobs: BlobStore, digests: Sequence[str]) -> int:
+    for digest in digests:
         blobs.delete(digest)
-    return len(left)
+    return len(digests)
 
 
 def newest_missing(database: Database, blobs: BlobStore) -> str | None:

@@ -1,6 +1,6 @@
-"""How an adapter directory comes to be at its path: built beside it under a hidden name, synced, moved in one step.
+"""Adapter directories written atomically: built under a hidden name beside their path, synced, then renamed.
 
-Called by whoever writes one: `write_directory`, a pull and `soup convert`. Knows nothing of what stands in the files.
+Called by whatever writes one: `write_directory`, a pull and `soup convert`. Knows nothing of the files' contents.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a kind of job is: what the runner and the routes need to know of it, and what it is given when it runs."""
+"""A kind of job as the runner and the routes know it (`JobKind`), and what a job gets when it runs (`JobContext`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Lane = Literal["quick", "training"]
 
 @dataclass(frozen=True)
 class JobContext:
-    """A job at work: where it runs, its row, and what it reports to (which raises when it is cancelled)."""
+    """What a running job gets: the server's parts, its row, and `progress`, which raises when it is cancelled."""
 
     parts: Parts
     fitting: FitProcess

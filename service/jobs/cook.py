@@ -19,7 +19,7 @@ from service.parts import Parts
 
 
 def request_bytes(request: dict[str, Any]) -> bytes:
-    """A request as the job finds it: a blob of its own even where two requests are alike."""
+    """A cook request as the bytes of a blob; the nonce gives two equal requests two blobs."""
     return json.dumps({"request": request, "nonce": uuid.uuid4().hex}, ensure_ascii=False).encode()
 
 

@@ -1,4 +1,4 @@
-"""Runs what `catalogue.jobs` holds: claims, heartbeats, retries, cancellation. What each kind does is in `jobs.kinds`.
+"""The runner of queued jobs (`catalogue.jobs`): claims, heartbeats, retries, cancellation; kinds are in `jobs.kinds`.
 
 Built by the runtime, which starts and stops its threads; routes call `cancel`, and ring `job_board`. Jobs survive a
 restart: what ran when the process died is claimed again once its lease is over, or at once where this process is the
@@ -19,6 +19,7 @@ from typing import Any
 from registry.catalogue.jobs import Jobs
 from registry.catalogue.rows import JobRow, Namespaces
 from registry.errors import Busy, Cancelled, Internal, SoupError, Unavailable, as_dict, rebuild
+from registry.progress import Progress
 from service.jobs.contract import JobContext, Lane
 from service.jobs.fit_process import FitProcess
 from service.jobs.kinds import KINDS
@@ -76,11 +77,6 @@ class JobRunner:
         self._threads = []
         self.fitting.stop()
 
-    @property
-    def stopping(self) -> bool:
-        """Whether running jobs are to go back to the queue."""
-        return self._stopping.is_set()
-
     # --- the worker threads ---------------------------------------------------------------------
 
     def _work(self, lane: Lane) -> None:
@@ -119,12 +115,12 @@ class JobRunner:
     def _run(self, row: JobRow) -> None:
         """Run a claimed job to its end, and remove what only it needed; not where it goes on elsewhere."""
         with self._board.runs(row.id) as cancelled:
-            ended = self._attempt(row, _Progress(self, row, cancelled))
+            ended = self._attempt(row, self._progress(row, cancelled))
         if ended:
             KINDS[row.kind].clean(self.parts, row)
         self._board.tell(row.id)
 
-    def _attempt(self, row: JobRow, progress: _Progress) -> bool:
+    def _attempt(self, row: JobRow, progress: Progress) -> bool:
         """Try the job once; True when it ended for good, by us or by whoever cancelled it."""
         again = RETRY_SECONDS * 2.0 ** (row.attempts - 1) if row.attempts < self._settings.job_attempts else None
         try:
@@ -162,7 +158,22 @@ class JobRunner:
         with self._database.write() as catalogue:
             return change(catalogue.jobs)
 
-    def report(self, row: JobRow, done: int, total: int, message: str) -> None:
+    def _progress(self, row: JobRow, cancelled: threading.Event) -> Progress:
+        """The callable that a job reports to: stores at most twice a second, and raises when the job is to end."""
+        stored_at: float | None = None
+
+        def report(done: int, total: int, message: str) -> None:
+            nonlocal stored_at
+            if cancelled.is_set():
+                raise Cancelled("The job was cancelled.")
+            now = time.monotonic()
+            if stored_at is None or now - stored_at >= PROGRESS_SECONDS or self._stopping.is_set():
+                stored_at = now
+                self._report(row, done, total, message)
+
+        return report
+
+    def _report(self, row: JobRow, done: int, total: int, message: str) -> None:
         """Store how far a job is and tell who watches. Raises Cancelled where it is no longer ours, or Interrupted."""
         if self._stopping.is_set():
             raise Interrupted("The server is stopping; the job goes on when it is back.")
@@ -191,24 +202,6 @@ class JobRunner:
                 log.warning("no heartbeat: %s", error.message)
             except Exception:
                 log.exception("heartbeat failed")
-
-
-class _Progress:
-    """The callable a job reports to: stores at most twice a second, and raises when the job is to end."""
-
-    def __init__(self, runner: JobRunner, row: JobRow, cancelled: threading.Event) -> None:
-        self._runner = runner
-        self._row = row
-        self._cancelled = cancelled
-        self._stored_at: float | None = None
-
-    def __call__(self, done: int, total: int, message: str) -> None:
-        if self._cancelled.is_set():
-            raise Cancelled("The job was cancelled.")
-        now = time.monotonic()
-        if self._stored_at is None or now - self._stored_at >= PROGRESS_SECONDS or self._runner.stopping:
-            self._stored_at = now
-            self._runner.report(self._row, done, total, message)
 
 
 def _now() -> datetime:

@@ -1,8 +1,7 @@
-"""A queued training, done: its data laid out, trained in a child process, and what comes of it pushed.
+"""The job that trains an adapter: writes the data to a folder, trains in a child process, pushes the adapter.
 
-Called by the job runner. What a training saves on the way stands in a folder called by the request's digest
-(`jobs.training_folder`): the same request again, a retry, and the next server after one that was killed go on from
-there. Its data stand there for one attempt only.
+Checkpoints are kept in a folder named by the request's digest (`jobs.training_folder`): the same request again, a
+retry, and the next server after one that was killed go on from there. The data are kept for one attempt only.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ HOPELESS = (Forbidden, Invalid, Incompatible, TooLarge)
 
 @dataclass(frozen=True)
 class Training:
-    """A training at work: the job that it is, and its request."""
+    """A training job while it runs: its context and its request."""
 
     context: JobContext
     request: TrainingRequest
@@ -90,10 +89,10 @@ def _run(context: JobContext) -> dict[str, Any]:
 
 
 def train(training: Training) -> Pushed:
-    """Train in a child process, and push what comes of it: the bank, where it is one of experts.
+    """Train in a child process and push the adapter (of AdaMix the bank of experts).
 
-    What was pushed for the same request before is that. Raises what the training or the push does, and Forbidden where
-    the key that asked was revoked since; where the same would end so again, its files are removed.
+    An adapter that was pushed for the same request before is given back instead. Raises what the training or the push
+    does, and Forbidden where the key was revoked since; errors that a retry would repeat remove the training's files.
     """
     settings = training.parts.settings
     try:

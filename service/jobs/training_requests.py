@@ -9,7 +9,6 @@ import math
 from collections.abc import Sequence
 
 from registry.adapters import expected_tensors
-from registry.catalogue import Catalogue
 from registry.catalogue.rows import AdapterRow, JobRow
 from registry.errors import Busy, Incompatible, InvalidParameter, TooLarge
 from registry.names import check_part, digest_of, parse_ref, split_name
@@ -69,14 +68,10 @@ def submit(parts: Parts, who: Principal, request: TrainingRequest, *, request_id
         known = catalogue.jobs.unended_like(dedupe)
         if known is not None:
             return known
-        _check_queue(parts, catalogue)
+        waiting = len(catalogue.jobs.unended(KIND))
+        if waiting >= parts.settings.training_queue:
+            raise Busy(f"{waiting} trainings wait or run here already; try again when one has ended.", retry_after=60)
         return catalogue.jobs.enqueue(KIND, arguments, namespace=namespace, created_by=who.key_id, dedupe_key=dedupe)
-
-
-def _check_queue(parts: Parts, catalogue: Catalogue) -> None:
-    waiting = len(catalogue.jobs.unended(KIND))
-    if waiting >= parts.settings.training_queue:
-        raise Busy(f"{waiting} trainings wait or run here already; try again when one has ended.", retry_after=60)
 
 
 def _members(parts: Parts, who: Principal, request: TrainingRequest) -> list[AdapterRow]:

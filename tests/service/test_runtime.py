@@ -26,7 +26,6 @@ from registry.catalogue.rows import AdapterRow
 from registry.errors import Internal, InvalidParameter, NotFound, SoupError, Unavailable
 from registry.spec import Card, Provenance
 from registry.stored_adapters import loadable
-from service import runtime as runtime_module
 from service.engine import GenerateRequest, LoadableAdapter, SamplingParams
 from service.engine import bases as bases_module
 from service.runtime import Runtime
@@ -212,7 +211,7 @@ class TestMigrations:
     def test_serving_another_database_checks_and_does_not_migrate(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(runtime_module, "is_sqlite", lambda database: False)
+        monkeypatch.setattr("service.storage.is_sqlite", lambda database: False)
         with pytest.raises(Unavailable, match="soup migrate"):
             Runtime(Settings(data=tmp_path)).start()
 

@@ -62,8 +62,8 @@ class PeftFields:
         self.problems: list[str] = []
         self._work = Work()
         self._peft = peft
-        self._rank = self._number("r", DEFAULT_RANK)
-        self._alpha = self._number("lora_alpha", DEFAULT_ALPHA)
+        self._rank = self._number("r", peft.get("r", DEFAULT_RANK), whole=True)
+        self._alpha = self._number("lora_alpha", peft.get("lora_alpha", DEFAULT_ALPHA), whole=False)
         self._ranks = self._patterns("rank_pattern")
         self._alphas = self._patterns("alpha_pattern")
         self._target = self._modules("target_modules")
@@ -100,12 +100,8 @@ class PeftFields:
         number = _layer(path, names)
         return number is not None and number in self._layers
 
-    def _number(self, field: str, default: float) -> float | None:
+    def _number(self, what: str, value: object, *, whole: bool) -> float | None:
         """A positive number, whole for ranks; None with a problem noted for anything else."""
-        value = self._peft.get(field, default)
-        return self._checked(field, value, whole=field == "r")
-
-    def _checked(self, what: str, value: object, *, whole: bool) -> float | None:
         numeric = isinstance(value, int | float) and not isinstance(value, bool)
         if numeric and 0 < value <= 1e9 and (not whole or value == int(value)):  # type: ignore[operator, call-overload]
             return value  # type: ignore[return-value]
@@ -118,7 +114,7 @@ class PeftFields:
             self.problems.append(f"{field} is not a table of modules.")
             return found
         for key, value in table.items():
-            number = self._checked(f"{field} of {key[:80]!r}", value, whole=field == "rank_pattern")
+            number = self._number(f"{field} of {key[:80]!r}", value, whole=field == "rank_pattern")
             try:
                 found.add(key, number or 1)
             except UnreadPatternError as error:
