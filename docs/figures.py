@@ -2,7 +2,8 @@
 
 A page holds `<!-- figures:NAME -->` and `<!-- /figures -->`; `docs.generate` fills what is between from
 benchmarks/results/NAME.json (`benchmarks.report`). `NAME:domains` is the same run domain by domain; the views of
-`docs.papers` are claims with verdicts, and pictures; `NAME:run` is the figures as they are in the file.
+`docs.papers` are claims with verdicts, and pictures; `NAME:run` is the figures and `NAME:rows` the rows as they are in
+the file.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def block(folder: Path, name: str, view: str | None = None) -> str:
         return f"\nNot measured yet: there is no `benchmarks/results/{name}.json`.\n"
     result: Result = json.loads(path.read_text(encoding="utf-8"))
     default = _comparison if _compares(result) else _plain
-    lines = {**papers.VIEWS, "domains": _by_domain, "run": _plain}.get(view or "", default)(result)
+    lines = {**papers.VIEWS, "domains": _by_domain, "run": _plain, "rows": _rows}.get(view or "", default)(result)
     return "\n" + "\n".join([*lines, "", *_source(result, name)]) + "\n"
 
 
@@ -108,6 +109,11 @@ def _plain(result: Result) -> list[str]:
         for name, one in result["figures"].items()
     ]  # fmt: skip
     return table(("figure", "value", "unit", "goal", "note"), rows)
+
+
+def _rows(result: Result) -> list[str]:
+    heads = list(result["rows"][0])
+    return table(heads, [[_number(row.get(head)) for head in heads] for row in result["rows"]])
 
 
 def _number(value: Any) -> str:
