@@ -28,7 +28,7 @@ from demo.job import NOVEL_SAMPLE, Job
 from demo.progress import Talk
 from registry.base_model import load_base
 from registry.spec import BaseEntry
-from training.data import read_texts
+from training.data import Data, read_texts
 
 PASSAGES = 210
 """Of each part: more than any step draws, but for the two that take all of what is trained on."""
@@ -120,7 +120,10 @@ def test_a_cell_is_trained_chosen_and_scored_on_its_own_parts(variant, data, tin
         called = getattr(work, name)
 
         def watched(*arguments: Any, **named: Any) -> Any:
-            seen.extend(parts(one) for one in arguments if isinstance(one, list))
+            for one in arguments:
+                data = getattr(one, "data", one)
+                texts = (data.train, data.valid) if isinstance(data, Data) else (data,)
+                seen.extend(parts(some) for some in texts if isinstance(some, list))
             return called(*arguments, **named)
 
         monkeypatch.setattr(work, name, watched)
@@ -173,8 +176,8 @@ def test_a_sweep_finds_in_each_file_the_part_it_is_called_after(found, tmp_path,
 def test_an_adapter_made_again_is_trained_and_chosen_on_its_own_parts(found, tmp_path, monkeypatch):
     seen: list[set[str]] = []
 
-    def trained(_base, _config, train, valid, **_):
-        seen.extend((parts(train), parts(valid)))
+    def trained(_base, inputs, **_):
+        seen.extend((parts(inputs.data.train), parts(inputs.data.valid)))
         raise Stopped
 
     monkeypatch.setattr(making, "_record", lambda *_: RECORD)
