@@ -55,14 +55,17 @@ def json_lines(data: bytes, *, where: str) -> list[tuple[int, Any]]:
     except (EOFError, zlib.error, gzip.BadGzipFile):
         raise InvalidParameter(f"{where} is not a whole gzip file.", param="texts") from None
     error = partial(InvalidParameter, param="texts")
-    found = list(parse_lines(text, name=lambda number: f"{where}, line {number},", error=error))
-    if "\\ud" in text.lower():  # no other way into a file of UTF-8 for what no tokenizer takes
-        for number, value in found:
-            try:
-                json.dumps(value, ensure_ascii=False).encode()
-            except UnicodeEncodeError:
-                said = "is not valid Unicode: it holds a surrogate without its other half."
-                raise error(f"{where}, line {number}, {said}") from None
+    lines = parse_lines(text, name=lambda number: f"{where}, line {number},", error=error)
+    if "\\ud" not in text.lower():  # no other way into a file of UTF-8 for what no tokenizer takes
+        return list(lines)
+    found = []
+    for number, value in lines:
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            said = "is not valid Unicode: it holds a surrogate without its other half."
+            raise error(f"{where}, line {number}, {said}") from None
+        found.append((number, value))
     return found
 
 

@@ -67,12 +67,13 @@ class Child:
 
     def tell(self, request: Json, *, waiting: tuple[int, int, str]) -> None:
         """Send a request, to `hear` what comes of it; raises OSError where no process can be started."""
-        self._said = waiting
         if self._process is not None:
             with suppress(OSError):
                 self._send(request)
+                self._said = waiting
                 return
             self.end()
+        self._said = waiting  # until it says something itself: whoever waits can cancel
         self._process = subprocess.Popen(  # noqa: S603 (a module of ours)
             [sys.executable, "-m", self._module],
             stdin=subprocess.PIPE,
@@ -141,7 +142,7 @@ class Child:
             return
         self.ask_to_end()
         deadline = time.monotonic() + self._grace
-        with suppress(EOFError):  # it has ended
+        with suppress(EOFError, ValueError):  # it has ended, or its last line is broken
             while (left := deadline - time.monotonic()) > 0:
                 self._lines(left)  # read on: it must not wait for a reader
         process.kill()

@@ -1,0 +1,48 @@
+"""A child process that is spoken to in JSON lines: asked, cancelled, killed and started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from registry.errors import Cancelled
+from registry.progress import silent
+from training.process import Child
+
+WAITING = (0, 1, "waiting")
+
+
+@pytest.fixture
+def child() -> Iterator[Child]:
+    found = Child("tests.training.silent_child", {})
+    yield found
+    found.end()
+
+
+def stop_at_once(_done: int, _total: int, _message: str) -> None:
+    raise Cancelled("enough")
+
+
+def killed(child: Child) -> None:
+    assert child.pid is not None
+    os.kill(child.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+
+
+def test_a_child_that_died_between_two_requests_is_started_again(child: Child) -> None:
+    assert child.ask({"seconds": 0}, silent, waiting=WAITING) == {"slept": 0}
+    before = child.pid
+    killed(child)
+    assert child.ask({"seconds": 0}, silent, waiting=WAITING) == {"slept": 0}
+    assert child.pid != before
+
+
+def test_whoever_waits_for_a_child_that_was_started_again_can_cancel(child: Child) -> None:
+    assert child.ask({"seconds": 0}, silent, waiting=WAITING) == {"slept": 0}
+    killed(child)
+    with pytest.raises(Cancelled):
+        child.ask({"seconds": 20}, stop_at_once, waiting=WAITING)
+    assert child.pid is None, "what it would answer next is not for the next caller"
