@@ -17,6 +17,7 @@ import migrations
 from registry.base_model import LoadedBase, load_base
 from registry.catalogue import Database
 from registry.spec import BaseEntry
+from tests import quick
 from tests.postgres import KINDS, Databases, Postgres, postgres_server
 from tests.tiny_models import build_tiny
 
@@ -24,6 +25,18 @@ settings.register_profile(
     "ci", deadline=None, derandomize=True, max_examples=40, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("ci")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what `make quick` leaves out."""
+    quick.mark(items)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_process(request: pytest.FixtureRequest) -> None:
+    """Without slow tests nothing starts a process or a server."""
+    if request.config.option.markexpr == "not slow":
+        quick.refuse_processes()
 
 
 @pytest.fixture(scope="session")

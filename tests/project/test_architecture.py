@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,13 @@ def modules(*packages: str, root: Path = REPOSITORY) -> Iterator[tuple[str, ast.
     """(path from the root, syntax tree) of every module of these packages that are there."""
     for package in packages:
         for path in sorted((root / package).rglob("*.py")):
-            yield path.relative_to(root).as_posix(), ast.parse(path.read_text())
+            yield path.relative_to(root).as_posix(), parsed(path)
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    """The syntax tree of a module, once for all rules."""
+    return ast.parse(path.read_text())
 
 
 def imports(tree: ast.Module) -> Iterator[str]:
@@ -230,6 +237,7 @@ def lint(root: Path) -> tuple[list[str], list[str]]:
     return [name for word, name in verdicts if word == "KEPT"], [name for word, name in verdicts if word == "BROKEN"]
 
 
+@pytest.mark.slow
 def test_layers() -> None:
     kept, broken = lint(REPOSITORY)
     assert broken == [], "run `make check`: lint-imports shows the imports"
@@ -269,6 +277,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("contract", "spoiled"), LAYER_CANARIES, ids=[name for name, _ in LAYER_CANARIES])
 def test_the_contract_notices(copy: Path, contract: str, spoiled: dict[str, str]) -> None:
     for path, content in spoiled.items():
@@ -280,6 +289,7 @@ def test_the_contract_notices(copy: Path, contract: str, spoiled: dict[str, str]
             (copy / path).unlink()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", ["registry", "training", "service"])
 def test_a_module_that_nobody_put_into_a_layer_is_noticed(copy: Path, package: str) -> None:
     (copy / package / "newcomer.py").write_text('"""Belongs nowhere yet."""\n')

@@ -14,6 +14,8 @@ from demo import results
 from registry.errors import Internal
 from registry.spec import AverageMixing
 
+pytestmark = pytest.mark.slow
+
 RESULTS = Path(report.__file__).parent / "results"
 TINY = averaging.Size("tiny", layers=1, hidden=64, bottleneck=4)
 

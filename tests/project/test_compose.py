@@ -20,6 +20,8 @@ from service.settings import Settings
 from tests.project.dockerfile import COMPOSE, DOCKERFILE, environment, lines, rests, settings_from, stages
 from tests.repository import REPOSITORY
 
+pytestmark = pytest.mark.slow
+
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 LIBPQ = {"PGPASSWORD"}
 """Variables of the server's environment that are libpq's and not ours."""

@@ -31,6 +31,8 @@ from tests.project.dockerfile import COMPOSE, DOCKERFILE, environment, lines, re
 from tests.repository import REPOSITORY
 from tests.service.servers import open_live, open_world, write_bases
 
+pytestmark = pytest.mark.slow
+
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 PACKAGES = {"registry", "training", "service", "migrations"}
 

@@ -139,6 +139,7 @@ def test_figures_and_rows_are_json_and_agree(small):
     assert oracle["difference"] == pytest.approx(-0.1)
 
 
+@pytest.mark.slow
 def test_a_results_file_says_where_it_comes_from(tmp_path, small):
     path = tmp_path / "results" / "demo.json"
     results.write(path, name="demo", command="python -m demo", figures=table.figures(small), rows=table.rows(small))

@@ -24,6 +24,8 @@ from registry.errors import SoupError
 from registry.spec import BaseEntry
 from tests.repository import REPOSITORY
 
+pytestmark = pytest.mark.slow
+
 WORDS = {
     "law": ["court", "judge", "void", "contract", "claim", "appeal", "clause", "order"],
     "cooking": ["onion", "oil", "stir", "golden", "heat", "salt", "pan", "butter"],

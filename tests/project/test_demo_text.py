@@ -130,6 +130,7 @@ def test_parts_by_hash_cover_every_module(module):
     assert shares.part_of(module) == shares.part_of(module)
 
 
+@pytest.mark.slow
 def test_the_packages_of_the_demo_are_installed_and_no_import_happens():
     names = [*packages.TRAINING, *packages.NOVEL]
     check = (

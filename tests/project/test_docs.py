@@ -16,6 +16,8 @@ from registry.errors import BY_CODE
 from service.cli.app import VERBS, command_of
 from service.settings import ClientSettings, Settings
 
+pytestmark = pytest.mark.slow
+
 ROOT = generate.ROOT
 PAGES = generate.pages()
 WRITTEN = [path for path in PAGES if "reference" not in path.parts]

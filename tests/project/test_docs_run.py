@@ -25,6 +25,8 @@ from tests.repository import REPOSITORY
 from tests.service.passages import WORDS, passages
 from tests.service.servers import Live, World, open_live, open_world, write_bases
 
+pytestmark = pytest.mark.slow
+
 BASE = "docs-2x128"
 DOMAINS = {"scipy": "kitchen", "sympy": "court", "sqlalchemy": "code"}
 CONFIG = BottleneckConfig(structure="bapna_firat", bottleneck=48, activation="relu")

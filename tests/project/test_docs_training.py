@@ -7,11 +7,14 @@ import re
 import shlex
 import shutil
 
+import pytest
 import torch
 
 from registry.formats import read_directory
 from service.cli.app import run as soup
 from tests.repository import REPOSITORY
+
+pytestmark = pytest.mark.slow
 
 PAGE = REPOSITORY / "docs" / "how-to" / "train-adapters.md"
 

@@ -23,6 +23,8 @@ from registry.errors import Internal
 from registry.spec import BankConfig, BaseEntry, FusionConfig, UnionConfig
 from tests.tiny_models import build_tiny_base
 
+pytestmark = pytest.mark.slow
+
 TINY = Size(
     domains=("law", "cooking"), others=("music",), seeds=(1,), steps=2, batch=2, block=16, texts=200, valid_texts=6,
     test_texts=8, span_texts=4, draws=2, evaluations=1, curve=2, sizes=(8, 16, 64), scales=(1e-3, 1e-1),

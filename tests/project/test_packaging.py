@@ -26,6 +26,8 @@ import pytest
 import migrations
 from tests.repository import REPOSITORY
 
+pytestmark = pytest.mark.slow
+
 SHIPPED = ("registry", "service", "training", "migrations")
 NOT_SHIPPED = ("tests", "demo", "docs", "benchmarks")
 FILES = ("pyproject.toml", "LICENSE", "README.md")

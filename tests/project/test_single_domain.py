@@ -29,6 +29,8 @@ from registry.spec import BaseEntry
 from service.cli.app import run as soup_command
 from tests.project.test_benchmarks import check_form
 
+pytestmark = pytest.mark.slow
+
 SIZES = Sizes(
     held_out=("ships", "cats"), domain="law", steps=3, batch=2, block=32, evaluations=1, stopping=6, some_in=2,
     some_out=1, all_in=5, all_out=3, finalists=2, test_in=5, test_out=4, curve_points=3, curve_passages=4,

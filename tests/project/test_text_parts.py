@@ -162,6 +162,7 @@ def test_every_text_of_the_experiment_is_of_the_part_it_is_called_after(found):
         assert parts(texts.passages) == {outside(texts.domain, "test")}
 
 
+@pytest.mark.slow
 def test_a_sweep_finds_in_each_file_the_part_it_is_called_after(found, tmp_path, monkeypatch):
     folders: list[Path] = []
     called = SimpleNamespace(run=lambda command, **_: folders.append(Path(command[5])), DEVNULL=None)

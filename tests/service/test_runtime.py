@@ -91,6 +91,7 @@ class TestStart:
         third.start()
         third.stop()
 
+    @pytest.mark.slow
     def test_the_lock_ends_with_its_process_however_it_ends(self, tmp_path: Path) -> None:
         imports = "import os, pathlib; from service.storage import owned"
         code = f"{imports}\nwith owned(pathlib.Path({str(tmp_path)!r})): os._exit(9)"

@@ -92,6 +92,7 @@ def test_a_key_that_breaks_out_of_its_header_is_refused() -> None:
         ClientSettings(key="sk-soup-a\r\nx-evil: 1").secret()  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_settings_and_schemas_start_without_torch_or_the_database() -> None:
     code = (
         "import sys, importlib, pkgutil, service.settings;from service.http import schemas;"

@@ -167,6 +167,7 @@ def adapter(base, saving=None, **changes):
     return train_on(base, values.pop("config"), values.pop("texts"), values.pop("valid_texts"), **values)
 
 
+@pytest.mark.slow
 def test_a_killed_training_goes_on_to_the_same_bits(base, tiny_base_dir, tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(KILLED), str(tiny_base_dir), str(tmp_path / "state")], cwd=REPOSITORY,

@@ -40,6 +40,7 @@ def fused(base):
     return config, fusion_start(config, [member.tensors for member in members])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "ask",
     [

@@ -29,6 +29,8 @@ from training.spec import TrainingSpec
 from training.sweep import CHECKPOINTS, Cell, Domain, Grid
 from training.worker import WorkerSetup
 
+pytestmark = pytest.mark.slow
+
 LINES = [json.dumps({"text": f"The judge of court {i} held that contract {i * 7} was void."}) for i in range(60)]
 
 

@@ -338,6 +338,7 @@ def test_the_first_interrupt_is_noted_and_the_second_ends(number):
             signal.signal(one, handler)
 
 
+@pytest.mark.slow
 def test_the_help_needs_no_torch():
     check = (
         "import sys\nfrom service.cli.app import run\n"

@@ -106,6 +106,7 @@ def test_strides_do_not_matter():
     assert save_tensors(strided) == save_tensors(TENSORS)
 
 
+@pytest.mark.slow
 def test_the_same_in_another_process():
     code = (
         "import sys; sys.path.insert(0, '.')\n"

@@ -247,6 +247,7 @@ def hub(folder, tmp_path, monkeypatch):
     server.server_close()
 
 
+@pytest.mark.slow
 def test_a_hub_repository_is_fetched_once_at_its_pinned_revision_and_only_what_is_needed(hub, folder):
     tiny = BaseEntry(id="tiny", source="someone/tiny", revision=COMMIT)
     assert shape_of(tiny).fingerprint == fingerprint(folder)
@@ -267,6 +268,7 @@ def test_a_proxy_in_the_way_of_the_hub(monkeypatch):
         load_base(BaseEntry(id="tiny", source="someone/tiny", revision=COMMIT))
 
 
+@pytest.mark.slow
 def test_a_hub_that_lacks_the_revision(hub):
     with pytest.raises(Unavailable, match="cannot be fetched"):
         load_base(BaseEntry(id="tiny", source="someone/tiny", revision="2" * 40))

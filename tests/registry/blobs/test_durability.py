@@ -101,6 +101,7 @@ LocalBlobs(Path(sys.argv[1])).put_bytes(b"other")
 """
 
 
+@pytest.mark.slow
 def test_a_second_process_that_shares_the_folder_does_not_sweep_uploads(folder):
     store = LocalBlobs(folder)
     with store.writer(HELLO, max_bytes=9) as writer:
@@ -180,6 +181,7 @@ for number in itertools.count(int(sys.argv[2])):
 """
 
 
+@pytest.mark.slow
 def test_kill_9_loses_nothing_that_was_acknowledged_and_leaves_nothing_half(folder):
     acknowledged: list[str] = []
     for life in range(4):

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from registry.blobs import LocalBlobs
 from registry.catalogue import Database
 from registry.errors import PreconditionFailed
@@ -220,6 +222,7 @@ def start(script: str, folder: Path, name: str, url: str) -> subprocess.Popen[st
     )
 
 
+@pytest.mark.slow
 class TestProcesses:
     def test_processes_that_open_migrate_and_write_one_new_database_at_once(self, databases, tmp_path):
         with databases.url(tmp_path, empty=True) as url:

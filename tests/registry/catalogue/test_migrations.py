@@ -223,6 +223,7 @@ def test_threads_that_migrate_databases_of_their_own_do_not_meet(databases, tmp_
         assert all(migrations.current(database.engine) == migrations.head() for database in several)
 
 
+@pytest.mark.slow
 def test_migrations_need_nothing_but_the_tables():
     """`soup migrate` must run where models cannot be loaded."""
     import subprocess

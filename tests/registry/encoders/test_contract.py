@@ -215,6 +215,7 @@ def test_draw_is_all_or_a_sorted_part() -> None:
     assert part.tolist() == sorted(part.tolist())
 
 
+@pytest.mark.slow
 def test_importing_encoders_brings_no_torch() -> None:
     code = (
         "import sys, registry.encoders as e; s = e.SentenceBertEncoder(); s.digest; s.dimensions;"

@@ -194,6 +194,7 @@ print(hashlib.sha256(t.save_tensors(t.mixed(parts, [t.tensors(n) for n in range(
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capability", ["default", "avx2", "avx512"])
 def test_the_bytes_do_not_depend_on_the_cpu(capability):
     """`ATEN_CPU_CAPABILITY=default` runs torch's plain kernels; a higher one than the CPU has falls back to it."""

@@ -317,6 +317,7 @@ def digest_of_some() -> str:
     return found.hexdigest()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capability", ["default", "avx2"])
 def test_the_bytes_do_not_depend_on_the_cpu(capability):
     environment = {**os.environ, "ATEN_CPU_CAPABILITY": capability, "NPY_DISABLE_CPU_FEATURES": "AVX512F"}

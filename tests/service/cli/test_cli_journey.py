@@ -164,6 +164,7 @@ class TestJourney:
         assert "team/code@1" not in soup("ls", "-q")[1]
 
 
+@pytest.mark.slow
 class TestServe:
     """`soup serve` as people start it: a process of its own."""
 

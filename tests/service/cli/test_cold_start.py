@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 HEAVY = {"torch", "transformers", "sklearn", "scipy", "sqlalchemy", "sentence_transformers", "fastapi", "numpy", "rich"}
 HELP = "from service.cli.app import run; import sys; code = run({args!r}); assert code == 0, code"
 

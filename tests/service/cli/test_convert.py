@@ -253,6 +253,7 @@ def test_it_does_not_load_torch_for_usage_errors(
     assert command("convert", FIXTURES / "gpt2/par_bn", tmp_path / "a", *DOMAIN, "--name", "x")[0] == 2
 
 
+@pytest.mark.slow
 def test_its_help_starts_at_once() -> None:
     assert loaded(HELP.format(args=["convert", "--help"])) == set()
 

@@ -25,6 +25,8 @@ from registry.spec import BaseEntry
 from service.engine import Engine, GenerateRequest, LoadableAdapter, SamplingParams, ScoreRequest, Ticket, check_runs
 from tests.tiny_models import build_tiny_base
 
+pytestmark = pytest.mark.slow
+
 CONFIG = paper_config("bapna_firat", bottleneck=4)
 SIZE = 2 * 4 * (2 * 4 * 32 + 4 + 32 + 2 * 32)
 """Bytes of an adapter of it, two layers on a base that is 32 wide: D, U, their biases, a LayerNorm."""

@@ -77,6 +77,7 @@ def reference(
     return tuple(ids[len(prompt) :])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("structure", STRUCTURES)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_rows_that_join_and_leave_at_any_time_get_what_they_get_alone(

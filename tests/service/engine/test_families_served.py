@@ -24,6 +24,8 @@ from service.engine import Engine, GenerateRequest, LoadableAdapter, SamplingPar
 from tests.service.loaded_bases import LoadedBases
 from tests.tiny_models import VARIANTS, build_tiny_base
 
+pytestmark = pytest.mark.slow
+
 ON_BASES = tuple(VARIANTS)
 TOKENS = 24
 METHODS = ("base", "bottleneck", "lora")

@@ -534,6 +534,7 @@ def test_what_nobody_goes_on_with_is_removed_in_the_end(tmp_path: Path) -> None:
     assert sweep(tmp_path, older_than=500) == 1
 
 
+@pytest.mark.slow
 def test_a_process_that_trains_ends_with_its_server_and_is_the_first_where_memory_runs_out() -> None:
     code = (
         "import time\nfrom pathlib import Path\nfrom service.jobs import train_process as module\n"

@@ -30,6 +30,8 @@ from training.tasks import TASKS
 from training.tasks.contract import Scored, with_head
 from training.trainer import Trained, loss_of
 
+pytestmark = pytest.mark.slow
+
 RECIPE = Hyperparameters(steps=8, batch=4, block=32, learning_rate=1e-2, evaluations=2)
 MODES = ("released", "paper", "none")
 

@@ -18,6 +18,8 @@ from training.hyperparameters import Hyperparameters
 from training.methods.lora_targets import lora_for
 from training.trainer import loss_of
 
+pytestmark = pytest.mark.slow
+
 RECIPE = Hyperparameters(steps=4, batch=4, block=32, learning_rate=2e-2, evaluations=2)
 
 

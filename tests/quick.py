@@ -1,0 +1,41 @@
+"""What `make quick` leaves out: tests that need a server, PostgreSQL or another process, or that take long.
+
+A test that uses the fixtures of those, or runs on PostgreSQL, is marked `slow` by itself, others say so. In a run
+without slow tests nothing can start a process or listen: a test that should have said so fails with this sentence.
+"""
+
+from __future__ import annotations
+
+import multiprocessing.util
+import sys
+from typing import Any, NoReturn
+
+import pytest
+
+FIXTURES = frozenset({"world", "postgres", "own"})
+REFUSED = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "socket.bind"})
+SENTENCE = "Quick tests start no process and no server: mark the test `slow`, or do without."
+
+
+def mark(items: list[pytest.Item]) -> None:
+    """Mark as `slow` what needs a server or PostgreSQL by what it uses."""
+    for item in items:
+        parameters = getattr(getattr(item, "callspec", None), "params", {}).values()
+        kinds = {one for one in parameters if isinstance(one, str)}
+        if FIXTURES & set(getattr(item, "fixturenames", ())) or "postgresql" in kinds:
+            item.add_marker(pytest.mark.slow)
+
+
+def refuse_processes() -> None:
+    """From now on, until this process ends."""
+    sys.addaudithook(_refuse)
+    multiprocessing.util.spawnv_passfds = _refused  # it raises no event
+
+
+def _refuse(event: str, _arguments: Any) -> None:
+    if event in REFUSED:
+        _refused()
+
+
+def _refused(*_: Any) -> NoReturn:
+    raise RuntimeError(SENTENCE)
