@@ -30,6 +30,8 @@ from training.hyperparameters import Hyperparameters
 from training.loop import optimise
 from training.state import Objective, TrainingState
 
+pytestmark = pytest.mark.slow
+
 BLOCKS = np.random.default_rng(1).integers(0, 6, (20, 5))
 RECIPE = Hyperparameters(steps=12, batch=4, block=32, learning_rate=1e-2, evaluations=3)
 

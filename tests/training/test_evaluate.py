@@ -24,6 +24,8 @@ from training.hyperparameters import Hyperparameters
 from training.tasks import LANGUAGE_MODELLING, TASKS
 from training.tasks.contract import with_head
 
+pytestmark = pytest.mark.slow
+
 RECIPE = Hyperparameters(steps=25, batch=8, block=56, learning_rate=1e-2, evaluations=2)
 
 

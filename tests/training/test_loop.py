@@ -19,6 +19,8 @@ from training.loop import optimise
 from training.spec import TrainingSpec
 from training.state import Curve, Objective, TrainingState
 
+pytestmark = pytest.mark.slow
+
 
 class Counter(nn.Module):
     """A unigram model: its best NLL is the entropy of the tokens."""

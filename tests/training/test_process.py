@@ -12,6 +12,8 @@ from registry.errors import Cancelled
 from registry.progress import silent
 from training.process import Child
 
+pytestmark = pytest.mark.slow
+
 WAITING = (0, 1, "waiting")
 
 

@@ -27,6 +27,8 @@ from training.hyperparameters import Hyperparameters
 from training.methods.lora_targets import lora_for
 from training.trainer import Trained, loss_of
 
+pytestmark = pytest.mark.slow
+
 RECIPE = Hyperparameters(steps=12, batch=4, block=32, learning_rate=1e-2, evaluations=3)
 STRUCTURES = ("bapna_firat", "houlsby", "pfeiffer", "parallel")
 

@@ -21,6 +21,8 @@ from registry.likelihood import score_windows, token_log_probs
 from registry.spec import BaseEntry, BottleneckConfig, LoraConfig, LoraModule
 from tests.tiny_models import TINY_CONFIGS, build_tiny_base
 
+pytestmark = pytest.mark.slow
+
 RMS = ("llama", "mistral", "qwen2", "qwen3")
 CASES = {
     "houlsby": BottleneckConfig(structure="houlsby", bottleneck=5, activation="gelu"),

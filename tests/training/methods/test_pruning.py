@@ -25,6 +25,8 @@ from training.methods.pruning import chosen, prune
 from training.methods.pruning_scores import scores_of
 from training.trainer import loss_of
 
+pytestmark = pytest.mark.slow
+
 RECIPE = Hyperparameters(
     steps=6, batch=4, accumulate=2, block=32, learning_rate=1e-2, weight_decay=0.1, evaluations=3, beta2=0.98
 )
