@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Generic, Literal, TypeVar
 
+from pydantic import SerializeAsAny, SkipValidation
+
 from registry.spec import AdapterConfig, Card, MixReport, PoolSpec, Provenance, Recipe, SampleReport, SelectorSpec, Unit
 
 Namespaces = tuple[str, ...] | None
@@ -37,7 +39,8 @@ class NewAdapter:
     digest: str
     base_model: str
     base_fingerprint: str
-    config: AdapterConfig
+    config: SerializeAsAny[SkipValidation[AdapterConfig]]
+    """Of any structure there is: `adapter_columns` has read it."""
     domain: str
     card: Card
     provenance: Provenance
