@@ -24,7 +24,8 @@ def searchable(name: str, domain: str, card: Card) -> str:
 def adapter_columns(new: NewAdapter) -> dict[str, Any]:
     """A new adapter as the columns of its row, all but the version."""
     return {
-        **NEW.dump_python(new, mode="json"),
+        **NEW.dump_python(new, mode="json", exclude={"config"}),
+        "config": new.config.model_dump(mode="json"),
         "method": new.config.method,
         "search": searchable(new.name, new.domain, new.card),
         "sample_digest": None if new.sample is None else new.sample.digest,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Generic, Literal, TypeVar
 
-from pydantic import SerializeAsAny, SkipValidation
+from pydantic import SkipValidation
 
 from registry.spec import AdapterConfig, Card, MixReport, PoolSpec, Provenance, Recipe, SampleReport, SelectorSpec, Unit
 
@@ -39,8 +39,7 @@ class NewAdapter:
     digest: str
     base_model: str
     base_fingerprint: str
-    config: SerializeAsAny[SkipValidation[AdapterConfig]]
-    """Of any structure there is: `adapter_columns` has read it."""
+    config: SkipValidation[AdapterConfig]
     domain: str
     card: Card
     provenance: Provenance
