@@ -324,14 +324,20 @@ def checkout(commit: str) -> Iterator[Path]:
             subprocess.run(["git", "worktree", "remove", "--force", str(root)], check=True, capture_output=True)
 
 
+def flat(counted: dict[str, Any], above: str = "") -> dict[str, Any]:
+    """The counts by one name each: what lies inside a count is named after it."""
+    names: dict[str, Any] = {}
+    for name, value in counted.items():
+        names.update(flat(value, f"{above}{name} ") if isinstance(value, dict) else {f"{above}{name}": value})
+    return names
+
+
 def rows_of(before: dict[str, Any], after: dict[str, Any]) -> list[dict[str, Any]]:
     """A row for each thing that is counted."""
-    rows = []
-    for part in after:
-        flat = [{f"{part} {name}": value for name, value in counts.items()} for counts in (before[part], after[part])]
-        for name in dict.fromkeys([*flat[0], *flat[1]]):
-            rows.append({"counted": name, "before": flat[0].get(name), "after": flat[1].get(name)})
-    return rows
+    then, now = flat(before), flat(after)
+    return [
+        {"counted": name, "before": then.get(name), "after": now.get(name)} for name in dict.fromkeys([*now, *then])
+    ]
 
 
 def main() -> None:
