@@ -8,7 +8,7 @@ RUN := $(VENV)/bin/python
 FLOORS := registry:98.6 service:96.4 training:96.5
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test quick check format serve demo bench bench-training reproduce-lm reproduce-single openapi clean
+.PHONY: help setup test quick check format serve demo demo-tiny bench bench-training reproduce-lm reproduce-single openapi clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -24,38 +24,15 @@ $(VENV)/.runtime: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(VENV)/.dev: $(VENV)/.runtime
 	@echo "installing what the tests and checks need"
-	$(PIP) -e '.[dev]'
+	$(PIP) -e '.[dev,demo]'
 	@touch $@
 
-setup: $(VENV)/.runtime  ## create .venv with pinned dependencies
-
-test: $(VENV)/.dev  ## run every test, two files at a time (about 10 minutes on two cores)
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist loadfile --cov --cov-report=term:skip-covered
-	@for floor in $(FLOORS); do \
-	  package=$${floor%%:*}; least=$${floor##*:}; \
-	  $(RUN) -m coverage report --include="$$package/*" --format=total --precision=1 --fail-under=$$least >/dev/null \
-	    || { echo "The tests run less than $$least % of the lines of $$package, their floor (FLOORS in the Makefile)."; exit 1; }; \
-	done
-
-quick: $(VENV)/.dev  ## the tests that start no server, PostgreSQL or process (under 90 seconds on two cores)
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist loadfile -m 'not slow'
-
-check: $(VENV)/.dev  ## format, lint, types, layers
-	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/ruff check .
-	$(VENV)/bin/mypy
-	$(VENV)/bin/lint-imports
-
-format: $(VENV)/.dev  ## format the code
-	$(VENV)/bin/ruff format .
-	$(VENV)/bin/ruff check --fix .
-
-serve: $(VENV)/.runtime  ## start the server on loopback (SOUP_BASES names the allowlist of base models)
-	$(VENV)/bin/soup serve
-
-demo: $(VENV)/.runtime  ## the main job, offline; DATA= BASE= ADAPTERS= for your own corpora, DATABASE= for PostgreSQL
+$(VENV)/.demo: $(VENV)/.demo  ## the main job on SmolLM2-135M (93 MB once); DATA= BASE= ADAPTERS= for your own, DATABASE= for PostgreSQL
 	@$(RUN) -m demo $(if $(DATA),--data $(DATA)) $(if $(BASE),--base $(BASE)) $(if $(ADAPTERS),--adapters $(ADAPTERS)) \
 	  $(if $(DATABASE),--database-url '$(DATABASE)') $(if $(OUT),--out $(OUT))
+
+demo-tiny: $(VENV)/.demo  ## the main job without a download: a tiny base model on the docstrings of the installed packages
+	@$(RUN) -m demo --tiny $(if $(DATABASE),--database-url '$(DATABASE)') $(if $(OUT),--out $(OUT))
 
 bench: $(VENV)/.dev  ## the quick forms of the benchmarks, beside their peers
 	$(RUN) -m benchmarks.cold_start --out benchmarks/results/cold_start.json

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports transformers
+os.environ["TQDM_DISABLE"] = "1"  # other libraries' bars: the demo draws its own
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin starve each other on two cores
 
@@ -20,16 +20,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = _parser().parse_args(given)
     chosen = [options.data, options.base, options.adapters]
-    if any(chosen) and not all(chosen):
+    if any((options.data, options.adapters)) and not all(chosen):
         print("error: --data, --base and --adapters go together: give all three, or none.", file=sys.stderr)
         return 2
-    from demo.run import Options, run
+    if options.tiny and any(chosen):
+        print("error: --tiny has its own text, base model and adapters: give nothing with it.", file=sys.stderr)
+        return 2
+    if options.base is None or Path(options.base).exists():
+        os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports transformers
+    from demo.jobs import Options
+    from demo.run import run
     from demo.server import DemoFailed
     from registry.errors import SoupError
 
     command = shlex.join(["python", "-m", "demo", *_without_password(given)])
     try:
-        run(Options(options.data, options.base, options.adapters, options.out, command, options.database_url))
+        run(Options(**vars(options), command=command))
     except (DemoFailed, SoupError) as problem:
         print(f"error: {problem}", file=sys.stderr)
         return 1
@@ -47,12 +53,13 @@ def _without_password(arguments: Sequence[str]) -> list[str]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m demo",
-        description="Push adapters, cook soups for novel domains, and print the table. Without arguments on the "
-        "docstrings of the installed Python packages; else on data, a base model and adapters of your own.",
+        description="Push adapters, cook soups for novel domains, and print what came out. Without arguments the "
+        "shipped adapters on SmolLM2-135M; else on data, a base model and adapters of your own.",
     )
     parser.add_argument("--data", type=Path, help="folder with train/<domain>/ and novel/<domain>/ (.jsonl.gz)")
-    parser.add_argument("--base", type=Path, help="folder of the base model")
+    parser.add_argument("--base", help="the base model: a folder, a .gguf file of a Llama, or a hub's id")
     parser.add_argument("--adapters", type=Path, help="folder of neutral adapters, one a domain")
+    parser.add_argument("--tiny", action="store_true", help="a tiny base model on the installed packages' docstrings")
     parser.add_argument("--database-url", help="URL of a PostgreSQL for the server, instead of SQLite")
     parser.add_argument("--out", type=Path, help="write figures and rows as JSON")
     return parser

@@ -6,14 +6,14 @@ novel domain's sample comes from `valid`, every figure from `test`.
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from registry.errors import InvalidParameter, NotFound
+from demo.strategies import STRATEGIES
+from registry.errors import NotFound
 from registry.spec import BaseEntry
+from service.cli.verbs.compare import Strategy
 from training.data import draw, read_texts
 
 HOME = Path(".demo")
@@ -36,12 +36,14 @@ class Job:
     training: tuple[str, ...]
     novel: tuple[str, ...]
     control: str
-    """Name of the adapter trained on mixed text; the empty string where there is none."""
-
-    @property
-    def adapters(self) -> Path:
-        """Adapter directories, ready to be pushed; the control adapter's is among them."""
-        return self.home / "adapters"
+    """Name of the adapter trained on text of no domain; the empty string where there is none."""
+    adapters: Path
+    """Adapter directories, ready to be pushed; the control adapter's is among them."""
+    strategies: tuple[Strategy, ...] = STRATEGIES
+    oracle: bool = True
+    """Whether every single adapter is scored on the test passages too, for the best of them."""
+    wall_goal: float = 1800.0
+    """Seconds the whole job may take, without installation and download."""
 
     @property
     def bases(self) -> Path:
@@ -78,37 +80,3 @@ class Job:
         self.home.mkdir(parents=True, exist_ok=True)
         source = json.dumps(self.base.source)  # a JSON string is a TOML string
         self.bases.write_text(f'[bases.{self.base.id}]\nsource = {source}\ndtype = "{self.base.dtype}"\n')
-
-
-def domains_of(folder: Path) -> tuple[str, ...]:
-    """Domains of a data folder's `train` or `novel`; raises NotFound where there is none."""
-    found = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
-    if not found:
-        raise NotFound(
-            f"{folder} holds no domains: DATA needs train/<domain>/ and novel/<domain>/ with .jsonl.gz files."
-        )
-    return tuple(found)
-
-
-def external_job(data: Path, base: Path, adapters: Path, names: Sequence[str]) -> Job:
-    """The job over people's own data, base model and neutral adapters, of which `names` are there.
-
-    Every training domain needs an adapter. The one adapter that is no training domain is the control; raises
-    InvalidParameter where there are several.
-    """
-    training, novel = domains_of(data / "train"), domains_of(data / "novel")
-    missing = sorted(set(training) - set(names))
-    others = sorted(set(names) - set(training))
-    if missing or len(others) > 1:
-        what = f"no adapter for {', '.join(missing)}" if missing else f"more than one control: {', '.join(others)}"
-        raise InvalidParameter(f"{adapters} does not fit {data / 'train'}: {what}.", param="adapters")
-    if not base.is_dir():
-        raise NotFound(f"{base} is not a directory: BASE names the folder of a base model.")
-    key = hashlib.sha256("\n".join(str(p.resolve()) for p in (data, base, adapters)).encode()).hexdigest()[:8]
-    entry = BaseEntry(id=_part(base.resolve().name), source=str(base.resolve()))
-    return Job("main_job", HOME / f"main_job-{key}", data, entry, training, novel, others[0] if others else "")
-
-
-def _part(name: str) -> str:
-    kept = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in name.lower()).lstrip("._-")
-    return kept[:64] or "base"

@@ -1,6 +1,7 @@
 """What the demo says while it works: numbered stages, and a bar on a terminal or a line now and then elsewhere.
 
-All of it goes to stderr; stdout is the table's.
+All of it goes to stderr; stdout is the table's. On a terminal everything goes through one console, so that a line said
+while a bar is drawn stands above it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+from rich.console import Console
+from rich.text import Text
+
+from service.cli.output import bar_on
 
 Report = Callable[[int, int, str], None]
 """(done, total, message); total 0 where nobody knows."""
@@ -23,7 +29,8 @@ class Talk:
         self._stages = stages
         self._stage = 0
         self._began = time.monotonic()
-        self.terminal = sys.stderr.isatty()
+        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self.terminal = self._console.is_terminal
 
     @property
     def seconds(self) -> float:
@@ -33,15 +40,17 @@ class Talk:
     def stage(self, title: str) -> None:
         """The next stage begins."""
         self._stage += 1
-        self.line(f"[{self._stage}/{self._stages}] {title}", mark=True)
+        self._say(f"[{self._stage}/{self._stages}] {title}", style="bold", after=f"  ({self.seconds:.0f} s)")
 
-    def line(self, text: str, *, mark: bool = False) -> None:
-        """A line; `mark` makes it stand out on a terminal and adds the time."""
-        if mark:
-            shown = f"\x1b[1m{text}\x1b[0m" if self.terminal else text
-            print(f"{shown}  ({self.seconds:.0f} s)", file=sys.stderr, flush=True)
+    def line(self, text: str) -> None:
+        """A line under the stage."""
+        self._say(f"      {text}" if text else "")
+
+    def _say(self, text: str, *, style: str = "", after: str = "") -> None:
+        if self.terminal:
+            self._console.print(Text(text, style=style) + Text(after))
         else:
-            print(f"      {text}" if text else "", file=sys.stderr, flush=True)
+            print(text + after, file=sys.stderr, flush=True)
 
     @contextmanager
     def bar(self, what: str) -> Iterator[Report]:
@@ -49,17 +58,7 @@ class Talk:
         if not self.terminal:
             yield self._lines(what)
             return
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-        shown = (TextColumn("      {task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
-                 TimeElapsedColumn())  # fmt: skip
-        with Progress(*shown, console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task(what, total=None)
-
-            def report(done: int, total: int, message: str) -> None:
-                bar.update(task, completed=done, total=total or None, description=f"{what} {message}".strip())
-
+        with bar_on(self._console, f"      {what}") as report:
             yield report
 
     def _lines(self, what: str) -> Report:

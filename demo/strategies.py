@@ -22,7 +22,9 @@ STRATEGIES = (
     Strategy("the service, verified", None, verify=True),
 )
 """In the order of the table; the last is what people get who ask for nothing in particular."""
-SERVICE, CLUSTERING, UNIFORM = STRATEGIES[7].name, STRATEGIES[5].name, STRATEGIES[6].name
+SERVICE, CLUSTERING, UNIFORM, PAPER, SIMILARITY = (STRATEGIES[i].name for i in (7, 5, 6, 3, 1))
+FEW = tuple(STRATEGIES[i] for i in (0, 1, 3, 7))
+"""For a large base model, where each costs a minute."""
 FITS = (("--selector", "cosine"), ("--paper",), ("--selector", "gmm"), ("--selector", "uniform"))
 """What `soup fit` is told, once each, before anything is cooked."""
 

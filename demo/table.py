@@ -16,6 +16,9 @@ from demo.cells import Cell
 from demo.results import Figure
 from registry.uncertainty import Difference
 
+CONTROL = "control"
+"""The name of the control's row."""
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -69,11 +72,40 @@ class Table:
         """A row's mean NLL against the base on a domain."""
         return row.entries[domain].cell.against(self.base.entries[domain].cell)
 
+    @property
+    def control(self) -> Row | None:
+        """The row of the adapter trained on text of no domain, if there is one."""
+        return next((row for row in self.rows if row.name == CONTROL), None)
+
     def winners(self, domain: str) -> tuple[int, int]:
         """How many single adapters have a lower NLL than the base, and how many by two standard errors."""
         base = self.base.entries[domain].cell
         found = [cell.against(base) for cell in self.singles[domain].values()]
         return sum(d.difference < 0 for d in found), sum(d.difference < -2 * d.standard_error for d in found)
+
+    def distinct(self) -> tuple[list[Row], dict[str, str]]:
+        """Rows without those that repeat an earlier one in every domain, and which those repeat: name -> name.
+
+        The base model and the control always stand.
+        """
+        kept: list[Row] = []
+        same: dict[str, str] = {}
+        for row in self.rows:
+            twin = next((k for k in kept[2 if self.control else 1 :] if _cells(k) == _cells(row)), None)
+            if twin is None:
+                kept.append(row)
+            else:
+                same[row.name] = twin.name
+        return kept, same
+
+
+def _cells(row: Row) -> dict[str, Cell]:
+    return {domain: entry.cell for domain, entry in row.entries.items()}
+
+
+def change(difference: float) -> float:
+    """The change of perplexity, in per cent, that a difference of mean NLL makes."""
+    return 100 * math.expm1(difference)
 
 
 def oracle(singles: Mapping[str, Mapping[str, Cell]], refs: Mapping[str, str]) -> Row:
@@ -88,41 +120,76 @@ def oracle(singles: Mapping[str, Mapping[str, Cell]], refs: Mapping[str, str]) -
 # --- as text ---------------------------------------------------------------------------------------------
 
 
-def text(table: Table, *, width: int = 110) -> str:
-    """The table for people: blocks of domains as wide as the terminal, then averages, then who beat the base."""
-    label = max(len(row.name) for row in table.rows)
+def text(table: Table, *, width: int = 100) -> str:
+    """The table for people: blocks of domains as wide as the terminal, then averages, then what was taken."""
+    rows, same = table.distinct()
+    label = max(len(row.name) for row in rows)
     across = max(1, (width - label) // (CELL + 2))
     blocks = [table.domains[i : i + across] for i in range(0, len(table.domains), across)]
-    parts = [_block(table, domains, label) for domains in blocks]
-    whole = "\n\n".join([*parts, _averages(table, label), _beating(table), _answers(table)])
+    parts = [_block(table, rows, domains, label) for domains in blocks] + [_averages(table, rows, label)]
+    if same:
+        parts.append("\n".join(f"{name}: in every domain the same as {twin}" for name, twin in same.items()))
+    parts += [_beating(table)] if table.singles else []
+    whole = "\n\n".join([*parts, _answers(table, rows)])
     return "\n".join(line.rstrip() for line in whole.split("\n"))
 
 
-CELL = 22
+CELL = 20
 
 
-def _block(table: Table, domains: Sequence[str], label: int) -> str:
+def _block(table: Table, rows: Sequence[Row], domains: Sequence[str], label: int) -> str:
     lines = ["".ljust(label) + "".join(f"  {domain[:CELL]:>{CELL}}" for domain in domains)]
-    lines += [row.name.ljust(label) + "".join(f"  {_shown(table, row, d):>{CELL}}" for d in domains)
-              for row in table.rows]  # fmt: skip
+    lines += [row.name.ljust(label) + "".join(f"  {_shown(table, row, d):>{CELL}}" for d in domains) for row in rows]
     return "\n".join(lines)
 
 
 def _shown(table: Table, row: Row, domain: str) -> str:
-    """Perplexity, and the difference of mean NLL to the base with its standard error."""
+    """Perplexity, and its change against the base in per cent with the standard error."""
     entry = row.entries[domain]
     if row is table.base:
-        return f"{entry.cell.perplexity:.2f}{'':15}"
+        return f"{entry.cell.perplexity:.2f}{'':13}"
     if entry.abstained:
-        return f"{entry.cell.perplexity:.2f}     = the base"
+        return f"{entry.cell.perplexity:.2f}   = the base"
     found = table.difference(row, domain)
-    return f"{entry.cell.perplexity:.2f} {found.difference:+.4f}±{found.standard_error:.4f}"
+    error = 100 * math.exp(found.difference) * found.standard_error
+    return f"{entry.cell.perplexity:.2f} {change(found.difference):+5.1f}±{error:4.1f} %"
 
 
-def _averages(table: Table, label: int) -> str:
-    lines = ["average perplexity".ljust(label) + "  arithmetic   geometric"]
-    lines += [f"{row.name.ljust(label)}  {row.arithmetic():10.2f}  {row.geometric():10.2f}" for row in table.rows]
+def _averages(table: Table, rows: Sequence[Row], label: int) -> str:
+    control = table.control
+    head = "perplexity over all domains".ljust(label) + "  arithmetic  geometric  to the base"
+    lines = [head + ("  to the control" if control else "")]
+    for row in rows:
+        said = f"{row.name.ljust(max(label, 27))}  {row.arithmetic():10.2f}  {row.geometric():9.2f}"
+        if row is not table.base:
+            said += f"  {change(_over(row, table.base)):+9.1f} %"
+        if control and row not in (table.base, control):
+            said += f"  {change(_over(row, control)):+12.1f} %"
+        lines.append(said)
     return "\n".join(lines)
+
+
+def _over(row: Row, other: Row) -> float:
+    """The difference of the logs of two rows' geometric means."""
+    return math.log(row.geometric() / other.geometric())
+
+
+def sentence(table: Table, *, answer: Row, seconds: float) -> str:
+    """What happened, in one sentence: the geometric means of base, control and the service's answer.
+
+    `answer` wins a domain where its perplexity there is below that of the base and of the control.
+    """
+    beside = [row for row in (table.base, table.control) if row is not None]
+    won = sum(
+        all(answer.entries[d].cell.mean_nll < row.entries[d].cell.mean_nll for row in beside) for d in table.domains
+    )
+    count = len(table.domains)
+    means = ", ".join(f"{name} {row.geometric():.1f}" for name, row in zip(("base", "control"), beside, strict=False))
+    return (
+        f"{count} novel domain{'s' if count > 1 else ''}: {means}, the soup {answer.geometric():.1f} (perplexity, "
+        f"geometric mean), better than {'both' if len(beside) == 2 else 'the base'} on {won} of {count}; "
+        f"{seconds:.0f} s of choosing."
+    )
 
 
 def _beating(table: Table) -> str:
@@ -133,19 +200,13 @@ def _beating(table: Table) -> str:
     return "\n".join(lines)
 
 
-def _answers(table: Table) -> str:
-    """What the oracle and the service took."""
+def _answers(table: Table, rows: Sequence[Row]) -> str:
+    """What was mixed, or taken, for each domain."""
+    explained = [row for row in rows if row not in (table.base, table.control) and row.key != "soup_uniform"]
     lines = ["what was taken"]
     for domain in table.domains:
-        shown = [f"{row.name}: {_taken(row.entries[domain])}" for row in table.rows if row.key in _EXPLAINED]
-        lines += [f"  {domain}", *(f"    {text}" for text in shown)]
+        lines += [f"  {domain}", *(f"    {row.name}: {_taken(row.entries[domain])}" for row in explained)]
     return "\n".join(lines)
-
-
-_EXPLAINED = {
-    "soup_similarity", "soup_clustering_paper", "soup_clustering_default", "oracle_best_single_adapter",
-    "the_service_verified",
-}  # fmt: skip
 
 
 def _taken(entry: Entry) -> str:
@@ -164,6 +225,10 @@ def figures(table: Table) -> dict[str, dict[str, Any]]:
     for row in table.rows:
         found[f"perplexity_geometric_{row.key}"] = _figure(row.geometric(), "perplexity")
         found[f"perplexity_arithmetic_{row.key}"] = _figure(row.arithmetic(), "perplexity")
+        if row is not table.base and table.control not in (None, row):
+            found[f"change_to_control_{row.key}"] = _figure(change(_over(row, table.control)), "%")
+    if not table.singles:
+        return found
     pairs = [table.winners(domain) for domain in table.domains]
     found["adapters_beating_base"] = _figure(sum(w for w, _ in pairs), "adapter x domain pairs")
     found["adapters_beating_base_by_two_se"] = _figure(sum(s for _, s in pairs), "adapter x domain pairs")

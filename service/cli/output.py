@@ -6,11 +6,14 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from registry.progress import Progress, silent
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
 
 
 def talk(text: str) -> None:
@@ -75,16 +78,34 @@ def progress_bar(description: str) -> Iterator[Progress]:
     if not sys.stderr.isatty():
         yield silent
         return
-    from rich import progress as rich
     from rich.console import Console
+
+    with bar_on(Console(stderr=True), description) as report:
+        yield report
+
+
+@contextmanager
+def bar_on(console: Console, description: str) -> Iterator[Progress]:
+    """A progress bar on a terminal, with the latest message on the line below; both are gone when it ends."""
+    from rich import progress as rich
+    from rich.text import Text
+
+    said = ""
+
+    class TwoLines(rich.Progress):
+        def get_renderables(self) -> Iterator[RenderableType]:
+            yield self.make_tasks_table(self.tasks)
+            if said:
+                yield Text(f"  {said}", style="dim", no_wrap=True, overflow="ellipsis")
 
     text = rich.TextColumn("{task.description}", markup=False)
     shown = (text, rich.BarColumn(), rich.MofNCompleteColumn(), rich.TimeElapsedColumn())
-    with rich.Progress(*shown, console=Console(stderr=True), transient=True) as bar:
+    with TwoLines(*shown, console=console, transient=True) as bar:
         task = bar.add_task(description, total=None)
 
         def report(done: int, total: int, message: str) -> None:
-            line = f"{description}: {message}" if message else description
-            bar.update(task, completed=done, total=total or None, description=line)
+            nonlocal said
+            said = message
+            bar.update(task, completed=done, total=total or None)
 
         yield report

@@ -12,7 +12,7 @@ objects of the API (docs/reference). Adapter directories go up and come down wit
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -77,6 +77,11 @@ class SoupClient(AdapterCalls, JobCalls):
         """A text completion in chunks, as they are generated."""
         body = {"model": model, "prompt": prompt, **given(sampling), "stream": True}
         return (value for _, value in self._http.events("POST", "/v1/completions", json=body))
+
+    def chat(self, model: str, messages: Sequence[Mapping[str, str]], **sampling: Any) -> Json:
+        """A chat completion, in OpenAI's shape; `messages` are {role, content}, the last one is answered."""
+        body = {"model": model, "messages": list(messages), **given(sampling)}
+        return self._http.json("POST", "/v1/chat/completions", json=body)
 
     # --- keys and health ----------------------------------------------------------------------------
 
