@@ -10,11 +10,12 @@ import torch
 from torch.nn import functional
 
 from demo.convert import canonical, convert, neutral_domains
-from demo.job import external_job
+from demo.jobs import own_job
 from registry.adapters import attached, create, from_tensors, paper_config
 from registry.adapters.weights import init_hash, load_tensors, save_tensors
 from registry.errors import InvalidManifest, InvalidParameter, InvalidWeights, NotFound
 from registry.formats import read_directory
+from registry.spec import BaseEntry
 
 CONFIG = paper_config("bapna_firat", bottleneck=8)
 
@@ -110,13 +111,12 @@ def test_a_job_needs_an_adapter_for_each_domain_and_at_most_one_control(source, 
     for part in ("train/law", "train/cooking", "novel/poems"):
         (data / part).mkdir(parents=True)
     names = neutral_domains(source)
-    job = external_job(data, tiny_base_dir, source, names)
+    entry = BaseEntry(id="tiny", source=str(tiny_base_dir))
+    job = own_job(data, entry, source, names)
     assert (job.training, job.novel, job.control) == (("cooking", "law"), ("poems",), "control_general")
     with pytest.raises(InvalidParameter, match="no adapter for law"):
-        external_job(data, tiny_base_dir, source, ["cooking"])
+        own_job(data, entry, source, ["cooking"])
     with pytest.raises(InvalidParameter, match="more than one control"):
-        external_job(data, tiny_base_dir, source, [*names, "control_two"])
-    with pytest.raises(NotFound, match="BASE"):
-        external_job(data, tmp_path / "none", source, names)
+        own_job(data, entry, source, [*names, "control_two"])
     with pytest.raises(NotFound, match="holds no domains"):
-        external_job(tmp_path / "none", tiny_base_dir, source, names)
+        own_job(tmp_path / "none", entry, source, names)

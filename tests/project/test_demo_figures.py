@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from demo import results, table
+from demo import picture, results, table
 from demo.cells import Cell, Cells
 from demo.table import Entry, Row, Table
 
@@ -120,9 +120,9 @@ def test_the_text_holds_every_row_and_says_what_abstained(small):
     for width in (60, 200):
         text = table.text(small, width=width)
         assert all(len(line) <= width for line in text.splitlines()[:6])
-        assert "-0.1000±0.0000" in text
+        assert " -9.5± 0.0 %" in text
         assert "= the base" in text
-        assert "arithmetic   geometric" in text
+        assert "arithmetic  geometric  to the base" in text
         assert "a: 1 of 2 (1)" in text
         assert "the base model (it does not help)" in text
 
@@ -148,3 +148,53 @@ def test_a_results_file_says_where_it_comes_from(tmp_path, small):
     assert value["machine"]["cores"] >= 1
     assert set(value["machine"]["flags"]) <= set(results.FLAGS)
     assert [p.name for p in path.parent.iterdir()] == ["demo.json"]
+
+
+# --- beside a control ------------------------------------------------------------------------------------
+
+
+def row(name: str, *nll: float) -> Row:
+    """One method on domain `a` and `b`, of so many nats a token in each."""
+    return Row(name, {d: Entry(cell(*[10 * x] * 3), f"m/{name}") for d, x in zip("ab", nll, strict=True)})
+
+
+@pytest.fixture
+def controlled() -> Table:
+    rows = [row("base model", 3.0, 3.0), row(table.CONTROL, 2.9, 2.9), row("soup, similarity", 2.8, 2.95),
+            row("again", 2.8, 2.95), row("the service, verified", 2.8, 2.8)]  # fmt: skip
+    return Table(rows, {})
+
+
+def test_the_sentence_says_base_control_soup_and_where_it_beats_both(controlled):
+    said = table.sentence(controlled, answer=controlled.rows[2], seconds=41.2)
+    assert said == (
+        f"2 novel domains: base {math.exp(3.0):.1f}, control {math.exp(2.9):.1f}, the soup {math.exp(2.875):.1f} "
+        "(perplexity, geometric mean), better than both on 1 of 2; 41 s of choosing."
+    )
+    assert "on 2 of 2" in table.sentence(controlled, answer=controlled.rows[4], seconds=1)
+    alone = Table([controlled.rows[0], controlled.rows[2]], {})
+    assert "better than the base on 2 of 2" in table.sentence(alone, answer=alone.rows[1], seconds=1)
+
+
+def test_gains_are_over_the_control_and_repeated_rows_stand_once(controlled):
+    text = table.text(controlled)
+    assert "again: in every domain the same as soup, similarity" in text
+    assert text.count("again") == 1
+    (line,) = [line for line in text.splitlines() if line.startswith("the service, verified") and "-9.5 %" in line]
+    assert line.split()[-4:] == ["-18.1", "%", "-9.5", "%"]
+    assert "adapters that beat the base" not in text
+    assert max(map(len, text.splitlines())) <= 100
+    figures = table.figures(controlled)
+    assert figures["change_to_control_the_service_verified"]["value"] == pytest.approx(100 * math.expm1(-0.1), rel=1e-5)
+    assert "change_to_control_control" not in figures
+
+
+def test_the_picture_holds_every_domain_and_row_once_and_is_the_same_again(controlled, tmp_path):
+    for name in ("one.svg", "two.svg"):
+        picture.draw(controlled, tmp_path / name)
+    drawn = (tmp_path / "one.svg").read_text()
+    for label in ("a", "b", "control", "soup, similarity", "the service, verified"):
+        assert f"<!-- {label} -->" in drawn
+    assert "<!-- again -->" not in drawn
+    assert "<!-- base model -->" not in drawn
+    assert drawn == (tmp_path / "two.svg").read_text()

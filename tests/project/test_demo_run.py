@@ -93,14 +93,20 @@ def servers() -> list[str]:
 def test_the_whole_demo_and_a_second_run_that_reuses_it(world, capsys):
     assert main([*world, "--out", "results/main_job.json"]) == 0
     said = capsys.readouterr()
-    for row in ("base model", "control (mixed text)", "single, similarity", "soup, similarity", "soup, uniform",
+    for row in ("base model", "control", "single, similarity", "soup, similarity", "soup, uniform",
                 "soup, clustering (paper)", "soup, clustering (default)", "oracle: best single adapter",
                 "the service, verified"):  # fmt: skip
-        assert row in said.out
-    assert "arithmetic   geometric" in said.out
+        assert f"\n{row}  " in said.out or f"\n{row}: in every domain the same as " in said.out
+    assert "arithmetic  geometric  to the base  to the control" in said.out
+    assert said.out.startswith("\n1 novel domain: base ")
     assert "poems: " in said.out
+    assert max(map(len, said.out.split("Picture")[1].split("What to do")[0].splitlines())) <= 110
     assert "$ soup generate base/" in said.out
     assert "What to do next" in said.out
+    picture = next(line.removeprefix("Picture: ") for line in said.out.splitlines() if line.startswith("Picture: "))
+    drawn = Path(picture).read_bytes()
+    assert b"<svg" in drawn
+    assert b"<!-- poems -->" in drawn
     assert servers() == []
 
     result = json.loads(Path("results/main_job.json").read_text())
@@ -115,17 +121,22 @@ def test_the_whole_demo_and_a_second_run_that_reuses_it(world, capsys):
     assert service["abstained"] == (service["model"] == f"base/{Path(world[3]).name}")
 
     home = next(Path(".demo").glob("main_job-*"))
-    cells = (home / "cells.jsonl").read_text()
+    cells = (home / "cells-float32.jsonl").read_text()
     assert main(world) == 0
-    assert (home / "cells.jsonl").read_text() == cells  # nothing was scored again
+    assert (home / "cells-float32.jsonl").read_text() == cells  # nothing was scored again
     assert "demo/law@1" in json.dumps(result["rows"])
-    assert capsys.readouterr().out.split("average perplexity")[0] == said.out.split("average perplexity")[0]
+    again = capsys.readouterr().out
+    assert (
+        again.split("Picture")[1].split("What to do next")[0]
+        == said.out.split("Picture")[1].split("What to do next")[0]
+    )
+    assert Path(picture).read_bytes() == drawn
 
 
 def test_the_same_table_on_postgresql(world, postgres, capsys):
     url = postgres.url(empty=True)
     assert main([*world, "--database-url", url, "--out", "results/main_job.json"]) == 0
-    table = capsys.readouterr().out.split("average perplexity")[1].split("What to do next")[0]
+    table = capsys.readouterr().out.split("perplexity over all domains")[1].split("What to do next")[0]
     home = next(Path(".demo").glob("main_job-*"))
     assert not (home / "server" / "soup.db").exists()
     assert json.loads(Path("results/main_job.json").read_text())["command"].endswith("results/main_job.json")
@@ -133,7 +144,7 @@ def test_the_same_table_on_postgresql(world, postgres, capsys):
     shutil.rmtree(home / "server")
     assert main(world) == 0  # the same adapters and the same soups, by digest, on SQLite
     assert (home / "server" / "soup.db").exists()
-    assert capsys.readouterr().out.split("average perplexity")[1].split("What to do next")[0] == table
+    assert capsys.readouterr().out.split("perplexity over all domains")[1].split("What to do next")[0] == table
 
 
 def test_a_failing_command_is_told_and_the_server_is_stopped_when_the_demo_fails(world, monkeypatch, capsys):
@@ -162,10 +173,10 @@ def test_a_server_that_cannot_start_says_why(tmp_path, monkeypatch):
     assert servers() == []
 
 
-@pytest.mark.parametrize("arguments", [["--data", "x"], ["--base", "x", "--adapters", "y"]])
-def test_data_base_and_adapters_go_together(arguments, capsys):
+@pytest.mark.parametrize("arguments", [["--data", "x"], ["--base", "x", "--adapters", "y"], ["--tiny", "--base", "x"]])
+def test_data_base_and_adapters_go_together_and_tiny_alone(arguments, capsys):
     assert main(arguments) == 2
-    assert "go together" in capsys.readouterr().err
+    assert "give" in capsys.readouterr().err
 
 
 def test_what_is_not_there_is_said_in_one_sentence(tmp_path, monkeypatch, capsys):

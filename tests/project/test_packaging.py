@@ -184,15 +184,15 @@ def test_what_is_shipped_imports_only_what_it_declares() -> None:
 
 
 def test_the_demo_needs_nothing_more() -> None:
-    assert imported(["demo"]) - declared() - BROUGHT_ALONG == set()
+    assert imported(["demo"]) - declared("demo") - BROUGHT_ALONG == set()
 
 
 def test_tests_and_benchmarks_import_only_what_is_declared() -> None:
-    assert imported(["tests", "benchmarks", "docs"]) - declared("dev") - BROUGHT_ALONG - PEERS == set()
+    assert imported(["tests", "benchmarks", "docs"]) - declared("dev", "demo") - BROUGHT_ALONG - PEERS == set()
 
 
 def test_everything_declared_is_pinned() -> None:
     lines = (REPOSITORY / "constraints.txt").read_text().splitlines()
     assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][0-9A-Za-z.]*", line) for line in lines)
-    assert declared("dev") - {normal(line) for line in lines} == set()
+    assert declared("dev", "demo") - {normal(line) for line in lines} == set()
     assert len({normal(line) for line in lines}) == len(lines)
