@@ -17,7 +17,7 @@ LINE_EVERY = 15.0  # seconds between two lines where no bar can be drawn
 
 
 class Talk:
-    """Counts stages and keeps the time."""
+    """What the demo says on stderr; it counts the stages and keeps the time."""
 
     def __init__(self, stages: int) -> None:
         self._stages = stages
@@ -27,16 +27,16 @@ class Talk:
 
     @property
     def seconds(self) -> float:
-        """Since the demo began."""
+        """Seconds since the demo began."""
         return time.monotonic() - self._began
 
     def stage(self, title: str) -> None:
-        """The next stage begins."""
+        """Say that the next stage begins."""
         self._stage += 1
         self.line(f"[{self._stage}/{self._stages}] {title}", mark=True)
 
     def line(self, text: str, *, mark: bool = False) -> None:
-        """A line; `mark` makes it stand out on a terminal and adds the time."""
+        """Say a line; `mark` makes it stand out on a terminal and adds the time."""
         if mark:
             shown = f"\x1b[1m{text}\x1b[0m" if self.terminal else text
             print(f"{shown}  ({self.seconds:.0f} s)", file=sys.stderr, flush=True)
@@ -45,7 +45,7 @@ class Talk:
 
     @contextmanager
     def bar(self, what: str) -> Iterator[Report]:
-        """Progress of one piece of work."""
+        """A bar while one piece of work goes on, moved by the report that is given."""
         if not self.terminal:
             yield self._lines(what)
             return

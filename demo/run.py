@@ -36,7 +36,7 @@ CONTINUE = ("--temperature", "0.7", "--top-p", "0.95", "--seed", "1")
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line says; without data, base and adapters the text is the installed packages'."""
+    """The options of the command line; without data, base and adapters the text is the installed packages'."""
 
     data: Path | None = None
     base: Path | None = None

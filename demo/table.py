@@ -36,7 +36,7 @@ class Row:
 
     @property
     def key(self) -> str:
-        """The name as part of a figure's name."""
+        """The row's name in names of figures: lower case, with underscores."""
         return re.sub("[^a-z0-9]+", "_", self.name.lower()).strip("_")
 
     def arithmetic(self) -> float:
@@ -134,7 +134,7 @@ def _beating(table: Table) -> str:
 
 
 def _answers(table: Table) -> str:
-    """What the oracle and the service took."""
+    """The lines that say which adapters the oracle, the soups and the service took."""
     lines = ["what was taken"]
     for domain in table.domains:
         shown = [f"{row.name}: {_taken(row.entries[domain])}" for row in table.rows if row.key in _EXPLAINED]
