@@ -101,7 +101,7 @@ COUNTS = (5, 21)
 
 
 def plain_mean(adapters: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The peer: stack and mean."""
+    """What ours is measured against: stack and mean."""
     return {name: torch.stack([adapter[name] for adapter in adapters]).mean(0) for name in adapters[0]}
 
 
@@ -174,7 +174,7 @@ class Base:
         self.shape = shape
 
     def encoders(self) -> Mapping[str, Encoder]:
-        """None."""
+        """There are none."""
         return {}
 
     def score(self, *_: object, **__: object) -> Any:

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from benchmarks import parity
 from benchmarks.averaging import Size
-from benchmarks.report import Result, interleaved, options, ratios, repeated
-from benchmarks.serving import BATCH_TOKENS, FULL, INGREDIENTS, QUICK, Given, Setting, prepare
+from benchmarks.report import Result, interleaved, ratios, repeated
+from benchmarks.serving import BATCH_TOKENS, INGREDIENTS, Given, Setting, prepare, run_sized
 from demo.results import Figure
 from registry.adapters import expected_tensors
 from registry.adapters.lora import LORA_A, LORA_B, PREFIX
@@ -205,12 +205,7 @@ def _peft_linear(model: Any, config: LoraConfig, loras: Sequence[Tensors]) -> di
 
 def main() -> None:
     """The command line."""
-    parser = options(__doc__)
-    parser.add_argument("--full", action="store_true", help="GPT-2 small's shape instead of the small one's")
-    parser.add_argument("--rows", type=int, help="rows to score (quick: 64, full: 24)")
-    arguments = parser.parse_args()
-    size, rows = (FULL, 24) if arguments.full else (QUICK, 64)
-    run(size, rows=arguments.rows or rows, repeats=arguments.repeats).finish(arguments.out)
+    run_sized(run, __doc__)
 
 
 if __name__ == "__main__":

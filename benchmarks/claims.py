@@ -63,12 +63,12 @@ class Estimate:
 
     @property
     def verdict(self) -> Verdict:
-        """On the claim that this is negative."""
+        """The verdict on the claim that this is negative."""
         return verdict(self.value, self.standard_error)
 
 
 def verdict(value: float, standard_error: float) -> Verdict:
-    """On the claim that `value` is negative."""
+    """The verdict on the claim that `value` is negative."""
     if abs(value) <= ERRORS * standard_error:
         return "undetermined"
     return "agrees" if value < 0 else "disagrees"

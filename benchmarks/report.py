@@ -35,14 +35,11 @@ class Result:
         """The rows and the figures as two tables."""
         print(table(self.rows))
         print()
-        print(
-            table(
-                [
-                    {"figure": name, "value": figure.value, "unit": figure.unit, "goal": figure.goal}
-                    for name, figure in self.figures.items()
-                ]
-            )
-        )
+        rows = [
+            {"figure": name, "value": figure.value, "unit": figure.unit, "goal": figure.goal}
+            for name, figure in self.figures.items()
+        ]
+        print(table(rows))
 
     def finish(self, out: Path | None) -> None:
         """Print, and write to `out` where there is one."""

@@ -220,14 +220,19 @@ def _result(size: Size, setting: Setting, times: Mapping[str, list[float]]) -> R
     return result
 
 
-def main() -> None:
-    """The command line."""
-    parser = options(__doc__)
+def run_sized(run: Callable[..., Result], description: str | None) -> None:
+    """The command line of a benchmark that has a quick and a full size."""
+    parser = options(description)
     parser.add_argument("--full", action="store_true", help="GPT-2 small's shape instead of the small one's")
     parser.add_argument("--rows", type=int, help="rows to score (quick: 64, full: 24)")
     arguments = parser.parse_args()
     size, rows = (FULL, 24) if arguments.full else (QUICK, 64)
     run(size, rows=arguments.rows or rows, repeats=arguments.repeats).finish(arguments.out)
+
+
+def main() -> None:
+    """The command line."""
+    run_sized(run, __doc__)
 
 
 if __name__ == "__main__":

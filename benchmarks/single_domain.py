@@ -53,7 +53,7 @@ RECORDED_ON = 80
 
 
 def run(found: Setting, *, processes: int, talk: Talk, again: bool = True) -> Result:
-    """All of it; what was made or scored before is used again."""
+    """The whole experiment; what was made or scored before is used again."""
     result = Result("single_domain")
     rates, orders = making.MAIN.rates, making.MAIN.orders
     talk.stage(f"train: {len(rates)} learning rates x {len(orders)} orders on {found.sizes.domain}, and the curves'")

@@ -260,27 +260,9 @@ def _train(root: Path, folder: Path) -> None:
     for path, first in ((texts, 0), (valid, 100)):
         rows = (json.dumps({"text": f"def function_{n}(value): return value + {n}"}) for n in range(first, first + 60))
         path.write_text("\n".join(rows))
-    arguments = [
-        "train",
-        "--base-folder",
-        str(root / "demo" / "base_model"),
-        "--texts",
-        str(texts),
-        "--valid",
-        str(valid),
-    ]
-    arguments += [
-        "--out",
-        str(folder / "adapter"),
-        "--steps",
-        "2",
-        "--block",
-        "32",
-        "--batch",
-        "2",
-        "--bottleneck",
-        "4",
-    ]
+    places = {"base-folder": root / "demo" / "base_model", "texts": texts, "valid": valid, "out": folder / "adapter"}
+    options = {**places, "steps": 2, "block": 32, "batch": 2, "bottleneck": 4}
+    arguments = ["train", *(word for name, value in options.items() for word in (f"--{name}", str(value)))]
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         assert run(arguments) == 0
 

@@ -64,8 +64,8 @@ def train_base(
         return [0, *tokenizer.encode(text).ids]
 
     mixed = random.Random(seed).sample(list(texts), len(texts))
-    train = pack(mixed, tokens, block=recipe.block).blocks
-    valid = pack(valid_texts, tokens, block=recipe.block, what="validation").blocks
+    train = pack(mixed, tokens, block=recipe.block).rows
+    valid = pack(valid_texts, tokens, block=recipe.block, what="validation").rows
     torch.manual_seed(seed)
     model = GPT2LMHeadModel(_config())
 

@@ -27,7 +27,10 @@ SEED = 0
 
 @dataclass(frozen=True)
 class Job:
-    """`name` is that of the results file, `home` the folder everything made here goes into."""
+    """A main job: its text (`data`), base model, domains, and the folder `home` that everything made goes into.
+
+    `name` is that of its results file.
+    """
 
     name: str
     home: Path

@@ -23,7 +23,7 @@ LINE_EVERY = 15.0  # seconds between two lines where no bar can be drawn
 
 
 class Talk:
-    """Counts stages and keeps the time."""
+    """What the demo says on stderr; it counts the stages and keeps the time."""
 
     def __init__(self, stages: int) -> None:
         self._stages = stages
@@ -34,11 +34,11 @@ class Talk:
 
     @property
     def seconds(self) -> float:
-        """Since the demo began."""
+        """Seconds since the demo began."""
         return time.monotonic() - self._began
 
     def stage(self, title: str) -> None:
-        """The next stage begins."""
+        """Say that the next stage begins."""
         self._stage += 1
         self._say(f"[{self._stage}/{self._stages}] {title}", style="bold", after=f"  ({self.seconds:.0f} s)")
 
@@ -54,7 +54,7 @@ class Talk:
 
     @contextmanager
     def bar(self, what: str) -> Iterator[Report]:
-        """Progress of one piece of work."""
+        """A bar while one piece of work goes on, moved by the report that is given."""
         if not self.terminal:
             yield self._lines(what)
             return

@@ -27,7 +27,7 @@ def mark(items: list[pytest.Item]) -> None:
 
 
 def refuse_processes() -> None:
-    """From now on, until this process ends."""
+    """Refuse to start a process or to listen, from now on until this process ends."""
     sys.addaudithook(_refuse)
     multiprocessing.util.spawnv_passfds = _refused  # it raises no event
 

@@ -29,7 +29,7 @@ from registry.spec import (
     PrefixConfig,
     UnionConfig,
 )
-from training.data import Data, draw, json_lines, read_lines
+from training.data import Data, read_lines
 from training.hyperparameters import SHORTEST_BLOCK, Hyperparameters
 from training.inputs import TrainingInputs
 from training.methods.fusion import fusion_config, fusion_start
@@ -46,7 +46,7 @@ from training.spec import (
     TrainingSpec,
 )
 from training.tasks import TASKS
-from training.tasks.contract import Task, with_head
+from training.tasks.contract import with_head
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def inputs_of(spec: TrainingSpec, base: BaseText, data: Data, *, members: Sequen
 
     Raises as `config_of` does, and InvalidParameter for data that make no task.
     """
-    task = task_of(spec)
+    task = TASKS[spec.task]
     config = config_of(spec, base.shape, head=task.head(data.train), members=[member.config for member in members])
     start = None
     if isinstance(config, FusionConfig):  # nothing else is made of trained adapters
@@ -74,25 +74,13 @@ def inputs_of(spec: TrainingSpec, base: BaseText, data: Data, *, members: Sequen
     )  # fmt: skip
 
 
-def task_of(spec: TrainingSpec) -> Task:
-    """The task of a spec."""
-    return TASKS[spec.task]
-
-
 def read_items(spec: TrainingSpec, path: Path, *, where: str | None = None) -> list[Any]:
     """The task's items of a file of JSON lines, which messages call `where`.
 
     Raises NotFound, or InvalidParameter with the line that is wrong.
     """
-    if where is None:
-        return task_of(spec).items(read_lines(path), where=str(path))
-    return task_of(spec).items(json_lines(path.read_bytes(), where=where), where=where)
-
-
-def passages(spec: TrainingSpec, items: Sequence[Any], most: int, *, seed: int) -> list[str]:
-    """At most so many texts of the items, as the sample that stands for the adapter's domain."""
-    task = task_of(spec)
-    return draw([task.text_of(item) for item in items], most, seed=seed)
+    where = str(path) if where is None else where
+    return TASKS[spec.task].items(read_lines(path, where=where), where=where)
 
 
 def not_fused(config: AdapterConfig) -> str:
@@ -171,7 +159,7 @@ def _bottleneck(request: BottleneckRequest, shape: BaseShape) -> BottleneckConfi
 
 
 def hyperparameters_on(spec: TrainingSpec, shape: BaseShape, config: AdapterConfig) -> Hyperparameters:
-    """Those of a spec on a base model; raises InvalidParameter where a prefix leaves no block of its context."""
+    """A spec's numbers on a base model; raises InvalidParameter where a prefix leaves no block of its context."""
     room = shape.context - config.prefix_length
     if room < SHORTEST_BLOCK:
         raise InvalidParameter(

@@ -1,6 +1,6 @@
 """Training data: read from JSON lines, split, packed into blocks of equal length, and the order in which these come.
 
-Called by the trainer and by the demo, which trains its base model in the same way.
+Called by the tasks, the trainer, and the demo, which trains its base model in the same way.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,25 +35,21 @@ def read_texts(path: Path) -> list[str]:
     return [text for text in texts if text.strip()]
 
 
-def read_lines(path: Path) -> list[tuple[int, Any]]:
+def read_lines(path: Path, *, where: str | None = None) -> list[tuple[int, Any]]:
     """(line number, JSON value) of each line of a .jsonl or .jsonl.gz file that is not blank.
 
-    Raises NotFound, or InvalidParameter with the line that is no JSON.
+    Raises NotFound, or InvalidParameter with the line that is no JSON; messages call the file `where`, or by its path.
     """
+    where = str(path) if where is None else where
     try:
-        return json_lines(path.read_bytes(), where=str(path))
-    except OSError as problem:
-        raise NotFound(f"{path} cannot be read: {problem.strerror or problem}.", param="texts") from None
-
-
-def json_lines(data: bytes, *, where: str) -> list[tuple[int, Any]]:
-    """As `read_lines`, from bytes that are of `where`."""
-    try:
+        data = path.read_bytes()
         text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8-sig")
     except UnicodeDecodeError as problem:
         raise InvalidParameter(f"{where} is not UTF-8 text (byte {problem.start}).", param="texts") from None
     except (EOFError, zlib.error, gzip.BadGzipFile):
         raise InvalidParameter(f"{where} is not a whole gzip file.", param="texts") from None
+    except OSError as problem:
+        raise NotFound(f"{where} cannot be read: {problem.strerror or problem}.", param="texts") from None
     error = partial(InvalidParameter, param="texts")
     lines = parse_lines(text, name=lambda number: f"{where}, line {number},", error=error)
     if "\\ud" not in text.lower():  # no other way into a file of UTF-8 for what no tokenizer takes
@@ -63,8 +59,8 @@ def json_lines(data: bytes, *, where: str) -> list[tuple[int, Any]]:
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            said = "is not valid Unicode: it holds a surrogate without its other half."
-            raise error(f"{where}, line {number}, {said}") from None
+            said = "is not valid Unicode: it holds a surrogate without its other half"
+            raise wrong_line(where, number, said) from None
         found.append((number, value))
     return found
 
@@ -72,11 +68,45 @@ def json_lines(data: bytes, *, where: str) -> list[tuple[int, Any]]:
 def text_of(value: object, where: str, number: int) -> str:
     """The text of a {"text"} object; raises InvalidParameter with the line."""
     if not isinstance(value, dict) or not isinstance(value.get("text"), str):
-        raise InvalidParameter(
-            f'{where}, line {number}, is not JSON with a string "text": texts are JSON lines of {{"text": ...}}.',
-            param="texts",
-        )
+        raise wrong_line(where, number, 'is not JSON with a string "text": texts are JSON lines of {"text": ...}')
     return str(value["text"])
+
+
+class Line:
+    """The JSON object in a line of data; whatever is wrong with it is said with the file and the line.
+
+    Raises InvalidParameter where it is no object, saying what it `needs`.
+    """
+
+    def __init__(self, value: object, *, where: str, number: int, needs: str) -> None:
+        self.where, self.number, self.needs = where, number, needs
+        if not isinstance(value, dict):
+            raise self.lacks("is no JSON object")
+        self.fields: dict[str, Any] = value
+
+    def string(self, name: str) -> str:
+        """A field that is text, and not blank; raises InvalidParameter."""
+        found = self.fields.get(name)
+        if not isinstance(found, str) or not found.strip():
+            raise self.lacks(f'has no string "{name}"')
+        try:
+            found.encode()
+        except UnicodeEncodeError:
+            raise self.wrong(f'has a "{name}" that is not valid Unicode') from None
+        return found
+
+    def wrong(self, said: str) -> InvalidParameter:
+        """What to raise for it."""
+        return wrong_line(self.where, self.number, said)
+
+    def lacks(self, said: str) -> InvalidParameter:
+        """The same, with what it needs."""
+        return self.wrong(f"{said}: it needs {self.needs}")
+
+
+def wrong_line(where: str, number: int, said: str) -> InvalidParameter:
+    """What to raise for a line of data."""
+    return InvalidParameter(f"{where}, line {number}, {said}.", param="texts")
 
 
 def draw(texts: Sequence[str], most: int, *, seed: int) -> list[str]:
@@ -106,18 +136,14 @@ def held_out(items: Sequence[Any], share: float) -> Data:
 
 
 @dataclass(frozen=True)
-class Packed:
-    """Texts as blocks, and what of them is in no block."""
+class Examples:
+    """Data as rows int64 (examples, width), whose layout is the task's own, and what became of the data.
 
-    blocks: np.ndarray
-    """int64 (blocks, block)."""
-    texts: int
-    tokens_left_out: int
-    """Of the rest at the end that fills no block."""
-    texts_left_out: int
-    """Texts that are in that rest as a whole."""
-    texts_cut: int
-    """Texts longer than a block, which stand in several: what is predicted in one does not see the one before."""
+    `counts` goes into the record: what was received, what was cut, what was left out.
+    """
+
+    rows: np.ndarray
+    counts: Mapping[str, int] = field(default_factory=dict)
 
 
 def enough(items: Sequence[object], at_least: int, *, of: str, where: str) -> None:
@@ -129,11 +155,12 @@ def enough(items: Sequence[object], at_least: int, *, of: str, where: str) -> No
 def pack(
     texts: Sequence[str], tokenize: Callable[[str], Sequence[int]], *, block: int, what: str = "training",
     at_least: int = MIN_TEXTS,
-) -> Packed:  # fmt: skip
+) -> Examples:  # fmt: skip
     """The texts' tokens end to end, cut into blocks; what is left at the end is dropped, and counted.
 
-    `tokenize` puts the BOS in front of each text, so that boundaries are seen. Raises InvalidParameter for fewer
-    than `at_least` texts, or for less than one block.
+    Counted are that rest's tokens and the texts that are in it as a whole, and the texts that are longer than a block:
+    what is predicted in one block does not see the one before. `tokenize` puts the BOS in front of each text, so that
+    boundaries are seen. Raises InvalidParameter for fewer than `at_least` texts, or for less than one block.
     """
     if block < 2:
         raise InvalidParameter(f"A block of {block} tokens leaves nothing to predict.", param="block")
@@ -149,13 +176,11 @@ def pack(
         )
     used = total // block * block
     starts = np.cumsum(lengths) - lengths
-    return Packed(
-        blocks=np.concatenate(parts)[:used].reshape(-1, block),
-        texts=len(texts),
-        tokens_left_out=total - used,
-        texts_left_out=int((starts >= used).sum()),
-        texts_cut=int((lengths > block).sum()),
-    )
+    counts = {
+        "texts": len(texts), "texts_left_out": int((starts >= used).sum()), "texts_cut": int((lengths > block).sum()),
+        "tokens_available": used, "tokens_left_out": total - used,
+    }  # fmt: skip
+    return Examples(np.concatenate(parts)[:used].reshape(-1, block), counts)
 
 
 class DataOrder:

@@ -16,12 +16,14 @@ Schedule = Literal["linear", "cosine"]
 TrainingDtype = Literal["float32", "bfloat16"]
 Consistency = Literal["released", "paper", "none"]
 """How two passes of a bank are brought to agree (AdaMix, section 3.2): as its code does, as its text says, or not."""
+SPARSITY = 0.4
+"""The share that is pruned where nothing else is said: SparseAdapter's default."""
 SHORTEST_BLOCK = 2
 """Tokens: the last one is predicted, by what is before it."""
 
 
 class Hyperparameters(Frozen):
-    """How a loop runs.
+    """The numbers of an optimisation loop.
 
     A step is one update: `accumulate` forward passes of `batch` blocks each, so `batch * accumulate` blocks; the
     update is that of one large batch, though a bank draws its routes for each pass. `warmup` is a share of the steps,
@@ -71,7 +73,7 @@ class PruningOptions(Frozen):
     """
 
     score: PruningScore = "snip"
-    sparsity: float = Field(default=0.4, gt=0, lt=1)
+    sparsity: float = Field(default=SPARSITY, gt=0, lt=1)
     scope: Literal["global", "layer"] = "global"
     seed: int = Field(default=0, ge=0, lt=2**63)
     batches: int = Field(default=4, ge=1, le=4096)

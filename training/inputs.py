@@ -14,7 +14,7 @@ from torch import Tensor
 from registry.adapters import Init
 from registry.adapters.weights import init_hash
 from registry.base_model import BaseText
-from registry.errors import Incompatible, InvalidParameter
+from registry.errors import Conflict, Incompatible, InvalidParameter
 from registry.formats import AdapterDirectory
 from registry.names import digest_of
 from registry.spec import AdapterConfig, BaseShape
@@ -90,18 +90,29 @@ class TrainingInputs:
             about["start"] = init_hash(self.start)
         return about
 
-    def differences(self, folder: AdapterDirectory, base: BaseText, *, of_bank: bool = False) -> list[str]:
-        """In what an adapter that is there differs from what is made of these, as `name (value there, value here)`.
+    def refuse_another(self, folder: AdapterDirectory, base: BaseText, *, advice: str, of_bank: bool = False) -> None:
+        """Raises Conflict, naming every difference, where an adapter that is there is not what is made of these.
 
-        Of a bank of experts that is its merge, or with `of_bank` the bank.
+        Of a bank of experts that is its merge, or with `of_bank` the bank. `advice` ends the message.
         """
+        found = self._differences(folder, base, of_bank=of_bank)
+        if found:
+            raise Conflict(
+                f"{folder.path} is there, and of another training: {found[0]}. {advice}",
+                param="out",
+                problems=[f"It differs in {one}." for one in found],
+            )
+
+    def _differences(self, folder: AdapterDirectory, base: BaseText, *, of_bank: bool) -> list[str]:
+        """`name (value there, value here)` for each."""
         record, now = folder.provenance.training, self.record(base)
         names = dict.fromkeys([*now, *_IF_ASKED])  # what was asked for there, and is not here, differs too
         found = differences(*({name: values.get(name) for name in names} for values in (record, now)))
         merged = None if of_bank else self.config.merged
         found += differences(record.get("bank"), None if merged is None else bank_record(self.config), at="bank")
         made = merged or self.config
-        found += differences(_dense(folder.config.identity()), made.identity(), at="config")
+        there = folder.config.dense()  # what was pruned depends on the data; that it was, the record says
+        found += differences(there.identity(), made.identity(), at="config")
         return found + differences(folder.provenance.init_seed, self.init_seed, at="init_seed")
 
 
@@ -113,10 +124,3 @@ def check_block(block: int, shape: BaseShape, config: AdapterConfig) -> None:
         raise InvalidParameter(
             f"A block of {block} tokens does not fit the base model's context of {shape.context}{less}.", param="block"
         )
-
-
-def _dense(identity: Any) -> Any:
-    """A configuration as it was before pruning, which the record tells apart: what was pruned depends on the data."""
-    if isinstance(identity, dict):
-        return {name: _dense(value) for name, value in identity.items() if name != "pruned"}
-    return [_dense(value) for value in identity] if isinstance(identity, list) else identity

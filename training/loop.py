@@ -90,7 +90,7 @@ def _begin(state: TrainingState, checkpoint: Checkpoint | None) -> int | None:
 
 
 def _cancelled(state: TrainingState, checkpoint: Checkpoint | None) -> Cancelled:
-    """What to raise; the checkpoint is up to date then."""
+    """The error of a cancelled training, whose checkpoint is brought up to date here."""
     said = f"Training was cancelled at step {state.step + 1} of {state.hyperparameters.steps}"
     if checkpoint is None:
         return Cancelled(f"{said}.")

@@ -101,7 +101,9 @@ class Child:
         for line in self._lines(seconds):
             if "progress" not in line:
                 self._said = None
-                return _heard(line)
+                if "error" in line:
+                    raise rebuild(**line["error"])
+                return dict(line["answer"])
             done, total, message = line["progress"]
             self._said = (done, total, message)
         if self._said is not None:
@@ -136,7 +138,7 @@ class Child:
                 self._process.stdin.close()
 
     def end(self) -> None:
-        """End it: asked first, and killed where it works on after its grace. Again is nothing."""
+        """End it: asked first, and killed where it works on after its grace. Nothing where there is no process."""
         process = self._process
         if process is None:
             return
@@ -150,13 +152,6 @@ class Child:
         if process.stdout is not None:
             process.stdout.close()
         self._process, self._pending, self._said = None, b"", None
-
-
-def _heard(line: Json) -> Json:
-    """The answer in a line; raises the error in its stead."""
-    if "error" in line:
-        raise rebuild(**line["error"])
-    return dict(line["answer"])
 
 
 def wait_for(children: Sequence[Child], seconds: float) -> list[Child]:
@@ -183,12 +178,13 @@ def serve(begin: Callable[[Json], Handle], *, failed: str) -> None:
     def progress(done: int, total: int, message: str) -> None:
         send({"progress": [done, total, message]})
 
-    setup = next_request()
+    lines = (json.loads(line) for line in sys.stdin.buffer)
+    setup = next(lines, None)
     if setup is None:
         return
     handle = begin(setup)
     with suppress(BrokenPipeError):  # nobody is left to hear of it
-        while (request := next_request()) is not None:
+        for request in lines:
             send(_answer(handle, request, progress, failed))
 
 
@@ -203,12 +199,6 @@ def _answer(handle: Handle, request: Json, progress: Progress, failed: str) -> J
         said = failed.format(type(error).__name__)
         log.exception(said)
         return {"error": as_dict(Internal(said))}
-
-
-def next_request() -> Json | None:
-    """The next line of the parent, None at the end of them."""
-    line = sys.stdin.buffer.readline()
-    return json.loads(line) if line else None
 
 
 def asked_to_end() -> bool:

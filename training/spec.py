@@ -11,14 +11,13 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, StringConstraints, ValidationError, field_validator, model_validator
 
 from registry.errors import InvalidParameter
-from registry.spec import Frozen, PruningScore
+from registry.spec import Frozen
 from registry.spec.unions import member_names
-from training.hyperparameters import SHORTEST_BLOCK, Consistency, Hyperparameters, PruningOptions
+from training.hyperparameters import SHORTEST_BLOCK, SPARSITY, Consistency, Hyperparameters, PruningOptions
 from training.methods.widening import sparsity_of
 
 BLOCK = 512
 """Tokens in a block where nothing else is said, at most the base's context."""
-SPARSITY = 0.4
 VALID_SHARE = 0.1
 """Of the data, held out to validate on where there are no others for it."""
 SAMPLE = 200
@@ -122,27 +121,20 @@ class AdamixRequest(Frozen):
     consistency: Consistency = "released"
 
 
-class PruningRequest(Frozen):
+class PruningRequest(PruningOptions):
     """Pruning before the training (SparseAdapter, section 2).
 
     `widen` makes a bottleneck or a rank so many times as wide (Large-Sparse); the sparsity is then by default the one
     that keeps the number of parameters, 1 - 1 / widen.
     """
 
-    score: PruningScore = "snip"
-    sparsity: float | None = Field(default=None, gt=0, lt=1)
-    scope: Literal["global", "layer"] = "global"
-    seed: int = Field(default=0, ge=0, lt=2**63)
-    batches: int = Field(default=4, ge=1, le=4096)
+    sparsity: float | None = Field(default=None, gt=0, lt=1)  # type: ignore[assignment]
     widen: int = Field(default=1, ge=1, le=64)
 
     def options(self) -> PruningOptions:
         """As the trainer takes them."""
-        by_default = SPARSITY if self.widen == 1 else sparsity_of(self.widen)
-        return PruningOptions(
-            score=self.score, sparsity=by_default if self.sparsity is None else self.sparsity, scope=self.scope,
-            seed=self.seed, batches=self.batches,
-        )  # fmt: skip
+        sparsity = self.sparsity or (SPARSITY if self.widen == 1 else sparsity_of(self.widen))
+        return PruningOptions.model_validate({**self.model_dump(exclude={"widen"}), "sparsity": sparsity})
 
 
 class RecipeRequest(Hyperparameters):
@@ -191,7 +183,7 @@ class TrainingSpec(Frozen):
             else None,
             self._evaluations_problem(),
             f"a {method} has no projections to prune" if self.pruning and method in ("prefix", "head") else None,
-            "'widen' is not for a fusion" if self._widen > 1 and method == "fusion" else None,
+            "'widen' is not for a fusion" if self.pruning and self.pruning.widen > 1 and method == "fusion" else None,
         ]  # fmt: skip
 
     def _init_problem(self) -> str | None:
@@ -225,10 +217,6 @@ class TrainingSpec(Frozen):
             isinstance(self.adapter, BottleneckRequest) and self.adapter.structure == "parallel"
         )
         return "zero_up" if parallel else "near_identity"
-
-    @property
-    def _widen(self) -> int:
-        return 1 if self.pruning is None else self.pruning.widen
 
     def with_numbers(self, **numbers: Any) -> TrainingSpec:
         """The spec with other numbers in its recipe; raises InvalidParameter naming one that is out of its range."""

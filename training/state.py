@@ -68,7 +68,7 @@ class Curve:
 
 
 class Guard:
-    """Refuses a loss that is no number, or that has left where it began by more than any noise explains."""
+    """The check for divergence: refuses a loss that is no number, or is further above the first than noise explains."""
 
     def __init__(self, hyperparameters: Hyperparameters, objective: Objective) -> None:
         self._hyperparameters, self._objective = hyperparameters, objective
@@ -196,7 +196,7 @@ class TrainingState:
             self._changing[name].copy_(value)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors of a checkpoint."""
+        """The state's tensors, by the names that a checkpoint has them under."""
         found = {f"now.{name}": value for name, value in self._changing.items()}
         found |= {f"best.{name}": value for name, value in self._kept.items()}
         for name, parameter in self.trained.items():
@@ -209,7 +209,7 @@ class TrainingState:
         return found
 
     def as_json(self) -> dict[str, Any]:
-        """All else of a checkpoint."""
+        """All of the state that is no tensor."""
         return {
             "step": self.step, "best": self.best, "history": self.history, "curve": self.curve.state(),
             "first_loss": self._guard.first, "order": self.order.state()[0], "made_with": made_with(),
@@ -275,7 +275,7 @@ def _fill(tensor: Tensor, value: Tensor) -> Tensor:
 
 
 def _check_dtype(hyperparameters: Hyperparameters, device: torch.device) -> None:
-    """A CPU computes bf16 in any case, quickly or not; a GPU that lacks it would give something else."""
+    """Refuse bf16 on a GPU that lacks it and would give something else; a CPU computes it in any case."""
     if hyperparameters.dtype == "bfloat16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(False):
         raise InvalidParameter("This GPU has no bfloat16: train in float32.", param="dtype")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from registry.base_model import BaseText, LoadedBase
-from registry.errors import Conflict, InvalidParameter, NotFound
+from registry.errors import InvalidParameter, NotFound
 from registry.formats import AdapterDirectory, read_directory
 from training.build import read_items
 from training.checkpoint import held
@@ -73,7 +73,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Grid:
-    """Trainings that differ in their domain and two numbers of their recipe, and the folder for what they make."""
+    """The cells of a sweep with the spec that they share, and the folder for what they make."""
 
     cells: Sequence[Cell]
     spec: TrainingSpec
@@ -129,11 +129,7 @@ def cells_of(domains: Sequence[Domain], rates: Sequence[float], seeds: Sequence[
 
 
 def sweep(
-    base: LoadedBase,
-    grid: Grid,
-    *,
-    progress: CellProgress = nobody,
-    should_stop: Callable[[], bool] | None = None,
+    base: LoadedBase, grid: Grid, *, progress: CellProgress = nobody, should_stop: Callable[[], bool] | None = None
 ) -> Iterator[Row]:
     """Train the cells one after another, and give what became of each.
 
@@ -197,12 +193,5 @@ def _kept(base: BaseText, run: TrainingRun, data: Data) -> AdapterDirectory | No
         check_bank(run, base, inputs)
         return None
     folder = read_directory(run.out)
-    found = inputs.differences(folder, base)
-    if found:
-        raise Conflict(
-            f"{run.out} is there, and of another training: {found[0]}. Choose another folder for the sweep, or remove "
-            "it.",
-            param="out",
-            problems=[f"It differs in {one}." for one in found],
-        )
+    inputs.refuse_another(folder, base, advice="Choose another folder for the sweep, or remove it.")
     return folder

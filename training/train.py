@@ -10,11 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from registry.base_model import BaseText, LoadedBase
-from registry.errors import Conflict
 from registry.progress import Progress, silent
-from training.build import inputs_of, passages, read_items, read_member
+from training.build import inputs_of, read_items, read_member
 from training.checkpoint import Saving, discard
-from training.data import Data, held_out
+from training.data import Data, draw, held_out
 from training.inputs import TrainingInputs
 from training.request import TrainingRun
 from training.spec import FusionRequest
@@ -34,7 +33,7 @@ def train(
     check_bank(run, base, inputs)
     saving = None if run.checkpoint is None else Saving(run.checkpoint, run.every_steps, run.every_seconds)
     trained = train_adapter(base, inputs, progress=progress, should_stop=should_stop, saving=saving)
-    sample = passages(run.spec, inputs.data.train, run.sample, seed=run.sample_seed)
+    sample = draw([inputs.task.text_of(item) for item in inputs.data.train], run.sample, seed=run.sample_seed)
     if trained.config.merged is not None:
         check_bank(run, base, inputs)  # again: a training takes its time
         trained.write(run.bank, base, domain=run.domain, base_id=run.base_id, passages=sample, replace=True)
@@ -67,10 +66,5 @@ def check_bank(run: TrainingRun, base: BaseText, inputs: TrainingInputs) -> None
     A bank of this very training is one that was written before a crash, and its merge was not: `out` decides.
     """
     folder = None if run.spec.adamix is None or run.replace else run.bank_there()
-    found = [] if folder is None else inputs.differences(folder, base, of_bank=True)
-    if found:
-        raise Conflict(
-            f"{run.bank} is there, and of another training: {found[0]}. Remove it, or choose another place.",
-            param="out",
-            problems=[f"It differs in {one}." for one in found],
-        )
+    if folder is not None:
+        inputs.refuse_another(folder, base, of_bank=True, advice="Remove it, or choose another place.")

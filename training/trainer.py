@@ -22,14 +22,14 @@ from registry.formats import AdapterContents, AdapterDirectory, write_directory
 from registry.progress import Progress, silent
 from registry.spec import AdapterConfig, Provenance
 from training.checkpoint import Checkpoint, Saving
-from training.data import MIN_VALID_TEXTS
+from training.data import MIN_VALID_TEXTS, Examples
 from training.inputs import TrainingInputs
 from training.loop import Outcome, optimise
 from training.methods.adamix import bank_record, consistent_loss
 from training.methods.pruning import prune
 from training.state import Loss, Objective, TrainingState
 from training.tasks import LANGUAGE_MODELLING
-from training.tasks.contract import Examples, Task
+from training.tasks.contract import Task
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ def _objective(base: LoadedBase, adapter: AdapterModule, inputs: TrainingInputs)
 def _outcome_record(
     outcome: Outcome, base: LoadedBase, config: AdapterConfig, task: Task, *, width: int
 ) -> dict[str, Any]:
-    """What came of it, and how large it is beside the base model; pruned entries are not trained."""
+    """What a record says of the outcome, and of the adapter's size beside the base model, pruned entries left out."""
     parameters = sum(parameter.numel() for parameter in base.model.parameters())
     masked = sum(pruned.masked for pruned in config.pruned_parts().values())
     trained = outcome.trained_parameters - masked

@@ -28,7 +28,7 @@ BASE = "base"
 
 @dataclass(frozen=True)
 class Run:
-    """Cells with their records; `variants` in the order in which they are told of."""
+    """A finished run: its cells with their records; `variants` in the order in which they are told of."""
 
     size: Size
     layers: int

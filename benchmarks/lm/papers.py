@@ -18,12 +18,12 @@ Contrast = Mapping[str, float]
 
 
 def better(one: str, other: str) -> Contrast:
-    """One's NLL is below the other's."""
+    """The contrast that one's NLL is below the other's."""
     return {one: 1.0, other: -1.0}
 
 
 def as_good(one: str, other: str) -> Contrast:
-    """One has more than nine tenths of the other's gain over the base."""
+    """The contrast that one has more than nine tenths of the other's gain over the base."""
     return {one: 1.0, other: MARGIN - 1.0, "base": -MARGIN}
 
 
@@ -35,7 +35,7 @@ _SPARSE = "SparseAdapter"
 
 
 def houlsby(largest: int, layers: int, scales: tuple[float, ...]) -> list[Claim]:
-    """Parameter-efficient transfer learning for NLP, with the experiment's largest m for its 64."""
+    """Claims of Parameter-efficient transfer learning for NLP, with the experiment's largest m for its 64."""
     most, half = f"houlsby_{largest}", layers // 2
     alone = {f"without_{i}-{i}": 1.0 / layers for i in range(layers)}
     every = {f"without_{i}-{i}": 1.0 for i in range(layers)}

@@ -304,7 +304,7 @@ def fusion_cells(given: Given, rate: float, members: Members) -> list[Cell]:
 
 @dataclass(frozen=True)
 class Cost:
-    """Tokens of some cells."""
+    """What cells cost: how many there are, and their tokens of training and of scoring."""
 
     cells: int
     training: int
@@ -312,7 +312,7 @@ class Cost:
 
     @property
     def seconds(self) -> float:
-        """At the speed that the plan is made for."""
+        """Seconds at the speed that the plan is made for."""
         return self.training / TRAINING_PER_S + self.scoring / SCORING_PER_S
 
 

@@ -50,7 +50,7 @@ class Place:
 
 
 def entry(place: Place) -> BaseEntry:
-    """The base model, in fp32."""
+    """The base model as an entry of the allowlist, in fp32."""
     return BaseEntry(id="base", source=str(place.base.resolve()))
 
 
@@ -137,7 +137,7 @@ class Progress:
             print(f"{what}: {found} of {cells} cells are there", file=sys.stderr)
 
     def done(self, cell: Cell, tokens: int, record: Record) -> None:
-        """One more is."""
+        """Tell of one more cell that is done."""
         self._done += 1
         self._spent, self._left = self._spent + tokens, self._left - tokens
         seconds = (time.monotonic() - self._start) * self._left / self._spent

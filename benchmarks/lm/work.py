@@ -49,12 +49,12 @@ class Texts:
 
     @property
     def seen(self) -> TrainingData:
-        """What a training sees."""
+        """The texts that a training sees."""
         return TrainingData(self.train, self.valid)
 
     @property
     def digest(self) -> str:
-        """Of all of them in their order."""
+        """The digest of all of them in their order."""
         return digest_of([self.train, self.valid, self.test])
 
 

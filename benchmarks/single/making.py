@@ -1,7 +1,7 @@
-"""What the experiment trains: the grid and the pairs of the mixing curves through `soup train sweep`, and three
-adapters of the shared collection again from their recorded recipes.
+"""The trainings of the single-domain experiment: the grid, the pairs of the mixing curves, and adapters made again.
 
-Called by the experiment. All of it is kept in the experiment's folder and goes on where it was stopped.
+Grid and pairs are trained by `soup train sweep`, three adapters of the shared collection by their recorded recipes. All
+of it is kept in the experiment's folder and goes on where it was stopped.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class Model:
 
 
 def soup(ingredients: Sequence[Ingredient]) -> Model:
-    """Their uniform average."""
+    """The uniform average of some adapters."""
     return Model(tuple(ingredients))
 
 

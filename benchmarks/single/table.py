@@ -26,7 +26,7 @@ Told = Callable[[int, int, str], object]
 
 @dataclass(frozen=True)
 class Line:
-    """A model of the table."""
+    """A line of the table: a model, and what it is called."""
 
     method: str
     label: str
@@ -194,19 +194,19 @@ def _scored(cells: Mapping[str, Sequence[Cell]]) -> Scored:
 
 @dataclass(frozen=True)
 class Curve:
-    """L(a A + (1 - a) B) on some passages: a -> cell."""
+    """Losses along the line between two adapters A and B: share a -> the cell of a A + (1 - a) B on some passages."""
 
     pair: Pair
     points: Mapping[float, Cell]
 
     @property
     def ends(self) -> tuple[Cell, Cell]:
-        """A and B."""
+        """The cells of A and of B."""
         return self.points[1.0], self.points[0.0]
 
     @property
     def middle(self) -> Cell:
-        """Their mean."""
+        """The cell of their mean."""
         return self.points[0.5]
 
 
@@ -220,7 +220,7 @@ def measure_curves(scorer: Scorer, pairs: Sequence[Pair], texts: Texts, *, point
 
 
 def between(pair: Pair, share: float) -> Model:
-    """a A + (1 - a) B."""
+    """The mixture a A + (1 - a) B of a pair, a the `share`."""
     if share in {0.0, 1.0}:
         return soup([pair.one if share else pair.other])
     return Model((pair.one, pair.other), (share, 1.0 - share), any_init=not pair.same_seed)

@@ -18,12 +18,13 @@ from registry.uploads import blob_size
 from service.keys import Principal
 from service.parts import Parts
 from service.settings import Settings
-from training.build import config_of, hyperparameters_on, not_fused, task_of
+from training.build import config_of, hyperparameters_on, not_fused
 from training.hyperparameters import Hyperparameters
 from training.inputs import check_block
 from training.methods.pruning_scores import NEEDS_GRADIENTS
 from training.request import TrainingRequest
 from training.spec import BANK, FusionRequest, TaskKey, TrainingSpec
+from training.tasks import TASKS
 
 KIND = "train"
 SMALLEST_HEAD: dict[TaskKey, HeadConfig] = {
@@ -96,7 +97,7 @@ def _members(parts: Parts, who: Principal, request: TrainingRequest) -> list[Ada
 def _check_size(parts: Parts, request: TrainingRequest, members: Sequence[AdapterRow]) -> None:
     """Refuse what is no training on this base, and what is too large for this server."""
     spec, settings, shape = request.spec, parts.settings, parts.bases[request.base_model].shape
-    task_of(spec).check_base(parts.bases[request.base_model].text)
+    TASKS[spec.task].check_base(parts.bases[request.base_model].text)
     frozen = [one for member in members if (one := FusionConfig.member_of(member.config)) is not None]
     config = config_of(spec, shape, head=SMALLEST_HEAD.get(spec.task), members=frozen)
     numbers = hyperparameters_on(spec, shape, config)

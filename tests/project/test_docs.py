@@ -47,8 +47,10 @@ def test_the_schema_of_the_app_is_the_one_kept(expected: dict[Path, str]) -> Non
     assert kept["info"]["title"] == "AdapterSoup"
 
 
-def test_building_the_schema_makes_no_folder() -> None:
-    assert not (ROOT / "never-started").exists()
+def test_building_the_schema_makes_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert api_page.application().openapi()["paths"]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_every_call_and_every_value_is_on_the_page() -> None:

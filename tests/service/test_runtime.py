@@ -33,6 +33,8 @@ from service.settings import Settings
 from service.storage import check_schema, migrate, owned
 from tests.service.servers import write_bases
 
+pytestmark = pytest.mark.slow
+
 CONFIG = paper_config("pfeiffer", bottleneck=4)
 DIGEST = "sha256:" + "0" * 64
 

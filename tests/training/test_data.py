@@ -59,7 +59,7 @@ def test_a_missing_file_and_a_folder_are_not_found(tmp_path):
 
 
 def test_blocks_hold_the_texts_end_to_end_with_their_bos():
-    blocks = pack(TEXTS, tokens, block=16).blocks
+    blocks = pack(TEXTS, tokens, block=16).rows
     stream = [token for text in TEXTS for token in tokens(text)]
     assert blocks.dtype == np.int64
     assert blocks.ravel().tolist() == stream[: blocks.size]
@@ -93,11 +93,12 @@ def test_a_draw_keeps_order_and_repeats_nothing(have, most, seed):
 def test_every_token_and_text_is_in_a_block_or_counted(texts, block):
     packed = pack([f"x{text}" for text in texts], tokens, block=block, at_least=5)
     lengths = [len(text) + 2 for text in texts]
-    assert packed.texts == len(texts)
-    assert packed.blocks.size + packed.tokens_left_out == sum(lengths)
-    assert packed.tokens_left_out < block
-    assert packed.texts_cut == sum(length > block for length in lengths)
+    counts = packed.counts
+    assert counts["texts"] == len(texts)
+    assert packed.rows.size + counts["tokens_left_out"] == sum(lengths)
+    assert counts["tokens_left_out"] < block
+    assert counts["texts_cut"] == sum(length > block for length in lengths)
     in_rest = 0
-    while sum(lengths[len(lengths) - in_rest - 1 :]) <= packed.tokens_left_out:
+    while sum(lengths[len(lengths) - in_rest - 1 :]) <= counts["tokens_left_out"]:
         in_rest += 1
-    assert packed.texts_left_out == in_rest
+    assert counts["texts_left_out"] == in_rest

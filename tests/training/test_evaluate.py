@@ -1,4 +1,4 @@
-"""`soup evaluate` and the library function behind it, on directories that `soup train` or `write_trained` made."""
+"""`soup evaluate` and the library function behind it, on directories that `soup train` or `Trained.write` made."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def test_training_helps_and_frozen_means_frozen(base, structure):
     assert not any(p.requires_grad or p.grad is not None for p in base.model.parameters())
     assert trained.record["valid_perplexity"] < trained.record["valid_perplexity_before"]
     adapter = from_tensors(trained.config, base.shape, trained.tensors)
-    blocks = torch.from_numpy(pack(VALID, base.tokenize, block=32).blocks)
+    blocks = torch.from_numpy(pack(VALID, base.tokenize, block=32).rows)
     with attached(base.model, adapter), torch.no_grad():
         again = math.exp(loss_of(base)(blocks))
     assert again == pytest.approx(trained.record["valid_perplexity"], rel=1e-5)

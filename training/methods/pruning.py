@@ -33,7 +33,7 @@ def prune(
     `loss` is that of rows (batch, width) with the adapter attached; scores that need gradients take them on
     `options.batches` batches of `batch` of the int64 `rows`, drawn by `options.seed`. Of a union, every member with
     projections is pruned to the same share. Raises InvalidParameter for an adapter that has no projections or is
-    pruned already, a share that is none or all of them, and scores that say nothing (`scores.scores_of`).
+    pruned already, a share that is none or all of them, and scores that say nothing (`pruning_scores.scores_of`).
     """
     parts = _parts(adapter)
     parameters = dict(adapter.named_parameters())

@@ -19,12 +19,11 @@ from registry.adapters import AdapterModule
 from registry.base_model import LoadedBase
 from registry.errors import InvalidParameter
 from registry.spec import HeadConfig
-from training.data import MIN_TEXTS, enough
+from training.data import MIN_TEXTS, Examples, Line, enough
 from training.tasks.classification import needed_head
-from training.tasks.contract import Examples, Scored, Task, under
+from training.tasks.contract import Scored, Task, under
 from training.tasks.encoding import Frame, Tokens, batch_of, frame, rows_of, slices, states, tokens_of
 from training.tasks.overlap import exact_match, token_f1
-from training.tasks.reading import fields_of, string, wrong_line
 
 LEADS = 5
 """Start and end of the answer, begin and end of the context, and the place for "not here"."""
@@ -60,7 +59,7 @@ class Window(NamedTuple):
 
 
 class QuestionAnswering(Task):
-    """Items are `Question`.
+    """Extractive question answering: start and end of a span; items are `Question`.
 
     `may_abstain` says whether a question may be left without an answer, as in SQuAD 2.0; by default each is answered,
     as in SQuAD 1.1. An adapter's record tells which it was trained for (`trained`); no right answer is looked at.
@@ -76,7 +75,7 @@ class QuestionAnswering(Task):
 
     def items(self, lines: Sequence[tuple[int, Any]], *, where: str) -> list[Question]:
         """Of SQuAD's items, one a line; raises InvalidParameter for an answer that is not where it says."""
-        return [_question(value, where, line) for line, value in lines]
+        return [_question(Line(value, where=where, number=number, needs=NEEDS)) for number, value in lines]
 
     def text_of(self, item: Question) -> str:
         """Question and context."""
@@ -170,29 +169,26 @@ class QuestionAnswering(Task):
         ]
 
 
-def _question(value: object, where: str, line: int) -> Question:
-    fields = fields_of(value, where, line, needs=NEEDS)
-    question = string(fields, "question", where, line, needs=NEEDS)
-    context = string(fields, "context", where, line, needs=NEEDS)
-    answers = tuple(dict.fromkeys(_answers(fields.get("answers"), where, line)))
+def _question(line: Line) -> Question:
+    question, context = line.string("question"), line.string("context")
+    answers = tuple(dict.fromkeys(_answers(line)))
     for text, start in answers:
         if not text or context[start : start + len(text)] != text:
-            raise wrong_line(
-                where, line, f"says that {text[:40]!r} is at character {start} of its context, and it is not"
-            )
-    return Question(question, context, answers, line)
+            raise line.wrong(f"says that {text[:40]!r} is at character {start} of its context, and it is not")
+    return Question(question, context, answers, line.number)
 
 
-def _answers(value: object, where: str, line: int) -> Iterator[tuple[str, int]]:
+def _answers(line: Line) -> Iterator[tuple[str, int]]:
     """Of {"text": [...], "answer_start": [...]} or a list of {"text", "answer_start"}."""
+    value = line.fields.get("answers")
     if isinstance(value, list) and all(isinstance(one, dict) for one in value):
         value = {name: [one.get(name) for one in value] for name in ("text", "answer_start")}
     texts, starts = (value.get("text"), value.get("answer_start")) if isinstance(value, dict) else (None, None)
     if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
-        raise wrong_line(where, line, f'has no "answers": it needs {NEEDS}')
+        raise line.lacks('has no "answers"')
     for text, start in zip(texts, starts, strict=True):
         if not isinstance(text, str) or type(start) is not int or start < 0:
-            raise wrong_line(where, line, f'has an answer without "text" or "answer_start": it needs {NEEDS}')
+            raise line.lacks('has an answer without "text" or "answer_start"')
         yield text, start
 
 

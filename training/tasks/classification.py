@@ -19,13 +19,14 @@ from registry.adapters.head import HeadModule, head_module
 from registry.base_model import LoadedBase
 from registry.errors import Incompatible, InvalidParameter
 from registry.spec import HeadConfig
-from training.data import MIN_TEXTS, enough
-from training.tasks.contract import Examples, Scored, Task, named_head, under
+from training.data import MIN_TEXTS, Examples, Line, enough
+from training.tasks.contract import Scored, Task, named_head, under
 from training.tasks.encoding import batch_of, frame, rows_of, slices, states, tokens_of
-from training.tasks.reading import SHOWN, fields_of, place, string, wrong_line
 
 LEADS = 2
 MAX_LABELS = 4096
+SHOWN = 20
+"""Labels and problems that are listed."""
 NEEDS = '{"text": ..., "label": ...}, with "pair" for a second text'
 
 
@@ -40,7 +41,7 @@ class Labelled:
 
 
 class Classification(Task):
-    """Items are `Labelled`."""
+    """Sequence classification by a head over the labels of the data; items are `Labelled`."""
 
     key = "classification"
     name = "sequence classification"
@@ -49,7 +50,7 @@ class Classification(Task):
 
     def items(self, lines: Sequence[tuple[int, Any]], *, where: str) -> list[Labelled]:
         """Of {"text", "label"} and, for pairs, "pair"; labels are strings, whole numbers, or true and false."""
-        return [_labelled(value, where, line) for line, value in lines]
+        return [_labelled(Line(value, where=where, number=number, needs=NEEDS)) for number, value in lines]
 
     def text_of(self, item: Labelled) -> str:
         """Both texts."""
@@ -146,16 +147,15 @@ def needed_head(adapter: AdapterModule | None, task: Task) -> HeadModule:
     return head
 
 
-def _labelled(value: object, where: str, line: int) -> Labelled:
-    fields = fields_of(value, where, line, needs=NEEDS)
-    text = string(fields, "text", where, line, needs=NEEDS)
-    pair = None if fields.get("pair") is None else string(fields, "pair", where, line, needs=NEEDS)
-    label = fields.get("label")
+def _labelled(line: Line) -> Labelled:
+    text = line.string("text")
+    pair = None if line.fields.get("pair") is None else line.string("pair")
+    label = line.fields.get("label")
     if isinstance(label, bool | int):
         label = str(label).lower()
     if not isinstance(label, str) or not 1 <= len(label) <= 200:
-        raise wrong_line(where, line, f'has no "label" of 1 to 200 characters, or a whole number: it needs {NEEDS}')
-    return Labelled(text, label, pair, line)
+        raise line.lacks('has no "label" of 1 to 200 characters, or a whole number')
+    return Labelled(text, label, pair, line.number)
 
 
 def _by_size(label: str) -> tuple[bool, int, str]:
@@ -169,7 +169,7 @@ def _indices(items: Sequence[Labelled], head: HeadConfig, what: str) -> list[int
     wrong = [(index, item) for index, item in enumerate(items) if item.label not in known]
     if wrong:
         labels = ", ".join(repr(label) for label in head.labels[:SHOWN])
-        said = [f"{place(item.line, index)}: {item.label[:80]!r}" for index, item in wrong[:SHOWN]]
+        said = [f"{_place(item, index)}: {item.label[:80]!r}" for index, item in wrong[:SHOWN]]
         more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         raise InvalidParameter(
             f"The {what} data has a label outside the set ({labels}): {said[0]}{more}.",
@@ -177,6 +177,11 @@ def _indices(items: Sequence[Labelled], head: HeadConfig, what: str) -> list[int
             problems=[f"Not in the set of labels, {one}." for one in said],
         )
     return [known[item.label] for item in items]
+
+
+def _place(item: Labelled, index: int) -> str:
+    """Its line, or its number where it came from no file."""
+    return f"line {item.line}" if item.line else f"item {index + 1}"
 
 
 def _kept(first: int, second: int, room: int) -> tuple[int, int]:

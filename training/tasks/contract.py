@@ -1,7 +1,7 @@
 """What an adapter is trained for: how data become rows, how rows become a loss, and what is measured on new data.
 
 The trainer and `training.evaluate` know a task by this alone; the tasks there are, are in `training.tasks`. A task
-holds nothing: what depends on the data, such as the label map, is in the adapter's configuration.
+holds nothing of the data: what depends on them, such as the label map, is in the adapter's configuration.
 """
 
 from __future__ import annotations
@@ -9,10 +9,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
 from torch import Tensor
 
 from registry.adapters import AdapterModule, attached
@@ -20,18 +18,7 @@ from registry.base_model import BaseText, LoadedBase
 from registry.errors import Incompatible
 from registry.likelihood import chosen_log_probs
 from registry.spec import AdapterConfig, BankConfig, HeadConfig, UnionConfig
-from training.data import MIN_TEXTS
-
-
-@dataclass(frozen=True)
-class Examples:
-    """Data as rows int64 (examples, width), whose layout is the task's own, and what became of the data.
-
-    `counts` goes into the record: what was received, what was cut, what was left out.
-    """
-
-    rows: np.ndarray
-    counts: Mapping[str, int] = field(default_factory=dict)
+from training.data import MIN_TEXTS, Examples
 
 
 class Scored(NamedTuple):

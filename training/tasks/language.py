@@ -18,12 +18,12 @@ from registry.base_model import LoadedBase
 from registry.evaluate import report
 from registry.likelihood import hidden_states, lm_logits, score_windows, text_scores, token_log_probs, windows
 from registry.spec import HeadConfig, PassageScore, PerplexityReport
-from training.data import MIN_TEXTS, pack, text_of
-from training.tasks.contract import Examples, Scored, Task, under
+from training.data import MIN_TEXTS, Examples, pack, text_of
+from training.tasks.contract import Scored, Task, under
 
 
 class LanguageModelling(Task):
-    """Items are texts; a row is a block of them (block,)."""
+    """Predicting each next token of a domain's text; items are texts, a row is a block of them (block,)."""
 
     key = "language_modelling"
     name = "language modelling"
@@ -49,17 +49,7 @@ class LanguageModelling(Task):
     ) -> Examples:  # fmt: skip
         """The texts' tokens in blocks; raises InvalidParameter for too few texts or less than one block."""
         del head
-        packed = pack(items, base.tokenize, block=block, what=what, at_least=at_least)
-        return Examples(
-            packed.blocks,
-            {
-                "texts": packed.texts,
-                "texts_left_out": packed.texts_left_out,
-                "texts_cut": packed.texts_cut,
-                "tokens_available": int(packed.blocks.size),
-                "tokens_left_out": packed.tokens_left_out,
-            },
-        )
+        return pack(items, base.tokenize, block=block, what=what, at_least=at_least)
 
     def scored(self, base: LoadedBase, adapter: AdapterModule | None, rows: Tensor) -> Scored:
         """Logits (batch * (block - 1), vocabulary) of each next token."""

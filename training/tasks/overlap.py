@@ -60,8 +60,6 @@ def _longest_common(ours: Sequence[str], theirs: Sequence[str]) -> int:
     for word in ours:
         before = 0
         for index, other in enumerate(theirs, start=1):
-            before, lengths[index] = (
-                lengths[index],
-                before + 1 if word == other else max(lengths[index], lengths[index - 1]),
-            )
+            longest = before + 1 if word == other else max(lengths[index], lengths[index - 1])
+            before, lengths[index] = lengths[index], longest
     return lengths[-1]

@@ -20,11 +20,10 @@ from registry.base_model import LoadedBase
 from registry.errors import InvalidParameter
 from registry.likelihood import lm_logits
 from registry.spec import HeadConfig
-from training.data import MIN_TEXTS, enough
-from training.tasks.contract import Examples, Scored, Task, under
+from training.data import MIN_TEXTS, Examples, Line, enough
+from training.tasks.contract import Scored, Task, under
 from training.tasks.encoding import batch_of, rows_of, slices, states, tokens_of
 from training.tasks.overlap import rouge
-from training.tasks.reading import fields_of, string
 
 PROMPT = "\n\nSummary:"
 """Between a document and a space, with which its summary begins."""
@@ -46,7 +45,7 @@ class Summarised:
 
 
 class Summarisation(Task):
-    """Items are `Summarised`."""
+    """Writing the summary of a document; items are `Summarised`."""
 
     key = "summarisation"
     name = "summarisation"
@@ -56,7 +55,8 @@ class Summarisation(Task):
 
     def items(self, lines: Sequence[tuple[int, Any]], *, where: str) -> list[Summarised]:
         """Of {"text", "summary"}; raises InvalidParameter with the line."""
-        return [_summarised(value, where, line) for line, value in lines]
+        read = (Line(value, where=where, number=number, needs=NEEDS) for number, value in lines)
+        return [Summarised(line.string("text"), line.string("summary"), line.number) for line in read]
 
     def text_of(self, item: Summarised) -> str:
         """The document."""
@@ -146,12 +146,6 @@ def summary_of(base: LoadedBase, text: str, *, block: int) -> str:
         written.append(token)
         ids = [token]
     return str(base.tokenizer.backend_tokenizer.decode(written)).strip()
-
-
-def _summarised(value: object, where: str, line: int) -> Summarised:
-    fields = fields_of(value, where, line, needs=NEEDS)
-    text, summary = (string(fields, name, where, line, needs=NEEDS) for name in ("text", "summary"))
-    return Summarised(text, summary, line)
 
 
 def _end(base: LoadedBase) -> list[int]:

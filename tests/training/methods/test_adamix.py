@@ -46,7 +46,7 @@ def train(base, kind="pfeiffer", *, experts=4, share="up", **changes) -> Trained
 
 
 def valid_blocks(base) -> Tensor:
-    return torch.from_numpy(pack(VALID, base.tokenize, block=32).blocks)
+    return torch.from_numpy(pack(VALID, base.tokenize, block=32).rows)
 
 
 # --- the loss ---------------------------------------------------------------------------------------

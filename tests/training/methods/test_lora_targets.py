@@ -41,7 +41,7 @@ def test_every_family_is_trained_and_stays_frozen(base, method, tmp_path):
     assert written.config == config
     adapter = from_tensors(config, base.shape, trained.tensors)
     with attached(base.model, adapter), torch.no_grad():
-        again = float(loss_of(base)(torch.from_numpy(pack(VALID, base.tokenize, block=32).blocks)).exp())
+        again = float(loss_of(base)(torch.from_numpy(pack(VALID, base.tokenize, block=32).rows)).exp())
     assert again == pytest.approx(record["valid_perplexity"], rel=1e-5)
 
 
@@ -54,7 +54,7 @@ def test_a_lora_starts_at_the_base_and_is_written_as_peft_reads_it(base, tmp_pat
     assert first.init_hash == second.init_hash
     assert first.record["init"] == "zero_b"
     with torch.no_grad():
-        plain = float(loss_of(base)(torch.from_numpy(pack(VALID, base.tokenize, block=32).blocks)).exp())
+        plain = float(loss_of(base)(torch.from_numpy(pack(VALID, base.tokenize, block=32).rows)).exp())
     assert first.record["valid_perplexity_before"] == pytest.approx(plain, rel=1e-5)
     first.write(tmp_path / "law", base, domain="law", base_id="tiny")
     peft = json.loads((tmp_path / "law" / "adapter_config.json").read_text())

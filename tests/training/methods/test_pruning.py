@@ -40,7 +40,7 @@ def adapter_of(base, config, init="near_identity"):
 
 def pruned_one(base, config, *, init="near_identity", **options):
     adapter = adapter_of(base, config, init)
-    rows = pack(TEXTS, base.tokenize, block=32).blocks
+    rows = pack(TEXTS, base.tokenize, block=32).rows
     with attached(base.model, adapter):
         return prune(
             adapter, loss_of(base, adapter), rows, PruningOptions(**options), batch=4, data_digest=DATA
@@ -195,7 +195,7 @@ def test_every_score_leaves_an_adapter_that_can_be_pushed(base, score, structure
 def test_snip_is_that_of_the_loss_and_the_default(base):
     config = paper_config("pfeiffer", bottleneck=4)
     adapter = adapter_of(base, config)
-    rows = pack(TEXTS, base.tokenize, block=32).blocks
+    rows = pack(TEXTS, base.tokenize, block=32).rows
     with attached(base.model, adapter):
         loss = loss_of(base, adapter)(torch.from_numpy(rows))
         loss.backward()
@@ -312,7 +312,7 @@ def test_a_mask_that_is_brought_along_is_the_one_that_counts(base):
     linear = adapter.layers[0].ffn.down
     linear.mask.copy_(~linear.mask)
     with attached(base.model, adapter):
-        rows = torch.from_numpy(pack(TEXTS, base.tokenize, block=32).blocks[:2])
+        rows = torch.from_numpy(pack(TEXTS, base.tokenize, block=32).rows[:2])
         loss_of(base, adapter)(rows).backward()
     keep = unpack(linear.mask, linear.weight.shape)
     assert torch.equal(linear.weight.grad != 0, keep)

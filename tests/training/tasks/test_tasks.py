@@ -32,6 +32,8 @@ from training.tasks.classification import Labelled, agreement
 from training.tasks.contract import with_head
 from training.tasks.encoding import Frame, batch_of, frame, rows_of, states, tokens_of
 
+pytestmark = pytest.mark.slow
+
 CLASSIFICATION = TASKS["classification"]
 RECIPE = Hyperparameters(steps=60, batch=8, block=60, learning_rate=1e-2, evaluations=3)
 HEADED = ("classification", "question_answering")

@@ -12,7 +12,8 @@ from pydantic import ValidationError
 
 from registry.errors import InvalidParameter
 from service.cli.flags import Flag, Flags, Given
-from training.spec import BLOCK, SPARSITY, PruningRequest, TrainingSpec
+from training.hyperparameters import SPARSITY
+from training.spec import BLOCK, PruningRequest, TrainingSpec
 
 SampleSize = Annotated[
     int, typer.Option("--sample", min=0, help="Training passages to put beside the weights; 0 for none.")
