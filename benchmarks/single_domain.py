@@ -109,7 +109,7 @@ def _tell_curves(result: Result, found: Setting, scorer: Scorer, told: table.Tol
 
 
 def _tell_again(result: Result, found: Setting, scorer: Scorer, again: Sequence[making.Again]) -> None:
-    job = Job("again", found.home, found.data, found.base, (), (), "")
+    job = Job("again", found.home, found.data, found.base, (), (), "", found.home)
     valid, test = (
         {one.domain: Texts(one.domain, _passages(job, one.domain, part, found)) for one in again}
         for part in ("valid", "test")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -130,7 +131,7 @@ def text(table: Table, *, width: int = 100) -> str:
     if same:
         parts.append("\n".join(f"{name}: in every domain the same as {twin}" for name, twin in same.items()))
     parts += [_beating(table)] if table.singles else []
-    whole = "\n\n".join([*parts, _answers(table, rows)])
+    whole = "\n\n".join([*parts, _answers(table, rows, width)])
     return "\n".join(line.rstrip() for line in whole.split("\n"))
 
 
@@ -200,12 +201,15 @@ def _beating(table: Table) -> str:
     return "\n".join(lines)
 
 
-def _answers(table: Table, rows: Sequence[Row]) -> str:
-    """What was mixed, or taken, for each domain."""
+def _answers(table: Table, rows: Sequence[Row], width: int) -> str:
+    """The lines that say what was mixed, or taken, for each domain."""
     explained = [row for row in rows if row not in (table.base, table.control) and row.key != "soup_uniform"]
     lines = ["what was taken"]
     for domain in table.domains:
-        lines += [f"  {domain}", *(f"    {row.name}: {_taken(row.entries[domain])}" for row in explained)]
+        lines.append(f"  {domain}")
+        for row in explained:
+            said = f"{row.name}: {_taken(row.entries[domain])}"
+            lines += textwrap.wrap(said, width, initial_indent=" " * 4, subsequent_indent=" " * 8)
     return "\n".join(lines)
 
 

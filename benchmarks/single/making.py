@@ -201,7 +201,7 @@ def train_one_again(base_entry: BaseEntry, data: Path, adapters: Path, domain: s
     base = load_base(base_entry)
     recorded = _record(adapters, domain)
     recipe, config = recorded_recipe(recorded), _config(recorded)
-    job = Job("again", out, data, base_entry, (), (), "")
+    job = Job("again", out, data, base_entry, (), (), "", out)
     data_of_domain = Data(*(job.texts("train", domain, part) for part in ("train", "valid")))
     inputs = TrainingInputs(config, data_of_domain, recipe, start=initial_tensors(adapters))
     about = inputs.record(base)

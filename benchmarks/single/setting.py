@@ -121,7 +121,7 @@ def setting(
 
     What is kept of an earlier run lies in a folder named by all that it depends on; the commit is not in that name.
     """
-    job = Job("single_domain", home, data, BaseEntry(id=base.name, source=str(base.resolve())), (), (), "")
+    job = Job("single_domain", home, data, BaseEntry(id=base.name, source=str(base.resolve())), (), (), "", home)
     domain = sizes.domain
     train = Texts(domain, tuple(job.texts("train", domain, "train")))
     stopping = _drawn(job, "train", domain, "valid", sizes.stopping)

@@ -100,7 +100,7 @@ def test_the_whole_demo_and_a_second_run_that_reuses_it(world, capsys):
     assert "arithmetic  geometric  to the base  to the control" in said.out
     assert said.out.startswith("\n1 novel domain: base ")
     assert "poems: " in said.out
-    assert max(map(len, said.out.split("Picture")[1].split("What to do")[0].splitlines())) <= 110
+    assert max(map(len, said.out.split("Picture")[1].split("Test passages")[0].splitlines())) <= 100
     assert "$ soup generate base/" in said.out
     assert "What to do next" in said.out
     picture = next(line.removeprefix("Picture: ") for line in said.out.splitlines() if line.startswith("Picture: "))

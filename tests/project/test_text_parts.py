@@ -26,6 +26,7 @@ from demo import run as demo_run
 from demo.cells import Cells
 from demo.job import NOVEL_SAMPLE, Job
 from demo.progress import Talk
+from demo.strategies import STRATEGIES
 from registry.base_model import load_base
 from registry.spec import BaseEntry
 from training.data import Data, read_texts
@@ -80,18 +81,18 @@ class Server:
 
 def job(data: Path, home: Path) -> Job:
     base = BaseEntry(id="tiny", source=str(home))
-    return Job("demo", home, data, base, ("law", "cooking"), ("ships", "cats"), "control")
+    return Job("demo", home, data, base, ("law", "cooking"), ("ships", "cats"), "control", home / "adapters")
 
 
 def test_a_soup_of_the_demo_is_cooked_from_one_part_of_a_novel_domain_and_scored_on_another(data, tmp_path):
     server = Server()
     pushed = {name: {"ref": f"demo/{name}@1", "digest": "sha256:" + "0" * 64} for name in ("law", "cooking", "control")}
     kitchen = demo_run.Kitchen(job(data, tmp_path), server, Cells(tmp_path / "cells.jsonl"), "sha256:1", pushed)
-    answers = demo_run._cook(kitchen, Talk(2))
+    answers, _ = demo_run._cook(kitchen, Talk(2))
     demo_run._score(kitchen, answers, Talk(2))
     assert {len(sample) for sample in server.cooked} == {NOVEL_SAMPLE}
     assert [parts(sample) for sample in server.cooked] == [
-        {f"{domain} valid"} for domain in ("ships", "cats") for _ in demo_run.STRATEGIES
+        {f"{domain} valid"} for domain in ("ships", "cats") for _ in STRATEGIES
     ]
     assert {part for texts in server.scored for part in parts(texts)} == {"ships test", "cats test"}
 
