@@ -15,7 +15,8 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
 from service.http import docs_page, problems
-from service.http.gate import Bodies, Gate
+from service.http.auth import Gate
+from service.http.bodies import Bodies
 from service.http.observe import Metrics, Observe
 from service.http.readiness import Readiness
 from service.http.routes import (

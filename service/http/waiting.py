@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 
+from registry.catalogue.rows import JobRow
 from registry.errors import InvalidParameter
 from service.jobs.runner import FINAL
 from service.parts import Parts
-
-if TYPE_CHECKING:
-    from registry.catalogue.rows import JobRow
 
 
 def wait_of(asked: float | None, parts: Parts) -> float:

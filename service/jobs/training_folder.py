@@ -11,10 +11,8 @@ import os
 import shutil
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from service.settings import Settings
+from service.settings import Settings
 
 TURN = "turn"
 """File in a training's folder that is locked by the process that trains there."""

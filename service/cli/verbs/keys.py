@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated
 
 import typer
 
+from registry.names import KeyScope
 from service.cli.output import columns, talk
 from service.cli.remote import Remote, verb
 
 app = typer.Typer(help="Make, list and revoke keys.", no_args_is_help=True, rich_markup_mode=None, add_completion=False)
-
-
-class Scope(StrEnum):
-    """What a key may do; admin implies the others."""
-
-    READ = "read"
-    WRITE = "write"
-    INFER = "infer"
-    ADMIN = "admin"
 
 
 @app.command()
@@ -28,7 +19,7 @@ def create(
     remote: Remote,
     name: Annotated[str, typer.Argument(help="What it is for, for people.", metavar="NAME")],
     scope: Annotated[
-        list[Scope] | None,
+        list[KeyScope] | None,
         typer.Option("--scope", help="What it may do; may be repeated. By default read, write and infer."),
     ] = None,
     namespace: Annotated[
@@ -42,9 +33,8 @@ def create(
       soup keys create ci --scope read --scope write --namespace team
       export SOUP_KEY=$(soup keys create notebook)
     """
-    key = remote.client.create_key(
-        name, scopes=[s.value for s in scope or (Scope.READ, Scope.WRITE, Scope.INFER)], namespaces=namespace or None
-    )
+    scopes = scope or ("read", "write", "infer")
+    key = remote.client.create_key(name, scopes=scopes, namespaces=namespace or None)
     remote.answer(key, key["secret"])
     if not remote.json:
         talk(f"Key {key['id']}: keep the secret now, it is not shown again.")
@@ -73,8 +63,7 @@ def ls(remote: Remote) -> None:
 @app.command()
 @verb
 def rm(
-    remote: Remote,
-    ids: Annotated[list[str], typer.Argument(help="Ids as `soup keys ls` shows them.", metavar="ID")],
+    remote: Remote, ids: Annotated[list[str], typer.Argument(help="Ids as `soup keys ls` shows them.", metavar="ID")]
 ) -> None:
     """Revoke keys, from the next request on.
 

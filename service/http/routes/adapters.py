@@ -21,9 +21,9 @@ from registry.push import push
 from registry.spec import Manifest
 from service.http.answers.lineage import lineage_of
 from service.http.auth import Reader, Writer
+from service.http.named_models import adapter_named, name_ref
 from service.http.paging import Cursor, Limit, page_size
 from service.http.ranges import REVALIDATE, ranged
-from service.http.resolve import adapter_named, name_ref
 from service.http.schemas.adapters import (
     Adapter,
     AdapterList,

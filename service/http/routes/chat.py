@@ -15,7 +15,7 @@ from service.engine import GenerateRequest, SamplingParams
 from service.http.answers.chat import ChatAnswers
 from service.http.auth import ModelUser
 from service.http.checks import check_sampling, check_text
-from service.http.resolve import ResolvedModel, language_model
+from service.http.named_models import ResolvedModel, language_model
 from service.http.schemas.chat import ChatAnswer, ChatRequest
 from service.http.state import AppParts
 from service.http.streaming import JSON_OR_STREAM, EventStream, TokenStream, finish

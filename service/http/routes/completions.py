@@ -13,7 +13,7 @@ from service.http.answers.completions import CompletionAnswers, Prompt
 from service.http.answers.token_text import TokenText
 from service.http.auth import ModelUser
 from service.http.checks import check_ids, check_sampling, check_text
-from service.http.resolve import ResolvedModel, language_model
+from service.http.named_models import ResolvedModel, language_model
 from service.http.schemas.completions import CompletionAnswer, CompletionRequest
 from service.http.state import AppParts
 from service.http.streaming import JSON_OR_STREAM, EventStream, TokenStream, finish

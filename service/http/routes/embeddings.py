@@ -16,7 +16,7 @@ from service.engine import ScoreRequest, Scores
 from service.engine.texts import closing, has_bos
 from service.http.auth import ModelUser
 from service.http.checks import check_texts
-from service.http.resolve import ResolvedModel, resolve_model
+from service.http.named_models import ResolvedModel, resolve_model
 from service.http.schemas.embeddings import Embedding, EmbeddingAnswer, EmbeddingRequest
 from service.http.schemas.wire import Usage
 from service.http.state import AppParts

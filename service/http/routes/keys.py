@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request
 
+from registry.catalogue import KeyRow
 from registry.errors import Forbidden, InvalidParameter, NotFound
 from registry.names import RESERVED_NAMESPACES
 from service.http.auth import Admin
 from service.http.schemas.keys import CreatedKey, Key, KeyList, NewKey
 from service.http.state import AppParts
 from service.keys import SHOWN, Principal, new_secret, secret_sha256
-
-if TYPE_CHECKING:
-    from registry.catalogue import KeyRow
 
 router = APIRouter(prefix="/v1/keys", tags=["keys"])
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from fastapi import APIRouter, Depends
 
+from registry.catalogue import AdapterRow
 from registry.names import BaseRef, parse_ref
 from service.http.auth import needs
-from service.http.resolve import base_entry
+from service.http.named_models import base_entry
 from service.http.schemas.models import EncoderCard, ModelCard, ModelList
 from service.http.state import AppParts
 from service.keys import Principal
 from service.parts import Parts
-
-if TYPE_CHECKING:
-    from registry.catalogue import AdapterRow
 
 router = APIRouter(prefix="/v1/models", tags=["inference"])
 Either = Annotated[Principal, Depends(needs("infer", "read"))]

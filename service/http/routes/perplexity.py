@@ -18,7 +18,7 @@ from service.engine import ScoreRequest, Scores
 from service.engine.texts import Windows, has_bos, text_windows
 from service.http.auth import ModelUser
 from service.http.checks import check_texts
-from service.http.resolve import ResolvedModel, language_model
+from service.http.named_models import ResolvedModel, language_model
 from service.http.schemas.perplexity import ComparedModel, PerplexityAnswer, PerplexityRequest
 from service.http.state import AppParts
 from service.http.streaming import finish

@@ -16,8 +16,8 @@ from registry.spec import Cooked, CookRequest
 from service.http.answers.lineage import lineage_of
 from service.http.answers.soups import soup_of
 from service.http.auth import Reader, Writer
+from service.http.named_models import adapter_named
 from service.http.paging import Cursor, Limit, page_size
-from service.http.resolve import adapter_named
 from service.http.schemas.adapters import Adapter, AdapterList, Lineage, adapter_body
 from service.http.schemas.jobs import Job, job_body
 from service.http.schemas.soups import Soup, SoupRequest

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query
 from service.engine.texts import has_bos
 from service.http.auth import ModelUser
 from service.http.checks import check_ids, check_text
-from service.http.resolve import resolve_model
+from service.http.named_models import resolve_model
 from service.http.schemas.tokens import (
     DetokenizeAnswer,
     DetokenizeRequest,

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
+from registry.catalogue.rows import AdapterRow
 from registry.names import Digest
 from registry.spec import AdapterConfig, Card, Provenance, Recipe, SampleReport, Words
 from registry.spec.frozen import Frozen
 from service.http.schemas.wire import Wire
-
-if TYPE_CHECKING:
-    from registry.catalogue.rows import AdapterRow
 
 
 class Adapter(Wire):

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from registry.catalogue.rows import SelectorRow
 from registry.names import Digest
 from registry.spec import PoolRequest, PoolSpec, SampleReport, SampleSource, Selection, SelectOptions, SelectorSpec
 from registry.spec.frozen import Frozen
 from service.http.schemas.wire import Wait, Wire
-
-if TYPE_CHECKING:
-    from registry.catalogue.rows import SelectorRow
 
 
 class FitRequest(Frozen):

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from registry.catalogue.rows import AdapterRow
 from registry.names import Digest
 from registry.spec import Cooked, CookRequest, MixReport, Recipe, SampleReport, Selection, Verification
 from service.http.schemas.adapters import Adapter, adapter_body
 from service.http.schemas.wire import Wait, Wire
-
-if TYPE_CHECKING:
-    from registry.catalogue.rows import AdapterRow
 
 
 class SoupRequest(CookRequest):

@@ -7,9 +7,10 @@ silently the base model.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from registry.adapters.loadable import LoadableAdapter
+from registry.base_model import BaseText
+from registry.catalogue import AdapterRow
 from registry.errors import Incompatible, InvalidName, NotFound, Unavailable
 from registry.names import BaseRef, NameRef, check_part, parse_ref
 from registry.spec import BaseEntry
@@ -17,10 +18,6 @@ from registry.stored_adapters import loadable
 from service.engine.served import check_speaks
 from service.keys import Principal
 from service.parts import Parts
-
-if TYPE_CHECKING:
-    from registry.base_model import BaseText
-    from registry.catalogue import AdapterRow
 
 
 @dataclass(frozen=True)
