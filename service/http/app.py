@@ -82,7 +82,7 @@ def create_app(runtime: Runtime) -> FastAPI:
     app.state.runtime = runtime
     app.state.metrics = metrics = Metrics()
     app.state.readiness = Readiness()
-    metrics.watch_engine(runtime.engine)
+    metrics.watch_engine(runtime.engine.counters)
     for router in ROUTERS:
         app.include_router(router)
     docs_page.install(app)

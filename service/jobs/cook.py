@@ -12,7 +12,6 @@ from typing import Any
 
 from registry.catalogue.rows import JobRow
 from registry.cook import cook
-from registry.registry import Caller
 from registry.spec import CookRequest
 from service.jobs.contract import JobContext, JobKind, namespaces_of
 from service.parts import Parts
@@ -26,10 +25,9 @@ def request_bytes(request: dict[str, Any]) -> bytes:
 def _run(context: JobContext) -> dict[str, Any]:
     registry, arguments = context.parts.registry, context.row.arguments
     stored = json.loads(registry.blobs.read(arguments["request"]))
-    caller = Caller(context.row.created_by, namespaces_of(arguments["scope"]), arguments["request_id"])
     cooked = cook(
         registry,
-        caller,
+        context.caller,
         CookRequest.model_validate(stored["request"]),
         namespace=arguments["namespace"],
         fit=context.fit,

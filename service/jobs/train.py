@@ -22,7 +22,6 @@ from registry.files import decode_lines
 from registry.formats import AdapterContents, AdapterDirectory, read_directory, write_directory
 from registry.names import parse_ref, split_name
 from registry.push import WEIGHTS_FILE, Pushed, push
-from registry.registry import Caller
 from registry.spec import CookRequest, FileSource, HandRecipe, Manifest, MergeMixing, SampleSource, WeightedRef
 from service.jobs.contract import JobContext, JobKind, namespaces_of
 from service.jobs.train_process import in_child
@@ -59,11 +58,6 @@ class Training:
         """The folder of its files."""
         return place_of(self.parts.settings, self.arguments["key"])
 
-    @property
-    def caller(self) -> Caller:
-        """On whose behalf it is pushed."""
-        return Caller(self.context.row.created_by, namespaces_of(self.arguments["scope"]), self.arguments["request_id"])
-
 
 def _run(context: JobContext) -> dict[str, Any]:
     """Train and push; of a bank of experts its merge too, which is what is named."""
@@ -79,7 +73,7 @@ def _run(context: JobContext) -> dict[str, Any]:
     recipe = HandRecipe(ingredients=(WeightedRef(ref=pushed.row.ref),))
     cooked = cook(
         context.parts.registry,
-        training.caller,
+        context.caller,
         CookRequest(recipe=recipe, mixing=MergeMixing(), name=request.name, verify=False),
         namespace=split_name(request.name)[0],
         fit=context.fit,
@@ -247,7 +241,7 @@ def _pushed(training: Training, told: dict[str, Any]) -> Pushed:
         files={WEIGHTS_FILE: FileSource(digest=digest)}, sample=sample, card=request.card,
         provenance=folder.provenance.model_copy(update={"training": _record(training, folder)}),
     )  # fmt: skip
-    pushed = push(parts.registry, training.caller, manifest)
+    pushed = push(parts.registry, training.context.caller, manifest)
     parts.jobs.wake()
     note = (str(told["note"]),) if told.get("note") else ()
     return replace(pushed, warnings=(*note, *warnings, *pushed.warnings))

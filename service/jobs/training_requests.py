@@ -60,7 +60,7 @@ def submit(parts: Parts, who: Principal, request: TrainingRequest, *, request_id
         "fingerprint": shape.fingerprint,
         "key": _key(pinned, shape.fingerprint),
         "reach": sorted({namespace, *(member.namespace for member in members)}),
-        "scope": None if who.namespaces is None else list(who.namespaces),
+        "scope": who.namespaces,
         "request_id": request_id,
     }
     with parts.registry.database.write() as catalogue:

@@ -19,7 +19,7 @@ from service.http.named_models import ResolvedModel
 from service.http.schemas.completions import CompletionAnswer, CompletionChoice, CompletionLogprobs, CompletionRequest
 from service.http.schemas.wire import Usage
 
-Row = tuple[int, float | None, "TopTokens | None", int]
+Row = tuple[int, float | None, TopTokens | None, int]
 """A token's id, log-probability, most likely alternatives, and where its text begins."""
 
 

@@ -31,13 +31,8 @@ def create_key(request: Request, body: NewKey, parts: AppParts, who: Admin) -> C
             scopes=frozenset(body.scopes),
             prefix=secret[:SHOWN],
         )
-        catalogue.audit.record(
-            "key.create",
-            row.id,
-            key_id=who.key_id,
-            request_id=request.state.request_id,
-            detail={"name": body.name, "namespaces": body.namespaces, "scopes": sorted(body.scopes)},
-        )
+        detail = {"name": body.name, "namespaces": body.namespaces, "scopes": sorted(body.scopes)}
+        who.caller(request.state.request_id).audit(catalogue, "key.create", row.id, **detail)
     return CreatedKey(**_key(row).model_dump(), secret=secret)
 
 
@@ -56,11 +51,10 @@ def revoke_key(request: Request, id: str, parts: AppParts, who: Admin) -> Key:
         found = [row for row in catalogue.keys.list() if row.id == id and _manages(who, row.namespaces)]
         if not found:
             raise NotFound("There is no such key, or this key may not manage it.", param="id")
-        row = found[0] if found[0].revoked_at is not None else catalogue.keys.revoke(id)
-        if found[0].revoked_at is None:
-            catalogue.audit.record(
-                "key.revoke", id, key_id=who.key_id, request_id=request.state.request_id, detail={"name": row.name}
-            )
+        row = found[0]
+        if row.revoked_at is None:
+            row = catalogue.keys.revoke(id)
+            who.caller(request.state.request_id).audit(catalogue, "key.revoke", id, name=row.name)
     return _key(row)
 
 

@@ -68,7 +68,7 @@ def _enqueue(parts: AppParts, who: Principal, body: SoupRequest, request_id: str
     arguments = {
         "request": blob,
         "namespace": namespace,
-        "scope": None if who.namespaces is None else list(who.namespaces),
+        "scope": who.namespaces,
         "request_id": request_id,
     }
     try:
