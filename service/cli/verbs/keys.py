@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated
 
 import typer
 
-from registry.names import KeyScope
 from service.cli.output import columns, talk
 from service.cli.remote import Remote, verb
 
 app = typer.Typer(help="Make, list and revoke keys.", no_args_is_help=True, rich_markup_mode=None, add_completion=False)
+
+
+class Scope(StrEnum):
+    """`registry.names.KeyScope` as an enumeration: typer takes no list of a Literal."""
+
+    READ = "read"
+    WRITE = "write"
+    INFER = "infer"
+    ADMIN = "admin"
 
 
 @app.command()
@@ -19,7 +28,7 @@ def create(
     remote: Remote,
     name: Annotated[str, typer.Argument(help="What it is for, for people.", metavar="NAME")],
     scope: Annotated[
-        list[KeyScope] | None,
+        list[Scope] | None,
         typer.Option("--scope", help="What it may do; may be repeated. By default read, write and infer."),
     ] = None,
     namespace: Annotated[
@@ -33,8 +42,9 @@ def create(
       soup keys create ci --scope read --scope write --namespace team
       export SOUP_KEY=$(soup keys create notebook)
     """
-    scopes = scope or ("read", "write", "infer")
-    key = remote.client.create_key(name, scopes=scopes, namespaces=namespace or None)
+    key = remote.client.create_key(
+        name, scopes=[s.value for s in scope or (Scope.READ, Scope.WRITE, Scope.INFER)], namespaces=namespace or None
+    )
     remote.answer(key, key["secret"])
     if not remote.json:
         talk(f"Key {key['id']}: keep the secret now, it is not shown again.")

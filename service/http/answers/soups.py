@@ -23,7 +23,7 @@ def soup_of(parts: Parts, cooked: Cooked) -> Soup:
     )
 
 
-def _adapter(parts: Parts, adapter_id: str | None) -> Adapter | None:
+def _adapter(parts: Parts, adapter_id: int | None) -> Adapter | None:
     if adapter_id is None:
         return None
     with parts.registry.database.read() as catalogue:

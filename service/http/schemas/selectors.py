@@ -7,7 +7,16 @@ from typing import Any, Literal
 
 from registry.catalogue.rows import SelectorRow
 from registry.names import Digest
-from registry.spec import PoolRequest, PoolSpec, SampleReport, SampleSource, Selection, SelectOptions, SelectorSpec
+from registry.spec import (
+    GmmSpec,
+    PoolRequest,
+    PoolSpec,
+    SampleReport,
+    SampleSource,
+    Selection,
+    SelectOptions,
+    SelectorSpec,
+)
 from registry.spec.frozen import Frozen
 from service.http.schemas.wire import Wait, Wire
 
@@ -72,6 +81,11 @@ class SelectRequest(Frozen):
     options: SelectOptions = SelectOptions()
     pool: PoolRequest = PoolRequest()
     wait: Wait | None = None
+
+    @property
+    def spec(self) -> SelectorSpec:
+        """The selector that is asked: gmm where none is named."""
+        return self.selector or GmmSpec()
 
 
 class Selected(Wire):
