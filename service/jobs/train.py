@@ -33,7 +33,7 @@ from training.worker import WorkerRequest, WorkerSetup
 
 log = logging.getLogger("soup.training")
 HOPELESS = (Forbidden, Invalid, Incompatible, TooLarge)
-"""What the same training would end with again: nothing of it is kept."""
+"""Errors that the same training would end with again: nothing of it is kept."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def _made(training: Training) -> Pushed:
 
 
 def _check_key(training: Training) -> None:
-    """A training waits and works for long: what a key may do is asked again before it begins and before it pushes."""
+    """Raises Forbidden where the key was revoked; asked before a training begins and, hours later, before it pushes."""
     with training.parts.registry.database.read() as catalogue:
         revoked = {row.id for row in catalogue.keys.list() if row.revoked_at is not None}
     if training.context.row.created_by in revoked:
@@ -124,7 +124,7 @@ def _pushed_name(training: Training) -> str:
 
 
 def _known(training: Training) -> AdapterRow | None:
-    """What was pushed for this request, in case a server ended before it said so, or the request is one of before."""
+    """The adapter that was pushed for an equal request before, maybe by a server that ended before it said so."""
     with training.parts.registry.database.read() as catalogue:
         rows = catalogue.adapters.live_versions(*split_name(_pushed_name(training)))
     key = training.arguments["key"]
@@ -145,9 +145,9 @@ def _check_base(training: Training) -> None:
 
 @contextmanager
 def _laid_out(training: Training) -> Iterator[Path]:
-    """The data and the members of a fusion in a folder of this attempt, which goes with it.
+    """A folder with the data and the members of a fusion, of this attempt only: it is removed when this ends.
 
-    A child that was stopped, or that a killed server left, may be reading those of the attempt before.
+    A child that was stopped, or that a killed server left, may still be reading those of the attempt before.
     """
     try:
         training.place.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -206,9 +206,9 @@ def _training_run(training: Training, data: Path) -> TrainingRun:
 
 
 def _told(training: Training, run: TrainingRun) -> dict[str, Any]:
-    """What the child says of the training, once the adapter is written; raises its error.
+    """What the child answers once the adapter is written; raises its error.
 
-    A checkpoint that this version would not have written is given up: whoever asked could not delete it.
+    A checkpoint of another version is deleted and the training begins anew: whoever asked could not delete it.
     """
     settings, request = training.parts.settings, training.request
     entry = training.parts.bases[request.base_model].entry

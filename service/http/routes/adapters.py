@@ -21,6 +21,7 @@ from registry.push import push
 from registry.registry import Caller
 from registry.spec import Manifest
 from service.http.answers.lineage import lineage_of
+from service.http.app_parts import AppParts
 from service.http.auth import Reader, Writer
 from service.http.named_models import adapter_named, name_ref
 from service.http.paging import Cursor, Limit, page_size
@@ -37,7 +38,6 @@ from service.http.schemas.adapters import (
     StoredFile,
     adapter_body,
 )
-from service.http.state import AppParts
 
 router = APIRouter(prefix="/v1/adapters", tags=["adapters"])
 IfMatch = Annotated[str | None, Header(description="The etag the change is meant for.")]

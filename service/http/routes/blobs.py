@@ -18,10 +18,10 @@ from starlette.requests import ClientDisconnect
 from registry.blobs import BlobWriter
 from registry.errors import DigestMismatch, InvalidName, InvalidParameter, NotFound, TooLarge
 from registry.names import DIGEST_PATTERN
+from service.http.app_parts import AppParts
 from service.http.auth import Reader, Writer, needs
 from service.http.ranges import ranged
 from service.http.schemas.blobs import BlobStored
-from service.http.state import AppParts
 from service.keys import Principal
 
 router = APIRouter(prefix="/v1/blobs", tags=["blobs"])

@@ -11,11 +11,11 @@ from service.engine import GenerateRequest, SamplingParams
 from service.engine.texts import has_bos
 from service.http.answers.completions import CompletionAnswers, Prompt
 from service.http.answers.token_text import TokenText
+from service.http.app_parts import AppParts
 from service.http.auth import ModelUser
-from service.http.checks import check_ids, check_sampling, check_text
+from service.http.inference_limits import check_ids, check_sampling, check_text
 from service.http.named_models import ResolvedModel, language_model
 from service.http.schemas.completions import CompletionAnswer, CompletionRequest
-from service.http.state import AppParts
 from service.http.streaming import JSON_OR_STREAM, EventStream, TokenStream, finish
 from service.keys import Principal
 from service.parts import Parts

@@ -9,10 +9,10 @@ from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from service.http.answers.jobs import check_reach, job_shown
+from service.http.app_parts import AppParts
 from service.http.auth import Reader, Writer
 from service.http.paging import Cursor, Limit, page_size
 from service.http.schemas.jobs import Job, JobList
-from service.http.state import AppParts
 from service.http.waiting import job_row, job_watch
 from service.jobs.runner import FINAL, cancel
 

@@ -9,9 +9,9 @@ from fastapi import APIRouter, Request
 from registry.catalogue import KeyRow
 from registry.errors import Forbidden, InvalidParameter, NotFound
 from registry.names import RESERVED_NAMESPACES
+from service.http.app_parts import AppParts
 from service.http.auth import Admin
 from service.http.schemas.keys import CreatedKey, Key, KeyList, NewKey
-from service.http.state import AppParts
 from service.keys import SHOWN, Principal, new_secret, secret_sha256
 
 router = APIRouter(prefix="/v1/keys", tags=["keys"])

@@ -9,10 +9,10 @@ from fastapi import APIRouter, Depends
 from registry.catalogue import AdapterRow
 from registry.names import BaseRef, parse_ref
 from service.base_models import ServedBaseModel
+from service.http.app_parts import AppParts
 from service.http.auth import needs
 from service.http.named_models import base_named
 from service.http.schemas.models import EncoderCard, ModelCard, ModelList
-from service.http.state import AppParts
 from service.keys import Principal
 from service.parts import Parts
 

@@ -15,11 +15,11 @@ from registry.registry import Caller
 from registry.samples import CheckedSample, check_sample
 from registry.select import encoder_for, latest, pool_of, select
 from registry.spec import PoolRequest, SelectorSpec
+from service.http.app_parts import AppParts
 from service.http.auth import Reader, Writer
 from service.http.paging import Cursor, Limit, page_size
 from service.http.schemas.jobs import Job, job_body
 from service.http.schemas.selectors import FitRequest, Selected, Selector, SelectorList, SelectRequest, selector_body
-from service.http.state import AppParts
 from service.http.waiting import finished, wait_of
 from service.jobs.runner import FINAL, result_of
 from service.keys import Principal
