@@ -20,9 +20,8 @@ ModelArgument = Annotated[
     str, typer.Argument(help="base/<id>, namespace/name[@version or alias], or sha256:...", metavar="MODEL")
 ]
 RefArgument = Annotated[str, typer.Argument(help="namespace/name[@version or alias], or sha256:...", metavar="REF")]
-SampleOption = Annotated[
-    Path, typer.Option("--sample", help='.jsonl(.gz) of {"text"}, .txt (a passage a paragraph), or - for stdin.')
-]
+SAMPLE_FORMS = '.jsonl(.gz) of {"text"}, .txt (a passage a paragraph), or - for stdin.'
+SampleOption = Annotated[Path, typer.Option("--sample", help=SAMPLE_FORMS)]
 
 
 @dataclass(frozen=True)

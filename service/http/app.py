@@ -41,23 +41,12 @@ if TYPE_CHECKING:
     from service.runtime import Runtime
 
 VERSION = "0.1.0"
-ROUTERS = (
-    blobs.router,
-    adapters.router,
-    selectors.router,
-    soups.router,
-    trainings.router,
-    perplexity.router,
-    completions.router,
-    chat.router,
-    embeddings.router,
-    models.router,
-    tokens.router,
-    jobs.router,
-    keys.router,
-    audit.router,
-    health.router,
+ROUTES = (
+    *(blobs, adapters, selectors, soups, trainings),
+    *(perplexity, completions, chat, embeddings, models, tokens),
+    *(jobs, keys, audit, health),
 )
+"""In the order of the reference: what is stored, inference, the server itself."""
 DESCRIPTION = (
     "Push adapters of one frozen base model with samples of their domains, ask for a soup for a sample of a new "
     "domain, and call the OpenAI-compatible endpoints with the soup's name. Every call but the health checks needs a "
@@ -83,8 +72,8 @@ def create_app(runtime: Runtime) -> FastAPI:
     app.state.metrics = metrics = Metrics()
     app.state.readiness = Readiness()
     metrics.watch_engine(runtime.engine.counters)
-    for router in ROUTERS:
-        app.include_router(router)
+    for routes in ROUTES:
+        app.include_router(routes.router)
     docs_page.install(app)
     problems.install(app)
     # the last one added is the outermost

@@ -22,12 +22,12 @@ from registry.files import decode_lines
 from registry.formats import AdapterContents, AdapterDirectory, read_directory, write_directory
 from registry.names import parse_ref, split_name
 from registry.push import WEIGHTS_FILE, Pushed, push
-from registry.spec import CookRequest, FileSource, HandRecipe, Manifest, MergeMixing, SampleSource, WeightedRef
+from registry.spec import FileSource, Manifest, SampleSource
 from service.jobs.contract import JobContext, JobKind, namespaces_of
 from service.jobs.train_process import in_child
 from service.jobs.training_folder import TURN, place_of, sweep
 from service.parts import Parts
-from training.request import TrainingRequest, TrainingRun
+from training.request import TrainingRequest, TrainingRun, merge_request
 from training.spec import BANK, FusionRequest
 from training.worker import WorkerRequest, WorkerSetup
 
@@ -70,11 +70,10 @@ def _run(context: JobContext) -> dict[str, Any]:
     }  # fmt: skip
     if request.spec.adamix is None:
         return found
-    recipe = HandRecipe(ingredients=(WeightedRef(ref=pushed.row.ref),))
     cooked = cook(
         context.parts.registry,
         context.caller,
-        CookRequest(recipe=recipe, mixing=MergeMixing(), name=request.name, verify=False),
+        merge_request(pushed.row.ref, name=request.name),
         namespace=split_name(request.name)[0],
         fit=context.fit,
         progress=context.progress,

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from registry.formats import AdapterDirectory, read_directory
-from registry.spec import CookRequest, HandRecipe, MergeMixing, WeightedRef
 from service.cli.failures import Failures
 from service.cli.output import talk
 from service.client import SoupClient
 from service.client.samples import read_texts
 from service.client.transfer import name_of, push_folder
+from training.request import merge_request
 from training.spec import BANK
 
 if TYPE_CHECKING:
@@ -47,5 +47,4 @@ def _push(client: SoupClient, folder: AdapterDirectory, name: str) -> str:
         return str(push_folder(client, folder, name=name)["ref"])
     sample = None if folder.sample is None else read_texts(folder.sample)
     ref = str(push_folder(client, read_directory(bank), name=name + BANK, texts=sample)["ref"])
-    recipe = HandRecipe(ingredients=(WeightedRef(ref=ref),))
-    return str(client.cook(CookRequest(recipe=recipe, mixing=MergeMixing(), name=name, verify=False))["model"])
+    return str(client.cook(merge_request(ref, name=name))["model"])
