@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from anyio import to_thread
 from fastapi import FastAPI
-from fastapi.routing import APIRoute
 
 from service.http import docs_page, problems
 from service.http.auth import Gate
@@ -65,7 +64,7 @@ def create_app(runtime: Runtime) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
-        generate_unique_id_function=_operation_id,
+        generate_unique_id_function=lambda route: route.name,
         responses={"default": {"model": problems.ErrorBody, "description": "An error, in OpenAI's shape."}},
     )
     app.state.runtime = runtime
@@ -88,7 +87,3 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     """As many threads serve requests as there are database connections, so that none waits for one holding one."""
     to_thread.current_default_thread_limiter().total_tokens = app.state.runtime.settings.database_pool
     yield
-
-
-def _operation_id(route: APIRoute) -> str:
-    return route.name

@@ -10,11 +10,9 @@ import json
 import uuid
 from typing import Any
 
-from registry.catalogue.rows import JobRow
 from registry.cook import cook
 from registry.spec import CookRequest
 from service.jobs.contract import JobContext, JobKind, namespaces_of
-from service.parts import Parts
 
 
 def request_bytes(request: dict[str, Any]) -> bytes:
@@ -36,8 +34,8 @@ def _run(context: JobContext) -> dict[str, Any]:
     return cooked.model_dump(mode="json")
 
 
-def _clean(parts: Parts, row: JobRow) -> None:
-    parts.registry.blobs.delete(row.arguments["request"])
-
-
-COOK = JobKind(run=_run, reach=lambda row: namespaces_of(row.arguments["scope"]), clean=_clean)
+COOK = JobKind(
+    run=_run,
+    reach=lambda row: namespaces_of(row.arguments["scope"]),
+    clean=lambda parts, row: parts.registry.blobs.delete(row.arguments["request"]),
+)

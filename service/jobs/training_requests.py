@@ -58,7 +58,7 @@ def submit(parts: Parts, who: Principal, request: TrainingRequest, *, request_id
     arguments = {
         "request": pinned.model_dump(mode="json"),
         "fingerprint": shape.fingerprint,
-        "key": _key(pinned, shape.fingerprint),
+        "key": digest_of([shape.fingerprint, pinned.model_dump(mode="json")]),  # all that what is pushed depends on
         "reach": sorted({namespace, *(member.namespace for member in members)}),
         "scope": who.namespaces,
         "request_id": request_id,
@@ -158,8 +158,3 @@ def _pinned(request: TrainingRequest, members: Sequence[AdapterRow]) -> Training
         return request
     adapter = FusionRequest(members=tuple(member.digest for member in members))
     return request.model_copy(update={"spec": request.spec.model_copy(update={"adapter": adapter})})
-
-
-def _key(request: TrainingRequest, fingerprint: str) -> str:
-    """The digest of all that a training and what is pushed of it depend on."""
-    return digest_of([fingerprint, request.model_dump(mode="json")])

@@ -72,13 +72,6 @@ def conversation(model: ResolvedModel, body: ChatRequest) -> str:
 
 def _asked(body: ChatRequest, model: ResolvedModel, ids: tuple[int, ...]) -> GenerateRequest:
     """The request to the engine."""
-    params = SamplingParams(
-        max_tokens=body.limit,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        n=body.n,
-        stop=body.stops,
-        seed=body.seed,
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-    )
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    params = SamplingParams(max_tokens=body.limit, logprobs=logprobs, **body.drawing)
     return GenerateRequest(model.base_id, ids, adapter=model.handle, params=params)

@@ -65,14 +65,6 @@ def _prompt(model: ResolvedModel, given: str | list[int]) -> Prompt:
 
 def _asked(body: CompletionRequest, model: ResolvedModel, prompts: list[Prompt]) -> list[GenerateRequest]:
     """One request to the engine per prompt."""
-    params = SamplingParams(
-        max_tokens=body.max_tokens,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        n=body.n,
-        stop=body.stops,
-        seed=body.seed,
-        logprobs=body.logprobs,
-        prompt_logprobs=body.echo and body.logprobs is not None,
-    )
+    scored = body.echo and body.logprobs is not None
+    params = SamplingParams(max_tokens=body.max_tokens, logprobs=body.logprobs, prompt_logprobs=scored, **body.drawing)
     return [GenerateRequest(model.base_id, prompt.ids, adapter=model.handle, params=params) for prompt in prompts]

@@ -78,11 +78,10 @@ class Sampling(Wire):
         return self
 
     @property
-    def stops(self) -> tuple[str, ...]:
-        """The stop strings as a tuple."""
-        if self.stop is None:
-            return ()
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+    def drawing(self) -> dict[str, Any]:
+        """How tokens are drawn and what ends them, as arguments of the engine's SamplingParams."""
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        return {"temperature": self.temperature, "top_p": self.top_p, "n": self.n, "stop": stop, "seed": self.seed}
 
     @property
     def include_usage(self) -> bool:
