@@ -73,9 +73,8 @@ def compare(
     pool = pool_of(given)
     with progress_bar("comparing") as report:
         result, failed = run(remote.client, source, texts, pool, report)
-    remote.answer(result, table(result["rows"]))
-    if not remote.json:
-        talk(f"{result['tokens']} tokens in {len(texts)} texts; difference is mean NLL per token against the base.")
+    said = f"{result['tokens']} tokens in {len(texts)} texts; difference is mean NLL per token against the base."
+    remote.answer(result, table(result["rows"]), said=said)
     for row, error in zip([row for row in result["rows"] if row.get("error")], failed, strict=True):
         talk(f"{row['strategy']}: {explain(error)}")
     failed.end()

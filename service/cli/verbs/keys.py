@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from service.cli.output import columns, talk
+from service.cli.output import columns
 from service.cli.remote import Remote, verb
 
 app = typer.Typer(help="Make, list and revoke keys.", no_args_is_help=True, rich_markup_mode=None, add_completion=False)
@@ -45,9 +45,7 @@ def create(
     key = remote.client.create_key(
         name, scopes=[s.value for s in scope or (Scope.READ, Scope.WRITE, Scope.INFER)], namespaces=namespace or None
     )
-    remote.answer(key, key["secret"])
-    if not remote.json:
-        talk(f"Key {key['id']}: keep the secret now, it is not shown again.")
+    remote.answer(key, key["secret"], said=f"Key {key['id']}: keep the secret now, it is not shown again.")
 
 
 @app.command()
