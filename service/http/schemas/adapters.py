@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from registry.catalogue.rows import AdapterRow
 from registry.names import Digest
 from registry.spec import AdapterConfig, Card, Provenance, Recipe, SampleReport, Words
 from registry.spec.frozen import Frozen
 from service.http.schemas.wire import Wire
+
+if TYPE_CHECKING:
+    from registry.catalogue.rows import AdapterRow
 
 
 class Adapter(Wire):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from registry.catalogue.rows import JobRow
 from service.http.schemas.wire import Wire
+
+if TYPE_CHECKING:
+    from registry.catalogue.rows import JobRow
 
 
 class Progress(Wire):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from registry.catalogue.rows import SelectorRow
 from registry.names import Digest
 from registry.spec import (
     GmmSpec,
@@ -19,6 +18,9 @@ from registry.spec import (
 )
 from registry.spec.frozen import Frozen
 from service.http.schemas.wire import Wait, Wire
+
+if TYPE_CHECKING:
+    from registry.catalogue.rows import SelectorRow
 
 
 class FitRequest(Frozen):
