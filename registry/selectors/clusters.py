@@ -116,7 +116,5 @@ def prove(clusters: Clusters, parts: Sequence[Float64]) -> Proof:
     majority = np.array([-1 if owner is None else owner for owner in clusters.majority])
     own = clusters.distances(points)[np.arange(len(points)), domain]
     return Proof(
-        accuracy=float((majority[cluster] == domain).mean()),
-        posterior=float(posterior.mean()),
-        distances=np.sort(own),
+        accuracy=float((majority[cluster] == domain).mean()), posterior=float(posterior.mean()), distances=np.sort(own)
     )

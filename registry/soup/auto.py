@@ -13,15 +13,7 @@ from dataclasses import dataclass
 from registry.errors import Incompatible
 from registry.soup import MIXINGS, concat
 from registry.soup.compat import Part, average_reasons, init_reasons
-from registry.spec import (
-    AutoMixing,
-    AverageMixing,
-    BankConfig,
-    ConcatMixing,
-    MergeMixing,
-    Mixing,
-    MixingRequest,
-)
+from registry.spec import AutoMixing, AverageMixing, BankConfig, ConcatMixing, MergeMixing, Mixing, MixingRequest
 
 _REFUSED = {"average": "averaged", "concat": "concatenated", "merge": "merged", "auto": "mixed"}
 

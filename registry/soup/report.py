@@ -37,10 +37,7 @@ def report_of(
         width_out=config.width,
         relative_cost=relative_cost([part.config for part in parts], config, shape),
         residual=residual,
-        notes=(
-            *sparse.notes(parts, recipe, config),
-            *(() if residual is not None else (no_residual(config),)),
-        ),
+        notes=(*sparse.notes(parts, recipe, config), *(() if residual is not None else (no_residual(config),))),
     )
 
 
