@@ -15,12 +15,12 @@ from registry.errors import InvalidParameter, InvalidSample
 from registry.progress import Progress
 from registry.registry import BaseModel
 from registry.samples import CheckedSample, Vectors
-from registry.soup.compat import Part
+from registry.soup.compat import SoupPart
 from registry.spec import Verification
 from registry.uncertainty import paired_difference
 
 
-def check_verifiable(base: BaseModel, parts: Sequence[Part]) -> None:
+def check_verifiable(base: BaseModel, parts: Sequence[SoupPart]) -> None:
     """Raises InvalidParameter where a soup of these parts has no likelihood of a text, before anything is mixed."""
     named = f"base model {base.entry.id!r} is an encoder" if base.shape.kind == "encoder" else None
     headed = next((part for part in parts if part.config.head is not None), None)

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from registry.soup import average, concat, merge
-from registry.soup.compat import Part
+from registry.soup.compat import SoupPart
 from registry.spec import AdapterConfig
 
 
@@ -23,9 +23,9 @@ class MixingMethod:
     name: str
     paper: str
     formula: str
-    check: Callable[[Sequence[Part], Any], list[str]]
-    result: Callable[[Sequence[Part], Any], AdapterConfig]
-    mix: Callable[[Sequence[Part], Any], dict[str, Tensor]]
+    check: Callable[[Sequence[SoupPart], Any], list[str]]
+    result: Callable[[Sequence[SoupPart], Any], AdapterConfig]
+    mix: Callable[[Sequence[SoupPart], Any], dict[str, Tensor]]
 
 
 MIXINGS: dict[str, MixingMethod] = {
