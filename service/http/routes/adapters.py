@@ -126,11 +126,10 @@ def retire_adapter(request: Request, ns: str, name: str, parts: AppParts, who: W
 def _after_change(
     request: Request, parts: AppParts, who: Principal, action: str, rows: list[AdapterRow], catalogue: Catalogue
 ) -> None:
+    caller = who.caller(request.state.request_id)
     for row in rows:
         enqueue_refits(catalogue, row, created_by=who.key_id, delay=parts.registry.refit_delay)
-        catalogue.audit.record(
-            action, row.ref, key_id=who.key_id, request_id=request.state.request_id, detail={"digest": row.digest}
-        )
+        caller.audit(catalogue, action, row.ref, digest=row.digest)
 
 
 @router.get("/{ns}/{name}/lineage")
@@ -219,7 +218,8 @@ def put_alias(
         target = catalogue.adapters.resolve(who.namespaces, NameRef(namespace=ns, name=name, version=body.version))
         who.check_write(ns)
         row = catalogue.aliases.put(ns, name, alias, target.version, if_match=etag_of(if_match))
-        _record_alias(request, who, "alias.put", f"{ns}/{name}@{alias}", target.ref, catalogue)
+        caller = who.caller(request.state.request_id)
+        caller.audit(catalogue, "alias.put", f"{ns}/{name}@{alias}", target=target.ref)
     return _alias(row)
 
 
@@ -232,14 +232,8 @@ def delete_alias(
     who.check_write(ns)
     with parts.registry.database.write() as catalogue:
         catalogue.aliases.delete(ns, name, alias, if_match=etag_of(if_match))
-        _record_alias(request, who, "alias.delete", f"{ns}/{name}@{alias}", "", catalogue)
+        who.caller(request.state.request_id).audit(catalogue, "alias.delete", f"{ns}/{name}@{alias}", target="")
     return Response(status_code=204)
-
-
-def _record_alias(request: Request, who: Principal, action: str, alias: str, target: str, catalogue: Catalogue) -> None:
-    catalogue.audit.record(
-        action, alias, key_id=who.key_id, request_id=request.state.request_id, detail={"target": target}
-    )
 
 
 def _alias(row: AliasRow) -> Alias:

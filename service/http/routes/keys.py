@@ -34,13 +34,8 @@ def create_key(request: Request, body: NewKey, parts: AppParts, who: Admin) -> C
             scopes=frozenset(body.scopes),
             prefix=secret[:SHOWN],
         )
-        catalogue.audit.record(
-            "key.create",
-            row.id,
-            key_id=who.key_id,
-            request_id=request.state.request_id,
-            detail={"name": body.name, "namespaces": body.namespaces, "scopes": sorted(body.scopes)},
-        )
+        about = {"name": body.name, "namespaces": body.namespaces, "scopes": sorted(body.scopes)}
+        who.caller(request.state.request_id).audit(catalogue, "key.create", row.id, **about)
     return CreatedKey(**_key(row).model_dump(), secret=secret)
 
 
@@ -61,9 +56,7 @@ def revoke_key(request: Request, id: str, parts: AppParts, who: Admin) -> Key:
             raise NotFound("There is no such key, or this key may not manage it.", param="id")
         row = found[0] if found[0].revoked_at is not None else catalogue.keys.revoke(id)
         if found[0].revoked_at is None:
-            catalogue.audit.record(
-                "key.revoke", id, key_id=who.key_id, request_id=request.state.request_id, detail={"name": row.name}
-            )
+            who.caller(request.state.request_id).audit(catalogue, "key.revoke", id, name=row.name)
     return _key(row)
 
 
