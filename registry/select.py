@@ -1,4 +1,4 @@
-"""The select verb: a sample meets a fitted selector, and the answer explains itself.
+"""The select verb: a fitted selector chooses adapters of a pool for a sample, and says why these.
 
 Called by the select route and by `cook`. A pool without a fitted selector is fitted first, through a callable
 that runs the fit job; a pool that has one answers with it, whatever has come or gone since.

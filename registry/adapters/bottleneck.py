@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from registry.adapters.attach import AdapterModule, Edit
-from registry.adapters.sites import Family, LayerSites, family_of, layer_sites, model_type_of
+from registry.adapters.sites import Family, LayerSites, check_family, family_of, layer_sites
 from registry.errors import Incompatible, Internal
 from registry.spec import BaseShape, BottleneckConfig
 
@@ -68,25 +68,6 @@ Update = Callable[[Tensor], Tensor]
 """What is read (batch, time, hidden) -> what is added, of the same shape."""
 
 
-class Argument:
-    """The argument of one module, kept for the edit of a later one in the same forward pass."""
-
-    def __init__(self) -> None:
-        self._kept: Tensor | None = None
-
-    def keep(self, _module: nn.Module, source: Tensor, hidden: Tensor) -> Tensor:
-        """The edit of the module that is looked at: its output stays as it is."""
-        self._kept = source
-        return hidden
-
-    def take(self) -> Tensor:
-        """What was kept, once; raises Internal where the module that is looked at did not run."""
-        if self._kept is None:
-            raise Internal("A parallel adapter's layer ran without the module whose argument it reads.")
-        kept, self._kept = self._kept, None
-        return kept
-
-
 def ffn_edits(config: BottleneckConfig, sites: LayerSites, update: Update) -> Iterator[tuple[nn.Module, Edit]]:
     """Pairs of a base module and the edit of its output that put `update` where adapters of `config` act, in one layer.
 
@@ -104,12 +85,18 @@ def ffn_edits(config: BottleneckConfig, sites: LayerSites, update: Update) -> It
 
     residual = config.input == "residual"
     if config.structure == "parallel":
-        argument = Argument()
+        arguments: list[Tensor] = []  # that of the module that is read, until the feed-forward module has run
+
+        def keep(_module: nn.Module, source: Tensor, hidden: Tensor) -> Tensor:
+            arguments[:] = [source]
+            return hidden
 
         def beside(_module: nn.Module, _source: Tensor, hidden: Tensor) -> Tensor:
-            return (hidden + update(argument.take())).to(hidden.dtype)
+            if not arguments:
+                raise Internal("A parallel adapter's layer ran without the module whose argument it reads.")
+            return (hidden + update(arguments.pop())).to(hidden.dtype)
 
-        yield sites.norms[-1] if residual else sites.ffn_input, argument.keep
+        yield sites.norms[-1] if residual else sites.ffn_input, keep
         yield sites.ffn, beside
     elif residual and sites.post_norm and config.structure == "pfeiffer":
         yield sites.norms[-1], around_norm
@@ -193,12 +180,7 @@ class BottleneckAdapter(AdapterModule):
     def check_fit(self, model: nn.Module) -> None:
         """Raises Incompatible for another family or an unknown one, other sizes, or norms that cannot be replaced."""
         layers = layer_sites(model)
-        if model_type_of(model) != self.model_type:
-            raise Incompatible(
-                f"The adapter is for base models of family {self.model_type!r}; this one is of family "
-                f"{model_type_of(model)!r}.",
-                param="base_model",
-            )
+        check_family(model, self.model_type, "adapter")
         found = len(layers), int(getattr(model.config, "hidden_size", 0))
         if found != (self.num_layers, self.hidden_size):
             raise Incompatible(

@@ -20,7 +20,7 @@ from transformers import Cache, DynamicCache
 
 from registry.adapters.attach import AdapterModule, Edit, InputEdit
 from registry.adapters.initial import Init, Shapes, check_start
-from registry.adapters.sites import model_type_of
+from registry.adapters.sites import check_family
 from registry.errors import Incompatible, Internal, InvalidParameter
 from registry.spec import BaseShape, PrefixConfig
 
@@ -65,12 +65,7 @@ class PrefixAdapter(AdapterModule):
 
     def check_fit(self, model: nn.Module) -> None:
         """Raises Incompatible for another family, other sizes, or other keys and values."""
-        if model_type_of(model) != self.model_type:
-            raise Incompatible(
-                f"The prefix is for base models of family {self.model_type!r}; this one is of family "
-                f"{model_type_of(model)!r}.",
-                param="base_model",
-            )
+        check_family(model, self.model_type, "prefix")
         config: Any = model.config
         found = int(getattr(config, "num_hidden_layers", 0)), int(getattr(config, "hidden_size", 0))
         heads = getattr(config, "num_key_value_heads", None) or self.kv[0]

@@ -8,9 +8,8 @@ from typing import Any
 from pydantic import TypeAdapter
 from sqlalchemy import insert, select
 
-from registry.catalogue.adapter_columns import adapter_row
 from registry.catalogue.adapters import Adapters
-from registry.catalogue.repository import Repository, now, seen_by
+from registry.catalogue.repository import Repository, now
 from registry.catalogue.rows import AdapterRow, Namespaces, RecipeRow
 from registry.catalogue.tables import adapters, evidence, recipe_ingredients, recipes
 from registry.spec import MixReport, Recipe
@@ -72,6 +71,4 @@ class Soups(Repository[RecipeRow]):
     def children(self, digest: str, visible: Namespaces) -> list[AdapterRow]:
         """Visible live soups that were mixed from these bytes, newest first."""
         using = select(recipe_ingredients.c.recipe_digest).where(recipe_ingredients.c.adapter_digest == digest)
-        query = select(adapters).where(adapters.c.recipe_digest.in_(using), adapters.c.retired_at.is_(None))
-        query = query.where(seen_by(visible, adapters.c.namespace)).order_by(adapters.c.id.desc())
-        return [adapter_row(row) for row in self._connection.execute(query).mappings()]
+        return Adapters(self._connection).live(visible, adapters.c.recipe_digest.in_(using))

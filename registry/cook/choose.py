@@ -91,7 +91,10 @@ def _mixable(chosen: Chosen, parts: Mapping[str, SoupPart], request: CookRequest
 def _apart(
     parts: Mapping[str, SoupPart], every: Sequence[Ingredient], request: CookRequest, *, ranked: bool
 ) -> tuple[SoupPart, dict[str, str]]:
-    """What the others must go with (the best-ranked; else one of the largest group that mixes), and who cannot."""
+    """The part that the others must go with, and why some cannot, by digest.
+
+    It is the best-ranked, or where nothing is ranked one of the largest group that mixes.
+    """
     selected = [parts[one.digest] for one in every]
     best = selected[0] if ranked else best_unranked(selected, request.mixing)
     kept = replace(best, load=cache(best.load))  # it may be compared with each of the others

@@ -27,7 +27,10 @@ Int64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Clusters:
-    """`table` (clusters, domains) counts the training units; `means` (domains, m) and `whiten` (m, m) give novelty."""
+    """Clusters of embeddings and the domains they stand for.
+
+    `table` (clusters, domains) counts the training units; `means` (domains, m) and `whiten` (m, m) give novelty.
+    """
 
     projection: Projection
     mixture: Mixture
