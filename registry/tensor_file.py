@@ -82,7 +82,8 @@ def parse(
     except ValueError as problem:
         raise refuse(what, [str(problem)], error=error) from None
     metadata = table.pop("__metadata__", {})
-    problems = [] if _is_metadata(metadata) else ["Its __metadata__ is not a table of texts."]
+    is_table = isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values())
+    problems = [] if is_table else ["Its __metadata__ is not a table of texts."]
     entries: dict[str, Entry] = {}
     for name, value in table.items():
         entry = _entry(name, value, start)
@@ -98,14 +99,14 @@ def parse(
     return Header(entries=entries, metadata=metadata)
 
 
-def header_of(path: Path, *, what: str = "weights") -> Header:
+def header_of(path: Path) -> Header:
     """The header of a file on disk, whose tensors are not read; raises InvalidWeights."""
     with path.open("rb") as file:
         size = path.stat().st_size
         if size == 0:  # which cannot be mapped
-            return parse(b"", max_bytes=0, what=what)
+            return parse(b"", max_bytes=0)
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data, memoryview(data) as view:
-            return parse(view, max_bytes=size, what=what)
+            return parse(view, max_bytes=size)
 
 
 def _header_bytes(data: bytes | memoryview) -> tuple[bytes, int]:
@@ -140,10 +141,6 @@ def _json_object(raw: bytes) -> dict[str, Any]:
     if not isinstance(table, dict):
         raise ValueError("its header is not a JSON object")
     return table
-
-
-def _is_metadata(metadata: object) -> bool:
-    return isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values())
 
 
 def _is_size(value: object) -> bool:

@@ -40,14 +40,14 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.
 class Bottleneck(nn.Module):
     """Down-projection, activation, up-projection, and a LayerNorm before them for Bapna-Firat."""
 
-    def __init__(self, config: BottleneckConfig, hidden_size: int, *, device: torch.device | str) -> None:
+    def __init__(self, config: BottleneckConfig, hidden_size: int) -> None:
         super().__init__()
         if config.structure == "bapna_firat":
-            self.norm = nn.LayerNorm(hidden_size, eps=config.layer_norm_eps, device=device)
+            self.norm = nn.LayerNorm(hidden_size, eps=config.layer_norm_eps, device="meta")
         else:
             self.register_module("norm", None)
-        self.down = nn.Linear(hidden_size, config.bottleneck, device=device)
-        self.up = nn.Linear(config.bottleneck, hidden_size, device=device)
+        self.down = nn.Linear(hidden_size, config.bottleneck, device="meta")
+        self.up = nn.Linear(config.bottleneck, hidden_size, device="meta")
         self._activation = ACTIVATIONS[config.activation]
         self._scale = config.scale
 
@@ -107,14 +107,11 @@ def ffn_edits(config: BottleneckConfig, sites: LayerSites, update: Update) -> It
 class TrainedNorm(nn.Module):
     """Weight, and bias of a LayerNorm, that replace those of a norm of the base; epsilon stays the base's."""
 
-    def __init__(self, hidden_size: int, *, rms: bool, device: torch.device | str) -> None:
+    def __init__(self, hidden_size: int, *, rms: bool) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(hidden_size, device=device))
+        self.weight = nn.Parameter(torch.empty(hidden_size, device="meta"))
         self.bias: nn.Parameter | None
-        if rms:
-            self.register_parameter("bias", None)
-        else:
-            self.bias = nn.Parameter(torch.empty(hidden_size, device=device))
+        self.register_parameter("bias", None if rms else nn.Parameter(torch.empty(hidden_size, device="meta")))
 
     def instead(self, norm: nn.Module, source: Tensor, hidden: Tensor) -> Tensor:
         """The edit of a norm: its argument normalised with these parameters instead.
@@ -133,14 +130,14 @@ class TrainedNorm(nn.Module):
 class BottleneckLayer(nn.Module):
     """What is put on one layer of the base."""
 
-    def __init__(self, config: BottleneckConfig, shape: BaseShape, family: Family, device: torch.device | str) -> None:
+    def __init__(self, config: BottleneckConfig, shape: BaseShape, family: Family) -> None:
         super().__init__()
-        self.ffn = Bottleneck(config, shape.hidden_size, device=device)
+        self.ffn = Bottleneck(config, shape.hidden_size)
         if config.structure == "houlsby":
-            self.attention = Bottleneck(config, shape.hidden_size, device=device)
+            self.attention = Bottleneck(config, shape.hidden_size)
             if config.trained_norms:
                 self.base_norm = nn.ModuleList(
-                    TrainedNorm(shape.hidden_size, rms=family.rms_norms, device=device) for _ in family.norms
+                    TrainedNorm(shape.hidden_size, rms=family.rms_norms) for _ in family.norms
                 )
         self._config = config
 
@@ -167,7 +164,7 @@ class BottleneckAdapter(AdapterModule):
 
     config: BottleneckConfig
 
-    def __init__(self, config: BottleneckConfig, shape: BaseShape, *, device: torch.device | str = "meta") -> None:
+    def __init__(self, config: BottleneckConfig, shape: BaseShape) -> None:
         super().__init__()
         family = family_of(shape.model_type)
         check_input(config, family, shape.model_type)
@@ -175,7 +172,7 @@ class BottleneckAdapter(AdapterModule):
         self.model_type = shape.model_type
         self.num_layers = shape.num_layers
         self.hidden_size = shape.hidden_size
-        self.layers = nn.ModuleList(BottleneckLayer(config, shape, family, device) for _ in range(shape.num_layers))
+        self.layers = nn.ModuleList(BottleneckLayer(config, shape, family) for _ in range(shape.num_layers))
 
     def check_fit(self, model: nn.Module) -> None:
         """Raises Incompatible for another family or an unknown one, other sizes, or norms that cannot be replaced."""

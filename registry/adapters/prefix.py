@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache
 
 from registry.adapters.attach import AdapterModule, Edit, InputEdit
-from registry.adapters.initial import Init, Shapes, check_start
+from registry.adapters.initial import Init, Shapes, seeded
 from registry.adapters.sites import check_family
 from registry.errors import Incompatible, Internal, InvalidParameter
 from registry.spec import BaseShape, PrefixConfig
@@ -39,7 +39,7 @@ class PrefixAdapter(AdapterModule):
 
     config: PrefixConfig
 
-    def __init__(self, config: PrefixConfig, shape: BaseShape, *, device: torch.device | str = "meta") -> None:
+    def __init__(self, config: PrefixConfig, shape: BaseShape) -> None:
         super().__init__()
         if shape.kv is None:
             raise Incompatible(
@@ -60,7 +60,7 @@ class PrefixAdapter(AdapterModule):
         self.context = shape.context
         heads, size = shape.kv
         self.prompt_embeddings = nn.Parameter(
-            torch.empty(config.length, shape.num_layers * 2 * heads * size, device=device)
+            torch.empty(config.length, shape.num_layers * 2 * heads * size, device="meta")
         )
 
     def check_fit(self, model: nn.Module) -> None:
@@ -157,8 +157,7 @@ def initial_prefix(
 
     Raises InvalidParameter for an unknown `init`, a negative seed, or activations without `base`.
     """
-    check_start(seed=seed, init=init)
-    rng = np.random.Generator(np.random.PCG64(seed))
+    rng = seeded(seed, init)
     (shape,) = shapes.values()
     if init == "linear":
         return {PROMPT: torch.from_numpy(rng.standard_normal(shape).astype(np.float32))}

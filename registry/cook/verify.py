@@ -37,19 +37,16 @@ def verify_soup(mixed: Mixed, sample: CheckedSample, *, vectors: Vectors | None,
     scores = mixed.base.score(sample.texts, mixed.adapter, progress=progress)
     soup = np.array([score.nll for score in scores])
     tokens = np.array([score.tokens for score in scores])
-    if vectors is not None and vectors.base_nll is not None:
-        base = vectors.base_nll
-    else:
-        alone = mixed.base.score(sample.texts, None, progress=progress)
-        base = np.array([score.nll for score in alone])
+    base = None if vectors is None else vectors.base_nll
+    if base is None:
+        base = np.array([score.nll for score in mixed.base.score(sample.texts, None, progress=progress)])
     if tokens.sum() == 0:
         raise InvalidSample("The sample holds no token that the base model can score.", param="sample")
     paired = paired_difference(soup, base, tokens)
     return Verification(
         base_nll=float(base.sum() / tokens.sum()),
         soup_nll=float(soup.sum() / tokens.sum()),
-        difference=paired.difference,
-        standard_error=paired.standard_error,
+        **vars(paired),
         passages=len(scores),
         tokens=int(tokens.sum()),
         helps=paired.difference < -paired.standard_error,

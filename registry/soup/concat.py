@@ -1,6 +1,7 @@
 """The exact mixture as one adapter: bottlenecks or ranks side by side (docs/explanation/methods.md#mixing).
 
-The soup's output is the weighted mean of its ingredients' outputs in every layer, whatever they started from. How
+f(x) = scale sum_i w_i f_i(x) in every layer, whatever the ingredients started from: the block-diagonal form of the sum
+of their updates, as `cat` in PEFT (Mangrulkar et al., 2022), with the weights folded into the up-projections. How
 tensors are put side by side is their structure's affair (`adapters.bottleneck_mixing`, `adapters.lora_mixing`);
 `scale` multiplies what comes of it. One ingredient as it is at weight 1 and scale 1 is that adapter, bit for bit.
 The result is the same on every machine, and fp32 whatever the ingredients are: it is made for exactness.
