@@ -9,7 +9,6 @@ family takes them whose layers have keys and values of one size (`BaseShape.kv`)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any, cast
 
 import numpy as np
@@ -167,24 +166,17 @@ def initial_prefix(
     return {PROMPT: _activations(base, rng.integers(config.vocab_size, size=shape[0])).reshape(shape)}
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Sums are taken in an order that does not depend on how many threads share them."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 @torch.no_grad()
 def _activations(base: Any, tokens: np.ndarray) -> Tensor:
     """fp32 (length, layers, 2, heads, size): keys and values of int64 `tokens` (length,) alone."""
     cache = DynamicCache()
     ids = torch.from_numpy(tokens)[None].to(base.device)
-    with _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # sums are taken in an order that does not depend on how many threads share them
+    try:
         base.base_model(input_ids=ids, attention_mask=torch.ones_like(ids), past_key_values=cache, use_cache=True)
+    finally:
+        torch.set_num_threads(threads)
     pairs = [torch.stack([layer.keys[0], layer.values[0]]) for layer in cast(Any, cache).layers]
     states = torch.stack(pairs)  # (layers, 2, heads, length, size)
     return states.permute(3, 0, 1, 2, 4).to("cpu", torch.float32, copy=True).contiguous()

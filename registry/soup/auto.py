@@ -122,9 +122,8 @@ def _joinable(part: SoupPart) -> object:
 
 def _alike(part: SoupPart, request: MixingRequest) -> object:
     """Equal for adapters that can be averaged; what cannot be averaged with anything is alone."""
-    if isinstance(request, ConcatMixing | MergeMixing) or (
-        isinstance(request, AutoMixing) and part.config.average_on_request
-    ):
+    on_request = isinstance(request, AutoMixing) and part.config.average_on_request
+    if isinstance(request, ConcatMixing | MergeMixing) or on_request:
         return part.digest
     if average_reasons([part, part], request.scale):  # a fusion
         return part.digest
