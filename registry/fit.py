@@ -1,7 +1,7 @@
 """The fit verb: a pool and a spec become a fitted, immutable selector.
 
-Called by the fit job in a child process, so that a long fit keeps nobody waiting; it opens its own database
-connection and reads vectors from the blob store. Fitting the same members again gives the selector there is.
+Called in the child process of the fit job, so that a long fit keeps nobody waiting. Fitting the same members again
+gives the selector there is.
 """
 
 from __future__ import annotations

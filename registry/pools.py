@@ -1,7 +1,7 @@
 """Pools: which adapters a selector is fitted over, and which of them it does not know yet.
 
-Called by the verbs `fit` and `select`. Members are the newest live version of each name with a ready sample; within
-one domain label, the newest adapter.
+Called by the verbs, and by routes after which a pool is another. Members are the newest live version of each name with
+a ready sample; within one domain label, the newest adapter.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Base models: the operator's allowlist, loading, and the fingerprint that adapters are tied to.
 
-Called by the runtime (which loads each base once), the trainer and the demo. Nothing a client names is opened here:
+Called by the engine (which loads each base once), the trainer and the demo. Nothing a client names is opened here:
 sources come from the operator's TOML file.
 """
 

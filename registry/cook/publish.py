@@ -125,7 +125,7 @@ def inherited(parts: Sequence[SoupPart], recipe: Recipe) -> Provenance:
     """An average inherits an initialisation that all its ingredients share; any doubt makes it unknown.
 
     A concatenation has tensors of other shapes than any ingredient started from: unknown too. A bank's is that of its
-    merge (`adapters.bank`).
+    merge (`adapters.experts`).
     """
     hashes = {part.provenance.init_hash for part in parts}
     keeps = recipe.mixing.keeps_init and not recipe.mixing.assume_same_init

@@ -1,4 +1,4 @@
-"""The protocol of encoders and what they answer. The push and cook verbs call them; they know no SQL and no pools."""
+"""The protocol of encoders and what they answer. Verbs call them; they know no SQL and no pools."""
 
 from __future__ import annotations
 

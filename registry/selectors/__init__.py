@@ -1,7 +1,7 @@
 """Selectors: fitted on a pool's embeddings, they map a sample to an ordered list of adapters, with evidence.
 
-scikit-learn's contract: the constructor stores, `fit` checks, learned state ends in `_`. Called by the fit and cook
-verbs; nothing here knows torch, SQL or HTTP.
+scikit-learn's contract: the constructor stores, `fit` checks, learned state ends in `_`. Called by the fit and
+select verbs; nothing here knows torch, SQL or HTTP.
 """
 
 from typing import Any
