@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import mmap
+import re
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ MAX_DIMENSIONS = 8
 MAX_SIZE = 2**48
 MAX_PROBLEMS = 100
 PREFIX_BYTES = 8
+_LAYER = re.compile(r"(?:^|\.)(\d{1,9})\.", re.ASCII)
 
 _MAGIC = (
     (b"PK\x03\x04", "a zip archive (what torch.save writes)"),
@@ -199,3 +201,13 @@ def write(
     header = json.dumps(table, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
     header += b" " * (-len(header) % 8)
     return b"".join((struct.pack("<Q", len(header)), header, *chunks))
+
+
+def canonical_order(names: Iterable[str]) -> list[str]:
+    """`names` of tensors by (layer number, name), the layer being a name's first number; names without come first."""
+
+    def key(name: str) -> tuple[int, str]:
+        match = _LAYER.search(name)
+        return (int(match.group(1)) if match else -1, name)
+
+    return sorted(names, key=key)

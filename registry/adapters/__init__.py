@@ -34,10 +34,10 @@ from registry.adapters.lora_mixing import LoraMixture, join_loras
 from registry.adapters.masks import add_masks, is_mask
 from registry.adapters.mixture import Constant, Mixture
 from registry.adapters.prefix import PrefixAdapter, initial_prefix
-from registry.adapters.tensor_order import canonical_order
 from registry.adapters.union import UnionAdapter, UnionMixture, initial_union
 from registry.errors import Incompatible, InvalidParameter, UnknownMethod
 from registry.spec import AdapterConfig, BaseShape, BottleneckConfig
+from registry.tensor_file import canonical_order
 
 __all__ = [
     "STRUCTURES",

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from registry.adapters.attach import AdapterModule
-from registry.adapters.tensor_order import canonical_order
 from registry.spec import AdapterConfig, Pruned
+from registry.tensor_file import canonical_order
 
 MASK = ".mask"
 _WEIGHT = ".weight"

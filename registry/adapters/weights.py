@@ -17,11 +17,10 @@ from torch import Tensor
 
 from registry.adapters import expected_tensors, tensor_problems
 from registry.adapters.masks import is_mask, mask_problems, values
-from registry.adapters.tensor_order import canonical_order
 from registry.errors import Incompatible, Internal, InvalidWeights, more_problems
 from registry.names import canonical_json
 from registry.spec import AdapterConfig, BaseShape
-from registry.tensor_file import Header, parse, refuse, write
+from registry.tensor_file import Header, canonical_order, parse, refuse, write
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}

@@ -7,13 +7,11 @@ sources come from the operator's TOML file.
 from __future__ import annotations
 
 from registry.base_model.allowlist import read_allowlist
-from registry.base_model.fingerprint import fingerprint
 from registry.base_model.loading import BaseText, LoadedBase, load_base, load_text, shape_of, weight_bytes
 
 __all__ = [
     "BaseText",
     "LoadedBase",
-    "fingerprint",
     "load_base",
     "load_text",
     "read_allowlist",

@@ -6,15 +6,12 @@ select verbs; nothing here knows torch, SQL or HTTP.
 
 from typing import Any
 
-from registry.selectors.contract import Domain, Selector
+from registry.selectors.contract import Selector
 from registry.selectors.cosine import CosineSelector
 from registry.selectors.gmm import GmmSelector
-from registry.selectors.ranking import Member
 from registry.selectors.uniform import UniformSelector
 
 SELECTORS: dict[str, type[Selector[Any]]] = {
     selector.kind: selector for selector in (GmmSelector, CosineSelector, UniformSelector)
 }
 """By the `kind` of their specs."""
-
-__all__ = ["SELECTORS", "CosineSelector", "Domain", "GmmSelector", "Member", "Selector", "UniformSelector"]
