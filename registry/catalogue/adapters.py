@@ -105,7 +105,7 @@ class Adapters(Repository[AdapterRow]):
     def _set_tags(self, id: int, card: Card) -> None:
         self._connection.execute(adapter_tags.delete().where(adapter_tags.c.adapter_id == id))
         for tag in dict.fromkeys(card.tags):
-            self._connection.execute(insert(adapter_tags).values(adapter_id=id, tag=tag))
+            self._insert(adapter_tags, adapter_id=id, tag=tag)
 
     # --- finding one ----------------------------------------------------------------------------
 
