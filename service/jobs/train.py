@@ -19,9 +19,9 @@ from registry.catalogue.rows import AdapterRow
 from registry.cook import cook
 from registry.errors import Conflict, Forbidden, Incompatible, Invalid, TooLarge, Unavailable
 from registry.files import decode_lines
-from registry.formats import AdapterContents, AdapterDirectory, read_directory, write_directory
+from registry.formats import WEIGHTS_FILE, AdapterContents, AdapterDirectory, read_directory, write_directory
 from registry.names import parse_ref, split_name
-from registry.push import WEIGHTS_FILE, Pushed, push
+from registry.push import Pushed, push
 from registry.spec import FileSource, Manifest, SampleSource
 from service.jobs.contract import JobContext, JobKind, namespaces_of
 from service.jobs.train_process import in_child

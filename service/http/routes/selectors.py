@@ -10,7 +10,7 @@ from starlette.concurrency import run_in_threadpool
 from registry.catalogue.rows import JobRow, Namespaces, SelectorRow
 from registry.cook.choose import with_note
 from registry.errors import Busy, Forbidden, Unavailable
-from registry.pools import missing_members, pool_id, spec_digest
+from registry.pools import missing_members
 from registry.registry import Caller
 from registry.samples import CheckedSample, check_sample
 from registry.select import encoder_for, latest, pool_of, select
@@ -50,7 +50,7 @@ def _enqueue_fit(parts: AppParts, who: Principal, caller: Caller, spec: Selector
             {"base": base.entry.id, "pool": pool.model_dump(mode="json"), "spec": spec.model_dump(mode="json")},
             namespace=who.home,
             created_by=who.key_id,
-            dedupe_key=f"fit:{pool_id(pool)}:{spec_digest(spec)}:{who.home}",
+            dedupe_key=f"fit:{pool.digest}:{spec.digest}:{who.home}",
         )
 
 
