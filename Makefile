@@ -37,7 +37,7 @@ test: $(VENV)/.dev  ## run every test, two files at a time (about 10 minutes on 
 	    || { echo "The tests run less than $$least % of the lines of $$package, their floor (FLOORS in the Makefile)."; exit 1; }; \
 	done
 
-quick: $(VENV)/.dev  ## the tests that start no server, PostgreSQL or process (under 90 seconds on two cores)
+quick: $(VENV)/.dev  ## the tests that start no server, PostgreSQL or process (a minute and a half on two cores)
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist loadfile -m 'not slow'
 
 check: $(VENV)/.dev  ## format, lint, types, layers
