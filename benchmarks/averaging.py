@@ -38,7 +38,7 @@ from registry.names import sha256_digest
 from registry.push import push
 from registry.registry import Caller, Limits, Registry
 from registry.soup.average import mix
-from registry.soup.compat import Part
+from registry.soup.compat import SoupPart
 from registry.spec import (
     AverageMixing,
     BaseEntry,
@@ -110,7 +110,7 @@ def ours(size: Size, adapters: Sequence[Mapping[str, Tensor]]) -> dict[str, Tens
     weights = canonical_weights([1.0] * len(adapters))
     parts = []
     for number, (adapter, weight) in enumerate(zip(adapters, weights, strict=True)):
-        part = Part(
+        part = SoupPart(
             adapter_id=number, ref=f"team/a{number}@1", digest=f"sha256:{number:064x}", weight=weight,
             base_fingerprint=size.shape.fingerprint, config=size.config, provenance=INIT, dtype="F32",
             load=partial(dict, adapter),

@@ -31,7 +31,7 @@ from registry.adapters.weights import adapter_digest
 from registry.base_model.architecture import shape_from
 from registry.errors import Internal
 from registry.soup import MIXINGS
-from registry.soup.compat import Part
+from registry.soup.compat import SoupPart
 from registry.soup.report import relative_cost
 from registry.spec import (
     AdapterConfig,
@@ -75,10 +75,10 @@ def measure_families(result: Result) -> None:
 # --- what an exact soup costs ---------------------------------------------------------------------
 
 
-def parts_of(config: AdapterConfig, shape: BaseShape, weights: Sequence[float]) -> list[Part]:
+def parts_of(config: AdapterConfig, shape: BaseShape, weights: Sequence[float]) -> list[SoupPart]:
     """Random ingredients of one structure at these weights."""
     return [
-        Part(
+        SoupPart(
             adapter_id=number, ref=f"team/a{number}@1", digest=f"sha256:{number:064x}", weight=weight,
             base_fingerprint=shape.fingerprint, config=config, provenance=Provenance(), dtype="F32",
             load=partial(_random, config, shape, number),
@@ -95,7 +95,7 @@ def _random(config: AdapterConfig, shape: BaseShape, seed: int) -> dict[str, Ten
     }
 
 
-def mixed(parts: Sequence[Part], mixing: Mixing) -> tuple[AdapterConfig, dict[str, Tensor]]:
+def mixed(parts: Sequence[SoupPart], mixing: Mixing) -> tuple[AdapterConfig, dict[str, Tensor]]:
     """A soup, as `cook` makes it."""
     method = MIXINGS[mixing.method]
     reasons = method.check(parts, mixing)

@@ -44,13 +44,13 @@ NOVEL: Mapping[str, str] = {
     "fairy_tales": "public domain; collected in FairytaleQA (Apache-2.0)",
     "swift_evolution": "Apache-2.0, the Swift project's authors",
 }
-TRAIN_CHARACTERS, VALID_CHARACTERS = 900_000, 40_000
+TRAIN_CHARACTERS, VALID_CHARACTERS = 900_000, 20_000
 TEST_PASSAGES = 40
 SHORT, MEDIUM = 500, 800
 """Characters of a shipped passage: a training domain's sample, and a novel domain's."""
 RECIPE = {
     "--structure": "bapna_firat", "--bottleneck": "8", "--init-seed": "1234", "--seed": "0", "--lr": "2e-3",
-    "--steps": "50", "--batch": "8", "--block": "256", "--warmup": "0.06", "--dtype": "bfloat16",
+    "--steps": "50", "--batch": "4", "--block": "256", "--warmup": "0.06", "--dtype": "bfloat16",
     "--evaluations": "2", "--sample": "200",
 }  # fmt: skip
 

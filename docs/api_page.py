@@ -17,7 +17,7 @@ from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
 from docs.markdown import table
-from service.http.gate import PUBLIC
+from service.http.auth import PUBLIC
 
 Json = Mapping[str, Any]
 METHODS = ("get", "head", "put", "post", "patch", "delete")

@@ -1,4 +1,4 @@
-"""What is known: stored adapters, fitted selectors, recipes and the soups mixed from them.
+"""Stored adapters, fitted selectors, recipes and the soups mixed from them, and the verbs that work on these.
 
 Synchronous, without HTTP, environment or globals. `service` and `training` import it; it imports neither.
 """

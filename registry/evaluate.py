@@ -65,9 +65,4 @@ def _against(scores: Sequence[PassageScore], baseline: Sequence[PassageScore], *
         )
     paired = paired_difference(ours, theirs, tokens, seed=seed)
     mean = float(theirs.sum() / tokens.sum())
-    return BaselineReport(
-        perplexity=_exp(mean),
-        mean_nll=mean,
-        difference=paired.difference,
-        standard_error=paired.standard_error,
-    )
+    return BaselineReport(perplexity=_exp(mean), mean_nll=mean, **vars(paired))

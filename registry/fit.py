@@ -1,7 +1,7 @@
 """The fit verb: a pool and a spec become a fitted, immutable selector.
 
-Called by the fit job in a child process, so that a long fit keeps nobody waiting; it opens its own database
-connection and reads vectors from the blob store. Fitting the same members again gives the selector there is.
+Called in the child process of the fit job, so that a long fit keeps nobody waiting. Fitting the same members again
+gives the selector there is.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from registry.catalogue.rows import AdapterRow, MemberRow, SelectorRow
 from registry.embeddings_file import read_embeddings
 from registry.errors import Internal, InvalidParameter
 from registry.names import digest_of
-from registry.pools import as_members, current_members, pool_id, spec_digest
+from registry.pools import as_members, current_members, embedding_of
 from registry.progress import Progress
 from registry.registry import Registry
 from registry.selectors import SELECTORS
-from registry.selectors.contract import Domain, Selector
+from registry.selectors.contract import Domain
 from registry.selectors.state import dump_state
 from registry.spec import PoolSpec, SelectorSpec
 
@@ -34,14 +34,21 @@ def fit(
     with registry.database.read() as catalogue:
         rows = current_members(catalogue, pool, encoder_digest)
         _check_not_empty(catalogue, pool, rows)
-        known = catalogue.selectors.latest(pool_id(pool), spec_digest(spec))
+        known = catalogue.selectors.latest(pool.digest, spec.digest)
         vectors = {row.id: _embedding_blob(catalogue, row, encoder_digest) for row in rows}
     members = as_members(rows)
     if known is not None and known.members == members and known.encoder_digest == encoder_digest:
         return known
     domains = [_domain(row, vectors[row.id], registry.blobs) for row in rows]
     selector = SELECTORS[spec.kind](spec.resolved()).fit(domains, progress=progress)
-    return _store(registry, selector, pool, spec, encoder_digest=encoder_digest, members=members)
+    data = dump_state(*selector.to_state())
+    state_blob = registry.blobs.put_bytes(data)  # before the row that names it
+    new = _new_row(
+        pool, spec, encoder_digest=encoder_digest, members=members, state_blob=state_blob, report=selector.report_
+    )
+    with registry.database.write() as catalogue:
+        catalogue.blobs.seen(state_blob, len(data))
+        return catalogue.selectors.add(new)
 
 
 def _check_not_empty(catalogue: Catalogue, pool: PoolSpec, rows: list[AdapterRow]) -> None:
@@ -58,8 +65,8 @@ def _check_not_empty(catalogue: Catalogue, pool: PoolSpec, rows: list[AdapterRow
 def _embedding_blob(catalogue: Catalogue, row: AdapterRow, encoder_digest: str | None) -> str | None:
     if encoder_digest is None:
         return None
-    embedding = row.sample and catalogue.samples.embedding(row.sample.digest, encoder_digest)
-    if not embedding:
+    embedding = embedding_of(catalogue, row, encoder_digest)
+    if embedding is None:
         raise Internal(f"{row.ref} is a member without an embedding")
     return embedding.blob_digest
 
@@ -70,32 +77,27 @@ def _domain(row: AdapterRow, blob: str | None, blobs: BlobStore) -> Domain:
     return Domain(ref=row.ref, digest=row.digest, domain=row.domain, vectors=vectors)
 
 
-def _store(
-    registry: Registry,
-    selector: Selector[Any],
+def _new_row(
     pool: PoolSpec,
     spec: SelectorSpec,
     *,
     encoder_digest: str | None,
     members: tuple[MemberRow, ...],
+    state_blob: str,
+    report: dict[str, Any],
 ) -> SelectorRow:
-    """Bytes first, then the row; the id follows from what was fitted on what, so a repeat is the same row."""
-    data = dump_state(*selector.to_state())
-    state_blob = registry.blobs.put_bytes(data)
-    identity = digest_of([pool_id(pool), spec_digest(spec), encoder_digest, [asdict(m) for m in members], state_blob])
-    with registry.database.write() as catalogue:
-        catalogue.blobs.seen(state_blob, len(data))
-        return catalogue.selectors.add(
-            SelectorRow(
-                id="sel-" + identity.removeprefix("sha256:")[:16],
-                pool_id=pool_id(pool),
-                pool=pool,
-                spec=spec,
-                spec_digest=spec_digest(spec),
-                encoder_digest=encoder_digest,
-                state_blob=state_blob,
-                members=members,
-                report=selector.report_,
-                fitted_at=datetime.now(UTC),
-            )
-        )
+    """The row of a fitted selector; its id follows from what was fitted on what, so a repeat is the same row."""
+    pool_id, spec_digest = pool.digest, spec.digest
+    identity = digest_of([pool_id, spec_digest, encoder_digest, [asdict(m) for m in members], state_blob])
+    return SelectorRow(
+        id="sel-" + identity.removeprefix("sha256:")[:16],
+        pool_id=pool_id,
+        pool=pool,
+        spec=spec,
+        spec_digest=spec_digest,
+        encoder_digest=encoder_digest,
+        state_blob=state_blob,
+        members=members,
+        report=report,
+        fitted_at=datetime.now(UTC),
+    )

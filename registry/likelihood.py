@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from registry.errors import Cancelled, InvalidParameter
+from registry.errors import InvalidParameter
 from registry.spec import PassageScore
 
 _LOGIT_CELLS = 2**24  # logits at a time: 64 MiB of fp32
@@ -176,24 +176,12 @@ def scored_tokens(windows: Sequence[Sequence[int]]) -> int:
 
 
 @torch.inference_mode()
-def score_windows(
-    model: nn.Module,
-    windows: Sequence[Sequence[int]],
-    *,
-    max_tokens: int,
-    pad_id: int,
-    should_stop: Callable[[], bool] | None = None,
-) -> list[float]:
-    """NLL in nats of each window, summed over all its tokens but the first; batches of about `max_tokens`.
-
-    Raises Cancelled when `should_stop` says so, asked before each batch.
-    """
+def score_windows(model: nn.Module, windows: Sequence[Sequence[int]], *, max_tokens: int, pad_id: int) -> list[float]:
+    """NLL in nats of each window, summed over all its tokens but the first; batches of about `max_tokens`."""
     scores = [0.0] * len(windows)
     device = next(model.parameters()).device
     todo = [index for index, window in enumerate(windows) if len(window) > 1]
     for batch in batches([len(windows[index]) for index in todo], max_tokens=max_tokens):
-        if should_stop is not None and should_stop():
-            raise Cancelled("Scoring was cancelled.")
         rows = [todo[index] for index in batch]
         ids, mask = padded([windows[index] for index in rows], pad_id=pad_id, device=device)
         sums = token_log_probs(model, ids, mask).double().sum(dim=1)

@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, StringConstraints
 
@@ -21,6 +21,9 @@ RESERVED_NAMESPACES = frozenset({"base", "v1", "api", "docs", "static", "ui", "m
 
 Digest = Annotated[str, StringConstraints(pattern=DIGEST_PATTERN)]
 Part = Annotated[str, StringConstraints(pattern=PART_PATTERN)]
+"""One part of a name: a namespace, a name within it, a base model's id, a tag."""
+KeyScope = Literal["read", "write", "infer", "admin"]
+"""What a key may be used for; `admin` implies all."""
 
 
 def canonical_json(value: Any) -> bytes:

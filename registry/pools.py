@@ -1,7 +1,7 @@
 """Pools: which adapters a selector is fitted over, and which of them it does not know yet.
 
-Called by the verbs `fit` and `select`. Members are the newest live version of each name with a ready sample; within
-one domain label, the newest adapter.
+Called by the verbs, and by routes after which a pool is another. Members are the newest live version of each name with
+a ready sample; within one domain label, the newest adapter.
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from registry.catalogue.database import Catalogue
-from registry.catalogue.rows import AdapterRow, MemberRow, SelectorRow
+from registry.catalogue.rows import AdapterRow, EmbeddingRow, MemberRow, SelectorRow
 from registry.errors import Forbidden, InvalidParameter
-from registry.names import digest_of
-from registry.spec import BaseShape, PoolRequest, PoolSpec, SelectorSpec
+from registry.spec import BaseShape, PoolRequest, PoolSpec
 
 
 def pool_base(request: PoolRequest, bases: Collection[str]) -> str:
@@ -41,16 +40,6 @@ def pool_spec(request: PoolRequest, shape: BaseShape, visible: Sequence[str] | N
     )
 
 
-def pool_id(pool: PoolSpec) -> str:
-    """The pool's identity: the digest of its definition."""
-    return digest_of(pool)
-
-
-def spec_digest(spec: SelectorSpec) -> str:
-    """The identity of what is fitted: the spec with every open field filled in."""
-    return digest_of(spec.resolved())
-
-
 def current_members(catalogue: Catalogue, pool: PoolSpec, encoder_digest: str | None) -> list[AdapterRow]:
     """The adapters a fit of this pool would use now, in the order of their domains.
 
@@ -62,15 +51,16 @@ def current_members(catalogue: Catalogue, pool: PoolSpec, encoder_digest: str | 
     for row in sorted(catalogue.adapters.pool(pool), key=lambda row: row.id, reverse=True):
         if row.domain in newest or row.digest in digests or not row.config.is_language_model:
             continue
-        if encoder_digest is not None and not _embedded(catalogue, row, encoder_digest):
+        if encoder_digest is not None and embedding_of(catalogue, row, encoder_digest) is None:
             continue
         newest[row.domain] = row
         digests.add(row.digest)
     return [newest[domain] for domain in sorted(newest)]
 
 
-def _embedded(catalogue: Catalogue, row: AdapterRow, encoder_digest: str) -> bool:
-    return row.sample is not None and catalogue.samples.embedding(row.sample.digest, encoder_digest) is not None
+def embedding_of(catalogue: Catalogue, row: AdapterRow, encoder_digest: str) -> EmbeddingRow | None:
+    """The embedding of an adapter's sample by this encoder, if there is one."""
+    return None if row.sample is None else catalogue.samples.embedding(row.sample.digest, encoder_digest)
 
 
 def as_members(rows: Iterable[AdapterRow]) -> tuple[MemberRow, ...]:
@@ -124,7 +114,7 @@ def enqueue_refits(catalogue: Catalogue, changed: AdapterRow, *, created_by: str
             {"base": changed.base_model, "pool": pool.model_dump(mode="json"), "spec": spec.model_dump(mode="json")},
             namespace=changed.namespace,
             created_by=created_by,
-            dedupe_key=f"fit:{pool_id(pool)}:{spec_digest(spec)}",
+            dedupe_key=f"fit:{pool.digest}:{spec.digest}",
             delay=delay,
         )
         jobs.append(job.id)

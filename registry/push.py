@@ -14,6 +14,7 @@ from registry.catalogue.database import Catalogue
 from registry.catalogue.rows import AdapterRow, NewAdapter
 from registry.encoders.contract import Encoder
 from registry.errors import Incompatible, Internal, InvalidManifest
+from registry.formats import WEIGHTS_FILE
 from registry.formats.peft.lora import adapter_config
 from registry.names import sha256_digest, split_name
 from registry.pools import enqueue_refits
@@ -22,8 +23,6 @@ from registry.samples import CheckedSample, check_sample, enqueue_embed, record_
 from registry.spec import AdapterConfig, Manifest
 from registry.tensor_file import parse
 from registry.uploads import read_file
-
-WEIGHTS_FILE = "adapter_model.safetensors"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What every verb is given first: the registry it works on, and on whose behalf it works."""
+"""`Registry` and `Caller`, which every verb is given first: what it works on, and on whose behalf."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The select verb: a sample meets a fitted selector, and the answer explains itself.
+"""The select verb: a fitted selector chooses adapters of a pool for a sample, and says why these.
 
 Called by the select route and by `cook`. A pool without a fitted selector is fitted first, through a callable
 that runs the fit job; a pool that has one answers with it, whatever has come or gone since.
@@ -17,7 +17,7 @@ from registry.catalogue.database import Database
 from registry.catalogue.rows import SelectorRow
 from registry.encoders.contract import Encoder
 from registry.errors import InvalidSample, Unavailable
-from registry.pools import gone_members, missing_members, pool_base, pool_id, pool_spec, spec_digest
+from registry.pools import gone_members, missing_members, pool_base, pool_spec
 from registry.registry import BaseModel, Caller, Registry
 from registry.samples import CheckedSample, Vectors, embed_texts
 from registry.selectors import SELECTORS
@@ -93,7 +93,7 @@ def encoder_for(spec: SelectorSpec, encoders: Mapping[str, Encoder]) -> Encoder 
 def latest(pool: PoolSpec, spec: SelectorSpec, encoder_digest: str | None, database: Database) -> SelectorRow | None:
     """The newest fitted selector of a pool and spec, if it was fitted with this encoder."""
     with database.read() as catalogue:
-        row = catalogue.selectors.latest(pool_id(pool), spec_digest(spec))
+        row = catalogue.selectors.latest(pool.digest, spec.digest)
     return row if row is not None and row.encoder_digest == encoder_digest else None
 
 

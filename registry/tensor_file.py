@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import mmap
+import re
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ MAX_DIMENSIONS = 8
 MAX_SIZE = 2**48
 MAX_PROBLEMS = 100
 PREFIX_BYTES = 8
+_LAYER = re.compile(r"(?:^|\.)(\d{1,9})\.", re.ASCII)
 
 _MAGIC = (
     (b"PK\x03\x04", "a zip archive (what torch.save writes)"),
@@ -82,7 +84,8 @@ def parse(
     except ValueError as problem:
         raise refuse(what, [str(problem)], error=error) from None
     metadata = table.pop("__metadata__", {})
-    problems = [] if _is_metadata(metadata) else ["Its __metadata__ is not a table of texts."]
+    is_table = isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values())
+    problems = [] if is_table else ["Its __metadata__ is not a table of texts."]
     entries: dict[str, Entry] = {}
     for name, value in table.items():
         entry = _entry(name, value, start)
@@ -98,14 +101,14 @@ def parse(
     return Header(entries=entries, metadata=metadata)
 
 
-def header_of(path: Path, *, what: str = "weights") -> Header:
+def header_of(path: Path) -> Header:
     """The header of a file on disk, whose tensors are not read; raises InvalidWeights."""
     with path.open("rb") as file:
         size = path.stat().st_size
         if size == 0:  # which cannot be mapped
-            return parse(b"", max_bytes=0, what=what)
+            return parse(b"", max_bytes=0)
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data, memoryview(data) as view:
-            return parse(view, max_bytes=size, what=what)
+            return parse(view, max_bytes=size)
 
 
 def _header_bytes(data: bytes | memoryview) -> tuple[bytes, int]:
@@ -140,10 +143,6 @@ def _json_object(raw: bytes) -> dict[str, Any]:
     if not isinstance(table, dict):
         raise ValueError("its header is not a JSON object")
     return table
-
-
-def _is_metadata(metadata: object) -> bool:
-    return isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values())
 
 
 def _is_size(value: object) -> bool:
@@ -202,3 +201,13 @@ def write(
     header = json.dumps(table, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
     header += b" " * (-len(header) % 8)
     return b"".join((struct.pack("<Q", len(header)), header, *chunks))
+
+
+def canonical_order(names: Iterable[str]) -> list[str]:
+    """`names` of tensors by (layer number, name), the layer being a name's first number; names without come first."""
+
+    def key(name: str) -> tuple[int, str]:
+        match = _LAYER.search(name)
+        return (int(match.group(1)) if match else -1, name)
+
+    return sorted(names, key=key)

@@ -1,6 +1,6 @@
 """Files that a request names: bytes inline, or digests of blobs that the caller may see; never a path.
 
-Called by the verbs `push`, `select` and `cook`, and by whoever asks for a training.
+Called by `push`, by `samples` and by whoever asks for a training.
 """
 
 from __future__ import annotations

@@ -39,18 +39,18 @@ class JobBoard:
             if self._rung == rung:
                 self._rang.wait(timeout=seconds)
 
-    def watch(self, job_id: str, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback`, from any thread, whenever this job changes; returns what ends it."""
+    @contextmanager
+    def watched(self, job_id: str, callback: Callable[[], None]) -> Iterator[None]:
+        """While open, `callback` is called, from any thread, whenever this job changes."""
         with self._lock:
             self._watchers[job_id].append(callback)
-
-        def unwatch() -> None:
+        try:
+            yield
+        finally:
             with self._lock:
                 self._watchers[job_id].remove(callback)
                 if not self._watchers[job_id]:
                     del self._watchers[job_id]
-
-        return unwatch
 
     def tell(self, job_id: str) -> None:
         """Tell whoever watches this job that it has changed."""

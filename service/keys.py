@@ -1,6 +1,6 @@
 """Keys: their secrets, who stands behind one and what they may do, and the file of the admin key.
 
-A key is `sk-soup-` and 43 characters; only its sha256 is stored. `http.gate` looks the key up once per request and
+A key is `sk-soup-` and 43 characters; only its sha256 is stored. `http.auth` looks the key up once per request and
 leaves a Principal behind; the runtime writes the admin key's file at its first start.
 """
 
@@ -11,14 +11,14 @@ import re
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 from registry.catalogue import Database
 from registry.errors import Conflict, Forbidden, InvalidParameter, NotFound, Unauthenticated
 from registry.files import replace_file
+from registry.names import KeyScope
 from registry.registry import Caller
 
-KeyScope = Literal["read", "write", "infer", "admin"]
 SCOPES: frozenset[str] = frozenset(get_args(KeyScope))
 PREFIX = "sk-soup-"
 SECRET_PATTERN = re.compile(r"sk-soup-[A-Za-z0-9_-]{43}", re.ASCII)

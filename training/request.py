@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from registry.errors import Conflict, SoupError
 from registry.formats import AdapterDirectory, check_place, read_directory
 from registry.names import Digest
-from registry.spec import Card, Frozen, Words
+from registry.spec import Card, CookRequest, Frozen, HandRecipe, MergeMixing, WeightedRef, Words
 from training.spec import BANK, SAMPLE, SAVE_SECONDS, VALID_SHARE, TrainingSpec
 
 
@@ -44,6 +44,12 @@ class TrainingRequest(Frozen):
     def share(self) -> float:
         """The share of the data to validate on where no other data are given."""
         return VALID_SHARE if self.valid_share is None else self.valid_share
+
+
+def merge_request(bank: str, *, name: str) -> CookRequest:
+    """What cooks the merge of a bank of experts, given by its ref, as `name`."""
+    recipe = HandRecipe(ingredients=(WeightedRef(ref=bank),))
+    return CookRequest(recipe=recipe, mixing=MergeMixing(), name=name, verify=False)
 
 
 class TrainingRun(Frozen):

@@ -30,7 +30,7 @@ from registry.formats import read_directory
 from registry.likelihood import hidden_states
 from registry.names import digest_of
 from registry.soup.average import check, mix
-from registry.soup.compat import Part
+from registry.soup.compat import SoupPart
 from registry.spec import AverageMixing, BaseEntry, canonical_weights
 from training.tasks.language import passage_scores
 
@@ -169,9 +169,9 @@ def _adapter(base: LoadedBase, model: Model) -> AdapterModule:
     return from_tensors(parts[0].config, base.shape, mix(parts, mixing))
 
 
-def _part(one: Ingredient, number: int, share: str) -> Part:
+def _part(one: Ingredient, number: int, share: str) -> SoupPart:
     folder = read_directory(one.folder)
-    return Part(
+    return SoupPart(
         adapter_id=number, ref=one.name, digest=one.digest, weight=share,
         base_fingerprint=str(folder.base_fingerprint), config=folder.config, provenance=folder.provenance,
         dtype="F32", load=partial(_tensors, folder.weights),

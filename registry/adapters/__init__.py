@@ -34,10 +34,10 @@ from registry.adapters.lora_mixing import LoraMixture, join_loras
 from registry.adapters.masks import add_masks, is_mask
 from registry.adapters.mixture import Constant, Mixture
 from registry.adapters.prefix import PrefixAdapter, initial_prefix
-from registry.adapters.tensor_order import canonical_order
 from registry.adapters.union import UnionAdapter, UnionMixture, initial_union
 from registry.errors import Incompatible, InvalidParameter, UnknownMethod
 from registry.spec import AdapterConfig, BaseShape, BottleneckConfig
+from registry.tensor_file import canonical_order
 
 __all__ = [
     "STRUCTURES",
@@ -106,12 +106,7 @@ STRUCTURES: dict[str, StructureEntry] = {
         join=join_loras,
         mixture=LoraMixture,
     ),
-    "prefix": StructureEntry(
-        name="prefix",
-        paper="Li & Liang, ACL 2021",
-        build=PrefixAdapter,
-        initial=initial_prefix,
-    ),
+    "prefix": StructureEntry(name="prefix", paper="Li & Liang, ACL 2021", build=PrefixAdapter, initial=initial_prefix),
     "head": StructureEntry(
         name="head",
         paper="Devlin et al., NAACL 2019, section 4; Radford et al., 2018, section 3.2",
@@ -127,10 +122,7 @@ STRUCTURES: dict[str, StructureEntry] = {
         mixture=lambda config, shape: UnionMixture({one.method: mixture_of(one, shape) for one in config.members}),
     ),
     "fusion": StructureEntry(
-        name="fusion",
-        paper="Pfeiffer et al., EACL 2021",
-        build=FusionAdapter,
-        initial=initial_fusion,
+        name="fusion", paper="Pfeiffer et al., EACL 2021", build=FusionAdapter, initial=initial_fusion
     ),
     "adamix": StructureEntry(
         name="adamix",
@@ -184,12 +176,7 @@ def expected_tensors(config: AdapterConfig, shape: BaseShape) -> dict[str, tuple
 
 
 def create(
-    config: AdapterConfig,
-    shape: BaseShape,
-    *,
-    seed: int,
-    init: Init = "near_identity",
-    base: nn.Module | None = None,
+    config: AdapterConfig, shape: BaseShape, *, seed: int, init: Init = "near_identity", base: nn.Module | None = None
 ) -> AdapterModule:
     """A fresh adapter, fp32, on the CPU, ready to train; Houlsby's needs `base` to copy its LayerNorms.
 

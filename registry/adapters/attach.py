@@ -12,7 +12,6 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -53,39 +52,30 @@ class AdapterModule(nn.Module, ABC):
         return iter(())
 
 
-@dataclass(frozen=True)
-class OutputHook:
+def _output_hook(edit: Edit) -> Callable[..., Any]:
     """A forward hook that edits a module's output, or the first item of its output tuple."""
 
-    edit: Edit
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        """The edited output, in the form in which it came."""
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         source = args[0] if args else next(iter(kwargs.values()))
         if isinstance(output, tuple):
-            return (self.edit(module, source, output[0]), *output[1:])
-        return self.edit(module, source, output)
+            return (edit(module, source, output[0]), *output[1:])
+        return edit(module, source, output)
+
+    return hook
 
 
-@dataclass(frozen=True)
-class InputHook:
-    """A forward pre-hook that edits a module's arguments."""
+def _input_hook(edit: InputEdit) -> Callable[..., Any]:
+    """A forward pre-hook that edits a module's arguments, and gives them all by name."""
 
-    edit: InputEdit
-
-    def __call__(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The edited arguments, all by name."""
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[()], dict[str, Any]]:
         named = dict(zip(inspect.signature(module.forward).parameters, args, strict=False)) if args else {}
-        return (), self.edit(module, {**named, **kwargs})
+        return (), edit(module, {**named, **kwargs})
+
+    return hook
 
 
-class InUse:
+def _in_use(_module: nn.Module, _args: tuple[Any, ...]) -> None:
     """A forward pre-hook that does nothing: on a model, it says that an adapter is attached."""
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """Leave the arguments as they are."""
 
 
 @contextmanager
@@ -96,14 +86,14 @@ def attached(model: nn.Module, adapter: AdapterModule) -> Iterator[None]:
     would silently give a model nobody asked for.
     """
     adapter.check_fit(model)
-    if any(isinstance(hook, InUse) for hook in model._forward_pre_hooks.values()):
+    if _in_use in model._forward_pre_hooks.values():
         raise Internal("An adapter is attached to this base model already.")
-    handles = [model.register_forward_pre_hook(InUse())]
+    handles = [model.register_forward_pre_hook(_in_use)]
     try:
         for module, change in adapter.inputs(model):
-            handles.append(module.register_forward_pre_hook(InputHook(change), with_kwargs=True))
+            handles.append(module.register_forward_pre_hook(_input_hook(change), with_kwargs=True))
         for module, edit in adapter.edits(model):
-            handles.append(module.register_forward_hook(OutputHook(edit), with_kwargs=True))
+            handles.append(module.register_forward_hook(_output_hook(edit), with_kwargs=True))
         yield
     finally:
         for handle in handles:

@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from registry.adapters.attach import AdapterModule, Edit
-from registry.adapters.sites import Family, LayerSites, family_of, layer_sites, model_type_of
+from registry.adapters.sites import Family, LayerSites, check_family, family_of, layer_sites
 from registry.errors import Incompatible, Internal
 from registry.spec import BaseShape, BottleneckConfig
 
@@ -40,14 +40,14 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.
 class Bottleneck(nn.Module):
     """Down-projection, activation, up-projection, and a LayerNorm before them for Bapna-Firat."""
 
-    def __init__(self, config: BottleneckConfig, hidden_size: int, *, device: torch.device | str) -> None:
+    def __init__(self, config: BottleneckConfig, hidden_size: int) -> None:
         super().__init__()
         if config.structure == "bapna_firat":
-            self.norm = nn.LayerNorm(hidden_size, eps=config.layer_norm_eps, device=device)
+            self.norm = nn.LayerNorm(hidden_size, eps=config.layer_norm_eps, device="meta")
         else:
             self.register_module("norm", None)
-        self.down = nn.Linear(hidden_size, config.bottleneck, device=device)
-        self.up = nn.Linear(config.bottleneck, hidden_size, device=device)
+        self.down = nn.Linear(hidden_size, config.bottleneck, device="meta")
+        self.up = nn.Linear(config.bottleneck, hidden_size, device="meta")
         self._activation = ACTIVATIONS[config.activation]
         self._scale = config.scale
 
@@ -68,25 +68,6 @@ Update = Callable[[Tensor], Tensor]
 """What is read (batch, time, hidden) -> what is added, of the same shape."""
 
 
-class Argument:
-    """The argument of one module, kept for the edit of a later one in the same forward pass."""
-
-    def __init__(self) -> None:
-        self._kept: Tensor | None = None
-
-    def keep(self, _module: nn.Module, source: Tensor, hidden: Tensor) -> Tensor:
-        """The edit of the module that is looked at: its output stays as it is."""
-        self._kept = source
-        return hidden
-
-    def take(self) -> Tensor:
-        """What was kept, once; raises Internal where the module that is looked at did not run."""
-        if self._kept is None:
-            raise Internal("A parallel adapter's layer ran without the module whose argument it reads.")
-        kept, self._kept = self._kept, None
-        return kept
-
-
 def ffn_edits(config: BottleneckConfig, sites: LayerSites, update: Update) -> Iterator[tuple[nn.Module, Edit]]:
     """Pairs of a base module and the edit of its output that put `update` where adapters of `config` act, in one layer.
 
@@ -104,12 +85,18 @@ def ffn_edits(config: BottleneckConfig, sites: LayerSites, update: Update) -> It
 
     residual = config.input == "residual"
     if config.structure == "parallel":
-        argument = Argument()
+        arguments: list[Tensor] = []  # that of the module that is read, until the feed-forward module has run
+
+        def keep(_module: nn.Module, source: Tensor, hidden: Tensor) -> Tensor:
+            arguments[:] = [source]
+            return hidden
 
         def beside(_module: nn.Module, _source: Tensor, hidden: Tensor) -> Tensor:
-            return (hidden + update(argument.take())).to(hidden.dtype)
+            if not arguments:
+                raise Internal("A parallel adapter's layer ran without the module whose argument it reads.")
+            return (hidden + update(arguments.pop())).to(hidden.dtype)
 
-        yield sites.norms[-1] if residual else sites.ffn_input, argument.keep
+        yield sites.norms[-1] if residual else sites.ffn_input, keep
         yield sites.ffn, beside
     elif residual and sites.post_norm and config.structure == "pfeiffer":
         yield sites.norms[-1], around_norm
@@ -120,14 +107,11 @@ def ffn_edits(config: BottleneckConfig, sites: LayerSites, update: Update) -> It
 class TrainedNorm(nn.Module):
     """Weight, and bias of a LayerNorm, that replace those of a norm of the base; epsilon stays the base's."""
 
-    def __init__(self, hidden_size: int, *, rms: bool, device: torch.device | str) -> None:
+    def __init__(self, hidden_size: int, *, rms: bool) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(hidden_size, device=device))
+        self.weight = nn.Parameter(torch.empty(hidden_size, device="meta"))
         self.bias: nn.Parameter | None
-        if rms:
-            self.register_parameter("bias", None)
-        else:
-            self.bias = nn.Parameter(torch.empty(hidden_size, device=device))
+        self.register_parameter("bias", None if rms else nn.Parameter(torch.empty(hidden_size, device="meta")))
 
     def instead(self, norm: nn.Module, source: Tensor, hidden: Tensor) -> Tensor:
         """The edit of a norm: its argument normalised with these parameters instead.
@@ -146,14 +130,14 @@ class TrainedNorm(nn.Module):
 class BottleneckLayer(nn.Module):
     """What is put on one layer of the base."""
 
-    def __init__(self, config: BottleneckConfig, shape: BaseShape, family: Family, device: torch.device | str) -> None:
+    def __init__(self, config: BottleneckConfig, shape: BaseShape, family: Family) -> None:
         super().__init__()
-        self.ffn = Bottleneck(config, shape.hidden_size, device=device)
+        self.ffn = Bottleneck(config, shape.hidden_size)
         if config.structure == "houlsby":
-            self.attention = Bottleneck(config, shape.hidden_size, device=device)
+            self.attention = Bottleneck(config, shape.hidden_size)
             if config.trained_norms:
                 self.base_norm = nn.ModuleList(
-                    TrainedNorm(shape.hidden_size, rms=family.rms_norms, device=device) for _ in family.norms
+                    TrainedNorm(shape.hidden_size, rms=family.rms_norms) for _ in family.norms
                 )
         self._config = config
 
@@ -180,7 +164,7 @@ class BottleneckAdapter(AdapterModule):
 
     config: BottleneckConfig
 
-    def __init__(self, config: BottleneckConfig, shape: BaseShape, *, device: torch.device | str = "meta") -> None:
+    def __init__(self, config: BottleneckConfig, shape: BaseShape) -> None:
         super().__init__()
         family = family_of(shape.model_type)
         check_input(config, family, shape.model_type)
@@ -188,17 +172,12 @@ class BottleneckAdapter(AdapterModule):
         self.model_type = shape.model_type
         self.num_layers = shape.num_layers
         self.hidden_size = shape.hidden_size
-        self.layers = nn.ModuleList(BottleneckLayer(config, shape, family, device) for _ in range(shape.num_layers))
+        self.layers = nn.ModuleList(BottleneckLayer(config, shape, family) for _ in range(shape.num_layers))
 
     def check_fit(self, model: nn.Module) -> None:
         """Raises Incompatible for another family or an unknown one, other sizes, or norms that cannot be replaced."""
         layers = layer_sites(model)
-        if model_type_of(model) != self.model_type:
-            raise Incompatible(
-                f"The adapter is for base models of family {self.model_type!r}; this one is of family "
-                f"{model_type_of(model)!r}.",
-                param="base_model",
-            )
+        check_family(model, self.model_type, "adapter")
         found = len(layers), int(getattr(model.config, "hidden_size", 0))
         if found != (self.num_layers, self.hidden_size):
             raise Incompatible(

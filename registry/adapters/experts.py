@@ -92,7 +92,11 @@ class BankAdapter(AdapterModule):
     def __init__(self, config: BankConfig, expert: AdapterModule) -> None:
         super().__init__()
         self.config = config
-        self._experts = {path: Experts(plain, config.experts) for path, plain in _unshared(expert, config)}
+        self._experts = {
+            path: Experts(module, config.experts)
+            for path, module in expert.named_modules()
+            if isinstance(module, nn.Linear) and _has_copies(path, config)
+        }
         for path, experts in self._experts.items():
             parent, _, name = path.rpartition(".")
             expert.get_submodule(parent)._modules[name] = experts
@@ -147,16 +151,8 @@ class BankAdapter(AdapterModule):
             experts.chosen = routes[path]
 
 
-def _unshared(expert: nn.Module, config: BankConfig) -> list[tuple[str, nn.Linear]]:
-    """The projections of an adapter that have copies in the bank, by path, in the order of its layers."""
-    return [
-        (path, module)
-        for path, module in expert.named_modules()
-        if isinstance(module, nn.Linear) and _has_copies(path, config)
-    ]
-
-
 def _has_copies(path: str, config: BankConfig) -> bool:
+    """Whether the module at this path is a projection of the experts that has copies in the bank."""
     return path.rpartition(".")[2] in config.copied
 
 

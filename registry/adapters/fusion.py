@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from registry.adapters.attach import AdapterModule, Edit
 from registry.adapters.bottleneck import BottleneckAdapter, BottleneckLayer, ffn_edits
-from registry.adapters.initial import Init, Shapes, initial_tensors
+from registry.adapters.initial import Init, Shapes, initial_tensors, seeded
 from registry.adapters.sites import Family, family_of, layer_sites
 from registry.spec import BaseShape, FusionConfig
 
@@ -29,11 +29,11 @@ ATTENTION = ".fusion."
 class Attention(nn.Module):
     """One query, over keys and values that the members give."""
 
-    def __init__(self, hidden_size: int, *, device: torch.device | str) -> None:
+    def __init__(self, hidden_size: int) -> None:
         super().__init__()
-        self.query = nn.Linear(hidden_size, hidden_size, device=device)
-        self.key = nn.Linear(hidden_size, hidden_size, device=device)
-        self.value = nn.Linear(hidden_size, hidden_size, bias=False, device=device)
+        self.query = nn.Linear(hidden_size, hidden_size, device="meta")
+        self.key = nn.Linear(hidden_size, hidden_size, device="meta")
+        self.value = nn.Linear(hidden_size, hidden_size, bias=False, device="meta")
 
     def forward(self, source: Tensor, updates: Tensor) -> Tensor:
         """(..., hidden) from `source` of that shape and `updates` (..., members, hidden)."""
@@ -47,12 +47,12 @@ class Attention(nn.Module):
 class FusionLayer(nn.Module):
     """The members of one layer and the attention over them."""
 
-    def __init__(self, config: FusionConfig, shape: BaseShape, family: Family, device: torch.device | str) -> None:
+    def __init__(self, config: FusionConfig, shape: BaseShape, family: Family) -> None:
         super().__init__()
-        self.fusion = Attention(shape.hidden_size, device=device)
+        self.fusion = Attention(shape.hidden_size)
         self._members = [f"member{number}" for number in range(config.members)]
         for name in self._members:
-            self.add_module(name, BottleneckLayer(config.member, shape, family, device).requires_grad_(False))
+            self.add_module(name, BottleneckLayer(config.member, shape, family).requires_grad_(False))
 
     def update(self, source: Tensor) -> Tensor:
         """What is added, (..., hidden), for the `source` of that shape that the members read."""
@@ -70,12 +70,12 @@ class FusionAdapter(AdapterModule):
 
     config: FusionConfig
 
-    def __init__(self, config: FusionConfig, shape: BaseShape, *, device: torch.device | str = "meta") -> None:
+    def __init__(self, config: FusionConfig, shape: BaseShape) -> None:
         super().__init__()
         self.config = config
         self._one = (BottleneckAdapter(config.member, shape),)  # in a tuple, so that it is no part of the fusion
         family = family_of(shape.model_type)
-        self.layers = nn.ModuleList(FusionLayer(config, shape, family, device) for _ in range(shape.num_layers))
+        self.layers = nn.ModuleList(FusionLayer(config, shape, family) for _ in range(shape.num_layers))
 
     def check_fit(self, model: nn.Module) -> None:
         """Raises Incompatible where the members cannot be put on `model`."""
@@ -97,7 +97,7 @@ def initial_fusion(
     """
     members = {name: shape for name, shape in shapes.items() if ATTENTION not in name}
     drawn = initial_tensors(config.member, members, seed=seed, init=init, base=base)
-    rng = np.random.Generator(np.random.PCG64(seed))
+    rng = seeded(seed, init)
     return {name: drawn[name] if name in drawn else _attention(rng, name, shapes) for name in shapes}
 
 

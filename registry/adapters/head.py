@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from registry.adapters.attach import AdapterModule, Edit
-from registry.adapters.initial import Init, Shapes, check_start, truncated_normal
+from registry.adapters.initial import Init, Shapes, seeded, truncated_normal
 from registry.errors import Incompatible
 from registry.spec import BaseShape, HeadConfig
 
@@ -28,12 +28,12 @@ class HeadModule(AdapterModule):
 
     config: HeadConfig
 
-    def __init__(self, config: HeadConfig, shape: BaseShape, *, device: torch.device | str = "meta") -> None:
+    def __init__(self, config: HeadConfig, shape: BaseShape) -> None:
         super().__init__()
         self.config = config
         self.hidden_size = shape.hidden_size
         self.reads_last = shape.kind == "causal"
-        self.out = nn.Linear(shape.hidden_size, len(config.labels), device=device)
+        self.out = nn.Linear(shape.hidden_size, len(config.labels), device="meta")
 
     def check_fit(self, model: nn.Module) -> None:
         """Raises Incompatible for another hidden size."""
@@ -80,8 +80,7 @@ def initial_head(
     Whatever `init` says, which is about adapters inside of the base. Drawn with NumPy's PCG64, like
     `initial.initial_tensors`. Raises InvalidParameter for an unknown `init` or a negative seed.
     """
-    check_start(seed=seed, init=init)
-    rng = np.random.Generator(np.random.PCG64(seed))
+    rng = seeded(seed, init)
     return {
         name: torch.from_numpy((HEAD_STD * truncated_normal(rng, shape)).astype(np.float32))
         if name.endswith("weight")

@@ -40,10 +40,9 @@ def initial_tensors(
     an unknown `init` or a LoRA's, a negative seed, or copies without `base`, and Incompatible for norms that cannot be
     trained.
     """
-    check_start(seed=seed, init=init)
+    rng = seeded(seed, init)
     if init not in INITS:
         raise InvalidParameter(f"{init!r} is a start of LoRAs: bottlenecks have {', '.join(INITS)}.", param="init")
-    rng = np.random.Generator(np.random.PCG64(seed))
     norms = _base_norms(shapes, base)
     tensors = {}
     for name, shape in shapes.items():
@@ -56,13 +55,14 @@ def initial_tensors(
     return tensors
 
 
-def check_start(*, seed: int, init: Init) -> None:
-    """Raises InvalidParameter for an unknown `init` or a negative seed."""
+def seeded(seed: int, init: Init) -> np.random.Generator:
+    """NumPy's PCG64, from which every start is drawn; raises InvalidParameter for an unknown `init` or a bad seed."""
     known = get_args(Init)
     if init not in known:
         raise InvalidParameter(f"Initialisation {init!r} is not one of {', '.join(known)}.", param="init")
     if seed < 0:
         raise InvalidParameter(f"A seed is not negative, and {seed} is.", param="seed")
+    return np.random.Generator(np.random.PCG64(seed))
 
 
 def _projection(rng: np.random.Generator, name: str, shapes: Shapes, init: Init) -> np.ndarray:

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from registry.adapters.attach import AdapterModule, Edit
-from registry.adapters.initial import NEAR_IDENTITY_STD, Init, Shapes, check_start, truncated_normal
+from registry.adapters.initial import NEAR_IDENTITY_STD, Init, Shapes, seeded, truncated_normal
 from registry.errors import Incompatible, more_problems
 from registry.spec import BaseShape, LoraConfig
 
@@ -31,13 +31,11 @@ SHOWN = 20
 class LoraUpdate(nn.Module):
     """The update of one linear module."""
 
-    def __init__(
-        self, sizes: tuple[int, int], rank: int, scaling: float, *, device: torch.device | str = "meta"
-    ) -> None:
+    def __init__(self, sizes: tuple[int, int], rank: int, scaling: float) -> None:
         super().__init__()
         inputs, outputs = sizes
-        self.lora_A = nn.Linear(inputs, rank, bias=False, device=device)
-        self.lora_B = nn.Linear(rank, outputs, bias=False, device=device)
+        self.lora_A = nn.Linear(inputs, rank, bias=False, device="meta")
+        self.lora_B = nn.Linear(rank, outputs, bias=False, device="meta")
         self.scaling = scaling
 
     def on_input(self, _module: nn.Module, source: Tensor, hidden: Tensor) -> Tensor:
@@ -58,14 +56,14 @@ class LoraAdapter(AdapterModule):
 
     config: LoraConfig
 
-    def __init__(self, config: LoraConfig, shape: BaseShape, *, device: torch.device | str = "meta") -> None:
+    def __init__(self, config: LoraConfig, shape: BaseShape) -> None:
         super().__init__()
         modules = config.modules()
         _refuse_unknown([path for path in modules if path not in shape.linears], shape)
         self.config = config
         self._updates: dict[str, LoraUpdate] = {}
         for path, module in modules.items():
-            update = LoraUpdate(shape.linears[path], module.rank, config.scaling(module), device=device)
+            update = LoraUpdate(shape.linears[path], module.rank, config.scaling(module))
             *parents, name = (PREFIX + path).split(".")
             _branch(self, parents).add_module(name, update)
             self._updates[path] = update
@@ -150,8 +148,7 @@ def initial_lora(
     first step, which scores for pruning need. Every other `init` leaves it at zero. Drawn with NumPy's PCG64 in
     canonical order, like `initial.initial_tensors`. Raises InvalidParameter for an unknown `init` or a negative seed.
     """
-    check_start(seed=seed, init=init)
-    rng = np.random.Generator(np.random.PCG64(seed))
+    rng = seeded(seed, init)
     tensors = {}
     for name, shape in shapes.items():
         if name.endswith(LORA_B):

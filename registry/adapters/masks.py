@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from registry.adapters.attach import AdapterModule
-from registry.adapters.tensor_order import canonical_order
 from registry.spec import AdapterConfig, Pruned
+from registry.tensor_file import canonical_order
 
 MASK = ".mask"
 _WEIGHT = ".weight"
@@ -56,16 +56,15 @@ def unpack(packed: Tensor, size: Sequence[int]) -> Tensor:
 
 def projections(config: AdapterConfig, names: Iterable[str]) -> dict[str, list[str]]:
     """Weights that may be masked among `names`, in canonical order, by the prefix of the part they belong to."""
-    ordered = canonical_order(names)
+    weights = [(name, name.removesuffix(_WEIGHT)) for name in canonical_order(names) if name.endswith(_WEIGHT)]
     return {
-        prefix: [name for name in ordered if name.startswith(prefix) and _is_projection(name, one)]
+        prefix: [name for name, path in weights if name.startswith(prefix) and _leaf(path) in one.projections]
         for prefix, one in config.prunable().items()
     }
 
 
-def _is_projection(name: str, config: AdapterConfig) -> bool:
-    *_, module, leaf = ("", *name.split("."))
-    return leaf == "weight" and module in config.projections
+def _leaf(path: str) -> str:
+    return path.rpartition(".")[2]
 
 
 # --- in modules and files -------------------------------------------------------------------------
@@ -86,7 +85,7 @@ def _masked_linears(module: nn.Module) -> Iterator[nn.Linear]:
         if not isinstance(part, AdapterModule) or "" not in part.config.pruned_parts():
             continue
         for name, linear in part.named_modules():
-            if isinstance(linear, nn.Linear) and name.rpartition(".")[2] in part.config.projections:
+            if isinstance(linear, nn.Linear) and _leaf(name) in part.config.projections:
                 yield linear
 
 

@@ -1,6 +1,6 @@
 """Exact mixtures: the weighted mean of what adapters of one structure add, to hold a soup of them against.
 
-A structure's entry in `STRUCTURES` makes its own; `soup.residual` fills it while a mixing method reads the
+A structure's entry in `STRUCTURES` makes its own; `soup.report` fills it while a mixing method reads the
 ingredients. In double precision and through BLAS: a figure of the report, no byte of a soup depends on it.
 """
 

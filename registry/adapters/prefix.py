@@ -9,7 +9,6 @@ family takes them whose layers have keys and values of one size (`BaseShape.kv`)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any, cast
 
 import numpy as np
@@ -19,8 +18,8 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache
 
 from registry.adapters.attach import AdapterModule, Edit, InputEdit
-from registry.adapters.initial import Init, Shapes, check_start
-from registry.adapters.sites import model_type_of
+from registry.adapters.initial import Init, Shapes, seeded
+from registry.adapters.sites import check_family
 from registry.errors import Incompatible, Internal, InvalidParameter
 from registry.spec import BaseShape, PrefixConfig
 
@@ -39,7 +38,7 @@ class PrefixAdapter(AdapterModule):
 
     config: PrefixConfig
 
-    def __init__(self, config: PrefixConfig, shape: BaseShape, *, device: torch.device | str = "meta") -> None:
+    def __init__(self, config: PrefixConfig, shape: BaseShape) -> None:
         super().__init__()
         if shape.kv is None:
             raise Incompatible(
@@ -60,17 +59,12 @@ class PrefixAdapter(AdapterModule):
         self.context = shape.context
         heads, size = shape.kv
         self.prompt_embeddings = nn.Parameter(
-            torch.empty(config.length, shape.num_layers * 2 * heads * size, device=device)
+            torch.empty(config.length, shape.num_layers * 2 * heads * size, device="meta")
         )
 
     def check_fit(self, model: nn.Module) -> None:
         """Raises Incompatible for another family, other sizes, or other keys and values."""
-        if model_type_of(model) != self.model_type:
-            raise Incompatible(
-                f"The prefix is for base models of family {self.model_type!r}; this one is of family "
-                f"{model_type_of(model)!r}.",
-                param="base_model",
-            )
+        check_family(model, self.model_type, "prefix")
         config: Any = model.config
         found = int(getattr(config, "num_hidden_layers", 0)), int(getattr(config, "hidden_size", 0))
         heads = getattr(config, "num_key_value_heads", None) or self.kv[0]
@@ -162,8 +156,7 @@ def initial_prefix(
 
     Raises InvalidParameter for an unknown `init`, a negative seed, or activations without `base`.
     """
-    check_start(seed=seed, init=init)
-    rng = np.random.Generator(np.random.PCG64(seed))
+    rng = seeded(seed, init)
     (shape,) = shapes.values()
     if init == "linear":
         return {PROMPT: torch.from_numpy(rng.standard_normal(shape).astype(np.float32))}
@@ -173,24 +166,17 @@ def initial_prefix(
     return {PROMPT: _activations(base, rng.integers(config.vocab_size, size=shape[0])).reshape(shape)}
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Sums are taken in an order that does not depend on how many threads share them."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 @torch.no_grad()
 def _activations(base: Any, tokens: np.ndarray) -> Tensor:
     """fp32 (length, layers, 2, heads, size): keys and values of int64 `tokens` (length,) alone."""
     cache = DynamicCache()
     ids = torch.from_numpy(tokens)[None].to(base.device)
-    with _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # sums are taken in an order that does not depend on how many threads share them
+    try:
         base.base_model(input_ids=ids, attention_mask=torch.ones_like(ids), past_key_values=cache, use_cache=True)
+    finally:
+        torch.set_num_threads(threads)
     pairs = [torch.stack([layer.keys[0], layer.values[0]]) for layer in cast(Any, cache).layers]
     states = torch.stack(pairs)  # (layers, 2, heads, length, size)
     return states.permute(3, 0, 1, 2, 4).to("cpu", torch.float32, copy=True).contiguous()

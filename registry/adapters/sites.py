@@ -16,7 +16,7 @@ from registry.errors import Incompatible
 
 @dataclass(frozen=True)
 class Family:
-    """Paths of sub-modules: `layers` from the model, the others from one layer.
+    """A family of base models by the paths of its sub-modules: `layers` from the model, the others from one layer.
 
     The outputs of `attention` and `ffn` (or the first items of their output tuples) are what the layer adds to
     its residual stream. The feed-forward module's argument is that of `ffn_input`: of another module than `ffn`
@@ -126,6 +126,16 @@ def family_of(model_type: str) -> Family:
 def model_type_of(model: nn.Module) -> str:
     """`config.model_type` of a transformers model; empty where there is none."""
     return str(getattr(getattr(model, "config", None), "model_type", ""))
+
+
+def check_family(model: nn.Module, model_type: str, what: str) -> None:
+    """Raises Incompatible where `model` is not of the family that an adapter, called `what`, was made for."""
+    found = model_type_of(model)
+    if found != model_type:
+        raise Incompatible(
+            f"The {what} is for base models of family {model_type!r}; this one is of family {found!r}.",
+            param="base_model",
+        )
 
 
 def layer_sites(model: nn.Module) -> Sequence[LayerSites]:

@@ -8,7 +8,6 @@ file's layout and metadata.
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -18,11 +17,10 @@ from torch import Tensor
 
 from registry.adapters import expected_tensors, tensor_problems
 from registry.adapters.masks import is_mask, mask_problems, values
-from registry.adapters.tensor_order import canonical_order
 from registry.errors import Incompatible, Internal, InvalidWeights, more_problems
 from registry.names import canonical_json
 from registry.spec import AdapterConfig, BaseShape
-from registry.tensor_file import Header, parse, refuse, write
+from registry.tensor_file import Header, canonical_order, parse, refuse, write
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -31,10 +29,7 @@ _MASK_DTYPE = "U8"
 
 @dataclass(frozen=True)
 class CheckedWeights:
-    """What a checked file holds: the adapter's digest, the one dtype of its tensors, parameters, length in bytes.
-
-    Masks are no parameters, and of no dtype; nor are entries that are pruned.
-    """
+    """What a checked file holds: the adapter's digest, `dtype_of` it, `count_parameters` of it, length in bytes."""
 
     digest: str
     dtype: str
@@ -65,12 +60,19 @@ def check_weights(data: bytes, config: AdapterConfig, shape: BaseShape, *, max_b
             param="weights",
             problems=refused.problems,
         )
-    stored = {name: entry for name, entry in header.entries.items() if not is_mask(name)}
-    dtype = next(iter(stored.values())).dtype
-    parameters = sum(math.prod(entry.shape) for entry in stored.values())
-    parameters -= sum(pruned.masked for pruned in config.pruned_parts().values())
     digest = adapter_digest(shape.fingerprint, config, tensors)
-    return CheckedWeights(digest=digest, dtype=dtype, parameters=parameters, bytes=len(data))
+    return CheckedWeights(digest, dtype_of(tensors), count_parameters(config, tensors), bytes=len(data))
+
+
+def dtype_of(tensors: Mapping[str, Tensor]) -> str:
+    """The one dtype of an adapter's tensors, masks aside, as safetensors names it: F32, F16 or BF16."""
+    return _DTYPE_NAMES[next(iter(values(tensors).values())).dtype]
+
+
+def count_parameters(config: AdapterConfig, tensors: Mapping[str, Tensor]) -> int:
+    """How many values the tensors of an adapter hold, without masks and without entries that are pruned."""
+    stored = sum(tensor.numel() for tensor in values(tensors).values())
+    return stored - sum(pruned.masked for pruned in config.pruned_parts().values())
 
 
 def _dtype_problems(header: Header) -> list[str]:

@@ -1,7 +1,7 @@
-"""What a base model is, from its configuration alone: which are refused, the sizes, and the linear modules.
+"""Base models by their configuration alone: which are refused, and the shape of those that are taken.
 
-The model is built on torch's meta device to see its modules: no memory, some milliseconds, its weights not read.
-Called by `loading`.
+The model is built on torch's meta device to see its modules, its keys and its values: no memory, some milliseconds,
+its weights not read. Called by `loading`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_MAPPING_NAMES
 from transformers.pytorch_utils import Conv1D
 
 from registry.base_model.build_lock import BUILDING
 from registry.base_model.encoder_only import encoder_problems, longest_text, without_pooler
-from registry.base_model.kv import kv_of
 from registry.errors import Unavailable
 from registry.names import Digest
 from registry.spec import BaseEntry, BaseKind, BaseShape
@@ -26,6 +25,8 @@ from registry.spec import BaseEntry, BaseKind, BaseShape
 _SIZES = ("hidden_size", "num_hidden_layers", "max_position_embeddings", "vocab_size")
 _UNUSABLE = (ValueError, TypeError, KeyError, AttributeError, ArithmeticError)
 """What transformers raises for numbers that make no model."""
+_NO_PASS = (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RuntimeError, IndexError, AssertionError)
+"""What a model raises that does not run with a plain cache, or not on the meta device."""
 
 
 def usable_config(folder: Path, entry: BaseEntry) -> Any:
@@ -81,7 +82,10 @@ def _causal_problems(config: Any, named: str) -> list[str]:
 
 
 def shape_from(config: Any, fingerprint: Digest, base_id: str, kind: BaseKind = "causal") -> BaseShape:
-    """What adapters must fit; raises Unavailable where transformers cannot build the model from `config`."""
+    """The shape of a base model: its sizes, its linear modules, and the sizes of its keys and values.
+
+    Raises Unavailable where transformers cannot build the model from `config`.
+    """
     model = _built(config, base_id, kind)
     return BaseShape(
         fingerprint=fingerprint,
@@ -92,7 +96,7 @@ def shape_from(config: Any, fingerprint: Digest, base_id: str, kind: BaseKind = 
         vocab_size=config.vocab_size,
         linears=_linears(model),
         kind=kind,
-        kv=kv_of(model, config.num_hidden_layers) if kind == "causal" else None,
+        kv=_kv_of(model, config.num_hidden_layers) if kind == "causal" else None,
     )
 
 
@@ -119,3 +123,36 @@ def _linears(model: nn.Module) -> dict[str, tuple[int, int]]:
         elif isinstance(module, Conv1D):
             found[path] = (module.nx, module.nf)
     return found
+
+
+def _kv_of(model: Any, layers: int) -> tuple[int, int] | None:
+    """(heads, size of a head) of the keys and of the values of each of `layers`; None where they have no one size.
+
+    What configurations say of heads is not what every family caches (one head of several, keys wider than values,
+    layers that differ, states that are none of both), so the cache of a pass over the model is looked at. None too
+    where such a pass, or one over the transformer below the head, does not go through the model's decoder once (where a
+    prefix is put in), and where it depends on values (a mixture of experts). `model` is a causal language model on the
+    meta device; nothing is computed.
+    """
+    passes: list[Any] = []
+    try:
+        handle = model.get_decoder().register_forward_pre_hook(lambda *_: passes.append(None))
+        found = [_sizes(part, layers) for part in (model, model.base_model)]
+    except _NO_PASS:
+        return None
+    handle.remove()
+    return found[0] if found[0] == found[1] and len(passes) == 2 else None
+
+
+@torch.no_grad()
+def _sizes(model: Any, layers: int) -> tuple[int, int] | None:
+    cache = DynamicCache()
+    ids = torch.zeros((1, 1), dtype=torch.long, device="meta")
+    embedded = model.get_input_embeddings()(ids)  # among ids some families look for padding, and these have no values
+    model.eval()(inputs_embeds=embedded, past_key_values=cache, use_cache=True)
+    layers_seen: list[Any] = cache.layers  # one that keeps something else than keys and values is an AttributeError
+    sizes = {tuple(state.shape) for layer in layers_seen for state in (layer.keys, layer.values)}
+    if len(cache.layers) != layers or len(sizes) != 1:
+        return None
+    rows, heads, time, size = sizes.pop()
+    return (heads, size) if (rows, time) == (1, 1) else None

@@ -1,4 +1,4 @@
-"""Whether a base model that was just loaded is what the registry takes it for, tried on a few tokens.
+"""Checks of a base model that was just loaded: a few tokens show whether it is what the registry takes it for.
 
 Weights that are not in the files would be random numbers, logits that are not those of the model would be wrong
 perplexities, and a model that reads ahead is no language model: none of them shows in the answers' form.

@@ -34,7 +34,7 @@ _NOT_HUB_FILES = ["*/*"]  # other formats of the same weights lie in folders
 
 @dataclass(frozen=True, kw_only=True)
 class BaseText:
-    """What a base model makes of text, without its weights.
+    """The text side of a base model: its tokenizer and its shape, without weights.
 
     `bos_id` and `eos_id` are the tokenizer's, or None; of an encoder they are its CLS and SEP tokens.
     """

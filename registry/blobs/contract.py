@@ -1,4 +1,4 @@
-"""What a blob store promises; one conformance test class runs over every store there is."""
+"""The protocol of a blob store and of its writer; one conformance test class runs over every store there is."""
 
 from __future__ import annotations
 

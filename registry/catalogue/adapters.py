@@ -9,28 +9,34 @@ import builtins
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import TypeAdapter
 from sqlalchemy import ColumnElement, Select, and_, exists, false, func, insert, select, true, update
 
-from registry.catalogue.adapter_columns import ROW, adapter_columns, adapter_row, searchable
 from registry.catalogue.aliases import Aliases
 from registry.catalogue.repository import Repository, matching, now, seen_by
 from registry.catalogue.rows import AdapterRow, Namespaces, NewAdapter, Page, SampleState
 from registry.catalogue.tables import adapter_tags, adapters
-from registry.errors import Internal, InvalidParameter, NotFound, PreconditionFailed, Retired
+from registry.errors import Incompatible, Internal, InvalidParameter, NotFound, PreconditionFailed, Retired
 from registry.names import BaseRef, DigestRef, NameRef, Ref
-from registry.spec import Card, PoolSpec, SampleReport
+from registry.spec import AdapterConfig, Card, PoolSpec, SampleReport
 
 LONGEST_Q = 200
 """Characters of a search text; beyond some thousands databases refuse the pattern."""
+CONFIG: TypeAdapter[AdapterConfig] = TypeAdapter(AdapterConfig)
+NEW = TypeAdapter(NewAdapter)
 
 
 class Adapters(Repository[AdapterRow]):
     """Adapter rows. Lookups by people take the namespaces they see; foreign and unknown are both NotFound."""
 
-    values = ROW
+    values = TypeAdapter(AdapterRow)
 
     def _row(self, row: Any) -> AdapterRow:
-        return adapter_row(row)
+        try:
+            config = CONFIG.validate_python(row["config"])
+        except ValueError as error:  # which a newer server has written
+            raise Incompatible(f"{row['namespace']}/{row['name']} has a config this server cannot read.") from error
+        return self.values.validate_python({**row, "config": config, "etag": f"{row['id']}-{row['revision']}"})
 
     # --- writing --------------------------------------------------------------------------------
 
@@ -38,7 +44,7 @@ class Adapters(Repository[AdapterRow]):
         """Store an adapter as the next version of its name."""
         latest = select(func.max(adapters.c.version)).where(_named(new.namespace, new.name))
         version = (self._connection.execute(latest).scalar_one() or 0) + 1
-        result = self._connection.execute(insert(adapters).values(**adapter_columns(new), version=version))
+        result = self._connection.execute(insert(adapters).values(**_columns(new), version=version))
         key = result.inserted_primary_key
         if key is None:
             raise Internal("the database gave no id for a new adapter")
@@ -72,7 +78,7 @@ class Adapters(Repository[AdapterRow]):
             .values(
                 card=card.model_dump(mode="json"),
                 domain=domain,
-                search=searchable(row.name, domain, card),
+                search=_searchable(row.name, domain, card),
                 revision=adapters.c.revision + 1,
             )
         )
@@ -99,7 +105,7 @@ class Adapters(Repository[AdapterRow]):
     def _set_tags(self, id: int, card: Card) -> None:
         self._connection.execute(adapter_tags.delete().where(adapter_tags.c.adapter_id == id))
         for tag in dict.fromkeys(card.tags):
-            self._connection.execute(insert(adapter_tags).values(adapter_id=id, tag=tag))
+            self._insert(adapter_tags, adapter_id=id, tag=tag)
 
     # --- finding one ----------------------------------------------------------------------------
 
@@ -131,6 +137,11 @@ class Adapters(Repository[AdapterRow]):
         """The newest visible row for which `meant` holds; a retired one only where none is live."""
         query = select(adapters).where(meant, seen_by(visible, adapters.c.namespace))
         return self._one(query.order_by(adapters.c.retired_at.is_not(None), adapters.c.id.desc()).limit(1))
+
+    def live(self, visible: Namespaces, meant: ColumnElement[bool]) -> builtins.list[AdapterRow]:
+        """The visible live rows for which `meant` holds, newest first."""
+        query = select(adapters).where(meant, _live(), seen_by(visible, adapters.c.namespace))
+        return self._all(query.order_by(adapters.c.id.desc()))
 
     def _of_name(self, ref: NameRef) -> ColumnElement[bool]:
         """Whether a row is of the name, and of the version or alias that the ref says, if any."""
@@ -223,3 +234,21 @@ def _at(row: AdapterRow, if_match: str | None) -> ColumnElement[bool]:
     """Whether the row is still as it was read, and as the caller says it was."""
     same = adapters.c.revision == int(row.etag.rpartition("-")[2])
     return same if if_match is None or if_match == row.etag else false()
+
+
+def _searchable(name: str, domain: str, card: Card) -> str:
+    """The text that a search looks in, case-folded as the searched text will be: databases fold differently."""
+    return "\n".join((name, domain, card.description)).casefold()
+
+
+def _columns(new: NewAdapter) -> dict[str, Any]:
+    """A new adapter as the columns of its row, all but the version."""
+    return {
+        **NEW.dump_python(new, mode="json", exclude={"config"}),
+        "config": new.config.model_dump(mode="json"),
+        "method": new.config.method,
+        "search": _searchable(new.name, new.domain, new.card),
+        "sample_digest": None if new.sample is None else new.sample.digest,
+        "created_at": now(),
+        "revision": 1,
+    }

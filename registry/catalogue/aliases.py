@@ -6,7 +6,7 @@ import builtins
 from typing import Any
 
 from pydantic import TypeAdapter
-from sqlalchemy import ColumnElement, and_, delete, insert, select, update
+from sqlalchemy import ColumnElement, and_, delete, select, update
 
 from registry.catalogue.repository import Repository
 from registry.catalogue.rows import AliasRow
@@ -39,8 +39,7 @@ class Aliases(Repository[AliasRow]):
         present = self.get(namespace, name, alias)
         _check(present, if_match)
         if present is None:
-            values = {"namespace": namespace, "name": name, "alias": alias, "version": version, "revision": 1}
-            self._connection.execute(insert(aliases).values(**values))
+            self._insert(aliases, namespace=namespace, name=name, alias=alias, version=version, revision=1)
         else:
             changed = self._connection.execute(
                 update(aliases).where(_at(present)).values(version=version, revision=aliases.c.revision + 1)

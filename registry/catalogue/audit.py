@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pydantic import TypeAdapter
-from sqlalchemy import insert, select
+from sqlalchemy import select
 
 from registry.catalogue.repository import Repository, now, seen_by
 from registry.catalogue.rows import AuditRow, Namespaces, Page
@@ -23,16 +23,15 @@ class Audit(Repository[AuditRow]):
     ) -> None:
         """Write an entry; a subject `ns/name...` belongs to that namespace, any other to nobody but all-seeing keys."""
         namespace, slash, _ = subject.partition("/")
-        self._connection.execute(
-            insert(audit).values(
-                at=now(),
-                action=action,
-                subject=subject,
-                namespace=namespace if slash else None,
-                key_id=key_id,
-                request_id=request_id,
-                detail=dict(detail),
-            )
+        self._insert(
+            audit,
+            at=now(),
+            action=action,
+            subject=subject,
+            namespace=namespace if slash else None,
+            key_id=key_id,
+            request_id=request_id,
+            detail=dict(detail),
         )
 
     def list(self, visible: Namespaces, *, limit: int, cursor: str | None = None) -> Page[AuditRow]:

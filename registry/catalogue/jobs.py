@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from pydantic import TypeAdapter
-from sqlalchemy import ColumnElement, insert, select, update
+from sqlalchemy import ColumnElement, select, update
 
 from registry.catalogue.repository import Repository, matching, now, seen_by
 from registry.catalogue.rows import JobRow, Namespaces, Page
@@ -43,21 +43,20 @@ class Jobs(Repository[JobRow]):
                 self._change(same.id, "queued", run_after=due)
             return self.get(None, same.id)
         id_ = "job-" + secrets.token_hex(8)
-        self._connection.execute(
-            insert(jobs).values(
-                id=id_,
-                kind=kind,
-                state="queued",
-                namespace=namespace,
-                created_by=created_by,
-                arguments=dict(arguments),
-                progress={},
-                attempts=0,
-                dedupe_key=dedupe_key,
-                run_after=due,
-                created_at=moment,
-                updated_at=moment,
-            )
+        self._insert(
+            jobs,
+            id=id_,
+            kind=kind,
+            state="queued",
+            namespace=namespace,
+            created_by=created_by,
+            arguments=dict(arguments),
+            progress={},
+            attempts=0,
+            dedupe_key=dedupe_key,
+            run_after=due,
+            created_at=moment,
+            updated_at=moment,
         )
         return self.get(None, id_)
 

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Iterable
 
 from pydantic import TypeAdapter
-from sqlalchemy import insert, select, update
+from sqlalchemy import select, update
 
 from registry.catalogue.repository import Repository, now
 from registry.catalogue.rows import KeyRow
@@ -25,16 +25,15 @@ class Keys(Repository[KeyRow]):
     ) -> KeyRow:
         """Store a new key."""
         id_ = "key-" + secrets.token_hex(8)
-        self._connection.execute(
-            insert(keys).values(
-                id=id_,
-                name=name,
-                secret_sha256=secret_sha256,
-                namespaces=None if namespaces is None else list(namespaces),
-                scopes=sorted(scopes),
-                prefix=prefix,
-                created_at=now(),
-            )
+        self._insert(
+            keys,
+            id=id_,
+            name=name,
+            secret_sha256=secret_sha256,
+            namespaces=None if namespaces is None else list(namespaces),
+            scopes=sorted(scopes),
+            prefix=prefix,
+            created_at=now(),
         )
         return self._get(id_)
 

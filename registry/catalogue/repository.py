@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
 
 from pydantic import TypeAdapter
-from sqlalchemy import Column, ColumnElement, Connection, Select, Table, true
+from sqlalchemy import Column, ColumnElement, Connection, Select, Table, insert, true
 
 from registry.catalogue.rows import Namespaces, Page
 from registry.errors import InvalidParameter
@@ -44,6 +44,9 @@ class Repository(Generic[Row]):
 
     def _row(self, row: Any) -> Row:
         return self.values.validate_python(dict(row))
+
+    def _insert(self, table: Table, **values: Any) -> None:
+        self._connection.execute(insert(table).values(**values))
 
     def _one(self, query: Select[Any]) -> Row | None:
         row = self._connection.execute(query).mappings().first()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from pydantic import TypeAdapter
-from sqlalchemy import insert, select
+from sqlalchemy import select
 
 from registry.catalogue.repository import Repository
 from registry.catalogue.rows import EmbeddingRow
@@ -20,7 +20,7 @@ class Samples(Repository[EmbeddingRow]):
     def add_embedding(self, row: EmbeddingRow) -> None:
         """Record an embedding; the same sample and encoder again changes nothing."""
         if self.embedding(row.sample_digest, row.encoder_digest) is None:
-            self._connection.execute(insert(embeddings).values(**asdict(row)))
+            self._insert(embeddings, **asdict(row))
 
     def embedding(self, sample_digest: str, encoder_digest: str) -> EmbeddingRow | None:
         """The embedding of a sample by one encoder."""

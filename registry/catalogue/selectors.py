@@ -33,7 +33,7 @@ class Selectors(Repository[SelectorRow]):
             inserted = insert(selectors).values(**columns, base_fingerprint=pool.base_fingerprint)
             sequence = self._connection.execute(inserted.returning(selectors.c.sequence)).scalar_one()
             for namespace in (EVERY,) if pool.namespaces is None else sorted(set(pool.namespaces)):
-                self._connection.execute(insert(selector_namespaces).values(selector=sequence, namespace=namespace))
+                self._insert(selector_namespaces, selector=sequence, namespace=namespace)
         self._serve(new.id, new.pool_id, new.spec_digest)
         return self.get(None, new.id)
 
@@ -42,8 +42,7 @@ class Selectors(Repository[SelectorRow]):
         same = update(selector_targets).where(*_target(pool_id, spec_digest))
         changed = self._connection.execute(same.values(selector=chosen))
         if changed.rowcount == 0:
-            values = {"pool_id": pool_id, "spec_digest": spec_digest, "selector": chosen}
-            self._connection.execute(insert(selector_targets).values(**values))
+            self._insert(selector_targets, pool_id=pool_id, spec_digest=spec_digest, selector=chosen)
 
     def get(self, visible: Namespaces, id: str) -> SelectorRow:
         """A selector whose whole pool is visible; raises NotFound."""

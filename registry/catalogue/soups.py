@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from pydantic import TypeAdapter
-from sqlalchemy import insert, select
+from sqlalchemy import select
 
-from registry.catalogue.adapter_columns import adapter_row
 from registry.catalogue.adapters import Adapters
-from registry.catalogue.repository import Repository, now, seen_by
+from registry.catalogue.repository import Repository, now
 from registry.catalogue.rows import AdapterRow, Namespaces, RecipeRow
 from registry.catalogue.tables import adapters, evidence, recipe_ingredients, recipes
 from registry.spec import MixReport, Recipe
@@ -29,27 +28,22 @@ class Soups(Repository[RecipeRow]):
         """Remember what a recipe gave; the same recipe again changes nothing."""
         if self.recipe(recipe.digest) is not None:
             return
-        self._connection.execute(
-            insert(recipes).values(
-                digest=recipe.digest,
-                recipe=recipe.model_dump(mode="json"),
-                adapter_digest=adapter_digest,
-                weights_blob=weights_blob,
-                report=report.model_dump(mode="json"),
-                created_at=now(),
-            )
+        self._insert(
+            recipes,
+            digest=recipe.digest,
+            recipe=recipe.model_dump(mode="json"),
+            adapter_digest=adapter_digest,
+            weights_blob=weights_blob,
+            report=report.model_dump(mode="json"),
+            created_at=now(),
         )
         for one in recipe.ingredients:
-            values = {"recipe_digest": recipe.digest, "adapter_digest": one.digest, "weight": one.weight}
-            self._connection.execute(insert(recipe_ingredients).values(**values))
+            self._insert(recipe_ingredients, recipe_digest=recipe.digest, adapter_digest=one.digest, weight=one.weight)
 
     def add_evidence(self, adapter_id: int, recipe_digest: str, body: Mapping[str, Any]) -> None:
         """Add why a soup was cooked; a soup gathers as many as it has been asked for."""
-        self._connection.execute(
-            insert(evidence).values(
-                adapter_id=adapter_id, recipe_digest=recipe_digest, evidence=dict(body), created_at=now()
-            )
-        )
+        about = {"adapter_id": adapter_id, "recipe_digest": recipe_digest, "evidence": dict(body)}
+        self._insert(evidence, **about, created_at=now())
 
     def evidence(self, adapter_id: int) -> list[dict[str, Any]]:
         """The evidence of a soup, oldest first, each with its time."""
@@ -72,6 +66,4 @@ class Soups(Repository[RecipeRow]):
     def children(self, digest: str, visible: Namespaces) -> list[AdapterRow]:
         """Visible live soups that were mixed from these bytes, newest first."""
         using = select(recipe_ingredients.c.recipe_digest).where(recipe_ingredients.c.adapter_digest == digest)
-        query = select(adapters).where(adapters.c.recipe_digest.in_(using), adapters.c.retired_at.is_(None))
-        query = query.where(seen_by(visible, adapters.c.namespace)).order_by(adapters.c.id.desc())
-        return [adapter_row(row) for row in self._connection.execute(query).mappings()]
+        return Adapters(self._connection).live(visible, adapters.c.recipe_digest.in_(using))

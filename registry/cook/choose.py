@@ -17,7 +17,7 @@ from registry.registry import Caller, Registry
 from registry.samples import CheckedSample
 from registry.select import Chosen, Fit, select
 from registry.soup.auto import apart, best_unranked, within_width
-from registry.soup.compat import Part
+from registry.soup.compat import SoupPart
 from registry.spec import CookRequest, GmmSpec, HandRecipe, Ingredient, LeftOut, Selection, weights_by_digest
 from registry.stored_adapters import loadable
 
@@ -27,7 +27,7 @@ MOST = 64
 
 def by_selection(
     registry: Registry, caller: Caller, request: CookRequest, *, sample: CheckedSample, fit: Fit
-) -> tuple[Chosen, tuple[Part, ...]]:
+) -> tuple[Chosen, tuple[SoupPart, ...]]:
     """The adapters a selector picks for a sample; no part means that it abstains."""
     spec = request.selector or GmmSpec()
     chosen = select(registry, caller, sample, pool=request.pool, spec=spec, options=request.options, fit=fit)
@@ -55,7 +55,7 @@ def with_note(registry: Registry, chosen: Chosen) -> Selection:
     return chosen.selection.model_copy(update={"warnings": (*chosen.selection.warnings, warning)})
 
 
-def _mixable(chosen: Chosen, parts: Mapping[str, Part], request: CookRequest) -> Selection:
+def _mixable(chosen: Chosen, parts: Mapping[str, SoupPart], request: CookRequest) -> Selection:
     """The selection without what cannot be mixed with its best: out before the cap, so that others move up.
 
     What is left out here keeps its share of the sample: were it excluded before, its text would count for domains
@@ -89,16 +89,19 @@ def _mixable(chosen: Chosen, parts: Mapping[str, Part], request: CookRequest) ->
 
 
 def _apart(
-    parts: Mapping[str, Part], every: Sequence[Ingredient], request: CookRequest, *, ranked: bool
-) -> tuple[Part, dict[str, str]]:
-    """What the others must go with (the best-ranked; else one of the largest group that mixes), and who cannot."""
+    parts: Mapping[str, SoupPart], every: Sequence[Ingredient], request: CookRequest, *, ranked: bool
+) -> tuple[SoupPart, dict[str, str]]:
+    """The part that the others must go with, and why some cannot, by digest.
+
+    It is the best-ranked, or where nothing is ranked one of the largest group that mixes.
+    """
     selected = [parts[one.digest] for one in every]
     best = selected[0] if ranked else best_unranked(selected, request.mixing)
     kept = replace(best, load=cache(best.load))  # it may be compared with each of the others
     return best, apart(kept, selected, request.mixing, ranked=ranked)
 
 
-def by_hand(registry: Registry, caller: Caller, recipe: HandRecipe) -> tuple[str, tuple[Part, ...]]:
+def by_hand(registry: Registry, caller: Caller, recipe: HandRecipe) -> tuple[str, tuple[SoupPart, ...]]:
     """The base id and the parts of a recipe by hand.
 
     An adapter named twice counts with the sum of its weights; weight 0 is left out. What cannot be mixed is found
@@ -122,8 +125,8 @@ def by_hand(registry: Registry, caller: Caller, recipe: HandRecipe) -> tuple[str
     return rows[used[0]].base_model, tuple(_part(rows[digest], canonical[digest], registry.blobs) for digest in kept)
 
 
-def _part(row: AdapterRow, weight: str, blobs: BlobStore) -> Part:
-    return Part(
+def _part(row: AdapterRow, weight: str, blobs: BlobStore) -> SoupPart:
+    return SoupPart(
         **vars(loadable(row, blobs)),
         adapter_id=row.id,
         ref=row.ref,

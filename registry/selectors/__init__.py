@@ -1,20 +1,17 @@
 """Selectors: fitted on a pool's embeddings, they map a sample to an ordered list of adapters, with evidence.
 
-scikit-learn's contract: the constructor stores, `fit` checks, learned state ends in `_`. Called by the fit and cook
-verbs; nothing here knows torch, SQL or HTTP.
+scikit-learn's contract: the constructor stores, `fit` checks, learned state ends in `_`. Called by the fit and
+select verbs; nothing here knows torch, SQL or HTTP.
 """
 
 from typing import Any
 
-from registry.selectors.contract import Domain, Selector
+from registry.selectors.contract import Selector
 from registry.selectors.cosine import CosineSelector
 from registry.selectors.gmm import GmmSelector
-from registry.selectors.ranking import Member
 from registry.selectors.uniform import UniformSelector
 
 SELECTORS: dict[str, type[Selector[Any]]] = {
     selector.kind: selector for selector in (GmmSelector, CosineSelector, UniformSelector)
 }
 """By the `kind` of their specs."""
-
-__all__ = ["SELECTORS", "CosineSelector", "Domain", "GmmSelector", "Member", "Selector", "UniformSelector"]

@@ -27,7 +27,10 @@ Int64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Clusters:
-    """`table` (clusters, domains) counts the training units; `means` (domains, m) and `whiten` (m, m) give novelty."""
+    """Clusters of embeddings and the domains they stand for.
+
+    `table` (clusters, domains) counts the training units; `means` (domains, m) and `whiten` (m, m) give novelty.
+    """
 
     projection: Projection
     mixture: Mixture
@@ -116,7 +119,5 @@ def prove(clusters: Clusters, parts: Sequence[Float64]) -> Proof:
     majority = np.array([-1 if owner is None else owner for owner in clusters.majority])
     own = clusters.distances(points)[np.arange(len(points)), domain]
     return Proof(
-        accuracy=float((majority[cluster] == domain).mean()),
-        posterior=float(posterior.mean()),
-        distances=np.sort(own),
+        accuracy=float((majority[cluster] == domain).mean()), posterior=float(posterior.mean()), distances=np.sort(own)
     )

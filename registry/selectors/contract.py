@@ -92,11 +92,21 @@ class Selector(ABC, Generic[Spec]):
     def _restore(self, arrays: Arrays) -> None:
         """Take back what `_arrays` gave; raises Internal if this is another thing."""
 
+    @staticmethod
+    def _stored(arrays: Arrays, name: str, dtype: type, shape: tuple[int, ...]) -> Any:
+        """An array of a stored state; raises Internal unless it is there with this type and shape."""
+        array = arrays.get(name)
+        if array is None or array.dtype != np.dtype(dtype) or array.shape != shape:
+            found = "missing" if array is None else f"{array.dtype} {array.shape}"
+            raise Internal(f"Stored selector array {name!r} is {found}, not {np.dtype(dtype)} {shape}: fit it again.")
+        return np.ascontiguousarray(array)
 
-def ordered_domains(domains: Sequence[Domain]) -> list[Domain]:
+
+def ordered_domains(domains: Sequence[Domain], *, min_units: int | None = None) -> list[Domain]:
     """`domains` in their canonical order (label, digest), so that what is learned does not depend on theirs.
 
-    Raises InvalidParameter where there is none or a label or digest comes twice.
+    Raises InvalidParameter where there is none or a label or digest comes twice; and for a selector that looks at
+    vectors, where a domain has fewer than `min_units`, or they are not finite or not of one length.
     """
     if not domains:
         raise InvalidParameter("The pool is empty: push adapters with samples first.", param="pool")
@@ -107,27 +117,25 @@ def ordered_domains(domains: Sequence[Domain]) -> list[Domain]:
             raise InvalidParameter(
                 f"Each {what} may be in the pool once, and {twice[0]!r} is there more often.", param="pool"
             )
-    return sorted(domains, key=lambda domain: (domain.domain, domain.digest))
+    ordered = sorted(domains, key=lambda domain: (domain.domain, domain.digest))
+    if min_units is not None:
+        _check_vectors(ordered, min_units)
+    return ordered
 
 
-def check_vectors(domains: Sequence[Domain], *, minimum: int) -> int:
-    """The dimensions all domains share; raises InvalidParameter unless each has `minimum` finite vectors."""
+def _check_vectors(domains: Sequence[Domain], minimum: int) -> None:
     dimensions = domains[0].vectors.shape[-1] if domains[0].vectors.ndim == 2 else 0
     for domain in domains:
         shape = domain.vectors.shape
+        problem = None
         if len(shape) != 2 or shape[1] != dimensions or dimensions == 0:
-            raise InvalidParameter(
-                f"Embeddings of domain {domain.domain!r} have shape {shape}, others {dimensions} dimensions.",
-                param="pool",
-            )
-        if shape[0] < minimum:
-            raise InvalidParameter(
-                f"Domain {domain.domain!r} has {shape[0]} embeddings; this selector needs at least {minimum}.",
-                param="pool",
-            )
-        if not np.isfinite(domain.vectors).all():
-            raise InvalidParameter(f"Embeddings of domain {domain.domain!r} hold NaN or infinity.", param="pool")
-    return dimensions
+            problem = f"Embeddings of domain {domain.domain!r} have shape {shape}, others {dimensions} dimensions."
+        elif shape[0] < minimum:
+            problem = f"Domain {domain.domain!r} has {shape[0]} embeddings; this selector needs at least {minimum}."
+        elif not np.isfinite(domain.vectors).all():
+            problem = f"Embeddings of domain {domain.domain!r} hold NaN or infinity."
+        if problem is not None:
+            raise InvalidParameter(problem, param="pool")
 
 
 def check_sample(vectors: Floats, dimensions: int) -> Float64:
@@ -143,12 +151,3 @@ def check_sample(vectors: Floats, dimensions: int) -> Float64:
     if not np.isfinite(vectors).all():
         raise InvalidSample("The sample's embeddings hold NaN or infinity.", param="sample")
     return np.ascontiguousarray(vectors, dtype=np.float64)
-
-
-def stored_array(arrays: Arrays, name: str, dtype: type, shape: tuple[int, ...]) -> Any:
-    """An array of a stored state; raises Internal unless it is there with this type and shape."""
-    array = arrays.get(name)
-    if array is None or array.dtype != np.dtype(dtype) or array.shape != shape:
-        found = "missing" if array is None else f"{array.dtype} {array.shape}"
-        raise Internal(f"Stored selector array {name!r} is {found}, not {np.dtype(dtype)} {shape}: fit it again.")
-    return np.ascontiguousarray(array)

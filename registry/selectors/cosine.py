@@ -15,17 +15,7 @@ import numpy.typing as npt
 
 from registry.errors import Internal
 from registry.progress import Progress, Steps
-from registry.selectors.contract import (
-    Arrays,
-    Domain,
-    Float64,
-    Floats,
-    Selector,
-    check_sample,
-    check_vectors,
-    ordered_domains,
-    stored_array,
-)
+from registry.selectors.contract import Arrays, Domain, Float64, Floats, Selector, check_sample, ordered_domains
 from registry.selectors.drawing import MIN_UNITS, draw_units, labels
 from registry.selectors.novelty import novelty
 from registry.selectors.ranking import Candidate, Evidence, Member, Ranking, split_excluded
@@ -46,8 +36,7 @@ class CosineSelector(Selector[CosineSpec]):
         Raises InvalidParameter for an empty pool, too few or unusable vectors.
         """
         steps = Steps(progress, 2)
-        ordered = ordered_domains(domains)
-        check_vectors(ordered, minimum=MIN_UNITS)
+        ordered = ordered_domains(domains, min_units=MIN_UNITS)
         drawn = draw_units(ordered, seed=self.spec.seed)
         steps.step("units drawn")
         proof_means = _means(drawn.proof_fit)
@@ -124,9 +113,9 @@ class CosineSelector(Selector[CosineSpec]):
         means, own = arrays.get("means"), arrays.get("own_distances")
         if means is None or means.ndim != 2 or own is None or own.size == 0:
             raise Internal("Stored selector has no means: fit it again.")
-        self.means_ = stored_array(arrays, "means", np.float64, (len(self.members_), means.shape[1]))
-        self.own_distances_ = stored_array(arrays, "own_distances", np.float64, (own.size,))
-        self.threshold_ = float(stored_array(arrays, "threshold", np.float64, (1,))[0])
+        self.means_ = self._stored(arrays, "means", np.float64, (len(self.members_), means.shape[1]))
+        self.own_distances_ = self._stored(arrays, "own_distances", np.float64, (own.size,))
+        self.threshold_ = float(self._stored(arrays, "threshold", np.float64, (1,))[0])
 
 
 def _unit(vectors: Float64) -> Float64:

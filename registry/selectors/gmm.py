@@ -15,17 +15,7 @@ import numpy as np
 from registry.errors import Internal, InvalidParameter
 from registry.progress import Progress, Steps
 from registry.selectors.clusters import ClusterFit, Clusters, Int64, Proof, fit_clusters, prove
-from registry.selectors.contract import (
-    Arrays,
-    Domain,
-    Float64,
-    Floats,
-    Selector,
-    check_sample,
-    check_vectors,
-    ordered_domains,
-    stored_array,
-)
+from registry.selectors.contract import Arrays, Domain, Float64, Floats, Selector, check_sample, ordered_domains
 from registry.selectors.drawing import MIN_UNITS, Draw, draw_units
 from registry.selectors.gaussian_mixture import Mixture, precision_shape
 from registry.selectors.novelty import novelty
@@ -50,8 +40,7 @@ class GmmSelector(Selector[GmmSpec]):
 
         Raises InvalidParameter for an empty pool, too few or unusable vectors; whatever `progress` raises ends it.
         """
-        ordered = ordered_domains(domains)
-        check_vectors(ordered, minimum=MIN_UNITS)
+        ordered = ordered_domains(domains, min_units=MIN_UNITS)
         spec = self.spec.resolved()
         drawn = draw_units(ordered, seed=spec.seed)
         asked = ("keep", "drop") if spec.component_zero == "auto" else (spec.component_zero,)
@@ -160,7 +149,7 @@ class GmmSelector(Selector[GmmSpec]):
         (m, d), k = components.shape, len(self.members_)
 
         def floats(name: str, *shape: int) -> Float64:
-            return cast(Float64, stored_array(arrays, name, np.float64, shape))
+            return cast(Float64, self._stored(arrays, name, np.float64, shape))
 
         self.own_distances_ = floats("own_distances", arrays.get("own_distances", np.empty(0)).size)
         self.clusters_ = Clusters(
@@ -171,7 +160,7 @@ class GmmSelector(Selector[GmmSpec]):
                 means=floats("means", k, m),
                 precisions_cholesky=floats("precisions_cholesky", *precision_shape(covariance, k, m)),
             ),
-            table=stored_array(arrays, "table", np.int64, (k, k)),
+            table=self._stored(arrays, "table", np.int64, (k, k)),
             means=floats("domain_means", k, m),
             whiten=floats("whiten", m, m),
         )

@@ -66,14 +66,14 @@ class Ranking:
     def selection(self, *, max_ingredients: int | None = None) -> Selection:
         """Those that pass, at most as many as the options say, or `max_ingredients`, with equal weights."""
         taken, reason = self._taken(max_ingredients or self.options.max_ingredients)
-        chosen = {candidate.member.digest for candidate in taken}
+        weights = weights_by_digest({c.member.digest: 1.0 for c in taken}) if taken else {}
         return Selection(
-            selected=_ingredients(taken),
+            selected=tuple(Ingredient(**vars(c.member), weight=weights[c.member.digest], score=c.score) for c in taken),
             left_out=(
                 *(
                     LeftOut(**vars(c.member), reason=self._why(c, len(taken)), score=c.score)
                     for c in self.ranked
-                    if c.member.digest not in chosen
+                    if c.member.digest not in weights
                 ),
                 *(LeftOut(**vars(member), reason=why) for member, why in self.excluded),
             ),
@@ -100,10 +100,3 @@ class Ranking:
         if self.options.single:
             return "Only the best match was asked for."
         return candidate.fails or f"Passes, but {taken} better ones are taken already."
-
-
-def _ingredients(taken: Sequence[Candidate]) -> tuple[Ingredient, ...]:
-    if not taken:
-        return ()
-    weights = weights_by_digest({c.member.digest: 1.0 for c in taken})
-    return tuple(Ingredient(**vars(c.member), weight=weights[c.member.digest], score=c.score) for c in taken)

@@ -12,16 +12,8 @@ from dataclasses import dataclass
 
 from registry.errors import Incompatible
 from registry.soup import MIXINGS, concat
-from registry.soup.compat import Part, average_reasons, init_reasons
-from registry.spec import (
-    AutoMixing,
-    AverageMixing,
-    BankConfig,
-    ConcatMixing,
-    MergeMixing,
-    Mixing,
-    MixingRequest,
-)
+from registry.soup.compat import SoupPart, average_reasons, init_reasons
+from registry.spec import AutoMixing, AverageMixing, BankConfig, ConcatMixing, MergeMixing, Mixing, MixingRequest
 
 _REFUSED = {"average": "averaged", "concat": "concatenated", "merge": "merged", "auto": "mixed"}
 
@@ -34,7 +26,7 @@ class Choice:
     why: str = ""
 
 
-def candidates(parts: Sequence[Part], request: MixingRequest) -> list[Mixing]:
+def candidates(parts: Sequence[SoupPart], request: MixingRequest) -> list[Mixing]:
     """The mixings that a request allows for these parts, the preferred first."""
     if not isinstance(request, AutoMixing):
         return [request]
@@ -47,12 +39,14 @@ def candidates(parts: Sequence[Part], request: MixingRequest) -> list[Mixing]:
     return [AverageMixing(scale=request.scale, assume_same_init=request.assume_same_init), joined]
 
 
-def settle(parts: Sequence[Part], request: MixingRequest, *, max_width: int) -> Choice:
+def settle(parts: Sequence[SoupPart], request: MixingRequest, *, max_width: int) -> Choice:
     """The first mixing that nothing stands against; raises Incompatible with everything that does."""
     against: dict[str, list[str]] = {}
     for mixing in candidates(parts, request):
         reasons = MIXINGS[mixing.method].check(parts, mixing) or too_wide(parts, mixing, max_width)
-        reasons += _not_of_a_merge(mixing, request)
+        if isinstance(mixing, MergeMixing) and isinstance(request, AutoMixing) and request.scale != "1":
+            asked = f"A merge has no scale, and {request.scale} is asked for"
+            reasons.append(f"{asked}: merge the bank, then scale what comes of it.")
         if not reasons:
             return Choice(mixing, _why(parts, mixing, against) if isinstance(request, AutoMixing) else "")
         against[mixing.method] = reasons
@@ -64,7 +58,7 @@ def settle(parts: Sequence[Part], request: MixingRequest, *, max_width: int) -> 
     )
 
 
-def too_wide(parts: Sequence[Part], mixing: Mixing, max_width: int) -> list[str]:
+def too_wide(parts: Sequence[SoupPart], mixing: Mixing, max_width: int) -> list[str]:
     """One sentence with the numbers where concatenating would exceed `max_width`; one adapter is as wide as it is."""
     if len(parts) < 2 or not isinstance(mixing, ConcatMixing) or concat.width(parts) <= max_width:
         return []
@@ -72,14 +66,7 @@ def too_wide(parts: Sequence[Part], mixing: Mixing, max_width: int) -> list[str]
     return [f"Concatenated they would be {concat.width(parts)} wide ({own}), and max_width is {max_width}."]
 
 
-def _not_of_a_merge(mixing: Mixing, request: MixingRequest) -> list[str]:
-    """What `auto` was asked for beside the method and a merge cannot give."""
-    if isinstance(mixing, MergeMixing) and isinstance(request, AutoMixing) and request.scale != "1":
-        return [f"A merge has no scale, and {request.scale} is asked for: merge the bank, then scale what comes of it."]
-    return []
-
-
-def _why(parts: Sequence[Part], mixing: Mixing, against: Mapping[str, Sequence[str]]) -> str:
+def _why(parts: Sequence[SoupPart], mixing: Mixing, against: Mapping[str, Sequence[str]]) -> str:
     if isinstance(mixing, MergeMixing):
         bank = parts[0].config
         assert isinstance(bank, BankConfig)  # checked by the method; only banks have experts to count
@@ -95,7 +82,7 @@ def _why(parts: Sequence[Part], mixing: Mixing, against: Mapping[str, Sequence[s
     return "exact, and averaging was not possible: " + " ".join(against["average"]).rstrip(".")
 
 
-def _instead(parts: Sequence[Part], against: Mapping[str, Sequence[str]]) -> str:
+def _instead(parts: Sequence[SoupPart], against: Mapping[str, Sequence[str]]) -> str:
     """What could be done about it, of what would really help."""
     if any(part.config.merged is not None for part in parts):
         return "Merge each bank by itself, by mixing 'merge' of a recipe of it alone, and mix what comes of them."
@@ -121,23 +108,22 @@ def _instead(parts: Sequence[Part], against: Mapping[str, Sequence[str]]) -> str
 # --- what can be mixed with the best -------------------------------------------------------------
 
 
-def best_unranked(parts: Sequence[Part], request: MixingRequest) -> Part:
+def best_unranked(parts: Sequence[SoupPart], request: MixingRequest) -> SoupPart:
     """Where nothing is ranked: one of the largest group that averages, else of the largest that concatenates."""
     alike = Counter(_alike(part, request) for part in parts)
     kinds = Counter(_joinable(part) for part in parts)
     return max(parts, key=lambda part: (alike[_alike(part, request)], kinds[_joinable(part)]))
 
 
-def _joinable(part: Part) -> object:
+def _joinable(part: SoupPart) -> object:
     """Equal for adapters that can be concatenated, as far as configurations say."""
     return concat.kind_of(part.config) if part.config.joinable else part.digest
 
 
-def _alike(part: Part, request: MixingRequest) -> object:
+def _alike(part: SoupPart, request: MixingRequest) -> object:
     """Equal for adapters that can be averaged; what cannot be averaged with anything is alone."""
-    if isinstance(request, ConcatMixing | MergeMixing) or (
-        isinstance(request, AutoMixing) and part.config.average_on_request
-    ):
+    on_request = isinstance(request, AutoMixing) and part.config.average_on_request
+    if isinstance(request, ConcatMixing | MergeMixing) or on_request:
         return part.digest
     if average_reasons([part, part], request.scale):  # a fusion
         return part.digest
@@ -146,7 +132,7 @@ def _alike(part: Part, request: MixingRequest) -> object:
     return part.digest if part.provenance.init_hash is None else (part.config.dense(), part.provenance.init_hash)
 
 
-def apart(best: Part, others: Sequence[Part], request: MixingRequest, *, ranked: bool) -> dict[str, str]:
+def apart(best: SoupPart, others: Sequence[SoupPart], request: MixingRequest, *, ranked: bool) -> dict[str, str]:
     """Why each other adapter (by digest) cannot be in a soup with the best; those that can are not in it.
 
     With `auto` whoever can be averaged or concatenated stays. Those that can only be averaged (Houlsby adapters
@@ -172,7 +158,7 @@ def apart(best: Part, others: Sequence[Part], request: MixingRequest, *, ranked:
     }
 
 
-def within_width(parts: Sequence[Part], request: MixingRequest, *, max_width: int) -> tuple[int, str]:
+def within_width(parts: Sequence[SoupPart], request: MixingRequest, *, max_width: int) -> tuple[int, str]:
     """How many of the first parts make a soup within `max_width`, and what the next would have made of it."""
     count, reason = len(parts), ""
     while count > 1:
@@ -184,7 +170,7 @@ def within_width(parts: Sequence[Part], request: MixingRequest, *, max_width: in
     return count, reason
 
 
-def _cheapest(parts: Sequence[Part], request: MixingRequest) -> Mixing:
+def _cheapest(parts: Sequence[SoupPart], request: MixingRequest) -> Mixing:
     """What parts that can be mixed are mixed by: the average where it is possible."""
     first, *more = candidates(parts, request)
     return first if not more or not MIXINGS[first.method].check(parts, first) else more[0]

@@ -18,12 +18,12 @@ from torch import Tensor
 from registry.adapters.masks import is_mask
 from registry.adapters.weights import DTYPES, scale_output
 from registry.soup import sparse
-from registry.soup.compat import Part, average_reasons, by_digest, init_reasons, structure_reasons
-from registry.soup.finite import cast_finite
+from registry.soup.cast import cast_finite
+from registry.soup.compat import SoupPart, average_reasons, by_digest, init_reasons, structure_reasons
 from registry.spec import AdapterConfig, AverageMixing
 
 
-def check(parts: Sequence[Part], mixing: AverageMixing) -> list[str]:
+def check(parts: Sequence[SoupPart], mixing: AverageMixing) -> list[str]:
     """Every reason why these cannot be averaged; empty when they can. No tensor is read.
 
     What of an adapter is pruned may differ, or that anything is.
@@ -34,7 +34,7 @@ def check(parts: Sequence[Part], mixing: AverageMixing) -> list[str]:
     return reasons + init_reasons(parts) if of_one_method and not mixing.assume_same_init else reasons
 
 
-def result(parts: Sequence[Part], mixing: AverageMixing) -> AdapterConfig:
+def result(parts: Sequence[SoupPart], mixing: AverageMixing) -> AdapterConfig:
     """The soup's structure: that of each ingredient, where they are pruned with the mask they are given.
 
     Reads the masks of pruned ingredients; raises Incompatible where they have nothing in common that is kept.
@@ -44,13 +44,13 @@ def result(parts: Sequence[Part], mixing: AverageMixing) -> AdapterConfig:
     return sparse.soup_config(parts, mixing)
 
 
-def result_dtype(parts: Sequence[Part]) -> str:
+def result_dtype(parts: Sequence[SoupPart]) -> str:
     """The ingredients' dtype where they share one, else F32."""
     dtypes = {part.dtype for part in parts}
     return dtypes.pop() if len(dtypes) == 1 else "F32"
 
 
-def mix(parts: Sequence[Part], mixing: AverageMixing) -> dict[str, Tensor]:
+def mix(parts: Sequence[SoupPart], mixing: AverageMixing) -> dict[str, Tensor]:
     """The averaged tensors in the result's dtype; each ingredient is loaded once, one at a time.
 
     Raises InvalidRecipe where an ingredient holds NaN or infinity, or the result leaves the dtype's range.

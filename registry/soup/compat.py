@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from operator import attrgetter
 
 from registry.adapters.loadable import LoadableAdapter
@@ -16,8 +15,8 @@ from registry.spec import Provenance
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part(LoadableAdapter):
-    """One ingredient as the catalogue knows it; `weight` is its canonical decimal."""
+class SoupPart(LoadableAdapter):
+    """One ingredient of a soup as the catalogue knows it; `weight` is its canonical decimal."""
 
     adapter_id: int
     ref: str
@@ -27,25 +26,34 @@ class Part(LoadableAdapter):
     dtype: str
 
 
-def by_digest(parts: Sequence[Part]) -> list[Part]:
+def by_digest(parts: Sequence[SoupPart]) -> list[SoupPart]:
     """The order in which ingredients are mixed: the same soup in whatever order they were named."""
     return sorted(parts, key=lambda part: part.digest)
 
 
+def listed(refs: Sequence[str]) -> str:
+    """The first four of these as messages list them, and how many more there are."""
+    return ", ".join(refs[:4]) + (f" and {len(refs) - 4} more" if len(refs) > 4 else "")
+
+
 def differing(
-    parts: Sequence[Part], what: str, key: Callable[[Part], object], show: Callable[[Part], object] | None = None
+    parts: Sequence[SoupPart], what: str, key: Callable[[SoupPart], object], *, field: str | None = None
 ) -> list[str]:
-    """One sentence if `key` is not the same for all parts, naming an example of each value; else nothing."""
-    examples: dict[object, Part] = {}
+    """One sentence if `key` is not the same for all parts, naming an example of each value; else nothing.
+
+    Where it is a `field` of the configuration, that says how its values are shown.
+    """
+    examples: dict[object, SoupPart] = {}
     for part in parts:
         examples.setdefault(key(part), part)
     if len(examples) < 2:
         return []
-    shown = "; ".join(f"{part.ref} has {(show or key)(part)}" for part in list(examples.values())[:4])
-    return [f"{what} differ: {shown}."]
+    some = list(examples.values())[:4]
+    shown = [f"{part.ref} has {key(part) if field is None else part.config.shown(field)}" for part in some]
+    return [f"{what} differ: {'; '.join(shown)}."]
 
 
-def structure_reasons(parts: Sequence[Part], *, may_differ: Collection[str] = ()) -> list[str]:
+def structure_reasons(parts: Sequence[SoupPart], *, may_differ: Collection[str] = ()) -> list[str]:
     """Reasons of base, method and structure; fields of the configuration in `may_differ` are not looked at.
 
     Adapters of several methods have no fields in common, so that the method is then the only reason beside the base;
@@ -55,7 +63,7 @@ def structure_reasons(parts: Sequence[Part], *, may_differ: Collection[str] = ()
     return bases + (bank_reasons(parts) or _config_reasons(parts, may_differ))
 
 
-def _config_reasons(parts: Sequence[Part], may_differ: Collection[str]) -> list[str]:
+def _config_reasons(parts: Sequence[SoupPart], may_differ: Collection[str]) -> list[str]:
     methods = differing(parts, "The methods", attrgetter("config.methods"))
     if methods:
         return methods
@@ -67,15 +75,11 @@ def _config_reasons(parts: Sequence[Part], may_differ: Collection[str]) -> list[
     for name in type(parts[0].config).model_fields:
         if name not in may_differ and name != inside:
             what = parts[0].config.field_names.get(name, f"The values of '{name}'")
-            reasons += differing(parts, what, attrgetter(f"config.{name}"), partial(_shown, field=name))
+            reasons += differing(parts, what, attrgetter(f"config.{name}"), field=name)
     return reasons
 
 
-def _shown(part: Part, field: str) -> object:
-    return part.config.shown(field)
-
-
-def average_reasons(parts: Sequence[Part], scale: str) -> list[str]:
+def average_reasons(parts: Sequence[SoupPart], scale: str) -> list[str]:
     """Reasons of methods whose tensors have no average, or nothing that `scale` could multiply.
 
     One adapter as it is at scale 1 is itself, whatever its method.
@@ -90,23 +94,20 @@ def average_reasons(parts: Sequence[Part], scale: str) -> list[str]:
     return reasons
 
 
-def bank_reasons(parts: Sequence[Part]) -> list[str]:
+def bank_reasons(parts: Sequence[SoupPart]) -> list[str]:
     """Reasons of banks: what they are mixed by is their merge, which is made of each by itself before."""
     banks = [part.ref for part in parts if part.config.merged is not None]
     if not banks:
         return []
-    shown = ", ".join(banks[:4]) + (f" and {len(banks) - 4} more" if len(banks) > 4 else "")
-    return [f"{shown} {'are banks' if len(banks) > 1 else 'is a bank'} of experts, which only its merge can stand for."]
+    are = "are banks" if len(banks) > 1 else "is a bank"
+    return [f"{listed(banks)} {are} of experts, which only its merge can stand for."]
 
 
-def init_reasons(parts: Sequence[Part]) -> list[str]:
+def init_reasons(parts: Sequence[SoupPart]) -> list[str]:
     """Reasons of initialisation: unknown matches nothing, not even unknown (AdapterSoup, appendix A.1)."""
     if len(parts) < 2:
         return []
     unknown = [part.ref for part in parts if part.provenance.init_hash is None]
-    reasons = []
-    if unknown:
-        shown = ", ".join(unknown[:4]) + (f" and {len(unknown) - 4} more" if len(unknown) > 4 else "")
-        reasons.append(f"The initialisation of {shown} is unknown.")
+    reasons = [f"The initialisation of {listed(unknown)} is unknown."] if unknown else []
     known = [part for part in parts if part.provenance.init_hash is not None]
     return reasons + differing(known, "The initialisations", lambda part: (part.provenance.init_hash or "")[:19])

@@ -1,6 +1,7 @@
 """The exact mixture as one adapter: bottlenecks or ranks side by side (docs/explanation/methods.md#mixing).
 
-The soup's output is the weighted mean of its ingredients' outputs in every layer, whatever they started from. How
+f(x) = scale sum_i w_i f_i(x) in every layer, whatever the ingredients started from: the block-diagonal form of the sum
+of their updates, as `cat` in PEFT (Mangrulkar et al., 2022), with the weights folded into the up-projections. How
 tensors are put side by side is their structure's affair (`adapters.bottleneck_mixing`, `adapters.lora_mixing`);
 `scale` multiplies what comes of it. One ingredient as it is at weight 1 and scale 1 is that adapter, bit for bit.
 The result is the same on every machine, and fp32 whatever the ingredients are: it is made for exactness.
@@ -17,12 +18,12 @@ from torch import Tensor
 
 from registry.adapters import entry_of
 from registry.errors import Internal, InvalidRecipe
-from registry.soup.compat import Part, by_digest, structure_reasons
-from registry.soup.finite import cast_finite
+from registry.soup.cast import cast_finite
+from registry.soup.compat import SoupPart, by_digest, listed, structure_reasons
 from registry.spec import AdapterConfig, ConcatMixing
 
 
-def check(parts: Sequence[Part], _mixing: ConcatMixing) -> list[str]:
+def check(parts: Sequence[SoupPart], _mixing: ConcatMixing) -> list[str]:
     """Every reason why these cannot be concatenated; empty when they can.
 
     Reads tensors only where some have to be equal (Houlsby's trained LayerNorms), and nothing else stands against it.
@@ -31,7 +32,7 @@ def check(parts: Sequence[Part], _mixing: ConcatMixing) -> list[str]:
     return reasons + _method_reasons(parts) or _tensor_reasons(parts)
 
 
-def _method_reasons(parts: Sequence[Part]) -> list[str]:
+def _method_reasons(parts: Sequence[SoupPart]) -> list[str]:
     others = [part for part in parts if not part.config.joinable and part.config.merged is None]
     if not others:
         return []
@@ -45,20 +46,17 @@ def kind_of(config: AdapterConfig) -> object:
     return tuple((name, getattr(config, name)) for name in needed)
 
 
-def _tensor_reasons(parts: Sequence[Part]) -> list[str]:
+def _tensor_reasons(parts: Sequence[SoupPart]) -> list[str]:
     same = parts[0].config.same_tensors
     if len(parts) < 2 or same is None:
         return []
     what, named = same
     first = _tensors(parts[0], named)
     others = [part.ref for part in parts[1:] if not _equal(first, _tensors(part, named))]
-    if not others:
-        return []
-    shown = ", ".join(others[:4]) + (f" and {len(others) - 4} more" if len(others) > 4 else "")
-    return [f"The {what} differ: those of {shown} are not those of {parts[0].ref}."]
+    return [f"The {what} differ: those of {listed(others)} are not those of {parts[0].ref}."] if others else []
 
 
-def _tensors(part: Part, named: str) -> dict[str, Tensor]:
+def _tensors(part: SoupPart, named: str) -> dict[str, Tensor]:
     return {name: tensor.to(torch.float32) for name, tensor in part.load().items() if named in name}
 
 
@@ -66,17 +64,17 @@ def _equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def is_itself(parts: Sequence[Part], mixing: ConcatMixing) -> bool:
+def is_itself(parts: Sequence[SoupPart], mixing: ConcatMixing) -> bool:
     """One ingredient as it is: nothing to fold, nothing to round."""
     return len(parts) == 1 and mixing.scale == "1"
 
 
-def width(parts: Sequence[Part]) -> int:
+def width(parts: Sequence[SoupPart]) -> int:
     """The bottleneck, or the largest rank of any module, that concatenating these would give."""
     return max(_added_up(parts).values(), default=0)
 
 
-def _added_up(parts: Sequence[Part]) -> dict[str, int]:
+def _added_up(parts: Sequence[SoupPart]) -> dict[str, int]:
     """Widths by place, side by side."""
     total: Counter[str] = Counter()
     for part in parts:
@@ -84,7 +82,7 @@ def _added_up(parts: Sequence[Part]) -> dict[str, int]:
     return total
 
 
-def result(parts: Sequence[Part], mixing: ConcatMixing) -> AdapterConfig:
+def result(parts: Sequence[SoupPart], mixing: ConcatMixing) -> AdapterConfig:
     """The soup's structure: widths or ranks added up, scales folded into the weights, without masks.
 
     Raises InvalidRecipe where modules of so many different ranks are more than a LoRA can have.
@@ -98,7 +96,7 @@ def result(parts: Sequence[Part], mixing: ConcatMixing) -> AdapterConfig:
         raise InvalidRecipe(f"The LoRAs are too many for one: {error.errors()[0]['msg']}.", param="recipe") from None
 
 
-def mix(parts: Sequence[Part], mixing: ConcatMixing) -> dict[str, Tensor]:
+def mix(parts: Sequence[SoupPart], mixing: ConcatMixing) -> dict[str, Tensor]:
     """The concatenated tensors, fp32; all ingredients are in memory at once, as their values are in the soup.
 
     Raises InvalidRecipe where an ingredient holds NaN or infinity, or a value leaves the range of fp32.

@@ -13,32 +13,29 @@ from torch import Tensor
 
 from registry.adapters import entry_of
 from registry.adapters.weights import DTYPES
-from registry.soup.compat import Part
-from registry.soup.finite import cast_finite
+from registry.soup.cast import cast_finite
+from registry.soup.compat import SoupPart
 from registry.spec import AdapterConfig, MergeMixing
 
 
-def check(parts: Sequence[Part], _mixing: MergeMixing) -> list[str]:
+def check(parts: Sequence[SoupPart], _mixing: MergeMixing) -> list[str]:
     """Every reason why this is not one bank; no tensor is read."""
-    reasons = [f"{part.ref} is no bank of experts but a {part.config.method}." for part in parts if not _is_bank(part)]
+    others = [part for part in parts if part.config.merged is None]
+    reasons = [f"{part.ref} is no bank of experts but a {part.config.method}." for part in others]
     if len(parts) > 1:
-        banks = sum(_is_bank(part) for part in parts)
+        banks = len(parts) - len(others)
         reasons.append(f"A bank is merged by itself, and these are {len(parts)} adapters, {banks} of them banks.")
     return reasons
 
 
-def _is_bank(part: Part) -> bool:
-    return part.config.merged is not None
-
-
-def result(parts: Sequence[Part], _mixing: MergeMixing) -> AdapterConfig:
+def result(parts: Sequence[SoupPart], _mixing: MergeMixing) -> AdapterConfig:
     """The structure of one expert."""
     merged = parts[0].config.merged
     assert merged is not None  # `check` has found a bank
     return merged
 
 
-def mix(parts: Sequence[Part], _mixing: MergeMixing) -> dict[str, Tensor]:
+def mix(parts: Sequence[SoupPart], _mixing: MergeMixing) -> dict[str, Tensor]:
     """The merged tensors in the bank's dtype; raises InvalidRecipe where they are not finite."""
     bank = parts[0]
     merge = entry_of(bank.config).merge

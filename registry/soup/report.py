@@ -1,24 +1,56 @@
 """The report on a soup: sizes in and out, what it costs to run, how far it is from the exact mixture.
 
-Called by `cook` when a soup has been mixed; the catalogue keeps the report with the recipe.
+The exact mixture is the weighted mean of the ingredients' outputs in every layer; what that is, is the structure's
+affair (`adapters.mixture`). Called by `cook.mix`; the catalogue keeps the report with the recipe.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
-from registry.adapters import expected_tensors
+from registry.adapters import entry_of, expected_tensors, mixture_of
 from registry.adapters.loadable import Tensors
-from registry.adapters.masks import values
+from registry.adapters.weights import count_parameters
 from registry.soup import sparse
-from registry.soup.compat import Part
-from registry.soup.residual import no_residual
-from registry.spec import AdapterConfig, BaseShape, MixReport, Recipe
+from registry.soup.compat import SoupPart
+from registry.spec import AdapterConfig, BaseShape, Mixing, MixReport, Recipe
+
+
+class ExactMixture:
+    """What the ingredients give together, each with its weight, all times the mixing's scale; none of them yet.
+
+    It is gathered while a mixing method reads the ingredients, so that none is read twice.
+    """
+
+    def __init__(self, config: AdapterConfig, shape: BaseShape, mixing: Mixing) -> None:
+        self._mixture = mixture_of(config, shape)
+        self._scale = float(mixing.scale or 1)
+
+    def watched(self, part: SoupPart) -> SoupPart:
+        """The part, taken into account when it is loaded; it has to be loaded exactly once.
+
+        Of a bank of experts the exact mixture is the mean over all of its routes.
+        """
+
+        def load() -> Tensors:
+            tensors = part.load()
+            routes = entry_of(part.config).routes
+            found = [tensors] if routes is None else routes(part.config, tensors)
+            for one in found:
+                self._mixture.add(part.config.merged or part.config, one, float(part.weight) * self._scale / len(found))
+            return tensors
+
+        return replace(part, load=load)
+
+    def residual(self, config: AdapterConfig, tensors: Tensors) -> float | None:
+        """The relative error of a soup; None where there is none, for the structure or as the ingredients cancel."""
+        return self._mixture.residual(config, tensors)
 
 
 def report_of(
-    parts: Sequence[Part],
+    parts: Sequence[SoupPart],
     recipe: Recipe,
     config: AdapterConfig,
     tensors: Tensors,
@@ -27,27 +59,19 @@ def report_of(
     residual: float | None,
 ) -> MixReport:
     """The report of a soup of `config` and `tensors`; `parts` are in the order of the recipe."""
+    no_residual = config.no_exact_mixture or "The ingredients cancel each other out: no residual can be given."
     return MixReport(
         method=recipe.mixing.method,
         members=len(parts),
         weights=tuple(part.weight for part in parts),
-        parameters=_parameters(config, tensors),
+        parameters=count_parameters(config, tensors),
         size_bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()),
         width_in=tuple((part.config.merged or part.config).width for part in parts),
         width_out=config.width,
         relative_cost=relative_cost([part.config for part in parts], config, shape),
         residual=residual,
-        notes=(
-            *sparse.notes(parts, recipe, config),
-            *(() if residual is not None else (no_residual(config),)),
-        ),
+        notes=sparse.notes(parts, recipe, config) + (() if residual is not None else (no_residual,)),
     )
-
-
-def _parameters(config: AdapterConfig, tensors: Tensors) -> int:
-    """Without what is pruned; masks are no parameters."""
-    stored = sum(tensor.numel() for tensor in values(tensors).values())
-    return stored - sum(pruned.masked for pruned in config.pruned_parts().values())
 
 
 def relative_cost(members: Sequence[AdapterConfig], soup: AdapterConfig, shape: BaseShape) -> float:

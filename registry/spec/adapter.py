@@ -29,7 +29,7 @@ class BaseEntry(Frozen):
 
 
 class BaseShape(Frozen):
-    """What adapters need to know of a base model to be checked against it without loading it."""
+    """The shape of a base model: all that adapters are checked against, without loading it."""
 
     fingerprint: Digest
     model_type: str

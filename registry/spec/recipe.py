@@ -10,13 +10,7 @@ from datetime import datetime
 from decimal import Decimal, InvalidOperation
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    WithJsonSchema,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
 from registry.names import Digest, digest_of
 from registry.spec.adapter import SampleReport, SampleSource

@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field
 
-from registry.names import Digest, Part
+from registry.names import Digest, Part, digest_of
 from registry.spec.frozen import Frozen
 
 EncoderName = Literal["base", "sbert"]
 
 
-class GmmSpec(Frozen):
+class _Spec(Frozen):
+    """What a selector is fitted by."""
+
+    @property
+    def encoder_name(self) -> EncoderName | None:
+        """The encoder whose vectors it is fitted on; None where it looks at no text."""
+        return None
+
+    def resolved(self) -> Self:
+        """The same spec with every open field filled from its mode; what is learnt when fitting stays open."""
+        return self
+
+    @property
+    def digest(self) -> str:
+        """The identity of what is fitted: the spec with every open field filled in."""
+        return digest_of(self.resolved())
+
+
+class GmmSpec(_Spec):
     """Clusters over mean-pooled base embeddings (AdapterSoup, section 2, after Aharoni & Goldberg 2020).
 
     `mode="paper"`: full covariance, component 0 dropped, 50 dimensions. The default is tied covariance, 32
@@ -28,8 +46,8 @@ class GmmSpec(Frozen):
     max_iter: int = Field(default=150, ge=1, le=10_000)
     seed: int = Field(default=0, ge=0, lt=2**32)
 
-    def resolved(self) -> GmmSpec:
-        """The same spec with every open field filled from its mode."""
+    def resolved(self) -> Self:
+        """`covariance`, `dimensions` and `component_zero` as the mode has them where they are not set."""
         paper = self.mode == "paper"
         return self.model_copy(
             update={
@@ -40,7 +58,7 @@ class GmmSpec(Frozen):
         )
 
 
-class CosineSpec(Frozen):
+class CosineSpec(_Spec):
     """Mean cosine between the sample and each domain (AdapterSoup, section 2).
 
     `threshold=None`: 0.15 for sentence-BERT (the paper's), the 5th percentile of own-domain scores for the base.
@@ -53,23 +71,14 @@ class CosineSpec(Frozen):
 
     @property
     def encoder_name(self) -> EncoderName | None:
-        """The encoder whose vectors it is fitted on."""
+        """The one that was asked for."""
         return self.encoder
 
-    def resolved(self) -> CosineSpec:
-        """Itself: the threshold of the base encoder is learnt when fitting."""
-        return self
 
-
-class UniformSpec(Frozen):
+class UniformSpec(_Spec):
     """Every adapter of the pool with equal weight; looks at no text and never abstains."""
 
-    encoder_name: ClassVar[EncoderName | None] = None
     kind: Literal["uniform"] = "uniform"
-
-    def resolved(self) -> UniformSpec:
-        """Itself: there is nothing to fill in."""
-        return self
 
 
 SelectorSpec = Annotated[GmmSpec | CosineSpec | UniformSpec, Field(discriminator="kind")]
@@ -93,6 +102,11 @@ class PoolSpec(Frozen):
     method: str | None = None
     tag: Part | None = None
     include_soups: bool = False
+
+    @property
+    def digest(self) -> str:
+        """The pool's identity."""
+        return digest_of(self)
 
 
 class Ingredient(Frozen):

@@ -6,8 +6,13 @@ Used by `service.cli.app` for the error that ends a command, and by verbs that g
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
 
 from registry.errors import Busy, Forbidden, Incompatible, SoupError, Unauthenticated
+from service.cli.output import talk
 
 OK, FAILED, USAGE, INCOMPATIBLE = 0, 1, 2, 3
 
@@ -42,6 +47,19 @@ def exit_code(error: SoupError) -> int:
     return INCOMPATIBLE if isinstance(error, Incompatible) else FAILED
 
 
-def worst_code(errors: list[SoupError]) -> int:
-    """The exit code of several: 3 only where all of them are incompatibilities."""
-    return min((exit_code(error) for error in errors), key=lambda code: code == INCOMPATIBLE, default=OK)
+class Failures(list[SoupError]):
+    """The errors of some of several things that a verb does: one does not keep the others."""
+
+    @contextmanager
+    def of(self, what: object) -> Iterator[None]:
+        """While open, an error is told as one of `what`, and noted instead of raised."""
+        try:
+            yield
+        except SoupError as error:
+            talk(f"{what}: {explain(error)}")
+            self.append(error)
+
+    def end(self) -> None:
+        """End the command where there are any: with 3 only where all of them are incompatibilities, else 1."""
+        if self:
+            raise typer.Exit(min(map(exit_code, self), key=lambda code: code == INCOMPATIBLE))

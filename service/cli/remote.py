@@ -12,7 +12,7 @@ import typer
 
 from service.cli.commands import as_command, spread
 from service.cli.flags import keyword
-from service.cli.output import as_json, data
+from service.cli.output import as_json, data, talk
 from service.cli.setting_flags import settings_of
 from service.client import SoupClient
 
@@ -20,9 +20,8 @@ ModelArgument = Annotated[
     str, typer.Argument(help="base/<id>, namespace/name[@version or alias], or sha256:...", metavar="MODEL")
 ]
 RefArgument = Annotated[str, typer.Argument(help="namespace/name[@version or alias], or sha256:...", metavar="REF")]
-SampleOption = Annotated[
-    Path, typer.Option("--sample", help='.jsonl(.gz) of {"text"}, .txt (a passage a paragraph), or - for stdin.')
-]
+SAMPLE_FORMS = '.jsonl(.gz) of {"text"}, .txt (a passage a paragraph), or - for stdin.'
+SampleOption = Annotated[Path, typer.Option("--sample", help=SAMPLE_FORMS)]
 
 
 @dataclass(frozen=True)
@@ -32,13 +31,15 @@ class Remote:
     client: SoupClient
     json: bool
 
-    def answer(self, value: Any, *lines: str) -> None:
-        """Print what came of the verb: the value where JSON was asked for, else these lines."""
+    def answer(self, value: Any, *lines: str, said: str = "") -> None:
+        """Print what came of the verb: the value where JSON was asked for, else these lines; `said` goes to stderr."""
         if self.json:
             as_json(value)
-        else:
-            for line in lines:
-                data(line)
+            return
+        for line in lines:
+            data(line)
+        if said:
+            talk(said)
 
 
 @dataclass(frozen=True)

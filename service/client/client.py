@@ -14,10 +14,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import httpx2
 
+from registry.names import KeyScope
 from service.client.adapter_calls import AdapterCalls
 from service.client.connection import Connection, Json, given, part
 from service.client.job_calls import JobCalls
@@ -85,10 +86,7 @@ class SoupClient(AdapterCalls, JobCalls):
 
     # --- keys and health ----------------------------------------------------------------------------
 
-    def create_key(
-        self, name: str, *, scopes: Sequence[Literal["read", "write", "infer", "admin"]],
-        namespaces: Sequence[str] | None = None,
-    ) -> Json:  # fmt: skip
+    def create_key(self, name: str, *, scopes: Sequence[KeyScope], namespaces: Sequence[str] | None = None) -> Json:
         """Make a key; `secret` is in this answer and nowhere else. `namespaces` None sees all of them."""
         body = {"name": name, "scopes": list(scopes), "namespaces": None if namespaces is None else list(namespaces)}
         return self._http.json("POST", "/v1/keys", json=body, repeat=False)

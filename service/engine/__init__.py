@@ -17,14 +17,11 @@ from service.engine.request import (
     SamplingParams,
     ScoreRequest,
     Scores,
-    State,
 )
-from service.engine.residence import BaseSource
 from service.engine.scheduler import Ticket
 from service.engine.trial import check_runs
 
 __all__ = [
-    "BaseSource",
     "Completion",
     "Delta",
     "Engine",
@@ -35,7 +32,6 @@ __all__ = [
     "SamplingParams",
     "ScoreRequest",
     "Scores",
-    "State",
     "Ticket",
     "check_runs",
 ]

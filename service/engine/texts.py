@@ -26,7 +26,8 @@ POLL_SECONDS = 0.1
 """How often a waiting caller is asked whether to go on."""
 
 ShouldStop = Callable[[], bool]
-Progress = Callable[[int, int], None]
+WindowsDone = Callable[[int, int], None]
+"""`(done, total)` windows; what a verb is told besides is `registry.progress.Progress`."""
 Windows = list[tuple[int, ...]]
 
 
@@ -60,7 +61,7 @@ class TextCalls(ABC):
         adapter: LoadableAdapter | None = None,
         *,
         should_stop: ShouldStop | None = None,
-        progress: Progress | None = None,
+        progress: WindowsDone | None = None,
         patient: bool = False,
     ) -> list[PassageScore]:
         """Log-likelihood of each text; an empty one has no tokens and an NLL of 0."""
@@ -80,7 +81,7 @@ class TextCalls(ABC):
         texts: Sequence[str],
         *,
         should_stop: ShouldStop | None = None,
-        progress: Progress | None = None,
+        progress: WindowsDone | None = None,
         patient: bool = False,
     ) -> list[EmbeddedText]:
         """Vector of each text's first window and its NLL over all windows; raises InvalidPrompt for an empty text.
@@ -117,7 +118,7 @@ class TextCalls(ABC):
         return found
 
     def _answer(
-        self, request: Request, should_stop: ShouldStop | None, progress: Progress | None, patient: bool
+        self, request: Request, should_stop: ShouldStop | None, progress: WindowsDone | None, patient: bool
     ) -> Any:
         ticket = self._place(request, should_stop, patient)
         try:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from anyio import to_thread
 from fastapi import FastAPI
-from fastapi.routing import APIRoute
 
 from service.http import docs_page, problems
-from service.http.gate import Bodies, Gate
+from service.http.auth import Gate
+from service.http.bodies import Bodies
 from service.http.observe import Metrics, Observe
 from service.http.readiness import Readiness
 from service.http.routes import (
@@ -40,23 +40,12 @@ if TYPE_CHECKING:
     from service.runtime import Runtime
 
 VERSION = "0.1.0"
-ROUTERS = (
-    blobs.router,
-    adapters.router,
-    selectors.router,
-    soups.router,
-    trainings.router,
-    perplexity.router,
-    completions.router,
-    chat.router,
-    embeddings.router,
-    models.router,
-    tokens.router,
-    jobs.router,
-    keys.router,
-    audit.router,
-    health.router,
+ROUTES = (
+    *(blobs, adapters, selectors, soups, trainings),
+    *(perplexity, completions, chat, embeddings, models, tokens),
+    *(jobs, keys, audit, health),
 )
+"""In the order of the reference: what is stored, inference, the server itself."""
 DESCRIPTION = (
     "Push adapters of one frozen base model with samples of their domains, ask for a soup for a sample of a new "
     "domain, and call the OpenAI-compatible endpoints with the soup's name. Every call but the health checks needs a "
@@ -75,15 +64,15 @@ def create_app(runtime: Runtime) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
-        generate_unique_id_function=_operation_id,
+        generate_unique_id_function=lambda route: route.name,
         responses={"default": {"model": problems.ErrorBody, "description": "An error, in OpenAI's shape."}},
     )
     app.state.runtime = runtime
     app.state.metrics = metrics = Metrics()
     app.state.readiness = Readiness()
-    metrics.watch_engine(runtime.engine)
-    for router in ROUTERS:
-        app.include_router(router)
+    metrics.watch_engine(runtime.engine.counters)
+    for routes in ROUTES:
+        app.include_router(routes.router)
     docs_page.install(app)
     problems.install(app)
     # the last one added is the outermost
@@ -98,7 +87,3 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     """As many threads serve requests as there are database connections, so that none waits for one holding one."""
     to_thread.current_default_thread_limiter().total_tokens = app.state.runtime.settings.database_pool
     yield
-
-
-def _operation_id(route: APIRoute) -> str:
-    return route.name

@@ -1,25 +1,109 @@
-"""What a route needs of a key, as a type in its signature: `who: Reader`, `Writer`, `ModelUser`, `Admin`.
+"""Who may pass: the layer that authenticates every request (Gate), and what a route needs of a key, as a type.
 
-Or `Annotated[Principal, Depends(needs("read", "write"))]`. `http.gate` has authenticated the request before.
+Gate denies by default: all but reading a path of PUBLIC needs a key that exists, before a byte of its body is read,
+and whatever the route declares. A route says `who: Reader`, `Writer`, `ModelUser` or `Admin` in its signature, or
+`Annotated[Principal, Depends(needs("read", "write"))]`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from fastapi import Depends, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from registry.errors import Forbidden, Unauthenticated
-from service.keys import KeyScope, Principal
+from registry.catalogue import Database
+from registry.errors import Forbidden, SoupError, Unauthenticated
+from registry.names import KeyScope
+from service.http import problems
+from service.keys import NOBODY_IN_PARTICULAR, Principal, authenticate
+from service.settings import Settings
+
+PUBLIC = frozenset({"/healthz", "/readyz"})
+PUBLIC_DOCS = frozenset({"/docs", "/docs/openapi.json", "/openapi.json", "/static"})
+STATIC = "/static/"
+BODILESS = frozenset({"GET", "HEAD"})
+"""Methods whose body no route reads, so that nobody without a key can have one gathered."""
+FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "via")
+
+
+# --- the layer before the routes ------------------------------------------------------------------
+
+
+class Gate:
+    """ASGI layer: puts the Principal of the request into its state, or answers 401 / 403."""
+
+    def __init__(self, app: ASGIApp, *, database: Database, settings: Settings) -> None:
+        self._app = app
+        self._database = database
+        self._settings = settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on if it may go on; there are no websockets, so that one is refused."""
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008, "reason": ""})
+            return
+        if scope["type"] == "http":
+            try:
+                principal = await self._principal(scope)
+            except SoupError as error:
+                await problems.response_of(error)(scope, receive, send)
+                return
+            scope.setdefault("state", {})["principal"] = principal
+        await self._app(scope, receive, send)
+
+    async def _principal(self, scope: Scope) -> Principal | None:
+        headers = Headers(scope=scope)
+        if self._settings.no_auth:
+            check_local(headers, allowed=self._settings.allowed_hosts)
+            return NOBODY_IN_PARTICULAR
+        if scope["method"] in BODILESS and self._public(scope["path"]):
+            return None
+        return await run_in_threadpool(authenticate, self._database, headers.get("authorization"))
+
+    def _public(self, path: str) -> bool:
+        if path in PUBLIC or (path == "/metrics" and self._settings.metrics_public):
+            return True
+        return self._settings.docs_public and (path in PUBLIC_DOCS or path.startswith(STATIC))
+
+
+def check_local(headers: Headers, *, allowed: Sequence[str]) -> None:
+    """The checks that stand in for keys under `no_auth`; raises Forbidden.
+
+    Without them any page open in a browser on this machine could call the server: by a name that resolves here
+    (Host), by a request across origins (Origin), or through a proxy that makes the world look local.
+    """
+    host = headers.get("host", "")
+    if _hostname(f"//{host}") not in allowed:
+        raise Forbidden("This server runs without keys and answers to local host names only (SOUP_ALLOWED_HOSTS).")
+    present = [name for name in FORWARDED if name in headers]
+    if present:
+        raise Forbidden(f"This server runs without keys and refuses requests through a proxy ('{present[0]}').")
+    origin = headers.get("origin")
+    if origin is not None and origin not in {f"http://{host}", f"https://{host}"}:
+        raise Forbidden("This server runs without keys and refuses requests from pages of another origin.")
+
+
+def _hostname(url: str) -> str | None:
+    try:
+        return urlsplit(url).hostname
+    except ValueError:
+        return None
+
+
+# --- types in a route's signature -----------------------------------------------------------------
 
 _bearer = HTTPBearer(auto_error=False, scheme_name="Key", description="A key of this server: sk-soup-...")
 
 
 def needs(*scopes: KeyScope) -> Callable[..., Awaitable[Principal]]:
     """A dependency that gives the Principal and raises Forbidden unless it has one of `scopes`."""
-    assert scopes, "a route that needs nothing is public: list it in gate.PUBLIC"
+    assert scopes, "a route that needs nothing is public: list it in PUBLIC"
 
     async def principal(
         request: Request, _: Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)] = None

@@ -54,7 +54,7 @@ NULL = {"type": "string", "nullable": True, "enum": [None]}
 
 
 def install(app: FastAPI) -> None:
-    """Add /docs, /openapi.json and /static to `app`; the gate decides who reaches them."""
+    """Add /docs, /openapi.json and /static to `app`; `auth` decides who reaches them."""
 
     async def page(_: Request) -> Response:
         return HTMLResponse(PAGE, headers={"content-security-policy": CSP})

@@ -1,7 +1,7 @@
 """Prometheus metrics, request ids and one JSON log line per request: the outermost ASGI layer around the app.
 
-It never logs what people sent: no path, query, header or body, only the route's
-template; of an unexpected error the class and the places in our code, not its message (messages quote values).
+It never logs what people sent: no path, query, header or body, only the route's template; of an unexpected error the
+class and the places in our code, not its message (messages quote values).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -56,9 +56,9 @@ class Metrics:
         )
         self.in_flight = Gauge("soup_http_in_flight", "Requests being answered.", registry=self.registry)
 
-    def watch_engine(self, engine: object) -> None:
+    def watch_engine(self, counters: Callable[[], Mapping[str, float]]) -> None:
         """Read the engine's plain counters whenever the metrics are asked for."""
-        self.registry.register(_EngineCollector(engine))
+        self.registry.register(_EngineCollector(counters))
 
     def render(self) -> bytes:
         """The metrics as Prometheus text."""
@@ -66,16 +66,14 @@ class Metrics:
 
 
 class _EngineCollector(Collector):
-    """`engine.counters()` -> {name: number}: names ending in `_total` are counters, the others gauges."""
+    """The engine's {name: number} as metrics: names ending in `_total` are counters, the others gauges."""
 
-    def __init__(self, engine: object) -> None:
-        self._engine = engine
+    def __init__(self, counters: Callable[[], Mapping[str, float]]) -> None:
+        self._counters = counters
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         """One metric per counter of the engine."""
-        counters = getattr(self._engine, "counters", None)
-        values: dict[str, float] = counters() if callable(counters) else {}
-        for name, value in values.items():
+        for name, value in self._counters().items():
             label = f"Engine: {name.replace('_', ' ')}."
             if name.endswith("_total"):
                 yield CounterMetricFamily(f"soup_engine_{name.removesuffix('_total')}", label, value=value)

@@ -1,9 +1,9 @@
 """Errors as HTTP answers: the status code of each (400 to 503) and one body, OpenAI's, for all.
 
 The body is {"error": {"message", "type", "param", "code"}}, and `problems` where there are several. No other module
-knows status codes of errors. Called by the app's exception handlers and by the ASGI
-layers (gate, observe), which answer before a route is reached. Nothing of what a person sent is echoed here beyond
-the messages our own errors carry, and nothing of an unexpected error is shown.
+knows status codes of errors. Called by the app's exception handlers and by the ASGI layers (auth, bodies, observe),
+which answer before a route is reached. Nothing of what a person sent is echoed here beyond the messages our own errors
+carry, and nothing of an unexpected error is shown.
 """
 
 from __future__ import annotations
@@ -47,6 +47,9 @@ MOST_LISTED = 50
 
 MEMBERS = {**UNION_MEMBERS, "adapter": METHODS}
 """Field of a request -> names that pydantic puts behind it in an error's place, and nobody sent."""
+
+ABSENT = frozenset({"missing", "union_tag_not_found"})
+"""Kinds of pydantic's errors for what was not sent at all."""
 
 INTERNAL_MESSAGE = "Something went wrong on the server; its log has the details under this request id."
 
@@ -119,15 +122,9 @@ def _answer(body: ErrorBody, status: int, headers: Mapping[str, str] | None) -> 
 def from_validation(found: Sequence[Mapping[str, Any]]) -> SoupError:
     """Validation errors of a request as one of ours: a sentence that names the field, and the list when several."""
     sentences = [_sentence(error) for error in found[:MOST_LISTED]]
-    first = found[0] if found else {"loc": (), "type": ""}
-    kind: type[SoupError] = errors.InvalidParameter
-    where = _place(first) if found else ""
-    if where.endswith(("config.method", "config.structure")) and first["type"] not in {
-        "missing",
-        "union_tag_not_found",
-    }:
-        kind = errors.UnknownMethod
-    return kind(
+    where = _place(found[0]) if found else ""
+    named = where.endswith(("config.method", "config.structure")) and found[0]["type"] not in ABSENT
+    return (errors.UnknownMethod if named else errors.InvalidParameter)(
         (sentences[0] if sentences else "The request is not valid.") + errors.more_problems(len(found), stop="."),
         param=where or None,
         problems=sentences if len(sentences) > 1 else (),
@@ -140,7 +137,7 @@ def _sentence(error: Mapping[str, Any]) -> str:
     kind, message = str(error["type"]), str(error.get("msg", "is not valid"))
     if kind == "json_invalid":
         return f"The body is not valid JSON: {error.get('ctx', {}).get('error', 'it cannot be read')}."
-    if kind in {"missing", "union_tag_not_found"}:
+    if kind in ABSENT:
         return f"Field '{field}' is missing." if field else "The request has no JSON body."
     if kind == "extra_forbidden":
         return f"Field '{field}' is not known here."

@@ -9,15 +9,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from registry.base_model import BaseText
 from registry.errors import Busy
 from service.engine import GenerateRequest, SamplingParams, ScoreRequest
 from service.http.schemas.health import Ready
 from service.parts import Parts
-
-if TYPE_CHECKING:
-    from registry.base_model import BaseText
 
 WAITS = "loads at its next use"
 """Said of a base model that has no place in memory now, which is no fault."""

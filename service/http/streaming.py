@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import CancelledError as TicketCancelled
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fastapi import Request
@@ -80,7 +81,7 @@ class TokenStream:
         self._loop = asyncio.get_running_loop()
         self._queue: asyncio.Queue[tuple[int, Delta | None]] = asyncio.Queue()
         self._engine = engine
-        self._requests = [replace(request, on_token=self._hand_over(i)) for i, request in enumerate(requests)]
+        self._requests = [replace(request, on_token=partial(self._put, i)) for i, request in enumerate(requests)]
         self._first: tuple[int, Delta | None] | None = None
         self.tickets: list[Ticket] = []
 
@@ -88,7 +89,7 @@ class TokenStream:
         """Submit, and wait for the first token, so that what fails at once fails with its own status."""
         self.tickets = await run_in_threadpool(self._engine.submit_all, self._requests)
         for number, ticket in enumerate(self.tickets):
-            ticket.add_done_callback(self._done(number))
+            ticket.add_done_callback(partial(self._ended, number))
         try:
             self._first = await unless_gone(request, asyncio.ensure_future(self._queue.get()))
             number, delta = self._first
@@ -122,11 +123,8 @@ class TokenStream:
             raise Unavailable("The engine stopped before the answer was complete.") from error
         return result
 
-    def _hand_over(self, number: int) -> Callable[[Delta], None]:
-        return lambda delta: self._put(number, delta)
-
-    def _done(self, number: int) -> Callable[[Any], None]:
-        return lambda _: self._put(number, None)
+    def _ended(self, number: int, _: Any) -> None:
+        self._put(number, None)
 
     def _put(self, number: int, delta: Delta | None) -> None:
         with suppress(RuntimeError):  # the event loop is closed: nobody listens

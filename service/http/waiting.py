@@ -6,17 +6,15 @@ Called by the routes of soups, selectors and jobs.
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 
 from starlette.concurrency import run_in_threadpool
 
+from registry.catalogue.rows import JobRow
 from registry.errors import InvalidParameter
 from service.jobs.runner import FINAL
 from service.parts import Parts
-
-if TYPE_CHECKING:
-    from registry.catalogue.rows import JobRow
 
 
 def wait_of(asked: float | None, parts: Parts) -> float:
@@ -37,45 +35,33 @@ def job_row(parts: Parts, scope: tuple[str, ...] | None, job_id: str) -> JobRow:
         return catalogue.jobs.get(scope, job_id)
 
 
-class JobWatch:
-    """Wakes its coroutine at every change of one job, inside of `async with`."""
+@contextmanager
+def job_watch(parts: Parts, job_id: str) -> Iterator[Callable[[float], Awaitable[None]]]:
+    """While open, listens to one job; what is given waits for its next change, at most so many seconds."""
+    loop, changed = asyncio.get_running_loop(), asyncio.Event()
 
-    def __init__(self, parts: Parts, job_id: str) -> None:
-        self._parts = parts
-        self._job_id = job_id
-        self._changed = asyncio.Event()
+    def tell() -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(changed.set)
 
-    async def __aenter__(self) -> JobWatch:
-        """Start listening."""
-        loop = asyncio.get_running_loop()
-
-        def tell() -> None:
-            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(self._changed.set)
-
-        self._unwatch = self._parts.jobs.watch(self._job_id, tell)
-        return self
-
-    async def __aexit__(self, *_: Any) -> None:
-        """Stop listening."""
-        self._unwatch()
-
-    async def change(self, seconds: float) -> None:
-        """Wait for a change, at most so long."""
+    async def change(seconds: float) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._changed.wait()
-        self._changed.clear()
+                await changed.wait()
+        changed.clear()
+
+    with parts.jobs.watched(job_id, tell):
+        yield change
 
 
 async def finished(parts: Parts, job_id: str, seconds: float) -> JobRow:
     """The job once it ended, or as it stands after `seconds`."""
     deadline = asyncio.get_running_loop().time() + seconds
-    async with JobWatch(parts, job_id) as watch:
+    with job_watch(parts, job_id) as change:
         parts.jobs.wake()
         while True:
             row = await run_in_threadpool(job_row, parts, None, job_id)
             left = deadline - asyncio.get_running_loop().time()
             if row.state in FINAL or left <= 0:
                 return row
-            await watch.change(min(left, 1.0))
+            await change(min(left, 1.0))

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from registry.catalogue import Catalogue
 from registry.catalogue.rows import JobRow, Namespaces, SelectorRow
 from registry.progress import Progress
+from registry.registry import Caller
 from registry.spec import PoolSpec, SelectorSpec
 from service.jobs.fit_process import FitProcess
 from service.parts import Parts
@@ -24,6 +25,12 @@ class JobContext:
     fitting: FitProcess
     row: JobRow
     progress: Progress
+
+    @property
+    def caller(self) -> Caller:
+        """On whose behalf a cook or a training works."""
+        arguments = self.row.arguments
+        return Caller(self.row.created_by, namespaces_of(arguments["scope"]), arguments["request_id"])
 
     def fit(self, pool: PoolSpec, spec: SelectorSpec, encoder_digest: str | None) -> SelectorRow:
         """Fit a pool in the process for it, as part of this job."""

@@ -10,12 +10,9 @@ import json
 import uuid
 from typing import Any
 
-from registry.catalogue.rows import JobRow
 from registry.cook import cook
-from registry.registry import Caller
 from registry.spec import CookRequest
 from service.jobs.contract import JobContext, JobKind, namespaces_of
-from service.parts import Parts
 
 
 def request_bytes(request: dict[str, Any]) -> bytes:
@@ -26,10 +23,9 @@ def request_bytes(request: dict[str, Any]) -> bytes:
 def _run(context: JobContext) -> dict[str, Any]:
     registry, arguments = context.parts.registry, context.row.arguments
     stored = json.loads(registry.blobs.read(arguments["request"]))
-    caller = Caller(context.row.created_by, namespaces_of(arguments["scope"]), arguments["request_id"])
     cooked = cook(
         registry,
-        caller,
+        context.caller,
         CookRequest.model_validate(stored["request"]),
         namespace=arguments["namespace"],
         fit=context.fit,
@@ -38,8 +34,8 @@ def _run(context: JobContext) -> dict[str, Any]:
     return cooked.model_dump(mode="json")
 
 
-def _clean(parts: Parts, row: JobRow) -> None:
-    parts.registry.blobs.delete(row.arguments["request"])
-
-
-COOK = JobKind(run=_run, reach=lambda row: namespaces_of(row.arguments["scope"]), clean=_clean)
+COOK = JobKind(
+    run=_run,
+    reach=lambda row: namespaces_of(row.arguments["scope"]),
+    clean=lambda parts, row: parts.registry.blobs.delete(row.arguments["request"]),
+)

@@ -127,9 +127,9 @@ class JobRunner:
             if row.attempts > self._settings.job_attempts:
                 raise Internal(f"The process that ran it ended without a word, {row.attempts - 1} times.")
             result = KINDS[row.kind].run(JobContext(self.parts, self.fitting, row, progress))
-            return self.store(lambda jobs: jobs.succeed(row.id, result, worker=self._name)) or self._is_cancelled(row)
+            return self._store(lambda jobs: jobs.succeed(row.id, result, worker=self._name)) or self._is_cancelled(row)
         except Interrupted:
-            self.store(lambda jobs: jobs.release(row.id, self._name))
+            self._store(lambda jobs: jobs.release(row.id, self._name))
             return False
         except Cancelled as error:
             return self._is_cancelled(row) or self._fail(row, error, retry_in=None)
@@ -153,7 +153,7 @@ class JobRunner:
         with self._database.read() as catalogue:
             return catalogue.jobs.get(None, row.id).state == "cancelled"
 
-    def store(self, change: Callable[[Jobs], bool]) -> bool:
+    def _store(self, change: Callable[[Jobs], bool]) -> bool:
         """One change of a job's row in a transaction of its own; False when it is no longer ours to change."""
         with self._database.write() as catalogue:
             return change(catalogue.jobs)
@@ -178,7 +178,7 @@ class JobRunner:
         if self._stopping.is_set():
             raise Interrupted("The server is stopping; the job goes on when it is back.")
         try:
-            ours = self.store(
+            ours = self._store(
                 lambda jobs: jobs.progress(row.id, done=done, total=total, message=message, worker=self._name)
             )
         except (Busy, Unavailable) as error:  # nothing is lost with a number; the work goes on

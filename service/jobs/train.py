@@ -19,22 +19,21 @@ from registry.catalogue.rows import AdapterRow
 from registry.cook import cook
 from registry.errors import Conflict, Forbidden, Incompatible, Invalid, TooLarge, Unavailable
 from registry.files import decode_lines
-from registry.formats import AdapterContents, AdapterDirectory, read_directory, write_directory
+from registry.formats import WEIGHTS_FILE, AdapterContents, AdapterDirectory, read_directory, write_directory
 from registry.names import parse_ref, split_name
-from registry.push import WEIGHTS_FILE, Pushed, push
-from registry.registry import Caller
-from registry.spec import CookRequest, FileSource, HandRecipe, Manifest, MergeMixing, SampleSource, WeightedRef
+from registry.push import Pushed, push
+from registry.spec import FileSource, Manifest, SampleSource
 from service.jobs.contract import JobContext, JobKind, namespaces_of
 from service.jobs.train_process import in_child
 from service.jobs.training_folder import TURN, place_of, sweep
 from service.parts import Parts
-from training.request import TrainingRequest, TrainingRun
+from training.request import TrainingRequest, TrainingRun, merge_request
 from training.spec import BANK, FusionRequest
 from training.worker import WorkerRequest, WorkerSetup
 
 log = logging.getLogger("soup.training")
 HOPELESS = (Forbidden, Invalid, Incompatible, TooLarge)
-"""What the same training would end with again: nothing of it is kept."""
+"""Errors that the same training would end with again: nothing of it is kept."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +58,6 @@ class Training:
         """The folder of its files."""
         return place_of(self.parts.settings, self.arguments["key"])
 
-    @property
-    def caller(self) -> Caller:
-        """On whose behalf it is pushed."""
-        return Caller(self.context.row.created_by, namespaces_of(self.arguments["scope"]), self.arguments["request_id"])
-
 
 def _run(context: JobContext) -> dict[str, Any]:
     """Train and push; of a bank of experts its merge too, which is what is named."""
@@ -76,11 +70,10 @@ def _run(context: JobContext) -> dict[str, Any]:
     }  # fmt: skip
     if request.spec.adamix is None:
         return found
-    recipe = HandRecipe(ingredients=(WeightedRef(ref=pushed.row.ref),))
     cooked = cook(
         context.parts.registry,
-        training.caller,
-        CookRequest(recipe=recipe, mixing=MergeMixing(), name=request.name, verify=False),
+        context.caller,
+        merge_request(pushed.row.ref, name=request.name),
         namespace=split_name(request.name)[0],
         fit=context.fit,
         progress=context.progress,
@@ -118,7 +111,7 @@ def _made(training: Training) -> Pushed:
 
 
 def _check_key(training: Training) -> None:
-    """A training waits and works for long: what a key may do is asked again before it begins and before it pushes."""
+    """Raises Forbidden where the key was revoked; asked before a training begins and, hours later, before it pushes."""
     with training.parts.registry.database.read() as catalogue:
         revoked = {row.id for row in catalogue.keys.list() if row.revoked_at is not None}
     if training.context.row.created_by in revoked:
@@ -130,7 +123,7 @@ def _pushed_name(training: Training) -> str:
 
 
 def _known(training: Training) -> AdapterRow | None:
-    """What was pushed for this request, in case a server ended before it said so, or the request is one of before."""
+    """The adapter that was pushed for an equal request before, maybe by a server that ended before it said so."""
     with training.parts.registry.database.read() as catalogue:
         rows = catalogue.adapters.live_versions(*split_name(_pushed_name(training)))
     key = training.arguments["key"]
@@ -151,9 +144,9 @@ def _check_base(training: Training) -> None:
 
 @contextmanager
 def _laid_out(training: Training) -> Iterator[Path]:
-    """The data and the members of a fusion in a folder of this attempt, which goes with it.
+    """A folder with the data and the members of a fusion, of this attempt only: it is removed when this ends.
 
-    A child that was stopped, or that a killed server left, may be reading those of the attempt before.
+    A child that was stopped, or that a killed server left, may still be reading those of the attempt before.
     """
     try:
         training.place.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -212,9 +205,9 @@ def _training_run(training: Training, data: Path) -> TrainingRun:
 
 
 def _told(training: Training, run: TrainingRun) -> dict[str, Any]:
-    """What the child says of the training, once the adapter is written; raises its error.
+    """What the child answers once the adapter is written; raises its error.
 
-    A checkpoint that this version would not have written is given up: whoever asked could not delete it.
+    A checkpoint of another version is deleted and the training begins anew: whoever asked could not delete it.
     """
     settings, request = training.parts.settings, training.request
     entry = training.parts.bases[request.base_model].entry
@@ -247,7 +240,7 @@ def _pushed(training: Training, told: dict[str, Any]) -> Pushed:
         files={WEIGHTS_FILE: FileSource(digest=digest)}, sample=sample, card=request.card,
         provenance=folder.provenance.model_copy(update={"training": _record(training, folder)}),
     )  # fmt: skip
-    pushed = push(parts.registry, training.caller, manifest)
+    pushed = push(parts.registry, training.context.caller, manifest)
     parts.jobs.wake()
     note = (str(told["note"]),) if told.get("note") else ()
     return replace(pushed, warnings=(*note, *warnings, *pushed.warnings))

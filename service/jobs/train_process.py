@@ -1,7 +1,7 @@
-"""The process that a training of the server runs in: with a base model of its own, and at lower priority.
+"""The process that a training of the server runs in, with a base model of its own and at lower priority.
 
-`in_child` is the parent's side, called by the training job; `main` is the child's. Who is being served notices
-nothing of a training, and a child whose server is gone saves its training and ends.
+`in_child` is the parent's side, called by the training job; `main` is the child's. Requests are served meanwhile as
+ever; a child whose server is gone saves its training and ends.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ GRACE_SECONDS = 30.0
 
 
 def in_child(setup: WorkerSetup, request: WorkerRequest, *, progress: Progress, private: Path) -> Json:
-    """Train in a process, and give what it says of the training once the adapter is written.
+    """Train in a child process; gives its answer once the adapter is written.
 
     `progress` is called again and again, and may raise to end it; the training is saved then. Raises the child's
-    error, in whose sentences nobody reads of the folder `private`, and Unavailable for a child that ended otherwise.
+    error without the path of the folder `private` in it, and Unavailable for a child that ended without one.
     """
     nice = setup.model_copy(update={"niceness": NICENESS}).model_dump(mode="json")
     child = Child("service.jobs.train_process", nice, called="The process that trains", grace=GRACE_SECONDS)
@@ -47,7 +47,7 @@ def in_child(setup: WorkerSetup, request: WorkerRequest, *, progress: Progress, 
 
 @contextmanager
 def unnamed(private: Path) -> Iterator[None]:
-    """While open, errors are raised with other words in the place of the folder's name."""
+    """While open, errors are raised with "the folder of the training" instead of this folder's path."""
     try:
         yield
     except SoupError as error:
@@ -59,15 +59,15 @@ def unnamed(private: Path) -> Iterator[None]:
 
 
 def outlive_nobody() -> None:
-    """End this process where the server is gone and the time to save is over, and first of all where memory runs out.
+    """Have this process end GRACE_SECONDS after its server is gone, and be the first to go where memory runs out.
 
-    A training looks for its server between two steps. What may take hours without one (validation, scores for
+    A training notices that between two steps, and saves. What may take hours in one piece (validation, scores for
     pruning) is ended here, as the server would have done.
     """
     with suppress(OSError):  # not Linux
         Path("/proc/self/oom_score_adj").write_text("1000")
     watched = select.poll()
-    watched.register(sys.stdin, 0)  # of no event but that the other end is closed, which is always told
+    watched.register(sys.stdin, 0)  # for no event but the closing of the other end, which is always told
 
     def end() -> None:
         watched.poll()

@@ -1,7 +1,7 @@
-"""Where trainings keep what they save on the way, and when that goes.
+"""The folders in which trainings save checkpoints, one for each request, and how old ones are removed.
 
-Used by the training job, and by the job runner when a server starts. Servers may share the folder, and a killed one
-leaves a child that is saving there still.
+Used by the training job, and by the job runner when a server starts. Servers may share the folder, and the child of a
+killed server may still be saving there.
 """
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ import os
 import shutil
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from service.settings import Settings
+from service.settings import Settings
 
 TURN = "turn"
 """File in a training's folder that is locked by the process that trains there."""
@@ -26,7 +24,7 @@ def place_of(settings: Settings, key: str) -> Path:
 
 
 def sweep(folder: Path, *, older_than: float) -> int:
-    """Remove what trainings left that nobody went on with for so many seconds; returns how many there were."""
+    """Remove the folders of trainings that nobody went on with for so many seconds; returns how many there were."""
     if not folder.is_dir():
         return 0
     limit = time.time() - older_than

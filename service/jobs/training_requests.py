@@ -1,4 +1,4 @@
-"""Asking for a training: refused at once where that can be seen, then queued as a job, one for like requests.
+"""Requests for trainings: checked as far as that needs no data read, then queued as jobs; equal ones share a job.
 
 Called by the route; `service.jobs.train` does what is queued.
 """
@@ -31,7 +31,7 @@ SMALLEST_HEAD: dict[TaskKey, HeadConfig] = {
     "classification": HeadConfig(task="classification", labels=("no", "yes")),
     "question_answering": HeadConfig(task="question_answering", labels=("start", "end")),
 }
-"""Of tasks that need one; how many labels there are only the data say."""
+"""The head that sizes are estimated with, for tasks that need one: how many labels there are only the data say."""
 
 
 def submit(parts: Parts, who: Principal, request: TrainingRequest, *, request_id: str) -> JobRow:
@@ -59,9 +59,9 @@ def submit(parts: Parts, who: Principal, request: TrainingRequest, *, request_id
     arguments = {
         "request": pinned.model_dump(mode="json"),
         "fingerprint": shape.fingerprint,
-        "key": _key(pinned, shape.fingerprint),
+        "key": digest_of([shape.fingerprint, pinned.model_dump(mode="json")]),  # all that what is pushed depends on
         "reach": sorted({namespace, *(member.namespace for member in members)}),
-        "scope": None if who.namespaces is None else list(who.namespaces),
+        "scope": who.namespaces,
         "request_id": request_id,
     }
     with parts.registry.database.write() as catalogue:
@@ -95,7 +95,7 @@ def _members(parts: Parts, who: Principal, request: TrainingRequest) -> list[Ada
 
 
 def _check_size(parts: Parts, request: TrainingRequest, members: Sequence[AdapterRow]) -> None:
-    """Refuse what is no training on this base, and what is too large for this server."""
+    """Raises Incompatible or InvalidParameter for what cannot be trained on the base, TooLarge beyond the settings."""
     spec, settings, shape = request.spec, parts.settings, parts.bases[request.base_model].shape
     TASKS[spec.task].check_base(parts.bases[request.base_model].text)
     frozen = [one for member in members if (one := FusionConfig.member_of(member.config)) is not None]
@@ -114,16 +114,16 @@ def _check_size(parts: Parts, request: TrainingRequest, members: Sequence[Adapte
 
 
 def _scoring_passes(spec: TrainingSpec) -> int:
-    """Passes over training data that say what is pruned, before the first step; GraSP's Hessian takes as many more."""
+    """Forward and backward passes before the first step that score what is pruned; GraSP's Hessian doubles them."""
     if spec.pruning is None or spec.pruning.score not in NEEDS_GRADIENTS:
         return 0
     return spec.pruning.batches * (2 if spec.pruning.score == "grasp" else 1)
 
 
 def _check_numbers(numbers: Hyperparameters, prefix: int, settings: Settings, *, scoring: int) -> None:
-    """Refuse more passes, or more tokens in one, than a training may have; each block has the prefix before it.
+    """Raises TooLarge for more passes, or more tokens in one (`prefix` before each block), than the settings allow.
 
-    Of validation only how often it is done is known here: the spec bounds that by the steps.
+    Passes for validation are not counted: how many blocks there are only the data say.
     """
     passes, tokens = numbers.steps * numbers.accumulate + scoring, numbers.batch * (prefix + numbers.block)
     if passes > settings.max_training_steps:
@@ -154,13 +154,8 @@ def _check_blob(parts: Parts, caller: Caller, digest: str, *, what: str) -> None
 
 
 def _pinned(request: TrainingRequest, members: Sequence[AdapterRow]) -> TrainingRequest:
-    """The request with members by digest: what a name means may change while it waits."""
+    """The request with members by digest, since what a name means may change while it waits."""
     if not members:
         return request
     adapter = FusionRequest(members=tuple(member.digest for member in members))
     return request.model_copy(update={"spec": request.spec.model_copy(update={"adapter": adapter})})
-
-
-def _key(request: TrainingRequest, fingerprint: str) -> str:
-    """The digest of all that a training and what is pushed of it depend on."""
-    return digest_of([fingerprint, request.model_dump(mode="json")])

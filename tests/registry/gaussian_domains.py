@@ -7,7 +7,7 @@ import hashlib
 import numpy as np
 import numpy.typing as npt
 
-from registry.selectors import Domain
+from registry.selectors.contract import Domain
 
 
 def digest_for(label: str) -> str:

@@ -12,7 +12,7 @@ import torch
 from registry.adapters import expected_tensors, from_tensors
 from registry.adapters.bottleneck import Bottleneck
 from registry.adapters.lora import LORA_A, LORA_B, PREFIX
-from registry.soup.compat import Part
+from registry.soup.compat import SoupPart
 from registry.spec import (
     AdapterConfig,
     BaseShape,
@@ -68,7 +68,7 @@ def tensors_of(config: AdapterConfig, seed: int, dtype: torch.dtype = torch.floa
     return values
 
 
-def part(number: int, config: AdapterConfig, weight: str = "1", **changes: Any) -> Part:
+def part(number: int, config: AdapterConfig, weight: str = "1", **changes: Any) -> SoupPart:
     fields: dict[str, Any] = {
         "adapter_id": number,
         "ref": f"acme/a{number}@1",
@@ -80,10 +80,10 @@ def part(number: int, config: AdapterConfig, weight: str = "1", **changes: Any) 
         "dtype": "F32",
         "load": lambda: tensors_of(config, number),
     }
-    return Part(**{**fields, **changes})
+    return SoupPart(**{**fields, **changes})
 
 
-def weighted(configs: Sequence[AdapterConfig], weights: Sequence[float], **changes: Any) -> list[Part]:
+def weighted(configs: Sequence[AdapterConfig], weights: Sequence[float], **changes: Any) -> list[SoupPart]:
     canonical = canonical_weights(weights)
     return [part(n, c, w, **changes) for n, (c, w) in enumerate(zip(configs, canonical, strict=True))]
 

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 import registry.likelihood as likelihood
 from registry.adapters import attached, create, paper_config
-from registry.errors import Cancelled, InvalidParameter
+from registry.errors import InvalidParameter
 from registry.likelihood import (
     batches,
     hidden_states,
@@ -109,18 +109,6 @@ def test_scores_do_not_depend_on_batches(model):
         assert score_windows(model, rows, max_tokens=max_tokens, pad_id=0) == pytest.approx(want, abs=2e-3)
     assert score_windows(model, [], max_tokens=10, pad_id=0) == []
     assert score_windows(model, [[0]], max_tokens=10, pad_id=0) == [0.0]
-
-
-def test_should_stop_is_asked_before_each_batch(model):
-    asked = []
-
-    def stop():
-        asked.append(len(asked))
-        return len(asked) == 3
-
-    with pytest.raises(Cancelled):
-        score_windows(model, [[0, 1, 2]] * 5, max_tokens=3, pad_id=0, should_stop=stop)
-    assert asked == [0, 1, 2]
 
 
 def test_mean_pool_leaves_out_what_the_mask_leaves_out():

@@ -24,8 +24,8 @@ from registry.catalogue.rows import AdapterRow, SelectorRow
 from registry.cook import cook
 from registry.embed import embed
 from registry.embeddings_file import save_embeddings
-from registry.encoders import EmbeddedText, Encoder, MeanPoolEncoder
-from registry.encoders.contract import Embedded
+from registry.encoders import Encoder, MeanPoolEncoder
+from registry.encoders.contract import Embedded, EmbeddedText
 from registry.fit import fit
 from registry.names import sha256_digest
 from registry.progress import Progress

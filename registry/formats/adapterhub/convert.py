@@ -37,9 +37,9 @@ from registry.files import loads_strict
 from registry.formats.adapterhub.options import VERSION, read_options, write_options
 from registry.formats.adapterhub.tensors import FAMILIES, Family, Layout, from_canonical, to_canonical
 from registry.formats.adapterhub.torch_file import read_torch_file
+from registry.formats.atomic_directory import CONFIG_FILE
 from registry.spec import AdapterConfig, BottleneckConfig
 
-CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "pytorch_adapter.bin"
 SAFE_WEIGHTS_FILE = "adapter.safetensors"
 MAX_CONFIG_BYTES = 2**20

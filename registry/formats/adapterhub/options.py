@@ -1,4 +1,4 @@
-"""Options of an AdapterHub checkpoint (`BnConfig` of adapters 1.3) to and from our configuration. No tensors.
+"""The options of an AdapterHub checkpoint (`BnConfig` of adapters 1.3) to and from our configuration. No tensors.
 
 An option that changes the logits and has no counterpart here is refused by its name, all of them at once; options
 that matter in training only (dropout, initialisation) are passed over.
@@ -50,10 +50,10 @@ _NO_REFUSAL = frozenset({
 
 @dataclass(frozen=True)
 class Options:
-    """What a checkpoint's options mean here, all but the width, which its tensors say.
+    """The options of a checkpoint as fields of our configuration, all but the width, which is read from its tensors.
 
-    `ln_before` and `scaling` say which tensors there are: with `learned` one factor a layer, with `channel` one for
-    each hidden unit, both to be multiplied into the up-projection.
+    With `scaling` `learned` there is a tensor of one factor a layer, with `channel` of one for each hidden unit, to be
+    multiplied into the up-projection.
     """
 
     structure: Structure
@@ -75,12 +75,11 @@ class Options:
 
 
 def read_options(config: object, *, versioned: bool, post_norm: bool = False) -> Options:
-    """The meaning of `config` in a checkpoint's adapter_config.json; `versioned` where the file names a version.
+    """The options in `config` of a checkpoint's adapter_config.json; `versioned` where the file names a version.
 
-    `post_norm` is for base models that normalise after their sub-modules, as BERT does: the same options mean
-    something else there.
-
-    Raises InvalidManifest where it is no table, else UnknownMethod with every option that has no counterpart.
+    `post_norm` is for base models that normalise after their sub-modules, as BERT does: there the same options are
+    another structure or input. Raises InvalidManifest where it is no table, else UnknownMethod with every option that
+    has no counterpart.
     """
     if not isinstance(config, Mapping):
         raise InvalidManifest("'config' in adapter_config.json is not a table of options.", param="config")
@@ -144,7 +143,7 @@ def _scaling(value: object, problems: list[str]) -> tuple[float, Scaling]:
 def _placed(
     flags: Mapping[str, bool | None], residual_before_ln: object, problems: list[str], *, post_norm: bool
 ) -> tuple[Structure, Input] | None:
-    """Structure and input of adapters placed so, or None and the reason in `problems`."""
+    """Our structure and input for these options of where adapters sit, or None and the reason in `problems`."""
     if not flags["output_adapter"]:
         problems.append("Option 'output_adapter' is false: adapters after attention alone have no counterpart here.")
         return None
@@ -172,7 +171,7 @@ def _placed(
 
 
 def _reads(flags: Mapping[str, bool | None], residual_before_ln: object) -> Input | None:
-    """What a sequential adapter reads on a pre-norm model; None where the residual is not added exactly once."""
+    """The input of a sequential adapter on a pre-norm model; None where the residual is not added exactly once."""
     before, after = flags["original_ln_before"], flags["original_ln_after"]
     if before:
         return "residual" if residual_before_ln is after else None
@@ -180,10 +179,10 @@ def _reads(flags: Mapping[str, bool | None], residual_before_ln: object) -> Inpu
 
 
 def _reads_before_norms(flags: Mapping[str, bool | None], residual_before_ln: object) -> Input | None:
-    """The same on a post-norm model, whose norm takes the sum with the residual stream; None for other sums.
+    """The input of a sequential adapter on a post-norm model, whose norm takes the sum with the residual stream.
 
-    There an adapter that reads the norm's output adds before that norm again (Pfeiffer), or after it where it has a
-    norm of its own (Bapna-Firat).
+    None where other sums are normed. There an adapter that reads the norm's output adds before that norm again
+    (Pfeiffer), or after it where it has a norm of its own (Bapna-Firat).
     """
     before, after = flags["original_ln_before"], flags["original_ln_after"]
     if not before:

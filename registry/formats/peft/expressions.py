@@ -2,9 +2,9 @@ r"""A stranger's regular expression, matched by RE2 in time linear in the text, 
 
 PEFT reads `rank_pattern`, `alpha_pattern` and a textual `target_modules` with Python's `re`, where a short expression
 can keep the server busy for ever. RE2 has no look-around and no backreferences, and reads a few things otherwise than
-Python; all of these are refused. Names of modules are ASCII without line breaks (`spec.config.ModulePath`), so Unicode
-digits and a `$` before the last line break need no thought. How much is done is counted in steps and not by a clock:
-what is refused is the same on every machine. Called by `patterns`.
+Python; all of these are refused. Names of modules are ASCII without line breaks (`ModulePath`), so Unicode digits and a
+`$` before the last line break need no thought. How much is done is counted in steps and not by a clock: what is refused
+is the same on every machine. Called by `patterns`.
 """
 
 from __future__ import annotations

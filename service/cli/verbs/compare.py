@@ -15,7 +15,7 @@ import typer
 from registry.errors import SoupError
 from registry.progress import Progress
 from registry.spec import CookRequest, CosineSpec, GmmSpec, PoolRequest, SampleSource, SelectOptions, UniformSpec
-from service.cli.failures import explain, worst_code
+from service.cli.failures import Failures, explain
 from service.cli.flags import Given
 from service.cli.output import columns, progress_bar, talk
 from service.cli.remote import Remote, SampleOption, verb
@@ -73,18 +73,16 @@ def compare(
     pool = pool_of(given)
     with progress_bar("comparing") as report:
         result, failed = run(remote.client, source, texts, pool, report)
-    remote.answer(result, table(result["rows"]))
-    if not remote.json:
-        talk(f"{result['tokens']} tokens in {len(texts)} texts; difference is mean NLL per token against the base.")
+    said = f"{result['tokens']} tokens in {len(texts)} texts; difference is mean NLL per token against the base."
+    remote.answer(result, table(result["rows"]), said=said)
     for row, error in zip([row for row in result["rows"] if row.get("error")], failed, strict=True):
         talk(f"{row['strategy']}: {explain(error)}")
-    if failed:
-        raise typer.Exit(worst_code(failed))
+    failed.end()
 
 
 def run(
     client: SoupClient, sample: SampleSource, texts: Sequence[str], pool: PoolRequest, progress: Progress
-) -> tuple[dict[str, Any], list[SoupError]]:
+) -> tuple[dict[str, Any], Failures]:
     """Cook and score every strategy: {"base", "tokens", "rows"}, and the errors of rows that failed.
 
     A model that several strategies arrive at is scored once.
@@ -98,7 +96,7 @@ def run(
     progress(len(STRATEGIES), steps, "scoring the base")
     scores = {base: client.perplexity(base, texts)}
     rows: list[dict[str, Any]] = [_row("base", {"model": base, "abstained": False}, scores[base])]
-    failed: list[SoupError] = []
+    failed = Failures()
     for number, (strategy, answer) in enumerate(zip(STRATEGIES, cooked, strict=True), start=len(STRATEGIES) + 1):
         progress(number, steps, f"scoring: {strategy.name}")
         try:

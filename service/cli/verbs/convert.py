@@ -166,13 +166,8 @@ def _card(file: Path) -> Card:
 
 def _provenance(checkpoint: Checkpoint) -> Provenance:
     """What the checkpoint said of itself; its initialisation is unknown."""
-    origin = {
-        "name": checkpoint.name,
-        "model_type": checkpoint.model_type,
-        "model_name": checkpoint.model_name,
-        "version": checkpoint.version,
-    }
-    return Provenance(training={ORIGIN: {key: value for key, value in origin.items() if value is not None}})
+    said = {name: getattr(checkpoint, name) for name in ("name", "model_type", "model_name", "version")}
+    return Provenance(training={ORIGIN: {name: value for name, value in said.items() if value is not None}})
 
 
 def _notes(checkpoint: Checkpoint, given: ToSoup) -> list[str]:

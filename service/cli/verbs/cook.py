@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from registry.spec import CookRequest, HandRecipe, WeightedRef
 from service.cli.flags import Flag, Flags, Given, usage_error
 from service.cli.output import as_json, data, progress_bar, talk
-from service.cli.remote import Remote, verb
+from service.cli.remote import SAMPLE_FORMS, Remote, verb
 from service.cli.selection_flags import POOL, SELECTION, options_of, pool_of, selector_of
 from service.cli.selection_text import selection_table, talk_about
 from service.client.samples import read_texts
@@ -44,9 +44,7 @@ COOK = Flags(
 @verb
 def cook(
     remote: Remote,
-    sample: Annotated[
-        Path | None, typer.Option(help='.jsonl(.gz) of {"text"}, .txt (a passage a paragraph), or - for stdin.')
-    ] = None,
+    sample: Annotated[Path | None, typer.Option(help=SAMPLE_FORMS)] = None,
     recipe: Annotated[str | None, typer.Option(help="Ingredients by hand.", metavar="REF=WEIGHT,...")] = None,
     *,
     given: Annotated[Given, COOK],

@@ -8,7 +8,7 @@ import typer
 
 from registry.spec import GmmSpec
 from service.cli.flags import Given
-from service.cli.output import fields, progress_bar, talk
+from service.cli.output import fields, progress_bar
 from service.cli.remote import Remote, verb
 from service.cli.selection_flags import POOL, SELECTION, pool_of, selector_of
 
@@ -33,10 +33,8 @@ def fit(
     selector, pool = selector_of(given) or GmmSpec(), pool_of(given)
     with progress_bar("fitting") as report:
         fitted = remote.client.fit(selector, pool=pool, wait=wait, progress=report)
-    remote.answer(fitted, fitted["id"])
-    if remote.json:
-        return
     if fitted.get("object") == "job":
-        talk(f"Fitting goes on as a job: `soup jobs watch {fitted['id']}`.")
+        said = f"Fitting goes on as a job: `soup jobs watch {fitted['id']}`."
     else:
-        talk(fields(list(({"domains": fitted.get("domains")} | (fitted.get("report") or {})).items())))
+        said = fields(list(({"domains": fitted.get("domains")} | (fitted.get("report") or {})).items()))
+    remote.answer(fitted, fitted["id"], said=said)

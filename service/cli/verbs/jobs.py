@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from service.cli.output import as_json, columns, data, fields, progress_bar, talk
+from service.cli.output import columns, fields, progress_bar
 from service.cli.remote import Remote, verb
 
 app = typer.Typer(
@@ -33,16 +33,12 @@ def ls(
       soup jobs ls --state failed --limit 5
     """
     jobs = list(remote.client.jobs(limit=limit, state=state))
-    if remote.json:
-        as_json({"object": "list", "data": jobs})
-    elif jobs:
-        header = ("id", "kind", "state", "progress", "created")
-        data(columns(header, [
-            (j["id"], j["kind"], j["state"], _progress(j), str(j.get("created_at") or "")[:16].replace("T", " "))
-            for j in jobs
-        ]))  # fmt: skip
-    else:
-        talk("No jobs.")
+    rows = [
+        (j["id"], j["kind"], j["state"], _progress(j), str(j.get("created_at") or "")[:16].replace("T", " "))
+        for j in jobs
+    ]
+    table = [columns(("id", "kind", "state", "progress", "created"), rows)] if jobs else []
+    remote.answer({"object": "list", "data": jobs}, *table, said="" if jobs else "No jobs.")
 
 
 @app.command()

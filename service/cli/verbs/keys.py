@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from service.cli.output import columns, talk
+from service.cli.output import columns
 from service.cli.remote import Remote, verb
 
 app = typer.Typer(help="Make, list and revoke keys.", no_args_is_help=True, rich_markup_mode=None, add_completion=False)
 
 
 class Scope(StrEnum):
-    """What a key may do; admin implies the others."""
+    """`registry.names.KeyScope` as an enumeration: typer takes no list of a Literal."""
 
     READ = "read"
     WRITE = "write"
@@ -45,9 +45,7 @@ def create(
     key = remote.client.create_key(
         name, scopes=[s.value for s in scope or (Scope.READ, Scope.WRITE, Scope.INFER)], namespaces=namespace or None
     )
-    remote.answer(key, key["secret"])
-    if not remote.json:
-        talk(f"Key {key['id']}: keep the secret now, it is not shown again.")
+    remote.answer(key, key["secret"], said=f"Key {key['id']}: keep the secret now, it is not shown again.")
 
 
 @app.command()
@@ -73,8 +71,7 @@ def ls(remote: Remote) -> None:
 @app.command()
 @verb
 def rm(
-    remote: Remote,
-    ids: Annotated[list[str], typer.Argument(help="Ids as `soup keys ls` shows them.", metavar="ID")],
+    remote: Remote, ids: Annotated[list[str], typer.Argument(help="Ids as `soup keys ls` shows them.", metavar="ID")]
 ) -> None:
     """Revoke keys, from the next request on.
 

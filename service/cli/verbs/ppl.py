@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from service.cli.output import fields, progress_bar
-from service.cli.remote import ModelArgument, Remote, verb
+from service.cli.remote import SAMPLE_FORMS, ModelArgument, Remote, verb
 from service.client.samples import read_texts
 
 
@@ -16,7 +16,7 @@ from service.client.samples import read_texts
 def ppl(
     remote: Remote,
     model: ModelArgument,
-    texts: Annotated[Path, typer.Option(help='.jsonl(.gz) of {"text"}, .txt (a passage a paragraph), or - for stdin.')],
+    texts: Annotated[Path, typer.Option(help=SAMPLE_FORMS)],
     baseline: Annotated[str | None, typer.Option(help="A model to compare with, such as base/x.")] = None,
 ) -> None:
     """Perplexity of texts under a model.

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from service.cli.output import progress_bar, talk
+from service.cli.output import progress_bar
 from service.cli.remote import RefArgument, Remote, verb
 from service.client.transfer import pull_folder
 
@@ -31,6 +31,5 @@ def pull(
     with progress_bar(f"pulling {ref}") as report:
         folder = pull_folder(remote.client, ref, directory, replace=force, progress=report)
     files = sorted(file.name for file in folder.path.iterdir())
-    remote.answer({"object": "folder", "path": str(folder.path), "files": files}, str(folder.path))
-    if not remote.json:
-        talk(f"{ref}: domain {folder.domain!r}, base model {folder.base_model or 'not named'}.")
+    said = f"{ref}: domain {folder.domain!r}, base model {folder.base_model or 'not named'}."
+    remote.answer({"object": "folder", "path": str(folder.path), "files": files}, str(folder.path), said=said)

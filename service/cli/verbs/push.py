@@ -10,10 +10,9 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
-from registry.errors import SoupError
 from registry.formats import AdapterDirectory, read_directory
 from registry.names import split_name
-from service.cli.failures import explain, worst_code
+from service.cli.failures import Failures
 from service.cli.flags import base_id, key_values, usage_error
 from service.cli.output import progress_bar, talk
 from service.cli.remote import Remote, verb
@@ -21,6 +20,8 @@ from service.client import SoupClient
 from service.client.samples import read_texts
 from service.client.transfer import name_of, push_folder
 from training.spec import BANK
+
+_NAMES = {"tags": "--tag", "metadata": "--metadata", "domain": "--domain", "base_model": "--base"}
 
 
 @dataclass(frozen=True)
@@ -78,37 +79,30 @@ def push(
             "each with its own domain and sample in it."
         )
     named = [(read_directory(path), _checked(name or f"{namespace}/{name_of(path)}")) for path in folders]
-    pushed, failed = _push_all(remote.client, named, more.arguments())
+    failed = Failures()
+    pushed = _push_all(remote.client, named, more.arguments(), failed)
     if wait:
-        pushed, unfinished = _wait_all(remote.client, pushed)
-        failed += unfinished
+        pushed = _wait_all(remote.client, pushed, failed)
     answer = pushed[0] if len(folders) == 1 and pushed else {"object": "list", "data": pushed}
     remote.answer(answer, *(adapter["ref"] for adapter in pushed))
-    if failed:
-        raise typer.Exit(worst_code(failed))
+    failed.end()
 
 
 def _push_all(
-    client: SoupClient, named: Sequence[tuple[AdapterDirectory, str]], more: dict[str, Any]
-) -> tuple[list[dict[str, Any]], list[SoupError]]:
-    """Push every folder; one that is refused does not keep the others."""
-    pushed, failed = [], []
+    client: SoupClient, named: Sequence[tuple[AdapterDirectory, str]], more: dict[str, Any], failed: Failures
+) -> list[dict[str, Any]]:
+    """Push every folder; raises a usage error for flags that do not fit."""
+    pushed = []
     with progress_bar("pushing") as report:
         for number, (folder, name) in enumerate(named):
             report(number, len(named), name)
-            try:
-                adapter = push_folder(client, folder, name=name, **more)
-            except ValidationError as error:
-                raise usage_error(
-                    error, {"tags": "--tag", "metadata": "--metadata", "domain": "--domain", "base_model": "--base"}
-                ) from None
-            except SoupError as error:
-                talk(f"{folder.path}: {explain(error)}")
-                failed.append(error)
-                continue
-            pushed.append(adapter)
-            _comment(adapter)
-    return pushed, failed
+            with failed.of(folder.path):
+                try:
+                    pushed.append(push_folder(client, folder, name=name, **more))
+                except ValidationError as error:
+                    raise usage_error(error, _NAMES) from None
+                _comment(pushed[-1])
+    return pushed
 
 
 def _comment(adapter: dict[str, Any]) -> None:
@@ -123,23 +117,16 @@ def _comment(adapter: dict[str, Any]) -> None:
         talk(f"{adapter['ref']}: no sample, so it can be used but not selected; push it again with --sample.")
 
 
-def _wait_all(client: SoupClient, pushed: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[SoupError]]:
+def _wait_all(client: SoupClient, pushed: Sequence[dict[str, Any]], failed: Failures) -> list[dict[str, Any]]:
     """The adapters once their samples are embedded; one whose sample could not be stays as it was pushed."""
-    found, failed = [], []
-    for adapter in pushed:
-        try:
-            found.append(_wait_one(client, adapter) if adapter.get("job") else adapter)
-        except SoupError as error:
-            talk(f"{adapter['ref']}: {explain(error)}")
-            found.append(adapter)
-            failed.append(error)
-    return found, failed
-
-
-def _wait_one(client: SoupClient, adapter: dict[str, Any]) -> dict[str, Any]:
-    with progress_bar(f"embedding {adapter['ref']}") as report:
-        client.wait_job(adapter["job"], progress=report)
-    return {**adapter, **client.adapter(adapter["ref"])}
+    found = list(pushed)
+    for number, adapter in enumerate(pushed):
+        if adapter.get("job"):
+            with failed.of(adapter["ref"]):
+                with progress_bar(f"embedding {adapter['ref']}") as report:
+                    client.wait_job(adapter["job"], progress=report)
+                found[number] = {**adapter, **client.adapter(adapter["ref"])}
+    return found
 
 
 def _checked(name: str) -> str:

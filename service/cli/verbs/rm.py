@@ -6,9 +6,7 @@ from typing import Annotated
 
 import typer
 
-from registry.errors import SoupError
-from service.cli.failures import explain, worst_code
-from service.cli.output import talk
+from service.cli.failures import Failures
 from service.cli.remote import Remote, verb
 
 
@@ -26,13 +24,9 @@ def rm(
       soup rm team/law@1
       soup rm team/old team/older
     """
-    gone, failed = [], []
+    gone, failed = [], Failures()
     for ref in refs:
-        try:
+        with failed.of(ref):
             gone += remote.client.delete_adapter(ref)
-        except SoupError as error:
-            talk(f"{ref}: {explain(error)}")
-            failed.append(error)
     remote.answer({"object": "list", "data": gone}, *(row["ref"] for row in gone))
-    if failed:
-        raise typer.Exit(worst_code(failed))
+    failed.end()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from service.engine import Delta, Generation
+from service.engine.request import FinishReason, TopTokens
 from service.http.answers.token_text import TokenText
+from service.http.named_models import ResolvedModel
 from service.http.schemas.chat import (
     AssistantMessage,
     ChatAnswer,
@@ -17,15 +19,11 @@ from service.http.schemas.chat import (
     ChatChunkChoice,
     ChatDelta,
     ChatLogprobs,
+    ChatRequest,
     TokenLogprob,
     TopLogprob,
 )
 from service.http.schemas.wire import Usage
-
-if TYPE_CHECKING:
-    from service.engine.request import FinishReason, TopTokens
-    from service.http.resolve import ResolvedModel
-    from service.http.schemas.chat import ChatRequest
 
 
 class ChatAnswers:

@@ -10,19 +10,16 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from service.engine import Completion, Delta, Generation, PromptScores
+from service.engine.request import FinishReason, TopTokens
 from service.http.answers.token_text import TokenText
-from service.http.schemas.completions import CompletionAnswer, CompletionChoice, CompletionLogprobs
+from service.http.named_models import ResolvedModel
+from service.http.schemas.completions import CompletionAnswer, CompletionChoice, CompletionLogprobs, CompletionRequest
 from service.http.schemas.wire import Usage
 
-if TYPE_CHECKING:
-    from service.engine.request import FinishReason, TopTokens
-    from service.http.resolve import ResolvedModel
-    from service.http.schemas.completions import CompletionRequest
-
-Row = tuple[int, float | None, "TopTokens | None", int]
+Row = tuple[int, float | None, TopTokens | None, int]
 """A token's id, log-probability, most likely alternatives, and where its text begins."""
 
 

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from registry.base_model import BaseText
+from registry.base_model import BaseText
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 

@@ -18,12 +18,14 @@ from registry.formats import DirectoryNotes, directory_files, format_card
 from registry.names import DigestRef, NameRef, check_alias, parse_ref, sha256_digest, split_name
 from registry.pools import enqueue_refits
 from registry.push import push
+from registry.registry import Caller
 from registry.spec import Manifest
 from service.http.answers.lineage import lineage_of
+from service.http.app_parts import AppParts
 from service.http.auth import Reader, Writer
+from service.http.named_models import adapter_named, name_ref
 from service.http.paging import Cursor, Limit, page_size
 from service.http.ranges import REVALIDATE, ranged
-from service.http.resolve import adapter_named, name_ref
 from service.http.schemas.adapters import (
     Adapter,
     AdapterList,
@@ -36,8 +38,6 @@ from service.http.schemas.adapters import (
     StoredFile,
     adapter_body,
 )
-from service.http.state import AppParts
-from service.keys import Principal
 
 router = APIRouter(prefix="/v1/adapters", tags=["adapters"])
 IfMatch = Annotated[str | None, Header(description="The etag the change is meant for.")]
@@ -103,7 +103,7 @@ def change_adapter(
     who.check_write(ns)
     with parts.registry.database.write() as catalogue:
         row = catalogue.adapters.update_card(row.id, card=body.card, domain=body.domain, if_match=etag_of(if_match))
-        _after_change(request, parts, who, "adapter.change", [row], catalogue)
+        _after_change(parts, who.caller(request.state.request_id), catalogue, "adapter.change", [row])
     parts.jobs.wake()
     return adapter_body(row)
 
@@ -118,19 +118,15 @@ def retire_adapter(request: Request, ns: str, name: str, parts: AppParts, who: W
         one = ref.version is not None or ref.alias is not None
         live = [found] if one else catalogue.adapters.live_versions(ns, ref.name)
         rows = [catalogue.adapters.retire(row.id) for row in live]
-        _after_change(request, parts, who, "adapter.retire", rows, catalogue)
+        _after_change(parts, who.caller(request.state.request_id), catalogue, "adapter.retire", rows)
     parts.jobs.wake()
     return AdapterList(data=[adapter_body(row) for row in rows])
 
 
-def _after_change(
-    request: Request, parts: AppParts, who: Principal, action: str, rows: list[AdapterRow], catalogue: Catalogue
-) -> None:
+def _after_change(parts: AppParts, caller: Caller, catalogue: Catalogue, action: str, rows: list[AdapterRow]) -> None:
     for row in rows:
-        enqueue_refits(catalogue, row, created_by=who.key_id, delay=parts.registry.refit_delay)
-        catalogue.audit.record(
-            action, row.ref, key_id=who.key_id, request_id=request.state.request_id, detail={"digest": row.digest}
-        )
+        enqueue_refits(catalogue, row, created_by=caller.key_id, delay=parts.registry.refit_delay)
+        caller.audit(catalogue, action, row.ref, digest=row.digest)
 
 
 @router.get("/{ns}/{name}/lineage")
@@ -219,7 +215,7 @@ def put_alias(
         target = catalogue.adapters.resolve(who.namespaces, NameRef(namespace=ns, name=name, version=body.version))
         who.check_write(ns)
         row = catalogue.aliases.put(ns, name, alias, target.version, if_match=etag_of(if_match))
-        _record_alias(request, who, "alias.put", f"{ns}/{name}@{alias}", target.ref, catalogue)
+        who.caller(request.state.request_id).audit(catalogue, "alias.put", f"{ns}/{name}@{alias}", target=target.ref)
     return _alias(row)
 
 
@@ -232,14 +228,8 @@ def delete_alias(
     who.check_write(ns)
     with parts.registry.database.write() as catalogue:
         catalogue.aliases.delete(ns, name, alias, if_match=etag_of(if_match))
-        _record_alias(request, who, "alias.delete", f"{ns}/{name}@{alias}", "", catalogue)
+        who.caller(request.state.request_id).audit(catalogue, "alias.delete", f"{ns}/{name}@{alias}", target="")
     return Response(status_code=204)
-
-
-def _record_alias(request: Request, who: Principal, action: str, alias: str, target: str, catalogue: Catalogue) -> None:
-    catalogue.audit.record(
-        action, alias, key_id=who.key_id, request_id=request.state.request_id, detail={"target": target}
-    )
 
 
 def _alias(row: AliasRow) -> Alias:

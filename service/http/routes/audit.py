@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
+from service.http.app_parts import AppParts
 from service.http.auth import Admin
 from service.http.paging import Cursor, Limit, page_size
 from service.http.schemas.audit import AuditEntry, AuditList
-from service.http.state import AppParts
 
 router = APIRouter(prefix="/v1/audit", tags=["keys"])
 

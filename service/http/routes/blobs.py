@@ -7,7 +7,7 @@ same 404. Who uploads what is stored already still sends all of it: only that sh
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.concurrency import contextmanager_in_threadpool
@@ -15,16 +15,14 @@ from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
+from registry.blobs import BlobWriter
 from registry.errors import DigestMismatch, InvalidName, InvalidParameter, NotFound, TooLarge
 from registry.names import DIGEST_PATTERN
+from service.http.app_parts import AppParts
 from service.http.auth import Reader, Writer, needs
 from service.http.ranges import ranged
 from service.http.schemas.blobs import BlobStored
-from service.http.state import AppParts
 from service.keys import Principal
-
-if TYPE_CHECKING:
-    from registry.blobs import BlobWriter
 
 router = APIRouter(prefix="/v1/blobs", tags=["blobs"])
 Either = Annotated[Principal, Depends(needs("read", "write"))]

@@ -13,11 +13,11 @@ from starlette.concurrency import run_in_threadpool
 from registry.errors import InvalidParameter, InvalidPrompt
 from service.engine import GenerateRequest, SamplingParams
 from service.http.answers.chat import ChatAnswers
+from service.http.app_parts import AppParts
 from service.http.auth import ModelUser
-from service.http.checks import check_sampling, check_text
-from service.http.resolve import ResolvedModel, language_model
+from service.http.inference_limits import check_sampling, check_text
+from service.http.named_models import ResolvedModel, language_model
 from service.http.schemas.chat import ChatAnswer, ChatRequest
-from service.http.state import AppParts
 from service.http.streaming import JSON_OR_STREAM, EventStream, TokenStream, finish
 from service.keys import Principal
 from service.parts import Parts
@@ -72,13 +72,6 @@ def conversation(model: ResolvedModel, body: ChatRequest) -> str:
 
 def _asked(body: ChatRequest, model: ResolvedModel, ids: tuple[int, ...]) -> GenerateRequest:
     """The request to the engine."""
-    params = SamplingParams(
-        max_tokens=body.limit,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        n=body.n,
-        stop=body.stops,
-        seed=body.seed,
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-    )
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    params = SamplingParams(max_tokens=body.limit, logprobs=logprobs, **body.drawing)
     return GenerateRequest(model.base_id, ids, adapter=model.handle, params=params)

@@ -11,11 +11,11 @@ from service.engine import GenerateRequest, SamplingParams
 from service.engine.texts import has_bos
 from service.http.answers.completions import CompletionAnswers, Prompt
 from service.http.answers.token_text import TokenText
+from service.http.app_parts import AppParts
 from service.http.auth import ModelUser
-from service.http.checks import check_ids, check_sampling, check_text
-from service.http.resolve import ResolvedModel, language_model
+from service.http.inference_limits import check_ids, check_sampling, check_text
+from service.http.named_models import ResolvedModel, language_model
 from service.http.schemas.completions import CompletionAnswer, CompletionRequest
-from service.http.state import AppParts
 from service.http.streaming import JSON_OR_STREAM, EventStream, TokenStream, finish
 from service.keys import Principal
 from service.parts import Parts
@@ -65,14 +65,6 @@ def _prompt(model: ResolvedModel, given: str | list[int]) -> Prompt:
 
 def _asked(body: CompletionRequest, model: ResolvedModel, prompts: list[Prompt]) -> list[GenerateRequest]:
     """One request to the engine per prompt."""
-    params = SamplingParams(
-        max_tokens=body.max_tokens,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        n=body.n,
-        stop=body.stops,
-        seed=body.seed,
-        logprobs=body.logprobs,
-        prompt_logprobs=body.echo and body.logprobs is not None,
-    )
+    scored = body.echo and body.logprobs is not None
+    params = SamplingParams(max_tokens=body.max_tokens, logprobs=body.logprobs, prompt_logprobs=scored, **body.drawing)
     return [GenerateRequest(model.base_id, prompt.ids, adapter=model.handle, params=params) for prompt in prompts]

@@ -14,12 +14,12 @@ from starlette.concurrency import run_in_threadpool
 from registry.errors import InvalidParameter, InvalidPrompt
 from service.engine import ScoreRequest, Scores
 from service.engine.texts import closing, has_bos
+from service.http.app_parts import AppParts
 from service.http.auth import ModelUser
-from service.http.checks import check_texts
-from service.http.resolve import ResolvedModel, resolve_model
+from service.http.inference_limits import check_texts
+from service.http.named_models import ResolvedModel, resolve_model
 from service.http.schemas.embeddings import Embedding, EmbeddingAnswer, EmbeddingRequest
 from service.http.schemas.wire import Usage
-from service.http.state import AppParts
 from service.http.streaming import finish
 from service.keys import Principal
 from service.parts import Parts

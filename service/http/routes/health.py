@@ -10,10 +10,10 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from service.http.app_parts import AppParts
 from service.http.auth import needs
 from service.http.readiness import Readiness
 from service.http.schemas.health import Alive, Ready
-from service.http.state import AppParts
 
 router = APIRouter(tags=["health"])
 _admin = needs("admin")

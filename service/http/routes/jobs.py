@@ -9,11 +9,11 @@ from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from service.http.answers.jobs import check_reach, job_shown
+from service.http.app_parts import AppParts
 from service.http.auth import Reader, Writer
 from service.http.paging import Cursor, Limit, page_size
 from service.http.schemas.jobs import Job, JobList
-from service.http.state import AppParts
-from service.http.waiting import JobWatch, job_row
+from service.http.waiting import job_row, job_watch
 from service.jobs.runner import FINAL, cancel
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -49,7 +49,7 @@ async def follow_job(id: str, request: Request, parts: AppParts, who: Reader) ->
 
     async def events() -> AsyncIterator[str]:
         last = ""
-        async with JobWatch(parts, id) as watch:
+        with job_watch(parts, id) as change:
             while not await request.is_disconnected():
                 row = await run_in_threadpool(job_row, parts, who.namespaces, id)
                 body = await run_in_threadpool(job_shown, parts, row, who.namespaces)
@@ -59,7 +59,7 @@ async def follow_job(id: str, request: Request, parts: AppParts, who: Reader) ->
                 said = body.progress.model_dump_json()
                 yield f"event: progress\ndata: {said}\n\n" if said != last else ": still running\n\n"
                 last = said
-                await watch.change(KEEPALIVE_SECONDS)
+                await change(KEEPALIVE_SECONDS)
 
     return StreamingResponse(events(), media_type="text/event-stream", headers={"cache-control": "no-store"})
 

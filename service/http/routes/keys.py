@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request
 
+from registry.catalogue import KeyRow
 from registry.errors import Forbidden, InvalidParameter, NotFound
 from registry.names import RESERVED_NAMESPACES
+from service.http.app_parts import AppParts
 from service.http.auth import Admin
 from service.http.schemas.keys import CreatedKey, Key, KeyList, NewKey
-from service.http.state import AppParts
 from service.keys import SHOWN, Principal, new_secret, secret_sha256
-
-if TYPE_CHECKING:
-    from registry.catalogue import KeyRow
 
 router = APIRouter(prefix="/v1/keys", tags=["keys"])
 
@@ -34,13 +31,8 @@ def create_key(request: Request, body: NewKey, parts: AppParts, who: Admin) -> C
             scopes=frozenset(body.scopes),
             prefix=secret[:SHOWN],
         )
-        catalogue.audit.record(
-            "key.create",
-            row.id,
-            key_id=who.key_id,
-            request_id=request.state.request_id,
-            detail={"name": body.name, "namespaces": body.namespaces, "scopes": sorted(body.scopes)},
-        )
+        detail = {"name": body.name, "namespaces": body.namespaces, "scopes": sorted(body.scopes)}
+        who.caller(request.state.request_id).audit(catalogue, "key.create", row.id, **detail)
     return CreatedKey(**_key(row).model_dump(), secret=secret)
 
 
@@ -59,11 +51,10 @@ def revoke_key(request: Request, id: str, parts: AppParts, who: Admin) -> Key:
         found = [row for row in catalogue.keys.list() if row.id == id and _manages(who, row.namespaces)]
         if not found:
             raise NotFound("There is no such key, or this key may not manage it.", param="id")
-        row = found[0] if found[0].revoked_at is not None else catalogue.keys.revoke(id)
-        if found[0].revoked_at is None:
-            catalogue.audit.record(
-                "key.revoke", id, key_id=who.key_id, request_id=request.state.request_id, detail={"name": row.name}
-            )
+        row = found[0]
+        if row.revoked_at is None:
+            row = catalogue.keys.revoke(id)
+            who.caller(request.state.request_id).audit(catalogue, "key.revoke", id, name=row.name)
     return _key(row)
 
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from fastapi import APIRouter, Depends
 
+from registry.catalogue import AdapterRow
 from registry.names import BaseRef, parse_ref
+from service.base_models import ServedBaseModel
+from service.http.app_parts import AppParts
 from service.http.auth import needs
-from service.http.resolve import base_entry
+from service.http.named_models import base_named
 from service.http.schemas.models import EncoderCard, ModelCard, ModelList
-from service.http.state import AppParts
 from service.keys import Principal
 from service.parts import Parts
-
-if TYPE_CHECKING:
-    from registry.catalogue import AdapterRow
 
 router = APIRouter(prefix="/v1/models", tags=["inference"])
 Either = Annotated[Principal, Depends(needs("infer", "read"))]
@@ -31,7 +30,7 @@ def list_models(parts: AppParts, who: Either) -> ModelList:
 
     `/v1/adapters` has the others: adapters with a head, banks of experts, and those of encoders.
     """
-    found = [_base_card(parts, base_id) for base_id in parts.bases]
+    found = [_base_card(base) for base in parts.bases.values()]
     names: set[str] = set()
     cursor: str | None = None
     with parts.registry.database.read() as catalogue:
@@ -64,26 +63,26 @@ def get_model(ns: str, name: str, parts: AppParts, who: Either) -> ModelCard:
 def _card(parts: Parts, who: Principal, text: str) -> ModelCard:
     ref = parse_ref(text)
     if isinstance(ref, BaseRef):
-        return _base_card(parts, base_entry(parts, ref.id).id)
+        return _base_card(base_named(parts, ref.id))
     with parts.registry.database.read() as catalogue:
         return _adapter_card(parts, catalogue.adapters.resolve(who.namespaces, ref), text)
 
 
-def _base_card(parts: Parts, base_id: str) -> ModelCard:
-    shape = parts.bases[base_id].shape
+def _base_card(base: ServedBaseModel) -> ModelCard:
+    shape = base.shape
     return ModelCard(
-        id=base_id,
+        id=base.entry.id,
         created=0,
         owned_by="base",
         kind="base",
         speaks=shape.kind == "causal",
-        base_model=base_id,
+        base_model=base.entry.id,
         digest=None,
         max_model_len=shape.context,
         fingerprint=shape.fingerprint,
         encoders=[
             EncoderCard(name=one.name, digest=one.digest, unit=one.unit, dimensions=one.dimensions)
-            for one in parts.bases[base_id].encoders().values()
+            for one in base.encoders().values()
         ],
     )
 

@@ -7,19 +7,19 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from registry.catalogue.rows import JobRow, SelectorRow
+from registry.catalogue.rows import JobRow, Namespaces, SelectorRow
 from registry.cook.choose import with_note
 from registry.errors import Busy, Forbidden, Unavailable
-from registry.pools import missing_members, pool_id, spec_digest
+from registry.pools import missing_members
 from registry.registry import Caller
 from registry.samples import CheckedSample, check_sample
 from registry.select import encoder_for, latest, pool_of, select
-from registry.spec import GmmSpec, PoolRequest, SelectorSpec
+from registry.spec import PoolRequest, SelectorSpec
+from service.http.app_parts import AppParts
 from service.http.auth import Reader, Writer
 from service.http.paging import Cursor, Limit, page_size
 from service.http.schemas.jobs import Job, job_body
 from service.http.schemas.selectors import FitRequest, Selected, Selector, SelectorList, SelectRequest, selector_body
-from service.http.state import AppParts
 from service.http.waiting import finished, wait_of
 from service.jobs.runner import FINAL, result_of
 from service.keys import Principal
@@ -33,14 +33,13 @@ async def fit_selector(
 ) -> Selector | Job:
     """Fit a selector over a pool: 201, or 202 and the job where it takes longer than `wait`."""
     seconds = wait_of(body.wait, parts)
-    job = await run_in_threadpool(
-        _enqueue_fit, parts, who, who.caller(request.state.request_id), body.selector, body.pool
-    )
+    caller = who.caller(request.state.request_id)
+    job = await run_in_threadpool(_enqueue_fit, parts, who, caller, body.selector, body.pool)
     row = await finished(parts, job.id, seconds)
     if row.state not in FINAL:
         response.status_code = 202
         return job_body(row)
-    return await run_in_threadpool(_fitted, parts, result_of(row)["selector"])
+    return await run_in_threadpool(_fitted, parts, None, result_of(row)["selector"])
 
 
 def _enqueue_fit(parts: AppParts, who: Principal, caller: Caller, spec: SelectorSpec, request: PoolRequest) -> JobRow:
@@ -51,13 +50,13 @@ def _enqueue_fit(parts: AppParts, who: Principal, caller: Caller, spec: Selector
             {"base": base.entry.id, "pool": pool.model_dump(mode="json"), "spec": spec.model_dump(mode="json")},
             namespace=who.home,
             created_by=who.key_id,
-            dedupe_key=f"fit:{pool_id(pool)}:{spec_digest(spec)}:{who.home}",
+            dedupe_key=f"fit:{pool.digest}:{spec.digest}:{who.home}",
         )
 
 
-def _fitted(parts: AppParts, selector_id: str) -> Selector:
+def _fitted(parts: AppParts, visible: Namespaces, selector_id: str) -> Selector:
     with parts.registry.database.read() as catalogue:
-        row: SelectorRow = catalogue.selectors.get(None, selector_id)
+        row = catalogue.selectors.get(visible, selector_id)
         return selector_body(row, missing_members(catalogue, row))
 
 
@@ -74,9 +73,7 @@ def list_selectors(parts: AppParts, who: Reader, limit: Limit = None, cursor: Cu
 @router.get("/selectors/{id}")
 def get_selector(id: str, parts: AppParts, who: Reader) -> Selector:
     """One fitted selector: its members, its report, and what it does not know yet."""
-    with parts.registry.database.read() as catalogue:
-        row = catalogue.selectors.get(who.namespaces, id)
-        return selector_body(row, missing_members(catalogue, row))
+    return _fitted(parts, who.namespaces, id)
 
 
 @router.post("/select", response_model=Selected | Job, responses={202: {"model": Job}})
@@ -89,12 +86,11 @@ async def select_adapters(
     """
     seconds = wait_of(body.wait, parts)
     caller = who.caller(request.state.request_id)
-    sample = await run_in_threadpool(_checked, parts, caller, body)
-    if not await run_in_threadpool(_is_fitted, parts, caller, body):
+    sample, is_fitted = await run_in_threadpool(_prepare, parts, caller, body)
+    if not is_fitted:
         if not who.has("write"):
             raise Forbidden("This pool was never fitted with this selector; that takes a key with the scope 'write'.")
-        spec = body.selector or GmmSpec()
-        job = await run_in_threadpool(_enqueue_fit, parts, who, caller, spec, body.pool)
+        job = await run_in_threadpool(_enqueue_fit, parts, who, caller, body.spec, body.pool)
         row = await finished(parts, job.id, seconds)
         if row.state not in FINAL:
             response.status_code = 202
@@ -103,25 +99,23 @@ async def select_adapters(
     return await run_in_threadpool(_select, parts, caller, sample, body)
 
 
-def _is_fitted(parts: AppParts, caller: Caller, body: SelectRequest) -> bool:
-    spec = body.selector or GmmSpec()
+def _prepare(parts: AppParts, caller: Caller, body: SelectRequest) -> tuple[CheckedSample, bool]:
+    """The sample, refused before anything is fitted for it, and whether the pool was fitted already."""
     base, pool = pool_of(parts.registry, caller, body.pool)
-    encoder = encoder_for(spec, base.encoders())
-    return latest(pool, spec, None if encoder is None else encoder.digest, parts.registry.database) is not None
-
-
-def _checked(parts: AppParts, caller: Caller, body: SelectRequest) -> CheckedSample:
-    """The sample, refused before anything is fitted for it."""
-    base, _ = pool_of(parts.registry, caller, body.pool)
-    return check_sample(parts.registry, caller, body.sample, encoders=base.encoders())
+    encoders = base.encoders()
+    sample = check_sample(parts.registry, caller, body.sample, encoders=encoders)
+    encoder = encoder_for(body.spec, encoders)
+    digest = None if encoder is None else encoder.digest
+    return sample, latest(pool, body.spec, digest, parts.registry.database) is not None
 
 
 def _select(parts: AppParts, caller: Caller, sample: CheckedSample, body: SelectRequest) -> Selected:
     if not parts.selections.acquire(blocking=False):
         raise Busy("As many samples as this server embeds at once are being embedded; try again.", retry_after=2)
     try:
-        spec = body.selector or GmmSpec()
-        chosen = select(parts.registry, caller, sample, pool=body.pool, spec=spec, options=body.options, fit=_not_here)
+        chosen = select(
+            parts.registry, caller, sample, pool=body.pool, spec=body.spec, options=body.options, fit=_not_here
+        )
     finally:
         parts.selections.release()
     return Selected(

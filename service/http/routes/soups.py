@@ -15,13 +15,13 @@ from registry.select import pool_of
 from registry.spec import Cooked, CookRequest
 from service.http.answers.lineage import lineage_of
 from service.http.answers.soups import soup_of
+from service.http.app_parts import AppParts
 from service.http.auth import Reader, Writer
+from service.http.named_models import adapter_named
 from service.http.paging import Cursor, Limit, page_size
-from service.http.resolve import adapter_named
 from service.http.schemas.adapters import Adapter, AdapterList, Lineage, adapter_body
 from service.http.schemas.jobs import Job, job_body
 from service.http.schemas.soups import Soup, SoupRequest
-from service.http.state import AppParts
 from service.http.waiting import finished, wait_of
 from service.jobs.cook import request_bytes
 from service.jobs.runner import FINAL, result_of
@@ -68,7 +68,7 @@ def _enqueue(parts: AppParts, who: Principal, body: SoupRequest, request_id: str
     arguments = {
         "request": blob,
         "namespace": namespace,
-        "scope": None if who.namespaces is None else list(who.namespaces),
+        "scope": who.namespaces,
         "request_id": request_id,
     }
     try:

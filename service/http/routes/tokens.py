@@ -7,9 +7,10 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from service.engine.texts import has_bos
+from service.http.app_parts import AppParts
 from service.http.auth import ModelUser
-from service.http.checks import check_ids, check_text
-from service.http.resolve import resolve_model
+from service.http.inference_limits import check_ids, check_text
+from service.http.named_models import resolve_model
 from service.http.schemas.tokens import (
     DetokenizeAnswer,
     DetokenizeRequest,
@@ -17,7 +18,6 @@ from service.http.schemas.tokens import (
     TokenizeRequest,
     TokenizerInfo,
 )
-from service.http.state import AppParts
 
 router = APIRouter(tags=["inference"])
 

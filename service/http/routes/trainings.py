@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
+from service.http.app_parts import AppParts
 from service.http.auth import Writer
 from service.http.schemas.jobs import Job, job_body
-from service.http.state import AppParts
 from service.jobs.training_requests import submit
 from training.request import TrainingRequest
 

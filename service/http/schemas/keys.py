@@ -7,12 +7,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from registry.names import Part
+from registry.names import KeyScope, Part
 from registry.spec import Words
 from service.http.schemas.wire import Wire
-
-KeyScope = Literal["read", "write", "infer", "admin"]
-"""What a key may be used for; `admin` implies all."""
 
 
 class NewKey(Wire):

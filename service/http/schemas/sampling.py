@@ -7,7 +7,6 @@ accepted and dropped, which is all that OpenAI promises of them too.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, StringConstraints, WithJsonSchema, model_validator
@@ -19,19 +18,16 @@ Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 MaxTokens = Annotated[int, Field(ge=0, le=1_000_000)]
 
 
-def _only(*neutral: Any) -> Callable[[Any], Any]:
-    def check(value: Any) -> Any:
-        if not any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in neutral):
-            raise ValueError("is not supported by this server; leave it out")
-        return value
-
-    return check
-
-
 def neutral(*values: Any) -> Any:
     """A type that takes `values` (and null) only: what OpenAI treats as 'not asked for'."""
     allowed = [*values, None]
-    return Annotated[Any, AfterValidator(_only(*allowed)), WithJsonSchema({"enum": allowed})]
+
+    def check(value: Any) -> Any:
+        if not any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in allowed):
+            raise ValueError("is not supported by this server; leave it out")
+        return value
+
+    return Annotated[Any, AfterValidator(check), WithJsonSchema({"enum": allowed})]
 
 
 Stop = Annotated[
@@ -82,11 +78,10 @@ class Sampling(Wire):
         return self
 
     @property
-    def stops(self) -> tuple[str, ...]:
-        """The stop strings as a tuple."""
-        if self.stop is None:
-            return ()
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+    def drawing(self) -> dict[str, Any]:
+        """How tokens are drawn and what ends them, as arguments of the engine's SamplingParams."""
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        return {"temperature": self.temperature, "top_p": self.top_p, "n": self.n, "stop": stop, "seed": self.seed}
 
     @property
     def include_usage(self) -> bool:

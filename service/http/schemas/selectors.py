@@ -6,7 +6,16 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from registry.names import Digest
-from registry.spec import PoolRequest, PoolSpec, SampleReport, SampleSource, Selection, SelectOptions, SelectorSpec
+from registry.spec import (
+    GmmSpec,
+    PoolRequest,
+    PoolSpec,
+    SampleReport,
+    SampleSource,
+    Selection,
+    SelectOptions,
+    SelectorSpec,
+)
 from registry.spec.frozen import Frozen
 from service.http.schemas.wire import Wait, Wire
 
@@ -74,6 +83,11 @@ class SelectRequest(Frozen):
     options: SelectOptions = SelectOptions()
     pool: PoolRequest = PoolRequest()
     wait: Wait | None = None
+
+    @property
+    def spec(self) -> SelectorSpec:
+        """The selector that is asked: gmm where none is named."""
+        return self.selector or GmmSpec()
 
 
 class Selected(Wire):

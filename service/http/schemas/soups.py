@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from registry.names import Digest
-from registry.spec import Cooked, CookRequest, MixReport, Recipe, SampleReport, Selection, Verification
-from service.http.schemas.adapters import Adapter, adapter_body
+from registry.spec import CookRequest, MixReport, Recipe, SampleReport, Selection, Verification
+from service.http.schemas.adapters import Adapter
 from service.http.schemas.wire import Wait, Wire
-
-if TYPE_CHECKING:
-    from registry.catalogue.rows import AdapterRow
 
 
 class SoupRequest(CookRequest):
@@ -39,18 +36,3 @@ class Soup(Wire):
     selector: str | None
     fitted_at: datetime | None
     not_yet_included: list[str]
-
-
-def soup_body(cooked: Cooked, row: AdapterRow | None) -> Soup:
-    """A cooked request as its body; `row` is the soup or adapter behind its model."""
-    evidence = cooked.evidence
-    return Soup(
-        **{name: getattr(cooked, name) for name in Soup.model_fields if name in Cooked.model_fields},
-        soup=None if row is None else adapter_body(row),
-        selection=evidence.selection,
-        sample=evidence.sample,
-        verification=evidence.verification,
-        selector=evidence.selector,
-        fitted_at=evidence.fitted_at,
-        not_yet_included=list(evidence.not_yet_included),
-    )

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from registry.adapters import STRUCTURES, attached, create, expected_tensors, from_tensors, mixture_of
 from registry.adapters.masks import is_mask, values
-from registry.adapters.tensor_order import canonical_order
 from registry.adapters.weights import adapter_digest, check_weights, init_hash, load_tensors, save_tensors
 from registry.base_model.loading import LoadedBase
 from registry.errors import Incompatible, InvalidWeights
@@ -32,6 +31,7 @@ from registry.spec import (
     PrefixConfig,
     UnionConfig,
 )
+from registry.tensor_file import canonical_order
 from tests.registry.pruned_adapters import sparse
 from tests.registry.random_adapters import INIT, part
 

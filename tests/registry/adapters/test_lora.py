@@ -11,12 +11,12 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from registry.adapters import attached, create, expected_tensors, from_tensors
-from registry.adapters.tensor_order import canonical_order
 from registry.adapters.weights import adapter_digest, init_hash, scale_output
 from registry.base_model.loading import LoadedBase
 from registry.errors import Incompatible, Internal, InvalidParameter
 from registry.spec import BaseShape, LoraConfig, LoraGroup, LoraModule
 from registry.spec.structures.lora import MAX_GROUPS
+from registry.tensor_file import canonical_order
 
 ATTN = "transformer.h.0.attn.c_attn"
 FC = "transformer.h.1.mlp.c_fc"

@@ -12,10 +12,10 @@ from transformers import AutoModelForCausalLM
 
 from registry.adapters import STRUCTURES, create, expected_tensors, from_tensors, paper_config
 from registry.adapters.initial import INITS
-from registry.adapters.tensor_order import canonical_order
 from registry.adapters.weights import init_hash
 from registry.errors import Incompatible, InvalidParameter, UnknownMethod
 from registry.spec import AdapterConfig, BaseShape, BottleneckConfig
+from registry.tensor_file import canonical_order
 from tests.tiny_models import build_tiny_base
 
 FINGERPRINT = "sha256:" + "0" * 64

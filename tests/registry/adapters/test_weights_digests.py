@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.adapters import create, expected_tensors, from_tensors, paper_config
-from registry.adapters.tensor_order import canonical_order
 from registry.adapters.weights import adapter_digest, check_weights, init_hash, load_tensors, save_tensors, scale_output
 from registry.errors import InvalidWeights
 from registry.spec import AverageMixing, BaseShape, BottleneckConfig, LoraConfig, LoraModule, Recipe, RecipeIngredient
+from registry.tensor_file import canonical_order
 
 BASE = "sha256:" + "0" * 64
 SHAPE = BaseShape(fingerprint=BASE, model_type="gpt2", hidden_size=8, num_layers=11, context=64, vocab_size=300)

@@ -17,7 +17,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.utils import logging
 
-from registry.base_model import fingerprint, load_base, read_allowlist, shape_of
+from registry.base_model import load_base, read_allowlist, shape_of
+from registry.base_model.fingerprint import fingerprint
 from registry.errors import InvalidParameter, Unavailable
 from registry.spec import BaseEntry
 

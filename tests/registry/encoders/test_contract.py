@@ -13,8 +13,8 @@ from threading import Thread
 import numpy as np
 import pytest
 
-from registry.encoders import EmbeddedText, Encoder, MeanPoolEncoder, SentenceBertEncoder
-from registry.encoders.contract import draw
+from registry.encoders import Encoder, MeanPoolEncoder, SentenceBertEncoder
+from registry.encoders.contract import EmbeddedText, draw
 from registry.errors import Cancelled, Internal, InvalidSample, Unavailable
 from registry.names import DIGEST_PATTERN
 

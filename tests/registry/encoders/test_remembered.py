@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from registry.encoders import Embedded, Memory, RememberedEncoder
+from registry.encoders import Memory, RememberedEncoder
+from registry.encoders.contract import Embedded
 from registry.errors import InvalidSample
 
 

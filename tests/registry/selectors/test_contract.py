@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from registry.errors import Cancelled, Internal, InvalidParameter, InvalidSample
-from registry.selectors import SELECTORS, Selector
+from registry.selectors import SELECTORS
+from registry.selectors.contract import Selector
 from registry.selectors.ranking import Candidate, Evidence, Member, Ranking
 from registry.spec import CosineSpec, GmmSpec, SelectOptions, UniformSpec
 from tests.registry.gaussian_domains import around, centres, digest_for, domain, gaussian_domains

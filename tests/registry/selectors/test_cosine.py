@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from registry.selectors import CosineSelector
+from registry.selectors.cosine import CosineSelector
 from registry.spec import CosineSpec, SelectOptions
 from tests.registry.gaussian_domains import around, digest_for, domain, gaussian_domains
 

@@ -15,10 +15,10 @@ from sklearn.mixture import GaussianMixture
 
 from registry.errors import Cancelled, InvalidParameter
 from registry.progress import Steps
-from registry.selectors import GmmSelector
 from registry.selectors.clusters import Clusters
 from registry.selectors.drawing import HELD_OUT, UNITS, draw_units
 from registry.selectors.gaussian_mixture import Mixture, fit_mixture
+from registry.selectors.gmm import GmmSelector
 from registry.selectors.novelty import mahalanobis, novelty, percentile, whitening
 from registry.selectors.projection import Projection, fit_projection
 from registry.selectors.ranking import Member

@@ -10,8 +10,7 @@ import torch
 from registry.errors import Incompatible
 from registry.soup import MIXINGS
 from registry.soup.auto import apart, best_unranked, settle, within_width
-from registry.soup.report import relative_cost, report_of
-from registry.soup.residual import ExactMixture
+from registry.soup.report import ExactMixture, relative_cost, report_of
 from registry.spec import (
     AutoMixing,
     AverageMixing,

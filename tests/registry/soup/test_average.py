@@ -19,7 +19,7 @@ from registry.adapters import create
 from registry.adapters.weights import save_tensors
 from registry.errors import InvalidRecipe
 from registry.soup import MIXINGS, average
-from registry.soup.compat import Part
+from registry.soup.compat import SoupPart
 from registry.spec import AverageMixing, BaseShape, BottleneckConfig, Provenance, canonical_weights
 from tests.repository import REPOSITORY
 
@@ -29,7 +29,7 @@ SHAPE = BaseShape(fingerprint=BASE, model_type="gpt2", hidden_size=16, num_layer
 CONFIG = BottleneckConfig(structure="bapna_firat", bottleneck=4, activation="relu")
 
 
-def part(number: int, weight: str = "1", **changes) -> Part:
+def part(number: int, weight: str = "1", **changes) -> SoupPart:
     fields = {
         "adapter_id": number,
         "ref": f"acme/a{number}@1",
@@ -41,7 +41,7 @@ def part(number: int, weight: str = "1", **changes) -> Part:
         "dtype": "F32",
         "load": lambda: tensors(number),
     }
-    return Part(**{**fields, **changes})
+    return SoupPart(**{**fields, **changes})
 
 
 def tensors(seed: int) -> dict[str, torch.Tensor]:

@@ -18,7 +18,7 @@ from registry.adapters.lora import LORA_A, LORA_B, PREFIX
 from registry.adapters.weights import save_tensors
 from registry.errors import InvalidRecipe
 from registry.soup import MIXINGS, concat
-from registry.soup.residual import ExactMixture
+from registry.soup.report import ExactMixture
 from registry.spec import AverageMixing, ConcatMixing, LoraConfig, LoraModule
 from tests.registry.random_adapters import (
     LINEARS,

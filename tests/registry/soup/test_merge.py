@@ -16,9 +16,8 @@ from registry.adapters.weights import adapter_digest
 from registry.errors import Incompatible, InvalidRecipe
 from registry.soup import MIXINGS, merge
 from registry.soup.auto import settle
-from registry.soup.compat import Part
-from registry.soup.report import report_of
-from registry.soup.residual import ExactMixture
+from registry.soup.compat import SoupPart
+from registry.soup.report import ExactMixture, report_of
 from registry.spec import (
     AutoMixing,
     AverageMixing,
@@ -41,11 +40,11 @@ def config_of(kind: str = "pfeiffer", **fields: Any) -> BankConfig:
     return BankConfig.model_validate({"expert": expert, **fields})
 
 
-def bank(number: int = 1, config: BankConfig | None = None, **changes: Any) -> Part:
+def bank(number: int = 1, config: BankConfig | None = None, **changes: Any) -> SoupPart:
     return part(number, config or config_of(), **changes)
 
 
-def mixed(one: Part) -> dict[str, torch.Tensor]:
+def mixed(one: SoupPart) -> dict[str, torch.Tensor]:
     return MIXINGS["merge"].mix([one], MergeMixing())
 
 
@@ -134,7 +133,7 @@ def test_what_is_no_merge_is_refused_with_what_to_do(parts, request_, sentences)
 # --- the report -------------------------------------------------------------------------------------
 
 
-def report(one: Part):
+def report(one: SoupPart):
     recipe = Recipe(
         base_fingerprint=BASE,
         ingredients=(RecipeIngredient(digest=one.digest, weight="1"),),

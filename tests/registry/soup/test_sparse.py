@@ -16,8 +16,7 @@ from registry.errors import Incompatible
 from registry.soup import MIXINGS
 from registry.soup.auto import best_unranked, settle
 from registry.soup.average import mix, result
-from registry.soup.report import report_of
-from registry.soup.residual import ExactMixture
+from registry.soup.report import ExactMixture, report_of
 from registry.spec import (
     AutoMixing,
     AverageMixing,

@@ -16,9 +16,8 @@ from registry.adapters.masks import is_mask
 from registry.errors import Incompatible
 from registry.soup import MIXINGS
 from registry.soup.auto import apart, best_unranked, settle, within_width
-from registry.soup.compat import Part, by_digest
-from registry.soup.report import report_of
-from registry.soup.residual import ExactMixture
+from registry.soup.compat import SoupPart, by_digest
+from registry.soup.report import ExactMixture, report_of
 from registry.spec import (
     AdapterConfig,
     AutoMixing,
@@ -58,7 +57,7 @@ def tensors_of(config: AdapterConfig, seed: int) -> dict[str, torch.Tensor]:
     }
 
 
-def parts_of(config: AdapterConfig, count: int = 2, **changes: Any) -> list[Part]:
+def parts_of(config: AdapterConfig, count: int = 2, **changes: Any) -> list[SoupPart]:
     weights = {1: ["1"], 2: ["0.25", "0.75"], 4: ["0.25"] * 4}[count]
     return [
         part(n, config, weights[n], **{"provenance": INIT, "load": lambda n=n: tensors_of(config, n), **changes})
@@ -66,7 +65,7 @@ def parts_of(config: AdapterConfig, count: int = 2, **changes: Any) -> list[Part
     ]
 
 
-def reported(parts: list[Part], mixing: Mixing) -> tuple[dict[str, torch.Tensor], MixReport]:
+def reported(parts: list[SoupPart], mixing: Mixing) -> tuple[dict[str, torch.Tensor], MixReport]:
     """What `cook` does with them."""
     ordered = by_digest(parts)
     method = MIXINGS[mixing.method]
@@ -161,7 +160,7 @@ def test_widths(config: AdapterConfig, width: int) -> None:
 # --- what cannot ----------------------------------------------------------------------------------
 
 
-def refusal(parts: list[Part], request: Any) -> Incompatible:
+def refusal(parts: list[SoupPart], request: Any) -> Incompatible:
     with pytest.raises(Incompatible) as found:
         settle(parts, request, max_width=512)
     return found.value

@@ -1,9 +1,10 @@
 """What a failure says to people at a command line."""
 
 import pytest
+import typer
 
 from registry.errors import Busy, Incompatible, InvalidParameter, SoupError
-from service.cli.failures import exit_code, explain, worst_code
+from service.cli.failures import Failures, exit_code, explain
 
 
 @pytest.mark.parametrize(
@@ -27,6 +28,8 @@ def test_every_problem_is_shown_once():
 def test_codes():
     several: list[SoupError] = [Incompatible("no"), Busy("later")]
     assert [exit_code(one) for one in several] == [3, 1]
-    assert worst_code(several) == 1
-    assert worst_code(several[:1]) == 3
-    assert worst_code([]) == 0
+    for errors, code in ((several, 1), (several[:1], 3)):
+        with pytest.raises(typer.Exit) as stopped:
+            Failures(errors).end()
+        assert stopped.value.exit_code == code
+    Failures().end()

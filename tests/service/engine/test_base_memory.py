@@ -23,6 +23,7 @@ from registry.base_model import BaseText, LoadedBase, load_base, load_text, weig
 from registry.errors import InvalidWeights, NotFound, SoupError, Unavailable
 from registry.spec import BaseEntry
 from service.engine import Engine, GenerateRequest, LoadableAdapter, SamplingParams, ScoreRequest, Ticket, check_runs
+from tests.service.engine.stepping import run
 from tests.tiny_models import build_tiny_base
 
 pytestmark = pytest.mark.slow
@@ -102,11 +103,6 @@ def once(entries: dict[str, BaseEntry]) -> Source:
 
 def request(base_id: str, tokens: int = 3, adapter: LoadableAdapter | None = None) -> GenerateRequest:
     return GenerateRequest(base_id, (0, 5, 9), adapter, SamplingParams(max_tokens=tokens, temperature=0.0))
-
-
-def run(engine: Engine) -> None:
-    while engine.step():
-        pass
 
 
 def handle_of(source: Source, base_id: str, seed: int = 1, value: float | None = None) -> LoadableAdapter:

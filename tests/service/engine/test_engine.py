@@ -38,6 +38,7 @@ from service.engine import (
     Ticket,
 )
 from service.engine.bank import Bank
+from tests.service.engine.stepping import answers_of_joining_rows, greedy, run
 from tests.service.loaded_bases import LoadedBases
 
 CONFIG = paper_config("bapna_firat", bottleneck=4)
@@ -71,16 +72,6 @@ def engine(base: LoadedBase) -> Iterator[Engine]:
     engine.start()
     yield engine
     engine.stop(drain=0)
-
-
-def run(engine: Engine) -> None:
-    """Step an engine without its thread until nothing is left."""
-    while engine.step():
-        pass
-
-
-def greedy(tokens: int = 8, **more: object) -> SamplingParams:
-    return SamplingParams(max_tokens=tokens, temperature=0.0, **more)  # type: ignore[arg-type]
 
 
 def reference(
@@ -120,16 +111,13 @@ class TestGreedy:
     def test_rows_that_join_and_leave_at_any_time_do_not_matter(self, base: LoadedBase, seed: int) -> None:
         engine = engine_of(base, max_rows=3)
         draw = np.random.default_rng(seed)
-        wanted = []
-        for _ in range(10):
-            prompt = tuple(int(i) for i in draw.integers(1, 300, size=draw.integers(1, 30)))
-            request = GenerateRequest("tiny", prompt, handle_of(base, 1), greedy(int(draw.integers(1, 30))))
-            wanted.append((request, engine.submit(request)))
-            for _ in range(draw.integers(0, 6)):
-                engine.step()
-        run(engine)
-        for request, ticket in wanted:
-            found = ticket.result(0).choices[0].token_ids
+
+        def requests() -> Iterator[GenerateRequest]:
+            for _ in range(10):
+                prompt = tuple(int(i) for i in draw.integers(1, 300, size=draw.integers(1, 30)))
+                yield GenerateRequest("tiny", prompt, handle_of(base, 1), greedy(int(draw.integers(1, 30))))
+
+        for request, found in answers_of_joining_rows(engine, requests(), draw, most_steps=6):
             assert found == reference(base, request.prompt, request.params.max_tokens or 0, request.adapter)
 
     def test_the_context_can_be_filled_to_its_end(self, base: LoadedBase) -> None:

@@ -25,6 +25,7 @@ from registry.spec import (
 )
 from service.engine import Engine, GenerateRequest, LoadableAdapter, SamplingParams, ScoreRequest
 from service.engine.texts import text_windows
+from tests.service.engine.stepping import answers_of_joining_rows, greedy, run
 from tests.service.loaded_bases import LoadedBases
 
 PREFIX = PrefixConfig(length=5)
@@ -48,15 +49,6 @@ def handle_of(base: LoadedBase, config: AdapterConfig, seed: int = 1) -> Loadabl
     shapes = expected_tensors(config, base.shape)
     tensors = {name: 0.5 * torch.randn(size, generator=generator) for name, size in shapes.items()}
     return LoadableAdapter(f"sha256:{seed:064x}", config, lambda: tensors)
-
-
-def run(engine: Engine) -> None:
-    while engine.step():
-        pass
-
-
-def greedy(tokens: int | None) -> SamplingParams:
-    return SamplingParams(max_tokens=tokens, temperature=0.0)
 
 
 @torch.no_grad()
@@ -83,17 +75,15 @@ def reference(
 def test_rows_that_join_and_leave_at_any_time_get_what_they_get_alone(
     base: LoadedBase, structure: str, seed: int
 ) -> None:
-    engine, draw, wanted = Engine(LoadedBases(base), max_rows=3), np.random.default_rng(seed), []
-    for _ in range(8):
-        prompt = tuple(int(i) for i in draw.integers(1, 300, size=draw.integers(1, 25)))
-        handle = handle_of(base, STRUCTURES[structure]) if draw.random() < 0.8 else None
-        request = GenerateRequest("tiny", prompt, handle, greedy(int(draw.integers(1, 20))))
-        wanted.append((request, engine.submit(request)))
-        for _ in range(draw.integers(0, 5)):
-            engine.step()
-    run(engine)
-    for request, ticket in wanted:
-        found = ticket.result(0).choices[0].token_ids
+    engine, draw = Engine(LoadedBases(base), max_rows=3), np.random.default_rng(seed)
+
+    def requests() -> Iterator[GenerateRequest]:
+        for _ in range(8):
+            prompt = tuple(int(i) for i in draw.integers(1, 300, size=draw.integers(1, 25)))
+            handle = handle_of(base, STRUCTURES[structure]) if draw.random() < 0.8 else None
+            yield GenerateRequest("tiny", prompt, handle, greedy(int(draw.integers(1, 20))))
+
+    for request, found in answers_of_joining_rows(engine, requests(), draw, most_steps=5):
         assert found == reference(base, request.prompt, request.params.max_tokens or 0, request.adapter)
 
 

@@ -11,7 +11,7 @@ import pytest
 from fastapi import APIRouter
 
 import service.http
-from service.http.app import ROUTERS
+from service.http.app import ROUTES
 from tests.service.servers import World
 
 PUBLIC = {("GET", "/healthz"), ("GET", "/readyz")}
@@ -172,4 +172,4 @@ def test_a_file_in_routes_is_a_route_and_no_other_file_is() -> None:
     routers = {name: vars(importlib.import_module(name)).get("router") for name in names}
     routes = {name for name in names if name.startswith("service.http.routes.")}
     assert {name for name, router in routers.items() if isinstance(router, APIRouter)} == routes
-    assert {id(routers[name]) for name in routes} == {id(router) for router in ROUTERS}
+    assert {id(routers[name]) for name in routes} == {id(module.router) for module in ROUTES}

@@ -82,18 +82,13 @@ class Stage:
     def until(self, runner: JobRunner, job: str, done: Callable[[JobRow], bool]) -> JobRow:
         """The job once `done` says so of it, told by the runner's watch."""
         changed = threading.Event()
-        unwatch = runner.parts.jobs.watch(job, changed.set)
         deadline = datetime.now(UTC) + timedelta(seconds=PATIENCE)
-        try:
-            while True:
-                row = self.row(job)
-                if done(row):
-                    return row
+        with runner.parts.jobs.watched(job, changed.set):
+            while not done(row := self.row(job)):
                 assert datetime.now(UTC) < deadline, row
                 changed.wait(0.2)
                 changed.clear()
-        finally:
-            unwatch()
+        return row
 
     def ended(self, runner: JobRunner, job: str) -> JobRow:
         """The job once it ended and was cleaned up after."""

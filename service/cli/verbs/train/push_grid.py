@@ -6,14 +6,13 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from registry.errors import SoupError
 from registry.formats import AdapterDirectory, read_directory
-from registry.spec import CookRequest, HandRecipe, MergeMixing, WeightedRef
-from service.cli.failures import explain
+from service.cli.failures import Failures
 from service.cli.output import talk
 from service.client import SoupClient
 from service.client.samples import read_texts
 from service.client.transfer import name_of, push_folder
+from training.request import merge_request
 from training.spec import BANK
 
 if TYPE_CHECKING:
@@ -30,12 +29,8 @@ def push_rows(client: SoupClient, rows: Sequence[Row], namespace: str) -> dict[s
         for row in sorted(rows, key=_validation_loss, reverse=True):
             if row.folder is None:
                 continue
-            name = f"{namespace}/{name_of(row.folder.path)}"
-            try:
-                pushed[row.cell.name] = _push(client, row.folder, name)
-            except SoupError as error:
-                talk(f"{row.cell.name}: {explain(error)}")
-            else:
+            with Failures().of(row.cell.name):
+                pushed[row.cell.name] = _push(client, row.folder, f"{namespace}/{name_of(row.folder.path)}")
                 talk(f"{row.cell.name} is {pushed[row.cell.name]}")
     return pushed
 
@@ -52,5 +47,4 @@ def _push(client: SoupClient, folder: AdapterDirectory, name: str) -> str:
         return str(push_folder(client, folder, name=name)["ref"])
     sample = None if folder.sample is None else read_texts(folder.sample)
     ref = str(push_folder(client, read_directory(bank), name=name + BANK, texts=sample)["ref"])
-    recipe = HandRecipe(ingredients=(WeightedRef(ref=ref),))
-    return str(client.cook(CookRequest(recipe=recipe, mixing=MergeMixing(), name=name, verify=False))["model"])
+    return str(client.cook(merge_request(ref, name=name))["model"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from registry.errors import InvalidParameter, TooLarge
-from service.http.resolve import ResolvedModel
+from service.http.named_models import ResolvedModel
 from service.settings import Settings
 
 

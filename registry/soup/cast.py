@@ -1,4 +1,4 @@
-"""Casting a soup to its dtype, once at the end of every mixing, and refusing NaN and infinity."""
+"""The last step of every mixing: the soup in its dtype, NaN and infinity refused."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from registry.adapters.masks import is_mask, values
-from registry.adapters.weights import DTYPES
+from registry.adapters.masks import is_mask
 from registry.errors import InvalidRecipe
 
 
@@ -25,9 +24,3 @@ def cast_finite(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, 
             f"infinity, or the values leave the range of {dtype}."
         )
     return result
-
-
-def dtype_of(tensors: Mapping[str, Tensor]) -> str:
-    """The one dtype of a soup's tensors as the catalogue calls it: F32, F16 or BF16."""
-    dtype = next(iter(values(tensors).values())).dtype
-    return next(name for name, one in DTYPES.items() if one == dtype)

@@ -7,20 +7,17 @@ silently the base model.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from registry.adapters.loadable import LoadableAdapter
+from registry.base_model import BaseText
+from registry.catalogue import AdapterRow
 from registry.errors import Incompatible, InvalidName, NotFound, Unavailable
 from registry.names import BaseRef, NameRef, check_part, parse_ref
-from registry.spec import BaseEntry
 from registry.stored_adapters import loadable
+from service.base_models import ServedBaseModel
 from service.engine.served import check_speaks
 from service.keys import Principal
 from service.parts import Parts
-
-if TYPE_CHECKING:
-    from registry.base_model import BaseText
-    from registry.catalogue import AdapterRow
 
 
 @dataclass(frozen=True)
@@ -65,10 +62,10 @@ def resolve_model(parts: Parts, principal: Principal, text: str) -> ResolvedMode
     operator has replaced the base under the adapter).
     """
     if "/" not in text and not text.startswith("sha256:"):
-        return ResolvedModel(asked=text, base_id=text, base=_base(parts, check_part(text, "model")))
+        return ResolvedModel(asked=text, base_id=text, base=base_named(parts, check_part(text, "model")).text)
     ref = parse_ref(text)
     if isinstance(ref, BaseRef):
-        return ResolvedModel(asked=text, base_id=ref.id, base=_base(parts, ref.id))
+        return ResolvedModel(asked=text, base_id=ref.id, base=base_named(parts, ref.id).text)
     with parts.registry.database.read() as catalogue:
         row = catalogue.adapters.resolve(principal.namespaces, ref)
     if row.base_model not in parts.bases:
@@ -95,12 +92,8 @@ def language_model(parts: Parts, principal: Principal, text: str) -> ResolvedMod
     return model
 
 
-def base_entry(parts: Parts, base_id: str) -> BaseEntry:
-    """The allowlist's entry for a base model; raises NotFound."""
+def base_named(parts: Parts, base_id: str) -> ServedBaseModel:
+    """The base model of an id that a request names; raises NotFound."""
     if base_id not in parts.bases:
         raise NotFound(f"There is no base model '{base_id}'; adapters are named namespace/name.", param="model")
-    return parts.bases[base_id].entry
-
-
-def _base(parts: Parts, base_id: str) -> BaseText:
-    return parts.bases[base_entry(parts, base_id).id].text
+    return parts.bases[base_id]
