@@ -20,7 +20,7 @@ from pathlib import Path
 from demo.gguf import convert
 from demo.progress import Talk
 from demo.server import DemoFailed
-from registry.base_model import fingerprint
+from registry.base_model.fingerprint import fingerprint
 
 NAME = "SmolLM2-135M-Instruct"
 BASE_ID = "smollm2-135m"

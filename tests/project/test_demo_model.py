@@ -18,7 +18,8 @@ from transformers import AutoModelForCausalLM
 from demo import gguf, jobs, smollm2
 from demo.progress import Talk
 from demo.server import DemoFailed
-from registry.base_model import fingerprint, load_base
+from registry.base_model import load_base
+from registry.base_model.fingerprint import fingerprint
 from registry.errors import NotFound, Unavailable
 from registry.spec import BaseEntry
 from tests.tiny_models import build_tiny_base
