@@ -2,8 +2,8 @@
 
 A page holds `<!-- figures:NAME -->` and `<!-- /figures -->`; `docs.generate` fills what is between from
 benchmarks/results/NAME.json (`benchmarks.report`). `NAME:domains` is the same run domain by domain; the views of
-`docs.papers` are claims with verdicts, and pictures; `NAME:run` is the figures and `NAME:rows` the rows as they are in
-the file.
+`docs.papers` are claims with verdicts, and pictures; `NAME:sentence` is what came of it in one sentence; `NAME:run` is
+the figures and `NAME:rows` the rows as they are in the file.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def block(folder: Path, name: str, view: str | None = None) -> str:
         return f"\nNot measured yet: there is no `benchmarks/results/{name}.json`.\n"
     result: Result = json.loads(path.read_text(encoding="utf-8"))
     default = _comparison if _compares(result) else _plain
-    lines = {**papers.VIEWS, "domains": _by_domain, "run": _plain, "rows": _rows}.get(view or "", default)(result)
+    views = {**papers.VIEWS, "domains": _by_domain, "sentence": _sentence, "run": _plain, "rows": _rows}
+    lines = views.get(view or "", default)(result)
     return "\n" + "\n".join([*lines, "", *_source(result, name)]) + "\n"
 
 
@@ -47,20 +48,42 @@ def _compares(result: Result) -> bool:
 
 
 def _comparison(result: Result) -> list[str]:
-    head = ("method", "perplexity, geometric mean", "arithmetic mean", "better than the base", "worse", "is the base")
+    means = ("perplexity, geometric mean", "arithmetic mean", "to the control")
+    head = ("method", *means, "better than the base", "worse", "is the base")
+    methods = papers.methods(result)
+    control = next((name for name in methods if name.startswith("control")), None)
     shown = []
-    for rows in papers.methods(result).values():
+    for name, rows in methods.items():
         cells = list(rows.values())
-        geometric = math.exp(math.fsum(math.log(row["perplexity"]) for row in cells) / len(cells))
         arithmetic = math.fsum(row["perplexity"] for row in cells) / len(cells)
+        ratio = _geometric(rows) / _geometric(methods[control]) if control else 1.0
+        gain = f"{100 * (ratio - 1):+.1f} %" if control not in (None, name) else ""
         same = sum(bool(row.get("abstained")) or row["difference"] == 0 for row in cells)
         better, worse = (
             sum(sign * row["difference"] > 2 * row["standard_error"] and row["difference"] != 0 for row in cells)
             for sign in (-1, 1)
         )
         counts = (str(count) for count in (better, worse, same))
-        shown.append((_label(cells[0]), f"{geometric:.2f}", f"{arithmetic:.2f}", *counts))
+        shown.append((_label(cells[0]), f"{_geometric(rows):.2f}", f"{arithmetic:.2f}", gain, *counts))
     return [*table(head, shown), "", *_comparison_notes(result)]
+
+
+def _geometric(rows: Mapping[str, Result]) -> float:
+    """The geometric mean of one method's perplexities."""
+    return math.exp(math.fsum(math.log(row["perplexity"]) for row in rows.values()) / len(rows))
+
+
+def _sentence(result: Result) -> list[str]:
+    """Base, control and the service's answer, and on how many domains the answer is better than both."""
+    methods = papers.methods(result)
+    base, control, answer = (methods[name] for name in ("base_model", "control", "the_service_verified"))
+    won = sum(answer[d]["perplexity"] < min(base[d]["perplexity"], control[d]["perplexity"]) for d in base)
+    gain = 100 * (1 - _geometric(answer) / _geometric(control))
+    return [
+        f"Perplexity on {len(base)} domains that no adapter was trained on, geometric mean: base model "
+        f"{_geometric(base):.1f}, control {_geometric(control):.1f}, soup {_geometric(answer):.1f}: {gain:.1f} % below "
+        f"the control, and below both on {won} of {len(base)} domains."
+    ]
 
 
 def _comparison_notes(result: Result) -> Iterator[str]:

@@ -27,9 +27,9 @@ from tests.service.servers import Live, World, open_live, open_world, write_base
 
 pytestmark = pytest.mark.slow
 
-BASE = "docs-2x128"
-DOMAINS = {"scipy": "kitchen", "sympy": "court", "sqlalchemy": "code"}
-CONFIG = BottleneckConfig(structure="bapna_firat", bottleneck=48, activation="relu")
+BASE = "smollm2-135m"
+DOMAINS = {"classic_novels": "kitchen", "king_james_bible": "court", "python_peps": "code"}
+CONFIG = BottleneckConfig(structure="bapna_firat", bottleneck=8, activation="relu")
 DEFAULT_URL = "http://127.0.0.1:8000"
 MARKED = re.compile(r"<!-- run(?:: (?P<what>[a-z]+))? -->\n```(?P<language>sh|python)\n(?P<code>.*?)```", re.DOTALL)
 
@@ -58,7 +58,7 @@ class Home:
         path = f"{self.folder / 'bin'}{os.pathsep}{keep['PATH']}"
         python = f"{REPOSITORY}{os.pathsep}{self.folder}"
         return {**keep, "PATH": path, "PYTHONPATH": python, "SOUP_URL": self.live.url, "OMP_NUM_THREADS": "1",
-                "SOUP_DATA": ".demo/packages/server", "PYTHONWARNINGS": "error"}  # fmt: skip
+                "SOUP_DATA": ".demo/smollm2/server", "PYTHONWARNINGS": "error"}  # fmt: skip
 
     def run(self, language: str, code: str) -> str:
         """What a block prints on stdout; a failing command fails it."""
@@ -74,20 +74,19 @@ class Home:
 @pytest.fixture(scope="module")
 def home(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
     folder = tmp_path_factory.mktemp("home")
-    packages = folder / ".demo" / "packages"
-    packages.mkdir(parents=True)
-    bases = write_bases(packages / "bases.toml", {BASE: tiny_base_dir})
-    for number, (package, words) in enumerate((("numpy", "kitchen"), ("networkx", "court"))):
-        novel = packages / "text" / "novel" / package
-        novel.mkdir(parents=True)
-        (novel / "valid.jsonl").write_text(lines(passages(words, 100, seed=20 + number)))
-        (novel / "test.jsonl").write_text(lines(passages(words, 30, seed=40 + number)))
+    made, shipped = folder / ".demo" / "smollm2", folder / "demo" / "domains"
+    made.mkdir(parents=True)
+    bases = write_bases(made / "bases.toml", {BASE: tiny_base_dir})
+    novel = shipped / "novel" / "fairy_tales"
+    novel.mkdir(parents=True)
+    (novel / "valid.jsonl").write_text(lines(passages("kitchen", 100, seed=20)))
+    (novel / "test.jsonl").write_text(lines(passages("kitchen", 30, seed=40)))
     (folder / "bin").mkdir()
     soup = folder / "bin" / "soup"
     soup.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m service.cli "$@"\n')
     soup.chmod(0o755)
-    for world in open_world(packages / "server", bases):
-        _push(world, packages / "adapters")
+    for world in open_world(made / "server", bases):
+        _push(world, shipped / "adapters")
         for live in open_live(world):
             yield Home(folder, live)
 
@@ -104,13 +103,13 @@ def _push(world: World, folder: Path) -> None:
     provenance = Provenance(init_hash=init_hash(start), init_source="trained_here", init_seed=1234)
     for live in open_live(world):
         with SoupClient(live.url, world.admin) as client:
-            for number, (package, words) in enumerate(DOMAINS.items()):
+            for number, (domain, words) in enumerate(DOMAINS.items()):
                 moved = {name: tensor + 0.01 * (number + 1) for name, tensor in start.items()}
                 written = write_directory(
-                    folder / package,
+                    folder / domain,
                     AdapterContents(
                         config=CONFIG,
-                        domain=package,
+                        domain=domain,
                         weights=save_tensors(moved),
                         base_model=BASE,
                         base_fingerprint=shape.fingerprint,
@@ -118,7 +117,7 @@ def _push(world: World, folder: Path) -> None:
                         texts=passages(words, 60),
                     ),
                 )
-                pushed = push_folder(client, written, name=f"demo/{package}")
+                pushed = push_folder(client, written, name=f"demo/{domain}")
                 client.wait_job(str(pushed["job"]))
 
 
@@ -136,12 +135,12 @@ class TestReadme:
     def test_the_session_with_curl(self, home: Home) -> None:
         (code,) = [code for what, _, code in blocks("README.md") if what == "session"]
         home.run("sh", code)
-        cooked = json.loads((home.folder / ".demo/packages/soup.json").read_text())
+        cooked = json.loads((home.folder / "soup.json").read_text())
         assert cooked["object"] == "soup", cooked
         assert cooked["sample"]["kept"] == 100
         client = home.live.world.client
-        pushed = client.get("/v1/adapters/team/science").json()
-        assert (pushed["domain"], pushed["sample"]["kept"]) == ("scipy", 60)
+        pushed = client.get("/v1/adapters/team/novels").json()
+        assert (pushed["domain"], pushed["sample"]["kept"]) == ("classic_novels", 60)
         assert pushed["provenance"]["init_source"] == "trained_here"
         assert client.get("/v1/adapters/team/half").json()["kind"] == "soup"
 
@@ -153,16 +152,16 @@ class TestReadme:
             value, end = decoder.raw_decode(rest)
             found.append(value)
             rest = rest[end:].strip()
-        assert [value.get("object") for value in found] == ["adapter", "perplexity", "text_completion", "soup"]
+        assert [value.get("object") for value in found] == ["adapter", "perplexity", "soup", "text_completion"]
         assert found[1]["baseline"]["model"] == f"base/{BASE}"
-        assert found[2]["usage"]["completion_tokens"] > 0
-        assert found[3]["cached"]
+        assert found[2]["cached"]
+        assert found[3]["usage"]["completion_tokens"] > 0
 
     def test_the_session_with_openai(self, home: Home) -> None:
         (code,) = [code for _, language, code in blocks("README.md") if language == "python"]
         output = home.run("python", f"import warnings\nwarnings.simplefilter('default')\n{code}")
         assert "team/half" in output.splitlines()[0]
-        assert [line.split()[0] for line in output.splitlines()[1:]] == [f"base/{BASE}", "demo/scipy", "team/half"]
+        assert [line.split()[0] for line in output.splitlines()[1:]] == [f"base/{BASE}", "demo/classic_novels", "team/half"]
 
 
 def test_the_tutorial(home: Home) -> None:
@@ -172,7 +171,7 @@ def test_the_tutorial(home: Home) -> None:
     assert int(said.split()[0]) > 100
     shell = "\n".join(code for _, language, code in parts if language == "sh")
     output = home.run("sh", shell)
-    assert "demo/scipy@1" in output
+    assert "demo/classic_novels@1" in output
     assert "tutorial/all@1" in output
     assert "tutorial/licences@1" in output
     assert "tutorial/mixed@1" in output
@@ -211,12 +210,14 @@ def test_a_training_is_asked_for_with_curl(home: Home) -> None:
 
 
 def test_the_tutorial_trains_what_the_demo_can_be_mixed_with() -> None:
-    from demo.adapters import BOTTLENECK, INIT_SEED
-    from demo.base import BASE_ID
-    from demo.packages import NOVEL, TRAINING
+    from demo.jobs import DOMAINS as SHIPPED
+    from demo.recipe import RECIPE
+    from demo.smollm2 import BASE_ID
 
     text = (REPOSITORY / "docs/tutorial.md").read_text(encoding="utf-8")
-    assert f"--base {BASE_ID} --bottleneck {BOTTLENECK} --init-seed {INIT_SEED} " in text
+    wanted = f"--bottleneck {RECIPE['--bottleneck']} --init-seed {RECIPE['--init-seed']} "
+    assert f"--base {BASE_ID} {wanted}" in text
     assert BASE_ID == BASE
-    assert set(DOMAINS) <= set(TRAINING)
-    assert "numpy" in NOVEL
+    for domain in DOMAINS:
+        assert (SHIPPED / "adapters" / domain / "samples.jsonl").is_file()
+    assert (SHIPPED / "novel" / "fairy_tales" / "valid.jsonl").is_file()
