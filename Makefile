@@ -8,7 +8,7 @@ RUN := $(VENV)/bin/python
 FLOORS := registry:98.6 service:96.4 training:96.5
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test quick check format serve demo demo-tiny bench bench-training reproduce-lm reproduce-single openapi clean
+.PHONY: help setup test quick check format serve demo demo-tiny main-job bench bench-training reproduce-lm reproduce-single openapi clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -64,6 +64,13 @@ demo: $(VENV)/.demo  ## the main job on SmolLM2-135M (93 MB once); DATA= BASE= A
 
 demo-tiny: $(VENV)/.demo  ## the main job without a download: a tiny base model on the docstrings of the installed packages
 	@$(RUN) -m demo --tiny $(if $(DATABASE),--database-url '$(DATABASE)') $(if $(OUT),--out $(OUT))
+
+main-job: $(VENV)/.demo  ## 21 + 10 domains of ../shared on SmolLM2 (at most 100 minutes) and on ../shared/base-lm; resumable
+	$(RUN) -m demo.smollm2
+	$(RUN) -m demo --data ../shared/corpora --base .demo/models/SmolLM2-135M-Instruct --adapters ../shared/adapters/smollm2 \
+	  --out benchmarks/results/main_job_smollm2.json
+	$(RUN) -m demo --data ../shared/corpora --base ../shared/base-lm --adapters ../shared/adapters/main \
+	  --out benchmarks/results/main_job.json
 
 bench: $(VENV)/.dev  ## the quick forms of the benchmarks, beside their peers
 	$(RUN) -m benchmarks.cold_start --out benchmarks/results/cold_start.json

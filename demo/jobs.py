@@ -6,6 +6,7 @@ Each is made ready here: its base model fetched or found, its adapters trained, 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -64,9 +65,9 @@ def prepare(options: Options, talk: Talk) -> Job:
 def _shipped(base: str | None, talk: Talk) -> Job:
     talk.stage(f"the base model: {smollm2.NAME}")
     if base is None:
-        entry = BaseEntry(id=smollm2.BASE_ID, source=str(smollm2.prepare(MODELS, talk).resolve()), dtype=best_dtype())
+        entry = _local(smollm2.prepare(MODELS, talk), smollm2.BASE_ID)
     else:
-        entry = base_entry(base, talk).model_copy(update={"id": smollm2.BASE_ID, "dtype": best_dtype()})
+        entry = base_entry(base, talk).model_copy(update={"id": smollm2.BASE_ID})
         found = shape_of(entry, MODELS).fingerprint
         if found != smollm2.FINGERPRINT:
             raise DemoFailed(
@@ -153,13 +154,13 @@ def base_entry(base: str, talk: Talk) -> BaseEntry:
     """
     path = Path(base)
     if path.is_dir():
-        return BaseEntry(id=_part(path.resolve().name), source=str(path.resolve()))
+        return _local(path, path.resolve().name)
     if path.is_file() and path.suffix == ".gguf":
         folder = MODELS / f"{path.stem}-{smollm2.sha256(path)[:8]}"
         if not folder.is_dir():
             talk.line(f"unpacking {path} into {folder} ...")
             gguf.convert(path, folder)
-        return BaseEntry(id=_part(path.stem), source=str(folder.resolve()))
+        return _local(folder, path.stem)
     hub = _HUB_ID.fullmatch(base)
     if hub is None or path.exists():
         raise NotFound(
@@ -167,7 +168,17 @@ def base_entry(base: str, talk: Talk) -> BaseEntry:
         )
     entry = BaseEntry(id=_part(hub[1].split("/")[1]), source=hub[1], revision=hub[2] or "main")
     talk.line(f"{base} from the model hub, if it is not in the local cache ...")
-    return entry.model_copy(update={"source": str(source_folder(entry).resolve()), "revision": None})
+    return _local(source_folder(entry), entry.id)
+
+
+def _local(folder: Path, name: str) -> BaseEntry:
+    """The entry of a model's folder; weights that are kept in bf16 are computed in it where the processor can."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        config = {}  # what is wrong with the folder is said where it is loaded
+    half = "bfloat16" in (config.get("dtype"), config.get("torch_dtype"))
+    return BaseEntry(id=_part(name), source=str(folder.resolve()), dtype=best_dtype() if half else "float32")
 
 
 def _part(name: str) -> str:

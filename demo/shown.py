@@ -104,5 +104,5 @@ def write_figures(job: Job, found: Table, options: Options, *, seconds: float) -
     figures = table.figures(found)
     note = "at most; installation, download and training not included"
     figures["wall_s"] = Figure(seconds, "s", job.wall_goal, [seconds], note).as_json()
-    write(options.out, name=job.name, command=options.command, figures=figures, rows=table.rows(found))
+    write(options.out, name=options.out.stem, command=options.command, figures=figures, rows=table.rows(found))
     print(f"Figures: {options.out}")

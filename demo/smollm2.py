@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from demo.gguf import convert
+from demo.job import HOME
 from demo.progress import Talk
 from demo.server import DemoFailed
 from registry.base_model.fingerprint import fingerprint
@@ -129,3 +130,7 @@ def sha256(path: Path) -> str:
     """The digest of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+if __name__ == "__main__":  # `make main-job` has it ready before it starts
+    prepare(HOME / "models", Talk(1))

@@ -47,6 +47,10 @@ class Row:
         """The arithmetic mean of the domains' perplexities."""
         return math.fsum(entry.cell.perplexity for entry in self.entries.values()) / len(self.entries)
 
+    def bits_per_byte(self) -> float:
+        """The arithmetic mean of the domains' bits per byte."""
+        return math.fsum(entry.cell.bits_per_byte for entry in self.entries.values()) / len(self.entries)
+
     def geometric(self) -> float:
         """The geometric mean of the domains' perplexities."""
         return math.exp(math.fsum(entry.cell.mean_nll for entry in self.entries.values()) / len(self.entries))
@@ -78,10 +82,10 @@ class Table:
         """The row of the adapter trained on text of no domain, if there is one."""
         return next((row for row in self.rows if row.name == CONTROL), None)
 
-    def winners(self, domain: str) -> tuple[int, int]:
-        """How many single adapters have a lower NLL than the base, and how many by two standard errors."""
-        base = self.base.entries[domain].cell
-        found = [cell.against(base) for cell in self.singles[domain].values()]
+    def winners(self, domain: str, over: Row | None = None) -> tuple[int, int]:
+        """How many single adapters have a lower NLL than `over` (the base), and how many by two standard errors."""
+        beaten = (over or self.base).entries[domain].cell
+        found = [cell.against(beaten) for cell in self.singles[domain].values()]
         return sum(d.difference < 0 for d in found), sum(d.difference < -2 * d.standard_error for d in found)
 
     def distinct(self) -> tuple[list[Row], dict[str, str]]:
@@ -158,10 +162,11 @@ def _shown(table: Table, row: Row, domain: str) -> str:
 
 def _averages(table: Table, rows: Sequence[Row], label: int) -> str:
     control = table.control
-    head = "perplexity over all domains".ljust(label) + "  arithmetic  geometric  to the base"
+    head = "perplexity over all domains".ljust(label) + "  arithmetic  geometric  bits/byte  to the base"
     lines = [head + ("  to the control" if control else "")]
     for row in rows:
         said = f"{row.name.ljust(max(label, 27))}  {row.arithmetic():10.2f}  {row.geometric():9.2f}"
+        said += f"  {row.bits_per_byte():9.3f}"
         if row is not table.base:
             said += f"  {change(_over(row, table.base)):+9.1f} %"
         if control and row not in (table.base, control):
@@ -194,10 +199,13 @@ def sentence(table: Table, *, answer: Row, seconds: float) -> str:
 
 
 def _beating(table: Table) -> str:
-    lines = ["adapters that beat the base (by two standard errors) on the test passages"]
+    """The lines that count the adapters which beat the base, and the control."""
+    others = [(table.base, "base"), *([(table.control, "control")] if table.control else [])]
+    lines = [f"adapters that beat the {' / the '.join(name for _, name in others)} (by two standard errors)"]
     for domain in table.domains:
-        count, surely = table.winners(domain)
-        lines.append(f"  {domain}: {count} of {len(table.singles[domain])} ({surely})")
+        counts = [f"{w} of {len(table.singles[domain])} ({s})"
+                  for w, s in (table.winners(domain, row) for row, _ in others)]  # fmt: skip
+        lines.append(f"  {domain}: {' / '.join(counts)}")
     return "\n".join(lines)
 
 
@@ -229,13 +237,16 @@ def figures(table: Table) -> dict[str, dict[str, Any]]:
     for row in table.rows:
         found[f"perplexity_geometric_{row.key}"] = _figure(row.geometric(), "perplexity")
         found[f"perplexity_arithmetic_{row.key}"] = _figure(row.arithmetic(), "perplexity")
+        found[f"bits_per_byte_{row.key}"] = _figure(row.bits_per_byte(), "bits per byte, arithmetic mean")
         if row is not table.base and table.control not in (None, row):
             found[f"change_to_control_{row.key}"] = _figure(change(_over(row, table.control)), "%")
     if not table.singles:
         return found
-    pairs = [table.winners(domain) for domain in table.domains]
-    found["adapters_beating_base"] = _figure(sum(w for w, _ in pairs), "adapter x domain pairs")
-    found["adapters_beating_base_by_two_se"] = _figure(sum(s for _, s in pairs), "adapter x domain pairs")
+    for name, over in (("base", table.base), ("control", table.control)):
+        if over is not None:
+            pairs = [table.winners(domain, over) for domain in table.domains]
+            found[f"adapters_beating_{name}"] = _figure(sum(w for w, _ in pairs), "adapter x domain pairs")
+            found[f"adapters_beating_{name}_by_two_se"] = _figure(sum(s for _, s in pairs), "adapter x domain pairs")
     found["adapters_times_domains"] = _figure(sum(len(c) for c in table.singles.values()), "adapter x domain pairs")
     return found
 

@@ -122,7 +122,7 @@ def test_the_text_holds_every_row_and_says_what_abstained(small):
         assert all(len(line) <= width for line in text.splitlines()[:6])
         assert " -9.5± 0.0 %" in text
         assert "= the base" in text
-        assert "arithmetic  geometric  to the base" in text
+        assert "arithmetic  geometric  bits/byte  to the base" in text
         assert "a: 1 of 2 (1)" in text
         assert "the base model (it does not help)" in text
 

@@ -97,7 +97,7 @@ def test_the_whole_demo_and_a_second_run_that_reuses_it(world, capsys):
                 "soup, clustering (paper)", "soup, clustering (default)", "oracle: best single adapter",
                 "the service, verified"):  # fmt: skip
         assert f"\n{row}  " in said.out or f"\n{row}: in every domain the same as " in said.out
-    assert "arithmetic  geometric  to the base  to the control" in said.out
+    assert "arithmetic  geometric  bits/byte  to the base  to the control" in said.out
     assert said.out.startswith("\n1 novel domain: base ")
     assert "poems: " in said.out
     assert max(map(len, said.out.split("Picture")[1].split("Test passages")[0].splitlines())) <= 100

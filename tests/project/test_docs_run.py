@@ -161,7 +161,8 @@ class TestReadme:
         (code,) = [code for _, language, code in blocks("README.md") if language == "python"]
         output = home.run("python", f"import warnings\nwarnings.simplefilter('default')\n{code}")
         assert "team/half" in output.splitlines()[0]
-        assert [line.split()[0] for line in output.splitlines()[1:]] == [f"base/{BASE}", "demo/classic_novels", "team/half"]
+        models = [line.split()[0] for line in output.splitlines()[1:]]
+        assert models == [f"base/{BASE}", "demo/classic_novels", "team/half"]
 
 
 def test_the_tutorial(home: Home) -> None:
