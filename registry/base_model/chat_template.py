@@ -43,9 +43,10 @@ def use_template(tokenizer: Any, entry: BaseEntry) -> None:
     except Exception as problem:  # of Jinja, or whatever an expression in it raises
         line = getattr(problem, "lineno", None)
         where = "" if line is None else f" (line {line})"
+        said = getattr(problem, "message", None) or problem  # Jinja's, without its excerpt of several lines
         raise Unavailable(
             f"Base model {entry.id!r}: its chat_template fails on a user's message{where}: "
-            f"{type(problem).__name__}: {problem}"
+            f"{type(problem).__name__}: {said}"
         ) from problem
     if _SAID not in text:
         raise Unavailable(
