@@ -122,14 +122,15 @@ def windows(ids: Sequence[int], *, context: int, bos_id: int | None) -> list[lis
     """A text's tokens (without BOS) cut into consecutive windows of at most `context`, each beginning with BOS.
 
     Every text token is scored exactly once, as a token after the first of a window
-    (docs/explanation/methods.md#perplexity). Without a BOS, each window begins with the last token of the one before,
-    and only the text's first token stays unscored. An empty text has no window. Raises InvalidParameter for a context
-    below 2.
+    (docs/explanation/methods.md#perplexity); a BOS that the text itself begins with is that of its first window.
+    Without a BOS, each window begins with the last token of the one before, and only the text's first token stays
+    unscored. An empty text has no window. Raises InvalidParameter for a context below 2.
     """
     if context < 2:
         raise InvalidParameter(f"A context of {context} tokens leaves nothing to predict.", param="context")
     step = context - 1
     if bos_id is not None:
+        ids = ids[1:] if ids and ids[0] == bos_id else ids
         return [[bos_id, *ids[start : start + step]] for start in range(0, len(ids), step)]
     return [list(ids[start : start + context]) for start in range(0, max(len(ids) - 1, min(len(ids), 1)), step)]
 

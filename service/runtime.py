@@ -137,6 +137,8 @@ class Runtime:
         """See that the files of every base model are there, and load as many as fit where the settings say so."""
         for base in self.bases.values():
             _ = base.shape  # raises Unavailable where it cannot be read
+            if base.entry.chat_template is not None:
+                _ = base.text  # and where the operator's template fails
         if not self.settings.preload:
             return
         self.engine.preload(list(self.bases))

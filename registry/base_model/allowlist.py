@@ -12,9 +12,10 @@ from registry.spec import BaseEntry
 
 
 def read_allowlist(path: Path) -> dict[str, BaseEntry]:
-    """The base models of a TOML file: tables `[bases.<id>]` with source, revision, dtype, device and bos.
+    """The base models of a TOML file: tables `[bases.<id>]` with source, revision, dtype, device, bos, chat_template.
 
     A source is a folder, relative to the file unless absolute, or else a hub repository with a pinned `revision`.
+    A chat template is the template itself, or the name of a file that holds it.
     Raises InvalidParameter with every problem.
     """
     try:
@@ -44,6 +45,8 @@ def _entry(base_id: str, fields: object, folder: Path) -> BaseEntry:
     if not isinstance(fields, dict):
         raise ValueError("it is not a table.")
     entry = BaseEntry.model_validate({**fields, "id": base_id})
+    if entry.chat_template is not None:
+        entry = entry.model_copy(update={"chat_template": _template(entry, entry.chat_template, folder)})
     local = Path(entry.source).expanduser()
     local = local if local.is_absolute() else folder / local
     if local.is_dir():
@@ -53,3 +56,20 @@ def _entry(base_id: str, fields: object, folder: Path) -> BaseEntry:
     if not entry.revision:
         raise ValueError(f"source {entry.source!r} is not a folder here; a hub repository needs a pinned 'revision'.")
     return entry
+
+
+def _template(entry: BaseEntry, given: str, folder: Path) -> str:
+    """A chat template: `given` itself where it holds a brace, as every template does, or the file of that name."""
+    if entry.kind == "encoder":
+        raise ValueError("an encoder answers no chat: drop its chat_template.")
+    if "{" in given:
+        return given
+    file = folder / Path(given).expanduser()
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as problem:
+        reason = problem.strerror if isinstance(problem, OSError) else "it is not UTF-8 text"
+        raise ValueError(
+            f"chat_template {given!r} is neither a template (it has no brace) nor a file that can be read "
+            f"({file}: {reason})."
+        ) from None

@@ -5,6 +5,7 @@ Model code from the hub is never run, and weights are safetensors only.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 from registry.base_model.architecture import shape_from, usable_config
 from registry.base_model.build_lock import BUILDING, quiet
+from registry.base_model.chat_template import turn_end, use_template
 from registry.base_model.checks import check_loaded
 from registry.base_model.encoder_only import tokenizer_problem, without_pooler
 from registry.base_model.fingerprint import CONFIG, TOKENIZER, fingerprint, weight_files
@@ -36,7 +38,9 @@ _NOT_HUB_FILES = ["*/*"]  # other formats of the same weights lie in folders
 class BaseText:
     """The text side of a base model: its tokenizer and its shape, without weights.
 
-    `bos_id` and `eos_id` are the tokenizer's, or None; of an encoder they are its CLS and SEP tokens.
+    `bos_id` and `eos_id` are the tokenizer's, or None; of an encoder they are its CLS and SEP tokens. `end_ids` are
+    tokens that end what is generated besides the EOS, as its generation_config.json lists them; `turn_id` is what its
+    chat template puts behind an answer.
     """
 
     entry: BaseEntry
@@ -44,11 +48,14 @@ class BaseText:
     shape: BaseShape
     bos_id: int | None
     eos_id: int | None
+    end_ids: tuple[int, ...] = ()
+    turn_id: int | None = None
 
     def tokenize(self, text: str, *, bos: bool | None = None) -> list[int]:
         """Token ids of `text`, the BOS in front where `bos` says so (default: the allowlist entry's setting).
 
-        Nothing is truncated. Raises InvalidParameter for text that is not valid Unicode (lone surrogates).
+        Text that begins with the BOS token gets no other, and nothing is truncated. Raises InvalidParameter
+        for text that is not valid Unicode (lone surrogates).
         """
         try:
             text.encode()
@@ -59,7 +66,7 @@ class BaseText:
             ) from None
         ids = list(self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids)
         front = self.entry.bos if bos is None else bos
-        return [self.bos_id, *ids] if front and self.bos_id is not None else ids
+        return [self.bos_id, *ids] if front and self.bos_id is not None and ids[:1] != [self.bos_id] else ids
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +98,20 @@ def load_text(entry: BaseEntry, *, cache_dir: Path | None = None) -> BaseText:
         if problem is not None:
             raise Unavailable(f"Base model {entry.id!r} {problem}.")
         first, last = tokenizer.cls_token_id, tokenizer.sep_token_id
-    return BaseText(entry=entry, tokenizer=tokenizer, shape=shape, bos_id=first, eos_id=last)
+    use_template(tokenizer, entry)
+    ends = _generation_ends(folder, entry)
+    return BaseText(
+        entry=entry, tokenizer=tokenizer, shape=shape, bos_id=first, eos_id=last, end_ids=ends,
+        turn_id=turn_end(tokenizer),
+    )  # fmt: skip
+
+
+def _generation_ends(folder: Path, entry: BaseEntry) -> tuple[int, ...]:
+    """The tokens that end a text by the model's generation_config.json, none where it has no such file."""
+    file = folder / "generation_config.json"
+    with _loading(entry):
+        found = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None
+    return tuple(token for token in (found if isinstance(found, list) else [found]) if isinstance(token, int))
 
 
 def load_base(entry: BaseEntry, *, cache_dir: Path | None = None) -> LoadedBase:

@@ -16,7 +16,7 @@ BaseKind = Literal["causal", "encoder"]
 
 
 class BaseEntry(Frozen):
-    """One entry of the operator's allowlist (`SOUP_BASES`): id -> source, revision, dtype, device, bos."""
+    """One entry of the operator's allowlist (`SOUP_BASES`): how a base model is loaded, by its id."""
 
     id: Part
     source: str
@@ -26,6 +26,8 @@ class BaseEntry(Frozen):
     bos: bool = True
     kind: BaseKind = "causal"
     """`encoder`: a model of the BERT family, whose adapters are trained, stored and evaluated, and never served."""
+    chat_template: str | None = None
+    """The operator's own template (Jinja), in place of the model's. In no fingerprint: it changes no adapter."""
 
 
 class BaseShape(Frozen):

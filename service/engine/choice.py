@@ -14,9 +14,9 @@ from service.engine.text import Detokenizer, StopCutter
 
 @dataclass(frozen=True)
 class Ending:
-    """What ends a choice besides its stop strings: a token, and a number of tokens."""
+    """What ends a choice besides its stop strings: one of some tokens, and a number of tokens."""
 
-    eos_id: int | None
+    ids: frozenset[int]
     limit: int
 
 
@@ -50,7 +50,7 @@ class Choice:
         if logprob is not None:
             self._log_probs.append(logprob)
             self._tops.append(top)
-        if token_id == self._ending.eos_id:
+        if token_id in self._ending.ids:
             self.finish_reason = "stop"
         else:
             text = self._detokenizer.push(token_id)

@@ -225,7 +225,7 @@ class Engine(TextCalls):
         request.check(base.shape)
         if not isinstance(request, GenerateRequest):
             return ScoreDraft(request)
-        ending = Ending(base.eos_id, request.length_limit(base.shape))
+        ending = Ending(ending_ids(base, request), request.length_limit(base.shape))
         return GenerationDraft(request, ending, lambda ids: decoded(base, ids))
 
     def _settle(self, ended: Iterable[Work]) -> None:
@@ -284,6 +284,12 @@ def without_frames(error: SoupError) -> SoupError:
         one.__traceback__ = None
         one = one.__cause__ or one.__context__
     return error
+
+
+def ending_ids(base: BaseText, request: GenerateRequest) -> frozenset[int]:
+    """The tokens that end what is generated: the base's, and those of the request."""
+    own = () if base.eos_id is None else (base.eos_id,)
+    return frozenset((*own, *base.end_ids, *request.params.end_ids))
 
 
 def decoded(base: BaseText, ids: Sequence[int]) -> str:

@@ -46,7 +46,8 @@ class SamplingParams:
 
     `max_tokens=None` is the rest of the context and 0 generates nothing. `temperature=0` is greedy. `seed` fixes
     the random stream of each choice whatever else runs. `logprobs` is the number of alternatives per token (None:
-    no log-probabilities at all); `prompt_logprobs` also scores the prompt.
+    no log-probabilities at all); `prompt_logprobs` also scores the prompt. `end_ids` are tokens that end a choice
+    besides those of the base model.
     """
 
     max_tokens: int | None = 16
@@ -57,6 +58,7 @@ class SamplingParams:
     seed: int | None = None
     logprobs: int | None = None
     prompt_logprobs: bool = False
+    end_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name, wrong, rule in (

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from registry.adapters.loadable import LoadableAdapter
 from registry.base_model import BaseText
 from registry.catalogue import AdapterRow
-from registry.errors import Incompatible, InvalidName, NotFound, Unavailable
+from registry.errors import Incompatible, InvalidName, InvalidParameter, NotFound, Unavailable
 from registry.names import BaseRef, NameRef, check_part, parse_ref
 from registry.stored_adapters import loadable
 from service.base_models import ServedBaseModel
@@ -90,6 +90,18 @@ def language_model(parts: Parts, principal: Principal, text: str) -> ResolvedMod
     model = resolve_model(parts, principal, text)
     check_speaks(model.base.shape, None if model.row is None else model.row.config, f"'{text}'")
     return model
+
+
+def sole_base(parts: Parts) -> str:
+    """The id of the server's one base model, for a request that names none; raises InvalidParameter."""
+    if len(parts.bases) != 1:
+        choice = ", ".join(f"'{base_id}'" for base_id in sorted(parts.bases)) or "none"
+        raise InvalidParameter(
+            f"Name a 'model': it may be left out where there is one base model, and here there are {len(parts.bases)} "
+            f"({choice}).",
+            param="model",
+        )
+    return next(iter(parts.bases))
 
 
 def base_named(parts: Parts, base_id: str) -> ServedBaseModel:

@@ -127,6 +127,15 @@ def test_windows_with_bos_score_every_token_once_in_order(ids, context):
     assert all(len(window) == context for window in cut[:-1])
 
 
+@given(st.lists(st.integers(0, 9), max_size=60), st.integers(2, 20))
+def test_windows_of_a_text_with_a_bos_of_its_own_hold_one_at_its_start(ids, context):
+    """However the text goes on: a BOS further on is a token like any other."""
+    own = windows([0, *ids], context=context, bos_id=0)
+    assert [token for window in own for token in window[1:]] == ids
+    if ids[:1] != [0]:
+        assert own == windows(ids, context=context, bos_id=0)
+
+
 @given(st.lists(st.integers(1, 299), max_size=60), st.integers(2, 20))
 def test_windows_without_bos_leave_only_the_first_token_unscored(ids, context):
     cut = windows(ids, context=context, bos_id=None)

@@ -37,7 +37,8 @@ class Frame:
         return len(self.before) + len(self.between) + len(self.after)
 
     def around(self, first: Sequence[int], second: Sequence[int] = ()) -> tuple[list[int], int]:
-        """All token ids, and where among them the second text begins."""
+        """All token ids, and where among them the second text begins. A BOS (CLS) of the text's own is not doubled."""
+        first = first[1:] if self.before and list(first[:1]) == [self.before[-1]] else first
         start = [*self.before, *first, *self.between]
         return [*start, *second, *self.after], len(start)
 

@@ -157,6 +157,7 @@ def _prompt(base: LoadedBase, text: str, room: int) -> tuple[list[int] | None, b
     """BOS, the document cut to what fits into `room`, and the prompt; None without room. And whether it is whole."""
     bos = [base.bos_id] if base.entry.bos and base.bos_id is not None else []
     document, after = tokens_of(base, text).ids, tokens_of(base, PROMPT).ids
+    document = document[1:] if bos and document[:1] == bos else document  # it brings the BOS itself
     most = room - len(bos) - len(after)
     if most < min(LEAST_OF_A_DOCUMENT, len(document)):
         return None, False

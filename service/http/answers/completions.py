@@ -1,7 +1,7 @@
 """The answer of `POST /v1/completions`, whole or as the chunks of a stream, from what the engine generated.
 
 For harnesses that measure likelihoods: with `echo` and `logprobs` the arrays hold every token of the prompt (without
-a BOS that was put in front) and then exactly the generated ones; the first entry is null, as nothing precedes it.
+a BOS that was put in front) and then exactly the generated ones; the first entry is null where nothing precedes it.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ class CompletionAnswers:
         offsets = [start + offset for offset in choice.text_offsets]
         rows: list[Row] = list(zip(choice.token_ids, choice.token_logprobs, choice.top_logprobs, offsets, strict=True))
         if scores is not None:
-            ids, second = prompt.ids[prompt.skip :], prompt.skip + 1
-            logprobs, tops = (None, *scores.token_logprobs[second:]), (None, *scores.top_logprobs[second:])
+            ids = prompt.ids[prompt.skip :]
+            logprobs, tops = scores.token_logprobs[prompt.skip :], scores.top_logprobs[prompt.skip :]
             rows = [*zip(ids, logprobs, tops, self._words.offsets(ids), strict=True), *rows]
         return self._arrays(rows)
 

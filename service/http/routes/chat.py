@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
 
+from registry.base_model.chat_template import render, template_of
 from registry.errors import InvalidParameter, InvalidPrompt
 from service.engine import GenerateRequest, SamplingParams
 from service.http.answers.chat import ChatAnswers
@@ -45,7 +46,7 @@ def _prepare(parts: Parts, who: Principal, body: ChatRequest) -> tuple[ResolvedM
     for message in body.messages:
         check_text(message.text, parts.settings, param="messages")
     model = language_model(parts, who, body.model)
-    return model, tuple(model.base.tokenize(conversation(model, body), bos=False))
+    return model, tuple(model.base.tokenize(conversation(model, body), bos=None if body.add_special_tokens else False))
 
 
 def conversation(model: ResolvedModel, body: ChatRequest) -> str:
@@ -54,7 +55,7 @@ def conversation(model: ResolvedModel, body: ChatRequest) -> str:
     Raises InvalidParameter where there is no template, InvalidPrompt where it refuses the messages.
     """
     tokenizer = model.base.tokenizer
-    if not getattr(tokenizer, "chat_template", None):
+    if template_of(tokenizer) is None:
         raise InvalidParameter(
             f"Base model '{model.base_id}' has no chat template; send a prompt to /v1/completions.", param="model"
         )
@@ -63,7 +64,7 @@ def conversation(model: ResolvedModel, body: ChatRequest) -> str:
         for message in body.messages
     ]
     try:
-        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        return render(tokenizer, messages)
     except Exception as error:  # templates raise what they like: roles they do not know, an order they do not take
         raise InvalidPrompt(
             "The model's chat template does not take these messages; check their roles and order.", param="messages"
@@ -71,7 +72,8 @@ def conversation(model: ResolvedModel, body: ChatRequest) -> str:
 
 
 def _asked(body: ChatRequest, model: ResolvedModel, ids: tuple[int, ...]) -> GenerateRequest:
-    """The request to the engine."""
+    """The request to the engine: an answer ends where the template ends a turn, too."""
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    params = SamplingParams(max_tokens=body.limit, logprobs=logprobs, **body.drawing)
+    ends = () if model.base.turn_id is None else (model.base.turn_id,)
+    params = SamplingParams(max_tokens=body.limit, logprobs=logprobs, end_ids=ends, **body.drawing)
     return GenerateRequest(model.base_id, ids, adapter=model.handle, params=params)

@@ -8,7 +8,6 @@ from starlette.concurrency import run_in_threadpool
 
 from registry.errors import InvalidParameter, InvalidPrompt, TooLarge
 from service.engine import GenerateRequest, SamplingParams
-from service.engine.texts import has_bos
 from service.http.answers.completions import CompletionAnswers, Prompt
 from service.http.answers.token_text import TokenText
 from service.http.app_parts import AppParts
@@ -51,14 +50,14 @@ def _prepare(parts: Parts, who: Principal, body: CompletionRequest) -> tuple[Res
     for given in body.prompts:
         check_text(given, parts.settings, param="prompt")
     model = language_model(parts, who, body.model)
-    return model, [_prompt(model, given) for given in body.prompts]
+    return model, [_prompt(model, given, special=body.add_special_tokens) for given in body.prompts]
 
 
-def _prompt(model: ResolvedModel, given: str | list[int]) -> Prompt:
+def _prompt(model: ResolvedModel, given: str | list[int], *, special: bool) -> Prompt:
     base = model.base
     if isinstance(given, str):
-        ids = tuple(base.tokenize(given))
-        return Prompt(ids=ids, text=given, skip=int(has_bos(base)))
+        ids = tuple(base.tokenize(given, bos=None if special else False))
+        return Prompt(ids=ids, text=given, skip=len(ids) - len(base.tokenize(given, bos=False)))
     check_ids(given, model, param="prompt")
     return Prompt(ids=tuple(given), text=TokenText(base).decode(given), skip=0)
 

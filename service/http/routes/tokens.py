@@ -6,11 +6,14 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
+from registry.base_model import BaseText
+from registry.base_model.chat_template import template_of
 from service.engine.texts import has_bos
+from service.http.answers.token_text import TokenText
 from service.http.app_parts import AppParts
 from service.http.auth import ModelUser
 from service.http.inference_limits import check_ids, check_text
-from service.http.named_models import resolve_model
+from service.http.named_models import resolve_model, sole_base
 from service.http.schemas.tokens import (
     DetokenizeAnswer,
     DetokenizeRequest,
@@ -26,7 +29,7 @@ router = APIRouter(tags=["inference"])
 def tokenize(body: TokenizeRequest, parts: AppParts, who: ModelUser) -> TokenizeAnswer:
     """Token ids of a text, with the base's BOS in front unless `add_special_tokens` is false."""
     check_text(body.prompt, parts.settings, param="prompt")
-    base = resolve_model(parts, who, body.model).base
+    base = resolve_model(parts, who, body.model or sole_base(parts)).base
     tokens = base.tokenize(body.prompt, bos=None if body.add_special_tokens else False)
     strings = [str(base.tokenizer.convert_ids_to_tokens(token)) for token in tokens]
     return TokenizeAnswer(
@@ -41,7 +44,7 @@ def tokenize(body: TokenizeRequest, parts: AppParts, who: ModelUser) -> Tokenize
 def detokenize(body: DetokenizeRequest, parts: AppParts, who: ModelUser) -> DetokenizeAnswer:
     """The text of token ids, special tokens included."""
     check_text(body.tokens, parts.settings, param="tokens")
-    model = resolve_model(parts, who, body.model)
+    model = resolve_model(parts, who, body.model or sole_base(parts))
     check_ids(body.tokens, model, param="tokens")
     text = model.base.tokenizer.decode(body.tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     return DetokenizeAnswer(prompt=str(text))
@@ -49,19 +52,27 @@ def detokenize(body: DetokenizeRequest, parts: AppParts, who: ModelUser) -> Deto
 
 @router.get("/tokenizer_info")
 def tokenizer_info(
-    parts: AppParts, who: ModelUser, model: Annotated[str, Query(min_length=1, max_length=200)]
+    parts: AppParts, who: ModelUser, model: Annotated[str | None, Query(min_length=1, max_length=200)] = None
 ) -> TokenizerInfo:
-    """The tokenizer behind a model."""
-    found = resolve_model(parts, who, model)
+    """The tokenizer behind a model, which may be left out where there is one base model."""
+    found = resolve_model(parts, who, model or sole_base(parts))
     base = found.base
     return TokenizerInfo(
-        model=model,
+        model=found.asked,
         base_model=found.base_id,
         tokenizer_class=type(base.tokenizer).__name__,
         vocab_size=base.shape.vocab_size,
         max_model_len=base.shape.context,
         bos_token_id=base.bos_id,
         eos_token_id=base.eos_id,
+        bos_token=_spelt(base, base.bos_id),
+        eos_token=_spelt(base, base.eos_id),
+        pad_token=_spelt(base, base.tokenizer.pad_token_id),
         bos_is_added=has_bos(base),
-        chat_template=bool(getattr(base.tokenizer, "chat_template", None)),
+        chat_template=template_of(base.tokenizer),
     )
+
+
+def _spelt(base: BaseText, token: int | None) -> str | None:
+    """A special token as the text that stands for it."""
+    return None if token is None else TokenText(base).text(token)

@@ -40,6 +40,8 @@ class ChatRequest(Sampling):
     max_completion_tokens: MaxTokens | None = None
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0)
+    add_special_tokens: bool = False
+    """Put the base's BOS in front of what its template makes, unless that begins with it; templates hold their own."""
     tools: neutral([]) = None  # type: ignore[valid-type]
     tool_choice: neutral("none", "auto") = None  # type: ignore[valid-type]
     parallel_tool_calls: neutral(True, False) = None  # type: ignore[valid-type]

@@ -23,6 +23,8 @@ class CompletionRequest(Sampling):
     echo: bool = False
     logprobs: int | None = Field(default=None, ge=0)
     best_of: int | None = Field(default=None, ge=1)
+    add_special_tokens: bool = True
+    """Put the base's BOS in front of text that does not begin with it; token ids are taken as they are."""
     suffix: neutral("") = None  # type: ignore[valid-type]
 
     @model_validator(mode="after")
@@ -41,7 +43,7 @@ class CompletionRequest(Sampling):
 
 
 class CompletionLogprobs(Wire):
-    """Per token; the first token of an echoed prompt has no log-probability."""
+    """Per token; the first token of an echoed prompt has no log-probability where no BOS was put in front of it."""
 
     tokens: list[str]
     token_logprobs: list[float | None]

@@ -8,7 +8,8 @@ from service.http.schemas.wire import ModelName, TokenIds, Wire
 class TokenizeRequest(Wire):
     """`POST /tokenize`, as vLLM has it. `add_special_tokens` puts the base's BOS in front, as completions do."""
 
-    model: ModelName
+    model: ModelName | None = None
+    """May be left out where there is one base model."""
     prompt: str
     add_special_tokens: bool = True
     return_token_strs: bool = False
@@ -17,7 +18,8 @@ class TokenizeRequest(Wire):
 class DetokenizeRequest(Wire):
     """`POST /detokenize`, as vLLM has it."""
 
-    model: ModelName
+    model: ModelName | None = None
+    """May be left out where there is one base model."""
     tokens: TokenIds
 
 
@@ -37,7 +39,7 @@ class DetokenizeAnswer(Wire):
 
 
 class TokenizerInfo(Wire):
-    """What a client needs to know of a base model's tokenizer."""
+    """What a client needs to know of a base model's tokenizer. Tokens and template are null where there are none."""
 
     model: str
     base_model: str
@@ -46,5 +48,8 @@ class TokenizerInfo(Wire):
     max_model_len: int
     bos_token_id: int | None
     eos_token_id: int | None
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
     bos_is_added: bool
-    chat_template: bool
+    chat_template: str | None

@@ -206,7 +206,7 @@ class TestStopCutter:
 
 
 def grow(data: bytes, params: SamplingParams, *, limit: int = 99, eos: int | None = 0) -> Choice:
-    choice = Choice(0, params, Ending(eos, limit), lossy)
+    choice = Choice(0, params, Ending(frozenset() if eos is None else frozenset({eos}), limit), lossy)
     for byte in data:
         choice.push(byte, None, ())
         if choice.finish_reason is not None:
@@ -241,12 +241,12 @@ class TestChoice:
         assert grow(b"abEN\x00", SamplingParams(stop=("END",))).completion().text == "abEN"
 
     def test_no_tokens_at_all(self) -> None:
-        done = Choice(0, SamplingParams(max_tokens=0), Ending(0, 0), lossy).completion()
+        done = Choice(0, SamplingParams(max_tokens=0), Ending(frozenset({0}), 0), lossy).completion()
         assert (done.text, done.token_ids, done.finish_reason) == ("", (), "length")
 
     @given(st.text(max_size=20), st.lists(st.text(min_size=1, max_size=3), max_size=2), st.integers(1, 30))
     def test_the_stream_joins_to_the_answer(self, text: str, stops: list[str], limit: int) -> None:
-        choice = Choice(0, SamplingParams(stop=tuple(stops)), Ending(None, limit), lossy)
+        choice = Choice(0, SamplingParams(stop=tuple(stops)), Ending(frozenset(), limit), lossy)
         deltas = []
         for number, byte in enumerate(text.encode()):
             deltas.append(choice.push(byte, -float(number), ((byte, -float(number)),)))

@@ -155,3 +155,17 @@ def test_an_adapter_of_another_base_of_the_same_files_is_served_with_its_own(liv
     live.world.push("team/adapter")
     with pytest.raises(openai.BadRequestError, match="no chat template"):
         live.openai().chat.completions.create(model="team/adapter", messages=HELLO)
+
+
+def test_with_several_bases_the_tokenizer_calls_need_a_name(live: Live) -> None:
+    client = live.world.client
+    answers = [
+        client.get("/tokenizer_info"),
+        client.post("/tokenize", json={"prompt": "a"}),
+        client.post("/detokenize", json={"model": None, "tokens": [5]}),
+    ]
+    for answer in answers:
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert error["param"] == "model"
+        assert "here there are 2 ('chatty', 'tiny')" in error["message"]

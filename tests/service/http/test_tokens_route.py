@@ -42,7 +42,7 @@ def test_the_tokenizer_is_described(world: World) -> None:
         assert (info["model"], info["base_model"]) == (model, "tiny")
         assert (info["vocab_size"], info["max_model_len"], info["bos_token_id"]) == (300, 64, 0)
         assert info["bos_is_added"]
-        assert not info["chat_template"]
+        assert (info["bos_token"], info["eos_token"], info["chat_template"]) == ("<|endoftext|>", "<|endoftext|>", None)
 
 
 @pytest.mark.parametrize(

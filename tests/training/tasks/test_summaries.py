@@ -37,6 +37,12 @@ def test_a_row_is_document_prompt_and_summary_and_only_the_summary_is_predicted(
     assert float(alone) == pytest.approx(float(nll), rel=1e-5)
 
 
+def test_a_document_that_begins_with_the_bos_gets_no_other(base):
+    items = [Summarised(bos + "The fox jumps.", "lazy") for bos in ("", "<|endoftext|>")]
+    rows = TASK.encode(base, items, block=60, at_least=1).rows
+    assert rows[0].tolist() == rows[1].tolist()
+
+
 def test_documents_are_cut_and_summaries_that_do_not_fit_left_out_and_counted(base):
     items = [Summarised("word " * 80, "short"), Summarised("fits", "short"), Summarised("word " * 80, "much " * 60)]
     data = TASK.encode(base, items, block=40, at_least=1)

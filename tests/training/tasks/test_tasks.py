@@ -31,6 +31,7 @@ from training.tasks import LANGUAGE_MODELLING, TASKS
 from training.tasks.classification import Labelled, agreement
 from training.tasks.contract import with_head
 from training.tasks.encoding import Frame, batch_of, frame, rows_of, states, tokens_of
+from training.tasks.language import passage_scores
 
 pytestmark = pytest.mark.slow
 
@@ -300,6 +301,18 @@ def test_what_stands_around_texts_is_what_the_tokenizer_says(encoder, pair):
     assert frame(dataclasses.replace(encoder, tokenizer=tokenizer), pair=pair) == Frame(
         (5,), (7, 7) if pair else (), (7,)
     )  # fmt: skip
+
+
+def test_text_that_begins_with_the_bos_is_trained_on_with_one(base):
+    """Blocks of texts, their scores, and what stands around a text that is classified."""
+    own = ["<|endoftext|>" + text for text in TEXTS]
+    blocks = [LANGUAGE_MODELLING.encode(base, texts, block=32).rows.tolist() for texts in (TEXTS, own)]
+    assert blocks[0] == blocks[1]
+    scores = [passage_scores(base, texts[:3], block=32) for texts in (TEXTS, own)]
+    assert [(one.nll, one.tokens) for one in scores[0]] == [(one.nll, one.tokens) for one in scores[1]]
+    around = frame(base, pair=True)
+    first, second = tokens_of(base, "The fox").ids, tokens_of(base, "jumps").ids
+    assert around.around([0, *first], second) == around.around(first, second)
 
 
 @pytest.mark.parametrize("pair", [None, "and a second text"])

@@ -1,0 +1,71 @@
+"""The chat template of a base model: how a conversation becomes text, and which token ends an answer in it.
+
+Called where a base model's tokenizer is loaded, and by the chat route. A template comes with the model, or it is the
+operator's own (`chat_template` of the allowlist), which is trusted and tried before anybody chats with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from registry.errors import Unavailable
+from registry.spec import BaseEntry
+
+Message = dict[str, str]
+
+_SAID = "soup-2b7e"
+"""The text of a message that is looked for in what a template makes of it."""
+
+
+def template_of(tokenizer: Any) -> str | None:
+    """The template of a tokenizer, of several the one for ordinary conversations; None where there is none."""
+    found = getattr(tokenizer, "chat_template", None)
+    found = found.get("default") if isinstance(found, dict) else found
+    return found if isinstance(found, str) and found else None
+
+
+def render(tokenizer: Any, messages: Sequence[Message], *, ask: bool = True) -> str:
+    """The text that the template makes of messages, with the head of an answer where `ask`. Raises what it raises."""
+    return str(tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=ask))
+
+
+def use_template(tokenizer: Any, entry: BaseEntry) -> None:
+    """Give the tokenizer the template of the allowlist, if there is one, in place of the model's own.
+
+    Raises Unavailable where it cannot be read as a template, or makes no text of a user's message.
+    """
+    if entry.chat_template is None:
+        return
+    tokenizer.chat_template = entry.chat_template
+    try:
+        text = render(tokenizer, [{"role": "user", "content": _SAID}])
+    except Exception as problem:  # of Jinja, or whatever an expression in it raises
+        line = getattr(problem, "lineno", None)
+        where = "" if line is None else f" (line {line})"
+        said = getattr(problem, "message", None) or problem  # Jinja's, without its excerpt of several lines
+        raise Unavailable(
+            f"Base model {entry.id!r}: its chat_template fails on a user's message{where}: "
+            f"{type(problem).__name__}: {said}"
+        ) from problem
+    if _SAID not in text:
+        raise Unavailable(
+            f"Base model {entry.id!r}: its chat_template leaves out what a user's message says; it makes {text[:80]!r}."
+        )
+
+
+def turn_end(tokenizer: Any) -> int | None:
+    """The special token that the template puts behind an assistant's message: what ends an answer.
+
+    Of many models it is the EOS. None where no such token follows, or there is no template.
+    """
+    if template_of(tokenizer) is None:
+        return None
+    try:
+        text = render(tokenizer, [{"role": "user", "content": "."}, {"role": "assistant", "content": _SAID}], ask=False)
+    except Exception:  # it takes no answers, or others: the EOS ends them
+        return None
+    _, said, behind = text.rpartition(_SAID)
+    ids = tokenizer.backend_tokenizer.encode(behind.lstrip(), add_special_tokens=False).ids if said else []
+    special = tokenizer.backend_tokenizer.get_added_tokens_decoder()
+    return int(ids[0]) if ids and ids[0] in special and special[ids[0]].special else None

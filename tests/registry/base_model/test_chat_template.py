@@ -1,0 +1,148 @@
+"""Chat templates: the model's own or the operator's, and which token ends an answer in one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from registry.base_model import load_text, read_allowlist
+from registry.base_model.chat_template import render, template_of
+from registry.errors import InvalidParameter, Unavailable
+from registry.spec import BaseEntry
+from tests.tiny_models import build_tiny_base, build_tiny_encoder
+
+OURS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}<|endoftext|>\n{% endfor %}"
+HELLO = [{"role": "user", "content": "Hi"}]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return build_tiny_base(tmp_path / "model")
+
+
+def allowlist(folder: Path, template: str, kind: str = "causal") -> Path:
+    """An allowlist beside the model."""
+    path = folder.parent / "bases.toml"
+    path.write_text(f'[bases.tiny]\nsource = "model"\nkind = "{kind}"\nchat_template = {json.dumps(template)}\n')
+    return path
+
+
+def entry(folder: Path, **fields: Any) -> BaseEntry:
+    return BaseEntry(id="tiny", source=str(folder), **fields)
+
+
+def test_a_template_is_text_or_a_file_beside_the_allowlist(folder: Path) -> None:
+    inline = read_allowlist(allowlist(folder, OURS))["tiny"]
+    (folder.parent / "chat.jinja").write_text(OURS)
+    named = read_allowlist(allowlist(folder, "chat.jinja"))["tiny"]
+    assert inline.chat_template == named.chat_template == OURS
+    assert inline == named
+    absolute = read_allowlist(allowlist(folder, str(folder.parent / "chat.jinja")))["tiny"]
+    assert absolute == named
+
+
+@pytest.mark.parametrize(
+    ("template", "kind", "said"),
+    [
+        ("chat.jinja", "causal", r"chat_template 'chat\.jinja' is neither a template .* \(.*No such file"),
+        ("", "causal", "neither a template"),
+        ("latin.jinja", "causal", "it is not UTF-8 text"),
+        (OURS, "encoder", "an encoder answers no chat"),
+    ],
+)
+def test_what_is_no_template_is_refused_with_the_allowlist(folder: Path, template: str, kind: str, said: str) -> None:
+    (folder.parent / "latin.jinja").write_bytes(b"caf\xe9")
+    with pytest.raises(InvalidParameter, match=said):
+        read_allowlist(allowlist(folder, template, kind))
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{% for m in messages %}\n{{ m.content", r"fails on a user's message \(line 2\): TemplateSyntaxError"),
+        ("{{ messages | no_such }}", "No filter named 'no_such'"),
+        ("{{ raise_exception('only tools') }}", "only tools"),
+        ("{{ messages[0].nothing.at_all }}", "UndefinedError"),
+        ("{% for m in messages %}{{ m.role }}{% endfor %}", "leaves out what a user's message says; it makes 'user'"),
+    ],
+)
+def test_a_broken_template_is_refused_in_one_sentence(folder: Path, template: str, said: str) -> None:
+    with pytest.raises(Unavailable, match=said) as caught:
+        load_text(entry(folder, chat_template=template))
+    assert caught.value.message.startswith("Base model 'tiny': its chat_template ")
+    assert "\n" not in caught.value.message
+
+
+def test_the_operators_template_wins_and_changes_no_fingerprint(folder: Path) -> None:
+    plain = load_text(entry(folder))
+    assert template_of(plain.tokenizer) is None
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}theirs {{ m.content }}{% endfor %}")
+    theirs, ours = load_text(entry(folder)), load_text(entry(folder, chat_template=OURS))
+    assert render(theirs.tokenizer, HELLO) == "theirs Hi"
+    assert render(ours.tokenizer, HELLO) == "<user>Hi<|endoftext|>\n"
+    assert plain.shape.fingerprint == theirs.shape.fingerprint == ours.shape.fingerprint
+
+
+def test_of_several_templates_the_one_for_conversations_is_used(folder: Path) -> None:
+    tokenizer = load_text(entry(folder)).tokenizer
+    tokenizer.chat_template = {"default": OURS, "tool_use": "{{ tools }}"}
+    assert template_of(tokenizer) == OURS
+    tokenizer.chat_template = {"tool_use": "{{ tools }}"}
+    assert template_of(tokenizer) is None
+
+
+@pytest.mark.parametrize(
+    ("template", "ends"),
+    [
+        (OURS, "<|endoftext|>"),
+        ("{% for m in messages %}{{ m.content }}\n  <|turn|>{% endfor %}", "<|turn|>"),
+        ("{% for m in messages %}{{ m.content }}\n{% endfor %}", None),
+        ("{% for m in messages %}{{ m.content }} over{% endfor %}", None),
+        ("{% if messages|length > 1 %}{{ raise_exception('one') }}{% endif %}{{ messages[0].content }}", None),
+        (None, None),
+    ],
+)
+def test_the_special_token_behind_an_answer_ends_it(folder: Path, template: str | None, ends: str | None) -> None:
+    file = folder / "tokenizer.json"
+    saved = json.loads(file.read_text())
+    saved["added_tokens"].append({**saved["added_tokens"][0], "id": 300, "content": "<|turn|>"})
+    file.write_text(json.dumps(saved))
+    text = load_text(entry(folder, chat_template=template))
+    assert text.turn_id == {None: None, "<|endoftext|>": 0, "<|turn|>": 300}[ends]
+
+
+@pytest.mark.parametrize(
+    ("saved", "ends"), [({"eos_token_id": [0, 7]}, (0, 7)), ({"eos_token_id": 5}, (5,)), ({}, ()), (None, ())]
+)
+def test_generation_config_names_more_tokens_that_end(
+    folder: Path, saved: dict[str, Any] | None, ends: tuple[int, ...]
+) -> None:
+    file = folder / "generation_config.json"
+    file.unlink(missing_ok=True)
+    if saved is not None:
+        file.write_text(json.dumps(saved))
+    assert load_text(entry(folder)).end_ids == ends
+
+
+def test_an_unreadable_generation_config_is_said(folder: Path) -> None:
+    (folder / "generation_config.json").write_text("{")
+    with pytest.raises(Unavailable, match="cannot be loaded from"):
+        load_text(entry(folder))
+
+
+def test_text_that_begins_with_the_bos_gets_no_other(folder: Path) -> None:
+    base = load_text(entry(folder))
+    bare = base.tokenize("The fox", bos=False)
+    assert base.tokenize("<|endoftext|>The fox") == base.tokenize("The fox") == [0, *bare]
+    assert base.tokenize("<|endoftext|>The fox", bos=False) == [0, *bare]
+    assert base.tokenize("<|endoftext|><|endoftext|>The fox") == [0, 0, *bare]  # what a text says twice stays
+    assert base.tokenize(" <|endoftext|>The fox")[1:] == base.tokenize(" <|endoftext|>The fox", bos=False)
+
+
+def test_text_that_begins_with_an_encoders_cls_gets_no_other(tmp_path: Path) -> None:
+    base = load_text(BaseEntry(id="tiny", source=str(build_tiny_encoder(tmp_path)), kind="encoder"))
+    assert base.turn_id is None
+    assert base.tokenize("<s>The fox") == base.tokenize("The fox")

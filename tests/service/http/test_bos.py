@@ -1,0 +1,96 @@
+"""The BOS in front of texts: one and never two, wherever a text is tokenised; and what `add_special_tokens` does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.service.servers import World
+
+BOS = "<|endoftext|>"
+TEXT = "The quick brown fox jumps over the lazy dog."
+LONG = "Heat the oil, add the onions and stir until they are golden. " * 8
+"""Several windows of the context."""
+
+
+def post(world: World, path: str, **body: Any) -> Any:
+    answer = world.client.post(path, json={"model": "tiny", **body})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def scored(world: World, prompt: Any, **body: Any) -> Any:
+    """The log-probabilities of a prompt."""
+    found = post(world, "/v1/completions", prompt=prompt, echo=True, logprobs=1, max_tokens=0, **body)
+    return found["choices"][0]["logprobs"]
+
+
+def test_a_completion_is_the_same_with_a_bos_of_its_own(world: World) -> None:
+    plain, own = (
+        post(world, "/v1/completions", prompt=prompt, temperature=0, max_tokens=8) for prompt in (TEXT, BOS + TEXT)
+    )
+    assert own["choices"] == plain["choices"]
+    assert own["usage"] == plain["usage"]
+
+
+def test_the_first_token_of_a_text_has_the_probability_that_follows_the_bos(world: World) -> None:
+    ids = post(world, "/tokenize", prompt=TEXT)["tokens"]
+    assert ids[0] == 0
+    given = scored(world, ids)
+    assert given["token_logprobs"][0] is None  # nothing precedes the BOS itself
+    text = scored(world, TEXT)
+    assert text["token_logprobs"] == given["token_logprobs"][1:]
+    assert text["top_logprobs"] == given["top_logprobs"][1:]
+    assert text["text_offset"][0] == 0
+    assert text["token_logprobs"][0] < 0
+    total = post(world, "/v1/perplexity", texts=[TEXT])["texts"][0]["nll"]
+    assert -sum(text["token_logprobs"]) == pytest.approx(total, rel=1e-5)
+
+
+def test_token_ids_and_text_give_the_same_figures(world: World) -> None:
+    """With the BOS in both, and in neither."""
+    bare = post(world, "/tokenize", prompt=TEXT, add_special_tokens=False)["tokens"]
+    assert scored(world, BOS + TEXT) == scored(world, [0, *bare])
+    without = scored(world, TEXT, add_special_tokens=False)
+    assert without == scored(world, bare) == scored(world, bare, add_special_tokens=False)
+    assert without["token_logprobs"][0] is None
+    assert without["token_logprobs"][1:] != scored(world, TEXT)["token_logprobs"][1:]
+
+
+@pytest.mark.parametrize("text", [TEXT, LONG])
+def test_the_perplexity_of_a_text_does_not_change_with_its_bos(world: World, text: str) -> None:
+    found = post(world, "/v1/perplexity", texts=[text, BOS + text])["texts"]
+    assert [one["tokens"] for one in found] == [found[0]["tokens"]] * 2
+    assert found[1]["nll"] == found[0]["nll"]
+    assert found[1]["windows"] == found[0]["windows"]
+
+
+def test_a_text_of_nothing_but_the_bos_has_no_token_to_score(world: World) -> None:
+    answer = world.client.post("/v1/perplexity", json={"model": "tiny", "texts": [BOS]})
+    assert answer.status_code == 400
+    assert "nothing to score" in answer.json()["error"]["message"]
+    both = post(world, "/v1/perplexity", texts=[TEXT, BOS])
+    assert both["perplexity"] == post(world, "/v1/perplexity", texts=[TEXT])["perplexity"]
+
+
+def test_a_vector_does_not_change_with_the_bos(world: World) -> None:
+    data = post(world, "/v1/embeddings", input=[TEXT, BOS + TEXT])["data"]
+    assert data[0]["embedding"] == data[1]["embedding"]
+    (sample,) = world.runtime.engine.embed("tiny", [LONG])
+    (own,) = world.runtime.engine.embed("tiny", [BOS + LONG])
+    assert own.vector.tolist() == sample.vector.tolist()
+    assert (own.nll, own.tokens) == (sample.nll, sample.tokens)
+
+
+def test_tokenize_puts_one_in_front(world: World) -> None:
+    assert post(world, "/tokenize", prompt=BOS + TEXT) == post(world, "/tokenize", prompt=TEXT)
+    assert post(world, "/tokenize", prompt=BOS, add_special_tokens=False)["tokens"] == [0]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_add_special_tokens_is_true_or_false(world: World, path: str) -> None:
+    prompt: dict[str, Any] = {"prompt": "a"} if path == "/v1/completions" else {"messages": [{"role": "user"}]}
+    answer = world.client.post(path, json={"model": "tiny", **prompt, "add_special_tokens": "no"})
+    assert answer.status_code == 400
+    assert "add_special_tokens" in answer.text or "messages" in answer.text

@@ -1,0 +1,143 @@
+"""A template of the allowlist, and a soup of adapters that answers a conversation by it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from registry.errors import Unavailable
+from service.engine import GenerateRequest, SamplingParams
+from service.settings import Settings
+from tests.service.servers import World, open_world
+
+TEMPLATE = (
+    "{% for m in messages %}<|endoftext|>{{ m.role }}: {{ m.content }}<|turn|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|endoftext|>assistant:{% endif %}"
+)
+TURN = 299
+"""`<|turn|>`, in place of the last token of the vocabulary."""
+HELLO = [{"role": "user", "content": "The fox?"}]
+PROMPT = "<|endoftext|>user: The fox?<|turn|>\n<|endoftext|>assistant:"
+
+
+def allowlist(folder: Path, source: Path, template: str) -> Path:
+    """One base model, its template in a file beside the list."""
+    (folder / "chat.jinja").write_text(template)
+    (folder / "bases.toml").write_text(f'[bases.tiny]\nsource = "{source}"\nchat_template = "chat.jinja"\n')
+    return folder / "bases.toml"
+
+
+@pytest.fixture(scope="module")
+def chatty_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny base with a special token that is no EOS and ends turns, like many a chat model."""
+    from tests.tiny_models import build_tiny_base
+
+    folder = build_tiny_base(tmp_path_factory.mktemp("turns"))
+    file = folder / "tokenizer.json"
+    saved = json.loads(file.read_text())
+    spelt = next(token for token, number in saved["model"]["vocab"].items() if number == TURN)
+    saved["model"]["vocab"].pop(spelt)
+    saved["model"]["merges"] = [pair for pair in saved["model"]["merges"] if "".join(pair) != spelt]
+    saved["added_tokens"].append({**saved["added_tokens"][0], "id": TURN, "content": "<|turn|>"})
+    file.write_text(json.dumps(saved))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def world(chatty_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    folder = tmp_path_factory.mktemp("world")
+    yield from open_world(folder / "data", allowlist(folder, chatty_base, TEMPLATE))
+
+
+@pytest.fixture(scope="module")
+def soup(world: World) -> str:
+    """The name of a soup of two adapters."""
+    for number, name in enumerate(("team/first", "team/second")):
+        world.push(name, seed=number)
+    body = {"name": "team/chat", "recipe": {"ingredients": [{"ref": "team/first"}, {"ref": "team/second"}]}}
+    answer = world.client.post("/v1/soups", json={**body, "wait": 60})
+    assert answer.status_code in {200, 201}, answer.text
+    return str(answer.json()["model"])
+
+
+def chat(world: World, model: str, **body: Any) -> Any:
+    asked = {"model": model, "messages": HELLO, "temperature": 0, "max_tokens": 12, **body}
+    answer = world.client.post("/v1/chat/completions", json=asked)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def complete(world: World, **body: Any) -> Any:
+    answer = world.client.post("/v1/completions", json={"model": "tiny", "temperature": 0, **body})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_a_soup_answers_a_conversation_with_its_own_weights(world: World, soup: str) -> None:
+    """What the template makes goes through the soup: as the same text does, and as through no other model."""
+    own = chat(world, soup, logprobs=True)
+    assert own["model"] == soup
+    written = complete(world, model=soup, prompt=PROMPT, max_tokens=12, logprobs=0)
+    assert own["system_fingerprint"] == written["system_fingerprint"]
+    assert own["usage"] == written["usage"]
+    assert own["choices"][0]["message"]["content"] == written["choices"][0]["text"]
+    assert probabilities(own) == written["choices"][0]["logprobs"]["token_logprobs"]
+    others = [chat(world, other, logprobs=True) for other in ("tiny", "team/first", "team/second")]
+    assert all(probabilities(other)[0] != probabilities(own)[0] for other in others)
+
+
+def probabilities(answer: Any) -> list[float]:
+    """The log-probabilities of an answer's tokens."""
+    return [token["logprob"] for token in answer["choices"][0]["logprobs"]["content"]]
+
+
+def test_its_stream_says_the_same(world: World, soup: str) -> None:
+    whole = chat(world, soup)["choices"][0]["message"]["content"]
+    asked = {"model": soup, "messages": HELLO, "temperature": 0, "max_tokens": 12, "stream": True}
+    lines = world.client.post("/v1/chat/completions", json=asked).text.split("\n\n")
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    assert "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks) == whole
+    assert lines[-2] == "data: [DONE]"
+
+
+def test_an_answer_ends_with_its_turn(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The token that the template puts behind an answer ends it, in a chat alone, and is not shown."""
+    base = world.runtime.bases["tiny"].text
+    assert (base.turn_id, base.eos_id) == (TURN, 0)
+    prompt, drawn = tuple(base.tokenize(PROMPT)), SamplingParams(max_tokens=12, seed=5)
+    (free,) = world.runtime.engine.generate(GenerateRequest("tiny", prompt, params=drawn)).choices
+    at, token = next((at, one) for at, one in enumerate(free.token_ids) if at and one not in free.token_ids[:at])
+    monkeypatch.setitem(vars(base), "turn_id", token)
+    ended = chat(world, "tiny", temperature=1, seed=5)
+    assert ended["choices"][0]["finish_reason"] == "stop"
+    assert ended["usage"]["completion_tokens"] == at + 1
+    assert free.text.startswith(ended["choices"][0]["message"]["content"])
+    text = complete(world, prompt=PROMPT, temperature=1, seed=5, max_tokens=12)
+    assert text["choices"][0]["text"] == free.text
+
+
+def test_the_template_brings_its_own_bos(world: World) -> None:
+    """`add_special_tokens` puts none in front of one; without it a template that has none gets none."""
+    for special in (False, True):
+        assert chat(world, "tiny", add_special_tokens=special)["usage"]["prompt_tokens"] == len(
+            world.runtime.bases["tiny"].text.tokenize(PROMPT, bos=False)
+        )
+
+
+def test_its_text_is_in_the_tokenizers_description(world: World, soup: str) -> None:
+    for query in ({}, {"model": soup}):
+        info = world.client.get("/tokenizer_info", params=query).json()
+        assert info["chat_template"] == TEMPLATE
+
+
+def test_a_broken_template_stops_the_start(chatty_base: Path, tmp_path: Path) -> None:
+    from service.runtime import Runtime
+
+    bases = allowlist(tmp_path, chatty_base, "{% for m in messages %}")
+    runtime = Runtime(Settings(data=tmp_path / "data", bases=bases, preload=False))
+    with pytest.raises(Unavailable, match="its chat_template fails on a user's message"):
+        runtime.start()
