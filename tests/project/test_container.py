@@ -238,7 +238,7 @@ def test_the_wheel_is_built_from_what_is_copied(source: Path) -> None:
     expected = {
         path.relative_to(REPOSITORY).as_posix()
         for folder in PACKAGES
-        for pattern in ("*.py", "py.typed", "*.mako")
+        for pattern in ("*.py", "py.typed", "*.mako", "swagger/*")
         for path in (REPOSITORY / folder).rglob(pattern)
     }
     assert names == expected
