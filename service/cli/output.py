@@ -108,6 +108,8 @@ def spelt(name: str) -> str:
 def _cell(value: object) -> str:
     if value is None:
         return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.4g}" if abs(value) < 1 else f"{value:.2f}"
     if isinstance(value, list | tuple):

@@ -70,11 +70,13 @@ def _structure(config: dict[str, Any]) -> str:
 
 def _said(config: dict[str, Any]) -> str:
     """What is set of a configuration, and of those it holds."""
-    return ", ".join(
-        f"{spelt(name)} ({_said(value)})" if isinstance(value, dict) else f"{spelt(name)} {value}"
-        for name, value in config.items()
-        if value is not None
-    )
+    return ", ".join(f"{spelt(name)} {_value(value)}" for name, value in config.items() if value not in (None, []))
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"({_said(value)})"
+    return "/".join(map(_value, value)) if isinstance(value, list) else str(value)
 
 
 def _lora(config: dict[str, Any]) -> str:

@@ -360,9 +360,18 @@ class TestLooking:
         assert code == 0
         assert "1234" in out
         assert "20 of 21 passages" in out
+        assert "bottleneck: structure bapna_firat, bottleneck 4, activation relu" in out
         assert "team/s@1" in out
         assert "retired" in out
         assert "\x1b" not in out  # foreign text does not reach the terminal's control sequences
+
+    def test_a_structure_with_others_in_it_is_shown_without_braces(self, soup: Soup, server: Server) -> None:
+        pruned = CONFIG.model_dump() | {"pruned": {"score": "snip", "sparsity": 0.4}}
+        labels = {"method": "head", "task": "classification", "labels": ["yes", "no"]}
+        union = {**ADAPTER, "config": {"method": "union", "members": [pruned, labels]}}
+        server.on("GET /v1/adapters/team/law", ok(union)).on("GET /v1/adapters/team/law@1/lineage", ok({}))
+        out = " ".join(soup("show", "team/law")[1].split())
+        assert "pruned (score snip, sparsity 0.4) + head: task classification, labels yes/no parameters" in out
 
     def test_rm(self, soup: Soup, server: Server) -> None:
         server.on("DELETE /v1/adapters/team/law", ok({"data": [ADAPTER, {**ADAPTER, "ref": "team/law@2"}]}))
@@ -539,6 +548,7 @@ class TestCook:
         assert said.count("a-domain-called-") == 12
         assert "\nCLUSTER  DOMAINS" in said
         assert "Note:  Posteriors are saturated" in said
+        assert "converged           yes\n" in said
 
     def test_the_own_scores_of_a_fit_are_a_table(self, soup: Soup, server: Server) -> None:
         report = {"domains": 2, "own_scores": {"law": 0.75, "zoo": 0.5}, "threshold": 0.4}
