@@ -24,7 +24,7 @@ $(VENV)/.runtime: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(VENV)/.dev: $(VENV)/.runtime
 	@echo "installing what the tests and checks need"
-	$(PIP) -e '.[server,dev]'
+	$(PIP) -e '.[dev]'
 	@touch $@
 
 setup: $(VENV)/.runtime  ## create .venv with pinned dependencies

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import zip_longest
 from typing import Any
 
 import typer
 
 from registry.progress import Progress, silent
-
-WIDTH = 100
-"""Columns that a table may take; what is wider is broken at spaces."""
-BREAKING = 12
-"""What a column keeps where even its words are broken."""
 
 
 def talk(text: str) -> None:
@@ -41,6 +36,12 @@ def as_json(value: Any, *, lines: bool = False) -> None:
     typer.echo(json.dumps(value, indent=None if lines else 2, ensure_ascii=False))
 
 
+WIDTH = 100
+"""Columns that a table may take; what is wider is broken at spaces."""
+BREAKING = 12
+"""What a column keeps where even its words are broken."""
+
+
 def columns(header: Sequence[str], rows: Sequence[Sequence[object]], *, within: int | None = None) -> str:
     """A table as aligned text; numbers stand to the right, control characters of foreign text are shown as `?`.
 
@@ -57,7 +58,7 @@ def columns(header: Sequence[str], rows: Sequence[Sequence[object]], *, within: 
 
     def lines(row: Sequence[str]) -> Iterator[str]:
         parts = [_wrapped(cell, max(1, width)) or [""] for cell, width in zip(row, widths, strict=True)]
-        for line in zip_longest(*parts, fillvalue=""):
+        for line in itertools.zip_longest(*parts, fillvalue=""):
             yield "  ".join(
                 cell.rjust(width) if to_right else cell.ljust(width)
                 for cell, width, to_right in zip(line, widths, right, strict=True)

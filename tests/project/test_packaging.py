@@ -148,7 +148,6 @@ def test_everything_knows_the_one_version(installed: Path, tmp_path: Path) -> No
 # --- dependencies ---------------------------------------------------------------------------------
 
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-SERVER = ("train", "server")  # `server` asks for `train` too
 BROUGHT_ALONG = {"tokenizers"}  # transformers is not without it, and only the demo and tests import it
 PEERS = {"adapters", "make-adapterhub"}  # of the scripts in tests/fixtures, which run in an environment of their own
 
@@ -159,11 +158,10 @@ def normal(requirement: str) -> str:
 
 
 def declared(*extras: str) -> set[str]:
-    """Names of the distributions that pyproject.toml asks for."""
+    """Names of the distributions that pyproject.toml asks for, for all that is shipped and for these extras."""
     optional = PROJECT["optional-dependencies"]
-    return {
-        normal(name) for name in (*PROJECT["dependencies"], *(name for extra in extras for name in optional[extra]))
-    }
+    asked = [name for extra in ("train", "server", *extras) for name in optional[extra]]
+    return {normal(name) for name in (*PROJECT["dependencies"], *asked)} - {PROJECT["name"]}
 
 
 def imported(folders: Iterable[str]) -> set[str]:
@@ -181,19 +179,19 @@ def imported(folders: Iterable[str]) -> set[str]:
 
 
 def test_what_is_shipped_imports_only_what_it_declares() -> None:
-    assert imported(SHIPPED) - declared(*SERVER) == set()
+    assert imported(SHIPPED) - declared() == set()
 
 
 def test_the_demo_needs_nothing_more() -> None:
-    assert imported(["demo"]) - declared(*SERVER) - BROUGHT_ALONG == set()
+    assert imported(["demo"]) - declared() - BROUGHT_ALONG == set()
 
 
 def test_tests_and_benchmarks_import_only_what_is_declared() -> None:
-    assert imported(["tests", "benchmarks", "docs"]) - declared(*SERVER, "dev") - BROUGHT_ALONG - PEERS == set()
+    assert imported(["tests", "benchmarks", "docs"]) - declared("dev") - BROUGHT_ALONG - PEERS == set()
 
 
 def test_everything_declared_is_pinned() -> None:
     lines = (REPOSITORY / "constraints.txt").read_text().splitlines()
     assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][0-9A-Za-z.]*", line) for line in lines)
-    assert declared(*SERVER, "dev") - {PROJECT["name"]} - {normal(line) for line in lines} == set()
+    assert declared("dev") - {normal(line) for line in lines} == set()
     assert len({normal(line) for line in lines}) == len(lines)
