@@ -19,7 +19,7 @@ $(VENV)/bin/python:
 $(VENV)/.runtime: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing the pinned dependencies into $(VENV) (a few minutes the first time)"
 	$(PIP) torch==2.13.0
-	$(PIP) -e .
+	$(PIP) -e '.[server]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime

@@ -35,7 +35,8 @@ def expected(root: Path = ROOT) -> dict[Path, str]:
 
 def pages(root: Path = ROOT) -> list[Path]:
     """Every Markdown page of the documentation, paths from `root`."""
-    listed = [root / "README.md", root / "CHANGELOG.md", *sorted((root / "docs").rglob("*.md"))]
+    top = [root / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]
+    listed = [*top, *sorted((root / "docs").rglob("*.md"))]
     return [path.relative_to(root) for path in listed if path.is_file()]
 
 

@@ -67,7 +67,7 @@ def optimise(
                 state.evaluate()
             if checkpoint is not None and (state.step == numbers.steps or checkpoint.due(state.step)):
                 checkpoint.write(state.step, state.tensors(), state.as_json())
-            progress(state.step, numbers.steps, f"loss {state.loss:.3f}, best on validation {state.best[0]:.3f}")
+            progress(state.step, numbers.steps, _figures(state))
     state.keep_best()
     examples = numbers.steps * state.order.size
     return Outcome(
@@ -87,6 +87,12 @@ def _begin(state: TrainingState, checkpoint: Checkpoint | None) -> int | None:
         return None
     state.restore(saved)
     return state.step
+
+
+def _figures(state: TrainingState) -> str:
+    """The losses of a training as its progress says them: of this step's data, and of validation data."""
+    at, valid = state.history[-1]
+    return f"loss {state.loss:.3f}, on validation {valid:.3f} (step {at}), best {state.best[0]:.3f}"
 
 
 def _cancelled(state: TrainingState, checkpoint: Checkpoint | None) -> Cancelled:

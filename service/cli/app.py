@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 from typer.main import get_command, get_group
 
 from registry.errors import SoupError
-from service.cli.failures import FAILED, OK, exit_code, explain
+from service.cli.failures import FAILED, OK, exit_code, explain, not_installed
 
 SETTINGS = {"rich_markup_mode": None, "add_completion": False, "pretty_exceptions_enable": False}
 
@@ -120,6 +120,9 @@ def run(args: Sequence[str], *, connect: object = None) -> int:
     except SoupError as error:
         typer.echo(explain(error), err=True)
         return exit_code(error)
+    except ModuleNotFoundError as error:
+        typer.echo(not_installed(next((name for name in args if name in VERBS), None), error), err=True)
+        return FAILED
     except OSError as error:
         typer.echo(f"Error: {error.filename or 'a file'}: {error.strerror or error}.", err=True)
         return FAILED

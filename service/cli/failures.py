@@ -16,6 +16,9 @@ from service.cli.output import talk
 
 OK, FAILED, USAGE, INCOMPATIBLE = 0, 1, 2, 3
 
+EXTRAS = {"serve": "server", "migrate": "server", "train": "train", "evaluate": "train", "convert": "train"}
+"""The verbs that do more than talk to a server, and the extra of pyproject.toml that each of them needs."""
+OURS = ("registry", "service", "training", "migrations")
 _NEXT: dict[type[SoupError], str] = {
     Unauthenticated: (
         "Give a key with --key or SOUP_KEY: the first start of `soup serve` wrote an admin key to <data>/admin.key "
@@ -45,6 +48,14 @@ def _names(error: SoupError, field: str) -> bool:
 def exit_code(error: SoupError) -> int:
     """3 for what cannot go together, else 1."""
     return INCOMPATIBLE if isinstance(error, Incompatible) else FAILED
+
+
+def not_installed(verb: str | None, error: ModuleNotFoundError) -> str:
+    """The sentence for a package that a verb needs; raises the error for a module of ours, or without a verb."""
+    module = (error.name or "").partition(".")[0]
+    if verb is None or module in OURS:
+        raise error
+    return f"Error: `soup {verb}` needs {module}: pip install 'adaptersoup[{EXTRAS.get(verb, 'client')}]'."
 
 
 class Failures(list[SoupError]):

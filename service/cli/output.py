@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -37,32 +39,81 @@ def as_json(value: Any, *, lines: bool = False) -> None:
     typer.echo(json.dumps(value, indent=None if lines else 2, ensure_ascii=False))
 
 
-def columns(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A table as aligned text; numbers stand to the right, control characters of foreign text are shown as `?`."""
+WIDTH = 100
+"""Columns that a table may take; what is wider is broken at spaces."""
+BREAKING = 12
+"""What a column keeps where even its words are broken."""
+
+
+def columns(header: Sequence[str], rows: Sequence[Sequence[object]], *, within: int | None = None) -> str:
+    """A table as aligned text; numbers stand to the right, control characters of foreign text are shown as `?`.
+
+    Where `within` is given, no line is longer: the widest columns go on in a line below.
+    """
     cells = [[_cell(value) for value in row] for row in rows]
-    widths = [max(len(row[i]) for row in [list(header), *cells]) for i in range(len(header))]
+    table = [[name.upper() for name in header], *cells]
+    widths = [max(len(row[i]) for row in table) for i in range(len(header))]
+    if within is not None:
+        words = [max(len(word) for row in table for word in row[i].split() or [""]) for i in range(len(header))]
+        widths = _narrowed(widths, words, within - 2 * (len(widths) - 1))
     right = [bool(rows) and all(isinstance(row[i], int | float) or row[i] is None for row in rows)
              for i in range(len(header))]  # fmt: skip
 
-    def line(row: Sequence[str]) -> str:
-        return "  ".join(
-            cell.rjust(width) if to_right else cell.ljust(width)
-            for cell, width, to_right in zip(row, widths, right, strict=True)
-        ).rstrip()
+    def lines(row: Sequence[str]) -> Iterator[str]:
+        parts = [_wrapped(cell, max(1, width)) or [""] for cell, width in zip(row, widths, strict=True)]
+        for line in itertools.zip_longest(*parts, fillvalue=""):
+            yield "  ".join(
+                cell.rjust(width) if to_right else cell.ljust(width)
+                for cell, width, to_right in zip(line, widths, right, strict=True)
+            ).rstrip()
 
-    return "\n".join(line(row) for row in [[name.upper() for name in header], *cells])
+    return "\n".join(line for row in table for line in lines(row))
+
+
+def _narrowed(widths: Sequence[int], words: Sequence[int], room: int) -> list[int]:
+    """Widths that fit into `room`, taken from the widest first; words are only broken where nothing else is left."""
+    found = list(widths)
+    for least in (words, [BREAKING] * len(found)):
+        while sum(found) > room:
+            wide = [i for i, width in enumerate(found) if width > least[i]]
+            if not wide:
+                break
+            found[max(wide, key=found.__getitem__)] -= 1
+    return found
 
 
 def fields(pairs: Sequence[tuple[str, object]]) -> str:
-    """Names and values, one a line; values that are None or empty are left out."""
+    """Names and values, one a line; values that are None or empty are left out, long ones go on below."""
     shown = [(name, _cell(value)) for name, value in pairs if value not in (None, "", [], {}, ())]
     width = max((len(name) for name, _ in shown), default=0)
-    return "\n".join(f"{name.ljust(width)}  {value}" for name, value in shown)
+    return "\n".join(line for name, value in shown for line in _field(name.ljust(width), value))
+
+
+def _field(name: str, value: str) -> list[str]:
+    indent = " " * (len(name) + 2)
+    return (
+        [f"{name}  {value}"]
+        if len(name) + len(value) + 2 <= WIDTH
+        else textwrap.wrap(
+            f"{name}  {value}", WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
+    )
+
+
+def _wrapped(cell: str, width: int) -> list[str]:
+    return [cell] if len(cell) <= width else textwrap.wrap(cell, width, break_on_hyphens=False)
+
+
+def spelt(name: str) -> str:
+    """The name of a field as people write it."""
+    return name.replace("_", " ").replace("held out", "held-out")
 
 
 def _cell(value: object) -> str:
     if value is None:
         return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.4g}" if abs(value) < 1 else f"{value:.2f}"
     if isinstance(value, list | tuple):
@@ -72,10 +123,15 @@ def _cell(value: object) -> str:
     return "".join(c if c.isprintable() else "?" for c in str(value))
 
 
+def to_a_person() -> bool:
+    """Whether talk goes to a terminal."""
+    return sys.stderr.isatty()
+
+
 @contextmanager
 def progress_bar(description: str) -> Iterator[Progress]:
     """A progress bar on stderr where that is a terminal, else nothing; give it (done, total, message)."""
-    if not sys.stderr.isatty():
+    if not to_a_person():
         yield silent
         return
     from rich.console import Console

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from service.cli.output import columns, fields, talk
+from service.cli.output import WIDTH, columns, fields, talk
 
 
 def selection_table(selection: dict[str, Any]) -> str:
     """The chosen adapters with their weights, then what was left out and why."""
     chosen = [(row["ref"], row["domain"], row.get("score"), row["weight"], "") for row in selection["selected"]]
     others = [(row["ref"], row["domain"], row.get("score"), "-", row["reason"]) for row in selection["left_out"]]
-    return columns(("adapter", "domain", "score", "weight", "why not"), chosen + others)
+    return columns(("adapter", "domain", "score", "weight", "why not"), chosen + others, within=WIDTH)
 
 
 def talk_about(answer: dict[str, Any]) -> None:
@@ -23,8 +23,8 @@ def talk_about(answer: dict[str, Any]) -> None:
     facts = fields([
         ("looked at", f"{selection['units']} units of the sample" if selection.get("units") else None),
         ("novelty", None if novelty is None else f"{novelty:.0f} (percentile among the pool's own domains)"),
-        ("counts", selection.get("counts")),
-        ("thresholds", selection.get("thresholds")),
+        ("by cluster", [f"{count} in {cluster}" for cluster, count in (selection.get("counts") or {}).items()]),
+        *((f"least {name.removeprefix('min_')}", least) for name, least in (selection.get("thresholds") or {}).items()),
         ("selector", answer.get("selector")),
         ("not yet included", answer.get("not_yet_included")),
     ])  # fmt: skip

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from anyio import to_thread
 from fastapi import FastAPI
 
-from service.http import docs_page, problems
+from service.http import docs_page, examples, problems
 from service.http.auth import Gate
 from service.http.bodies import Bodies
 from service.http.observe import Metrics, Observe
@@ -73,7 +73,8 @@ def create_app(runtime: Runtime) -> FastAPI:
     metrics.watch_engine(runtime.engine.counters)
     for routes in ROUTES:
         app.include_router(routes.router)
-    docs_page.install(app)
+    speaking = (base_id for base_id, base in runtime.bases.items() if base.entry.kind == "causal")
+    docs_page.install(app, base=next(speaking, examples.BASE))
     problems.install(app)
     # the last one added is the outermost
     app.add_middleware(Bodies, limit=settings.max_json_bytes)

@@ -25,7 +25,7 @@ from service.keys import NOBODY_IN_PARTICULAR, Principal, authenticate
 from service.settings import Settings
 
 PUBLIC = frozenset({"/healthz", "/readyz"})
-PUBLIC_DOCS = frozenset({"/docs", "/docs/openapi.json", "/openapi.json", "/static"})
+PUBLIC_DOCS = frozenset({"/docs", "/openapi.json", "/static"})
 STATIC = "/static/"
 BODILESS = frozenset({"GET", "HEAD"})
 """Methods whose body no route reads, so that nobody without a key can have one gathered."""

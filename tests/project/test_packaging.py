@@ -97,7 +97,7 @@ def test_the_wheel_holds_every_module_of_the_four_packages(names: set[str]) -> N
     expected = {
         path.relative_to(REPOSITORY).as_posix()
         for folder in SHIPPED
-        for pattern in ("*.py", "py.typed", "*.mako")
+        for pattern in ("*.py", "py.typed", "*.mako", "swagger/*")
         for path in (REPOSITORY / folder).rglob(pattern)
     }
     assert names == expected
@@ -116,7 +116,7 @@ def test_the_metadata_say_what_this_is(wheel: Path) -> None:
         entry_points = archive.read(path.replace("METADATA", "entry_points.txt")).decode()
         assert any(name.endswith("/licenses/LICENSE") for name in archive.namelist())
     assert "\nLicense-Expression: Apache-2.0\n" in metadata
-    assert "\nRequires-Dist: torch>=" in metadata
+    assert re.search(r"\nRequires-Dist: torch>=.*; extra == \"train\"\n", metadata)
     assert "soup = service.cli.app:main" in entry_points
 
 
@@ -158,11 +158,10 @@ def normal(requirement: str) -> str:
 
 
 def declared(*extras: str) -> set[str]:
-    """Names of the distributions that pyproject.toml asks for."""
+    """Names of the distributions that pyproject.toml asks for, for all that is shipped and for these extras."""
     optional = PROJECT["optional-dependencies"]
-    return {
-        normal(name) for name in (*PROJECT["dependencies"], *(name for extra in extras for name in optional[extra]))
-    }
+    asked = [name for extra in ("train", "server", *extras) for name in optional[extra]]
+    return {normal(name) for name in (*PROJECT["dependencies"], *asked)} - {PROJECT["name"]}
 
 
 def imported(folders: Iterable[str]) -> set[str]:

@@ -165,6 +165,9 @@ def test_soup_train_writes_a_directory_that_can_be_pushed(files, tiny_base_dir, 
     said = capsys.readouterr()
     assert said.out == f"{out}\n"
     assert "before" in said.err
+    on_the_way = [line.partition(": loss ") for line in said.err.splitlines() if line.startswith("step ")]
+    assert [step for step, _, _ in on_the_way] == [f"step {number} of 4" for number in (1, 2, 3, 4)]
+    assert all("on validation " in figures for _, _, figures in on_the_way)
     folder = read_directory(out)
     assert folder.domain == "law"
     assert folder.base_fingerprint == base.shape.fingerprint

@@ -17,7 +17,7 @@ from registry.progress import Progress
 from registry.spec import CookRequest, CosineSpec, GmmSpec, PoolRequest, SampleSource, SelectOptions, UniformSpec
 from service.cli.failures import Failures, explain
 from service.cli.flags import Given
-from service.cli.output import columns, progress_bar, talk
+from service.cli.output import WIDTH, columns, progress_bar, talk
 from service.cli.remote import Remote, SampleOption, verb
 from service.cli.selection_flags import POOL, SELECTION, pool_of
 from service.client import SoupClient
@@ -160,14 +160,22 @@ def _ingredients_text(cooked: dict[str, Any]) -> str:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The comparison as aligned text."""
-    lines = []
-    for row in rows:
-        if row.get("error"):
-            lines.append((row["strategy"], "-", "-", "failed", ""))
-            continue
-        against = "" if row["strategy"] == "base" else f"{row['difference']:+.4f} ± {row['standard_error']:.4f}"
-        exact = " (concat)" if row["mixing"] == "concat" and len(row["ingredients"]) > 1 else ""
-        what = "abstained: the base" if row["abstained"] else row["summary"] + exact
-        lines.append((row["strategy"], f"{row['perplexity']:.2f}", against, what, row["model"]))
-    return columns(("strategy", "perplexity", "difference", "ingredients", "model"), lines)
+    """The comparison as aligned text: what each strategy came to, then what each of the models is made of."""
+    figures = columns(("strategy", "perplexity", "difference", "model"), [_figures(row) for row in rows], within=WIDTH)
+    made = {row["model"]: _made_of(row) for row in rows if row.get("summary") and not row["abstained"]}
+    if not made:
+        return figures
+    return figures + "\n\n" + columns(("model", "ingredients"), list(made.items()), within=WIDTH)
+
+
+def _figures(row: dict[str, Any]) -> tuple[str, str, str, str]:
+    """A strategy, its perplexity and difference to the base, and the model it came to."""
+    if row.get("error"):
+        return row["strategy"], "-", "-", "failed"
+    against = "" if row["strategy"] == "base" else f"{row['difference']:+.4f} ± {row['standard_error']:.4f}"
+    model = "abstained: the base" if row["abstained"] else row["model"]
+    return row["strategy"], f"{row['perplexity']:.2f}", against, model
+
+
+def _made_of(row: dict[str, Any]) -> str:
+    return str(row["summary"]) + (" (concat)" if row["mixing"] == "concat" and len(row["ingredients"]) > 1 else "")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from registry.spec import GmmSpec
 from service.cli.flags import Given
-from service.cli.output import fields, progress_bar
+from service.cli.output import WIDTH, columns, fields, progress_bar, spelt
 from service.cli.remote import Remote, verb
 from service.cli.selection_flags import POOL, SELECTION, pool_of, selector_of
 
@@ -36,5 +36,37 @@ def fit(
     if fitted.get("object") == "job":
         said = f"Fitting goes on as a job: `soup jobs watch {fitted['id']}`."
     else:
-        said = fields(list(({"domains": fitted.get("domains")} | (fitted.get("report") or {})).items()))
+        said = told({"domains": fitted.get("domains")} | (fitted.get("report") or {}))
     remote.answer(fitted, fitted["id"], said=said)
+
+
+def told(report: dict[str, Any]) -> str:
+    """A selector's report for people: its figures a line each, what it has by cluster or domain as tables, notes."""
+    tables = {name: value for name, value in report.items() if name != "component_zero" and _is_table(value)}
+    parts = [fields([(spelt(name), value) for name, value in _figures(report) if name not in tables])]
+    parts += [_table(name, value) for name, value in tables.items() if value]
+    notes = [fields([("Note:", note)]) for note in report.get("warnings") or ()]
+    return "\n\n".join(part for part in [*parts, "\n".join(notes)] if part)
+
+
+def _figures(report: dict[str, Any]) -> list[tuple[str, Any]]:
+    """The figures of a report; of component 0 of gmm what was done with it, and how well each way did."""
+    found = [(name, value) for name, value in report.items() if name not in ("warnings", "component_zero")]
+    zero = report.get("component_zero")
+    if zero:
+        tried = [f"{option} {accuracy:.2f}" for option, accuracy in zero["held_out_accuracy"].items()]
+        found.append(("component 0", f"{zero['chosen']} (held-out accuracy: {', '.join(tried)})"))
+    return found
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(part, dict) for part in value))
+
+
+def _table(name: str, value: Any) -> str:
+    """What is known by domain, or of one cluster after another."""
+    if isinstance(value, dict):
+        return columns(("domain", spelt(name)), list(value.items()), within=WIDTH)
+    header = tuple(value[0])
+    return columns([spelt(part) for part in header], [tuple(row[part] for part in header) for row in value],
+                   within=WIDTH)  # fmt: skip

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
 import typer
 
-from service.cli.output import columns, fields, progress_bar
+from service.cli.output import WIDTH, columns, fields, progress_bar, spelt
 from service.cli.remote import Remote, verb
 
 app = typer.Typer(
@@ -27,6 +28,8 @@ def ls(
 ) -> None:
     """List jobs, newest first.
 
+    A job's duration counts from when it was asked for; its owner is the key that asked.
+
     \b
     Examples:
       soup jobs ls
@@ -34,10 +37,12 @@ def ls(
     """
     jobs = list(remote.client.jobs(limit=limit, state=state))
     rows = [
-        (j["id"], j["kind"], j["state"], _progress(j), str(j.get("created_at") or "")[:16].replace("T", " "))
+        (j["id"], j["kind"], j["state"], _progress(j), _duration(j), _owner(j),
+         str(j.get("created_at") or "")[:16].replace("T", " "))
         for j in jobs
-    ]
-    table = [columns(("id", "kind", "state", "progress", "created"), rows)] if jobs else []
+    ]  # fmt: skip
+    header = ("id", "kind", "state", "progress", "duration", "owner", "created")
+    table = [columns(header, rows, within=WIDTH)] if jobs else []
     remote.answer({"object": "list", "data": jobs}, *table, said="" if jobs else "No jobs.")
 
 
@@ -89,10 +94,39 @@ def _print(remote: Remote, job: dict[str, Any]) -> None:
         ("attempts", job.get("attempts")),
         ("created", job.get("created_at")),
         ("updated", job.get("updated_at")),
+        ("duration", _duration(job)),
+        ("owner", _owner(job)),
         ("error", error.get("message")),
         ("problems", error.get("problems")),
-        ("result", job.get("result")),
+        *_result(job),
     ]))  # fmt: skip
+
+
+def _result(job: dict[str, Any]) -> list[tuple[str, object]]:
+    """What a job gave, a line a figure; the rest of a soup's answer is in --json."""
+    found = job.get("result") or {}
+    return [
+        (spelt(name), value)
+        for name, value in found.items()
+        if name != "object" and not isinstance(value, dict) and value is not False
+    ]
+
+
+def _duration(job: dict[str, Any]) -> str | None:
+    """From when the job was asked for to its end, or to what was last heard of it; None where it has not begun."""
+    begun, last = job.get("created_at"), job.get("updated_at")
+    if not begun or not last or job.get("state") == "queued":
+        return None
+    seconds = (datetime.fromisoformat(last) - datetime.fromisoformat(begun)).total_seconds()
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def _owner(job: dict[str, Any]) -> str | None:
+    """The name of the key that asked; its id where it has none to show."""
+    return job.get("owner") or job.get("created_by")
 
 
 def _progress(job: dict[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from service.cli.output import as_json, columns, data, fields
+from service.cli.output import as_json, columns, data, fields, spelt
 from service.cli.remote import RefArgument, Remote, verb
 
 
@@ -40,7 +40,7 @@ def _facts(row: dict[str, Any]) -> list[tuple[str, object]]:
         ("kind", row["kind"]),
         ("domain", row["domain"]),
         ("base model", row["base_model"]),
-        ("structure", _lora(row["config"]) if row["config"].get("method") == "lora" else row["config"]),
+        ("structure", _structure(row["config"])),
         ("parameters", row.get("parameters")),
         ("dtype", row.get("dtype")),
         ("bytes", row.get("size_bytes")),
@@ -57,6 +57,26 @@ def _facts(row: dict[str, Any]) -> list[tuple[str, object]]:
         ("created", row.get("created_at")),
         ("retired", row.get("retired_at")),
     ]
+
+
+def _structure(config: dict[str, Any]) -> str:
+    """A configuration for a reader: its method, then what is set of it; of a union every member."""
+    if config.get("method") == "lora":
+        return _lora(config)
+    if config.get("method") == "union":
+        return " + ".join(map(_structure, config["members"]))
+    return f"{config.get('method')}: {_said({name: value for name, value in config.items() if name != 'method'})}"
+
+
+def _said(config: dict[str, Any]) -> str:
+    """What is set of a configuration, and of those it holds."""
+    return ", ".join(f"{spelt(name)} {_value(value)}" for name, value in config.items() if value not in (None, []))
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"({_said(value)})"
+    return "/".join(map(_value, value)) if isinstance(value, list) else str(value)
 
 
 def _lora(config: dict[str, Any]) -> str:

@@ -38,7 +38,7 @@ def job_shown(parts: Parts, row: JobRow, visible: Namespaces) -> Job:
         body = job_body(row)
         error = None if row.error is None else {"code": row.error.get("code"), "message": HIDDEN}
         progress = body.progress.model_copy(update={"message": ""})
-        return body.model_copy(update={"result": None, "error": error, "progress": progress})
+        return body.model_copy(update={"result": None, "error": error, "progress": progress, "owner": None})
     if row.kind != "cook" or row.result is None:
         return job_body(row)
     cooked = Cooked.model_validate(row.result)

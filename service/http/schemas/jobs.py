@@ -21,11 +21,13 @@ class Progress(Wire):
 
 
 class Job(Wire):
-    """Work that outlives its request."""
+    """Work that outlives its request. `created_by` is the key that asked for it, `owner` that key's name."""
 
     object: Literal["job"] = "job"
     id: str
     kind: str
+    created_by: str
+    owner: str | None
     state: Literal["queued", "running", "succeeded", "failed", "cancelled"]
     progress: Progress
     result: dict[str, Any] | None
@@ -37,14 +39,20 @@ class Job(Wire):
 
 def job_body(row: JobRow, result: Mapping[str, Any] | None = None) -> Job:
     """A row as its body; `result` stands for the stored one where a kind shows it otherwise."""
-    progress: Mapping[str, Any] = row.progress or {}
     shown = {
-        "progress": Progress(
-            done=progress.get("done", 0), total=progress.get("total", 0), message=progress.get("message", "")
-        ),
+        "progress": _progress(row),
         "result": row.result if result is None else dict(result),
     }
     return Job(**{name: getattr(row, name) for name in Job.model_fields if hasattr(row, name)} | shown)
+
+
+def _progress(row: JobRow) -> Progress:
+    """What was stored last, which may be a step or two before a job's end: one that succeeded did all it had to."""
+    found: Mapping[str, Any] = row.progress or {}
+    total = found.get("total", 0)
+    if row.state == "succeeded":
+        return Progress(done=total, total=total, message="")
+    return Progress(done=found.get("done", 0), total=total, message=found.get("message", ""))
 
 
 class JobList(Wire):

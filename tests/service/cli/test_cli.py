@@ -360,9 +360,18 @@ class TestLooking:
         assert code == 0
         assert "1234" in out
         assert "20 of 21 passages" in out
+        assert "bottleneck: structure bapna_firat, bottleneck 4, activation relu" in out
         assert "team/s@1" in out
         assert "retired" in out
         assert "\x1b" not in out  # foreign text does not reach the terminal's control sequences
+
+    def test_a_structure_with_others_in_it_is_shown_without_braces(self, soup: Soup, server: Server) -> None:
+        pruned = CONFIG.model_dump() | {"pruned": {"score": "snip", "sparsity": 0.4}}
+        labels = {"method": "head", "task": "classification", "labels": ["yes", "no"]}
+        union = {**ADAPTER, "config": {"method": "union", "members": [pruned, labels]}}
+        server.on("GET /v1/adapters/team/law", ok(union)).on("GET /v1/adapters/team/law@1/lineage", ok({}))
+        out = " ".join(soup("show", "team/law")[1].split())
+        assert "pruned (score snip, sparsity 0.4) + head: task classification, labels yes/no parameters" in out
 
     def test_rm(self, soup: Soup, server: Server) -> None:
         server.on("DELETE /v1/adapters/team/law", ok({"data": [ADAPTER, {**ADAPTER, "ref": "team/law@2"}]}))
@@ -434,7 +443,7 @@ class TestChoosing:
         server.on("POST /v1/selectors", ok(fitted, 201))
         code, out, err = soup("fit", "--selector", "cosine", "--encoder", "base")
         assert (code, out) == (0, "sel-1\n")
-        assert "held_out_accuracy" in err
+        assert "held-out accuracy  0.9\n" in err
         assert err.count("domains") == 1
         assert server.body()["selector"] == {"kind": "cosine", "encoder": "base", "seed": 0}
 
@@ -523,6 +532,30 @@ class TestCook:
     def test_refs_may_hold_a_digest(self) -> None:
         assert parse_recipe(f"{DIGEST}=2").ingredients[0].ref == DIGEST
 
+    def test_a_fit_is_told_in_figures_and_tables_of_a_hundred_columns(self, soup: Soup, server: Server) -> None:
+        names = [f"a-domain-called-{number}" for number in range(12)]
+        report = {
+            "domains": 12, "explained_variance": 0.63, "converged": True, "held_out_by": "unit",
+            "clusters": [{"cluster": 0, "domains": names, "units": 80}, {"cluster": 1, "domains": ["law"], "units": 9}],
+            "warnings": ["Posteriors are saturated: " + "and that is a long story, " * 6],
+            "component_zero": {"asked": "auto", "chosen": "keep", "held_out_accuracy": {"keep": 0.9, "drop": 0.85}},
+        }  # fmt: skip
+        server.on("POST /v1/selectors", ok({"object": "selector", "id": "sel-1", "domains": 12, "report": report}, 201))
+        said = soup("fit")[2]
+        assert max(map(len, said.splitlines())) <= 100
+        assert not set(said) & set("{}=")
+        assert "keep (held-out accuracy: keep 0.90, drop 0.85)" in said
+        assert said.count("a-domain-called-") == 12
+        assert "\nCLUSTER  DOMAINS" in said
+        assert "Note:  Posteriors are saturated" in said
+        assert "converged           yes\n" in said
+
+    def test_the_own_scores_of_a_fit_are_a_table(self, soup: Soup, server: Server) -> None:
+        report = {"domains": 2, "own_scores": {"law": 0.75, "zoo": 0.5}, "threshold": 0.4}
+        server.on("POST /v1/selectors", ok({"object": "selector", "id": "sel-1", "domains": 2, "report": report}, 201))
+        lines = soup("fit", "--selector", "cosine")[2].splitlines()
+        assert lines[-3:] == ["DOMAIN  OWN SCORES", "law           0.75", "zoo            0.5"]
+
 
 class TestCompare:
     def cook(self, request: httpx2.Request) -> httpx2.Response:
@@ -544,8 +577,9 @@ class TestCompare:
         code, out, err = soup("compare", "--sample", sample, "--test", sample)
         assert code == 3  # one strategy could not be cooked; the others are there all the same
         assert "Two initialisations." in err
-        lines = out.splitlines()
+        lines, _, made = (part.splitlines() for part in out.partition("\n\n"))
         assert len(lines) == 2 + len(compare.STRATEGIES)
+        assert [line.split()[0] for line in made] == ["MODEL", "team/law@1", "team/cosine@1", "team/gmm@1"]
         assert lines[1].split()[:2] == ["base", "10.00"]
         assert "-0.2500 ± 0.1250" in lines[2]
         assert "failed" in lines[8]
@@ -568,6 +602,17 @@ class TestCompare:
         server.on("POST /v1/soups", ok(answer)).on("POST /v1/perplexity", self.score)
         _, out, _ = soup("compare", "--sample", sample, "--test", sample, "--base", "tiny")
         assert "law 0.50, zoo 0.50 (concat)" in out
+
+    def test_it_fits_a_hundred_columns(self, soup: Soup, server: Server, sample: Path) -> None:
+        """Sixteen ingredients, and a model whose name is as long as names may be."""
+        chosen = [{"domain": f"domain-{number}", "weight": "0.0625"} for number in range(16)]
+        model = "n" * 64 + "/" + "s" * 64 + "@1"
+        answer = {**SOUP, "model": model, "recipe": {}, "selection": {"selected": chosen}}
+        server.on("POST /v1/soups", ok(answer)).on("POST /v1/perplexity", self.score)
+        _, out, _ = soup("compare", "--sample", sample, "--test", sample, "--base", "tiny")
+        assert max(map(len, out.splitlines())) <= 100
+        assert all(f"domain-{number} 0.06" in " ".join(out.split()) for number in range(1, 16))
+        assert out.count("domain-15") == 1  # a model that several strategies come to is described once
 
     def test_json(self, soup: Soup, server: Server, sample: Path) -> None:
         server.on("POST /v1/soups", self.cook).on("POST /v1/perplexity", self.score)
@@ -654,6 +699,30 @@ class TestKeysAndJobs:
         assert "running" in soup("jobs", "show", "j1")[1]
         assert "cancelled" in soup("jobs", "cancel", "j1")[1]
 
+    def test_how_long_a_job_took_whose_it_is_and_what_it_gave(self, soup: Soup, server: Server) -> None:
+        begun, ended = "2026-01-02T03:04:05.500000Z", "2026-01-02T03:06:10.500000Z"
+        done = job(
+            created_at=begun, updated_at=ended, created_by="key-1", owner="ana",
+            progress={"done": 4, "total": 4, "message": ""}, result={**SOUP, "reason": "It is better."},
+        )  # fmt: skip
+        server.on("GET /v1/jobs", ok({"data": [done, job("queued", created_at=begun, updated_at=begun)]}))
+        server.on("GET /v1/jobs/j1", ok(done))
+        header, first, second = soup("jobs", "ls")[1].splitlines()
+        assert header.split() == ["ID", "KIND", "STATE", "PROGRESS", "DURATION", "OWNER", "CREATED"]
+        assert first.split() == "j1 cook succeeded 4/4 2 min 5 s ana 2026-01-02 03:04".split()
+        assert second.split() == "j1 cook queued - - 2026-01-02 03:04".split()
+        shown = soup("jobs", "show", "j1")[1]
+        assert "duration  2 min 5 s\nowner     ana\n" in shown
+        assert "reason    It is better.\nmodel     team/soup@1\n" in shown
+        assert not set(shown) & set("{}=")
+
+    def test_without_keys_the_owner_is_who_is_stored(self, soup: Soup, server: Server) -> None:
+        seconds = {"created_at": "2026-01-02T03:04:05Z", "updated_at": "2026-01-02T03:04:06.250000Z"}
+        server.on("GET /v1/jobs/j1", ok(job(created_by="no-auth", owner=None, **seconds)))
+        shown = soup("jobs", "show", "j1")[1]
+        assert "1.2 s" in shown
+        assert "no-auth" in shown
+
     def test_watching_fails_as_the_job_does(self, soup: Soup, server: Server) -> None:
         error = {"code": "incompatible", "message": "They differ.", "problems": []}
         server.on("GET /v1/jobs/j1/events", events(("done", {})))
@@ -668,6 +737,13 @@ class TestOutput:
         text = columns(("name", "n"), [("a", 5), ("long", 12.345), ("x", None)])
         assert text.splitlines() == ["NAME      N", "a         5", "long  12.35", "x         -"]
         assert columns(("name",), []) == "NAME"
+
+    def test_columns_within_a_width(self) -> None:
+        rows = [("a", "one two three four five", 1), ("b", "six", 20)]
+        assert columns(("x", "said", "n"), rows, within=20).splitlines() == [
+            "X  SAID            N", "a  one two three   1", "   four five", "b  six            20",
+        ]  # fmt: skip
+        assert columns(("x", "said", "n"), rows, within=60) == columns(("x", "said", "n"), rows)
 
     def test_progress_is_for_terminals(
         self, soup: Soup, server: Server, sample: Path, monkeypatch: pytest.MonkeyPatch

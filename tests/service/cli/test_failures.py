@@ -4,7 +4,7 @@ import pytest
 import typer
 
 from registry.errors import Busy, Incompatible, InvalidParameter, SoupError
-from service.cli.failures import Failures, exit_code, explain
+from service.cli.failures import Failures, exit_code, explain, not_installed
 
 
 @pytest.mark.parametrize(
@@ -33,3 +33,17 @@ def test_codes():
             Failures(errors).end()
         assert stopped.value.exit_code == code
     Failures().end()
+
+
+def test_a_package_that_is_missing_is_told_by_the_extra_that_brings_it():
+    missing = ModuleNotFoundError("No module named 'torch'", name="torch.nn")
+    assert not_installed("evaluate", missing) == (
+        "Error: `soup evaluate` needs torch: pip install 'adaptersoup[train]'."
+    )
+    assert "'adaptersoup[client]'" in not_installed("ls", missing)
+
+
+@pytest.mark.parametrize(("verb", "module"), [("serve", "service.nothing"), (None, "torch")])
+def test_what_no_extra_brings_is_a_bug_and_stays_one(verb, module):
+    with pytest.raises(ModuleNotFoundError):
+        not_installed(verb, ModuleNotFoundError("No module", name=module))

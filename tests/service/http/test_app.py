@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import jsonschema
 import pytest
 from fastapi.testclient import TestClient
 
-from service.http.docs_page import as_openapi_30
 from tests.service.servers import BASE_ID, World, open_world, write_bases
 
 
@@ -46,7 +44,7 @@ def test_the_page_loads_everything_from_here_and_runs_nothing_inline(world: Worl
 def test_the_pages_script_reads_our_document(world: World) -> None:
     script = world.client.get("/static/docs.js")
     assert script.headers["content-type"].startswith("text/javascript")
-    assert '"/docs/openapi.json"' in script.text
+    assert '"/openapi.json"' in script.text
     assert "http" not in script.text
 
 
@@ -58,41 +56,6 @@ def test_the_page_has_an_authorize_button_for_the_key(world: World) -> None:
         for method, operation in methods.items():
             if path not in {"/healthz", "/readyz", "/metrics"}:
                 assert operation.get("security"), (method, path)
-
-
-def test_the_document_in_the_older_dialect_holds_nothing_of_the_newer(world: World) -> None:
-    document = world.client.get("/docs/openapi.json").json()
-    assert document["openapi"] == "3.0.3"
-    assert set(document["paths"]) == set(world.client.get("/openapi.json").json()["paths"])
-
-    def walk(value: Any) -> None:
-        if isinstance(value, list):
-            for item in value:
-                walk(item)
-        elif isinstance(value, dict):
-            assert value.get("type") != "null", value
-            assert "const" not in value or isinstance(value["const"], dict)
-            assert "prefixItems" not in value
-            assert not isinstance(value.get("exclusiveMinimum", True), float)
-            for item in value.values():
-                walk(item)
-
-    walk(document)
-
-
-def test_translating_a_schema_keeps_its_meaning() -> None:
-    older = as_openapi_30(
-        {
-            "a": {"anyOf": [{"type": "integer", "exclusiveMinimum": 3}, {"type": "null"}], "title": "A"},
-            "b": {"anyOf": [{"$ref": "#/x"}, {"type": "null"}]},
-            "c": {"const": "x", "type": "string"},
-            "d": {"anyOf": [{"type": "string"}, {"type": "integer"}, {"type": "null"}]},
-        }
-    )
-    assert older["a"] == {"nullable": True, "type": "integer", "minimum": 3, "exclusiveMinimum": True, "title": "A"}
-    assert older["b"] == {"nullable": True, "anyOf": [{"$ref": "#/x"}]}
-    assert older["c"] == {"enum": ["x"], "type": "string"}
-    assert older["d"] == {"nullable": True, "anyOf": [{"type": "string"}, {"type": "integer"}]}
 
 
 def test_every_schema_is_a_schema_and_every_operation_is_described(world: World) -> None:
@@ -153,7 +116,7 @@ def test_metrics_can_be_made_public(tiny_base_dir: Path, tmp_path: Path) -> None
     bases = write_bases(tmp_path / "bases.toml", {BASE_ID: tiny_base_dir})
     for world in open_world(tmp_path / "data", bases, metrics_public=True, docs_public=False, preload=False):
         assert world.client.get("/metrics", headers={"authorization": ""}).status_code == 200
-        for path in ("/docs", "/openapi.json", "/static/docs.js", "/docs/openapi.json"):
+        for path in ("/docs", "/openapi.json", "/static/docs.js"):
             assert world.client.get(path, headers={"authorization": ""}).status_code == 401
             assert world.client.get(path).status_code == 200
 

@@ -15,7 +15,7 @@ from service.http.app import ROUTES
 from tests.service.servers import World
 
 PUBLIC = {("GET", "/healthz"), ("GET", "/readyz")}
-PUBLIC_PAGES = ["/docs", "/docs/openapi.json", "/openapi.json", "/static/docs.js", "/static/swagger/swagger-ui.css"]
+PUBLIC_PAGES = ["/docs", "/openapi.json", "/static/docs.js", "/static/swagger/swagger-ui.css"]
 DIGEST = "sha256:" + "0" * 64
 VALUES = {
     "digest": DIGEST,

@@ -111,6 +111,7 @@ class TestFollowing:
         assert said
         assert (done["state"], done["attempts"], done["error"]) == ("succeeded", 1, None)
         assert done["result"]["object"] == "soup"
+        assert done["progress"]["done"] == done["progress"]["total"] > 1  # what was stored last may be a step before
         again = live.world.client.get(f"/v1/jobs/{job['id']}/events")
         assert again.headers["content-type"].startswith("text/event-stream")
         name, data = again.text.strip().split("\n")
@@ -134,6 +135,13 @@ class TestFollowing:
         first = world.client.get("/v1/jobs?kind=embed&limit=2").json()
         rest = world.client.get("/v1/jobs", params={"kind": "embed", "limit": 2, "cursor": first["next_cursor"]}).json()
         assert [one["id"] for one in (*first["data"], *rest["data"])][:3] == [one["id"] for one in embeds][:3]
+
+    def test_a_job_says_whose_it_is(self, world: World) -> None:
+        cook(world, world.key(["read", "write"], ["acme"]), recipe=by_hand("acme/code", "acme/kitchen"))
+        newest = world.client.get("/v1/keys").json()["data"][-1]
+        listed = world.client.get("/v1/jobs?kind=cook&limit=1").json()["data"][0]
+        assert (listed["created_by"], listed["owner"]) == (newest["id"], newest["name"])
+        assert job_of(world, listed["id"])["owner"] == newest["name"]
 
 
 class TestCooking:
@@ -292,6 +300,7 @@ class TestWhose:
         shown = world.client.get(f"/v1/jobs/{job}", headers=team)
         assert shown.json()["state"] == "succeeded"
         assert shown.json()["result"] is None
+        assert shown.json()["owner"] is None
         assert world.client.post(f"/v1/jobs/{job}/cancel", headers=team).status_code == 403
         listed = world.client.get("/v1/jobs?limit=200", headers=team)
         events = world.client.get(f"/v1/jobs/{job}/events", headers=team)

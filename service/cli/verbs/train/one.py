@@ -17,8 +17,9 @@ from service.cli.base_model_flags import BaseModelOptions
 from service.cli.commands import command
 from service.cli.flags import Given
 from service.cli.output import as_json as print_json
-from service.cli.output import data, progress_bar
+from service.cli.output import data
 from service.cli.verbs.train import stopping
+from service.cli.verbs.train.evaluation_lines import training_progress
 from service.cli.verbs.train.record import tell
 from service.cli.verbs.train.training_flags import TRAINING, SampleSize, spec_of
 from training.request import TrainingRun
@@ -82,6 +83,8 @@ def train(
 
     With --checkpoint, a training that was stopped or killed goes on where the same command is run again, to the same
     adapter; a checkpoint of another training is refused. It is removed when the adapter is written.
+
+    Progress is a bar on a terminal, and elsewhere a line an evaluation on stderr.
 
     \b
     Examples:
@@ -158,6 +161,6 @@ def _train(entry: BaseEntry, run: TrainingRun) -> Trained:
     with (
         stopping.saying_how_to_go_on(saved=run.checkpoint is not None),
         stopping.stoppable() as should_stop,
-        progress_bar("training") as report,
+        training_progress(run.spec.recipe) as report,
     ):
         return training.train(run, base, data=given, progress=report, should_stop=should_stop)

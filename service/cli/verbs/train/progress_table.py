@@ -1,25 +1,31 @@
-"""The table of a grid's progress: a line a cell on a terminal, kept up to date, and nothing elsewhere.
+"""The table of a grid's progress: a line a cell on a terminal, kept up to date; elsewhere a line an evaluation.
 
 Used by `soup train sweep`. rich is imported for a terminal only.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+
+from service.cli.output import to_a_person
+from service.cli.verbs.train.evaluation_lines import EvaluationLines
+from training.hyperparameters import Hyperparameters
 
 
 class Table:
     """What is known of each cell; `__rich__` draws it."""
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], lines: EvaluationLines | None = None) -> None:
+        self._lines = lines
         self._rows = {name: ["waiting", "", ""] for name in names}
 
     def at(self, name: str, step: int, steps: int, message: str) -> None:
         """A cell is at a step."""
         self._rows[name] = ["training", f"{step}/{steps}" if steps else "", message]
+        if self._lines is not None:
+            self._lines.at(step, steps, message, name=name)
 
     def ended(self, name: str, state: str) -> None:
         """A cell is done; what it came to stays."""
@@ -42,12 +48,12 @@ class Table:
 
 
 @contextmanager
-def progress_table(names: Sequence[str]) -> Iterator[Table]:
+def progress_table(names: Sequence[str], recipe: Hyperparameters) -> Iterator[Table]:
     """The table of these cells, shown on stderr while open where that is a terminal."""
-    table = Table(names)
-    if not sys.stderr.isatty():
-        yield table
+    if not to_a_person():
+        yield Table(names, EvaluationLines(recipe))
         return
+    table = Table(names)
     from rich.console import Console
     from rich.live import Live
 

@@ -126,7 +126,7 @@ def _sweep(entry: BaseEntry, grid: Grid, spec: TrainingSpec, running: Running) -
     with (
         stopping.saying_how_to_go_on(saved=True),
         stopping.stoppable() as should_stop,
-        progress_table([cell.name for cell in cells]) as table,
+        progress_table([cell.name for cell in cells], spec.recipe) as table,
     ):
         for row in _outcomes(entry, asked, running.parallel, table, should_stop):
             rows[row.cell.name] = row

@@ -1,0 +1,141 @@
+"""An example for each call of the API: bodies that can be sent as they are, and the parts of a path.
+
+They are filled in on the documentation page, where a visitor presses Execute. `document` puts them into the schema;
+the id of the base model is that of the running server, other names are made up (`acme/law`), and a call that asks for
+them is answered 404 where nothing of that name was pushed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+Json = dict[str, Any]
+BASE = "small"
+"""The base model of examples where a server has none."""
+SAMPLE = [
+    "Heat the oil in a heavy pan, add the onions and stir until they are golden.",
+    "Rub the butter into the flour with the tips of your fingers.",
+    "Leave the dough in a warm place until it has doubled in size.",
+    "Season the soup with salt, pepper and a little nutmeg before serving.",
+    "Peel the potatoes, cut them into slices and lay them in the dish.",
+    "Whisk the whites of four eggs until they stand in soft peaks.",
+    "Simmer the sauce over a low flame for twenty minutes.",
+    "Chop the parsley and the chives, and mix them with the yoghurt.",
+    "Bake the bread until it sounds hollow when tapped underneath.",
+    "Melt the chocolate over hot water and let it cool a little.",
+    "Drain the beans, rinse them in cold water and set them aside.",
+    "Brown the meat on all sides, then pour in the wine.",
+    "Stir the rice once and cover the pot with a cloth.",
+    "Roll out the pastry as thin as a coin and line the tin with it.",
+    "Sprinkle the fish with lemon juice and wrap it in paper.",
+    "Boil the syrup until a drop of it sets on a cold plate.",
+    "Crush the garlic with a pinch of salt and add it at the end.",
+    "Beat the sugar and the butter together until they are pale.",
+    "Soak the lentils overnight and cook them without salt.",
+    "Cut the apples into quarters and take out the cores.",
+    "Grate the cheese over the dish and put it under the grill.",
+    "Skim the broth from time to time so that it stays clear.",
+]
+"""Twenty passages are the least that a sample may have."""
+LINES = "".join(json.dumps({"text": text}) + "\n" for text in SAMPLE).encode()
+"""The same as JSON lines: the blob of the examples."""
+DIGEST = "sha256:" + hashlib.sha256(LINES).hexdigest()
+WEIGHTS = "sha256:" + hashlib.sha256(b"").hexdigest()
+"""Stands for the digest of weights, which only their owner can name: until these are uploaded the answer is 404."""
+PARTS: Mapping[str, str] = {
+    "digest": DIGEST, "ns": "acme", "name": "kitchen", "alias": "prod", "file": "README.md",
+}  # fmt: skip
+"""What is asked for in a path, by the name of the parameter; ids are told apart by the call."""
+IDS: Mapping[str, str] = {
+    "/v1/selectors/{id}": "sel-0123456789abcdef",
+    "/v1/keys/{id}": "key-0123456789abcdef",
+    "/v1/jobs/{id}": "job-0123456789abcdef",
+    "/v1/jobs/{id}/events": "job-0123456789abcdef",
+    "/v1/jobs/{id}/cancel": "job-0123456789abcdef",
+}
+
+
+def bodies(base: str) -> dict[str, dict[str, Json]]:
+    """By call (its operation id) and by what each is for: bodies of requests to a server with this base model."""
+    model, pool = f"base/{base}", {"base_model": base}
+    return _stored(base) | {
+        "fit_selector": {"clusters of all domains": {"selector": {"kind": "gmm"}, "pool": pool, "wait": 60}},
+        "select_adapters": {"for a sample": {"sample": {"texts": SAMPLE}, "pool": pool, "wait": 60}},
+        "cook_soup": {
+            "for a sample": {"sample": {"texts": SAMPLE}, "pool": pool, "wait": 60},
+            "by a recipe": {
+                "recipe": {"ingredients": [{"ref": "acme/kitchen", "weight": 0.7}, {"ref": "acme/law", "weight": 0.3}]},
+                "name": "acme/mixed",
+                "wait": 60,
+            },
+        },
+        "perplexity": {"of two texts": {"model": model, "texts": SAMPLE[:2]}},
+        "completions": {"a text goes on": {"model": model, "prompt": "Heat the oil", "max_tokens": 16, "seed": 0}},
+        "chat_completions": {
+            "a question": {
+                "model": model,
+                "messages": [{"role": "user", "content": "How long do eggs boil?"}],
+                "max_tokens": 32,
+            }
+        },
+        "embeddings": {"two texts": {"model": model, "input": SAMPLE[:2]}},
+        "tokenize": {"a text": {"model": model, "prompt": "Heat the oil"}},
+        "detokenize": {"three tokens": {"model": model, "tokens": [10, 11, 12]}},
+    }
+
+
+def _stored(base: str) -> dict[str, dict[str, Json]]:
+    """Of calls that store something."""
+    adapter = {"method": "bottleneck", "structure": "pfeiffer", "bottleneck": 48, "activation": "relu"}
+    recipe = {"steps": 100, "batch": 4, "block": 64}
+    return {
+        "push_adapter": {
+            "weights that were uploaded": {
+                "name": "acme/kitchen",
+                "domain": "kitchen",
+                "base_model": base,
+                "config": adapter,
+                "files": {"adapter_model.safetensors": {"digest": WEIGHTS}},
+                "sample": {"texts": SAMPLE},
+                "card": {"description": "Recipes.", "tags": ["cooking"], "license": "cc0-1.0"},
+            }
+        },
+        "change_adapter": {"another card": {"card": {"description": "Recipes and menus.", "tags": ["cooking"]}}},
+        "put_alias": {"the first version": {"version": 1}},
+        "start_training": {
+            "a hundred steps": {
+                "name": "acme/menus",
+                "domain": "menus",
+                "base_model": base,
+                "texts": DIGEST,
+                "valid_share": 0.2,
+                "spec": {"adapter": adapter, "recipe": recipe},
+            }
+        },
+        "create_key": {"for one team": {"name": "ci", "namespaces": ["acme"], "scopes": ["read", "write", "infer"]}},
+    }
+
+
+def document(schema: Json, base: str) -> Json:
+    """Put the examples into an OpenAPI document, which is changed and given back."""
+    found = bodies(base)
+    for path, methods in schema["paths"].items():
+        for operation in methods.values():
+            for parameter in operation.get("parameters", ()):
+                if parameter.get("required"):
+                    parameter["example"] = _part(path, parameter["name"], base)
+            if operation["operationId"] in found:
+                content = operation["requestBody"]["content"]["application/json"]
+                content["examples"] = {
+                    name: {"summary": name, "value": value} for name, value in found[operation["operationId"]].items()
+                }
+    return schema
+
+
+def _part(path: str, name: str, base: str) -> str:
+    if name == "id":
+        return IDS.get(path, base)
+    return base if name == "model" else PARTS[name]

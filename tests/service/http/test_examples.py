@@ -1,0 +1,115 @@
+"""The examples of the documentation page can be sent as they are, and the page's scripts are what was published."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from registry.spec import Provenance
+from service.client.client import SoupClient
+from service.http import docs_page, examples
+from tests.service.passages import passages
+from tests.service.servers import BASE_ID, Live, World, with_template
+
+SETTINGS = {"training_workers": 0, "refit_delay_seconds": 0.0}
+TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+INIT = Provenance(init_hash="sha256:" + "1" * 64, init_source="declared").model_dump()
+ABSENT = {"push_adapter"}
+"""Calls that name bytes which only their sender has."""
+
+
+@pytest.fixture(scope="module")
+def served(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {BASE_ID: with_template(tiny_base_dir, tmp_path_factory.mktemp("chatty"), TEMPLATE)}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _stocked(live: Live) -> None:
+    """The adapters that the examples name, and the blob."""
+    samples = {"kitchen": examples.SAMPLE, "law": passages("court", 25)}
+    pushed = [
+        live.world.push(f"acme/{name}", seed=seed, domain=name, provenance=INIT, sample={"texts": texts})
+        for seed, (name, texts) in enumerate(samples.items())
+    ]
+    live.world.client.put(f"/v1/blobs/{examples.DIGEST}", content=examples.LINES)
+    with SoupClient(live.url, live.world.admin) as client:
+        for one in pushed:
+            client.wait_job(one["job"])
+
+
+def operations(world: World) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """(method, path, operation) of the document that the page reads."""
+    for path, methods in world.client.get("/openapi.json").json()["paths"].items():
+        yield from ((method, path, operation) for method, operation in methods.items())
+
+
+def filled(path: str, operation: dict[str, Any]) -> str:
+    """The path with the examples of its parameters."""
+    values = {one["name"]: one.get("example") for one in operation.get("parameters", ()) if one["in"] == "path"}
+    return re.sub(r"\{(\w+)\}", lambda match: str(values[match.group(1)]), path)
+
+
+def sent(world: World) -> Iterator[tuple[str, str, int, str]]:
+    """Every example's body, sent: the call, the example, and the answer's status and text."""
+    for method, path, operation in operations(world):
+        content = operation.get("requestBody", {}).get("content", {}).get("application/json")
+        if content is not None:
+            for name, example in content["examples"].items():
+                answer = world.client.request(method, filled(path, operation), json=example["value"])
+                yield operation["operationId"], name, answer.status_code, answer.text
+
+
+def test_every_body_can_be_sent_as_it_is(world: World) -> None:
+    found = list(sent(world))
+    assert [one for one in found if one[2] == 422] == []
+    assert [one for one in found if one[2] >= 300 and one[0] not in ABSENT] == []
+    assert [one[2] for one in found if one[0] in ABSENT] == [404]
+
+
+def test_every_call_with_a_json_body_has_an_example_and_every_example_a_call(world: World) -> None:
+    asked = {
+        operation["operationId"]
+        for _, _, operation in operations(world)
+        if "application/json" in operation.get("requestBody", {}).get("content", {})
+    }
+    assert asked == set(examples.bodies(BASE_ID))
+
+
+def test_every_part_of_a_path_is_filled_in_by_what_the_route_takes(world: World) -> None:
+    for method, path, operation in operations(world):
+        for one in operation.get("parameters", ()):
+            assert ("example" in one) is bool(one.get("required")), (method, path, one["name"])
+            if "example" in one:
+                jsonschema.validate(one["example"], one["schema"])
+        if method in ("get", "head") and "/events" not in path:
+            assert world.client.request(method, filled(path, operation), params=needed(operation)).status_code in (
+                200, 206, 404,
+            ), path  # fmt: skip
+
+
+def needed(operation: dict[str, Any]) -> dict[str, str]:
+    found = operation.get("parameters", ())
+    return {one["name"]: one["example"] for one in found if one["in"] == "query" and one.get("required")}
+
+
+def test_examples_are_of_the_base_model_that_is_here(world: World) -> None:
+    text = world.client.get("/openapi.json").text
+    assert f'"base/{BASE_ID}"' in text
+    assert '"base/small"' not in text
+
+
+def test_the_vendored_scripts_are_what_was_published() -> None:
+    told = json.loads((docs_page.FILES / "VENDORED.json").read_text())
+    found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in docs_page.FILES.iterdir()}
+    assert found.pop("VENDORED.json")
+    assert found == told["sha256"]
+    assert told["version"].startswith("5.")
+    assert told["license"] == "Apache-2.0"
+    assert f'"{told["version"]}"' in (docs_page.FILES / "swagger-ui-bundle.js").read_text()
