@@ -1,1 +1,1 @@
-"""The main job as one command: train or take adapters, push, select, average, evaluate, generate (`make demo`)."""
+"""The main job as one command (`make demo`): push adapters, fit, cook for novel domains, score, draw, generate."""
