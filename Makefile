@@ -59,11 +59,11 @@ serve: $(VENV)/.runtime  ## start the server on loopback (SOUP_BASES names the a
 	$(VENV)/bin/soup serve
 
 demo: $(VENV)/.demo  ## the main job on SmolLM2-135M (93 MB once); DATA= BASE= ADAPTERS= for your own, DATABASE= for PostgreSQL
-	@$(RUN) -m demo $(if $(DATA),--data $(DATA)) $(if $(BASE),--base $(BASE)) $(if $(ADAPTERS),--adapters $(ADAPTERS)) \
-	  $(if $(DATABASE),--database-url '$(DATABASE)') $(if $(OUT),--out $(OUT))
+	@$(RUN) -m demo $(if $(DATA),--data '$(DATA)') $(if $(BASE),--base '$(BASE)') \
+	  $(if $(ADAPTERS),--adapters '$(ADAPTERS)') $(if $(DATABASE),--database-url '$(DATABASE)') $(if $(OUT),--out '$(OUT)')
 
 demo-tiny: $(VENV)/.demo  ## the main job without a download: a tiny base model on the docstrings of the installed packages
-	@$(RUN) -m demo --tiny $(if $(DATABASE),--database-url '$(DATABASE)') $(if $(OUT),--out $(OUT))
+	@$(RUN) -m demo --tiny $(if $(DATABASE),--database-url '$(DATABASE)') $(if $(OUT),--out '$(OUT)')
 
 main-job: $(VENV)/.demo  ## 21 + 10 domains of ../shared on SmolLM2 (at most 100 minutes) and on ../shared/base-lm; resumable
 	$(RUN) -m demo.smollm2

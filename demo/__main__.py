@@ -21,27 +21,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(given)
     chosen = [options.data, options.base, options.adapters]
     if any((options.data, options.adapters)) and not all(chosen):
-        print("error: --data, --base and --adapters go together: give all three, or none.", file=sys.stderr)
+        print("error: --data and --adapters need each other and --base: give all three.", file=sys.stderr)
         return 2
     if options.tiny and any(chosen):
         print("error: --tiny has its own text, base model and adapters: give nothing with it.", file=sys.stderr)
         return 2
     if options.base is None or Path(options.base).exists():
         os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports transformers
+    try:
+        return _run(options, shlex.join(["python", "-m", "demo", *_without_password(given)]))
+    except KeyboardInterrupt:
+        print("stopped; what is done is kept, the next run goes on from there.", file=sys.stderr)
+        return 130
+
+
+def _run(options: argparse.Namespace, command: str) -> int:
+    """The exit code of the demo itself, whose imports take seconds."""
     from demo.jobs import Options
     from demo.run import run
     from demo.server import DemoFailed
     from registry.errors import SoupError
 
-    command = shlex.join(["python", "-m", "demo", *_without_password(given)])
     try:
         run(Options(**vars(options), command=command))
     except (DemoFailed, SoupError) as problem:
         print(f"error: {problem}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print("stopped; what is done is kept, the next run goes on from there.", file=sys.stderr)
-        return 130
+    except OSError as problem:
+        print(f"error: {problem}. What is done is kept.", file=sys.stderr)
+        return 1
     return 0
 
 

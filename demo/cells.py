@@ -15,6 +15,9 @@ from typing import Any
 from registry.names import digest_of
 from registry.uncertainty import Difference, paired_difference
 
+FORMAT = 2
+"""Counts up with any change of how texts are scored: 2, since a text that begins with the BOS gets no other."""
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -53,11 +56,11 @@ class Cells:
 
     def has(self, digest: str, texts: Sequence[str]) -> bool:
         """Whether a model was scored on texts before."""
-        return digest_of([digest, list(texts)]) in self._known
+        return _key(digest, texts) in self._known
 
     def get(self, digest: str, texts: Sequence[str], score: Callable[[], dict[str, Any]]) -> Cell:
         """The cell of a model on texts; `score` asks the server for it (an answer of /v1/perplexity) if need be."""
-        key = digest_of([digest, list(texts)])
+        key = _key(digest, texts)
         if key not in self._known:
             scored = score()["texts"]
             cell = {
@@ -69,6 +72,10 @@ class Cells:
                 file.write(json.dumps({"key": key, **cell}) + "\n")
             self._known[key] = _cell(cell)
         return self._known[key]
+
+
+def _key(digest: str, texts: Sequence[str]) -> str:
+    return digest_of([FORMAT, digest, list(texts)])
 
 
 def _cell(value: dict[str, Any]) -> Cell:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError
 
 from demo.server import DemoFailed
 
@@ -16,17 +17,21 @@ ARCHITECTURES = {"llama": "LlamaForCausalLM"}
 def convert(source: Path, folder: Path) -> None:
     """Write the model in `source` as `folder`, all at once.
 
-    Raises DemoFailed for a file that is no GGUF or holds another architecture, OSError where it cannot be written.
+    Raises DemoFailed for a file that is no GGUF or holds another architecture, and where the folder cannot be written.
     """
     architecture = _architecture(source)
     if architecture not in ARCHITECTURES:
         raise DemoFailed(f"{source} holds a model of architecture {architecture!r}; only Llama models are converted.")
-    beside = folder.with_name(f".{folder.name}.{os.getpid()}.new")
-    for left in folder.parent.glob(f".{folder.name}.*.new"):
-        shutil.rmtree(left)
-    beside.mkdir(parents=True)
-    _write(source, beside, ARCHITECTURES[architecture])
-    beside.replace(folder)
+    beside = folder.with_name(f".{folder.name}.new")
+    shutil.rmtree(beside, ignore_errors=True)  # of a run that was killed
+    try:
+        beside.mkdir(parents=True)
+        _write(source, beside, ARCHITECTURES[architecture])
+        beside.replace(folder)
+    except (OSError, SafetensorError) as problem:
+        raise DemoFailed(f"{source} could not be unpacked into {folder}: {problem}") from problem
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
 
 
 def _architecture(source: Path) -> str:

@@ -17,7 +17,6 @@ from service.cli.verbs.compare import Strategy
 from training.data import draw, read_texts
 
 HOME = Path(".demo")
-NAMESPACE = "demo"
 TRAINING_SAMPLE = 120
 """Passages pushed with an adapter: 100 are drawn for a fit, the others tell how well domains are told apart."""
 NOVEL_SAMPLE = 100
@@ -82,4 +81,4 @@ class Job:
         """Write the allowlist, with the one base model."""
         self.home.mkdir(parents=True, exist_ok=True)
         source = json.dumps(self.base.source)  # a JSON string is a TOML string
-        self.bases.write_text(f'[bases.{self.base.id}]\nsource = {source}\ndtype = "{self.base.dtype}"\n')
+        self.bases.write_text(f'[bases.{json.dumps(self.base.id)}]\nsource = {source}\ndtype = "{self.base.dtype}"\n')

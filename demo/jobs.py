@@ -67,6 +67,11 @@ def _shipped(base: str | None, talk: Talk) -> Job:
     if base is None:
         entry = _local(smollm2.prepare(MODELS, talk), smollm2.BASE_ID)
     else:
+        if not Path(base).exists():
+            raise DemoFailed(
+                f"The shipped adapters fit {smollm2.NAME} as it is in the wheel {smollm2.WHEEL}, and no model of a hub "
+                f"(another fingerprint): with BASE={base} give DATA and ADAPTERS of your own, or leave BASE out."
+            )
         entry = base_entry(base, talk).model_copy(update={"id": smollm2.BASE_ID})
         found = shape_of(entry, MODELS).fingerprint
         if found != smollm2.FINGERPRINT:

@@ -8,7 +8,6 @@ passages, so that a slow machine embeds and scores it in a minute.
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import random
 import shutil
@@ -29,9 +28,9 @@ from registry.spec import Card
 from training.data import read_texts
 
 LICENSES: Mapping[str, str] = {
-    "biomed_papers": "CC BY 3.0: open-access articles of BMC and PLoS, in the CRAFT corpus",
+    "biomed_papers": "CC BY: open-access articles of BMC and PLoS",
     "classic_novels": "public domain in the USA; Standard Ebooks' production CC0",
-    "dc_law": "law of the District of Columbia, public domain; published by its Council as CC0",
+    "dc_law": "public domain: law of the District of Columbia",
     "king_james_bible": "public domain in the USA",
     "nih_health_qa": "CC BY 4.0: MedQuAD, from web sites of the NIH",
     "python_peps": "public domain or CC0, as each PEP states",
@@ -53,12 +52,6 @@ RECIPE = {
     "--steps": "50", "--batch": "4", "--block": "256", "--warmup": "0.06", "--dtype": "bfloat16",
     "--evaluations": "2", "--sample": "200",
 }  # fmt: skip
-
-
-def read(path: Path) -> list[str]:
-    """The passages of a `.jsonl.gz` file."""
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
-        return [json.loads(line)["text"] for line in lines]
 
 
 def drawn(texts: Sequence[str], characters: int) -> list[str]:
@@ -87,10 +80,10 @@ def write_texts(corpora: Path, folder: Path) -> None:
     for domain in LICENSES:
         if domain == CONTROL:
             source = corpora / "novel" / "openstax_textbooks"
-            test = read(source / "test.jsonl.gz")
-            train, valid = [*read(source / "valid.jsonl.gz"), *test[40:]], test[:40]
+            test = read_texts(source / "test.jsonl.gz")
+            train, valid = [*read_texts(source / "valid.jsonl.gz"), *test[40:]], test[:40]
         else:
-            train, valid = (read(corpora / "train" / domain / f"{part}.jsonl.gz") for part in ("train", "valid"))
+            train, valid = (read_texts(corpora / "train" / domain / f"{part}.jsonl.gz") for part in ("train", "valid"))
         _write(folder / domain / "train.jsonl", drawn(train, TRAIN_CHARACTERS))
         _write(folder / domain / "valid.jsonl", drawn(valid, VALID_CHARACTERS))
 
@@ -99,7 +92,7 @@ def write_novel(corpora: Path, folder: Path) -> None:
     """The novel domains' text: what soups are cooked from, and what they are scored on."""
     for domain in NOVEL:
         for part, count in (("valid", NOVEL_SAMPLE), ("test", TEST_PASSAGES)):
-            texts = random.Random(0).sample(read(corpora / "novel" / domain / f"{part}.jsonl.gz"), count)
+            texts = random.Random(0).sample(read_texts(corpora / "novel" / domain / f"{part}.jsonl.gz"), count)
             _write(folder / domain / f"{part}.jsonl", [shorten(text, MEDIUM) for text in texts])
 
 

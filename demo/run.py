@@ -13,11 +13,11 @@ from typing import Any
 
 from demo import shown, table
 from demo.cells import Cell, Cells
-from demo.job import NAMESPACE, NOVEL_SAMPLE, Job
+from demo.job import NOVEL_SAMPLE, Job
 from demo.jobs import Options, prepare
 from demo.progress import Talk
 from demo.server import DemoFailed, Server, running
-from demo.strategies import FITS, SERVICE, Answer, cook
+from demo.strategies import FITS, NAMESPACE, SERVICE, Answer, cook
 from demo.table import Entry, Row, Table
 from registry.base_model import shape_of
 from service.client.client import SoupClient
@@ -70,7 +70,7 @@ def run(options: Options) -> None:
         domain, model, whose = shown.soup_to_show(found, answers)
         shown.continuation(job, server, domain=domain, models=(kitchen.base_ref, model), whose=whose)
         shown.chat(kitchen.client, model)
-    shown.what_next(job, talk.seconds)
+    shown.what_next(job, talk.seconds, database=options.database_url is not None)
     if options.out is not None:
         shown.write_figures(job, found, options, seconds=time.monotonic() - began)
 
@@ -103,7 +103,7 @@ def _embedded(kitchen: Kitchen, told: Any) -> dict[str, dict[str, Any]]:
         for name in names:
             adapter = kitchen.client.adapter(f"{NAMESPACE}/{name}")
             if adapter["sample_state"] == "failed":
-                raise DemoFailed(f"The sample of {adapter['ref']} could not be embedded: see `soup jobs ls`.")
+                raise DemoFailed(f"The sample of {adapter['ref']} could not be embedded; the server's log says why.")
             if adapter["sample_state"] == "pending":
                 time.sleep(0.5)
             else:

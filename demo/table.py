@@ -89,16 +89,16 @@ class Table:
         return sum(d.difference < 0 for d in found), sum(d.difference < -2 * d.standard_error for d in found)
 
     def distinct(self) -> tuple[list[Row], dict[str, str]]:
-        """Rows without those that repeat an earlier one in every domain, and which those repeat: name -> name.
+        """Rows without those that repeat a later one in every domain, and which those repeat: name -> name.
 
-        The base model and the control always stand.
+        The base model and the control always stand, and so does the last row, the service's answer.
         """
         kept: list[Row] = []
         same: dict[str, str] = {}
-        for row in self.rows:
-            twin = next((k for k in kept[2 if self.control else 1 :] if _cells(k) == _cells(row)), None)
-            if twin is None:
-                kept.append(row)
+        for row in reversed(self.rows):
+            twin = next((k for k in kept if _cells(k) == _cells(row)), None)
+            if twin is None or row in (self.base, self.control):
+                kept.insert(0, row)
             else:
                 same[row.name] = twin.name
         return kept, same
@@ -183,8 +183,11 @@ def _over(row: Row, other: Row) -> float:
 def sentence(table: Table, *, answer: Row, seconds: float) -> str:
     """What happened, in one sentence: the geometric means of base, control and the service's answer.
 
-    `answer` wins a domain where its perplexity there is below that of the base and of the control.
+    `answer` wins a domain where its perplexity there is below that of the base and of the control. Where it is the base
+    model in some domains, the sentence says in how many.
     """
+    abstained = sum(entry.abstained for entry in answer.entries.values())
+    whose = "the soup" if not abstained else f"the answer (the base model on {abstained})"
     beside = [row for row in (table.base, table.control) if row is not None]
     won = sum(
         all(answer.entries[d].cell.mean_nll < row.entries[d].cell.mean_nll for row in beside) for d in table.domains
@@ -192,7 +195,7 @@ def sentence(table: Table, *, answer: Row, seconds: float) -> str:
     count = len(table.domains)
     means = ", ".join(f"{name} {row.geometric():.1f}" for name, row in zip(("base", "control"), beside, strict=False))
     return (
-        f"{count} novel domain{'s' if count > 1 else ''}: {means}, the soup {answer.geometric():.1f} (perplexity, "
+        f"{count} novel domain{'s' if count > 1 else ''}: {means}, {whose} {answer.geometric():.1f} (perplexity, "
         f"geometric mean), better than {'both' if len(beside) == 2 else 'the base'} on {won} of {count}; "
         f"{seconds:.0f} s of choosing."
     )

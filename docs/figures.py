@@ -79,10 +79,12 @@ def _sentence(result: Result) -> list[str]:
     base, control, answer = (methods[name] for name in ("base_model", "control", "the_service_verified"))
     won = sum(answer[d]["perplexity"] < min(base[d]["perplexity"], control[d]["perplexity"]) for d in base)
     gain = 100 * (1 - _geometric(answer) / _geometric(control))
+    abstained = sum(bool(row.get("abstained")) for row in answer.values())
+    whose = "soup" if not abstained else f"the answer (the base model on {abstained})"
     return [
         f"Perplexity on {len(base)} domains that no adapter was trained on, geometric mean: base model "
-        f"{_geometric(base):.1f}, control {_geometric(control):.1f}, soup {_geometric(answer):.1f}: {gain:.1f} % below "
-        f"the control, and below both on {won} of {len(base)} domains."
+        f"{_geometric(base):.1f}, control {_geometric(control):.1f}, {whose} {_geometric(answer):.1f}: {abs(gain):.1f} % "
+        f"{'below' if gain > 0 else 'above'} the control, and below both on {won} of {len(base)} domains."
     ]
 
 
