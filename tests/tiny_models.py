@@ -72,6 +72,15 @@ def build_tiny_base(
     return folder
 
 
+def with_special(folder: Path, text: str, token: int = 300) -> Path:
+    """Give the tokenizer of a tiny base model one more special token."""
+    file = folder / "tokenizer.json"
+    saved = json.loads(file.read_text())
+    saved["added_tokens"].append({**saved["added_tokens"][0], "id": token, "content": text})
+    file.write_text(json.dumps(saved))
+    return folder
+
+
 TINY_ENCODERS: dict[str, dict[str, Any]] = {
     "bert": {**_SIZES, "intermediate_size": 48, "max_position_embeddings": TINY_CONTEXT, "pad_token_id": 1},
     "roberta": {**_SIZES, "intermediate_size": 48, "max_position_embeddings": TINY_CONTEXT + 2, "pad_token_id": 1},

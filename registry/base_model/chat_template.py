@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from registry.base_model.special_tokens import is_special
 from registry.errors import Unavailable
 from registry.spec import BaseEntry
 
@@ -67,5 +68,4 @@ def turn_end(tokenizer: Any) -> int | None:
         return None
     _, said, behind = text.rpartition(_SAID)
     ids = tokenizer.backend_tokenizer.encode(behind.lstrip(), add_special_tokens=False).ids if said else []
-    special = tokenizer.backend_tokenizer.get_added_tokens_decoder()
-    return int(ids[0]) if ids and ids[0] in special and special[ids[0]].special else None
+    return int(ids[0]) if ids and is_special(tokenizer, ids[0]) else None

@@ -5,7 +5,6 @@ Model code from the hub is never run, and weights are safetensors only.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from registry.base_model.chat_template import turn_end, use_template
 from registry.base_model.checks import check_loaded
 from registry.base_model.encoder_only import tokenizer_problem, without_pooler
 from registry.base_model.fingerprint import CONFIG, TOKENIZER, fingerprint, weight_files
+from registry.base_model.special_tokens import generation_ends
 from registry.errors import InvalidParameter, Unavailable
 from registry.spec import BaseEntry, BaseShape
 
@@ -39,7 +39,7 @@ class BaseText:
     """The text side of a base model: its tokenizer and its shape, without weights.
 
     `bos_id` and `eos_id` are the tokenizer's, or None; of an encoder they are its CLS and SEP tokens. `end_ids` are
-    tokens that end what is generated besides the EOS, as its generation_config.json lists them; `turn_id` is what its
+    special tokens that end what is generated besides the EOS, as its generation_config.json lists them; `turn_id` is what its
     chat template puts behind an answer.
     """
 
@@ -99,19 +99,12 @@ def load_text(entry: BaseEntry, *, cache_dir: Path | None = None) -> BaseText:
             raise Unavailable(f"Base model {entry.id!r} {problem}.")
         first, last = tokenizer.cls_token_id, tokenizer.sep_token_id
     use_template(tokenizer, entry)
-    ends = _generation_ends(folder, entry)
+    with _loading(entry):
+        ends = generation_ends(folder, tokenizer)
     return BaseText(
         entry=entry, tokenizer=tokenizer, shape=shape, bos_id=first, eos_id=last, end_ids=ends,
         turn_id=turn_end(tokenizer),
     )  # fmt: skip
-
-
-def _generation_ends(folder: Path, entry: BaseEntry) -> tuple[int, ...]:
-    """The tokens that end a text by the model's generation_config.json, none where it has no such file."""
-    file = folder / "generation_config.json"
-    with _loading(entry):
-        found = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None
-    return tuple(token for token in (found if isinstance(found, list) else [found]) if isinstance(token, int))
 
 
 def load_base(entry: BaseEntry, *, cache_dir: Path | None = None) -> LoadedBase:

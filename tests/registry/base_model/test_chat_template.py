@@ -12,7 +12,7 @@ from registry.base_model import load_text, read_allowlist
 from registry.base_model.chat_template import render, template_of
 from registry.errors import InvalidParameter, Unavailable
 from registry.spec import BaseEntry
-from tests.tiny_models import build_tiny_base, build_tiny_encoder
+from tests.tiny_models import build_tiny_base, build_tiny_encoder, with_special
 
 OURS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}<|endoftext|>\n{% endfor %}"
 HELLO = [{"role": "user", "content": "Hi"}]
@@ -106,20 +106,28 @@ def test_of_several_templates_the_one_for_conversations_is_used(folder: Path) ->
     ],
 )
 def test_the_special_token_behind_an_answer_ends_it(folder: Path, template: str | None, ends: str | None) -> None:
-    file = folder / "tokenizer.json"
-    saved = json.loads(file.read_text())
-    saved["added_tokens"].append({**saved["added_tokens"][0], "id": 300, "content": "<|turn|>"})
-    file.write_text(json.dumps(saved))
+    with_special(folder, "<|turn|>")
     text = load_text(entry(folder, chat_template=template))
     assert text.turn_id == {None: None, "<|endoftext|>": 0, "<|turn|>": 300}[ends]
 
 
 @pytest.mark.parametrize(
-    ("saved", "ends"), [({"eos_token_id": [0, 7]}, (0, 7)), ({"eos_token_id": 5}, (5,)), ({}, ()), (None, ())]
+    ("saved", "ends"),
+    [
+        ({"eos_token_id": [0, 300]}, (0, 300)),
+        ({"eos_token_id": 300}, (300,)),
+        ({"eos_token_id": [300, 7]}, (300,)),  # 7 is a letter
+        ({"eos_token_id": [True, False, -1, 10**9, 300.0, "300", None, [300]]}, ()),
+        ({"eos_token_id": 300, "_from_model_config": True}, ()),
+        ({"eos_token_id": 300, "_from_model_config": False}, (300,)),
+        ({}, ()),
+        (None, ()),
+    ],
 )
-def test_generation_config_names_more_tokens_that_end(
+def test_generation_config_names_more_special_tokens_that_end(
     folder: Path, saved: dict[str, Any] | None, ends: tuple[int, ...]
 ) -> None:
+    with_special(folder, "<|turn|>")
     file = folder / "generation_config.json"
     file.unlink(missing_ok=True)
     if saved is not None:
@@ -127,9 +135,10 @@ def test_generation_config_names_more_tokens_that_end(
     assert load_text(entry(folder)).end_ids == ends
 
 
-def test_an_unreadable_generation_config_is_said(folder: Path) -> None:
-    (folder / "generation_config.json").write_text("{")
-    with pytest.raises(Unavailable, match="cannot be loaded from"):
+@pytest.mark.parametrize(("text", "said"), [("{", "Expecting"), ("[7]", "generation_config.json holds a list")])
+def test_an_unreadable_generation_config_is_said(folder: Path, text: str, said: str) -> None:
+    (folder / "generation_config.json").write_text(text)
+    with pytest.raises(Unavailable, match=f"cannot be loaded from .*{said}"):
         load_text(entry(folder))
 
 

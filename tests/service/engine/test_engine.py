@@ -142,6 +142,18 @@ class TestGreedy:
         first = tokens.index(tokens[3])
         assert (choice.token_ids, choice.finish_reason) == (tokens[: first + 1], "stop")
 
+    def test_what_generation_config_lists_ends_a_choice_besides_the_eos(
+        self, base: LoadedBase, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        prompt = prompts_of(base)[0]
+        tokens = reference(base, prompt, 6, None)
+        monkeypatch.setitem(base.__dict__, "end_ids", (tokens[3],))
+        engine = engine_of(base)
+        ticket = engine.submit(GenerateRequest("tiny", prompt, params=greedy(6)))
+        run(engine)
+        choice = ticket.result(0).choices[0]
+        assert (choice.token_ids, choice.finish_reason) == (tokens[: tokens.index(tokens[3]) + 1], "stop")
+
     def test_a_stop_string_inside_of_the_text(self, base: LoadedBase) -> None:
         prompt = prompts_of(base)[2]
         engine = engine_of(base)
