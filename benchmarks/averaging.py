@@ -169,6 +169,8 @@ class Store:
 class Base:
     """The base model, of which nothing is run: a recipe by hand without a sample needs its shape only."""
 
+    bos = None
+
     def __init__(self, shape: BaseShape) -> None:
         self.entry = BaseEntry(id=BASE_ID, source=BASE_ID)
         self.shape = shape

@@ -118,6 +118,11 @@ def mean_pool(hidden: Tensor, mask: Tensor) -> Tensor:
     return (hidden.float() * weight).sum(dim=1) / weight.sum(dim=1).clamp(min=1.0)
 
 
+def without_bos(ids: Sequence[int], bos_id: int | None) -> Sequence[int]:
+    """The tokens of a text without a BOS that it begins with itself, for whoever puts one in front."""
+    return ids[1:] if ids and ids[0] == bos_id else ids
+
+
 def windows(ids: Sequence[int], *, context: int, bos_id: int | None) -> list[list[int]]:
     """A text's tokens (without BOS) cut into consecutive windows of at most `context`, each beginning with BOS.
 
@@ -130,7 +135,7 @@ def windows(ids: Sequence[int], *, context: int, bos_id: int | None) -> list[lis
         raise InvalidParameter(f"A context of {context} tokens leaves nothing to predict.", param="context")
     step = context - 1
     if bos_id is not None:
-        ids = ids[1:] if ids and ids[0] == bos_id else ids
+        ids = without_bos(ids, bos_id)
         return [[bos_id, *ids[start : start + step]] for start in range(0, len(ids), step)]
     return [list(ids[start : start + context]) for start in range(0, max(len(ids) - 1, min(len(ids), 1)), step)]
 

@@ -87,7 +87,7 @@ def _check(registry: Registry, caller: Caller, manifest: Manifest) -> _Checked:
     encoders = base.encoders()
     sample = None
     if manifest.sample is not None:
-        sample = check_sample(registry, caller, manifest.sample, encoders=encoders)
+        sample = check_sample(registry, caller, manifest.sample, encoders=encoders, bos=base.bos)
     new = NewAdapter(
         namespace=namespace,
         name=name,

@@ -26,6 +26,10 @@ class BaseModel(Protocol):
     def shape(self) -> BaseShape:
         """Its shape (layers, hidden size, fingerprint); raises Unavailable where its files cannot be read."""
 
+    @property
+    def bos(self) -> str | None:
+        """The text of its BOS (CLS), where its texts begin with one."""
+
     def encoders(self) -> Mapping[str, Encoder]:
         """Its encoders by digest: its own hidden states, and others that are installed."""
 

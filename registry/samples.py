@@ -51,9 +51,10 @@ class CheckedSample:
     vectors: tuple[Vectors, ...] = ()
 
 
-def prepare(texts: Sequence[str], limits: SampleLimits = SampleLimits()) -> CheckedSample:
+def prepare(texts: Sequence[str], limits: SampleLimits = SampleLimits(), *, bos: str | None = None) -> CheckedSample:
     """Clean a sample: empty texts and exact duplicates go, over the maximum a seeded draw is taken.
 
+    A text of nothing but `bos`, the base's BOS token, is empty.
     Raises InvalidSample under the minimum of usable sequences and TooLarge for a text that is too long.
     """
     max_chars = limits.max_chars
@@ -63,7 +64,7 @@ def prepare(texts: Sequence[str], limits: SampleLimits = SampleLimits()) -> Chec
             f"One text of the sample has {longest} characters and the limit is {max_chars}: split it into passages.",
             param="sample",
         )
-    filled = [text for text in texts if text.strip()]
+    filled = [text for text in texts if text.strip() not in ("", bos)]
     unique = list(dict.fromkeys(filled))
     if len(unique) < limits.minimum:
         raise InvalidSample(
@@ -95,7 +96,7 @@ def draw(texts: list[str], maximum: int) -> tuple[list[str], int | None]:
 
 
 def check_sample(
-    registry: Registry, caller: Caller, source: SampleSource, *, encoders: Mapping[str, Encoder]
+    registry: Registry, caller: Caller, source: SampleSource, *, encoders: Mapping[str, Encoder], bos: str | None
 ) -> CheckedSample:
     """A sample as sent, cleaned and counted; raises InvalidSample, NotFound (its blob) or TooLarge."""
     limits = registry.limits
@@ -107,7 +108,7 @@ def check_sample(
         texts = decode_lines(data)
     else:
         texts = list(source.texts or ())
-    return prepare(texts, limits.sample)
+    return prepare(texts, limits.sample, bos=bos)
 
 
 def _checked_vectors(vectors: tuple[Vectors, ...], *, good: int) -> CheckedSample:

@@ -16,6 +16,7 @@ from registry.progress import Progress
 from registry.spec import BaseEntry, BaseShape, PassageScore
 from service.engine import Engine
 from service.engine.bases import AllowedBases
+from service.engine.texts import has_bos
 
 log = logging.getLogger("soup.base_models")
 
@@ -73,6 +74,12 @@ class ServedBaseModel:
     def fits(self) -> bool:
         """Whether the memory budget holds it at all."""
         return self._server.memory_bytes is None or self.size <= self._server.memory_bytes
+
+    @property
+    def bos(self) -> str | None:
+        """The text of its BOS (CLS), where its texts begin with one."""
+        text = self.text
+        return None if not has_bos(text) else str(text.tokenizer.backend_tokenizer.id_to_token(text.bos_id))
 
     def encoders(self) -> Mapping[str, Encoder]:
         """Its encoders by digest: its own hidden states, and sentence-BERT where that is installed."""

@@ -64,12 +64,19 @@ def _template(entry: BaseEntry, given: str, folder: Path) -> str:
         raise ValueError("an encoder answers no chat: drop its chat_template.")
     if "{" in given:
         return given
-    file = folder / Path(given).expanduser()
     try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as problem:
-        reason = problem.strerror if isinstance(problem, OSError) else "it is not UTF-8 text"
+        return (folder / Path(given).expanduser()).read_text(encoding="utf-8")
+    except (OSError, ValueError, RuntimeError) as problem:  # RuntimeError: the home of a user that is not here
         raise ValueError(
             f"chat_template {given!r} is neither a template (it has no brace) nor a file that can be read "
-            f"({file}: {reason})."
+            f"({_reason(problem)})."
         ) from None
+
+
+def _reason(problem: Exception) -> str:
+    """Why a file cannot be read, on one line."""
+    if isinstance(problem, UnicodeDecodeError):
+        return "it is not UTF-8 text"
+    return (
+        f"{str(problem.filename)!r}: {problem.strerror}" if isinstance(problem, OSError) else str(problem).rstrip(".")
+    )

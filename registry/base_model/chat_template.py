@@ -31,6 +31,17 @@ def render(tokenizer: Any, messages: Sequence[Message], *, ask: bool = True) -> 
     return str(tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=ask))
 
 
+def _tried(tokenizer: Any, messages: Sequence[Message], *, ask: bool = True) -> str:
+    """The text of messages, after a system message where the template takes none without it; raises what it raises."""
+    try:
+        return render(tokenizer, messages, ask=ask)
+    except Exception as problem:
+        try:
+            return render(tokenizer, [{"role": "system", "content": "."}, *messages], ask=ask)
+        except Exception:
+            raise problem from None
+
+
 def use_template(tokenizer: Any, entry: BaseEntry) -> None:
     """Give the tokenizer the template of the allowlist, if there is one, in place of the model's own.
 
@@ -40,11 +51,12 @@ def use_template(tokenizer: Any, entry: BaseEntry) -> None:
         return
     tokenizer.chat_template = entry.chat_template
     try:
-        text = render(tokenizer, [{"role": "user", "content": _SAID}])
+        text = _tried(tokenizer, [{"role": "user", "content": _SAID}])
     except Exception as problem:  # of Jinja, or whatever an expression in it raises
         line = getattr(problem, "lineno", None)
         where = "" if line is None else f" (line {line})"
-        said = getattr(problem, "message", None) or problem  # Jinja's, without its excerpt of several lines
+        told = getattr(problem, "message", None) or problem  # Jinja's, without its excerpt of several lines
+        said = " ".join(str(told).split())
         raise Unavailable(
             f"Base model {entry.id!r}: its chat_template fails on a user's message{where}: "
             f"{type(problem).__name__}: {said}"
@@ -63,7 +75,7 @@ def turn_end(tokenizer: Any) -> int | None:
     if template_of(tokenizer) is None:
         return None
     try:
-        text = render(tokenizer, [{"role": "user", "content": "."}, {"role": "assistant", "content": _SAID}], ask=False)
+        text = _tried(tokenizer, [{"role": "user", "content": "."}, {"role": "assistant", "content": _SAID}], ask=False)
     except Exception:  # it takes no answers, or others: the EOS ends them
         return None
     _, said, behind = text.rpartition(_SAID)

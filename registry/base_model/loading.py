@@ -27,6 +27,7 @@ from registry.base_model.encoder_only import tokenizer_problem, without_pooler
 from registry.base_model.fingerprint import CONFIG, TOKENIZER, fingerprint, weight_files
 from registry.base_model.special_tokens import generation_ends
 from registry.errors import InvalidParameter, Unavailable
+from registry.likelihood import without_bos
 from registry.spec import BaseEntry, BaseShape
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -39,8 +40,8 @@ class BaseText:
     """The text side of a base model: its tokenizer and its shape, without weights.
 
     `bos_id` and `eos_id` are the tokenizer's, or None; of an encoder they are its CLS and SEP tokens. `end_ids` are
-    special tokens that end what is generated besides the EOS, as its generation_config.json lists them; `turn_id` is what its
-    chat template puts behind an answer.
+    special tokens that end what is generated besides the EOS, as its generation_config.json lists them; `turn_id` is
+    what its chat template puts behind an answer.
     """
 
     entry: BaseEntry
@@ -66,7 +67,7 @@ class BaseText:
             ) from None
         ids = list(self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids)
         front = self.entry.bos if bos is None else bos
-        return [self.bos_id, *ids] if front and self.bos_id is not None and ids[:1] != [self.bos_id] else ids
+        return [self.bos_id, *without_bos(ids, self.bos_id)] if front and self.bos_id is not None else ids
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,8 @@ def generation_ends(folder: Path, tokenizer: Any) -> tuple[int, ...]:
     """The special tokens that end a text by the model's generation_config.json, none where it has no such file.
 
     A file that transformers made of the model's configuration (`_from_model_config`) is passed over: it holds the
-    defaults of a class, which this tokenizer may use for ordinary text. Raises ValueError for what is no object of JSON.
+    defaults of a class, which this tokenizer may use for ordinary text. Raises ValueError for what is no
+    object of JSON.
     """
     file = folder / "generation_config.json"
     if not file.is_file():

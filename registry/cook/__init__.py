@@ -70,7 +70,7 @@ def _sample(registry: Registry, caller: Caller, request: CookRequest, base: Base
     """The request's sample, if any; raises InvalidSample where it is to be verified on, and only vectors came."""
     if request.sample is None:
         return None
-    sample = check_sample(registry, caller, request.sample, encoders=base.encoders())
+    sample = check_sample(registry, caller, request.sample, encoders=base.encoders(), bos=base.bos)
     if request.verify and not sample.texts:
         raise InvalidSample(
             "Verifying a soup needs the sample's text, and only vectors came: send texts, or set 'verify' to false.",

@@ -84,7 +84,7 @@ class TextCalls(ABC):
         progress: WindowsDone | None = None,
         patient: bool = False,
     ) -> list[EmbeddedText]:
-        """Vector of each text's first window and its NLL over all windows; raises InvalidPrompt for an empty text.
+        """Vector of each text's first window and its NLL over all windows; raises InvalidPrompt for one without tokens.
 
         An encoder runs the first windows only, and has no NLL.
         """
@@ -95,7 +95,7 @@ class TextCalls(ABC):
         flat: Windows = []
         for number, part in enumerate(cut):
             if not part:
-                raise InvalidPrompt(f"Text {number} is empty: there is nothing to embed.", param="input")
+                raise nothing_to_embed(base, number, texts[number])
             starts.append(len(flat))
             flat += part if speaks else part[:1]
         if not flat:
@@ -160,6 +160,13 @@ def text_windows(base: BaseText, text: str, config: AdapterConfig | None = None)
     bos_id = base.bos_id if has_bos(base) else None
     context = room(base.shape, config) - len(end)
     return [(*window, *end) for window in windows(ids, context=context, bos_id=bos_id)]
+
+
+def nothing_to_embed(base: BaseText, number: int, text: str) -> InvalidPrompt:
+    """The error for a text without a token of its own: it is empty, or nothing but what stands before every text."""
+    front = "CLS" if base.shape.kind == "encoder" else "BOS"
+    why = f"holds nothing but the {front}" if base.tokenize(text, bos=False) else "is empty"
+    return InvalidPrompt(f"Text {number} {why}: there is nothing to embed.", param=f"input.{number}")
 
 
 def closing(base: BaseText) -> tuple[int, ...]:

@@ -128,6 +128,7 @@ class FakeBase:
     """A base model of one shape, whose likelihoods are made up from the text."""
 
     shape = SHAPE
+    bos = None
 
     def __init__(self, encoders: Mapping[str, Encoder], base_id: str = "tiny", source: str = "tiny") -> None:
         self.entry = BaseEntry(id=base_id, source=source)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from registry.base_model import BaseText, LoadedBase
 from registry.errors import InvalidParameter
-from registry.likelihood import hidden_states
+from registry.likelihood import hidden_states, without_bos
 
 PAD = -1
 """In rows; no token has this id."""
@@ -38,7 +38,7 @@ class Frame:
 
     def around(self, first: Sequence[int], second: Sequence[int] = ()) -> tuple[list[int], int]:
         """All token ids, and where among them the second text begins. A BOS (CLS) of the text's own is not doubled."""
-        first = first[1:] if self.before and list(first[:1]) == [self.before[-1]] else first
+        first = without_bos(first, self.before[-1] if self.before else None)
         start = [*self.before, *first, *self.between]
         return [*start, *second, *self.after], len(start)
 

@@ -18,7 +18,7 @@ from transformers import DynamicCache
 from registry.adapters import AdapterModule
 from registry.base_model import LoadedBase
 from registry.errors import InvalidParameter
-from registry.likelihood import lm_logits
+from registry.likelihood import lm_logits, without_bos
 from registry.spec import HeadConfig
 from training.data import MIN_TEXTS, Examples, Line, enough
 from training.tasks.contract import Scored, Task, under
@@ -156,8 +156,8 @@ def _end(base: LoadedBase) -> list[int]:
 def _prompt(base: LoadedBase, text: str, room: int) -> tuple[list[int] | None, bool]:
     """BOS, the document cut to what fits into `room`, and the prompt; None without room. And whether it is whole."""
     bos = [base.bos_id] if base.entry.bos and base.bos_id is not None else []
-    document, after = tokens_of(base, text).ids, tokens_of(base, PROMPT).ids
-    document = document[1:] if bos and document[:1] == bos else document  # it brings the BOS itself
+    after = tokens_of(base, PROMPT).ids
+    document = without_bos(tokens_of(base, text).ids, base.bos_id if bos else None)
     most = room - len(bos) - len(after)
     if most < min(LEAST_OF_A_DOCUMENT, len(document)):
         return None, False

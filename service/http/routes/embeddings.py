@@ -13,7 +13,7 @@ from starlette.concurrency import run_in_threadpool
 
 from registry.errors import InvalidParameter, InvalidPrompt
 from service.engine import ScoreRequest, Scores
-from service.engine.texts import closing, has_bos
+from service.engine.texts import closing, has_bos, nothing_to_embed
 from service.http.app_parts import AppParts
 from service.http.auth import ModelUser
 from service.http.inference_limits import check_texts
@@ -54,7 +54,10 @@ def _prepare(
     if body.dimensions not in {None, shape.hidden_size}:
         raise InvalidParameter(f"Vectors of this model have {shape.hidden_size} dimensions.", param="dimensions")
     rows = [(*model.base.tokenize(text), *closing(model.base)) for text in texts]
+    least = has_bos(model.base) + len(closing(model.base))
     for number, row in enumerate(rows):
+        if len(row) <= least:
+            raise nothing_to_embed(model.base, number, texts[number])
         if len(row) > shape.context:
             raise InvalidPrompt(
                 f"Text {number} has {len(row)} tokens; the context is {shape.context}.", param=f"input.{number}"

@@ -15,6 +15,7 @@ from registry.spec import BaseEntry
 from tests.tiny_models import build_tiny_base, build_tiny_encoder, with_special
 
 OURS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}<|endoftext|>\n{% endfor %}"
+NEEDS_SYSTEM = "{% if messages[0].role != 'system' %}{{ raise_exception('a system message comes first') }}{% endif %}"
 HELLO = [{"role": "user", "content": "Hi"}]
 
 
@@ -50,13 +51,17 @@ def test_a_template_is_text_or_a_file_beside_the_allowlist(folder: Path) -> None
         ("chat.jinja", "causal", r"chat_template 'chat\.jinja' is neither a template .* \(.*No such file"),
         ("", "causal", "neither a template"),
         ("latin.jinja", "causal", "it is not UTF-8 text"),
+        ("~nosuchuser/x", "causal", r"chat_template '~nosuchuser/x' is neither .*\(Could not determine home"),
+        ("a\x00b", "causal", r"chat_template 'a\\x00b' is neither .*\(embedded null byte\)"),
+        ("a\nb", "causal", r"chat_template 'a\\nb' is neither .*No such file"),
         (OURS, "encoder", "an encoder answers no chat"),
     ],
 )
 def test_what_is_no_template_is_refused_with_the_allowlist(folder: Path, template: str, kind: str, said: str) -> None:
     (folder.parent / "latin.jinja").write_bytes(b"caf\xe9")
-    with pytest.raises(InvalidParameter, match=said):
+    with pytest.raises(InvalidParameter, match=said) as caught:
         read_allowlist(allowlist(folder, template, kind))
+    assert "\n" not in caught.value.message
 
 
 @pytest.mark.parametrize(
@@ -65,6 +70,7 @@ def test_what_is_no_template_is_refused_with_the_allowlist(folder: Path, templat
         ("{% for m in messages %}\n{{ m.content", r"fails on a user's message \(line 2\): TemplateSyntaxError"),
         ("{{ messages | no_such }}", "No filter named 'no_such'"),
         ("{{ raise_exception('only tools') }}", "only tools"),
+        ("{{ raise_exception('only\ntools') }}", "only tools"),
         ("{{ messages[0].nothing.at_all }}", "UndefinedError"),
         ("{% for m in messages %}{{ m.role }}{% endfor %}", "leaves out what a user's message says; it makes 'user'"),
     ],
@@ -102,6 +108,7 @@ def test_of_several_templates_the_one_for_conversations_is_used(folder: Path) ->
         ("{% for m in messages %}{{ m.content }}\n{% endfor %}", None),
         ("{% for m in messages %}{{ m.content }} over{% endfor %}", None),
         ("{% if messages|length > 1 %}{{ raise_exception('one') }}{% endif %}{{ messages[0].content }}", None),
+        (NEEDS_SYSTEM + OURS, "<|endoftext|>"),
         (None, None),
     ],
 )

@@ -85,7 +85,7 @@ class TestSelect:
         return select(
             verbs.registry,
             verbs.caller(),
-            check_sample(verbs.registry, verbs.caller(), source, encoders=verbs.known),
+            check_sample(verbs.registry, verbs.caller(), source, encoders=verbs.known, bos=None),
             pool=PoolRequest(),
             spec=spec or GmmSpec(),
             options=SelectOptions(**options),

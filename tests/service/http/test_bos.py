@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from registry.errors import InvalidPrompt
+from tests.service.passages import passages
 from tests.service.servers import World
 
 BOS = "<|endoftext|>"
@@ -83,14 +85,39 @@ def test_a_vector_does_not_change_with_the_bos(world: World) -> None:
     assert (own.nll, own.tokens) == (sample.nll, sample.tokens)
 
 
+def test_a_text_of_nothing_but_the_bos_has_no_vector(world: World) -> None:
+    answer = world.client.post("/v1/embeddings", json={"model": "tiny", "input": [TEXT, BOS]})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "input.1")
+    assert error["message"] == "Text 1 holds nothing but the BOS: there is nothing to embed."
+    with pytest.raises(InvalidPrompt, match="Text 1 holds nothing but the BOS"):
+        world.runtime.engine.embed("tiny", [TEXT, BOS])
+
+
+def test_a_passage_of_nothing_but_the_bos_counts_as_an_empty_one(world: World) -> None:
+    texts = [*passages("court", 25), BOS, f" {BOS}\n"]
+    pushed = world.push("acme/court", sample={"texts": texts})
+    told = pushed["sample"]
+    assert (told["received"], told["empty"], told["kept"]) == (27, 2, 25)
+    picked = world.client.post(
+        "/v1/soups", json={"sample": {"texts": [BOS] * 30}, "pool": {"base_model": "tiny"}, "wait": 5}
+    )
+    assert picked.json()["error"]["message"].startswith("The sample has 0 different sequences that are not empty")
+
+
 def test_tokenize_puts_one_in_front(world: World) -> None:
     assert post(world, "/tokenize", prompt=BOS + TEXT) == post(world, "/tokenize", prompt=TEXT)
     assert post(world, "/tokenize", prompt=BOS, add_special_tokens=False)["tokens"] == [0]
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_add_special_tokens_is_true_or_false(world: World, path: str) -> None:
-    prompt: dict[str, Any] = {"prompt": "a"} if path == "/v1/completions" else {"messages": [{"role": "user"}]}
+@pytest.mark.parametrize(
+    ("path", "prompt"),
+    [
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/tokenize", {"prompt": "a"}),
+    ],
+)
+def test_add_special_tokens_is_true_or_false(world: World, path: str, prompt: dict[str, Any]) -> None:
     answer = world.client.post(path, json={"model": "tiny", **prompt, "add_special_tokens": "no"})
-    assert answer.status_code == 400
-    assert "add_special_tokens" in answer.text or "messages" in answer.text
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "add_special_tokens")
