@@ -33,4 +33,5 @@ def generation_ends(folder: Path, tokenizer: Any) -> tuple[int, ...]:
     if saved.get("_from_model_config"):
         return ()
     found = saved.get("eos_token_id")
-    return tuple(token for token in (found if isinstance(found, list) else [found]) if is_special(tokenizer, token))
+    listed: list[Any] = found if isinstance(found, list) else [found]
+    return tuple(token for token in listed if is_special(tokenizer, token))

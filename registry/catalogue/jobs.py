@@ -20,8 +20,13 @@ from registry.catalogue.tables import jobs, keys
 from registry.errors import NotFound
 
 UNENDED = ("queued", "running")
-ROWS = select(jobs, keys.c.name.label("owner")).outerjoin_from(jobs, keys, keys.c.id == jobs.c.created_by)
-"""Jobs with the name of the key each is of; without keys nobody is asked for one, and there is no name."""
+ROWS = select(jobs, keys.c.name.label("owner"), keys.c.namespaces.label("owner_namespaces")).outerjoin_from(
+    jobs, keys, keys.c.id == jobs.c.created_by
+)
+"""Jobs with the name and the namespaces of the key each is of.
+
+Without keys nobody is asked for one, and there is no name.
+"""
 
 
 class Jobs(Repository[JobRow]):

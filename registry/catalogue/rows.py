@@ -132,7 +132,10 @@ class RecipeRow:
 
 @dataclass(frozen=True)
 class JobRow:
-    """A job: record and queue entry. `arguments` are ids and small parameters, `owner` the name of the key it is of."""
+    """A job: record and queue entry. `arguments` are ids and small parameters, `owner` the name of the key it is of.
+
+    `owner_namespaces` are what that key sees (None: all), not where the job is.
+    """
 
     id: str
     kind: str
@@ -140,6 +143,7 @@ class JobRow:
     namespace: str
     created_by: str
     owner: str | None
+    owner_namespaces: Namespaces
     arguments: Mapping[str, Any]
     progress: Mapping[str, Any]
     result: dict[str, Any] | None

@@ -12,6 +12,7 @@ from registry.spec import Cooked
 from service.http.answers.soups import soup_of
 from service.http.schemas.jobs import Job, job_body
 from service.jobs.kinds import KINDS
+from service.keys import Principal
 from service.parts import Parts
 
 HIDDEN = "Only keys that see every namespace this job works on see more."
@@ -32,14 +33,28 @@ def check_reach(row: JobRow, visible: Namespaces) -> None:
         raise Forbidden("This job works on namespaces that this key does not see.", param="id")
 
 
-def job_shown(parts: Parts, row: JobRow, visible: Namespaces) -> Job:
+def job_begun(row: JobRow, who: Principal) -> Job:
+    """The job that a request of this key started, or found: another key may have asked for the same before."""
+    body = job_body(row)
+    return body if _knows_owner(row, who) else body.model_copy(update={"owner": None})
+
+
+def _knows_owner(row: JobRow, who: Principal) -> bool:
+    """Whether this key sees the name of the key that asked: it is its own, or one that sees no namespace beyond its."""
+    if who.namespaces is None or row.created_by == who.key_id:
+        return True
+    return row.owner_namespaces is not None and set(row.owner_namespaces) <= set(who.namespaces)
+
+
+def job_shown(parts: Parts, row: JobRow, who: Principal) -> Job:
     """A job as a key sees it; what a cook job gave has the shape `POST /v1/soups` answers with."""
-    if not sees_all_of(row, visible):
-        body = job_body(row)
+    body = job_begun(row, who)
+    if not sees_all_of(row, who.namespaces):
         error = None if row.error is None else {"code": row.error.get("code"), "message": HIDDEN}
         progress = body.progress.model_copy(update={"message": ""})
-        return body.model_copy(update={"result": None, "error": error, "progress": progress, "owner": None})
+        hidden = {"result": None, "error": error, "progress": progress, "owner": None, "created_by": None}
+        return body.model_copy(update=hidden)
     if row.kind != "cook" or row.result is None:
-        return job_body(row)
+        return body
     cooked = Cooked.model_validate(row.result)
-    return job_body(row, soup_of(parts, cooked).model_dump(mode="json"))
+    return body.model_copy(update={"result": soup_of(parts, cooked).model_dump(mode="json")})

@@ -33,13 +33,13 @@ def list_jobs(
     size = page_size(limit, parts)
     with parts.registry.database.read() as catalogue:
         page = catalogue.jobs.list(who.namespaces, kind=kind, state=state, limit=size, cursor=cursor)
-    return JobList(data=[job_shown(parts, row, who.namespaces) for row in page.rows], next_cursor=page.next_cursor)
+    return JobList(data=[job_shown(parts, row, who) for row in page.rows], next_cursor=page.next_cursor)
 
 
 @router.get("/{id}")
 def get_job(id: str, parts: AppParts, who: Reader) -> Job:
     """One job, with its progress, result or error."""
-    return job_shown(parts, job_row(parts, who.namespaces, id), who.namespaces)
+    return job_shown(parts, job_row(parts, who.namespaces, id), who)
 
 
 @router.get("/{id}/events", response_class=StreamingResponse)
@@ -52,7 +52,7 @@ async def follow_job(id: str, request: Request, parts: AppParts, who: Reader) ->
         with job_watch(parts, id) as change:
             while not await request.is_disconnected():
                 row = await run_in_threadpool(job_row, parts, who.namespaces, id)
-                body = await run_in_threadpool(job_shown, parts, row, who.namespaces)
+                body = await run_in_threadpool(job_shown, parts, row, who)
                 if row.state in FINAL:
                     yield f"event: done\ndata: {body.model_dump_json()}\n\n"
                     return
@@ -68,4 +68,4 @@ async def follow_job(id: str, request: Request, parts: AppParts, who: Reader) ->
 def cancel_job(id: str, parts: AppParts, who: Writer) -> Job:
     """Cancel a job that is queued or running; one that ended stays as it is."""
     check_reach(job_row(parts, who.namespaces, id), who.namespaces)
-    return job_shown(parts, cancel(parts, who.namespaces, id), who.namespaces)
+    return job_shown(parts, cancel(parts, who.namespaces, id), who)

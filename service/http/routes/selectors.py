@@ -15,10 +15,11 @@ from registry.registry import Caller
 from registry.samples import CheckedSample, check_sample
 from registry.select import encoder_for, latest, pool_of, select
 from registry.spec import PoolRequest, SelectorSpec
+from service.http.answers.jobs import job_begun
 from service.http.app_parts import AppParts
 from service.http.auth import Reader, Writer
 from service.http.paging import Cursor, Limit, page_size
-from service.http.schemas.jobs import Job, job_body
+from service.http.schemas.jobs import Job
 from service.http.schemas.selectors import FitRequest, Selected, Selector, SelectorList, SelectRequest, selector_body
 from service.http.waiting import finished, wait_of
 from service.jobs.runner import FINAL, result_of
@@ -38,7 +39,7 @@ async def fit_selector(
     row = await finished(parts, job.id, seconds)
     if row.state not in FINAL:
         response.status_code = 202
-        return job_body(row)
+        return job_begun(row, who)
     return await run_in_threadpool(_fitted, parts, None, result_of(row)["selector"])
 
 
@@ -94,7 +95,7 @@ async def select_adapters(
         row = await finished(parts, job.id, seconds)
         if row.state not in FINAL:
             response.status_code = 202
-            return job_body(row)
+            return job_begun(row, who)
         result_of(row)
     return await run_in_threadpool(_select, parts, caller, sample, body)
 

@@ -13,6 +13,7 @@ from registry.errors import InvalidRecipe
 from registry.names import split_name
 from registry.select import pool_of
 from registry.spec import Cooked, CookRequest
+from service.http.answers.jobs import job_begun
 from service.http.answers.lineage import lineage_of
 from service.http.answers.soups import soup_of
 from service.http.app_parts import AppParts
@@ -20,7 +21,7 @@ from service.http.auth import Reader, Writer
 from service.http.named_models import adapter_named
 from service.http.paging import Cursor, Limit, page_size
 from service.http.schemas.adapters import Adapter, AdapterList, Lineage, adapter_body
-from service.http.schemas.jobs import Job, job_body
+from service.http.schemas.jobs import Job
 from service.http.schemas.soups import Soup, SoupRequest
 from service.http.waiting import finished, wait_of
 from service.jobs.cook import request_bytes
@@ -45,7 +46,7 @@ async def cook_soup(
     row = await finished(parts, job.id, seconds)
     if row.state not in FINAL:
         response.status_code = 202
-        return job_body(row)
+        return job_begun(row, who)
     cooked = Cooked.model_validate(result_of(row))
     response.status_code = 201 if cooked.created else 200
     return await run_in_threadpool(soup_of, parts, cooked)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
+from service.http.answers.jobs import job_begun
 from service.http.app_parts import AppParts
 from service.http.auth import Writer
-from service.http.schemas.jobs import Job, job_body
+from service.http.schemas.jobs import Job
 from service.jobs.training_requests import submit
 from training.request import TrainingRequest
 
@@ -23,4 +24,4 @@ def start_training(request: Request, response: Response, body: TrainingRequest, 
     row = submit(parts, who, body, request_id=request.state.request_id)
     parts.jobs.wake()
     response.headers["location"] = f"/v1/jobs/{row.id}"
-    return job_body(row)
+    return job_begun(row, who)

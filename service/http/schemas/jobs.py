@@ -21,12 +21,16 @@ class Progress(Wire):
 
 
 class Job(Wire):
-    """Work that outlives its request. `created_by` is the key that asked for it, `owner` that key's name."""
+    """Work that outlives its request. `created_by` is the key that asked for it, `owner` that key's name.
+
+    Both are null for a key that does not see all the job works on; `owner` also where the key that asked sees
+    namespaces that the one that looks does not.
+    """
 
     object: Literal["job"] = "job"
     id: str
     kind: str
-    created_by: str
+    created_by: str | None
     owner: str | None
     state: Literal["queued", "running", "succeeded", "failed", "cancelled"]
     progress: Progress
@@ -37,12 +41,9 @@ class Job(Wire):
     updated_at: datetime
 
 
-def job_body(row: JobRow, result: Mapping[str, Any] | None = None) -> Job:
-    """A row as its body; `result` stands for the stored one where a kind shows it otherwise."""
-    shown = {
-        "progress": _progress(row),
-        "result": row.result if result is None else dict(result),
-    }
+def job_body(row: JobRow) -> Job:
+    """A row as its body, all of it: `service.http.answers.jobs` leaves out what a key is not to see."""
+    shown = {"progress": _progress(row)}
     return Job(**{name: getattr(row, name) for name in Job.model_fields if hasattr(row, name)} | shown)
 
 

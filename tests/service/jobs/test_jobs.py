@@ -143,6 +143,26 @@ class TestFollowing:
         assert (listed["created_by"], listed["owner"]) == (newest["id"], newest["name"])
         assert job_of(world, listed["id"])["owner"] == newest["name"]
 
+    def test_a_name_of_a_key_stays_within_the_namespaces_of_that_key(self, world: World) -> None:
+        """The embedding in `acme` is of the admin key, the training in it of a key that sees more than `acme`."""
+
+        def owners(secret: str) -> dict[str, Any]:
+            found = world.client.get("/v1/jobs?limit=200", headers=world.headers(secret)).json()["data"]
+            return {one["id"]: (one["created_by"], one["owner"]) for one in found}
+
+        embed = world.client.get("/v1/jobs?kind=embed&limit=1").json()["data"][0]
+        assert embed["owner"] == "admin"
+        both, one, other = (world.key(["read", "write"], spaces) for spaces in (["acme", "theirs"], ["acme"], ["acme"]))
+        wide = cook(world, both, recipe=by_hand("acme/code")).json()["id"]
+        near = cook(world, other, recipe=by_hand("acme/code")).json()
+        assert near["owner"] == "test"
+        seen = owners(one)
+        assert seen[embed["id"]] == (embed["created_by"], None)
+        assert seen[wide] == (None, None)  # it may read what this key does not see
+        assert seen[near["id"]] == (near["created_by"], "test")
+        assert owners(both)[wide][1] == owners(both)[near["id"]][1] == "test"
+        assert owners(world.admin)[wide][1] == "test"
+
 
 class TestCooking:
     def test_a_job_gives_what_the_route_gives(self, world: World, client: SoupClient) -> None:
