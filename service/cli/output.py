@@ -42,13 +42,18 @@ def as_json(value: Any, *, lines: bool = False) -> None:
 WIDTH = 100
 """Columns that a table may take; what is wider is broken at spaces."""
 BREAKING = 12
-"""What a column keeps where even its words are broken."""
+"""What a column keeps where its words are broken, as long as that is enough."""
+
+
+def data_width() -> int | None:
+    """What a table on stdout may take: None, a row a line, where a file or the next program reads it."""
+    return WIDTH if sys.stdout.isatty() else None
 
 
 def columns(header: Sequence[str], rows: Sequence[Sequence[object]], *, within: int | None = None) -> str:
     """A table as aligned text; numbers stand to the right, control characters of foreign text are shown as `?`.
 
-    Where `within` is given, no line is longer: the widest columns go on in a line below.
+    Where `within` is given, the widest columns go on in lines below until all fit, as far as a character each is left.
     """
     cells = [[_cell(value) for value in row] for row in rows]
     table = [[name.upper() for name in header], *cells]
@@ -56,8 +61,7 @@ def columns(header: Sequence[str], rows: Sequence[Sequence[object]], *, within: 
     if within is not None:
         words = [max(len(word) for row in table for word in row[i].split() or [""]) for i in range(len(header))]
         widths = _narrowed(widths, words, within - 2 * (len(widths) - 1))
-    right = [bool(rows) and all(isinstance(row[i], int | float) or row[i] is None for row in rows)
-             for i in range(len(header))]  # fmt: skip
+    right = [bool(rows) and all(_is_number(row[i]) or row[i] is None for row in rows) for i in range(len(header))]
 
     def lines(row: Sequence[str]) -> Iterator[str]:
         parts = [_wrapped(cell, max(1, width)) or [""] for cell, width in zip(row, widths, strict=True)]
@@ -70,10 +74,14 @@ def columns(header: Sequence[str], rows: Sequence[Sequence[object]], *, within: 
     return "\n".join(line for row in table for line in lines(row))
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _narrowed(widths: Sequence[int], words: Sequence[int], room: int) -> list[int]:
     """Widths that fit into `room`, taken from the widest first; words are only broken where nothing else is left."""
     found = list(widths)
-    for least in (words, [BREAKING] * len(found)):
+    for least in (words, [BREAKING] * len(found), [1] * len(found)):
         while sum(found) > room:
             wide = [i for i, width in enumerate(found) if width > least[i]]
             if not wide:

@@ -17,7 +17,7 @@ from registry.progress import Progress
 from registry.spec import CookRequest, CosineSpec, GmmSpec, PoolRequest, SampleSource, SelectOptions, UniformSpec
 from service.cli.failures import Failures, explain
 from service.cli.flags import Given
-from service.cli.output import WIDTH, columns, progress_bar, talk
+from service.cli.output import columns, data_width, progress_bar, talk
 from service.cli.remote import Remote, SampleOption, verb
 from service.cli.selection_flags import POOL, SELECTION, pool_of
 from service.client import SoupClient
@@ -161,11 +161,13 @@ def _ingredients_text(cooked: dict[str, Any]) -> str:
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """The comparison as aligned text: what each strategy came to, then what each of the models is made of."""
-    figures = columns(("strategy", "perplexity", "difference", "model"), [_figures(row) for row in rows], within=WIDTH)
+    figures = columns(
+        ("strategy", "perplexity", "difference", "model"), [_figures(row) for row in rows], within=data_width()
+    )
     made = {row["model"]: _made_of(row) for row in rows if row.get("summary") and not row["abstained"]}
     if not made:
         return figures
-    return figures + "\n\n" + columns(("model", "ingredients"), list(made.items()), within=WIDTH)
+    return figures + "\n\n" + columns(("model", "ingredients"), list(made.items()), within=data_width())
 
 
 def _figures(row: dict[str, Any]) -> tuple[str, str, str, str]:

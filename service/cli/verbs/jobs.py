@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from service.cli.output import WIDTH, columns, fields, progress_bar, spelt
+from service.cli.output import columns, data_width, fields, progress_bar, spelt
 from service.cli.remote import Remote, verb
 
 app = typer.Typer(
@@ -42,7 +42,7 @@ def ls(
         for j in jobs
     ]  # fmt: skip
     header = ("id", "kind", "state", "progress", "duration", "owner", "created")
-    table = [columns(header, rows, within=WIDTH)] if jobs else []
+    table = [columns(header, rows, within=data_width())] if jobs else []
     remote.answer({"object": "list", "data": jobs}, *table, said="" if jobs else "No jobs.")
 
 
@@ -113,11 +113,12 @@ def _result(job: dict[str, Any]) -> list[tuple[str, object]]:
 
 
 def _duration(job: dict[str, Any]) -> str | None:
-    """From when the job was asked for to its end, or to what was last heard of it; None where it has not begun."""
+    """From when the job was asked for to its end, or to what was last heard of it; None where it never began."""
     begun, last = job.get("created_at"), job.get("updated_at")
-    if not begun or not last or job.get("state") == "queued":
+    waits = job.get("state") == "queued" or (job.get("state") == "cancelled" and job.get("attempts") == 0)
+    if not begun or not last or waits:
         return None
-    seconds = (datetime.fromisoformat(last) - datetime.fromisoformat(begun)).total_seconds()
+    seconds = round((datetime.fromisoformat(last) - datetime.fromisoformat(begun)).total_seconds(), 1)
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

@@ -603,14 +603,19 @@ class TestCompare:
         _, out, _ = soup("compare", "--sample", sample, "--test", sample, "--base", "tiny")
         assert "law 0.50, zoo 0.50 (concat)" in out
 
-    def test_it_fits_a_hundred_columns(self, soup: Soup, server: Server, sample: Path) -> None:
-        """Sixteen ingredients, and a model whose name is as long as names may be."""
+    @pytest.mark.parametrize("terminal", [True, False])
+    def test_it_fits_a_hundred_columns_of_a_terminal(
+        self, soup: Soup, server: Server, sample: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool
+    ) -> None:
+        """Sixteen ingredients, and a model whose name is as long as names may be; for a program a row is a line."""
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
         chosen = [{"domain": f"domain-{number}", "weight": "0.0625"} for number in range(16)]
         model = "n" * 64 + "/" + "s" * 64 + "@1"
         answer = {**SOUP, "model": model, "recipe": {}, "selection": {"selected": chosen}}
         server.on("POST /v1/soups", ok(answer)).on("POST /v1/perplexity", self.score)
         _, out, _ = soup("compare", "--sample", sample, "--test", sample, "--base", "tiny")
-        assert max(map(len, out.splitlines())) <= 100
+        assert (max(map(len, out.splitlines())) <= 100) is terminal
+        assert any(line.startswith(model) and "domain-15" in line for line in out.splitlines()) is not terminal
         assert all(f"domain-{number} 0.06" in " ".join(out.split()) for number in range(1, 16))
         assert out.count("domain-15") == 1  # a model that several strategies come to is described once
 
@@ -716,6 +721,12 @@ class TestKeysAndJobs:
         assert "reason    It is better.\nmodel     team/soup@1\n" in shown
         assert not set(shown) & set("{}=")
 
+    def test_a_hidden_owner_is_left_out(self, soup: Soup, server: Server) -> None:
+        hidden = job(created_by=None, owner=None)
+        server.on("GET /v1/jobs/j1", ok(hidden)).on("GET /v1/jobs", ok({"data": [hidden]}))
+        assert "owner" not in soup("jobs", "show", "j1")[1]
+        assert "None" not in soup("jobs", "ls")[1]
+
     def test_without_keys_the_owner_is_who_is_stored(self, soup: Soup, server: Server) -> None:
         seconds = {"created_at": "2026-01-02T03:04:05Z", "updated_at": "2026-01-02T03:04:06.250000Z"}
         server.on("GET /v1/jobs/j1", ok(job(created_by="no-auth", owner=None, **seconds)))
@@ -744,6 +755,32 @@ class TestOutput:
             "X  SAID            N", "a  one two three   1", "   four five", "b  six            20",
         ]  # fmt: skip
         assert columns(("x", "said", "n"), rows, within=60) == columns(("x", "said", "n"), rows)
+
+    def test_ten_columns_of_forty_fit_as_well(self) -> None:
+        text = columns(["n" * 40] * 10, [["v" * 40] * 10], within=100)
+        assert max(map(len, text.splitlines())) <= 100
+        assert (text.count("N"), text.count("v")) == (400, 400)
+
+    def test_yes_and_no_are_words_and_no_numbers(self) -> None:
+        assert columns(("ok", "n"), [(True, 1), (False, 20)]).splitlines() == ["OK    N", "yes   1", "no   20"]
+
+    @pytest.mark.parametrize(
+        ("ended", "more", "said"),
+        [
+            ("03:04:59.940000", {}, "59.9 s"),
+            ("03:04:59.990000", {}, "1 min 0 s"),
+            ("03:05:00.040000", {}, "1 min 0 s"),
+            ("04:03:59.700000", {}, "1 h 0 min"),
+            ("03:04:09", {"state": "cancelled", "attempts": 0}, "-"),
+            ("03:04:09", {"state": "cancelled", "attempts": 1}, "9.0 s"),
+        ],
+    )
+    def test_durations(self, soup: Soup, server: Server, ended: str, more: dict[str, Any], said: str) -> None:
+        moments = {"created_at": "2026-01-02T03:04:00Z", "updated_at": f"2026-01-02T{ended}Z"}
+        server.on("GET /v1/jobs", ok({"data": [job(**{"attempts": 1, "owner": "ana", **moments, **more})]}))
+        row = soup("jobs", "ls")[1].splitlines()[1]
+        assert f" {said}  " in row
+        assert "ana" in row
 
     def test_progress_is_for_terminals(
         self, soup: Soup, server: Server, sample: Path, monkeypatch: pytest.MonkeyPatch
