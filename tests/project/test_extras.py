@@ -195,9 +195,29 @@ def address() -> Iterator[str]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            """The list of adapters."""
             row = {"ref": "team/law@1", "kind": "adapter", "domain": "law", "base_model": "tiny"}
-            body = json.dumps({"object": "list", "data": [row], "next_cursor": None}).encode()
-            self.send_response(200)
+            self.answer(200, {"object": "list", "data": [row], "next_cursor": None})
+
+        def do_HEAD(self) -> None:
+            """Whether a blob is there: none is."""
+            self.send_response(404)
+            self.end_headers()
+
+        def do_PUT(self) -> None:
+            """A blob."""
+            self.rfile.read(int(self.headers["content-length"]))
+            self.answer(201, {"digest": self.path.rpartition("/")[2]})
+
+        def do_POST(self) -> None:
+            """A training."""
+            self.rfile.read(int(self.headers["content-length"]))
+            self.answer(202, {"object": "job", "id": "job-1", "kind": "train", "state": "queued", "error": None})
+
+        def answer(self, status: int, what: dict[str, object]) -> None:
+            """Send a body of JSON."""
+            body = json.dumps(what).encode()
+            self.send_response(status)
             self.send_header("content-type", "application/json")
             self.send_header("content-length", str(len(body)))
             self.end_headers()
@@ -226,6 +246,12 @@ def test_the_client_talks_to_a_server_without_torch(install: Install, address: s
     assert python(client, "-c", program, cwd=tmp_path).stdout == "law\n"
     every = "from service.cli.app import VERBS, run; print([verb for verb in VERBS if run([verb, '--help'])])"
     assert python(client, "-c", every, cwd=tmp_path).stdout.splitlines()[-1] == "[]"
+    (tmp_path / "texts.jsonl").write_text('{"text": "a"}\n')
+    submitted = python(
+        client, "-m", "service.cli", "train", "submit", "--texts", "texts.jsonl", "--name", "team/law", "--base",
+        "tiny", "--no-wait", "--url", address, "--key", "k", cwd=tmp_path,
+    )  # fmt: skip
+    assert (submitted.returncode, submitted.stdout) == (0, "job-1\n"), submitted.stderr
     for verb, extra in EXTRAS.items():
         refused = python(client, "-m", "service.cli", verb, *_line(verb, tmp_path), cwd=tmp_path)
         assert refused.returncode == 1, refused.stderr
