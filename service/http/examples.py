@@ -1,8 +1,8 @@
-"""An example for each call of the API: bodies that can be sent as they are, and the parts of a path.
+"""An example for each call of the API: bodies that are valid as they are, and the parts of a path.
 
 They are filled in on the documentation page, where a visitor presses Execute. `document` puts them into the schema;
-the id of the base model is that of the running server, other names are made up (`acme/law`), and a call that asks for
-them is answered 404 where nothing of that name was pushed.
+the id of the base model is that of the running server, other names are made up (`acme/law`). What an example needs on
+the server besides (NEEDS) is said in its summary; until it is there the answer says what is missing.
 """
 
 from __future__ import annotations
@@ -49,6 +49,18 @@ PARTS: Mapping[str, str] = {
     "digest": DIGEST, "ns": "acme", "name": "kitchen", "alias": "prod", "file": "README.md",
 }  # fmt: skip
 """What is asked for in a path, by the name of the parameter; ids are told apart by the call."""
+NEEDS: Mapping[tuple[str, str], str] = {
+    ("push_adapter", "weights that were uploaded"): "weights uploaded to /v1/blobs, under the digest of your own",
+    ("cook_soup", "by a recipe"): "the adapters acme/kitchen and acme/law",
+    ("change_adapter", "another card"): "the adapter acme/kitchen",
+    ("put_alias", "the first version"): "the adapter acme/kitchen",
+    ("start_training", "a hundred steps"): "its texts uploaded to /v1/blobs",
+    ("chat_completions", "a question"): "a base model with a chat template",
+    ("fit_selector", "clusters of all domains"): "adapters with samples, of several domains",
+    ("select_adapters", "for a sample"): "adapters with samples, of several domains",
+    ("cook_soup", "for a sample"): "adapters with samples, of several domains",
+}
+"""By call and name of an example: what it needs on the server; those that are not here need nothing."""
 IDS: Mapping[str, str] = {
     "/v1/selectors/{id}": "sel-0123456789abcdef",
     "/v1/keys/{id}": "key-0123456789abcdef",
@@ -130,12 +142,16 @@ def document(schema: Json, base: str) -> Json:
             if operation["operationId"] in found:
                 content = operation["requestBody"]["content"]["application/json"]
                 content["examples"] = {
-                    name: {"summary": name, "value": value} for name, value in found[operation["operationId"]].items()
+                    name: {"summary": _summary(operation["operationId"], name), "value": value}
+                    for name, value in found[operation["operationId"]].items()
                 }
     return schema
 
 
+def _summary(call: str, name: str) -> str:
+    needed = NEEDS.get((call, name))
+    return name if needed is None else f"{name} (needs {needed})"
+
+
 def _part(path: str, name: str, base: str) -> str:
-    if name == "id":
-        return IDS.get(path, base)
-    return base if name == "model" else PARTS[name]
+    return IDS.get(path, base) if name == "id" else PARTS[name]
