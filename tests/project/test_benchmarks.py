@@ -153,6 +153,14 @@ def test_breadth_refuses_to_time_soups_that_cannot_be():
         breadth.mixed(parts, AverageMixing())
 
 
+def test_a_servers_start_is_measured_until_it_is_ready(tiny_base_dir, tmp_path):
+    found = cold_start.server_start(tiny_base_dir)
+    assert found.cpu_s > 0.1
+    assert found.mib > 50
+    with pytest.raises(OSError, match="refused"):
+        cold_start.server_start(tmp_path / "nothing")
+
+
 def test_cold_start_runs_whole_processes():
     with pytest.raises(subprocess.CalledProcessError):
         cold_start.process(("-c", "raise SystemExit(3)"))()
