@@ -2,7 +2,7 @@
 
 Commands are whole processes, from nothing to their exit. The peers are what one would pay without lazy imports: the
 interpreter alone, and a process that imports torch. `serve_ready_cpu_s` is the CPU time, of all its threads, that
-`soup serve` has taken when `/readyz` answers on a new data folder and a small base model, and `serve_ready_mib` the most
+`soup serve` has taken when `/readyz` answers on a new data folder and a small base model; `serve_ready_mib` is the most
 memory it has had by then. Files are in the page cache: one run of each comes before those that count.
 """
 

@@ -217,3 +217,17 @@ def test_training_speed_is_told_as_ratios_within_a_repeat():
     assert values["adamix_step_overhead"] == pytest.approx(0.1)
     assert values["mask_overhead"] == pytest.approx(0)
     assert [row["variant"] for row in result.rows] == list(training.VARIANTS)
+    assert result.figures["adapter_vs_full"].goal == 1.2
+
+
+def test_some_variants_of_training_give_the_figures_that_they_can():
+    def take(variant: str) -> results.Row:
+        step = 3.0 if variant == "full" else 2.0
+        return {"variant": variant, "step_s": step, "tokens_per_s": 1 / step, "parameters_trained": 1,
+                "peak_memory_mib": 5.0}  # fmt: skip
+
+    found = training.run(take, repeats=1, dtype="float32", variants=["full", "adapter"], name="training_deep")
+    assert found.name == "training_deep"
+    assert found.figures["adapter_vs_full"].value == pytest.approx(1.5)
+    assert found.figures["adapter_vs_full"].goal == 1.3
+    assert not {"adapter_vs_peft_lora", "adamix_overhead", "peak_memory_masked_mib"} & set(found.figures)
