@@ -101,6 +101,13 @@ def shape_from(config: Any, fingerprint: Digest, base_id: str, kind: BaseKind = 
     )
 
 
+def parameters_of(config: Any, base_id: str, kind: BaseKind = "causal") -> int:
+    """How many parameters the model of a configuration holds in memory, those that are tied once."""
+    model: Any = _built(config, base_id, kind)
+    model.tie_weights()
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
 def _built(config: Any, base_id: str, kind: BaseKind) -> nn.Module:
     """The model on the meta device, where initial values would only cost time."""
     builder: Any = AutoModel if kind == "encoder" else AutoModelForCausalLM
