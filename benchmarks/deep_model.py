@@ -1,7 +1,7 @@
 """What many layers and a large vocabulary cost: hooks on the layers, and memory beside what a server counts.
 
-- `hook_overhead_<method>`: a forward pass of blocks with an adapter attached over the bare base model's, minus 1; the
-  adapter's own arithmetic is in it.
+- `hook_overhead_<method>`: a forward pass of blocks with an adapter attached over the bare base model's, minus 1, in CPU time
+  and in turns; the adapter's own arithmetic is in it.
 - `hook_overhead_identity`: the same with hooks on as many modules that do nothing: what attaching alone costs.
 - `grown_over_counted_<dtype>`: growth of this process's resident memory by a base model as a server loads it, over the
   bytes that `SOUP_MEMORY_BYTES` counts for it; `grown_over_counted_adapters`: the same of adapters held ready.
@@ -17,7 +17,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports transformers
 
 from benchmarks.cold_start import SMALL_BASE
-from benchmarks.report import Result, interleaved, options, ratios, repeated
+from benchmarks.report import Result, options, ratios, repeated
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -154,6 +155,18 @@ def _as_it_came(_module: nn.Module, _argument: Tensor, output: Tensor) -> Tensor
     return output
 
 
+def cpu_seconds(calls: Mapping[str, Callable[[], object]], *, repeats: int) -> dict[str, list[float]]:
+    """CPU time of each call, `repeats` times, in turn, after one that does not count: others' work is not in it."""
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    for repeat in range(repeats + 1):
+        for name, call in calls.items():
+            start = time.process_time()
+            call()
+            if repeat:
+                found[name].append(time.process_time() - start)
+    return found
+
+
 def run(base_folder: Path, *, repeats: int) -> Result:
     """Measure all of it on the base model in a folder."""
     from registry.base_model import load_base
@@ -170,7 +183,7 @@ def run(base_folder: Path, *, repeats: int) -> Result:
         ):
             result.figures[name] = repeated([found[above] / found[below]], "ratio", goal=goal)
     base = load_base(BaseEntry(id="deep", source=str(base_folder.resolve())))
-    times = interleaved(passes(base), repeats=repeats)
+    times = cpu_seconds(passes(base), repeats=repeats)
     for name in list(times)[1:]:
         over = [ratio - 1 for ratio in ratios(times[name], times["bare"])]
         result.figures[f"hook_overhead_{name}"] = repeated(over, "fraction")
