@@ -1,7 +1,7 @@
 """What many layers and a large vocabulary cost: hooks on the layers, and memory beside what a server counts.
 
-- `hook_overhead_<method>`: a forward pass of blocks with an adapter attached over the bare base model's, minus 1, in CPU time
-  and in turns; the adapter's own arithmetic is in it.
+- `hook_overhead_<method>`: CPU time of a forward pass of blocks with an adapter attached over that of the bare base
+  model, minus 1; the adapter's own arithmetic is in it.
 - `hook_overhead_identity`: the same with hooks on as many modules that do nothing: what attaching alone costs.
 - `grown_over_counted_<dtype>`: growth of this process's resident memory by a base model as a server loads it, over the
   bytes that `SOUP_MEMORY_BYTES` counts for it; `grown_over_counted_adapters`: the same of adapters held ready.
