@@ -112,6 +112,7 @@ def test_the_whole_demo_and_a_second_run_that_reuses_it(world, capsys):
 
     result = json.loads(Path("results/main_job.json").read_text())
     assert result["name"] == "main_job"
+    assert Path("results/main_job.svg").read_bytes() == drawn
     base = next(row for row in result["rows"] if row["method"] == "base_model")
     assert base["passages"] == 21
     assert {row["adapter"] for row in result["rows"] if row["method"] == "adapter"} == {"law", "cooking"}
