@@ -17,7 +17,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.runtime: pyproject.toml constraints.txt | $(VENV)/bin/python
-	@echo "installing the pinned dependencies into $(VENV) (a few minutes the first time)"
+	@echo "installing the pinned dependencies into $(VENV): 1.5 GB and a few minutes with the CPU build of torch, more with CUDA (docs/how-to/install.md)"
 	$(PIP) torch==2.13.0
 	$(PIP) -e '.[server]'
 	@touch $@

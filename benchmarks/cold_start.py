@@ -1,15 +1,22 @@
-"""How long a command of `soup` takes before it does anything: whole processes, from nothing to their exit.
+"""How long a command of `soup` takes before it does anything, and what a server's start costs.
 
-The peers are what one would pay without lazy imports: the interpreter alone, and a process that imports torch. Files
-are in the page cache: one run of each comes before those that count.
+Commands are whole processes, from nothing to their exit. The peers are what one would pay without lazy imports: the
+interpreter alone, and a process that imports torch. `serve_ready_cpu_s` is the CPU time, of all its threads, that
+`soup serve` has taken when `/readyz` answers on a new data folder and a small base model; `serve_ready_mib` is the most
+memory it has had by then. Files are in the page cache: one run of each comes before those that count.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import tempfile
+import urllib.request
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
 from benchmarks.report import Result, interleaved, options, repeated
@@ -24,6 +31,9 @@ PROGRAMS: dict[str, tuple[str, ...]] = {
     "import_torch": ("-c", "import torch"),
 }
 GOALS = {"soup_help": 0.5, "import_client": 0.5}
+READY_CPU_GOAL = 4.0
+"""Seconds: half of what it was when transformers brought in all that it can use."""
+SMALL_BASE = ROOT / "demo" / "base_model"
 
 
 def process(arguments: tuple[str, ...]) -> Callable[[], object]:
@@ -34,21 +44,56 @@ def process(arguments: tuple[str, ...]) -> Callable[[], object]:
     )
 
 
-def run(repeats: int) -> Result:
-    """Measure every program."""
+@dataclass(frozen=True)
+class Start:
+    """What a server has taken when it answers: CPU seconds of all threads, and the most memory."""
+
+    cpu_s: float
+    mib: float
+
+
+def server_start(base_folder: Path) -> Start:
+    """Start a server over a new data folder, wait until `/readyz` says ready, and kill it."""
+    with tempfile.TemporaryDirectory() as folder:
+        bases = Path(folder) / "bases.toml"
+        bases.write_text(f"[bases.small]\nsource = {json.dumps(str(base_folder.resolve()))}\n")
+        server = subprocess.Popen(
+            [sys.executable, "-m", "service.cli", "serve", "--bases", str(bases), "--data", f"{folder}/data",
+             "--port", "0", "--json"],
+            cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            assert server.stdout is not None
+            said = json.loads(server.stdout.readline() or '{"url": "http://127.0.0.1:0"}')
+            with urllib.request.urlopen(f"{said['url']}/readyz", timeout=60) as answer:
+                assert json.load(answer)["status"] == "ready"
+        finally:
+            server.kill()
+            _, server.returncode, used = os.wait4(server.pid, 0)
+            server.communicate()
+    return Start(cpu_s=used.ru_utime + used.ru_stime, mib=used.ru_maxrss / 1024)
+
+
+def run(repeats: int, *, base_folder: Path = SMALL_BASE) -> Result:
+    """Measure every program, and the server's start."""
     result = Result("cold_start")
     times = interleaved({name: process(arguments) for name, arguments in PROGRAMS.items()}, repeats=repeats)
     for name, found in times.items():
         result.figures[f"{name}_s"] = repeated(found, "s", goal=GOALS.get(name))
         result.rows.append({"program": name, "command": " ".join(("python", *PROGRAMS[name])), "wall_s": median(found)})
+    server_start(base_folder)
+    starts = [server_start(base_folder) for _ in range(repeats)]
+    result.figures["serve_ready_cpu_s"] = repeated([one.cpu_s for one in starts], "CPU s", goal=READY_CPU_GOAL)
+    result.figures["serve_ready_mib"] = repeated([one.mib for one in starts], "MiB")
     return result
 
 
 def main() -> None:
     """The command line."""
     parser = options(__doc__)
+    parser.add_argument("--base", type=Path, default=SMALL_BASE, help="folder of the server's base model")
     arguments = parser.parse_args()
-    run(arguments.repeats).finish(arguments.out)
+    run(arguments.repeats, base_folder=arguments.base).finish(arguments.out)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,9 @@ in each repeat, and ratios are taken repeat by repeat.
 - `adamix_overhead`: a pass with a drawn route through a bank of four experts over the plain adapter's pass;
   `adamix_step_overhead`: a whole step with consistency over twice the plain step, which it has two passes for.
 - `mask_overhead`: a step of the adapter with 40 % of its entries pruned over the plain step.
+
+With `--base-folder` it runs on another base model, as large ones are on fewer and shorter blocks and without AdaMix and
+pruning (`--variants`, `--batch`, `--block`). A result of another name than `training` has a deep model's goals.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -41,13 +44,16 @@ if TYPE_CHECKING:
     from registry.base_model import LoadedBase
     from training.state import Loss
 
-BOTTLENECK, RANK = 64, 22
-"""Of the adapter and of the LoRAs: 134,400 and 135,168 parameters on the shared base model."""
+BOTTLENECK = 64
+"""Of the adapter; the LoRAs' rank is that which comes nearest to its parameters: 22 on the shared base model."""
 EXPERTS, SPARSITY = 4, 0.4
 BATCH, BLOCK = 8, 512
 WARM = 2
 SEED = 0
 SHARED_BASE = Path("../shared/base-lm")
+GOALS = {"adapter_vs_full": 1.2, "adapter_vs_peft_lora": 0.97, "lora_vs_peft_lora": 0.97}
+DEEP_GOALS = {"adapter_vs_full": 1.3, "adapter_vs_peft_lora": 1.0}
+"""On a model of many layers and a large vocabulary."""
 Dtype = Literal["float32", "bfloat16"]
 
 
@@ -63,7 +69,9 @@ class Prepared:
 # --- one measurement, in a process of its own -------------------------------------------------------
 
 
-def measure(base_folder: Path, variant: str, *, dtype: Dtype, steps: int, block: int = BLOCK) -> Row:
+def measure(
+    base_folder: Path, variant: str, *, dtype: Dtype, steps: int, batch: int = BATCH, block: int = BLOCK
+) -> Row:
     """Median seconds of a step, parameters trained, and the most memory this process has had."""
     import numpy as np
 
@@ -73,9 +81,9 @@ def measure(base_folder: Path, variant: str, *, dtype: Dtype, steps: int, block:
     from training.state import Objective, TrainingState
 
     base = load_base(BaseEntry(id="base", source=str(base_folder.resolve())))
-    blocks = np.random.default_rng(SEED).integers(1, base.shape.vocab_size, (4 * BATCH, block))
+    blocks = np.random.default_rng(SEED).integers(1, base.shape.vocab_size, (4 * batch, block))
     numbers = Hyperparameters(
-        steps=WARM + steps, batch=BATCH, block=block, learning_rate=1e-4, dtype=dtype, evaluations=1
+        steps=WARM + steps, batch=batch, block=block, learning_rate=1e-4, dtype=dtype, evaluations=1
     )  # fmt: skip
     prepared = VARIANTS[variant](base)
     with prepared.attached:
@@ -87,7 +95,7 @@ def measure(base_folder: Path, variant: str, *, dtype: Dtype, steps: int, block:
         taken = [seconds(state.advance) for _ in range(steps)]
     step = median(taken)
     return {
-        "variant": variant, "step_s": step, "tokens_per_s": BATCH * block / step,
+        "variant": variant, "step_s": step, "tokens_per_s": batch * block / step,
         "parameters_trained": sum(parameter.numel() for parameter in state.trained.values()),
         "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }  # fmt: skip
@@ -108,14 +116,27 @@ def _adapter(base: LoadedBase, *, lora: bool = False, masked: bool = False) -> P
     from training.methods.pruning import prune
     from training.trainer import loss_of
 
+    rank = _rank(base) if lora else 0
     plain = paper_config("bapna_firat", bottleneck=BOTTLENECK)
-    config = lora_for(base.shape, rank=RANK, alpha=2.0 * RANK) if lora else plain
+    config = lora_for(base.shape, rank=rank, alpha=2.0 * rank) if lora else plain
     adapter = create(config, base.shape, seed=SEED, base=base.model)
     loss = loss_of(base, adapter)
     if masked:
         how = PruningOptions(score="magnitude", sparsity=SPARSITY)
         adapter = prune(adapter, loss, _no_rows(), how, batch=BATCH, data_digest="")
     return Prepared(adapter, loss, attached(base.model, adapter))
+
+
+def _rank(base: LoadedBase) -> int:
+    """Of a LoRA on the attention's projections: that with which it comes nearest to the adapter's parameters."""
+    from registry.adapters import create, paper_config
+    from training.methods.lora_targets import lora_for
+
+    adapter, one = (
+        sum(value.numel() for value in create(config, base.shape, seed=SEED, base=base.model).parameters())
+        for config in (paper_config("bapna_firat", bottleneck=BOTTLENECK), lora_for(base.shape, rank=1, alpha=2.0))
+    )
+    return max(1, round(adapter / one))
 
 
 def _no_rows() -> Any:
@@ -145,10 +166,11 @@ def _peft_lora(base: LoadedBase) -> Prepared:
     from training.methods.lora_targets import lora_for
     from training.trainer import loss_of
 
-    ours = lora_for(base.shape, rank=RANK, alpha=2.0 * RANK)
+    rank = _rank(base)
+    ours = lora_for(base.shape, rank=rank, alpha=2.0 * rank)
     model = copy.deepcopy(base.model)
     theirs = peft.LoraConfig(
-        r=RANK, lora_alpha=2 * RANK, target_modules=list(ours.modules()),
+        r=rank, lora_alpha=2 * rank, target_modules=list(ours.modules()),
         fan_in_fan_out=base.shape.model_type == "gpt2",
     )  # fmt: skip
     wrapped: Any = peft.get_peft_model(model, theirs)
@@ -169,44 +191,45 @@ VARIANTS: Mapping[str, Callable[[LoadedBase], Prepared]] = {
 # --- all of them ------------------------------------------------------------------------------------
 
 
-def in_a_process(base_folder: Path, variant: str, *, dtype: Dtype, steps: int) -> Row:
+def in_a_process(base_folder: Path, variant: str, *, dtype: Dtype, steps: int, batch: int, block: int) -> Row:
     """One measurement in a fresh process; raises CalledProcessError."""
-    command = [sys.executable, "-m", "benchmarks.training", "--variant", variant, "--base", str(base_folder),
-               "--dtype", dtype, "--steps", str(steps)]  # fmt: skip
+    command = [sys.executable, "-m", "benchmarks.training", "--variant", variant, "--base-folder", str(base_folder),
+               "--dtype", dtype, "--steps", str(steps), "--batch", str(batch), "--block", str(block)]  # fmt: skip
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     found: Row = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
-def run(take: Callable[[str], Row], *, repeats: int, dtype: str) -> Result:
+def run(
+    take: Callable[[str], Row], *, repeats: int, dtype: str, variants: Sequence[str] = tuple(VARIANTS),
+    name: str = "training",
+) -> Result:  # fmt: skip
     """`repeats` measurements of each variant by `take`, in turn, and the ratios."""
-    taken: dict[str, list[Row]] = {variant: [] for variant in VARIANTS}
+    taken: dict[str, list[Row]] = {variant: [] for variant in variants}
     for _ in range(repeats):
         for variant, rows in taken.items():
             rows.append(take(variant))
-    result = Result("training")
+    result = Result(name)
     for rows in taken.values():
         named = ("step_s", "tokens_per_s", "peak_memory_mib")
         result.rows.append({**rows[0], **{name: median(row[name] for row in rows) for name in named}, "dtype": dtype})
-    result.figures.update(_figures(taken))
+    result.figures.update(_figures(taken, GOALS if name == "training" else DEEP_GOALS))
     return result
 
 
-def _figures(taken: Mapping[str, list[Row]]) -> dict[str, Figure]:
+def _figures(taken: Mapping[str, list[Row]], goals: Mapping[str, float]) -> dict[str, Figure]:
+    """Ratios and overheads between variants that were both measured, and what each was like."""
     step = {variant: [row["step_s"] for row in rows] for variant, rows in taken.items()}
-    one, two = (ratios(step[variant], step["adapter"]) for variant in ("adamix_pass", "adamix_step"))
-    masked = ratios(step["masked"], step["adapter"])
-    overheads = {
-        "adamix_overhead": [ratio - 1 for ratio in one],
-        "adamix_step_overhead": [ratio / 2 - 1 for ratio in two],
-        "mask_overhead": [ratio - 1 for ratio in masked],
-    }
-    found = {
-        "adapter_vs_full": repeated(ratios(step["full"], step["adapter"]), "ratio", goal=1.2, note="stretch 1.35"),
-        "adapter_vs_peft_lora": repeated(ratios(step["peft_lora"], step["adapter"]), "ratio", goal=0.97),
-        "lora_vs_peft_lora": repeated(ratios(step["peft_lora"], step["lora"]), "ratio", goal=0.97),
-    }
-    found |= {name: repeated(values, "fraction", goal=0.1) for name, values in overheads.items()}
+    found: dict[str, Figure] = {}
+    for name in GOALS:
+        ours, theirs = name.split("_vs_")
+        if {ours, theirs} <= step.keys():
+            found[name] = repeated(ratios(step[theirs], step[ours]), "ratio", goal=goals.get(name))
+    overheads = {"adamix_overhead": ("adamix_pass", 1), "adamix_step_overhead": ("adamix_step", 2)}
+    for name, (variant, passes) in {**overheads, "mask_overhead": ("masked", 1)}.items():
+        if {variant, "adapter"} <= step.keys():
+            over = [ratio / passes - 1 for ratio in ratios(step[variant], step["adapter"])]
+            found[name] = repeated(over, "fraction", goal=0.1)
     for variant, rows in taken.items():
         found[f"peak_memory_{variant}_mib"] = repeated([row["peak_memory_mib"] for row in rows], "MiB")
         found[f"tokens_per_s_{variant}"] = repeated([row["tokens_per_s"] for row in rows], "tokens/s")
@@ -217,16 +240,21 @@ def main() -> None:
     """The command line; with --variant one measurement, as JSON."""
     parser = options(__doc__)
     parser.add_argument("--variant", choices=tuple(VARIANTS), help="measure this one here, and print it as JSON")
-    parser.add_argument("--base", type=Path, default=SHARED_BASE, help="folder of the base model")
+    parser.add_argument("--variants", nargs="+", choices=tuple(VARIANTS), default=list(VARIANTS), help="measure these")
+    parser.add_argument("--base-folder", type=Path, default=SHARED_BASE, help="folder of the base model")
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
     parser.add_argument("--steps", type=int, default=9, help="steps of a measurement; their median counts")
+    parser.add_argument("--batch", type=int, default=BATCH, help="blocks of a step")
+    parser.add_argument("--block", type=int, default=BLOCK, help="tokens of a block")
     given = parser.parse_args()
     dtype = best_dtype() if given.dtype == "auto" else given.dtype
+    numbers = {"dtype": dtype, "steps": given.steps, "batch": given.batch, "block": given.block}
     if given.variant:
-        print(json.dumps(measure(given.base, given.variant, dtype=dtype, steps=given.steps)))
+        print(json.dumps(measure(given.base_folder, given.variant, **numbers)))
         return
-    take = partial(in_a_process, given.base, dtype=dtype, steps=given.steps)
-    run(take, repeats=given.repeats, dtype=dtype).finish(given.out)
+    take = partial(in_a_process, given.base_folder, **numbers)
+    name = "training" if given.out is None else given.out.stem
+    run(take, repeats=given.repeats, dtype=dtype, variants=given.variants, name=name).finish(given.out)
 
 
 if __name__ == "__main__":

@@ -100,10 +100,11 @@ It took {seconds:.0f} seconds. Everything it made is in {job.home}, and the next
 
 
 def write_figures(job: Job, found: Table, options: Options, *, seconds: float) -> None:
-    """Write the results file that `--out` names."""
+    """Write the results file that `--out` names, and the picture beside it."""
     assert options.out is not None
     figures = table.figures(found)
     note = "at most; installation, download and training not included"
     figures["wall_s"] = Figure(seconds, "s", job.wall_goal, [seconds], note).as_json()
     write(options.out, name=options.out.stem, command=options.command, figures=figures, rows=table.rows(found))
-    print(f"Figures: {options.out}")
+    picture.draw(found, options.out.with_suffix(".svg"))
+    print(f"Figures: {options.out}, and as a picture {options.out.with_suffix('.svg')}")

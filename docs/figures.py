@@ -83,8 +83,9 @@ def _sentence(result: Result) -> list[str]:
     whose = "soup" if not abstained else f"the answer (the base model on {abstained})"
     return [
         f"Perplexity on {len(base)} domains that no adapter was trained on, geometric mean: base model "
-        f"{_geometric(base):.1f}, control {_geometric(control):.1f}, {whose} {_geometric(answer):.1f}: {abs(gain):.1f} % "
-        f"{'below' if gain > 0 else 'above'} the control, and below both on {won} of {len(base)} domains."
+        f"{_geometric(base):.1f}, control {_geometric(control):.1f}, {whose} {_geometric(answer):.1f}: "
+        f"{abs(gain):.1f} % {'below' if gain > 0 else 'above'} the control, and below both on {won} of {len(base)} "
+        "domains."
     ]
 
 

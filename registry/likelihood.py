@@ -1,8 +1,8 @@
 """Token log-likelihoods of a causal language model, computed in one place: trainer, evaluation and engine import it.
 
-Log-probabilities are `logit - logsumexp(logits)` in fp32, and only positions that are scored reach the vocabulary
-projection, some thousand at a time: at 50,000 entries the logits of a whole batch would dwarf the model. Batches are
-padded on the right.
+Log-probabilities are `logit - logsumexp(logits)` in fp32. Only positions that are scored reach the output layer, some
+at a time, and nothing as wide as the vocabulary is kept for a backward pass: at 50,000 entries the logits of a training
+step would dwarf the model. Batches are padded on the right.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from registry.errors import InvalidParameter
 from registry.spec import PassageScore
@@ -54,14 +55,68 @@ def lm_logits(model: nn.Module, hidden: Tensor) -> Tensor:
 def log_probs_of_next(model: nn.Module, hidden: Tensor, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
     """fp32 (batch, time - 1): log p(token t + 1 | tokens up to t) in nats; 0 where that token is padding."""
     targets, scored = input_ids[:, 1:], attention_mask[:, 1:].bool()
-    states, wanted = hidden[:, :-1][scored], targets[scored]  # (scored, hidden), (scored,)
-    rows = max(1, _LOGIT_CELLS // max(1, int(getattr(model.config, "vocab_size", 1))))
-    parts = [
-        chosen_log_probs(lm_logits(model, some), ids)
-        for some, ids in zip(torch.split(states, rows), torch.split(wanted, rows), strict=True)
-    ]
+    parts = log_probs_of(model, hidden[:, :-1][scored], targets[scored])
     found = torch.zeros(targets.shape, dtype=torch.float32, device=hidden.device)
-    return found.masked_scatter(scored, torch.cat(parts))
+    return found.masked_scatter(scored, parts)
+
+
+def log_probs_of(model: nn.Module, states: Tensor, ids: Tensor) -> Tensor:
+    """fp32 (rows,): log-probabilities of `ids` (rows,) after last hidden states (rows, hidden); differentiable.
+
+    Logits exist for some rows at a time, also in the backward pass. Where the output layer is frozen, as under an
+    adapter, the forward pass leaves each row's gradient (rows, hidden) and the backward pass scales it; an output
+    layer that is trained makes its logits anew.
+    """
+    head = cast(Callable[[], nn.Module], model.get_output_embeddings)()
+    trained = any(parameter.requires_grad for parameter in head.parameters())
+    if not torch.is_grad_enabled() or trained or not states.requires_grad:
+        return _in_parts(model, states, ids, anew=trained)
+    return cast(Tensor, _LogProbs.apply(states, ids, model))  # type: ignore[no-untyped-call]
+
+
+def _in_parts(model: nn.Module, states: Tensor, ids: Tensor, *, anew: bool = False) -> Tensor:
+    """Log-probabilities (rows,), part by part; with `anew` a backward pass computes each part's logits again."""
+
+    def of_part(some: Tensor, wanted: Tensor) -> Tensor:
+        return chosen_log_probs(lm_logits(model, some), wanted)
+
+    parts = [(states[part], ids[part]) for part in logit_parts(model, len(states))]
+    return torch.cat([
+        checkpoint(of_part, *part, use_reentrant=False, preserve_rng_state=False) if anew else of_part(*part)
+        for part in parts
+    ])  # fmt: skip
+
+
+def logit_parts(model: nn.Module, rows: int) -> list[slice]:
+    """Slices of `rows` whose logits are held at the same time; one, that is empty, for no row."""
+    step = max(1, _LOGIT_CELLS // max(1, int(getattr(model.config, "vocab_size", 1))))
+    return [slice(start, start + step) for start in range(0, max(1, rows), step)]
+
+
+class _LogProbs(torch.autograd.Function):
+    """Log-probabilities of tokens under a frozen output layer, with each row's gradient taken on the way."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, ids: Tensor, model: nn.Module) -> Tensor:
+        found: list[Tensor] = []
+        slopes: list[Tensor] = []
+        for part in logit_parts(model, len(states)):
+            with torch.enable_grad():
+                some = states[part].detach().requires_grad_()
+                log_probs = chosen_log_probs(lm_logits(model, some), ids[part])
+            slopes += torch.autograd.grad(log_probs, some, torch.ones_like(log_probs))
+            found.append(log_probs.detach())
+        ctx.save_for_backward(states, ids, torch.cat(slopes))
+        ctx.model = model
+        return torch.cat(found)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        states, ids, slopes = ctx.saved_tensors
+        if not torch.is_grad_enabled():
+            return (slopes * gradient[:, None]).to(slopes.dtype), None, None
+        again = _in_parts(ctx.model, states, ids, anew=True)  # a second derivative is wanted, as GraSP's
+        return torch.autograd.grad(again, states, gradient, create_graph=True)[0], None, None
 
 
 def chosen_log_probs(logits: Tensor, ids: Tensor) -> Tensor:

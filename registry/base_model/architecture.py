@@ -13,6 +13,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache
+from transformers.initialization import no_init_weights
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_MAPPING_NAMES
 from transformers.pytorch_utils import Conv1D
 
@@ -100,12 +101,19 @@ def shape_from(config: Any, fingerprint: Digest, base_id: str, kind: BaseKind = 
     )
 
 
+def parameters_of(config: Any, base_id: str, kind: BaseKind = "causal") -> int:
+    """How many parameters the model of a configuration holds in memory, those that are tied once."""
+    model: Any = _built(config, base_id, kind)
+    model.tie_weights()
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
 def _built(config: Any, base_id: str, kind: BaseKind) -> nn.Module:
-    """The model on the meta device."""
+    """The model on the meta device, where initial values would only cost time."""
     builder: Any = AutoModel if kind == "encoder" else AutoModelForCausalLM
     options = without_pooler(config) if kind == "encoder" else {}
     try:
-        with BUILDING, torch.device("meta"):
+        with BUILDING, no_init_weights(), torch.device("meta"):
             model: nn.Module = builder.from_config(config, trust_remote_code=False, **options)
     except (*_UNUSABLE, RuntimeError, ImportError) as problem:
         raise Unavailable(

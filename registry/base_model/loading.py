@@ -5,10 +5,9 @@ Model code from the hub is never run, and weights are safetensors only.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from huggingface_hub.errors import XetDownloadError
 from safetensors import SafetensorError, safe_open
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
-from registry.base_model.architecture import shape_from, usable_config
+from registry.base_model.architecture import parameters_of, shape_from, usable_config
 from registry.base_model.build_lock import BUILDING, quiet
 from registry.base_model.chat_template import turn_end, use_template
 from registry.base_model.checks import check_loaded
@@ -108,17 +107,20 @@ def load_text(entry: BaseEntry, *, cache_dir: Path | None = None) -> BaseText:
     )  # fmt: skip
 
 
-def load_base(entry: BaseEntry, *, cache_dir: Path | None = None) -> LoadedBase:
+def load_base(entry: BaseEntry, *, cache_dir: Path | None = None, text: BaseText | None = None) -> LoadedBase:
     """The base model in eval mode, without gradients, on its device, tried on a few tokens; raises Unavailable.
 
-    `cache_dir` keeps fingerprints by the size and time of the files they were computed from.
+    `cache_dir` keeps fingerprints by the size and time of the files they were computed from. `text` is its text side
+    where that is in memory: it is taken as long as the files are those it was read from.
     """
-    text = load_text(entry, cache_dir=cache_dir)
+    if text is None or fingerprint(source_folder(entry), cache_dir=cache_dir) != text.shape.fingerprint:
+        text = load_text(entry, cache_dir=cache_dir)
     with BUILDING, _loading(entry), quiet(reports=entry.kind == "causal"):
         model, report = _from_pretrained(source_folder(entry), entry)
         model.to(torch.device(entry.device)).eval().requires_grad_(False)
     check_loaded(model, text.tokenizer, missing=sorted(report["missing_keys"]), entry=entry)
-    return LoadedBase(**vars(text), model=model)
+    parts = {field.name: getattr(text, field.name) for field in fields(BaseText)}
+    return LoadedBase(**parts, model=model)
 
 
 @contextmanager
@@ -180,17 +182,21 @@ def _shape(folder: Path, entry: BaseEntry, cache_dir: Path | None) -> BaseShape:
 
 
 def weight_bytes(entry: BaseEntry) -> int:
-    """Bytes of the weights in the dtype the entry loads them in, from the headers of its files.
+    """Bytes of the weights in the dtype the entry loads them in, found without loading them.
 
-    Raises Unavailable where files are missing or not safetensors.
+    Of what is in the files, masks, heads that are not loaded and tied embeddings stored twice take no memory. Raises
+    Unavailable where files are missing or not safetensors.
     """
-    return _DTYPES[entry.dtype].itemsize * sum(_numbers(file, entry) for file in weight_files(source_folder(entry)))
+    folder = source_folder(entry)
+    for file in weight_files(folder):
+        _check_opens(file, entry)
+    numbers = parameters_of(usable_config(folder, entry), entry.id, entry.kind)
+    return _DTYPES[entry.dtype].itemsize * numbers
 
 
-def _numbers(file: Path, entry: BaseEntry) -> int:
-    """How many numbers the tensors of a weights file hold together."""
+def _check_opens(file: Path, entry: BaseEntry) -> None:
     try:
-        with safe_open(file, framework="pt") as tensors:
-            return sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
+        with safe_open(file, framework="pt"):
+            return
     except (OSError, SafetensorError) as problem:
         raise Unavailable(f"Base model {entry.id!r}: {file.name} cannot be read as safetensors.") from problem

@@ -7,8 +7,6 @@ so a sample from a domain of the pool is expected near 50 or below, and one like
 from __future__ import annotations
 
 import numpy as np
-from scipy.linalg import solve_triangular
-from sklearn.covariance import ledoit_wolf
 
 from registry.selectors.contract import Float64
 
@@ -31,6 +29,9 @@ def whitening(residuals: Float64) -> Float64:
     The residuals are taken against the means of their own domains and pooled; the covariance is shrunk after
     Ledoit and Wolf (2004), so that it can be inverted also where units are few.
     """
+    from scipy.linalg import solve_triangular
+    from sklearn.covariance import ledoit_wolf
+
     covariance, _ = ledoit_wolf(residuals, assume_centered=True)
     # All domains without spread leave nothing to scale by: any positive floor makes their distances huge, rightly.
     floor = max(float(np.trace(covariance)) / len(covariance), 1e-12) * 1e-6

@@ -44,7 +44,7 @@ class AllowedBases:
 
     def load(self, base_id: str) -> LoadedBase:
         """A base model, newly loaded and tried on a few tokens."""
-        base = load_base(self._entry(base_id), cache_dir=self._cache_dir)
+        base = load_base(self._entry(base_id), cache_dir=self._cache_dir, text=self.text(base_id))
         if base.shape.kind == "causal":  # an encoder generates nothing
             check_runs(base)
         return base

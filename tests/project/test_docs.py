@@ -361,3 +361,12 @@ def test_blocks_side_by_side_keep_apart(results: Path) -> None:
 def test_make_openapi_runs_the_generator() -> None:
     done = subprocess.run(["make", "-n", "openapi"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert "-m docs.generate" in done.stdout
+
+
+def test_the_readmes_picture_is_of_the_demos_results() -> None:
+    rows = json.loads((ROOT / "benchmarks/results/demo.json").read_text())["rows"]
+    picture = (ROOT / "benchmarks/results/demo.svg").read_text()
+    assert "(benchmarks/results/demo.svg)" in (ROOT / "README.md").read_text()
+    assert all(f"<!-- {row['domain']} -->" in picture for row in rows)
+    assert "<!-- control -->" in picture
+    assert "<!-- the service, verified -->" in picture

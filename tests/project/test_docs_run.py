@@ -135,7 +135,7 @@ class TestReadme:
     def test_the_session_with_curl(self, home: Home) -> None:
         (code,) = [code for what, _, code in blocks("README.md") if what == "session"]
         home.run("sh", code)
-        cooked = json.loads((home.folder / "soup.json").read_text())
+        cooked = json.loads((home.folder / ".demo/soup.json").read_text())
         assert cooked["object"] == "soup", cooked
         assert cooked["sample"]["kept"] == 100
         client = home.live.world.client

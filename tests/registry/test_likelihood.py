@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 import registry.likelihood as likelihood
@@ -17,6 +19,7 @@ from registry.likelihood import (
     batches,
     hidden_states,
     lm_logits,
+    log_probs_of,
     log_probs_of_next,
     mean_pool,
     padded,
@@ -188,3 +191,99 @@ def test_chosen_log_probs_are_differentiable_twice():
     hessian = torch.autograd.functional.hessian
     torch.testing.assert_close(hessian(loss, at), hessian(plain_loss, at), atol=1e-5, rtol=1e-4)
     assert likelihood.chosen_log_probs(torch.empty(0, 7), ids[:0]).shape == (0,)
+
+
+# --- the output layer, some rows at a time ----------------------------------------------------------
+
+
+class Head(torch.nn.Module):
+    """An output layer over 11 tokens as the only part of a model, with what a family does to its logits."""
+
+    def __init__(self, **config: float) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.head = torch.nn.Linear(6, 11, bias=False).requires_grad_(False)
+        self.config = SimpleNamespace(vocab_size=11, **config)
+        self.seen: list[int] = []
+        self.head.register_forward_hook(lambda _head, _args, out: self.seen.append(len(out)))
+
+    def get_output_embeddings(self) -> torch.nn.Module:
+        return self.head
+
+    def plain(self, states: Tensor, ids: Tensor) -> Tensor:
+        logits = lm_logits(self, states).float()
+        return torch.log_softmax(logits, dim=-1).gather(1, ids[:, None]).squeeze(1)
+
+
+IDS = torch.tensor([0, 3, 10, 6, 1])
+FAMILIES = [{}, {"logit_scale": 0.25}, {"logits_scaling": 3.0}, {"final_logit_softcapping": 2.0}]
+
+
+def some_states() -> Tensor:
+    return torch.randn(5, 6, generator=torch.Generator().manual_seed(0)).mul(2).requires_grad_()
+
+
+@pytest.mark.parametrize("cells", [1, 22, 10**9])
+@pytest.mark.parametrize("config", FAMILIES, ids=lambda config: next(iter(config), "plain"))
+@pytest.mark.parametrize("trained", [False, True])
+def test_parts_of_the_output_layer_have_the_gradients_of_the_whole(monkeypatch, cells, config, trained):
+    monkeypatch.setattr(likelihood, "_LOGIT_CELLS", cells)
+    model, states = Head(**config).requires_grad_(trained), some_states()
+    weights = torch.tensor([1.0, -2.0, 0.5, 0.0, 3.0])
+    of = [states, *([model.head.weight] if trained else [])]
+    found, want = log_probs_of(model, states, IDS), model.plain(states, IDS)
+    torch.testing.assert_close(found, want)
+    torch.testing.assert_close(
+        torch.autograd.grad((found * weights).sum(), of), torch.autograd.grad((want * weights).sum(), of)
+    )
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_step_holds_the_logits_of_some_rows_only_and_keeps_none(monkeypatch, trained):
+    monkeypatch.setattr(likelihood, "_LOGIT_CELLS", 22)
+    model, kept = Head().requires_grad_(trained), []
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.append(tuple(tensor.shape))
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        found = log_probs_of(model, some_states(), IDS)
+    saved = kept if trained else [tuple(tensor.shape) for tensor in found.grad_fn.saved_tensors]
+    found.sum().backward()
+    assert sorted(model.seen) == ([1, 1, 2, 2, 2, 2] if trained else [1, 2, 2])  # the trained makes them anew
+    assert not [shape for shape in saved if shape[-1:] == (11,)]
+
+
+def test_the_output_layer_is_run_once_where_nothing_is_differentiated():
+    model, states = Head(), some_states()
+    with torch.no_grad():
+        quiet = log_probs_of(model, states, IDS)
+    assert model.seen == [5]
+    assert torch.equal(quiet, log_probs_of(model, states.detach(), IDS))
+    assert not log_probs_of(model, states.detach(), IDS).requires_grad
+
+
+@pytest.mark.parametrize("cells", [1, 22, 10**9])
+@pytest.mark.parametrize("config", FAMILIES, ids=lambda config: next(iter(config), "plain"))
+def test_a_second_derivative_goes_through_parts(monkeypatch, cells, config):
+    monkeypatch.setattr(likelihood, "_LOGIT_CELLS", cells)
+    model, at = Head(**config), some_states().detach()
+    hessian = torch.autograd.functional.hessian
+    ours = hessian(lambda states: log_probs_of(model, states, IDS).square().sum(), at)
+    torch.testing.assert_close(
+        ours, hessian(lambda states: model.plain(states, IDS).square().sum(), at), atol=1e-5, rtol=1e-4
+    )
+
+
+def test_gradients_in_half_precision_are_those_of_the_whole_within_it():
+    model, states = Head().to(torch.bfloat16), some_states()
+    half = states.detach().to(torch.bfloat16).requires_grad_()
+    (found,) = torch.autograd.grad(log_probs_of(model, half, IDS).mean(), half)
+    (want,) = torch.autograd.grad(Head().plain(states, IDS).mean(), states)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.float(), want, rtol=3e-2, atol=3e-3)
+
+
+def test_no_row_has_no_log_probability():
+    assert log_probs_of(Head(), some_states()[:0], IDS[:0]).shape == (0,)

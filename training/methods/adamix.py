@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from registry.adapters.experts import BankAdapter
+from registry.likelihood import logit_parts
 from registry.spec import AdapterConfig
 from training.hyperparameters import Consistency
 from training.tasks.contract import Scored
@@ -44,7 +45,7 @@ def consistent_loss(
             return first.loss()
         with bank.routed(bank.draw(avoiding=routes if mode == "paper" else None)):
             second = scored(rows)
-        found: Tensor = _Consistent.apply(*first, second.logits, mode == "released")  # type: ignore[no-untyped-call]
+        found: Tensor = _Consistent.apply(first.states, second.states, first, mode == "released")  # type: ignore[no-untyped-call]
         return found
 
     return loss
@@ -59,32 +60,60 @@ class _Consistent(torch.autograd.Function):
     """Cross-entropy and both divergences with their gradients, some rows at a time.
 
     Written out they would be a dozen passes over tensors of (tokens, vocabulary), which cost more than the adapter;
-    here each cell is read while it is in the cache, and the gradients are all that is kept.
+    here each cell is read while it is in the cache, and the gradients of the states are all that is kept.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, first: Tensor, targets: Tensor, weights: Tensor, second: Tensor, constant_targets: bool
-    ) -> Tensor:
-        """Logits (n, classes) of both routes, targets (n,), weights (n,) -> the weighted mean over the n, a scalar."""
-        gradients = torch.empty_like(first), torch.empty_like(second)
-        total = first.new_zeros(())
-        rows = max(1, _CELLS // first.shape[1])
-        for start in range(0, len(first), rows):
-            part = slice(start, start + rows)
-            total += _part(
-                first[part], second[part], targets[part], weights[part], constant_targets=constant_targets,
-                gradients=(gradients[0][part], gradients[1][part]),
-            )  # fmt: skip
-        ctx.save_for_backward(*gradients)
+    def forward(ctx: Any, first: Tensor, second: Tensor, scored: Scored, constant_targets: bool) -> Tensor:
+        """States (n, ...) of both routes, and what was `scored` -> the weighted mean over the n, a scalar."""
+        total = first.new_zeros((), dtype=scored.weights.dtype)
+        found: tuple[list[Tensor], list[Tensor]] = [], []
+        parts = [slice(None)] if scored.writer is None else logit_parts(scored.writer, len(first))
+        for part in parts:
+            some = Scored(first[part], scored.targets[part], scored.weights[part], scored.writer)
+            lost, slopes = _sum_and_slopes(some, second[part], constant_targets=constant_targets)
+            total += lost
+            for slope, kept in zip(slopes, found, strict=True):
+                kept.append(slope)
+        ctx.save_for_backward(*(torch.cat(kept) for kept in found))
         return total
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, factor: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients of both routes' logits."""
+        """The gradients of both routes' states."""
         first, second = ctx.saved_tensors
-        return first * factor, None, None, second * factor, None
+        return (first * factor).to(first.dtype), (second * factor).to(second.dtype), None, None
+
+
+def _sum_and_slopes(scored: Scored, second: Tensor, *, constant_targets: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The weighted sum over some rows, a scalar, and its gradients by the states (rows, ...) of both routes."""
+    with torch.enable_grad():
+        states = [one.detach().requires_grad_() for one in (scored.states, second)]
+        logits = [scored.logits(one) for one in states]
+    of_first, of_second = (one.detach() for one in logits)
+    total, gradients = _total_and_gradients(
+        of_first, of_second, scored.targets, scored.weights, constant_targets=constant_targets
+    )
+    if scored.writer is None:
+        return total, gradients
+    return total, torch.autograd.grad(logits, states, gradients)
+
+
+def _total_and_gradients(
+    first: Tensor, second: Tensor, targets: Tensor, weights: Tensor, *, constant_targets: bool
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The weighted sum over rows of logits (rows, classes), and its gradients by both, as many as a cache holds."""
+    gradients = torch.empty_like(first), torch.empty_like(second)
+    total = first.new_zeros(())
+    rows = max(1, _CELLS // first.shape[1])
+    for start in range(0, len(first), rows):
+        part = slice(start, start + rows)
+        total += _part(
+            first[part], second[part], targets[part], weights[part], constant_targets=constant_targets,
+            gradients=(gradients[0][part], gradients[1][part]),
+        )  # fmt: skip
+    return total, gradients
 
 
 def _part(

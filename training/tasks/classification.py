@@ -115,7 +115,7 @@ class Classification(Task):
             for part in slices(len(data.rows), batch):
                 rows = torch.from_numpy(data.rows[part])
                 scored = self.scored(base, adapter, rows)
-                guesses += scored.logits.argmax(dim=1).tolist()
+                guesses += scored.states.argmax(dim=1).tolist()
                 losses += float(scored.loss()) * len(rows)
         figures = agreement(data.rows[:, 0], np.array(guesses), labels=len(head.config.labels))
         return {**figures, "loss": losses / len(items), "texts": len(items), "texts_cut": data.counts["texts_cut"]}

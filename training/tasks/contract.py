@@ -11,29 +11,42 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from registry.adapters import AdapterModule, attached
 from registry.base_model import BaseText, LoadedBase
 from registry.errors import Incompatible
-from registry.likelihood import chosen_log_probs
+from registry.likelihood import chosen_log_probs, lm_logits, log_probs_of
 from registry.spec import AdapterConfig, BankConfig, HeadConfig, UnionConfig
 from training.data import MIN_TEXTS, Examples
 
 
 class Scored(NamedTuple):
-    """What a model says of a batch: fp32 logits (n, classes), int64 targets (n,), fp32 weights (n,) that sum to 1.
+    """What a model says of a batch: states (n, ...), int64 targets (n,), fp32 weights (n,) that sum to 1.
 
-    The loss is the weighted mean of the targets' cross-entropy in nats.
+    The states are fp32 logits (n, classes); or, where there is a `writer`, its last hidden states (n, hidden), of
+    which its output layer makes logits over a vocabulary that nobody should hold for all n at once. The loss is the
+    weighted mean of the targets' cross-entropy in nats.
     """
 
-    logits: Tensor
+    states: Tensor
     targets: Tensor
     weights: Tensor
+    writer: nn.Module | None = None
+
+    def logits(self, states: Tensor | None = None) -> Tensor:
+        """fp32 logits (rows, classes) of some of the states; without an argument, of all."""
+        states = self.states if states is None else states
+        return states if self.writer is None else lm_logits(self.writer, states).float()
 
     def loss(self) -> Tensor:
         """Weighted mean cross-entropy in nats, a scalar."""
-        return -(chosen_log_probs(self.logits, self.targets) * self.weights).sum()
+        found = (
+            chosen_log_probs(self.states, self.targets)
+            if self.writer is None
+            else log_probs_of(self.writer, self.states, self.targets)
+        )
+        return -(found * self.weights).sum()
 
 
 HeadTask = Literal["classification", "question_answering"]

@@ -16,7 +16,7 @@ from torch import Tensor
 from registry.adapters import AdapterModule
 from registry.base_model import LoadedBase
 from registry.evaluate import report
-from registry.likelihood import hidden_states, lm_logits, score_windows, text_scores, token_log_probs, windows
+from registry.likelihood import hidden_states, score_windows, text_scores, token_log_probs, windows
 from registry.spec import HeadConfig, PassageScore, PerplexityReport
 from training.data import MIN_TEXTS, Examples, pack, text_of
 from training.tasks.contract import Scored, Task, under
@@ -52,13 +52,12 @@ class LanguageModelling(Task):
         return pack(items, base.tokenize, block=block, what=what, at_least=at_least)
 
     def scored(self, base: LoadedBase, adapter: AdapterModule | None, rows: Tensor) -> Scored:
-        """Logits (batch * (block - 1), vocabulary) of each next token."""
+        """The states (batch * (block - 1), hidden) before each next token."""
         del adapter
         ids = rows.to(base.model.device)
-        hidden = hidden_states(base.model, ids, torch.ones_like(ids))[:, :-1]
-        logits = lm_logits(base.model, hidden).float().flatten(0, 1)
+        hidden = hidden_states(base.model, ids, torch.ones_like(ids))[:, :-1].flatten(0, 1)
         targets = ids[:, 1:].flatten()
-        return Scored(logits, targets, torch.full(targets.shape, 1.0 / len(targets), device=ids.device))
+        return Scored(hidden, targets, torch.full(targets.shape, 1.0 / len(targets), device=ids.device), base.model)
 
     def loss(self, base: LoadedBase, adapter: AdapterModule | None, rows: Tensor) -> Tensor:
         """Mean NLL per predicted token of blocks (batch, block).

@@ -101,14 +101,14 @@ class Summarisation(Task):
         )  # fmt: skip
 
     def scored(self, base: LoadedBase, adapter: AdapterModule | None, rows: Tensor) -> Scored:
-        """Logits (tokens of the summaries, vocabulary); each summary counts alike, however long."""
+        """The states before the summaries' tokens (tokens, hidden); each summary counts alike, however long."""
         del adapter
         batch = batch_of(base, rows, leads=LEADS)
         places = torch.arange(1, batch.ids.shape[1], device=batch.ids.device)
         wanted = (places >= batch.leads) & batch.mask[:, 1:].bool()  # (batch, longest - 1)
-        logits = lm_logits(base.model, states(base, batch)[:, :-1][wanted]).float()
+        before = states(base, batch)[:, :-1][wanted]
         weights = (wanted / wanted.sum(dim=1, keepdim=True) / len(rows))[wanted]
-        return Scored(logits, batch.ids[:, 1:][wanted], weights)
+        return Scored(before, batch.ids[:, 1:][wanted], weights, base.model)
 
     def metrics(
         self, base: LoadedBase, adapter: AdapterModule | None, items: Sequence[Summarised], *, block: int,
@@ -139,8 +139,8 @@ def summary_of(base: LoadedBase, text: str, *, block: int) -> str:
     while len(written) < room:
         given = torch.tensor([ids], device=base.model.device)
         seen = torch.ones((1, len(prompt) + len(written)), dtype=torch.long, device=base.model.device)
-        out = base.model(given, attention_mask=seen, past_key_values=cache, use_cache=True)
-        token = int(out.logits[0, -1].argmax())
+        out = base.model.base_model(input_ids=given, attention_mask=seen, past_key_values=cache, use_cache=True)
+        token = int(lm_logits(base.model, out.last_hidden_state[0, -1]).argmax())
         if token in _end(base)[:1]:
             break
         written.append(token)

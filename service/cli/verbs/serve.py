@@ -114,13 +114,16 @@ def run(settings: Settings, listener: socket.socket, *, json: bool = False) -> N
     from service.settings import calm_threads
 
     calm_threads()
-    from service.http.app import create_app
-    from service.logs import configure_logging
-    from service.runtime import Runtime
+    from service.light_start import light_start
+
+    talk("loading base models" if settings.bases else "no base model: name an allowlist with --bases or SOUP_BASES")
+    with light_start():
+        from service.http.app import create_app
+        from service.logs import configure_logging
+        from service.runtime import Runtime
 
     configure_logging(settings.log_level)
     runtime = Runtime(settings)
-    talk("loading base models" if settings.bases else "no base model: name an allowlist with --bases or SOUP_BASES")
     try:
         runtime.start()
         _until_signal(create_app(runtime), listener, lambda: _announce(settings, listener, json=json))

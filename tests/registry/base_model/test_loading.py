@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.utils import logging
 
-from registry.base_model import load_base, read_allowlist, shape_of
+from registry.base_model import load_base, load_text, read_allowlist, shape_of
 from registry.base_model.fingerprint import fingerprint
 from registry.errors import InvalidParameter, Unavailable
 from registry.spec import BaseEntry
@@ -39,6 +39,20 @@ def allowlist(tmp_path, text):
     path = tmp_path / "bases.toml"
     path.write_text(text)
     return path
+
+
+# loading beside a text side that is in memory
+
+
+def test_a_text_side_is_taken_as_long_as_the_files_are_those_it_was_read_from(folder):
+    text = load_text(entry(folder))
+    assert load_base(entry(folder), text=text).tokenizer is text.tokenizer
+    tensors = load_file(folder / "model.safetensors")
+    tensors["transformer.ln_f.weight"] += 1
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    changed = load_base(entry(folder), text=text)
+    assert changed.tokenizer is not text.tokenizer
+    assert changed.shape.fingerprint != text.shape.fingerprint
 
 
 # allowlist

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import shutil
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Iterator
@@ -16,6 +19,7 @@ import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from registry.adapters import create, paper_config
@@ -466,10 +470,51 @@ class TestSizes:
         cut = entries["b"].model_copy(update={"source": str(tmp_path / "cut")})
         assert weight_bytes(cut) == weight_bytes(entries["b"])
 
+    def test_what_is_in_the_files_and_not_in_the_model_does_not_count(
+        self, entries: dict[str, BaseEntry], tmp_path: Path
+    ) -> None:
+        """Masks that GPT-2's files hold, and an output layer that is the embeddings once more."""
+        folder = shutil.copytree(entries["a"].source, tmp_path / "more")
+        entry = entries["a"].model_copy(update={"source": str(folder)})
+        tensors = load_file(folder / "model.safetensors")
+        tensors["lm_head.weight"] = tensors["transformer.wte.weight"].clone()
+        tensors["transformer.h.0.attn.bias"] = torch.ones(1, 1, 64, 64)
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        assert weight_bytes(entry) == 4 * sum(p.numel() for p in load_base(entry).model.parameters())
+        assert weight_bytes(entry) == weight_bytes(entries["a"])
+
     def test_damaged_weights_are_named(self, entries: dict[str, BaseEntry], tmp_path: Path) -> None:
         (tmp_path / "model.safetensors").write_bytes(b"nothing")
         with pytest.raises(Unavailable, match=r"'b': model.safetensors cannot be read"):
             weight_bytes(entries["b"].model_copy(update={"source": str(tmp_path)}))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc and glibc")
+def test_memory_of_what_is_dropped_goes_back_to_the_system() -> None:
+    """Not only to the C library, which keeps what lies below something that is in use."""
+    program = """
+import torch
+from pathlib import Path
+from types import SimpleNamespace
+from service.engine.residence import Residence
+
+def mib():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
+
+class Source:
+    def size(self, base_id):
+        return 10
+    def load(self, base_id):
+        return SimpleNamespace(weights=[torch.ones(4096) for _ in range(4000 if base_id == "large" else 1)])
+
+residence = Residence(Source(), 10, lambda: None)
+residence.arrange({"large": 0}, frozenset(), background=False)
+in_use, before = torch.ones(4096), mib()
+residence.arrange({"small": 0}, frozenset(), background=False)
+print(residence.held, before - mib() > 40)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout == "('small',) True\n"
 
 
 RECURRENT = {

@@ -13,11 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+import registry.likelihood as likelihood
 from registry.adapters import attached, create, from_tensors, paper_config
 from registry.adapters.experts import BankAdapter, merge_bank
 from registry.adapters.weights import init_hash, load_tensors, save_tensors
 from registry.errors import Cancelled, InvalidParameter
 from registry.formats import read_directory
+from registry.likelihood import lm_logits
 from registry.spec import BankConfig, UnionConfig
 from tests.training.conftest import TEXTS, VALID, state_hash, train_on
 from tests.training.task_items import LABELLED
@@ -59,12 +61,12 @@ class Played:
         config = BankConfig(expert=paper_config("pfeiffer", bottleneck=2), experts=3, share="none")
         bank = create(config, base.shape, seed=0)
         assert isinstance(bank, BankAdapter)
-        self.bank, self.routes = bank, []
+        self.bank, self.routes, self.writer = bank, [], None
         self._passes, self._targets, self._weights = iter(passes), targets, weights
 
     def scored(self, rows: Tensor) -> Scored:
         self.routes.append([self.bank.get_submodule(path).chosen for path in self.bank.projections])
-        return Scored(next(self._passes), self._targets, self._weights)
+        return Scored(next(self._passes), self._targets, self._weights, self.writer)
 
     def loss(self, mode) -> Tensor:
         return consistent_loss(self.scored, self.bank, mode)(torch.zeros(1, 1, dtype=torch.int64))
@@ -114,6 +116,24 @@ def test_many_rows_are_taken_some_at_a_time_and_give_the_same(base):
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(
         torch.autograd.grad(found, (first, second)), torch.autograd.grad(expected, (first, second))
+    )
+
+
+@pytest.mark.parametrize("cells", [1, 2 * 300, 10**9])
+@pytest.mark.parametrize("mode", MODES[:2])
+def test_states_that_the_base_makes_logits_of_have_the_same_loss_and_gradients(base, monkeypatch, cells, mode):
+    """Parts of the vocabulary's logits, as at 50,000 tokens, change nothing."""
+    monkeypatch.setattr(likelihood, "_LOGIT_CELLS", cells)
+    draw = torch.Generator().manual_seed(1)
+    first, second = (torch.randn(5, base.shape.hidden_size, generator=draw).requires_grad_() for _ in range(2))
+    targets, weights = torch.tensor([4, 0, 299, 7, 7]), torch.tensor([0.1, 0.4, 0.2, 0.0, 0.3])
+    played = Played(base, first, second, targets=targets, weights=weights)
+    played.writer = base.model
+    found = played.loss(mode)
+    expected = written_out(lm_logits(base.model, first), lm_logits(base.model, second), targets, weights, mode)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(3.0 * found, (first, second)), torch.autograd.grad(3.0 * expected, (first, second))
     )
 
 

@@ -131,7 +131,7 @@ def test_scores_outside_of_the_context_are_not_looked_at(base):
     adapter = create(with_head(paper_config("pfeiffer"), TASK.head(QUESTIONS)), base.shape, seed=0)
     rows = torch.from_numpy(TASK.encode(base, QUESTIONS[:3], block=60, at_least=1).rows)
     with torch.no_grad():
-        logits = TASK.scored(base, adapter, rows).logits
+        logits = TASK.scored(base, adapter, rows).states
     for row, found in zip(rows.tolist() * 2, logits, strict=True):
         seen = [place for place, score in enumerate(found.tolist()) if score > FAR / 2]
         assert seen == sorted({*range(row[2], row[3]), row[4]})
