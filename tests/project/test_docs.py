@@ -329,12 +329,30 @@ def test_without_results_a_block_says_so(tmp_path: Path) -> None:
 def test_a_comparison_has_both_means_and_counts_beyond_two_errors(results: Path) -> None:
     block = figures.block(results, "demo")
     lines = block.splitlines()
-    assert "| base model | 10.00 | 12.50 | 0 | 0 | 2 |" in lines
-    assert "| soup, x\\|y | 9.49 | 11.50 | 1 | 0 | 1 |" in lines
+    assert "| base model | 10.00 | 12.50 |  | 0 | 0 | 2 |" in lines
+    assert "| soup, x\\|y | 9.49 | 11.50 |  | 1 | 0 | 1 |" in lines
     assert not any(line.startswith("| adapter") for line in lines)
     assert "Of 20 pairs of an adapter and a domain, 3 beat the base, 1 by two standard errors." in block
     assert "60 to 80 test passages" in block
     assert "2026-11-21, commit 0123456789ab, Some CPU, 2 cores" in block
+
+
+def test_gains_are_over_the_control_and_said_in_a_sentence(results: Path) -> None:
+    figures_of = {"base_model": (20.0, 5.0), "control": (16.0, 4.0), "the_service_verified": (12.0, 4.5)}
+    common = {"difference": 0.0, "standard_error": 0.0, "passages": 40, "abstained": False}
+    rows = [
+        {**common, "method": method, "domain": domain, "perplexity": value}
+        for method, values in figures_of.items()
+        for domain, value in zip("ab", values, strict=True)
+    ]
+    (results / "demo.json").write_text(json.dumps({**RESULT, "rows": rows}))
+    gain = 100 * ((12 * 4.5 / 64) ** 0.5 - 1)
+    assert f"| the service verified | 7.35 | 8.25 | {gain:+.1f} % |" in figures.block(results, "demo")
+    said = figures.block(results, "demo", "sentence")
+    assert f"base model 10.0, control 8.0, soup 7.3: {-gain:.1f} % below the control, and below both on 1 of 2" in said
+    rows[-1]["abstained"] = True
+    (results / "demo.json").write_text(json.dumps({**RESULT, "rows": rows}))
+    assert "the answer (the base model on 1) 7.3" in figures.block(results, "demo", "sentence")
 
 
 def test_domains_have_a_column_each(results: Path) -> None:
