@@ -183,11 +183,9 @@ def _over(row: Row, other: Row) -> float:
 def sentence(table: Table, *, answer: Row, seconds: float) -> str:
     """What happened, in one sentence: the geometric means of base, control and the service's answer.
 
-    `answer` wins a domain where its perplexity there is below that of the base and of the control. Where it is the base
-    model in some domains, the sentence says in how many.
+    `answer` wins a domain where its perplexity there is below that of the base and of the control.
     """
-    abstained = sum(entry.abstained for entry in answer.entries.values())
-    whose = "the soup" if not abstained else f"the answer (the base model on {abstained})"
+    whose = answered([(entry.said, entry.abstained) for entry in answer.entries.values()])
     beside = [row for row in (table.base, table.control) if row is not None]
     won = sum(
         all(answer.entries[d].cell.mean_nll < row.entries[d].cell.mean_nll for row in beside) for d in table.domains
@@ -199,6 +197,15 @@ def sentence(table: Table, *, answer: Row, seconds: float) -> str:
         f"geometric mean), better than {'both' if len(beside) == 2 else 'the base'} on {won} of {count}; "
         f"{seconds:.0f} s of choosing."
     )
+
+
+def answered(answers: Sequence[tuple[str, bool]]) -> str:
+    """What the service's answers were, in words, from (what was taken, whether it abstained) of each domain."""
+    base = sum(abstained for _, abstained in answers)
+    soups = sum(not abstained and "," in taken for taken, abstained in answers)
+    counts = {"a soup": soups, "one adapter": len(answers) - base - soups, "the base model": base}
+    parts = [f"{what} for {count}" for what, count in counts.items() if count]
+    return "the soup" if soups == len(answers) else f"the answer ({', '.join(parts)})"
 
 
 def _beating(table: Table) -> str:

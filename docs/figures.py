@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from demo.table import answered
 from docs import papers
 from docs.markdown import table
 
@@ -79,8 +80,7 @@ def _sentence(result: Result) -> list[str]:
     base, control, answer = (methods[name] for name in ("base_model", "control", "the_service_verified"))
     won = sum(answer[d]["perplexity"] < min(base[d]["perplexity"], control[d]["perplexity"]) for d in base)
     gain = 100 * (1 - _geometric(answer) / _geometric(control))
-    abstained = sum(bool(row.get("abstained")) for row in answer.values())
-    whose = "soup" if not abstained else f"the answer (the base model on {abstained})"
+    whose = answered([(str(row.get("taken", "")), bool(row.get("abstained"))) for row in answer.values()])
     return [
         f"Perplexity on {len(base)} domains that no adapter was trained on, geometric mean: base model "
         f"{_geometric(base):.1f}, control {_geometric(control):.1f}, {whose} {_geometric(answer):.1f}: "

@@ -155,7 +155,7 @@ def test_a_results_file_says_where_it_comes_from(tmp_path, small):
 
 def row(name: str, *nll: float) -> Row:
     """One method on domain `a` and `b`, of so many nats a token in each."""
-    return Row(name, {d: Entry(cell(*[10 * x] * 3), f"m/{name}") for d, x in zip("ab", nll, strict=True)})
+    return Row(name, {d: Entry(cell(*[10 * x] * 3), f"m/{name}", said="x, y") for d, x in zip("ab", nll, strict=True)})
 
 
 @pytest.fixture
@@ -178,7 +178,7 @@ def test_the_sentence_says_base_control_soup_and_where_it_beats_both(controlled)
 
 def test_the_sentence_calls_no_base_model_a_soup(small):
     said = table.sentence(small, answer=small.rows[2], seconds=1)
-    assert ", the answer (the base model on 1) " in said
+    assert ", the answer (one adapter for 1, the base model for 1) " in said
     assert "soup" not in said
 
 

@@ -339,7 +339,7 @@ def test_a_comparison_has_both_means_and_counts_beyond_two_errors(results: Path)
 
 def test_gains_are_over_the_control_and_said_in_a_sentence(results: Path) -> None:
     figures_of = {"base_model": (20.0, 5.0), "control": (16.0, 4.0), "the_service_verified": (12.0, 4.5)}
-    common = {"difference": 0.0, "standard_error": 0.0, "passages": 40, "abstained": False}
+    common = {"difference": 0.0, "standard_error": 0.0, "passages": 40, "abstained": False, "taken": "x, y"}
     rows = [
         {**common, "method": method, "domain": domain, "perplexity": value}
         for method, values in figures_of.items()
@@ -349,10 +349,12 @@ def test_gains_are_over_the_control_and_said_in_a_sentence(results: Path) -> Non
     gain = 100 * ((12 * 4.5 / 64) ** 0.5 - 1)
     assert f"| the service verified | 7.35 | 8.25 | {gain:+.1f} % |" in figures.block(results, "demo")
     said = figures.block(results, "demo", "sentence")
-    assert f"base model 10.0, control 8.0, soup 7.3: {-gain:.1f} % below the control, and below both on 1 of 2" in said
+    assert (
+        f"base model 10.0, control 8.0, the soup 7.3: {-gain:.1f} % below the control, and below both on 1 of 2" in said
+    )
     rows[-1]["abstained"] = True
     (results / "demo.json").write_text(json.dumps({**RESULT, "rows": rows}))
-    assert "the answer (the base model on 1) 7.3" in figures.block(results, "demo", "sentence")
+    assert "the answer (a soup for 1, the base model for 1) 7.3" in figures.block(results, "demo", "sentence")
 
 
 def test_domains_have_a_column_each(results: Path) -> None:
