@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -68,7 +69,7 @@ def server_start(base_folder: Path) -> Start:
             with urllib.request.urlopen(f"{said['url']}/readyz", timeout=60) as answer:
                 assert json.load(answer)["status"] == "ready"
         finally:
-            server.kill()
+            os.kill(server.pid, signal.SIGKILL)  # Popen.kill would reap one that has ended, and its figures with it
             _, server.returncode, used = os.wait4(server.pid, 0)
             server.communicate()
     return Start(cpu_s=used.ru_utime + used.ru_stime, mib=used.ru_maxrss / 1024)
