@@ -65,6 +65,10 @@ class BaseText:
                 param="text",
             ) from None
         ids = list(self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids)
+        return self.with_bos(ids, bos=bos)
+
+    def with_bos(self, ids: list[int], *, bos: bool | None = None) -> list[int]:
+        """Token ids of a text with the BOS in front as `tokenize` puts it: once, and only where `bos` says so."""
         front = self.entry.bos if bos is None else bos
         return [self.bos_id, *without_bos(ids, self.bos_id)] if front and self.bos_id is not None else ids
 

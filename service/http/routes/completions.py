@@ -56,8 +56,9 @@ def _prepare(parts: Parts, who: Principal, body: CompletionRequest) -> tuple[Res
 def _prompt(model: ResolvedModel, given: str | list[int], *, special: bool) -> Prompt:
     base = model.base
     if isinstance(given, str):
-        ids = tuple(base.tokenize(given, bos=None if special else False))
-        return Prompt(ids=ids, text=given, skip=len(ids) - len(base.tokenize(given, bos=False)))
+        plain = base.tokenize(given, bos=False)
+        ids = base.with_bos(plain) if special else plain
+        return Prompt(ids=tuple(ids), text=given, skip=len(ids) - len(plain))
     check_ids(given, model, param="prompt")
     return Prompt(ids=tuple(given), text=TokenText(base).decode(given), skip=0)
 
