@@ -66,9 +66,7 @@ demo-tiny: $(VENV)/.demo  ## the main job without a download: a tiny base model 
 	@$(RUN) -m demo --tiny $(if $(DATABASE),--database-url '$(DATABASE)') $(if $(OUT),--out '$(OUT)')
 
 main-job: $(VENV)/.demo  ## 21 + 10 domains of ../shared on SmolLM2 (at most 100 minutes) and on ../shared/base-lm; resumable
-	$(RUN) -m demo.smollm2
-	$(RUN) -m demo --data ../shared/corpora --base .demo/models/SmolLM2-135M-Instruct --adapters ../shared/adapters/smollm2 \
-	  --out benchmarks/results/main_job_smollm2.json
+	$(RUN) -m demo --data ../shared/corpora --adapters ../shared/adapters/smollm2 --out benchmarks/results/main_job_smollm2.json
 	$(RUN) -m demo --data ../shared/corpora --base ../shared/base-lm --adapters ../shared/adapters/main \
 	  --out benchmarks/results/main_job.json
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,31 +17,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the demo; gives the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = _parser().parse_args(given)
-    chosen = [options.data, options.base, options.adapters]
-    if any((options.data, options.adapters)) and not all(chosen):
-        print("error: --data and --adapters need each other and --base: give all three.", file=sys.stderr)
+    if bool(options.data) != bool(options.adapters):
+        print("error: --data and --adapters need each other: give both.", file=sys.stderr)
         return 2
-    if options.tiny and any(chosen):
+    if options.tiny and any((options.data, options.base, options.adapters)):
         print("error: --tiny has its own text, base model and adapters: give nothing with it.", file=sys.stderr)
         return 2
     if options.base is None or Path(options.base).exists():
         os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports transformers
     try:
-        return _run(options, shlex.join(["python", "-m", "demo", *_without_password(given)]))
+        return _run(options, given)
     except KeyboardInterrupt:
         print("stopped; what is done is kept, the next run goes on from there.", file=sys.stderr)
         return 130
 
 
-def _run(options: argparse.Namespace, command: str) -> int:
+def _run(options: argparse.Namespace, given: Sequence[str]) -> int:
     """The exit code of the demo itself, whose imports take seconds."""
     from demo.jobs import Options
+    from demo.results import command_line
     from demo.run import run
     from demo.server import DemoFailed
     from registry.errors import SoupError
 
     try:
-        run(Options(**vars(options), command=command))
+        run(Options(**vars(options), command=command_line("demo", given)))
     except (DemoFailed, SoupError) as problem:
         print(f"error: {problem}", file=sys.stderr)
         return 1
@@ -53,19 +51,14 @@ def _run(options: argparse.Namespace, command: str) -> int:
     return 0
 
 
-def _without_password(arguments: Sequence[str]) -> list[str]:
-    """The arguments as they may be written into a results file: of a database's URL only its kind."""
-    return [re.sub(r"://.*", "://...", argument) for argument in arguments]
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m demo",
         description="Push adapters, cook soups for novel domains, and print what came out. Without arguments the "
-        "shipped adapters on SmolLM2-135M; else on data, a base model and adapters of your own.",
+        "shipped adapters on SmolLM2-135M; else on data and adapters of your own, and a base model of your own.",
     )
     parser.add_argument("--data", type=Path, help="folder with train/<domain>/ and novel/<domain>/ (.jsonl.gz)")
-    parser.add_argument("--base", help="the base model: a folder, a .gguf file of a Llama, or a hub's id")
+    parser.add_argument("--base", help="another base model: a folder, a .gguf file of a Llama, or a hub's id")
     parser.add_argument("--adapters", type=Path, help="folder of neutral adapters, one a domain")
     parser.add_argument("--tiny", action="store_true", help="a tiny base model on the installed packages' docstrings")
     parser.add_argument("--database-url", help="URL of a PostgreSQL for the server, instead of SQLite")

@@ -24,6 +24,7 @@ from demo.strategies import FEW
 from registry.base_model import shape_of
 from registry.base_model.loading import source_folder
 from registry.errors import InvalidParameter, NotFound
+from registry.names import file_digest
 from registry.spec import BaseEntry
 
 DOMAINS = Path(__file__).parent / "domains"
@@ -39,7 +40,7 @@ class Options:
 
     data: Path | None = None
     base: str | None = None
-    """A folder, a GGUF file, or a hub's id, `owner/name` or `owner/name@revision`."""
+    """A folder, a GGUF file, or a hub's id, `owner/name` or `owner/name@revision`; None is SmolLM2."""
     adapters: Path | None = None
     tiny: bool = False
     out: Path | None = None
@@ -54,7 +55,7 @@ def prepare(options: Options, talk: Talk) -> Job:
     """
     if options.tiny:
         return _packages(talk)
-    if options.data and options.base and options.adapters:
+    if options.data and options.adapters:
         return _own(options.data, options.base, options.adapters, talk)
     return _shipped(options.base, talk)
 
@@ -62,10 +63,15 @@ def prepare(options: Options, talk: Talk) -> Job:
 # --- the shipped adapters, on SmolLM2 --------------------------------------------------------------------
 
 
+def _smollm2(talk: Talk) -> BaseEntry:
+    """The demo's own base model, fetched if need be."""
+    return _local(smollm2.prepare(MODELS, talk), smollm2.BASE_ID)
+
+
 def _shipped(base: str | None, talk: Talk) -> Job:
     talk.stage(f"the base model: {smollm2.NAME}")
     if base is None:
-        entry = _local(smollm2.prepare(MODELS, talk), smollm2.BASE_ID)
+        entry = _smollm2(talk)
     else:
         if not Path(base).exists():
             raise DemoFailed(
@@ -126,10 +132,11 @@ def packages_job() -> Job:
 # --- people's own data -----------------------------------------------------------------------------------
 
 
-def _own(data: Path, base: str, adapters: Path, talk: Talk) -> Job:
+def _own(data: Path, base: str | None, adapters: Path, talk: Talk) -> Job:
     names = neutral_domains(adapters)
-    talk.stage(f"the base model: {base}")
-    job = own_job(data, base_entry(base, talk), adapters, names)
+    talk.stage(f"the base model: {base or smollm2.NAME}")
+    entry = base_entry(base, talk) if base else _smollm2(talk)
+    job = own_job(data, entry, adapters, names)
     talk.stage(f"adapters: {len(names)} of {adapters}, converted")
     convert_all(job, adapters, names, talk)
     return job
@@ -161,7 +168,7 @@ def base_entry(base: str, talk: Talk) -> BaseEntry:
     if path.is_dir():
         return _local(path, path.resolve().name)
     if path.is_file() and path.suffix == ".gguf":
-        folder = MODELS / f"{path.stem}-{smollm2.sha256(path)[:8]}"
+        folder = MODELS / f"{path.stem}-{file_digest(path)[7:15]}"
         if not folder.is_dir():
             talk.line(f"unpacking {path} into {folder} ...")
             gguf.convert(path, folder)

@@ -20,7 +20,7 @@ import torch
 from demo.job import NOVEL_SAMPLE, TRAINING_SAMPLE
 from demo.jobs import CONTROL, DOMAINS, MODELS
 from demo.progress import Talk
-from demo.server import SOUP
+from demo.server import SOUP, DemoFailed
 from demo.smollm2 import BASE_ID, NAME, prepare
 from registry.adapters.weights import load_tensors, save_tensors
 from registry.formats import AdapterContents, read_directory, write_directory
@@ -135,7 +135,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--work", type=Path, default=Path(".demo/recipe"), help="texts and trainings; resumable")
     parser.add_argument("--out", type=Path, default=DOMAINS)
     options = parser.parse_args(arguments)
-    base = prepare(MODELS, Talk(1))
+    try:
+        base = prepare(MODELS, Talk(1))
+    except DemoFailed as problem:
+        parser.exit(1, f"error: {problem}\n")
     write_texts(options.corpora, options.work / "texts")
     domains = [str(options.work / "texts" / domain) for domain in LICENSES]
     flags = [part for pair in RECIPE.items() for part in pair]

