@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from demo.results import Figure, Row, write
+from demo.results import Figure, Row, command_line, write
 
 
 def repeated(repeats: Sequence[float], unit: str, *, goal: float | None = None, note: str = "") -> Figure:
@@ -62,7 +62,7 @@ def command() -> str:
     """How this program was called, so that it can be called again."""
     module = sys.modules["__main__"].__spec__
     name = module.name.removesuffix(".__main__") if module is not None else sys.argv[0]
-    return " ".join(["python", "-m", name, *sys.argv[1:]])
+    return command_line(name, sys.argv[1:])
 
 
 def seconds(call: Callable[[], object]) -> float:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
+import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -68,6 +70,24 @@ def write(
     beside = path.with_name(f".{path.name}.new")
     beside.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     beside.replace(path)
+
+
+def command_line(module: str, arguments: Sequence[str]) -> str:
+    """The command that a result came from, fit to be published.
+
+    Of a database's URL only its kind is shown (the rest may hold a password), and no folder of this machine: a path
+    within the checkout is written from there, of any other the last part.
+    """
+    return shlex.join(["python", "-m", module, *(_publishable(argument) for argument in arguments)])
+
+
+def _publishable(argument: str) -> str:
+    option, equals, value = argument.rpartition("=") if argument.startswith("--") else ("", "", argument)
+    value = re.sub(r"://.*", "://...", value)
+    if Path(value).is_absolute():
+        path = Path(value)
+        value = str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
+    return option + equals + value
 
 
 def commit() -> str | None:

@@ -253,3 +253,17 @@ def test_some_variants_of_training_give_the_figures_that_they_can():
     assert found.figures["adapter_vs_full"].value == pytest.approx(1.5)
     assert found.figures["adapter_vs_full"].goal == 1.3
     assert not {"adapter_vs_peft_lora", "adamix_overhead", "peak_memory_masked_mib"} & set(found.figures)
+
+
+def test_a_published_command_shows_no_password_and_no_folder_of_the_machine() -> None:
+    inside, outside = str(results.ROOT / "benchmarks" / "results" / "a.json"), "/home/someone/models/Some-Model"
+    url = "postgresql+psycopg://user:secret@host/name"
+
+    said = results.command_line(
+        "demo", ["--out", inside, "--base", outside, f"--data={outside}", "--database-url", url, "3"]
+    )
+
+    assert said == (
+        "python -m demo --out benchmarks/results/a.json --base Some-Model --data=Some-Model "
+        "--database-url postgresql+psycopg://... 3"
+    )
