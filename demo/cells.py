@@ -53,6 +53,9 @@ class Cells:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._known = _read(path)
+        self.kept = 0
+        """How many of the scores asked for were there from an earlier run."""
+        self._earlier = set(self._known)
 
     def has(self, digest: str, texts: Sequence[str]) -> bool:
         """Whether a model was scored on texts before."""
@@ -71,6 +74,8 @@ class Cells:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"key": key, **cell}) + "\n")
             self._known[key] = _cell(cell)
+        self.kept += key in self._earlier
+        self._earlier.discard(key)
         return self._known[key]
 
 

@@ -44,7 +44,7 @@ class Job:
     strategies: tuple[Strategy, ...] = STRATEGIES
     oracle: bool = True
     """Whether every single adapter is scored on the test passages too, for the best of them."""
-    wall_goal: float = 1800.0
+    wall_goal: float = 6000.0
     """Seconds the whole job may take, without installation and download."""
 
     @property

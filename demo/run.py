@@ -72,7 +72,7 @@ def run(options: Options) -> None:
         shown.chat(kitchen.client, model)
     shown.what_next(job, talk.seconds, database=options.database_url is not None)
     if options.out is not None:
-        shown.write_figures(job, found, options, seconds=time.monotonic() - began)
+        shown.write_figures(job, found, options, seconds=time.monotonic() - began, kept=kitchen.cells.kept)
 
 
 # --- push, fit, cook -------------------------------------------------------------------------------------
@@ -117,7 +117,6 @@ def _cook(kitchen: Kitchen, talk: Talk) -> tuple[dict[str, dict[str, Answer]], f
     job = kitchen.job
     count = len(job.strategies)
     talk.stage(f"cook: {count} strategies for each novel domain ({len(job.novel)}), on {NOVEL_SAMPLE} passages")
-    digests = {str(adapter["ref"]): str(adapter["digest"]) for adapter in kitchen.pushed.values()}
     answers: dict[str, dict[str, Answer]] = {strategy.name: {} for strategy in job.strategies}
     seconds = 0.0
     with talk.bar("cooking") as told:
@@ -126,8 +125,8 @@ def _cook(kitchen: Kitchen, talk: Talk) -> tuple[dict[str, dict[str, Answer]], f
             for place, strategy in enumerate(job.strategies):
                 told(number * count + place, len(job.novel) * count, f"{domain}: {strategy.name}")
                 began = time.monotonic()
-                answers[strategy.name][domain] = cook(kitchen.client, strategy, sample, digests)
-                seconds += time.monotonic() - began if strategy.name == SERVICE else 0.0
+                answers[strategy.name][domain] = cook(kitchen.client, strategy, sample)
+                seconds += time.monotonic() - began if strategy == SERVICE else 0.0
     return answers, seconds
 
 

@@ -25,7 +25,7 @@ QUESTION = "What is a soup made of? Answer in two sentences."
 
 def outcome(job: Job, found: Table, *, seconds: float) -> None:
     """Print the sentence and the table, and draw the picture."""
-    answer = next(row for row in found.rows if row.name == SERVICE)
+    answer = next(row for row in found.rows if row.name == SERVICE.name)
     print(f"\n{table.sentence(found, answer=answer, seconds=seconds)}\n")
     print(table.text(found, width=min(100, shutil.get_terminal_size((100, 40)).columns)))
     tokens = {domain: entry.cell.tokens for domain, entry in found.base.entries.items()}
@@ -44,20 +44,20 @@ def outcome(job: Job, found: Table, *, seconds: float) -> None:
 def soup_to_show(found: Table, answers: Mapping[str, Mapping[str, Answer]]) -> tuple[str, str, str]:
     """(domain, model, words for it): a soup of several adapters, where its difference to the base is best."""
     by_name = {row.name: row for row in found.rows}
-    for name, whose in (
+    for strategy, whose in (
         (SERVICE, "the soup that the service answers"),
         (CLUSTERING, "the soup by clustering (the service, verifying it, answers with something else)"),
         (PAPER, "the soup by clustering as in the paper"),
         (SIMILARITY, "the soup by similarity"),
         (UNIFORM, "the uniform soup"),
     ):
-        by_domain = answers.get(name, {})
+        by_domain = answers.get(strategy.name, {})
         taken = [d for d, answer in by_domain.items() if not answer.abstained and len(answer.ingredients) > 1]
         if taken:
-            best = min(taken, key=lambda domain: found.difference(by_name[name], domain).difference)
+            best = min(taken, key=lambda domain: found.difference(by_name[strategy.name], domain).difference)
             return best, by_domain[best].model, whose
     domain = found.domains[0]
-    return domain, answers[SERVICE][domain].model, "what the service answers"
+    return domain, answers[SERVICE.name][domain].model, "what the service answers"
 
 
 def continuation(job: Job, server: Server, *, domain: str, models: Sequence[str], whose: str) -> None:
@@ -99,11 +99,12 @@ What to do next ({Path(sys.executable).parent} holds the commands)
 It took {seconds:.0f} seconds. Everything it made is in {job.home}, and the next run uses it again.""")
 
 
-def write_figures(job: Job, found: Table, options: Options, *, seconds: float) -> None:
-    """Write the results file that `--out` names, and the picture beside it."""
+def write_figures(job: Job, found: Table, options: Options, *, seconds: float, kept: int) -> None:
+    """Write the results file that `--out` names, and the picture beside it; `kept` scores are of an earlier run."""
     assert options.out is not None
     figures = table.figures(found)
     note = "at most; installation, download and training not included"
+    note += f"; of an earlier run that was interrupted, {kept} scores were kept" if kept else ""
     figures["wall_s"] = Figure(seconds, "s", job.wall_goal, [seconds], note).as_json()
     write(options.out, name=options.out.stem, command=options.command, figures=figures, rows=table.rows(found))
     picture.draw(found, options.out.with_suffix(".svg"))

@@ -13,19 +13,25 @@ from service.client.client import SoupClient
 NAMESPACE = "demo"
 """Where the demo's adapters are, and the pool that it asks for: nothing that others pushed changes its figures."""
 _PAPER = GmmSpec(mode="paper")
+SIMILARITY = Strategy("soup, similarity", CosineSpec())
+PAPER = Strategy("soup, clustering (paper)", _PAPER)
+CLUSTERING = Strategy("soup, clustering (default)", GmmSpec())
+UNIFORM = Strategy("soup, uniform", UniformSpec())
+SERVICE = Strategy("the service, verified", None, verify=True)
+"""What people get who ask for nothing in particular."""
+_NEAREST = Strategy("single, similarity", CosineSpec(), single=True)
 STRATEGIES = (
-    Strategy("single, similarity", CosineSpec(), single=True),
-    Strategy("soup, similarity", CosineSpec()),
+    _NEAREST,
+    SIMILARITY,
     Strategy("single, clustering (paper)", _PAPER, single=True),
-    Strategy("soup, clustering (paper)", _PAPER),
+    PAPER,
     Strategy("single, clustering (default)", GmmSpec(), single=True),
-    Strategy("soup, clustering (default)", GmmSpec()),
-    Strategy("soup, uniform", UniformSpec()),
-    Strategy("the service, verified", None, verify=True),
+    CLUSTERING,
+    UNIFORM,
+    SERVICE,
 )
-"""In the order of the table; the last is what people get who ask for nothing in particular."""
-SERVICE, CLUSTERING, UNIFORM, PAPER, SIMILARITY = (STRATEGIES[i].name for i in (7, 5, 6, 3, 1))
-FEW = tuple(STRATEGIES[i] for i in (0, 1, 3, 7))
+"""In the order of the table; the service's own comes last."""
+FEW = (_NEAREST, SIMILARITY, PAPER, SERVICE)
 """For a large base model, where each costs a minute."""
 FITS = tuple(
     (*fit, "--pool-namespace", NAMESPACE) for fit in (("--selector", "cosine"), ("--paper",), ("--selector", "gmm"))
@@ -45,15 +51,13 @@ class Answer:
     verification: dict[str, Any] | None
 
 
-def cook(client: SoupClient, strategy: Strategy, sample: Sequence[str], digests: dict[str, str]) -> Answer:
-    """The server's answer for a sample, of the demo's own adapters; `digests` has theirs by ref."""
+def cook(client: SoupClient, strategy: Strategy, sample: Sequence[str]) -> Answer:
+    """The server's answer for a sample, of the demo's own adapters."""
     cooked = client.cook(strategy.request(client.sample(sample), PoolRequest(namespaces=(NAMESPACE,))))
-    model = str(cooked["model"])
-    soup = cooked.get("soup") or {}
     chosen = (cooked.get("selection") or {}).get("selected") or ()
     return Answer(
-        model=model,
-        digest=None if cooked["abstained"] else str(soup.get("digest") or digests[model]),
+        model=str(cooked["model"]),
+        digest=None if cooked["abstained"] else str(cooked["digest"]),
         abstained=bool(cooked["abstained"]),
         reason=str(cooked.get("reason") or ""),
         ingredients=tuple(str(row["domain"]) for row in chosen),

@@ -72,7 +72,7 @@ class Server:
         return {"texts": texts}
 
     def cook(self, _request: Any) -> dict[str, Any]:
-        return {"model": "demo/soup", "abstained": False, "soup": {"digest": "sha256:" + "5" * 64}}
+        return {"model": "demo/soup", "abstained": False, "digest": "sha256:" + "5" * 64}
 
     def perplexity(self, _model: str, texts: list[str]) -> dict[str, Any]:
         self.scored.append(texts)
