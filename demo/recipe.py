@@ -45,7 +45,7 @@ NOVEL: Mapping[str, str] = {
 }
 TRAIN_CHARACTERS, VALID_CHARACTERS = 900_000, 20_000
 TEST_PASSAGES = 40
-SHORT, MEDIUM = 500, 800
+SHORT, MEDIUM = 300, 400
 """Characters of a shipped passage: a training domain's sample, and a novel domain's."""
 RECIPE = {
     "--structure": "bapna_firat", "--bottleneck": "8", "--init-seed": "1234", "--seed": "0", "--lr": "2e-3",
