@@ -22,7 +22,8 @@ from transformers import DynamicCache
 from registry.adapters import AdapterModule, attached
 from registry.base_model import LoadedBase
 from registry.errors import Internal
-from registry.likelihood import hidden_states, lm_logits, log_probs_of_next, mean_pool, padded
+from registry.likelihood import hidden_states, lm_logits, log_probs_of, log_probs_of_next, mean_pool, padded
+from service.engine.packing import Packing, Piece, first_position, packed_states
 from service.engine.request import PromptScores, TopTokens
 from service.engine.sampler import chosen_log_probs, log_probs, top_tokens
 from service.engine.scheduler import Key
@@ -65,16 +66,34 @@ class Runner:
         `bos` says of each window whether its first position is a BOS, which the mean leaves out. An encoder has no
         NLL: None.
         """
-        ids, mask = padded(windows, pad_id=PAD, device=base.model.device)
-        nll: list[float] | None = None
+        if adapter is not None and adapter.config.prefix_length:
+            return self._score_padded(base, adapter, windows, bos=bos)
+        device = base.model.device
+        lengths = torch.tensor([len(window) for window in windows], device=device)
+        ids = torch.tensor([token for window in windows for token in window], device=device)
+        starts = lengths.cumsum(0) - lengths
+        window_of = torch.repeat_interleave(lengths)  # of each token
+        places = torch.arange(len(ids), device=device) - starts[window_of]
+        pieces = [Piece(start, len(window)) for start, window in zip(starts.tolist(), windows, strict=True)]
+        causal = base.shape.kind == "causal"
         with _with(base, adapter):
+            positions = places + first_position(base.model)
+            hidden = packed_states(base.model, ids, positions, Packing(pieces, causal=causal))
+            nll = _nll(base, hidden, ids, window_of, len(windows)) if causal else None
+        pooled = (places > 0) | ~torch.tensor(bos, device=device)[window_of]
+        return nll, _means(hidden, pooled, window_of, len(windows)).cpu().numpy()
+
+    def _score_padded(
+        self, base: LoadedBase, adapter: AdapterModule, windows: Sequence[Sequence[int]], *, bos: Sequence[bool]
+    ) -> tuple[list[float], np.ndarray]:
+        """The same for an adapter that puts states of its own before each window: one window a row."""
+        ids, mask = padded(windows, pad_id=PAD, device=base.model.device)
+        with attached(base.model, adapter):
             hidden = hidden_states(base.model, ids, mask)
-            if base.shape.kind == "causal":
-                nll = (-log_probs_of_next(base.model, hidden, ids, mask).double().sum(dim=1)).tolist()
+            nll: list[float] = (-log_probs_of_next(base.model, hidden, ids, mask).double().sum(dim=1)).tolist()
         pooled = mask.clone()
         pooled[:, 0] *= torch.tensor([not flag for flag in bos], device=mask.device)
-        vectors: np.ndarray = mean_pool(hidden, pooled).cpu().numpy()
-        return nll, vectors
+        return nll, mean_pool(hidden, pooled).cpu().numpy()
 
     # --- generation -----------------------------------------------------------------------------
 
@@ -129,6 +148,24 @@ class Runner:
                 del self._groups[key]
             elif len(kept) < len(group.rows):
                 self._groups[key] = _selected(group, kept)
+
+
+def _nll(base: LoadedBase, hidden: Tensor, ids: Tensor, window_of: Tensor, count: int) -> list[float]:
+    """NLL in nats of each of `count` windows, summed in fp64, from hidden states (tokens, hidden) of all of them."""
+    scored = window_of[1:] == window_of[:-1]  # a token is predicted by the one before it in its window
+    found = log_probs_of(base.model, hidden[:-1][scored], ids[1:][scored]).double()
+    sums = torch.zeros(count, dtype=torch.float64, device=found.device)
+    nll: list[float] = (-sums.index_add_(0, window_of[1:][scored], found)).tolist()
+    return nll
+
+
+def _means(hidden: Tensor, pooled: Tensor, window_of: Tensor, count: int) -> Tensor:
+    """fp32 (count, hidden): each window's mean over its `pooled` tokens; zeros where there is none."""
+    weight = pooled.to(torch.float32)
+    sums = torch.zeros((count, hidden.shape[-1]), device=hidden.device)
+    sums.index_add_(0, window_of, hidden.float() * weight[:, None])
+    counts = torch.zeros(count, device=hidden.device).index_add_(0, window_of, weight)
+    return sums / counts.clamp(min=1.0)[:, None]
 
 
 def _with(base: LoadedBase, adapter: AdapterModule | None) -> AbstractContextManager[None]:

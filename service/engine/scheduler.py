@@ -206,11 +206,11 @@ class Scheduler:
         self._scores.remove(first)
         self._scores.append(first)
         rows = [self._start(first)]
-        longest = rows[0].length
+        tokens = rows[0].length
         for work in [first, *(other for other in self._scores if other.key == first.key and other is not first)]:
-            while work.waiting and self._fits(len(rows) + 1, max(longest, work.waiting[0].length), budget):
+            while work.waiting and tokens + work.waiting[0].length <= budget:
                 rows.append(self._start(work))
-                longest = max(longest, rows[-1].length)
+                tokens += rows[-1].length
         self._scores = deque(work for work in self._scores if work.waiting)
         return Batch("score", first.key, tuple(rows))
 

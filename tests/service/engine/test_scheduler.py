@@ -57,8 +57,11 @@ class Simulation:
         assert {row.work.key for row in batch.rows} == {batch.key}
         assert all(row.work.state is State.RUNNING for row in batch.rows)
         assert scheduler.generating <= scheduler.max_rows
-        if batch.kind != "decode" and len(batch.rows) > 1:
-            assert len(batch.rows) * max(row.length for row in batch.rows) <= scheduler.max_batch_tokens
+        lengths = [row.length for row in batch.rows]
+        if batch.kind == "prefill" and len(lengths) > 1:
+            assert len(lengths) * max(lengths) <= scheduler.max_batch_tokens
+        if batch.kind == "score" and len(lengths) > 1:
+            assert sum(lengths) <= scheduler.max_batch_tokens
 
 
 def drain(simulation: Simulation, limit: int = 10_000) -> list[Batch]:

@@ -1,0 +1,40 @@
+"""Sequences packed into one row compute what each computes alone, on every family and with every kind of attention."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from registry.base_model import LoadedBase, load_base
+from registry.likelihood import hidden_states
+from service.engine.packing import IMPLEMENTATION, Packing, Piece, first_position, packed_states
+from tests.tiny_models import TINY_ENCODERS, VARIANTS, build_tiny
+
+LENGTHS = (7, 20, 20, 20, 3, 1)
+
+
+@pytest.fixture(scope="module", params=[*VARIANTS, *TINY_ENCODERS, "xlm-roberta"])
+def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedBase:
+    return load_base(build_tiny(tmp_path_factory.mktemp(request.param), request.param))
+
+
+@torch.inference_mode()
+def test_a_sequence_computes_what_it_computes_alone(base: LoadedBase) -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows = [torch.randint(5, 290, (length,), generator=generator) for length in LENGTHS]
+    starts = [sum(LENGTHS[:number]) for number in range(len(LENGTHS))]
+    packing = Packing(
+        [Piece(start, length) for start, length in zip(starts, LENGTHS, strict=True)],
+        causal=base.shape.kind == "causal",
+    )
+    positions = torch.cat([torch.arange(length) for length in LENGTHS]) + first_position(base.model)
+    usual = base.model.config._attn_implementation
+
+    found = packed_states(base.model, torch.cat(rows), positions, packing)
+
+    assert base.model.config._attn_implementation == usual != IMPLEMENTATION
+    for row, start in zip(rows, starts, strict=True):
+        own = hidden_states(base.model, row[None], torch.ones_like(row)[None])[0]
+        assert float((found[start : start + len(row)] - own).abs().max()) <= 1e-5 * float(own.abs().max())
