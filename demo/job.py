@@ -10,6 +10,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from demo.passages import shorten
 from demo.strategies import STRATEGIES
 from registry.errors import NotFound
 from registry.spec import BaseEntry
@@ -44,6 +45,9 @@ class Job:
     strategies: tuple[Strategy, ...] = STRATEGIES
     oracle: bool = True
     """Whether every single adapter is scored on the test passages too, for the best of them."""
+    test_passages: int = TEST_PASSAGES
+    longest: int | None = None
+    """Characters that passages are cut to; None leaves them whole."""
     wall_goal: float = 6000.0
     """Seconds the whole job may take, without installation and download."""
 
@@ -67,15 +71,19 @@ class Job:
 
     def sample(self, domain: str) -> list[str]:
         """The passages of a novel domain that a soup is cooked from."""
-        return draw(self.texts("novel", domain, "valid"), NOVEL_SAMPLE, seed=SEED)
+        return self._drawn("novel", domain, "valid", NOVEL_SAMPLE)
 
     def test(self, domain: str) -> list[str]:
         """The passages of a novel domain that figures come from; nothing of them is in the sample."""
-        return draw(self.texts("novel", domain, "test"), TEST_PASSAGES, seed=SEED)
+        return self._drawn("novel", domain, "test", self.test_passages)
 
     def training_sample(self, domain: str) -> list[str]:
         """The passages that stand for a training domain."""
-        return draw(self.texts("train", domain, "train"), TRAINING_SAMPLE, seed=SEED)
+        return self._drawn("train", domain, "train", TRAINING_SAMPLE)
+
+    def _drawn(self, kind: str, domain: str, split: str, count: int) -> list[str]:
+        texts = draw(self.texts(kind, domain, split), count, seed=SEED)
+        return texts if self.longest is None else [shorten(text, self.longest) for text in texts]
 
     def write_bases(self) -> None:
         """Write the allowlist, with the one base model."""

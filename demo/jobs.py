@@ -8,9 +8,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from demo import gguf, packages, smollm2
 from demo.adapters import convert_all, train_all
@@ -21,7 +22,7 @@ from demo.progress import Talk
 from demo.results import best_dtype
 from demo.server import DemoFailed
 from demo.strategies import FEW
-from registry.base_model import shape_of
+from registry.base_model import shape_of, weight_bytes
 from registry.base_model.loading import source_folder
 from registry.errors import InvalidParameter, NotFound
 from registry.names import file_digest
@@ -31,6 +32,9 @@ DOMAINS = Path(__file__).parent / "domains"
 """Shipped: `adapters/<domain>` and the control's, trained on SmolLM2, and `novel/<domain>` with text."""
 CONTROL = "control_textbooks"
 MODELS = HOME / "models"
+SMALL_BYTES = 100_000_000
+LARGE_BASE: Mapping[str, Any] = {"test_passages": 40, "longest": 500}
+"""With people's own base model of more weights than that: what keeps 21 + 10 domains within a hundred minutes."""
 _HUB_ID = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)(?:@([\w.-]+))?")
 
 
@@ -156,7 +160,10 @@ def own_job(data: Path, entry: BaseEntry, adapters: Path, names: Sequence[str]) 
         raise InvalidParameter(f"{adapters} does not fit {data / 'train'}: {what}.", param="adapters")
     places = [str(data.resolve()), entry.source, str(adapters.resolve())]
     home = HOME / f"main_job-{hashlib.sha256(chr(10).join(places).encode()).hexdigest()[:8]}"
-    return Job("main_job", home, data, entry, training, novel, others[0] if others else "", home / "adapters")
+    kept = LARGE_BASE if weight_bytes(entry) > SMALL_BYTES else {}
+    return Job(
+        "main_job", home, data, entry, training, novel, others[0] if others else "", home / "adapters", **kept
+    )  # fmt: skip
 
 
 def base_entry(base: str, talk: Talk) -> BaseEntry:

@@ -1,4 +1,4 @@
-"""Cutting documents into passages and keeping each passage once; pure functions on text, used by `packages`."""
+"""Cutting documents into passages, keeping each once, and passages short; pure functions on text."""
 
 from __future__ import annotations
 
@@ -64,3 +64,12 @@ class Seen:
             return False
         self._runs |= runs
         return True
+
+
+def shorten(text: str, most: int) -> str:
+    """The beginning of a passage, to the last end of a sentence within `most` characters, else to the last space."""
+    if len(text) <= most:
+        return text
+    kept = text[:most]
+    end = max(kept.rfind(mark) + 1 for mark in (". ", ".\n", "? ", "! ", "; "))
+    return (kept[:end] if end > most // 2 else kept[: kept.rfind(" ")]).rstrip()

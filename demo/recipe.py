@@ -19,6 +19,7 @@ import torch
 
 from demo.job import NOVEL_SAMPLE, TRAINING_SAMPLE
 from demo.jobs import CONTROL, DOMAINS, MODELS
+from demo.passages import shorten
 from demo.progress import Talk
 from demo.server import SOUP, DemoFailed
 from demo.smollm2 import BASE_ID, NAME, prepare
@@ -64,15 +65,6 @@ def drawn(texts: Sequence[str], characters: int) -> list[str]:
         found.append(text)
         held += len(text)
     return found
-
-
-def shorten(text: str, most: int) -> str:
-    """The beginning of a passage, to the last end of a sentence within `most` characters, else to the last space."""
-    if len(text) <= most:
-        return text
-    kept = text[:most]
-    end = max(kept.rfind(mark) + 1 for mark in (". ", ".\n", "? ", "! ", "; "))
-    return (kept[:end] if end > most // 2 else kept[: kept.rfind(" ")]).rstrip()
 
 
 def write_texts(corpora: Path, folder: Path) -> None:
