@@ -117,7 +117,7 @@ def measure_cost(result: Result, size: Size, *, rows: int, repeats: int) -> None
         for kind, config in configs.items()
         for mixing in (AVERAGE, EXACT)
     }
-    engine = Engine(Given({"base": base}), max_batch_tokens=BATCH_TOKENS)
+    engine = Engine(Given({"base": base}), max_step_tokens=BATCH_TOKENS)
     engine.start()
     try:
         calls = {f"{kind}_{method}": partial(_score, engine, setting, _handle(shape, *soup))

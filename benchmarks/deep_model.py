@@ -66,7 +66,7 @@ def memory(base_folder: Path, dtype: str) -> dict[str, float]:
         source = AllowedBases(entries, Path(cache))
         size = source.size("deep")
         source.text("deep")
-        residence = Residence(source, size, lambda: None)
+        residence = Residence(source, size, lambda: None, lambda base: base)
         residence.arrange({"small": 0}, frozenset(), background=False)
         start = resident()
         residence.arrange({"deep": 0}, frozenset(), background=False)
@@ -86,13 +86,14 @@ def _adapters(base: LoadedBase) -> tuple[int, int]:
     from registry.adapters.loadable import LoadableAdapter
     from registry.adapters.weights import load_tensors, save_tensors
     from service.engine.bank import Bank
+    from service.engine.runner import Runner
 
     config = paper_config("bapna_firat", bottleneck=BOTTLENECK)
     stored = save_tensors(create(config, base.shape, seed=SEED, base=base.model).state_dict())
-    bank, start = Bank(2**40), resident()
+    bank, runner, start = Bank(2**40), Runner(base), resident()
     for number in range(ADAPTERS):
         handle = LoadableAdapter(f"sha256:{number:064d}", config, lambda: load_tensors(stored))
-        bank.get(base, handle)
+        bank.get(runner, handle)
     return bank.bytes, resident() - start
 
 

@@ -166,7 +166,7 @@ def run(size: Size, *, rows: int, repeats: int) -> Result:
     setting = prepare(size, rows=rows)
     bucketed = batches([len(window) for window in setting.windows], max_tokens=BATCH_TOKENS)
     arrival = [list(range(start, min(start + ARRIVAL_ROWS, rows))) for start in range(0, rows, ARRIVAL_ROWS)]
-    engine = Engine(Given({"base": setting.base}), max_batch_tokens=BATCH_TOKENS)
+    engine = Engine(Given({"base": setting.base}), max_step_tokens=BATCH_TOKENS)
     engine.start()
     try:
         calls: dict[str, Callable[[], list[float]]] = {

@@ -49,9 +49,10 @@ class Runtime:
         self.engine = Engine(
             allowed,
             max_queue=settings.engine_queue,
-            max_batch_tokens=settings.engine_batch_tokens,
+            max_step_tokens=settings.engine_batch_tokens,
             max_rows=settings.engine_rows,
             bank_bytes=settings.adapter_bank_bytes,
+            kv_bytes=settings.engine_kv_bytes,
             memory_bytes=settings.memory_bytes,
         )
         self.bases = ServedBaseModels(allowed, self.engine, memory_bytes=settings.memory_bytes)

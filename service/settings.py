@@ -77,7 +77,8 @@ class Settings(BaseSettings):
 
     # --- engine -------------------------------------------------------------------------------------
     engine_queue: int = Field(256, ge=1, description="Requests the engine holds at once; beyond it 429.")
-    engine_batch_tokens: int = Field(4096, ge=1, description="Padded tokens of one forward pass.")
+    engine_batch_tokens: int = Field(2048, ge=16, description="Tokens of one forward pass.")
+    engine_kv_bytes: int = Field(2**30, ge=1, description="Bytes of keys and values of all sequences together.")
     engine_rows: int = Field(16, ge=1, description="Sequences that generate together.")
     adapter_bank_bytes: int = Field(
         512 * MIB, ge=0, description="Memory for adapters held ready, least recent dropped."

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -46,6 +46,21 @@ class AdapterModule(nn.Module, ABC):
         Called once for each forward pass, after `check_fit`. Edits of one module follow each other in this order;
         an edit may also only look at what passes, and give the output back as it came.
         """
+
+    def stackable(self) -> AdapterModule | None:
+        """What this adapter computes, in the form in which it is stacked with others (`stacked`).
+
+        It may be the adapter itself. None where there is no such form: it then runs by itself.
+        """
+        return None
+
+    def settings(self) -> Hashable:
+        """What besides the shapes of their tensors two stackable adapters of this type have to have alike."""
+        return None
+
+    def states_before(self) -> Tensor | None:
+        """Keys and values (layers, 2, heads, length, size) that stand before every text, in the adapter's dtype."""
+        return None
 
     def inputs(self, _model: nn.Module) -> Iterator[tuple[nn.Module, InputEdit]]:
         """Pairs of a module of `model` and the edit of what its forward pass is given; most adapters have none."""

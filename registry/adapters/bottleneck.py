@@ -22,7 +22,7 @@ s is `config.scale`, g `config.activation`, D (m, d), U (d, m) for hidden size d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import cast
 
 import torch
@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from registry.adapters.attach import AdapterModule, Edit
 from registry.adapters.sites import Family, LayerSites, check_family, family_of, layer_sites
+from registry.adapters.slots import layer_norm, linear, per_slot
 from registry.errors import Incompatible, Internal
 from registry.spec import BaseShape, BottleneckConfig
 
@@ -55,8 +56,8 @@ class Bottleneck(nn.Module):
         """A(source): what is added, (batch, time, hidden) as `source`, in the dtype of the adapter."""
         x = source.to(self.down.weight.dtype)
         if self.norm is not None:
-            x = self.norm(x)
-        update: Tensor = self.up(self._activation(self.down(x)))
+            x = layer_norm(x, self.norm.weight, self.norm.bias, self.norm.eps)
+        update = linear(self._activation(linear(x, self.down)), self.up)
         return update if self._scale == 1.0 else update * self._scale
 
     def forward(self, source: Tensor, hidden: Tensor) -> Tensor:
@@ -120,11 +121,10 @@ class TrainedNorm(nn.Module):
         """
         if self.bias is not None:
             assert isinstance(norm, nn.LayerNorm)
-            x = source.to(self.weight.dtype)
-            return F.layer_norm(x, norm.normalized_shape, self.weight, self.bias, norm.eps).to(hidden.dtype)
+            return layer_norm(source.to(self.weight.dtype), self.weight, self.bias, norm.eps).to(hidden.dtype)
         x = source.to(torch.promote_types(source.dtype, torch.float32))
         x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + cast(float, norm.variance_epsilon))
-        return (self.weight * x.to(self.weight.dtype)).to(hidden.dtype)
+        return (per_slot(self.weight) * x.to(self.weight.dtype)).to(hidden.dtype)
 
 
 class BottleneckLayer(nn.Module):
@@ -188,6 +188,14 @@ class BottleneckAdapter(AdapterModule):
         if _acts_on_norms(self.config, layers[0].post_norm if layers else False):
             for sites in layers:
                 sites.check_norms()
+
+    def stackable(self) -> AdapterModule:
+        """This adapter itself."""
+        return self
+
+    def settings(self) -> Hashable:
+        """Where it acts and what it computes; sizes are those of the tensors, and a mask's zeros are in the weights."""
+        return self.config.model_copy(update={"pruned": None}).model_dump_json()
 
     def edits(self, model: nn.Module) -> Iterator[tuple[nn.Module, Edit]]:
         """Pairs of a base module and the edit of its output, over all layers."""

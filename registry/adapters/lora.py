@@ -8,7 +8,7 @@ says which there are. A module the LoRA does not name is left alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import cast
 
 import numpy as np
@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from registry.adapters.attach import AdapterModule, Edit
 from registry.adapters.initial import NEAR_IDENTITY_STD, Init, Shapes, seeded, truncated_normal
+from registry.adapters.slots import linear
 from registry.errors import Incompatible, more_problems
-from registry.spec import BaseShape, LoraConfig
+from registry.spec import BaseShape, LoraConfig, LoraModule
 
 PREFIX = "base_model.model."
 """What PEFT puts before a module's path in the names of tensors."""
@@ -40,10 +41,10 @@ class LoraUpdate(nn.Module):
 
     def on_input(self, _module: nn.Module, source: Tensor, hidden: Tensor) -> Tensor:
         """`hidden` (..., outputs) plus the update of `source` (..., inputs), in the dtype of `hidden`."""
-        a, b = self.lora_A.weight, self.lora_B.weight
+        dtype = self.lora_A.weight.dtype
         if not torch.is_autocast_enabled(source.device.type):  # which brings both to its own dtype
-            source = source.to(a.dtype)
-        update = F.linear(F.linear(source, a) * self.scaling, b)
+            source = source.to(dtype)
+        update = linear(linear(source, self.lora_A) * self.scaling, self.lora_B)
         return (hidden + update).to(hidden.dtype)
 
 
@@ -61,6 +62,7 @@ class LoraAdapter(AdapterModule):
         modules = config.modules()
         _refuse_unknown([path for path in modules if path not in shape.linears], shape)
         self.config = config
+        self._shape = shape
         self._updates: dict[str, LoraUpdate] = {}
         for path, module in modules.items():
             update = LoraUpdate(shape.linears[path], module.rank, config.scaling(module))
@@ -88,12 +90,31 @@ class LoraAdapter(AdapterModule):
                 problems=problems[:SHOWN],
             )
 
+    def stackable(self) -> AdapterModule:
+        """A LoRA that computes the same with ranks that are powers of two and a scale of 1."""
+        widened = {path: _power_of_two(module.rank) for path, module in self.config.modules().items()}
+        config = LoraConfig.of({path: LoraModule(rank, float(rank)) for path, rank in widened.items()})
+        found = LoraAdapter(config, self._shape)
+        for path, update in self._updates.items():
+            other, more = found._updates[path], widened[path] - update.lora_A.out_features
+            other.lora_A.weight = nn.Parameter(F.pad(update.lora_A.weight.detach() * update.scaling, (0, 0, 0, more)))
+            other.lora_B.weight = nn.Parameter(F.pad(update.lora_B.weight.detach(), (0, more)))
+        return found
+
+    def settings(self) -> Hashable:
+        """Its scales; which modules it names, and how wide it is there, show in the names and shapes of its tensors."""
+        return tuple(update.scaling for update in self._updates.values())
+
     def edits(self, model: nn.Module) -> Iterator[tuple[nn.Module, Edit]]:
         """Pairs of a linear module of the base and the edit of its output."""
         for path, update in self._updates.items():
             module = _module_at(model, path)
             assert module is not None  # check_fit has found them all
             yield module, update.on_input
+
+
+def _power_of_two(rank: int) -> int:
+    return 1 << (rank - 1).bit_length()
 
 
 def _branch(root: nn.Module, names: list[str]) -> nn.Module:

@@ -87,11 +87,15 @@ class PrefixAdapter(AdapterModule):
         """
         yield cast(Callable[[], nn.Module], model.get_decoder)(), self.before
 
+    def states_before(self) -> Tensor:
+        """Keys and values (layers, 2, heads, length, size) of the virtual tokens."""
+        heads, size = self.kv
+        states = self.prompt_embeddings.reshape(self.config.length, self.num_layers, 2, heads, size)
+        return states.permute(1, 2, 3, 0, 4)
+
     def layers(self, rows: int, *, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
         """Keys and values of every layer, each (rows, heads, length, size), for `rows` texts."""
-        heads, size = self.kv
-        states = self.prompt_embeddings.to(dtype).reshape(self.config.length, self.num_layers, 2, heads, size)
-        states = states.permute(1, 2, 3, 0, 4).unsqueeze(2).expand(-1, -1, rows, -1, -1, -1)
+        states = self.states_before().to(dtype).unsqueeze(2).expand(-1, -1, rows, -1, -1, -1)
         return [(layer[0], layer[1]) for layer in states]
 
     def before(self, module: nn.Module, given: dict[str, Any]) -> dict[str, Any]:

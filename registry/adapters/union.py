@@ -7,7 +7,7 @@ changes the module itself. Knows no list of structures: its maker hands it the m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from torch import Tensor, nn
@@ -48,6 +48,20 @@ class UnionAdapter(AdapterModule):
                 param="base_model",
                 problems=problems,
             )
+
+    def stackable(self) -> AdapterModule | None:
+        """The union of the members' forms, without a prefix, which edits nothing; None where one has none."""
+        editing = [member for member in self._members if member.states_before() is None]
+        forms = [form for form in (member.stackable() for member in editing) if form is not None]
+        return UnionAdapter(self.config, forms) if forms and len(forms) == len(editing) else None
+
+    def settings(self) -> Hashable:
+        """Those of the members, by their methods."""
+        return tuple((member.config.method, member.settings()) for member in self._members)
+
+    def states_before(self) -> Tensor | None:
+        """Those of the member that has some."""
+        return next((found for one in self._members if (found := one.states_before()) is not None), None)
 
     def edits(self, model: nn.Module) -> Iterator[tuple[nn.Module, Edit]]:
         """The edits of every member, a LoRA's first."""

@@ -1,4 +1,4 @@
-"""Adapters held ready on a base model's device, by digest; least recently used ones leave when memory is short.
+"""Adapters held ready on their base models' devices, by digest; least recently used ones leave when memory is short.
 
 Those of a base model that is dropped leave with it. Used by the engine thread only, so it needs no lock. A load that
 fails is an error of the requests that wanted that adapter: nothing is kept of it, the next request tries again, and
@@ -11,10 +11,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Container
 from typing import Any
 
-from registry.adapters import AdapterModule, from_tensors
+from registry.adapters import from_tensors
 from registry.adapters.loadable import LoadableAdapter
-from registry.base_model import LoadedBase
+from registry.adapters.together import ReadyAdapter
 from registry.errors import SoupError, Unavailable
+from service.engine.runner import Runner
 
 
 class Bank:
@@ -28,46 +29,51 @@ class Bank:
         self._room = room
         self.bytes = 0
         self.loads = 0
-        self._held: OrderedDict[tuple[str, str], tuple[AdapterModule, int]] = OrderedDict()
+        self._held: OrderedDict[tuple[str, str], ReadyAdapter] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def get(self, base: LoadedBase, handle: LoadableAdapter) -> AdapterModule:
-        """The adapter on the base's device, loaded if need be; raises what loading raises, as a SoupError."""
-        key = (base.entry.id, handle.digest)
+    def get(self, runner: Runner, handle: LoadableAdapter, *, pinned: Container[str] = ()) -> ReadyAdapter:
+        """The adapter on the base's device, loaded if need be; raises what loading raises, as a SoupError.
+
+        The `pinned` digests are those of the pass that it is for: they stay, also where there is no room for all.
+        """
+        key = (runner.base.entry.id, handle.digest)
         if key not in self._held:
-            self._hold(key, _load(base, handle))
+            self._hold(key, _load(runner, handle), pinned)
         self._held.move_to_end(key)
-        return self._held[key][0]
+        return self._held[key]
 
     def trim(self, bases: Container[str], limit: int | None) -> None:
-        """Drop the adapters of all but these `bases`, then the least recently used beyond `limit` bytes."""
+        """Drop the adapters of all but these `bases`, then the least recently used ones beyond `limit` and capacity."""
         for key in [key for key in self._held if key[0] not in bases]:
-            self.bytes -= self._held.pop(key)[1]
+            self.bytes -= self._held.pop(key).bytes
         if limit is not None:
             self._make_room(limit)
+        self._make_room(self.capacity, [key[1] for key in list(self._held)[-1:]])
 
-    def _make_room(self, limit: int) -> None:
-        while self._held and self.bytes > limit:
-            self.bytes -= self._held.popitem(last=False)[1][1]
+    def _make_room(self, limit: int, pinned: Container[str] = ()) -> None:
+        for key in [key for key in self._held if key[1] not in pinned]:
+            if self.bytes <= limit:
+                break
+            self.bytes -= self._held.pop(key).bytes
 
-    def _hold(self, key: tuple[str, str], module: AdapterModule) -> None:
-        size = sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values())
+    def _hold(self, key: tuple[str, str], adapter: ReadyAdapter, pinned: Container[str]) -> None:
+        size = adapter.bytes
         allowed = self.capacity if self._room is None else min(self.capacity, self._room(size, key[0], self.bytes))
-        self._make_room(allowed - size)
-        self._held[key] = (module, size)
+        self._make_room(allowed - size, pinned)
+        self._held[key] = adapter
         self.bytes += size
         self.loads += 1
 
 
-def _load(base: LoadedBase, handle: LoadableAdapter) -> AdapterModule:
+def _load(runner: Runner, handle: LoadableAdapter) -> ReadyAdapter:
+    base = runner.base
     try:
         module: Any = from_tensors(handle.config, base.shape, handle.load())
-        module = module.to(base.model.device).eval().requires_grad_(False)
+        return runner.together.ready(module.to(base.model.device).eval().requires_grad_(False))
     except SoupError:
         raise
     except Exception as error:
         raise Unavailable(f"Adapter {handle.digest} cannot be loaded ({type(error).__name__}).") from error
-    loaded: AdapterModule = module
-    return loaded

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from service.engine.choice import Choice, Ending
-from service.engine.request import GenerateRequest, Generation, PromptScores, ScoreRequest, Scores
+from service.engine.request import GenerateRequest, Generation, PromptScores, ScoreRequest, Scores, TopTokens
 from service.engine.sampler import Stream
 
 
@@ -21,32 +21,45 @@ class GenerationDraft:
         self.request = request
         self.choices = [Choice(index, params, ending, decode) for index in range(params.n)]
         self.streams = [Stream(seed, index) for index in range(params.n)]
-        self.newest = [0] * params.n
-        """The last token of each choice, which the next step feeds."""
-        self.prompt: PromptScores | None = None
+        self._chosen: list[float | None] = [None]
+        self._tops: list[TopTokens | None] = [None]
+
+    def take_prompt(self, start: int, chosen: Sequence[float], tops: Sequence[TopTokens], prompt: int) -> None:
+        """Scores of the prompt's tokens behind `start`, without those of tokens behind the first `prompt` ones."""
+        self._chosen[start + 1 :] = chosen[: prompt - start - 1]
+        self._tops[start + 1 :] = tops[: prompt - start - 1]
 
     def result(self) -> Generation:
         """The answer, once every choice is finished."""
-        return Generation(tuple(choice.completion() for choice in self.choices), self.prompt)
+        scored = self.request.params.prompt_logprobs
+        prompt = PromptScores(tuple(self._chosen), tuple(self._tops)) if scored else None
+        return Generation(tuple(choice.completion() for choice in self.choices), prompt)
 
 
 class ScoreDraft:
-    """The windows of a ScoreRequest."""
+    """The windows of a ScoreRequest; `speaks` says that the base model has likelihoods."""
 
-    def __init__(self, request: ScoreRequest) -> None:
+    def __init__(self, request: ScoreRequest, *, speaks: bool) -> None:
         self.request = request
-        self.nll: list[float | None] = [None] * len(request.windows)
-        self.vectors: dict[int, np.ndarray] = {}
+        self.speaks = speaks
+        self._nll = [0.0] * len(request.windows)
+        self._sums: dict[int, np.ndarray] = {}
+        self._tokens: dict[int, int] = {}
 
-    def take(self, index: int, nll: float | None, vector: np.ndarray) -> None:
-        """What became of window `index`, without NLL of an encoder; `vector` (hidden,) is kept where it was wanted."""
-        self.nll[index] = nll
-        if index in self.request.pooled:
-            self.vectors[index] = vector.copy()
+    def take(self, index: int, nll: float, states: np.ndarray | None, tokens: int, *, first: bool) -> None:
+        """What came of a part of window `index`: its NLL, and the sum (hidden,) of the states of so many tokens.
+
+        The `first` part begins anew, where the window was begun before.
+        """
+        self._nll[index] = nll if first else self._nll[index] + nll
+        if states is not None:
+            self._sums[index] = states if first else self._sums[index] + states
+            self._tokens[index] = tokens if first else self._tokens[index] + tokens
 
     def result(self) -> Scores:
         """The answer, once every window is scored."""
-        return Scores(tuple(nll for nll in self.nll if nll is not None), self.vectors)
+        vectors = {index: total / max(1, self._tokens[index]) for index, total in self._sums.items()}
+        return Scores(tuple(self._nll) if self.speaks else (), vectors)
 
 
 Draft = GenerationDraft | ScoreDraft

@@ -12,8 +12,8 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 
-from registry.base_model import BaseText
-from registry.errors import Internal, SoupError, Unavailable
+from registry.base_model import BaseText, LoadedBase
+from registry.errors import Internal, InvalidParameter, SoupError, Unavailable
 from service.engine.bank import Bank
 from service.engine.choice import Ending
 from service.engine.draft import Draft, GenerationDraft, ScoreDraft
@@ -21,8 +21,10 @@ from service.engine.execute import Executor
 from service.engine.request import GenerateRequest, Request, State
 from service.engine.residence import BaseSource, Residence
 from service.engine.runner import Runner
-from service.engine.scheduler import Scheduler, Ticket, Work
+from service.engine.scheduler import Scheduler, Step, Ticket, Work
+from service.engine.space import Space
 from service.engine.texts import TextCalls
+from service.engine.trial import packs
 
 log = logging.getLogger(__name__)
 
@@ -35,9 +37,9 @@ STOPPING = "The server is shutting down; try again when it is back."
 class Engine(TextCalls):
     """Scores and generates for the base models of `bases`, which are loaded when requests want them.
 
-    `max_queue` requests are held at once; `memory_bytes` limits the weights of base models and adapters together
-    (None: no limit); the other limits are the scheduler's and the bank's. An engine that was not started loads
-    where it is stepped, one with a thread of its own loads beside it.
+    `max_queue` requests are held at once; `memory_bytes` limits the weights of base models and adapters together,
+    `kv_bytes` the keys and values of all sequences (None: no limit); the other limits are the scheduler's and the
+    bank's. An engine that was not started loads where it is stepped, one with a thread of its own loads beside it.
     """
 
     def __init__(
@@ -45,18 +47,22 @@ class Engine(TextCalls):
         bases: BaseSource,
         *,
         max_queue: int = 256,
-        max_batch_tokens: int = 4096,
+        max_step_tokens: int = 2048,
         max_rows: int = 16,
         bank_bytes: int = 512 * 2**20,
+        kv_bytes: int | None = None,
         memory_bytes: int | None = None,
     ) -> None:
         self._bases = bases
-        self._scheduler = Scheduler(max_queue=max_queue, max_batch_tokens=max_batch_tokens, max_rows=max_rows)
-        self._residence = Residence(bases, memory_bytes, self._tell)
+        self._space = Space(kv_bytes, self._position_bytes)
+        self._scheduler = Scheduler(
+            max_queue=max_queue, max_step_tokens=max_step_tokens, max_rows=max_rows, space=self._space,
+            in_pieces=lambda base_id: self._bases.text(base_id).shape.kind == "causal",
+        )  # fmt: skip
+        self._residence: Residence[Runner] = Residence(bases, memory_bytes, self._tell, prepared)
         self._bank = Bank(bank_bytes, self._residence.room_for_adapters)
-        self._runner = Runner()
         self._drafts: dict[Work, Draft] = {}
-        self._executor = Executor(self._runner, self._bank, self._drafts)
+        self._executor = Executor(self._bank, self._drafts)
         self._changed = threading.Condition()  # guards the scheduler; told of work coming and of places getting free
         self._thread: threading.Thread | None = None
         self._stop_at: float | None = None
@@ -117,6 +123,7 @@ class Engine(TextCalls):
                 "adapters_held": len(self._bank),
                 "adapter_bytes": self._bank.bytes,
                 "adapter_loads_total": self._bank.loads,
+                "kv_bytes": self._space.bytes,
                 "bases_held": len(self._residence.held),
                 "base_bytes": self._residence.bytes,
                 "base_loads_total": self._residence.loads,
@@ -181,19 +188,34 @@ class Engine(TextCalls):
         """Run the batch whose turn it is; False when nothing can run now. The thread calls this, or a test."""
         self._arrange()
         with self._changed:
-            batch = self._scheduler.next(self._residence.ready)
-        if batch is None:
+            step = self._scheduler.next(self._residence.ready, adapter_bytes=self._adapter_bytes())
+        if step is None:
             return False
+        began = time.perf_counter()
         try:
-            finished, failures = self._executor.run(batch, self._residence.base(batch.key[0]))
+            done, failures = self._executor.run(step, self._residence.base(step.base_id), self._computed)
         except Exception as error:
-            finished, failures = [], [(row.work, error) for row in batch.rows]
+            done, failures = [], [(work, error) for work in step.works]
+        newest = sum(segment.wants == "next" and segment.length == 1 for segment in step.segments)
         errors = [(culprit, without_frames(as_soup(failure))) for culprit, failure in failures]
         with self._changed:
+            self._scheduler.pace.took(
+                step.base_id, time.perf_counter() - began, newest=newest, others=step.tokens - newest
+            )
             ended = [work for culprit, error in errors for work in self._scheduler.fail([culprit], error)]
-            ended += self._scheduler.finish(finished)
+            ended += self._scheduler.finish(done)
         self._settle(ended)
         return True
+
+    def _adapter_bytes(self) -> int:
+        """Bytes that adapters may take together now."""
+        left = self._residence.left
+        return self._bank.capacity if left is None else min(self._bank.capacity, left)
+
+    def _computed(self, part: Step) -> None:
+        """Keys and values of a part of the running step are kept."""
+        with self._changed:
+            self._scheduler.computed(part)
 
     def _arrange(self) -> None:
         """End what was cancelled, then see to it that the base models are there for what is wanted."""
@@ -202,9 +224,9 @@ class Engine(TextCalls):
             wanted, alive = self._scheduler.wanted(), self._scheduler.alive()
             self._seen = self._news
         self._settle(ended)
-        self._runner.retain(alive)
-        busy = {base_id for base_id, _ in alive}
-        failed = self._residence.arrange(wanted, busy, background=self._thread is not None)
+        for base_id in self._residence.held:
+            self._residence.peek(base_id).retain(alive.get(base_id, ()))
+        failed = self._residence.arrange(wanted, set(alive), background=self._thread is not None)
         self._bank.trim(self._residence.held, self._residence.left)
         if failed:
             with self._changed:
@@ -224,9 +246,29 @@ class Engine(TextCalls):
         self._residence.check(request.base_id)
         request.check(base.shape)
         if not isinstance(request, GenerateRequest):
-            return ScoreDraft(request)
+            return ScoreDraft(request, speaks=base.shape.kind == "causal")
+        self._check_fits(request, base)
         ending = Ending(ending_ids(base, request), request.length_limit(base.shape))
         return GenerationDraft(request, ending, lambda ids: decoded(base, ids))
+
+    def _check_fits(self, request: GenerateRequest, base: BaseText) -> None:
+        """Raises InvalidParameter for a sequence whose keys and values would never have room."""
+        before = 0 if request.adapter is None else request.adapter.config.prefix_length
+        positions = before + len(request.prompt) + request.length_limit(base.shape)
+        needed, limit = self._space.needed(request.base_id, positions), self._space.limit
+        if limit is not None and needed > limit:
+            raise InvalidParameter(
+                f"{positions} tokens of prompt and answer take {needed} bytes of keys and values, and this server has "
+                f"{limit} for them (SOUP_ENGINE_KV_BYTES): ask for fewer tokens.",
+                param="max_tokens",
+            )
+
+    def _position_bytes(self, base_id: str) -> int:
+        """Bytes of the keys and values of one position in all layers."""
+        text = self._bases.text(base_id)
+        shape, size = text.shape, 4 if text.entry.dtype == "float32" else 2
+        heads, width = shape.kv or (1, shape.hidden_size)
+        return shape.num_layers * 2 * heads * width * size
 
     def _settle(self, ended: Iterable[Work]) -> None:
         """Answer requests that have ended, outside of the lock: what waits for a ticket may submit again."""
@@ -252,6 +294,11 @@ class Engine(TextCalls):
     def _retry_after(self) -> int:
         """Seconds in which a quarter of the queue is answered at the present pace."""
         return min(MAX_RETRY_AFTER, max(1, math.ceil(self._scheduler.depth * self._pace / 4)))
+
+
+def prepared(base: LoadedBase) -> Runner:
+    """The runner of a base model that was loaded: packed, where that computes the same."""
+    return Runner(base, packed=packs(base))
 
 
 def answer(work: Work, draft: Draft) -> None:

@@ -1,98 +1,145 @@
-"""One batch, from rows to what became of them: forward pass, next tokens, listeners.
+"""One step, from segments to what became of them: adapters, the forward pass, next tokens, listeners.
 
-Called by the engine thread. An exception that leaves `run` concerns the whole batch; what concerns one request
-comes back beside it.
+Called by the engine thread. What concerns one request comes back beside what is done; a pass that fails is tried again
+request by request, so that nobody ends with another's error.
 """
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from registry.adapters import AdapterModule
-from registry.base_model import LoadedBase
+from registry.adapters.together import ReadyAdapter
 from registry.errors import InvalidWeights, SoupError, Unavailable
 from service.engine.bank import Bank
 from service.engine.draft import Draft, GenerationDraft, ScoreDraft
 from service.engine.request import TopTokens
-from service.engine.runner import Runner
+from service.engine.runner import Found, Runner, Task
 from service.engine.sampler import choose, chosen_log_probs, log_probs, top_tokens
-from service.engine.scheduler import Batch, Row, Work
+from service.engine.scheduler import Segment, Sequence, Step, Work
+
+log = logging.getLogger(__name__)
 
 Failures = list[tuple[Work, Exception]]
 
 
 class Executor:
-    """Runs batches into the drafts of their requests."""
+    """Runs steps into the drafts of their requests."""
 
-    def __init__(self, runner: Runner, bank: Bank, drafts: Mapping[Work, Draft]) -> None:
-        self._runner = runner
+    def __init__(self, bank: Bank, drafts: Mapping[Work, Draft]) -> None:
         self._bank = bank
         self._drafts = drafts
         self.counts = {"batches_total": 0, "prompt_tokens_total": 0, "generated_tokens_total": 0}
 
-    def run(self, batch: Batch, base: LoadedBase) -> tuple[list[Row], Failures]:
-        """One forward pass; gives the rows that are done, and the requests that failed by themselves."""
-        self.counts["batches_total"] += 1
-        handle = batch.rows[0].work.request.adapter
-        adapter = None if handle is None else self._bank.get(base, handle)
-        if batch.kind == "score":
-            return self._score(batch, base, adapter)
-        if batch.kind == "prefill":
-            logits = self._prefill(batch, base, adapter)
-        else:
-            tokens = {row.id: self._generation(row).newest[row.index] for row in batch.rows}
-            logits = self._runner.decode(batch.key, base, adapter, tokens)
-        return self._advance(batch.rows, logits)
+    def run(self, step: Step, runner: Runner, computed: Callable[[Step], None]) -> tuple[list[Sequence], Failures]:
+        """One forward pass; gives the sequences that are done, and the requests that failed by themselves.
 
-    def _score(self, batch: Batch, base: LoadedBase, adapter: AdapterModule | None) -> tuple[list[Row], Failures]:
-        drafts = [self._scores(row) for row in batch.rows]
-        windows = [draft.request.windows[row.index] for draft, row in zip(drafts, batch.rows, strict=True)]
-        nll, vectors = self._runner.score(base, adapter, windows, bos=[draft.request.bos for draft in drafts])
-        self.counts["prompt_tokens_total"] += sum(map(len, windows))
-        failures: Failures = []
-        for number, (row, draft, vector) in enumerate(zip(batch.rows, drafts, vectors, strict=True)):
-            value = None if nll is None else nll[number]
-            if math.isfinite(float(vector.sum()) if value is None else value):
-                draft.take(row.index, value, vector)
-            else:
-                failures.append((row.work, not_numbers(row)))
-        return list(batch.rows), failures
+        `computed` is told of each part of the step whose keys and values are kept now, before its tokens are drawn.
+        """
+        adapters, failures = self._adapters(step, runner)
+        step = step.without({work for work, _ in failures})
+        done: list[Sequence] = []
+        for part, found in self._passes(step, runner, adapters, failures):
+            computed(part)
+            for segment, one in zip(part.segments, found, strict=True):
+                try:
+                    if self._take(segment, one):
+                        done.append(segment.sequence)
+                except Exception as error:  # a listener that raises, logits that are no numbers: this request only
+                    failures.append((segment.sequence.work, error))
+        return done, failures
 
-    def _prefill(self, batch: Batch, base: LoadedBase, adapter: AdapterModule | None) -> Tensor:
-        drafts = {row: self._generation(row) for row in batch.rows}
-        prompts = {row.id: draft.request.prompt for row, draft in drafts.items()}
-        scored = {
-            row.id: draft.request.params.logprobs or 0
-            for row, draft in drafts.items()
-            if draft.request.params.prompt_logprobs and row.index == 0
-        }
-        logits, scores = self._runner.prefill(batch.key, base, adapter, prompts, scored=scored)
-        for row, draft in drafts.items():
-            draft.prompt = scores.get(row.id, draft.prompt)
-        self.counts["prompt_tokens_total"] += sum(map(len, prompts.values()))
-        return logits
-
-    def _advance(self, rows: Sequence[Row], logits: Tensor) -> tuple[list[Row], Failures]:
-        """The next token of every row, from its logits."""
-        finished: list[Row] = []
-        failures: Failures = []
-        for row, values in zip(rows, logits, strict=True):
+    def _adapters(self, step: Step, runner: Runner) -> tuple[dict[str, ReadyAdapter], Failures]:
+        """The adapters of a step, by digest, and the requests whose adapter cannot be loaded."""
+        found: dict[str, ReadyAdapter] = {}
+        wrong: dict[str, Exception] = {}
+        for work in step.works:
+            handle = work.request.adapter
+            if handle is None or handle.digest in found or handle.digest in wrong:
+                continue
             try:
-                if self._next_token(row, values):
-                    finished.append(row)
-            except Exception as error:  # a listener that raises, logits that are no numbers: this request only
-                failures.append((row.work, error))
-        return finished, failures
+                found[handle.digest] = self._bank.get(runner, handle, pinned=found)
+            except Exception as error:
+                wrong[handle.digest] = error
+        return found, [(work, wrong[work.key[1]]) for work in step.works if work.key[1] in wrong]
 
-    def _next_token(self, row: Row, logits: Tensor) -> bool:
-        """Draw one token for a row from its logits (vocabulary,) and tell its listener; True when it is finished."""
-        draft, index = self._generation(row), row.index
+    def _passes(
+        self, step: Step, runner: Runner, adapters: Mapping[str, ReadyAdapter], failures: Failures
+    ) -> list[tuple[Step, list[Found]]]:
+        """What came of the segments of a step: of one pass, or where that fails, of one for each request."""
+        if not step.segments:
+            return []
+        self.counts["batches_total"] += 1
+        try:
+            return [(step, runner.run([self._task(segment, adapters) for segment in step.segments]))]
+        except Exception as error:
+            if len(step.works) == 1:
+                failures.append((step.works[0], error))
+                return []
+            log.warning("a pass of %d requests failed (%s); they are run one by one", len(step.works), error)
+        found = []
+        for work in step.works:
+            found += self._passes(step.of(work), runner, adapters, failures)
+        return found
+
+    def _task(self, segment: Segment, adapters: Mapping[str, ReadyAdapter]) -> Task:
+        sequence, work = segment.sequence, segment.sequence.work
+        end = segment.start + segment.length
+        draft = self._drafts[work]
+        scored = pooled = False
+        alternatives: int | None = None
+        if isinstance(draft, ScoreDraft):
+            scored, pooled = draft.speaks, sequence.index in draft.request.pooled or not draft.speaks
+        elif draft.request.params.prompt_logprobs and sequence.index == 0 and segment.start < sequence.prompt - 1:
+            alternatives = draft.request.params.logprobs or 0
+        digest = work.key[1]
+        return Task(
+            ids=sequence.ids[segment.start : end],
+            start=segment.start,
+            adapter=None if digest is None else adapters[digest],
+            owner=sequence if segment.kept else None,
+            copied=segment.copied,
+            follows=sequence.ids[end] if end < len(sequence.ids) else None,
+            logits=segment.wants == "next",
+            nll=scored,
+            alternatives=alternatives,
+            pooled=pooled,
+            unpooled=int(pooled and isinstance(draft, ScoreDraft) and draft.request.bos and segment.start == 0),
+            reserve=max(len(sequence.ids), end),
+        )
+
+    # --- what came of it ------------------------------------------------------------------------
+
+    def _take(self, segment: Segment, found: Found) -> bool:
+        """Put what came of a segment into its draft; True where its sequence is done."""
+        sequence = segment.sequence
+        draft = self._drafts[sequence.work]
+        if isinstance(draft, ScoreDraft):
+            self.counts["prompt_tokens_total"] += segment.length
+            return self._scored(draft, segment, found)
+        if segment.start < sequence.prompt:
+            self.counts["prompt_tokens_total"] += segment.length
+        if found.chosen:
+            draft.take_prompt(segment.start, found.chosen, found.tops, sequence.prompt)
+        return found.logits is not None and self._next_token(sequence, draft, found.logits)
+
+    def _scored(self, draft: ScoreDraft, segment: Segment, found: Found) -> bool:
+        sequence = segment.sequence
+        value = found.nll + (0.0 if found.pooled is None else float(found.pooled.sum()))
+        if not math.isfinite(value):
+            raise not_numbers(sequence.work)
+        draft.take(sequence.index, found.nll, found.pooled, found.tokens, first=segment.start == 0)
+        return segment.start + segment.length == len(sequence.ids)
+
+    def _next_token(self, sequence: Sequence, draft: GenerationDraft, logits: Tensor) -> bool:
+        """Draw one token from logits (vocabulary,) and tell the listener; True when the choice is finished."""
+        index = sequence.index
         choice, params = draft.choices[index], draft.request.params
         if not bool(logits.max().isfinite()):  # NaN anywhere, or an infinity that no softmax survives
-            raise not_numbers(row)
+            raise not_numbers(sequence.work)
         if choice.finish_reason is not None:  # no tokens were asked for
             return True
         token = choose(logits, params, draft.streams[index], choice.position)
@@ -102,26 +149,16 @@ class Executor:
             scores = log_probs(logits[None])
             [logprob], [top] = chosen_log_probs(scores, [token]), top_tokens(scores, params.logprobs)
         delta = choice.push(token, logprob, top)
-        draft.newest[index] = token
+        sequence.ids.append(token)
         self.counts["generated_tokens_total"] += 1
         if draft.request.on_token is not None:
             draft.request.on_token(delta)
         return delta.finish_reason is not None
 
-    def _generation(self, row: Row) -> GenerationDraft:
-        draft = self._drafts[row.work]
-        assert isinstance(draft, GenerationDraft)
-        return draft
 
-    def _scores(self, row: Row) -> ScoreDraft:
-        draft = self._drafts[row.work]
-        assert isinstance(draft, ScoreDraft)
-        return draft
-
-
-def not_numbers(row: Row) -> SoupError:
-    """The error of a row whose model answers NaN or infinity."""
-    base_id, digest = row.work.key
+def not_numbers(work: Work) -> SoupError:
+    """The error of a request whose model answers NaN or infinity."""
+    base_id, digest = work.key
     if digest is None:
         return Unavailable(f"Base model {base_id!r} answers values that are not finite numbers.")
     return InvalidWeights(f"Base model {base_id!r} with adapter {digest} answers values that are not finite numbers.")

@@ -16,7 +16,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import torch
 
@@ -39,21 +39,27 @@ class BaseSource(Protocol):
         """The base model, newly loaded: nobody else has it."""
 
 
-class Residence:
+Held = TypeVar("Held")
+
+
+class Residence(Generic[Held]):
     """The base models held. `budget` is in bytes of weights, bases and adapters together; None is no limit.
 
     Bases come first: adapters get what the bases leave of it. `loaded` is called by the loading thread when it is
-    done.
+    done; what is held of a base is what `prepare` makes of it.
     """
 
-    def __init__(self, source: BaseSource, budget: int | None, loaded: Callable[[], None]) -> None:
+    def __init__(
+        self, source: BaseSource, budget: int | None, loaded: Callable[[], None], prepare: Callable[[LoadedBase], Held]
+    ) -> None:
+        self._prepare = prepare
         self._source = source
         self._sizes: dict[str, int] = {}
         self.budget = budget
         self._loaded = loaded
-        self._held: OrderedDict[str, LoadedBase] = OrderedDict()
+        self._held: OrderedDict[str, Held] = OrderedDict()
         self._busy: Set[str] = frozenset()
-        self._loader: _Loader | None = None
+        self._loader: _Loader[Held] | None = None
         self.ready: Set[str] = frozenset()
         """Bases that may start new rows."""
         self.held: tuple[str, ...] = ()
@@ -76,10 +82,14 @@ class Residence:
         """Bytes of the budget that the bases leave; None where there is none."""
         return None if self.budget is None else max(0, self.budget - self.bytes)
 
-    def base(self, base_id: str) -> LoadedBase:
-        """A base that is held, which counts as its use."""
+    def base(self, base_id: str) -> Held:
+        """What is held of a base, which counts as its use."""
         self._held.move_to_end(base_id)
         self._changed()
+        return self._held[base_id]
+
+    def peek(self, base_id: str) -> Held:
+        """What is held of a base, which is no use of it."""
         return self._held[base_id]
 
     def arrange(self, wanted: Mapping[str, int], busy: Set[str], *, background: bool) -> dict[str, SoupError]:
@@ -187,7 +197,7 @@ class Residence:
 
     def _start(self, base_id: str, *, background: bool) -> None:
         self.bytes += self._size(base_id)
-        self._loader = _Loader(self._source, base_id, self._loaded)
+        self._loader = _Loader(self._source, base_id, self._loaded, self._prepare)
         if background:
             self._loader.start()
         else:
@@ -214,22 +224,25 @@ def _return_freed_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-class _Loader(threading.Thread):
+class _Loader(threading.Thread, Generic[Held]):
     """One load of a base model."""
 
-    def __init__(self, source: BaseSource, base_id: str, loaded: Callable[[], None]) -> None:
+    def __init__(
+        self, source: BaseSource, base_id: str, loaded: Callable[[], None], prepare: Callable[[LoadedBase], Held]
+    ) -> None:
         super().__init__(name=f"load-{base_id}", daemon=True)
         self.base_id = base_id
-        self.base: LoadedBase | None = None
+        self.base: Held | None = None
         self.error: SoupError | None = None
         self.done = False
         self._load = source.load
+        self._prepare = prepare
         self._loaded = loaded
 
     def run(self) -> None:
         """Load, and tell."""
         try:
-            self.base = self._load(self.base_id)
+            self.base = self._prepare(self._load(self.base_id))
         except SoupError as error:
             self.error = error
         except Exception as error:

@@ -1,259 +1,340 @@
-"""The forward passes: tensors in, log-likelihoods, vectors or logits out. Knows no queues and no requests.
+"""The forward passes: segments of sequences in, logits, likelihoods and mean states out. Knows no queues.
 
-Used by the engine thread only, which is what makes hooks on the shared base model safe. Rows that generate together
-form a group with one key-value cache, padded on the left; positions and mask are explicit, so that a row computes
-what it computes alone. Rows join a group by padding the shorter cache, and leave by selection. An adapter may put
-states of its own before all others (a prefix): the cache then has more columns than the mask, in front.
+Used by the engine thread only. A pass runs over one row of tokens: the newest tokens of sequences that generate, then
+prompts and texts, each sequence with its own adapter or none (`registry.adapters.together`), kept apart by `packing`,
+with their keys and values in `kv`. A sequence computes what it computes alone. A base model whose attention does not
+go through transformers' interface is run sequence by sequence instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from transformers import DynamicCache
 
-from registry.adapters import AdapterModule, attached
+from registry.adapters.together import FEW, ReadyAdapter, Run, Together
 from registry.base_model import LoadedBase
-from registry.errors import Internal
-from registry.likelihood import hidden_states, lm_logits, log_probs_of, log_probs_of_next, mean_pool, padded
+from registry.likelihood import lm_logits, log_probs_of, logit_parts
+from service.engine.kv import KeyValues, NewestOfSlab, Row, Slab
 from service.engine.packing import Packing, Piece, first_position, packed_states
-from service.engine.request import PromptScores, TopTokens
+from service.engine.request import TopTokens
 from service.engine.sampler import chosen_log_probs, log_probs, top_tokens
-from service.engine.scheduler import Key
 
-PAD = 0
-"""The id of padding: any will do, the mask hides it."""
 
-LOGIT_CELLS = 2**24
-"""Logits of a prompt computed at a time: 64 MiB of fp32."""
+@dataclass(frozen=True)
+class Task:
+    """Tokens of one sequence in a pass: those of `ids` from `start` on that are computed now.
+
+    `follows` is the token behind them, where there is one. `owner` names the row that their keys and values are kept
+    in; None keeps none. What is wanted: the logits after the last token (`logits`), the likelihood of every following
+    token (`nll`), the same with alternatives (`alternatives`: how many), the sum of the states of all tokens but the
+    first `unpooled` (`pooled`).
+    """
+
+    ids: Sequence[int]
+    start: int
+    adapter: ReadyAdapter | None = None
+    owner: object | None = None
+    copied: object | None = None
+    follows: int | None = None
+    logits: bool = False
+    nll: bool = False
+    alternatives: int | None = None
+    pooled: bool = False
+    unpooled: int = 0
+    reserve: int = 0
+    """Positions that the row is to have room for, a prefix not included."""
 
 
 @dataclass
-class Group:
-    """Rows that generate together: `mask` (rows, time) marks their tokens in the cache."""
+class Found:
+    """What came of a task: logits (vocabulary,), the sum of log-likelihoods, scores of tokens, a sum of states."""
 
-    rows: list[int]
-    cache: DynamicCache
-    mask: Tensor
-
-    @property
-    def before(self) -> int:
-        """Columns of the cache before those of the mask: states that an adapter put there, and every row sees."""
-        return self.cache.get_seq_length() - self.mask.shape[1]
+    logits: Tensor | None = None
+    nll: float = 0.0
+    chosen: list[float] = field(default_factory=list)
+    tops: list[TopTokens] = field(default_factory=list)
+    pooled: np.ndarray | None = None
+    tokens: int = 0
+    """Of `pooled`: how many states were added up."""
 
 
 class Runner:
-    """Runs base models with at most one adapter attached, and keeps the caches of rows that generate."""
+    """Runs one base model, and keeps the keys and values of its sequences."""
 
-    def __init__(self) -> None:
-        self._groups: dict[Key, Group] = {}
-
-    # --- one pass -------------------------------------------------------------------------------
+    def __init__(self, base: LoadedBase, *, packed: bool = True) -> None:
+        self.base = base
+        self.together = Together(base.model)
+        self.packed = packed
+        self._memory = KeyValues()
+        self._caches: dict[object, DynamicCache] = {}  # of a base model that is not packed
+        self._first = first_position(base.model)
 
     @torch.inference_mode()
-    def score(
-        self, base: LoadedBase, adapter: AdapterModule | None, windows: Sequence[Sequence[int]], *, bos: Sequence[bool]
-    ) -> tuple[list[float] | None, np.ndarray]:
-        """NLL in nats of each window (summed in fp64), and float32 (windows, hidden) means of the last hidden states.
+    def retain(self, owners: Iterable[object]) -> None:
+        """Forget the keys and values of all sequences but these."""
+        wanted = set(owners)
+        for owner in [one for one in self._memory if one not in wanted]:
+            self._memory.release(owner)
+        for owner in [one for one in self._caches if one not in wanted]:
+            del self._caches[owner]
 
-        `bos` says of each window whether its first position is a BOS, which the mean leaves out. An encoder has no
-        NLL: None.
+    @torch.inference_mode()
+    def run(self, tasks: Sequence[Task]) -> list[Found]:
+        """One forward pass over all of them; gives what came of each, in their order."""
+        order = self._order(tasks)
+        placed = [tasks[number] for number in order]
+        runs, starts = _runs(placed), _starts(placed)
+        hidden = self._packed(placed, runs, starts) if self.packed else self._one_by_one(placed)
+        answers = _Answers(self.base, self.together, placed, starts, hidden).of_all()
+        found: list[Found] = [Found()] * len(tasks)
+        for number, answer in zip(order, answers, strict=True):
+            found[number] = answer
+        return found
+
+    # --- the pass -------------------------------------------------------------------------------
+
+    def _order(self, tasks: Sequence[Task]) -> list[int]:
+        """Numbers of the tasks in the order of their tokens, which is by adapter.
+
+        The base's own come first, then adapters with few tokens by form, as their stacks have them, then the others.
         """
-        if adapter is not None and adapter.config.prefix_length:
-            return self._score_padded(base, adapter, windows, bos=bos)
-        device = base.model.device
-        lengths = torch.tensor([len(window) for window in windows], device=device)
-        ids = torch.tensor([token for window in windows for token in window], device=device)
-        starts = lengths.cumsum(0) - lengths
-        window_of = torch.repeat_interleave(lengths)  # of each token
-        places = torch.arange(len(ids), device=device) - starts[window_of]
-        pieces = [Piece(start, len(window)) for start, window in zip(starts.tolist(), windows, strict=True)]
-        causal = base.shape.kind == "causal"
-        with _with(base, adapter):
-            positions = places + first_position(base.model)
-            hidden = packed_states(base.model, ids, positions, Packing(pieces, causal=causal))
-            nll = _nll(base, hidden, ids, window_of, len(windows)) if causal else None
-        pooled = (places > 0) | ~torch.tensor(bos, device=device)[window_of]
-        return nll, _means(hidden, pooled, window_of, len(windows)).cpu().numpy()
+        by_adapter: dict[int, list[int]] = {}
+        for number, task in enumerate(tasks):
+            by_adapter.setdefault(id(task.adapter), []).append(number)
+        plain = by_adapter.pop(id(None), [])
+        few: dict[tuple[object, int], list[list[int]]] = {}
+        many: list[int] = []
+        for numbers in by_adapter.values():
+            adapter, count = tasks[numbers[0]].adapter, sum(len(tasks[n].ids) for n in numbers)
+            assert adapter is not None
+            if adapter.form is not None and count <= FEW:
+                few.setdefault((adapter.form, count), []).append(numbers)
+            else:
+                many += numbers
+        stacked: list[int] = []
+        for (_, count), groups in few.items():
+            of = {id(tasks[numbers[0]].adapter): numbers for numbers in groups}
+            adapters = [tasks[numbers[0]].adapter for numbers in groups]
+            for adapter in self.together.order([one for one in adapters if one is not None], count):
+                stacked += of[id(adapter)]
+        return [*sorted(plain, key=lambda n: -len(tasks[n].ids)), *stacked, *many]
 
-    def _score_padded(
-        self, base: LoadedBase, adapter: AdapterModule, windows: Sequence[Sequence[int]], *, bos: Sequence[bool]
-    ) -> tuple[list[float], np.ndarray]:
-        """The same for an adapter that puts states of its own before each window: one window a row."""
-        ids, mask = padded(windows, pad_id=PAD, device=base.model.device)
-        with attached(base.model, adapter):
-            hidden = hidden_states(base.model, ids, mask)
-            nll: list[float] = (-log_probs_of_next(base.model, hidden, ids, mask).double().sum(dim=1)).tolist()
-        pooled = mask.clone()
-        pooled[:, 0] *= torch.tensor([not flag for flag in bos], device=mask.device)
-        return nll, mean_pool(hidden, pooled).cpu().numpy()
+    def _packed(self, tasks: Sequence[Task], runs: Sequence[Run], starts: Sequence[int]) -> Tensor:
+        """Hidden states (tokens, hidden) of a pass over all tasks."""
+        device = self.base.model.device
+        newest: dict[Slab, list[tuple[Row, int]]] = {}
+        pieces: list[Piece] = []
+        kept: list[tuple[Row, int]] = []
+        positions: list[int] = []
+        for task, start in zip(tasks, starts, strict=True):
+            length = len(task.ids)
+            row = None if task.owner is None else self._row(task)
+            before = 0 if task.adapter is None or task.adapter.before is None else task.adapter.before.shape[3]
+            first = self._first + before + task.start
+            positions += range(first, first + length)
+            if row is not None:
+                kept.append((row, length))
+            if row is not None and length == 1 and row.length:
+                newest.setdefault(row.slab, []).append((row, start))
+            else:
+                pieces.append(Piece(start, length, row))
+        groups = [
+            NewestOfSlab(slab, [row for row, _ in rows], [start for _, start in rows], device)
+            for slab, rows in newest.items()
+        ]
+        packing = Packing(pieces, groups, causal=self.base.shape.kind == "causal")
+        ids = torch.tensor([token for task in tasks for token in task.ids], device=device)
+        with self.together.using(runs):
+            hidden = packed_states(self.base.model, ids, torch.tensor(positions, device=device), packing)
+        for row, length in kept:
+            row.length += length
+        return hidden
 
-    # --- generation -----------------------------------------------------------------------------
+    def _row(self, task: Task) -> Row:
+        """The row of a task's sequence, with what stands before its tokens."""
+        owner, adapter = task.owner, task.adapter
+        states = None if adapter is None else adapter.before
+        before = 0 if states is None else states.shape[3]
+        if task.copied is not None:
+            self._memory.copy(task.copied, owner, before + task.start, room=before + task.reserve)
+        row = self._memory.reserve(owner, before + task.reserve)
+        if states is not None and row.length == 0:
+            self._memory.fill(owner, states.to(self.base.model.dtype))
+        row.length = before + task.start  # a pass that failed may have written further
+        return row
 
-    @torch.inference_mode()
-    def prefill(
-        self,
-        key: Key,
-        base: LoadedBase,
-        adapter: AdapterModule | None,
-        prompts: Mapping[int, Sequence[int]],
-        *,
-        scored: Mapping[int, int],
-    ) -> tuple[Tensor, dict[int, PromptScores]]:
-        """Take prompts, by row id, into the group of `key`; gives the logits (rows, vocabulary) of their next tokens.
+    # --- a base model that cannot be packed -----------------------------------------------------
 
-        `scored` names rows whose prompt's log-probabilities are wanted, with the number of alternatives.
-        """
-        ids, mask = left_padded(list(prompts.values()), device=base.model.device)
-        cache = DynamicCache()
-        with _with(base, adapter):
-            hidden = _forward(base, ids, mask, cache)
-            logits = lm_logits(base.model, hidden[:, -1]).float()
-            scores = {
-                row: _prompt_scores(base, hidden[number, -len(prompt) :], prompt, scored[row])
-                for number, (row, prompt) in enumerate(prompts.items())
-                if row in scored
-            }
-        group = Group(list(prompts), cache, mask)
-        known = self._groups.get(key)
-        self._groups[key] = group if known is None else _merged(known, group)
-        return logits, scores
+    def _one_by_one(self, tasks: Sequence[Task]) -> Tensor:
+        """The same hidden states, one sequence after the other, with transformers' own caches."""
+        return torch.cat([self._alone(task) for task in tasks])
 
-    @torch.inference_mode()
-    def decode(self, key: Key, base: LoadedBase, adapter: AdapterModule | None, tokens: Mapping[int, int]) -> Tensor:
-        """Feed each row of a group its newest token, in the order in which they joined; logits (rows, vocabulary)."""
-        group = self._groups[key]
-        if group.rows != list(tokens):
-            raise Internal("the rows of a decode step are not those of its group")
-        ids = torch.tensor([[token] for token in tokens.values()], device=base.model.device)
-        group.mask = F.pad(group.mask, (0, 1), value=1)
-        with _with(base, adapter):
-            hidden = _forward(base, ids, group.mask, group.cache)
-            return lm_logits(base.model, hidden[:, -1]).float()
+    def _alone(self, task: Task) -> Tensor:
+        """Hidden states (tokens, hidden) of one task."""
+        states = None if task.adapter is None else task.adapter.before
+        cache = DynamicCache() if task.owner is None else self._cache(task)
+        if states is not None and cache.get_seq_length() == 0:
+            for layer, (keys, values) in enumerate(states.to(self.base.model.dtype)):
+                cache.update(keys[None], values[None], layer)
+        cached = cache.get_seq_length()
+        ids = torch.tensor([list(task.ids)], device=self.base.model.device)
+        positions = torch.arange(cached, cached + len(task.ids), device=ids.device)[None]
+        runs = [] if task.adapter is None else [Run(0, None, (task.adapter,))]
+        with self.together.using(runs):
+            out = self.base.model.base_model(
+                input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True,
+                attention_mask=ids.new_ones((1, cached + len(task.ids))),
+            )  # fmt: skip
+        hidden: Tensor = out.last_hidden_state[0]
+        return hidden
 
-    @torch.inference_mode()
-    def retain(self, alive: Mapping[Key, Sequence[int]]) -> None:
-        """Forget the caches of all rows but these."""
-        for key, group in list(self._groups.items()):
-            wanted = set(alive.get(key, ()))
-            kept = [number for number, row in enumerate(group.rows) if row in wanted]
-            if not kept:
-                del self._groups[key]
-            elif len(kept) < len(group.rows):
-                self._groups[key] = _selected(group, kept)
-
-
-def _nll(base: LoadedBase, hidden: Tensor, ids: Tensor, window_of: Tensor, count: int) -> list[float]:
-    """NLL in nats of each of `count` windows, summed in fp64, from hidden states (tokens, hidden) of all of them."""
-    scored = window_of[1:] == window_of[:-1]  # a token is predicted by the one before it in its window
-    found = log_probs_of(base.model, hidden[:-1][scored], ids[1:][scored]).double()
-    sums = torch.zeros(count, dtype=torch.float64, device=found.device)
-    nll: list[float] = (-sums.index_add_(0, window_of[1:][scored], found)).tolist()
-    return nll
-
-
-def _means(hidden: Tensor, pooled: Tensor, window_of: Tensor, count: int) -> Tensor:
-    """fp32 (count, hidden): each window's mean over its `pooled` tokens; zeros where there is none."""
-    weight = pooled.to(torch.float32)
-    sums = torch.zeros((count, hidden.shape[-1]), device=hidden.device)
-    sums.index_add_(0, window_of, hidden.float() * weight[:, None])
-    counts = torch.zeros(count, device=hidden.device).index_add_(0, window_of, weight)
-    return sums / counts.clamp(min=1.0)[:, None]
-
-
-def _with(base: LoadedBase, adapter: AdapterModule | None) -> AbstractContextManager[None]:
-    return nullcontext() if adapter is None else attached(base.model, adapter)
-
-
-def _forward(base: LoadedBase, ids: Tensor, mask: Tensor, cache: DynamicCache) -> Tensor:
-    """Last hidden states (rows, new, hidden) of the newest `ids` (rows, new); `mask` covers the cache and these."""
-    positions = (mask.cumsum(dim=1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-    out = base.model.base_model(
-        input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
-    )
-    hidden: Tensor = out.last_hidden_state
-    return hidden
-
-
-def left_padded(rows: Sequence[Sequence[int]], *, device: torch.device | str) -> tuple[Tensor, Tensor]:
-    """Ids and mask (rows, longest), int64, padded on the left."""
-    longest = max(map(len, rows))
-    ids = torch.tensor([[*[PAD] * (longest - len(row)), *row] for row in rows], device=device)
-    mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows], device=device)
-    return ids, mask
-
-
-def _prompt_scores(base: LoadedBase, hidden: Tensor, prompt: Sequence[int], count: int) -> PromptScores:
-    """Scores of a prompt from its hidden states (tokens, hidden), some positions at a time."""
-    chosen: list[float | None] = [None]
-    tops: list[TopTokens | None] = [None]
-    size = max(1, LOGIT_CELLS // base.shape.vocab_size)
-    for start in range(0, len(prompt) - 1, size):
-        following = prompt[start + 1 : start + 1 + size]
-        scores = log_probs(lm_logits(base.model, hidden[start : start + len(following)]))
-        chosen += chosen_log_probs(scores, following)
-        tops += top_tokens(scores, count)
-    return PromptScores(tuple(chosen), tuple(tops))
-
-
-def _merged(one: Group, two: Group) -> Group:
-    """Both groups as one: the shorter cache is padded on the left."""
-    longest = max(one.mask.shape[1], two.mask.shape[1])
-    masks, caches = [], []
-    for group in (one, two):
-        missing = longest - group.mask.shape[1]
-        masks.append(F.pad(group.mask, (missing, 0)))
-        caches.append([
-            (_padded_after(keys, group.before, missing), _padded_after(values, group.before, missing))
-            for keys, values in _layers(group.cache)
-        ])  # fmt: skip
-    pairs = zip(caches[0], caches[1], strict=True)
-    cache = _cache([(torch.cat([k1, k2]), torch.cat([v1, v2])) for (k1, v1), (k2, v2) in pairs])
-    return Group([*one.rows, *two.rows], cache, torch.cat(masks))
-
-
-def _padded_after(states: Tensor, before: int, count: int) -> Tensor:
-    """Keys or values (rows, heads, time, size) with `count` empty positions after the first `before`."""
-    if before == 0 or count == 0:
-        return F.pad(states, (0, 0, count, 0))
-    return torch.cat([F.pad(states[:, :, :before], (0, 0, 0, count)), states[:, :, before:]], dim=2)
-
-
-def _chosen(states: Tensor, rows: Sequence[int], before: int, first: int) -> Tensor:
-    """Some rows of keys or values, without `first` columns after the first `before`."""
-    states = states[list(rows)]
-    kept = states[:, :, before + first :]
-    return kept if before == 0 else torch.cat([states[:, :, :before], kept], dim=2)
-
-
-def _selected(group: Group, kept: Sequence[int]) -> Group:
-    """Some rows of a group, by number; columns that are padding in all of them go."""
-    rows = list(kept)
-    mask = group.mask[rows]
-    first = int(mask.any(dim=0).int().argmax())
-    before = group.before
-    cache = _cache([
-        (_chosen(k, rows, before, first), _chosen(v, rows, before, first)) for k, v in _layers(group.cache)
-    ])  # fmt: skip
-    return Group([group.rows[number] for number in rows], cache, mask[:, first:])
+    def _cache(self, task: Task) -> DynamicCache:
+        states = None if task.adapter is None else task.adapter.before
+        before = 0 if states is None else states.shape[3]
+        if task.copied is not None or (task.start == 0 and task.owner in self._caches):
+            self._caches.pop(task.owner, None)
+        cache = self._caches.setdefault(task.owner, DynamicCache())
+        if task.copied is not None:
+            for number, layer in enumerate(_layers(self._caches[task.copied])):
+                keys, values = (part[:, :, : before + task.start].clone() for part in layer)
+                cache.update(keys, values, number)
+        elif (further := cache.get_seq_length() - before - task.start) > 0 and task.start:
+            cache.crop(-further)  # of a pass that failed
+        return cache
 
 
 def _layers(cache: DynamicCache) -> list[tuple[Tensor, Tensor]]:
-    """Keys and values of every layer, each (rows, heads, time, size)."""
+    """Keys and values of every layer, each (1, heads, time, size)."""
     layers: Any = cache.layers
     return [(layer.keys, layer.values) for layer in layers]
 
 
-def _cache(layers: Sequence[tuple[Tensor, Tensor]]) -> DynamicCache:
-    """A cache of these keys and values."""
-    cache = DynamicCache()
-    for number, (keys, values) in enumerate(layers):
-        cache.update(keys, values, number)
-    return cache
+def _starts(tasks: Sequence[Task]) -> list[int]:
+    """The place of each task's first token in the pass."""
+    starts, at = [], 0
+    for task in tasks:
+        starts.append(at)
+        at += len(task.ids)
+    return starts
+
+
+def _runs(tasks: Sequence[Task]) -> list[Run]:
+    """What of the pass is whose: neighbouring adapters of one form with equally few tokens are one run."""
+    runs: list[Run] = []
+    at = 0
+    for _, group in groupby(tasks, key=lambda task: id(task.adapter)):
+        of = list(group)
+        adapter, count = of[0].adapter, sum(len(task.ids) for task in of)
+        if adapter is not None:
+            last = runs[-1] if runs else None
+            if last is not None and _stackable(last, adapter, count):
+                runs[-1] = Run(last.start, count, (*last.adapters, adapter))
+            else:
+                runs.append(Run(at, count, (adapter,)))
+        at += count
+    return runs
+
+
+def _stackable(run: Run, adapter: ReadyAdapter, count: int) -> bool:
+    return run.count == count <= FEW and adapter.form is not None and run.adapters[0].form == adapter.form
+
+
+class _Answers:
+    """What the tasks of a pass want of its hidden states (tokens, hidden)."""
+
+    def __init__(
+        self, base: LoadedBase, together: Together, tasks: Sequence[Task], starts: Sequence[int], hidden: Tensor
+    ) -> None:
+        self._base = base
+        self._together = together
+        self._tasks = tasks
+        self._starts = starts
+        self._hidden = hidden
+        self._found = [Found() for _ in tasks]
+
+    def of_all(self) -> list[Found]:
+        """What came of each."""
+        self._by_head(self._logits, [n for n, task in enumerate(self._tasks) if task.logits])
+        self._by_head(self._nll, [n for n, task in enumerate(self._tasks) if task.nll])
+        for number in [n for n, task in enumerate(self._tasks) if task.alternatives is not None]:
+            self._by_head(self._alternatives, [number])
+        self._pool([n for n, task in enumerate(self._tasks) if task.pooled])
+        return self._found
+
+    def _by_head(self, compute: Callable[[list[int]], None], numbers: list[int]) -> None:
+        """Compute for these tasks; those whose adapters edit the output layer with theirs, by themselves."""
+        editing: dict[int, list[int]] = {}
+        for number in numbers:
+            adapter = self._tasks[number].adapter
+            if adapter is not None and self._together.edits_outputs(adapter):
+                editing.setdefault(id(adapter), []).append(number)
+        plain = [number for number in numbers if not any(number in of for of in editing.values())]
+        if plain:
+            compute(plain)
+        for of in editing.values():
+            adapter = self._tasks[of[0]].adapter
+            assert adapter is not None
+            with self._together.using([Run(0, None, (adapter,))]):
+                compute(of)
+
+    def _logits(self, numbers: list[int]) -> None:
+        at = torch.tensor([self._starts[n] + len(self._tasks[n].ids) - 1 for n in numbers], device=self._hidden.device)
+        states = self._hidden[at]
+        for part in logit_parts(self._base.model, len(numbers)):
+            logits = lm_logits(self._base.model, states[part]).float()
+            for number, row in zip(numbers[part], logits, strict=True):
+                self._found[number].logits = row
+
+    def _nll(self, numbers: list[int]) -> None:
+        """Log-likelihoods of all these tasks' following tokens at once, summed for each in fp64."""
+        at, wanted, of = self._following(numbers)
+        if not wanted:
+            return
+        device = self._hidden.device
+        found = log_probs_of(
+            self._base.model, self._hidden[torch.tensor(at, device=device)], torch.tensor(wanted, device=device)
+        ).double()
+        sums = torch.zeros(len(numbers), dtype=torch.float64, device=device)
+        sums.index_add_(0, torch.tensor(of, device=device), found)
+        for number, value in zip(numbers, (-sums).tolist(), strict=True):
+            self._found[number].nll = value
+
+    def _following(self, numbers: list[int]) -> tuple[list[int], list[int], list[int]]:
+        """Places of tokens whose next token is known, that token, and the number among `numbers` of their task."""
+        at: list[int] = []
+        wanted: list[int] = []
+        of: list[int] = []
+        for place, number in enumerate(numbers):
+            task, start = self._tasks[number], self._starts[number]
+            known = [*task.ids[1:], *(() if task.follows is None else (task.follows,))]
+            at += range(start, start + len(known))
+            wanted += known
+            of += [place] * len(known)
+        return at, wanted, of
+
+    def _alternatives(self, numbers: list[int]) -> None:
+        """Every following token's log-probability, and the likeliest tokens in its place; of one task."""
+        (number,) = numbers
+        count = self._tasks[number].alternatives
+        assert count is not None
+        at, wanted, _ = self._following(numbers)
+        states = self._hidden[torch.tensor(at, device=self._hidden.device)]
+        for part in logit_parts(self._base.model, len(at)) if at else []:
+            scores = log_probs(lm_logits(self._base.model, states[part]))
+            self._found[number].chosen += chosen_log_probs(scores, wanted[part])
+            self._found[number].tops += top_tokens(scores, count)
+
+    def _pool(self, numbers: list[int]) -> None:
+        """fp32 sums of each task's states, but for its first `unpooled`."""
+        for number in numbers:
+            task, start = self._tasks[number], self._starts[number]
+            states = self._hidden[start + task.unpooled : start + len(task.ids)].float()
+            self._found[number].pooled = states.sum(dim=0).cpu().numpy()
+            self._found[number].tokens = len(states)

@@ -1,29 +1,34 @@
-"""Which rows run next. Knows requests, rows and lengths; knows no tensors, no models and no threads.
+"""Which tokens run next. Knows requests, sequences and lengths; knows no tensors, no models and no threads.
 
-Called by the engine only, under its lock. Every state transition of a request happens here. Rows of one batch
-share base model and adapter digest. Turns go round between three kinds of work, so that none waits for another to
-end: each decode group (rows generating together), new prompts, and one-pass scoring.
+Called by the engine only, under its lock. Every state transition of a request happens here. A step is one forward pass
+of one base model: the newest token of every sequence that generates, and beside them, as many as the pace allows,
+tokens of prompts and of texts to score, each with its own adapter or none. Long ones go in pieces, so that streams
+keep moving. Base models take turns, and so do adapters: whoever waits behind others is not kept waiting for their end.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import deque
-from collections.abc import Container, Iterable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Container, Iterable
+from collections.abc import Sequence as Many
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from registry.errors import Busy, Internal
+from service.engine.pace import Pace
 from service.engine.request import GenerateRequest, Request, State
+from service.engine.space import Space
 
 Key = tuple[str, str | None]
 """Base id and adapter digest (None: the base alone): never a name, so that nothing stale is ever served."""
 
-Kind = Literal["score", "prefill", "decode"]
+Wants = Literal["nothing", "next", "score"]
+"""Of a segment: only its keys and values, also the logits after its last token, or the likelihood of its tokens."""
 
-SCORE_SHARE = 4
-"""While rows generate, a scoring batch takes only this fraction of the token budget, so that streams keep moving."""
+PATIENCE = 16
+"""Steps after which an adapter without any row takes one from the adapter that has most."""
 
 MOVES = {
     State.WAITING: {State.RUNNING, State.FAILED, State.CANCELLED},
@@ -41,61 +46,121 @@ class Ticket(Future[Any]):
 
 
 @dataclass(eq=False)
-class Row:
-    """One sequence of a request: window `index` of a score, or choice `index` of a generation.
+class Sequence:
+    """Window `index` of a score, or choice `index` of a generation, from admission to its end.
 
-    `length` is what it takes in a batch: its tokens, and those of its adapter's prefix, which each row has of its own.
+    `ids` are the tokens so far: the text's, and what was generated behind them. Keys and values of the first `done`
+    are kept, if any are. `before` is the length of the prefix that its adapter puts before it.
     """
 
     id: int
     work: Work
     index: int
-    length: int
+    ids: list[int]
+    before: int
+    prompt: int
+    done: int = 0
+    holds: bool = False
+    """Whether it has a row of memory."""
+
+    @property
+    def generates(self) -> bool:
+        """Whether it is continued, and not scored."""
+        return isinstance(self.work.request, GenerateRequest)
+
+    @property
+    def newest(self) -> bool:
+        """Whether only its newest token is to be computed, and there are others before it."""
+        return self.generates and self.holds and self.done == len(self.ids) - 1 and self.done > 0
 
 
 @dataclass(eq=False)
 class Work:
-    """A request on its way: its state, its ticket and the rows that are not finished."""
+    """A request on its way: its state, its ticket and the sequences that are not finished."""
 
     request: Request
     ticket: Ticket
     key: Key
     state: State = State.WAITING
-    waiting: deque[Row] = field(default_factory=deque)
-    running: set[Row] = field(default_factory=set)
+    waiting: deque[Sequence] = field(default_factory=deque)
+    running: dict[Sequence, None] = field(default_factory=dict)  # ordered
     error: BaseException | None = None
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Rows that share one key, to be run in one forward pass."""
+class Segment:
+    """Tokens `start` to `start + length` of a sequence.
 
-    kind: Kind
-    key: Key
-    rows: tuple[Row, ...]
+    With `copied` its sequence first takes over the keys and values of another, of the first `start` tokens. `kept`
+    says that keys and values are kept: those of a text scored in one piece are not.
+    """
+
+    sequence: Sequence
+    start: int
+    length: int
+    wants: Wants
+    kept: bool = True
+    copied: Sequence | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """One forward pass of a base model."""
+
+    base_id: str
+    segments: tuple[Segment, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that are computed."""
+        return sum(segment.length for segment in self.segments)
+
+    @property
+    def works(self) -> list[Work]:
+        """The requests that have a part in it."""
+        return list(dict.fromkeys(segment.sequence.work for segment in self.segments))
+
+    def of(self, work: Work) -> Step:
+        """The part of one request."""
+        return Step(self.base_id, tuple(s for s in self.segments if s.sequence.work is work))
+
+    def without(self, works: Container[Work]) -> Step:
+        """The parts of all other requests."""
+        return Step(self.base_id, tuple(s for s in self.segments if s.sequence.work not in works))
 
 
 class Scheduler:
     """A bounded set of requests, served in turns.
 
-    At most `max_queue` requests are held, `max_rows` rows generate together, and a batch has at most
-    `max_batch_tokens` padded tokens (a single longer row runs alone).
+    At most `max_queue` requests are held, `max_rows` sequences generate together, and a step has at most
+    `max_step_tokens` tokens. `space` tells which sequences have room for their keys and values; `in_pieces` of which
+    base models a text may be computed in several steps.
     """
 
-    def __init__(self, *, max_queue: int, max_batch_tokens: int, max_rows: int) -> None:
+    def __init__(
+        self, *, max_queue: int, max_step_tokens: int, max_rows: int, space: Space | None = None,
+        in_pieces: Callable[[str], bool] = lambda _base_id: True,
+    ) -> None:  # fmt: skip
         self.max_queue = max_queue
-        self.max_batch_tokens = max_batch_tokens
+        self.max_step_tokens = max_step_tokens
         self.max_rows = max_rows
+        self.pace = Pace(max_step_tokens)
+        self._space = space or Space(None)
+        self._in_pieces = in_pieces
         self._ids = itertools.count()
-        self._prompts: deque[Work] = deque()
+        self._prompts: OrderedDict[Key, deque[Work]] = OrderedDict()
         self._scores: deque[Work] = deque()
-        self._groups: dict[Key, list[Row]] = {}
-        self._turns: deque[Key | Literal["prefill", "score"]] = deque(["prefill", "score"])
+        self._running: dict[Sequence, None] = {}  # those that generate or are in the middle of a text, by admission
+        self._turns: deque[str] = deque()  # base models
+        self._scores_first = False
+        self._waited: dict[Key, int] = {}  # steps that a key without a row has waited for one
         self._live: dict[Work, None] = {}  # ordered
+        self._claims = _Claims(None, ())
+        self._sent_away: set[Sequence] = set()  # in the making of this step
 
     # --- coming in ------------------------------------------------------------------------------
 
-    def add(self, requests: Sequence[Request], *, retry_after: int = 1) -> list[Work]:
+    def add(self, requests: Many[Request], *, retry_after: int = 1) -> list[Work]:
         """Take all of these requests or none; raises Busy when the queue is full.
 
         A queue that is not full takes one list of requests whatever its length, so that a long list of prompts
@@ -110,17 +175,24 @@ class Scheduler:
 
     def _admit(self, request: Request) -> Work:
         generating = isinstance(request, GenerateRequest)
-        lengths = [len(request.prompt)] * request.params.n if generating else [len(w) for w in request.windows]  # type: ignore[union-attr]
+        texts = [request.prompt] * request.params.n if isinstance(request, GenerateRequest) else request.windows
         digest, before = None, 0
         if request.adapter is not None:
             digest, before = request.adapter.digest, request.adapter.config.prefix_length
-        work = Work(request, Ticket(len(lengths)), (request.base_id, digest))
-        rows = [Row(next(self._ids), work, index, before + length) for index, length in enumerate(lengths)]
-        if not generating:  # rows of like length share batches: little padding
-            rows.sort(key=lambda row: -row.length)
-        work.waiting.extend(rows)
+        work = Work(request, Ticket(len(texts)), (request.base_id, digest))
+        sequences = [
+            Sequence(next(self._ids), work, index, list(ids), before, len(ids)) for index, ids in enumerate(texts)
+        ]
+        if not generating:  # those of one length are computed together
+            sequences.sort(key=lambda one: -len(one.ids))
+        work.waiting.extend(sequences)
         self._live[work] = None
-        (self._prompts if generating else self._scores).append(work)
+        if request.base_id not in self._turns:
+            self._turns.append(request.base_id)
+        if generating:
+            self._prompts.setdefault(work.key, deque()).append(work)
+        else:
+            self._scores.append(work)
         return work
 
     # --- looking --------------------------------------------------------------------------------
@@ -132,12 +204,12 @@ class Scheduler:
 
     @property
     def generating(self) -> int:
-        """Rows that generate now."""
-        return sum(len(rows) for rows in self._groups.values())
+        """Sequences that generate now, their prompt included."""
+        return sum(sequence.generates for sequence in self._running)
 
     @property
     def waiting(self) -> int:
-        """Requests of which no row has run."""
+        """Requests of which nothing has run."""
         return sum(work.state is State.WAITING for work in self._live)
 
     def wanted(self) -> dict[str, int]:
@@ -152,97 +224,225 @@ class Scheduler:
         """Every request held, oldest first."""
         return list(self._live)
 
-    def alive(self) -> dict[Key, list[int]]:
-        """Ids of the rows that generate, by group, in the order in which they joined."""
-        return {key: [row.id for row in rows] for key, rows in self._groups.items()}
+    def alive(self) -> dict[str, list[Sequence]]:
+        """The sequences with a row of memory, by base model."""
+        found: dict[str, list[Sequence]] = {}
+        for sequence in self._running:
+            if sequence.holds:
+                found.setdefault(sequence.work.key[0], []).append(sequence)
+        return found
 
     # --- what runs next -------------------------------------------------------------------------
 
-    def next(self, ready: Container[str] | None = None) -> Batch | None:
-        """The batch whose turn it is, None when there is nothing to run. Its rows count as running from here on.
+    def next(self, ready: Container[str] | None = None, *, adapter_bytes: int | None = None) -> Step | None:
+        """The step whose turn it is, None when there is nothing to run.
 
-        Rows start on base models that are `ready` (None: on any); those that generate go on.
+        Sequences start on base models that are `ready` (None: on any); those that have started go on. Adapters that run
+        together take at most `adapter_bytes` (None: any number), but for one alone.
         """
+        self._claims = _Claims(adapter_bytes, self._running)
+        self._sent_away.clear()
         for _ in range(len(self._turns)):
-            turn = self._turns[0]
+            base_id = self._turns[0]
             self._turns.rotate(-1)
-            if turn == "prefill":
-                batch = self._next_prefill(ready)
-            elif turn == "score":
-                batch = self._next_score(ready)
-            else:
-                batch = Batch("decode", turn, tuple(self._groups[turn]))
-            if batch is not None:
-                return batch
+            newest = self._newest(base_id)
+            left = self.pace.beside(base_id, self.max_step_tokens) if newest else self.max_step_tokens
+            room = _Room(left, alone=not newest)
+            starts = ready is None or base_id in ready
+            kinds = [self._of_prompts, self._of_scores]
+            for fill in reversed(kinds) if self._scores_first else kinds:
+                fill(base_id, room, starts)
+            if room.segments:
+                self._scores_first = room.segments[0].sequence.generates  # whoever had the first choice has it last
+            segments = [one for one in (*newest, *room.segments) if one.sequence not in self._sent_away]
+            if segments:
+                return Step(base_id, tuple(segments))
         return None
 
-    def _next_prefill(self, ready: Container[str] | None) -> Batch | None:
-        """The oldest waiting prompt and as many of its key as fit; each turn serves the oldest, so none starves."""
-        room = self.max_rows - self.generating
-        oldest = _first_ready(self._prompts, ready)
-        if oldest is None or room < 1:
-            return None
-        key = oldest.key
-        rows: list[Row] = []
-        longest = 0
-        for work in [work for work in self._prompts if work.key == key]:
-            length = max(longest, work.waiting[0].length)
-            while work.waiting and len(rows) < room and self._fits(len(rows) + 1, length, self.max_batch_tokens):
-                rows.append(self._start(work))
-                longest = length
-        self._prompts = deque(work for work in self._prompts if work.waiting)
-        if key not in self._groups:
-            self._groups[key] = []
-            self._turns.append(key)
-        self._groups[key].extend(rows)
-        return Batch("prefill", key, tuple(rows))
+    def _newest(self, base_id: str) -> list[Segment]:
+        """The newest token of every sequence that generates; the youngest start again later where memory is short."""
+        for sequence in [one for one in self._running if one.newest and one.work.key[0] == base_id]:
+            while sequence in self._running and not self._reserve(sequence, len(sequence.ids)):
+                self._preempt(next(one for one in reversed(self._running) if one.holds))
+        return [Segment(one, one.done, 1, "next") for one in self._running if one.newest and one.work.key[0] == base_id]
 
-    def _next_score(self, ready: Container[str] | None) -> Batch | None:
-        """Windows of the request whose turn it is, filled up with those of others of the same key."""
-        first = _first_ready(self._scores, ready)
-        if first is None:
-            return None
-        budget = self.max_batch_tokens // (SCORE_SHARE if self._groups else 1)
-        self._scores.remove(first)
-        self._scores.append(first)
-        rows = [self._start(first)]
-        tokens = rows[0].length
-        for work in [first, *(other for other in self._scores if other.key == first.key and other is not first)]:
-            while work.waiting and tokens + work.waiting[0].length <= budget:
-                rows.append(self._start(work))
-                tokens += rows[-1].length
+    def _of_prompts(self, base_id: str, room: _Room, starts: bool) -> None:
+        """Prompts that have begun, then others: one of each adapter in turn."""
+        for begun in list(self._running):
+            if begun.generates and not begun.newest and begun.work.key[0] == base_id and room.left > 0:
+                self._piece(begun, room)
+        while starts and room.left > 0:
+            keys = [key for key in self._prompts if key[0] == base_id]
+            if not keys or not self._place_for(base_id):
+                break
+            sequence = next((one for one in map(self._first, keys) if one is not None and self._claim(one)), None)
+            if sequence is None or not self._reserve(sequence, len(sequence.ids)):
+                break
+            self._prompts.move_to_end(sequence.work.key)
+            self._start(sequence)
+            self._piece(sequence, room)
+        served = {one.work.key for one in self._running}
+        for key in [key for key in self._waited if key in served or key not in self._prompts]:
+            del self._waited[key]
+        for key in [key for key in self._prompts if key[0] == base_id and key not in served]:
+            self._waited[key] = self._waited.get(key, 0) + 1
+
+    def _claim(self, sequence: Sequence) -> bool:
+        """Whether its adapter has room beside the others; one that has waited long sends them away."""
+        work = sequence.work
+        if self._waited.get(work.key, 0) >= PATIENCE:
+            while not self._claims.add(work) and self._running:
+                self._preempt(next(reversed(self._running)))
+                self._claims = _Claims(self._claims.limit, self._running)
+        return self._claims.add(work)
+
+    def _first(self, key: Key) -> Sequence | None:
+        """The next sequence of an adapter to start; choices wait for the keys and values of one that has begun."""
+        for work in self._prompts[key]:
+            begun = any(one.done < one.prompt - 1 for one in work.running)
+            if work.waiting and not begun and work.waiting[0] not in self._sent_away:
+                return work.waiting[0]
+        return None
+
+    def _place_for(self, base_id: str) -> bool:
+        """Whether another sequence may generate; an adapter that waited long takes a place of one that has several."""
+        if self.generating < self.max_rows:
+            return True
+        patient = next((key for key, steps in self._waited.items() if key[0] == base_id and steps >= PATIENCE), None)
+        rows: dict[Key, list[Sequence]] = {}
+        for one in self._running:
+            if one.generates:
+                rows.setdefault(one.work.key, []).append(one)
+        most = max(rows.values(), key=len)
+        if patient is None or len(most) < 2:
+            return False
+        self._preempt(most[-1])
+        self._prompts.move_to_end(patient, last=False)
+        return True
+
+    def _piece(self, sequence: Sequence, room: _Room) -> None:
+        """As much of a sequence's tokens as there is room for."""
+        source = None
+        if sequence.done == 0 and sequence.prompt > 1:
+            source = next((one for one in sequence.work.running if one.done >= sequence.prompt), None)
+            if source is not None:
+                sequence.done = sequence.prompt - 1
+        length = min(len(sequence.ids) - sequence.done, room.left)
+        whole = sequence.done + length == len(sequence.ids)
+        wants: Wants = "score" if not sequence.generates else "next" if whole else "nothing"
+        room.segments.append(Segment(sequence, sequence.done, length, wants, copied=source))
+
+    def _of_scores(self, base_id: str, room: _Room, starts: bool) -> None:
+        """Texts that have begun, then those of each request in turn, of one length together."""
+        for sequence in list(self._running):
+            if not sequence.generates and sequence.work.key[0] == base_id and room.left > 0:
+                self._piece(sequence, room)
+        works = [work for work in self._scores if work.key[0] == base_id] if starts else []
+        for work in works:
+            if room.left < 1 or not self._claims.add(work):
+                continue
+            first = True
+            while work.waiting and self._score(work.waiting[0], room, work):
+                first = False
+            if not first:
+                self._scores.remove(work)
+                self._scores.append(work)
         self._scores = deque(work for work in self._scores if work.waiting)
-        return Batch("score", first.key, tuple(rows))
 
-    def _fits(self, rows: int, longest: int, budget: int) -> bool:
-        return rows == 1 or rows * longest <= budget
+    def _score(self, sequence: Sequence, room: _Room, work: Work) -> bool:
+        """Take a text into the step; False where there is no room for it now."""
+        if sequence in self._sent_away:
+            return False
+        length = len(sequence.ids)
+        fits = length <= room.left
+        if not fits and room.segments:
+            return False
+        in_pieces = (not fits and not room.alone) or sequence.before > 0
+        if in_pieces and self._in_pieces(work.key[0]) and self._reserve(sequence, length):
+            self._start(sequence)
+            self._piece(sequence, room)
+            return True
+        if sequence.before > 0:
+            return False
+        work.waiting.popleft()
+        work.running[sequence] = None
+        self._run(work)
+        room.segments.append(Segment(sequence, 0, length, "score", kept=False))
+        return True
 
-    def _start(self, work: Work) -> Row:
+    # --- places ---------------------------------------------------------------------------------
+
+    def _reserve(self, sequence: Sequence, tokens: int) -> bool:
+        found = self._space.reserve(sequence, sequence.work.key[0], sequence.before + tokens)
+        sequence.holds = sequence.holds or found
+        return found
+
+    def _start(self, sequence: Sequence) -> None:
+        work = sequence.work
+        work.waiting.remove(sequence)
+        work.running[sequence] = None
+        self._running[sequence] = None
+        self._waited.pop(work.key, None)
+        self._run(work)
+        if sequence.generates and not work.waiting:
+            self._forget_prompt(work)
+
+    def _run(self, work: Work) -> None:
         if work.state is State.WAITING:
             self._move(work, State.RUNNING)
-        row = work.waiting.popleft()
-        work.running.add(row)
-        return row
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Give up a sequence's row; it starts again with the tokens it has."""
+        work = sequence.work
+        self._sent_away.add(sequence)
+        self._leave(sequence)
+        sequence.done = 0
+        work.waiting.appendleft(sequence)
+        if sequence.generates:
+            queue = self._prompts.setdefault(work.key, deque())
+            if work not in queue:
+                queue.appendleft(work)
+        elif work not in self._scores:
+            self._scores.appendleft(work)
+
+    def _leave(self, sequence: Sequence) -> None:
+        sequence.work.running.pop(sequence, None)
+        self._running.pop(sequence, None)
+        if sequence.holds:
+            self._space.release(sequence)
+            sequence.holds = False
+
+    def _forget_prompt(self, work: Work) -> None:
+        queue = self._prompts.get(work.key)
+        if queue is not None and work in queue:
+            queue.remove(work)
+            if not queue:
+                del self._prompts[work.key]
 
     # --- what became of it ----------------------------------------------------------------------
 
-    def finish(self, rows: Iterable[Row]) -> list[Work]:
-        """These rows are computed. Gives the requests that are finished by it; rows of ended requests are ignored."""
+    def computed(self, step: Step) -> None:
+        """The keys and values of a step's segments are kept."""
+        for segment in step.segments:
+            if segment.kept and segment.sequence in self._running:
+                segment.sequence.done = segment.start + segment.length
+
+    def finish(self, sequences: Iterable[Sequence]) -> list[Work]:
+        """These are computed. Gives the requests that are finished by it; those of ended requests are ignored."""
         ended = []
-        for row in rows:
-            work = row.work
+        for sequence in sequences:
+            work = sequence.work
             if work.state.final:
                 continue
-            work.running.remove(row)
+            self._leave(sequence)
             work.ticket.rows_done += 1
-            self._leave_group([row])
             if not work.running and not work.waiting:
                 self._end(work, State.FINISHED)
                 ended.append(work)
         return ended
 
     def fail(self, works: Iterable[Work], error: BaseException) -> list[Work]:
-        """These requests end with `error`, all their rows with them. Gives those that had not ended."""
+        """These requests end with `error`, all their sequences with them. Gives those that had not ended."""
         ended = [work for work in dict.fromkeys(works) if not work.state.final]
         for work in ended:
             work.error = error
@@ -250,7 +450,7 @@ class Scheduler:
         return ended
 
     def drop_cancelled(self) -> list[Work]:
-        """Requests whose ticket was cancelled end, all their rows with them."""
+        """Requests whose ticket was cancelled end, all their sequences with them."""
         ended = [work for work in self._live if work.ticket.cancelled()]
         for work in ended:
             self._end(work, State.CANCELLED)
@@ -258,23 +458,15 @@ class Scheduler:
 
     def _end(self, work: Work, state: State) -> None:
         self._move(work, state)
-        self._leave_group(work.running)
-        for queue in (self._prompts, self._scores):
-            if work in queue:
-                queue.remove(work)
+        for sequence in list(work.running):
+            self._leave(sequence)
+        self._forget_prompt(work)
+        if work in self._scores:
+            self._scores.remove(work)
         work.waiting.clear()
-        work.running.clear()
         del self._live[work]
-
-    def _leave_group(self, rows: Iterable[Row]) -> None:
-        gone = set(rows)
-        for key in {row.work.key for row in gone}:
-            if key not in self._groups:
-                continue
-            self._groups[key] = [row for row in self._groups[key] if row not in gone]
-            if not self._groups[key]:
-                del self._groups[key]
-                self._turns.remove(key)
+        if not any(other.key[0] == work.key[0] for other in self._live):
+            self._turns.remove(work.key[0])
 
     def _move(self, work: Work, state: State) -> None:
         if state not in MOVES.get(work.state, ()):
@@ -282,5 +474,35 @@ class Scheduler:
         work.state = state
 
 
-def _first_ready(works: Iterable[Work], ready: Container[str] | None) -> Work | None:
-    return next((work for work in works if ready is None or work.key[0] in ready), None)
+class _Claims:
+    """The adapters that run together, and the bytes that they take."""
+
+    def __init__(self, limit: int | None, running: Iterable[Sequence]) -> None:
+        self.limit = limit
+        self._sizes: dict[str, int] = {}
+        for work in dict.fromkeys(one.work for one in running):
+            if work.request.adapter is not None:
+                self._sizes[work.request.adapter.digest] = work.request.adapter.size_bytes
+
+    def add(self, work: Work) -> bool:
+        """Whether a request's adapter is among them, or has room beside them; it is then."""
+        adapter = work.request.adapter
+        if adapter is None or adapter.digest in self._sizes:
+            return True
+        if self._sizes and self.limit is not None and sum(self._sizes.values()) + adapter.size_bytes > self.limit:
+            return False
+        self._sizes[adapter.digest] = adapter.size_bytes
+        return True
+
+
+class _Room:
+    """What a step has beside the newest tokens; `alone` where there are none."""
+
+    def __init__(self, tokens: int, *, alone: bool) -> None:
+        self._tokens = tokens
+        self.alone = alone
+        self.segments: list[Segment] = []
+
+    @property
+    def left(self) -> int:
+        return self._tokens - sum(segment.length for segment in self.segments)

@@ -1,12 +1,14 @@
 """Whether the runner computes on a base model what the model computes without it, tried when the model is loaded.
 
-Models that keep anything but keys and values of their tokens (recurrent states, as Mamba, RWKV and hybrids do), or
-that do not see padding as the runner makes it, would answer other texts than they are asked about. None of that
-shows in an answer's form, so it is tried: rows of different lengths join, generate and leave.
+Sequences of different lengths join, generate together with others' prompts, and leave. A model whose attention does not
+go through transformers' interface cannot be packed: it is then run sequence by sequence. Models that keep anything but
+keys and values of their tokens (recurrent states, as Mamba, RWKV and hybrids do) would answer other texts than they are
+asked about. None of that shows in an answer's form.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 
 import torch
@@ -14,7 +16,10 @@ from torch import Tensor
 
 from registry.base_model import LoadedBase
 from registry.errors import Unavailable
-from service.engine.runner import Runner
+from registry.likelihood import hidden_states
+from service.engine.runner import Runner, Task
+
+log = logging.getLogger(__name__)
 
 LENGTHS = (7, 2, 4)
 """Tokens of the prompts: the first two start together, the third joins them, then the first leaves."""
@@ -24,45 +29,76 @@ TOLERANCE = {torch.float32: 1e-4, torch.float16: 0.1, torch.bfloat16: 0.2}
 more."""
 
 
+def packs(base: LoadedBase) -> bool:
+    """Whether sequences that are packed into one row get what each gets alone."""
+    try:
+        error = _error_of_states(base) if base.shape.kind == "encoder" else _largest_error(Runner(base))
+    except Exception as problem:  # whatever a model's own code raises for what it does not expect
+        log.info("base model %s cannot be packed: %s", base.entry.id, problem)
+        return False
+    return error <= _tolerance(base)
+
+
 def check_runs(base: LoadedBase) -> None:
-    """Raises Unavailable, naming the family, where rows that generate together do not get what they get alone."""
+    """Raises Unavailable, naming the family, where sequences that generate together do not get what they get alone."""
+    if packs(base):
+        return
     family = base.model.config.model_type
     try:
-        error = _largest_error(base)
+        error = _largest_error(Runner(base, packed=False))
     except Exception as problem:  # whatever a model's own code raises when its cache is another one
         raise Unavailable(
             f"Base model {base.entry.id!r} (family {family!r}) cannot generate here: it keeps something else "
             f"than the keys and values of attention ({type(problem).__name__})."
         ) from problem
-    if not error <= TOLERANCE.get(base.model.dtype, TOLERANCE[torch.float32]):
+    if not error <= _tolerance(base):
         raise Unavailable(
             f"Base model {base.entry.id!r} (family {family!r}) cannot generate here: rows that run together get "
             f"logits up to {error:.2g} of the largest away from those each gets alone."
         )
 
 
+def _tolerance(base: LoadedBase) -> float:
+    return TOLERANCE.get(base.model.dtype, TOLERANCE[torch.float32])
+
+
 @torch.inference_mode()
-def _largest_error(base: LoadedBase) -> float:
+def _largest_error(runner: Runner) -> float:
     """The largest difference between logits by the runner and by the model, relative to the largest logit."""
-    runner, key, vocabulary = Runner(), (base.entry.id, None), base.shape.vocab_size
+    vocabulary = runner.base.shape.vocab_size
     rows = {row: [(13 * row + 7 * place + 1) % vocabulary for place in range(n)] for row, n in enumerate(LENGTHS)}
-    errors = [_error(base, rows, [0, 1], runner.prefill(key, base, None, _some(rows, [0, 1]), scored={})[0])]
-    errors.append(_error(base, rows, [2], runner.prefill(key, base, None, _some(rows, [2]), scored={})[0]))
-    for together in ([0, 1, 2], [0, 1, 2], [1, 2], [1, 2]):
-        runner.retain({key: together})
-        for row in together:
+    begun: set[int] = set()
+    errors = []
+    for together in ([0, 1], [0, 1, 2], [0, 1, 2], [1, 2], [1, 2]):
+        runner.retain(together)
+        for row in begun.intersection(together):
             rows[row].append((11 * row + len(rows[row])) % vocabulary)
-        logits = runner.decode(key, base, None, {row: rows[row][-1] for row in together})
-        errors.append(_error(base, rows, together, logits))
+        tasks = []
+        for row in together:
+            start = len(rows[row]) - 1 if row in begun else 0
+            tasks.append(Task(rows[row][start:], start, owner=row, logits=True, reserve=len(rows[row])))
+        begun.update(together)
+        logits = [found.logits for found in runner.run(tasks)]
+        errors.append(_error(runner.base, [rows[row] for row in together], logits))
     return max(errors, key=lambda error: (math.isnan(error), error))
 
 
-def _some(rows: dict[int, list[int]], wanted: list[int]) -> dict[int, list[int]]:
-    return {row: rows[row] for row in wanted}
-
-
-def _error(base: LoadedBase, rows: dict[int, list[int]], asked: list[int], found: Tensor) -> float:
-    """How far logits `found` (asked, vocabulary) are from those of each row alone."""
-    alone = [base.model(input_ids=torch.tensor([rows[row]], device=found.device), use_cache=False) for row in asked]
+def _error(base: LoadedBase, rows: list[list[int]], found: list[Tensor | None]) -> float:
+    """How far logits `found`, each (vocabulary,), are from those of each row alone."""
+    alone = [base.model(input_ids=torch.tensor([row], device=base.model.device), use_cache=False) for row in rows]
     own = torch.stack([out.logits[0, -1].float() for out in alone])
-    return float((own - found).abs().max() / own.abs().max())
+    got = torch.stack([one for one in found if one is not None])
+    return float((own - got).abs().max() / own.abs().max())
+
+
+@torch.inference_mode()
+def _error_of_states(base: LoadedBase) -> float:
+    """The same of the mean states of an encoder, relative to the largest."""
+    rows = [[3 + (7 * place + row) % 7 for place in range(n)] for row, n in enumerate(LENGTHS)]
+    found = Runner(base).run([Task(row, 0, pooled=True) for row in rows])
+    errors = []
+    for row, one in zip(rows, found, strict=True):
+        ids = torch.tensor([row], device=base.model.device)
+        own = hidden_states(base.model, ids, torch.ones_like(ids))[0].float().sum(dim=0).cpu()
+        errors.append(float((own - torch.from_numpy(one.pooled)).abs().max() / own.abs().max()))
+    return max(errors, key=lambda error: (math.isnan(error), error))

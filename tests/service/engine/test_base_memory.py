@@ -203,7 +203,7 @@ class TestTheBudget:
         assert source.loads == ["a", "b", "c"], "b beside a, c when both have ended"
 
     def test_scores_need_no_place_between_their_batches(self, source: Source) -> None:
-        engine = Engine(source, memory_bytes=10, max_batch_tokens=4)
+        engine = Engine(source, memory_bytes=10, max_step_tokens=4)
         windows = tuple((0, 1, 2, 3) for _ in range(6))
         tickets = [engine.submit(ScoreRequest(base_id, windows)) for base_id in "ab"]
         run(engine)
@@ -507,7 +507,7 @@ class Source:
     def load(self, base_id):
         return SimpleNamespace(weights=[torch.ones(4096) for _ in range(4000 if base_id == "large" else 1)])
 
-residence = Residence(Source(), 10, lambda: None)
+residence = Residence(Source(), 10, lambda: None, lambda base: base)
 residence.arrange({"large": 0}, frozenset(), background=False)
 in_use, before = torch.ones(4096), mib()
 residence.arrange({"small": 0}, frozenset(), background=False)

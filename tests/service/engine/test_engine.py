@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -38,6 +38,7 @@ from service.engine import (
     Ticket,
 )
 from service.engine.bank import Bank
+from service.engine.runner import Found, Runner, Task
 from tests.service.engine.stepping import answers_of_joining_rows, greedy, run
 from tests.service.loaded_bases import LoadedBases
 
@@ -248,7 +249,7 @@ class TestLogProbs:
     ) -> None:
         answers = []
         for cells in (2**24, 700):
-            monkeypatch.setattr("service.engine.runner.LOGIT_CELLS", cells)
+            monkeypatch.setattr("registry.likelihood._LOGIT_CELLS", cells)
             engine = engine_of(base)
             params = SamplingParams(max_tokens=1, logprobs=1, prompt_logprobs=True, temperature=0)
             ticket = engine.submit(GenerateRequest("tiny", prompts_of(base)[2], params=params))
@@ -479,7 +480,8 @@ class TestCancel:
         with pytest.raises(CancelledError):
             long.result(0)
         assert engine.counters()["requests_cancelled_total"] == 1
-        assert engine._runner._groups == {} or engine.step() is False
+        assert engine.step() is False
+        assert engine.counters()["kv_bytes"] == 0
 
     def test_a_caller_that_gives_up_takes_its_request_along(self, base: LoadedBase) -> None:
         engine = engine_of(base)
@@ -525,7 +527,7 @@ class TestTrouble:
         again = engine.submit(GenerateRequest("tiny", prompt, self.failing(base, load), greedy(3)))
         run(engine)
         assert again.exception(0) is not None
-        assert len(attempts) == 3, "a failure is not remembered"
+        assert len(attempts) == 2, "a failure is not remembered"
 
     def test_tensors_of_another_shape_are_incompatible(self, base: LoadedBase) -> None:
         engine = engine_of(base)
@@ -556,13 +558,15 @@ class TestTrouble:
         self, base: LoadedBase, monkeypatch: pytest.MonkeyPatch, value: float, temperature: float
     ) -> None:
         engine = engine_of(base)
-        real = engine._runner.prefill
+        real = Runner.run
 
-        def prefill(*args: object, **kwargs: object) -> object:
-            logits, scores = real(*args, **kwargs)
-            return logits.clone().index_fill(1, torch.tensor([7]), value), scores
+        def run_pass(self: Runner, tasks: Sequence[Task]) -> list[Found]:
+            found = real(self, tasks)
+            for one in found:
+                one.logits = None if one.logits is None else one.logits.clone().index_fill(0, torch.tensor([7]), value)
+            return found
 
-        monkeypatch.setattr(engine._runner, "prefill", prefill)
+        monkeypatch.setattr(Runner, "run", run_pass)
         ticket = engine.submit(GenerateRequest("tiny", (1, 2), params=SamplingParams(temperature=temperature)))
         run(engine)
         assert "not finite" in str(ticket.exception(0))
@@ -572,13 +576,16 @@ class TestTrouble:
         self, base: LoadedBase, monkeypatch: pytest.MonkeyPatch, step: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         engine, prompt = engine_of(base), prompts_of(base)[0]
-        real = getattr(engine._runner, step)
+        engine.preload(["tiny"])
+        real = Runner.run
 
-        def fail(*args: object, **kwargs: object) -> object:
-            monkeypatch.setattr(engine._runner, step, real)
+        def fail(self: Runner, tasks: Sequence[Task]) -> list[Found]:
+            if step == "decode" and tasks[0].start == 0:
+                return real(self, tasks)
+            monkeypatch.setattr(Runner, "run", real)
             raise RuntimeError("out of memory, with secret details")
 
-        monkeypatch.setattr(engine._runner, step, fail)
+        monkeypatch.setattr(Runner, "run", fail)
         engine.start()
         request = (
             ScoreRequest("tiny", (prompt,)) if step == "score" else GenerateRequest("tiny", prompt, params=greedy(4))
@@ -618,6 +625,7 @@ class TestTrouble:
         engine.stop()
 
     def test_the_base_model_is_called_from_the_engine_thread_alone(self, base: LoadedBase, engine: Engine) -> None:
+        engine.score("tiny", TEXTS)  # where it is loaded, it is tried by the thread that loads
         threads = set()
         hook = base.model.register_forward_pre_hook(lambda *_: threads.add(threading.current_thread().name))
         inner = base.model.base_model.register_forward_pre_hook(lambda *_: threads.add(threading.current_thread().name))
@@ -692,25 +700,25 @@ class TestStop:
 class TestBank:
     def test_least_recently_used_leaves_first(self, base: LoadedBase) -> None:
         size = sum(t.numel() * 4 for t in tensors_of(base, 0).values())
-        bank = Bank(2 * size)
+        bank, runner = Bank(2 * size), Runner(base)
         one, two, three = (handle_of(base, seed) for seed in range(3))
-        first = bank.get(base, one)
-        bank.get(base, two)
-        assert bank.get(base, one) is first
-        bank.get(base, three)
+        first = bank.get(runner, one)
+        bank.get(runner, two)
+        assert bank.get(runner, one) is first
+        bank.get(runner, three)
         assert (len(bank), bank.bytes, bank.loads) == (2, 2 * size, 3)
-        assert bank.get(base, one) is first
-        bank.get(base, two)
+        assert bank.get(runner, one) is first
+        bank.get(runner, two)
         assert bank.loads == 4
 
     def test_held_adapters_are_frozen(self, base: LoadedBase) -> None:
-        module = Bank(0).get(base, handle_of(base, 0))
+        module = Bank(0).get(Runner(base), handle_of(base, 0)).module
         assert not module.training
         assert not any(parameter.requires_grad for parameter in module.parameters())
 
     def test_a_name_is_no_key(self, base: LoadedBase) -> None:
-        bank = Bank(2**20)
+        bank, runner = Bank(2**20), Runner(base)
         first = LoadableAdapter("sha256:" + "1" * 64, CONFIG, lambda: tensors_of(base, 1))
         again = LoadableAdapter("sha256:" + "1" * 64, CONFIG, lambda: pytest.fail("held already"))
-        assert bank.get(base, first) is bank.get(base, again)
-        assert bank.get(base, first) is not bank.get(base, handle_of(base, 2))
+        assert bank.get(runner, first) is bank.get(runner, again)
+        assert bank.get(runner, first) is not bank.get(runner, handle_of(base, 2))

@@ -1,4 +1,4 @@
-"""The scheduler's laws: capacity is never exceeded, nobody starves, every request ends in exactly one final state."""
+"""The scheduler's laws: limits are never exceeded, nobody starves, every request ends in exactly one final state."""
 
 from __future__ import annotations
 
@@ -8,76 +8,118 @@ from hypothesis import strategies as st
 
 from registry.errors import Busy, Internal, Unavailable
 from registry.spec import BottleneckConfig, PrefixConfig
+from service.engine.pace import LEAST, Pace
 from service.engine.request import GenerateRequest, LoadableAdapter, Request, SamplingParams, ScoreRequest, State
-from service.engine.scheduler import Batch, Row, Scheduler, Work
+from service.engine.scheduler import PATIENCE, Scheduler, Segment, Sequence, Step, Work
+from service.engine.space import SMALLEST, Space
 
 CONFIG = BottleneckConfig(structure="pfeiffer", bottleneck=2, activation="relu")
 
 
-def handle(name: str) -> LoadableAdapter | None:
-    return None if name == "-" else LoadableAdapter(name, CONFIG, dict)
+def handle(name: str, size: int = 1) -> LoadableAdapter | None:
+    return None if name == "-" else LoadableAdapter(name, CONFIG, dict, size_bytes=size)
 
 
-def generate(length: int = 3, *, n: int = 1, adapter: str = "-", tokens: int = 4) -> GenerateRequest:
-    return GenerateRequest("b", (1,) * length, handle(adapter), SamplingParams(max_tokens=tokens, n=n))
+def generate(length: int = 3, *, n: int = 1, adapter: str = "-", tokens: int = 4, base: str = "b") -> GenerateRequest:
+    return GenerateRequest(base, (1,) * length, handle(adapter), SamplingParams(max_tokens=tokens, n=n))
 
 
 def score(*lengths: int, adapter: str = "-") -> ScoreRequest:
     return ScoreRequest("b", tuple((1,) * length for length in lengths), handle(adapter))
 
 
-class Simulation:
-    """Runs a scheduler as the engine does, without a model: a row generates `max_tokens` tokens."""
+def scheduler_of(
+    *, max_queue: int = 99, tokens: int = 100, rows: int = 4, kv: int | None = None, pace: int | None = None
+) -> Scheduler:
+    """`kv` is the number of positions that there is memory for, `pace` the tokens beside streams."""
+    found = Scheduler(max_queue=max_queue, max_step_tokens=tokens, max_rows=rows, space=Space(kv, lambda _base_id: 1))
+    if pace is not None:
+        found.pace.took("b", float(pace), newest=1, others=0)
+        found.pace.took("b", 1.0, newest=0, others=1)
+    return found
 
-    def __init__(self, scheduler: Scheduler) -> None:
+
+class Simulation:
+    """Runs a scheduler as the engine does, without a model: a choice generates `max_tokens` tokens."""
+
+    def __init__(self, scheduler: Scheduler, *, adapter_bytes: int | None = None) -> None:
         self.scheduler = scheduler
-        self.made: dict[Row, int] = {}
-        self.runs: dict[Work, int] = {}
+        self.adapter_bytes = adapter_bytes
+        self.made: dict[Sequence, int] = {}
+        self.scored: dict[Sequence, int] = {}
+        self.kept: dict[Sequence, int] = {}
         self.ended: list[Work] = []
 
-    def step(self) -> Batch | None:
+    def step(self) -> Step | None:
         self.ended += self.scheduler.drop_cancelled()
-        batch = self.scheduler.next()
-        if batch is not None:
-            self.check(batch)
-            for row in batch.rows:
-                self.made[row] = self.made.get(row, 0) + 1
-                self.runs[row.work] = self.runs.get(row.work, 0) + 1
-            self.ended += self.scheduler.finish([row for row in batch.rows if self.is_done(row, batch)])
-        return batch
+        step = self.scheduler.next(adapter_bytes=self.adapter_bytes)
+        if step is not None:
+            self.check(step)
+            self.scheduler.computed(step)
+            done = [segment.sequence for segment in step.segments if self.is_done(segment)]
+            self.ended += self.scheduler.finish(done)
+        return step
 
-    def is_done(self, row: Row, batch: Batch) -> bool:
-        request = row.work.request
-        return batch.kind == "score" or self.made[row] >= (request.params.max_tokens or 0)
+    def is_done(self, segment: Segment) -> bool:
+        """What the engine does with a segment: keep, score, or draw a token."""
+        sequence, end = segment.sequence, segment.start + segment.length
+        request = sequence.work.request
+        if segment.kept:
+            self.kept[sequence] = end
+        if isinstance(request, ScoreRequest):
+            self.scored[sequence] = self.scored.get(sequence, 0) * (segment.start > 0) + segment.length
+            return end == len(sequence.ids)
+        if segment.wants != "next":
+            return False
+        if not request.params.max_tokens:
+            self.made[sequence] = 0
+            return True
+        sequence.ids.append(1)
+        self.made[sequence] = self.made.get(sequence, 0) + 1
+        return self.made[sequence] >= request.params.max_tokens
 
-    def check(self, batch: Batch) -> None:
+    def check(self, step: Step) -> None:
         scheduler = self.scheduler
-        assert batch.rows
-        assert len(set(batch.rows)) == len(batch.rows)
-        assert {row.work.key for row in batch.rows} == {batch.key}
-        assert all(row.work.state is State.RUNNING for row in batch.rows)
+        sequences = [segment.sequence for segment in step.segments]
+        assert sequences
+        assert len(set(sequences)) == len(sequences)
+        assert {one.work.key[0] for one in sequences} == {step.base_id}
+        assert all(one.work.state is State.RUNNING for one in sequences)
         assert scheduler.generating <= scheduler.max_rows
-        lengths = [row.length for row in batch.rows]
-        if batch.kind == "prefill" and len(lengths) > 1:
-            assert len(lengths) * max(lengths) <= scheduler.max_batch_tokens
-        if batch.kind == "score" and len(lengths) > 1:
-            assert sum(lengths) <= scheduler.max_batch_tokens
+        if len(step.segments) > 1 and not any(one.newest for one in sequences):
+            assert step.tokens <= scheduler.max_step_tokens
+        space = scheduler._space
+        assert space.limit is None or space.bytes <= space.limit
+        sizes = {one.work.key[1]: 1 for one in sequences if one.work.key[1]}
+        assert self.adapter_bytes is None or len(sizes) == 1 or sum(sizes.values()) <= self.adapter_bytes
+        for segment in step.segments:
+            assert segment.length >= 1
+            if segment.copied is not None:
+                assert self.kept[segment.copied] >= segment.start
+                assert segment.copied.work is segment.sequence.work
+            elif segment.start:
+                assert self.kept[segment.sequence] == segment.start, "what stands before a segment is kept"
 
 
-def drain(simulation: Simulation, limit: int = 10_000) -> list[Batch]:
-    batches = []
-    while (batch := simulation.step()) is not None:
-        batches.append(batch)
-        assert len(batches) < limit, "the scheduler never comes to an end"
-    return batches
+def drain(simulation: Simulation, limit: int = 10_000) -> list[Step]:
+    steps = []
+    while (step := simulation.step()) is not None:
+        steps.append(step)
+        assert len(steps) < limit, "the scheduler never comes to an end"
+    return steps
+
+
+def works_of(step: Step | None) -> list[Work]:
+    assert step is not None
+    return step.works
 
 
 requests = st.one_of(
     st.builds(
-        generate, st.integers(1, 30), n=st.integers(1, 5), adapter=st.sampled_from("-ab"), tokens=st.integers(0, 9)
+        generate, st.integers(1, 30), n=st.integers(1, 5), adapter=st.sampled_from("-abc"), tokens=st.integers(0, 9)
     ),
     st.lists(st.integers(1, 30), min_size=1, max_size=12).flatmap(
-        lambda lengths: st.sampled_from("-ab").map(lambda adapter: score(*lengths, adapter=adapter))
+        lambda lengths: st.sampled_from("-abc").map(lambda adapter: score(*lengths, adapter=adapter))
     ),
 )
 actions = st.lists(
@@ -89,14 +131,22 @@ actions = st.lists(
     ),
     max_size=40,
 )
+limits = st.fixed_dictionaries(
+    {
+        "tokens": st.integers(1, 64),
+        "rows": st.integers(1, 5),
+        "kv": st.none() | st.integers(1, 6).map(lambda rows: rows * SMALLEST),
+    }
+)
+rooms = st.none() | st.integers(0, 3)
 
 
-@given(actions, st.integers(1, 6), st.integers(1, 64), st.integers(1, 5))
+@given(actions, st.integers(1, 6), limits, rooms)
 def test_laws_hold_whatever_comes(
-    script: list[tuple[str, object]], max_queue: int, max_tokens: int, max_rows: int
+    script: list[tuple[str, object]], max_queue: int, limit: dict[str, int], adapter_bytes: int | None
 ) -> None:
-    scheduler = Scheduler(max_queue=max_queue, max_batch_tokens=max_tokens, max_rows=max_rows)
-    simulation = Simulation(scheduler)
+    scheduler = scheduler_of(max_queue=max_queue, **limit)
+    simulation = Simulation(scheduler, adapter_bytes=adapter_bytes)
     works: list[Work] = []
     for what, value in script:
         if what == "add":
@@ -117,7 +167,7 @@ def test_laws_hold_whatever_comes(
                 simulation.ended += scheduler.fail([work, work], Unavailable("gone"))
         assert scheduler.depth <= max_queue
     drain(simulation)
-    assert scheduler.depth == scheduler.generating == 0
+    assert scheduler.depth == scheduler.generating == scheduler._space.bytes == 0
     assert scheduler.alive() == {}
     assert sorted(map(id, simulation.ended)) == sorted(map(id, works)), "each request ends exactly once"
     for work in works:
@@ -129,114 +179,203 @@ def test_laws_hold_whatever_comes(
             assert work.ticket.rows_done == work.ticket.rows
 
 
-@given(st.lists(requests, min_size=1, max_size=10), st.integers(1, 64), st.integers(1, 5))
-def test_every_row_runs_as_often_as_it_must(wanted: list[Request], max_tokens: int, max_rows: int) -> None:
-    simulation = Simulation(Scheduler(max_queue=99, max_batch_tokens=max_tokens, max_rows=max_rows))
+@given(st.lists(requests, min_size=1, max_size=10), limits, rooms)
+def test_everything_that_is_asked_for_is_computed_once(
+    wanted: list[Request], limit: dict[str, int], adapter_bytes: int | None
+) -> None:
+    simulation = Simulation(scheduler_of(**limit), adapter_bytes=adapter_bytes)
     works = simulation.scheduler.add(wanted)
     drain(simulation)
     for work, request in zip(works, wanted, strict=True):
         assert work.state is State.FINISHED
         if isinstance(request, GenerateRequest):
-            expected = request.params.n * max(1, request.params.max_tokens or 0)
+            made = sorted(count for one, count in simulation.made.items() if one.work is work)
+            assert made == [request.params.max_tokens or 0] * request.params.n
         else:
-            expected = len(request.windows)
-        assert simulation.runs[work] == expected
+            scored = sorted(count for one, count in simulation.scored.items() if one.work is work)
+            assert scored == sorted(map(len, request.windows))
+
+
+def test_many_adapters_share_a_step() -> None:
+    scheduler = scheduler_of(rows=16)
+    scheduler.add([generate(adapter=str(number)) for number in range(16)])
+    simulation = Simulation(scheduler)
+    assert [len(step.segments) for step in drain(simulation)] == [16] * 4, "a prompt and three more tokens each"
 
 
 def test_a_long_generation_does_not_hold_up_a_score_nor_the_other_way_round() -> None:
-    scheduler = Scheduler(max_queue=99, max_batch_tokens=8, max_rows=4)
+    scheduler = scheduler_of(tokens=64)
     simulation = Simulation(scheduler)
     [long] = scheduler.add([generate(tokens=1000)])
     simulation.step()
     [corpus] = scheduler.add([score(*[8] * 500)])
     [quick] = scheduler.add([score(2, adapter="a")])
     [other] = scheduler.add([generate(adapter="b", tokens=2)])
-    for _ in range(16):
-        simulation.step()
+    for _ in range(8):
+        assert long in works_of(simulation.step())
     assert quick.state is State.FINISHED
     assert other.state is State.FINISHED
     assert long.state is corpus.state is State.RUNNING
-    assert simulation.runs[long] >= 4
-    assert simulation.runs[corpus] >= 3
+    assert sum(one.work is corpus for one in simulation.scored) >= 8
 
 
-def test_between_two_steps_of_a_stream_is_at_most_one_turn_of_everything_else() -> None:
-    scheduler = Scheduler(max_queue=99, max_batch_tokens=16, max_rows=4)
+def test_a_stream_is_in_every_step_of_its_base_model_and_bases_take_turns() -> None:
+    scheduler = scheduler_of()
     simulation = Simulation(scheduler)
     [stream] = scheduler.add([generate(tokens=30)])
+    [other] = scheduler.add([generate(tokens=30, base="c")])
     scheduler.add([generate(adapter="a", tokens=30), *[score(*[4] * 50, adapter=str(i)) for i in range(9)]])
-    kinds = []
-    while stream.state is not State.FINISHED:
-        batch = simulation.step()
-        assert batch is not None
-        kinds.append("stream" if any(row.work is stream for row in batch.rows) else batch.kind)
-    gaps = "".join("|" if kind == "stream" else "." for kind in kinds).strip(".").split("|")
-    assert max(map(len, gaps)) <= 3  # one other group, one prompt, one score
+    for _ in range(20):
+        first, second = works_of(simulation.step()), works_of(simulation.step())
+        assert (stream in first, other in second) == (True, True)
 
 
-def test_the_oldest_prompt_gets_the_next_free_row_whatever_its_adapter() -> None:
-    scheduler = Scheduler(max_queue=99, max_batch_tokens=100, max_rows=1)
-    simulation = Simulation(scheduler)
-    works = scheduler.add([generate(adapter=name, tokens=2) for name in "aabab"])
-    drain(simulation)
-    assert simulation.ended == works
+class TestTurns:
+    def test_one_prompt_of_each_adapter_in_turn(self) -> None:
+        scheduler = scheduler_of(rows=1)
+        simulation = Simulation(scheduler)
+        works = scheduler.add([generate(adapter=name, tokens=2) for name in "aaabb"])
+        drain(simulation)
+        assert [works.index(work) for work in simulation.ended] == [0, 3, 1, 4, 2]
+
+    def test_an_adapter_that_floods_gives_up_a_row_to_one_that_waits(self) -> None:
+        scheduler = scheduler_of(rows=4)
+        simulation = Simulation(scheduler)
+        scheduler.add([generate(adapter="a", tokens=1000) for _ in range(50)])
+        for _ in range(3):
+            simulation.step()
+        [other] = scheduler.add([generate(adapter="b", tokens=5)])
+        steps = [simulation.step() for _ in range(PATIENCE + 2)]
+        assert other in works_of(steps[-1])
+        for _ in range(5):
+            simulation.step()
+        assert other.state is State.FINISHED
+
+    def test_an_adapter_without_room_beside_others_has_its_turn(self) -> None:
+        scheduler = scheduler_of(rows=4)
+        simulation = Simulation(scheduler, adapter_bytes=1)
+        long = scheduler.add([generate(adapter="a", tokens=100) for _ in range(2)])
+        simulation.step()
+        [other] = scheduler.add([generate(adapter="b", tokens=5)])
+        for _ in range(PATIENCE + 6):
+            simulation.step()
+        assert other.state is State.FINISHED
+        drain(simulation)
+        assert all(work.state is State.FINISHED for work in long)
+
+    def test_prompts_and_texts_have_the_first_choice_in_turn(self) -> None:
+        scheduler = scheduler_of(tokens=16, rows=99)
+        scheduler.add([score(*[16] * 50)])
+        scheduler.add([generate(16, tokens=0) for _ in range(50)])
+        simulation = Simulation(scheduler)
+        kinds = [works_of(simulation.step())[0].request for _ in range(8)]
+        assert [isinstance(one, GenerateRequest) for one in kinds] == [True, False] * 4
 
 
-def test_rows_of_several_requests_share_a_batch_and_a_group() -> None:
-    scheduler = Scheduler(max_queue=99, max_batch_tokens=100, max_rows=4)
-    scheduler.add([generate(adapter="a"), generate(adapter="b"), generate(adapter="a", n=3)])
-    first = scheduler.next()
-    assert first is not None
-    assert (first.kind, first.key, len(first.rows)) == ("prefill", ("b", "a"), 4)
+class TestPieces:
+    def test_a_long_prompt_goes_in_pieces(self) -> None:
+        scheduler = scheduler_of(tokens=10)
+        scheduler.add([generate(25, tokens=1)])
+        segments = [step.segments[0] for step in drain(Simulation(scheduler))]
+        assert [(one.start, one.length, one.wants) for one in segments] == [
+            (0, 10, "nothing"), (10, 10, "nothing"), (20, 5, "next"),
+        ]  # fmt: skip
+
+    def test_a_long_text_goes_in_pieces_beside_streams_and_whole_without(self) -> None:
+        scheduler = scheduler_of(tokens=100, pace=20)
+        simulation = Simulation(scheduler)
+        scheduler.add([generate(tokens=9)])
+        simulation.step()
+        scheduler.add([score(50)])
+        pieces = [
+            segment for _ in range(3) for segment in works_segments(simulation.step()) if segment.wants == "score"
+        ]
+        assert [(one.start, one.length, one.kept) for one in pieces] == [(0, 20, True), (20, 20, True), (40, 10, True)]
+        scheduler = scheduler_of(tokens=10)
+        scheduler.add([score(50)])
+        [step] = drain(Simulation(scheduler))
+        assert (step.segments[0].length, step.segments[0].kept) == (50, False)
+
+    def test_a_base_model_that_needs_whole_texts_gets_them(self) -> None:
+        scheduler = Scheduler(max_queue=9, max_step_tokens=10, max_rows=1, in_pieces=lambda _base_id: False)
+        scheduler.add([score(50)])
+        assert [step.tokens for step in drain(Simulation(scheduler))] == [50]
+
+    def test_texts_of_one_length_come_together(self) -> None:
+        scheduler = scheduler_of(tokens=20)
+        scheduler.add([score(2, 10, 3, 9, 2, 3)])
+        steps = drain(Simulation(scheduler))
+        assert [[one.length for one in step.segments] for step in steps] == [[10, 9], [3, 3, 2, 2]]
+
+    def test_a_text_behind_a_prefix_has_a_row_that_counts_it(self) -> None:
+        scheduler = scheduler_of(kv=SMALLEST)
+        prefixed = LoadableAdapter("p", PrefixConfig(length=8), dict)
+        scheduler.add([ScoreRequest("b", ((1, 1),) * 2, prefixed)])
+        steps = drain(Simulation(scheduler))
+        assert [len(step.segments) for step in steps] == [1, 1], "there is memory for one row"
+        assert all(segment.kept for step in steps for segment in step.segments)
+
+    def test_choices_take_over_the_prompt_of_the_first(self) -> None:
+        scheduler = scheduler_of(rows=9)
+        scheduler.add([generate(30, n=4, tokens=3)])
+        steps = drain(Simulation(scheduler))
+        assert [step.tokens for step in steps] == [30, 4, 4, 3]
+        assert [segment.copied is not None for segment in steps[1].segments] == [False, True, True, True]
 
 
-def test_a_row_longer_than_the_budget_runs_alone() -> None:
-    scheduler = Scheduler(max_queue=9, max_batch_tokens=4, max_rows=4)
-    scheduler.add([score(9, 2, 2), score(9)])
-    sizes = []
-    while (batch := scheduler.next()) is not None:
-        sizes.append(sorted(row.length for row in batch.rows))
-        scheduler.finish(batch.rows)
-    assert sorted(sizes) == [[2, 2], [9], [9]]
+class TestMemory:
+    def test_the_youngest_starts_again_where_memory_is_short(self) -> None:
+        scheduler = scheduler_of(kv=3 * SMALLEST)
+        simulation = Simulation(scheduler)
+        old, young = scheduler.add([generate(SMALLEST - 2, tokens=9), generate(SMALLEST - 2, tokens=9)])
+        for _ in range(5):
+            simulation.step()
+        assert scheduler.alive()["b"][0].work is old
+        assert len(scheduler.alive()["b"]) == 1
+        drain(simulation)
+        assert simulation.ended == [old, young]
+
+    def test_what_has_ended_holds_nothing(self) -> None:
+        scheduler = scheduler_of()
+        kept, gone = scheduler.add([generate(tokens=9), generate(tokens=9, n=2)])
+        simulation = Simulation(scheduler)
+        simulation.step()
+        assert scheduler._space.bytes == 2 * SMALLEST
+        assert gone.ticket.cancel()
+        assert scheduler.drop_cancelled() == [gone]
+        assert gone.state is State.CANCELLED
+        assert scheduler._space.bytes == SMALLEST
+        assert works_of(simulation.step()) == [kept]
+        assert scheduler.drop_cancelled() == []
 
 
-def test_windows_of_like_length_share_a_batch() -> None:
-    scheduler = Scheduler(max_queue=9, max_batch_tokens=20, max_rows=4)
-    scheduler.add([score(2, 10, 3, 9, 2, 3)])
-    batches = []
-    while (batch := scheduler.next()) is not None:
-        batches.append([row.length for row in batch.rows])
-        scheduler.finish(batch.rows)
-    assert batches == [[10, 9], [3, 3, 2, 2]]
+class TestPace:
+    def test_nothing_is_known_before_the_first_step(self) -> None:
+        assert Pace(400).beside("b", 400) == 100
+
+    def test_a_step_beside_streams_takes_at_most_twice_as_long(self) -> None:
+        pace = Pace(400)
+        pace.took("b", 0.1, newest=4, others=0)
+        pace.took("b", 0.2, newest=0, others=100)
+        assert pace.beside("b", 400) == 50
+        pace.took("b", 0.2, newest=4, others=50)
+        assert pace.beside("b", 400) == 50
+        assert pace.beside("c", 400) == 100, "another base model has another pace"
+
+    def test_something_always_goes_on(self) -> None:
+        pace = Pace(400)
+        pace.took("b", 0.001, newest=4, others=0)
+        pace.took("b", 10.0, newest=0, others=10)
+        assert pace.beside("b", 400) == LEAST
 
 
-def test_every_row_has_its_adapters_prefix_which_counts_too() -> None:
-    scheduler = Scheduler(max_queue=9, max_batch_tokens=40, max_rows=9)
-    prefixed = LoadableAdapter("p", PrefixConfig(length=8), dict)
-    scheduler.add([
-        ScoreRequest("b", ((1, 1),) * 6, prefixed),
-        GenerateRequest("b", (1, 1), prefixed, SamplingParams(max_tokens=2, n=6)),
-    ])  # fmt: skip
-    prompts, windows = scheduler.next(), scheduler.next()
-    assert prompts is not None
-    assert windows is not None
-    assert (prompts.kind, len(prompts.rows)) == ("prefill", 4), "40 tokens are four rows of 8 and 2"
-    assert (windows.kind, len(windows.rows)) == ("score", 1), "a quarter of them while rows generate"
-
-
-def test_scores_take_a_part_of_the_budget_while_rows_generate() -> None:
-    scheduler = Scheduler(max_queue=9, max_batch_tokens=40, max_rows=4)
-    scheduler.add([score(*[5] * 50)])
-    alone = scheduler.next()
-    scheduler.add([generate(tokens=50)])
-    batches = [scheduler.next() for _ in range(3)]
-    shared = next(batch for batch in batches if batch is not None and batch.kind == "score")
-    assert alone is not None
-    assert (len(alone.rows), len(shared.rows)) == (8, 2)
+def works_segments(step: Step | None) -> tuple[Segment, ...]:
+    assert step is not None
+    return step.segments
 
 
 def test_a_full_queue_takes_none_of_a_list_and_says_when_to_come_back() -> None:
-    scheduler = Scheduler(max_queue=2, max_batch_tokens=8, max_rows=1)
+    scheduler = scheduler_of(max_queue=2, tokens=8, rows=1)
     scheduler.add([generate()] * 5)  # not full before: a list is taken as a whole
     with pytest.raises(Busy, match="holds 5 requests") as caught:
         scheduler.add([generate(), generate()], retry_after=7)
@@ -244,38 +383,26 @@ def test_a_full_queue_takes_none_of_a_list_and_says_when_to_come_back() -> None:
     assert scheduler.depth == 5
 
 
-def test_cancelled_rows_leave_their_group_and_the_others_go_on() -> None:
-    scheduler = Scheduler(max_queue=9, max_batch_tokens=100, max_rows=4)
-    kept, gone = scheduler.add([generate(tokens=9), generate(tokens=9, n=2)])
-    scheduler.next()
-    assert gone.ticket.cancel()
-    assert scheduler.drop_cancelled() == [gone]
-    assert gone.state is State.CANCELLED
-    batch = scheduler.next()
-    assert batch is not None
-    assert [row.work for row in batch.rows] == [kept]
-    assert scheduler.drop_cancelled() == []
-
-
-def test_failing_one_request_of_a_group_leaves_the_others() -> None:
-    scheduler = Scheduler(max_queue=9, max_batch_tokens=100, max_rows=4)
+def test_failing_one_request_of_a_step_leaves_the_others() -> None:
+    scheduler = scheduler_of()
     kept, gone = scheduler.add([generate(tokens=9), generate(tokens=9)])
-    batch = scheduler.next()
+    step = scheduler.next()
     error = Unavailable("no")
     assert scheduler.fail([gone], error) == [gone]
     assert scheduler.fail([gone], Unavailable("again")) == []
     assert gone.error is error
-    assert batch is not None
-    assert scheduler.finish(batch.rows) == [kept], "rows of an ended request are ignored"
+    assert step is not None
+    scheduler.computed(step)
+    assert scheduler.finish([one.sequence for one in step.segments]) == [kept], "those of an ended request are ignored"
 
 
 def test_states_never_go_back() -> None:
-    scheduler = Scheduler(max_queue=9, max_batch_tokens=100, max_rows=4)
+    scheduler = scheduler_of()
     [work] = scheduler.add([score(3)])
     assert scheduler.waiting == 1
-    batch = scheduler.next()
-    assert batch is not None
+    step = scheduler.next()
+    assert step is not None
     assert scheduler.waiting == 0
-    scheduler.finish(batch.rows)
+    scheduler.finish([one.sequence for one in step.segments])
     with pytest.raises(Internal, match="finished to running"):
         scheduler._move(work, State.RUNNING)

@@ -14,12 +14,13 @@ import pytest
 
 from registry.errors import Internal
 from service.engine import Ticket
+from service.engine.runner import Found, Runner, Task
 from service.http import readiness
 from tests.service.servers import Live, World
 
 
 class Held:
-    """An engine whose every decode step waits for a permit, and the tickets it was given."""
+    """An engine whose every pass but those of prompts waits for a permit, and the tickets it was given."""
 
     def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         engine = world.runtime.engine
@@ -28,13 +29,14 @@ class Held:
         self.error: Exception | None = None
         self.tickets: list[Ticket] = []
         self.submitted = threading.Event()
-        decode, submit_all = engine._runner.decode, engine.submit_all
+        run, submit_all = Runner.run, engine.submit_all
 
-        def held(*args: Any, **kwargs: Any) -> Any:
-            assert self._open or self._permits.acquire(timeout=30)
-            if self.error is not None:
-                raise self.error
-            return decode(*args, **kwargs)
+        def held(runner: Runner, tasks: list[Task]) -> list[Found]:
+            if any(task.start for task in tasks):
+                assert self._open or self._permits.acquire(timeout=30)
+                if self.error is not None:
+                    raise self.error
+            return run(runner, tasks)
 
         def remembered(requests: Any) -> list[Ticket]:
             found = submit_all(requests)
@@ -42,7 +44,7 @@ class Held:
             self.submitted.set()
             return found
 
-        monkeypatch.setattr(engine._runner, "decode", held)
+        monkeypatch.setattr(Runner, "run", held)
         monkeypatch.setattr(engine, "submit_all", remembered)
 
     def step(self, count: int = 1) -> None:
@@ -188,5 +190,5 @@ def test_an_engine_that_fails_is_not_ready(world: World, monkeypatch: pytest.Mon
     def broken(*args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("no")
 
-    monkeypatch.setattr(world.runtime.engine._runner, "prefill", broken)
+    monkeypatch.setattr(Runner, "run", broken)
     assert world.client.get("/readyz").json()["checks"]["base/tiny"] == "computes no token"

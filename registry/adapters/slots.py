@@ -1,0 +1,32 @@
+"""What an adapter computes with its parameters, whether they are one adapter's or have a slot for each of several.
+
+A stacked parameter has the slots in front of its own dimensions, and meets states (slots, tokens, hidden).
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def linear(x: Tensor, layer: nn.Linear) -> Tensor:
+    """`layer` of x (..., inputs); with a stacked weight (slots, outputs, inputs), of x (slots, tokens, inputs)."""
+    weight, bias = layer.weight, layer.bias
+    if weight.ndim == 2:
+        return F.linear(x, weight, bias)
+    if bias is None:
+        return torch.bmm(x, weight.transpose(1, 2))
+    return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
+
+
+def per_slot(parameter: Tensor) -> Tensor:
+    """A vector (hidden,) as it is, a stacked one (slots, hidden) so that it meets (slots, tokens, hidden)."""
+    return parameter.unsqueeze(1) if parameter.ndim == 2 else parameter
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """LayerNorm of x (..., hidden) with `weight` and `bias` (hidden,), or stacked ones (slots, hidden)."""
+    if weight.ndim == 1:
+        return F.layer_norm(x, weight.shape, weight, bias, eps)
+    return torch.addcmul(per_slot(bias), F.layer_norm(x, weight.shape[1:], eps=eps), per_slot(weight))

@@ -1,0 +1,179 @@
+"""Many adapters on one base model in one forward pass: each token has its own, or none.
+
+Hooks are put on a module of the base once, when the first adapter that edits it is made ready, and stay. Which adapter
+edits which tokens is told anew for every pass. Whatever a module computes is a row of tokens here (the runner packs
+sequences), and every edit looks at each token by itself, so an adapter's edits are those it has alone, applied to its
+own tokens. Adapters of one form with equally few tokens each are stacked and edit theirs at once (`stacked`).
+
+Used by one thread, the only one that runs that base model; what edits nothing costs a look-up a module.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from registry.adapters.attach import AdapterModule, Edit
+from registry.adapters.stacked import Stack, form_of
+
+FEW = 8
+"""Adapters with at most so many tokens each are stacked; more are worth a product of their own."""
+STACKS = 4
+"""Stacks kept after a pass: of those used least recently the slots are given up."""
+
+
+class ReadyAdapter:
+    """An adapter that a base model of `Together` can run: its edits, and how it is stacked."""
+
+    def __init__(self, module: AdapterModule, model: nn.Module) -> None:
+        module.check_fit(model)
+        form = module.stackable()
+        self.before = module.states_before()
+        """Keys and values (layers, 2, heads, length, size) that stand before its texts, or None."""
+        self.module = module if form is None else form
+        self.form: Hashable | None = None if form is None else form_of(form)
+        self.edits = list(self.module.edits(model))
+        tensors = [*self.module.state_dict().values(), *(() if self.before is None else (self.before,))]
+        self.bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Consecutive tokens from `start` on: `count` of each of `adapters`, which are of one form where there are several.
+
+    `count` None is every token there is.
+    """
+
+    start: int
+    count: int | None
+    adapters: tuple[ReadyAdapter, ...]
+
+
+@dataclass(frozen=True)
+class _Edit:
+    """An edit of tokens `start` to `end`, seen as (slots, tokens, hidden)."""
+
+    start: int
+    end: int | None
+    slots: int
+    edit: Edit
+
+
+class Together:
+    """The adapters of one base model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._hooked: set[nn.Module] = set()
+        self._now: Mapping[nn.Module, Sequence[_Edit]] = {}
+        self._stacks: OrderedDict[tuple[Hashable, int], Stack] = OrderedDict()
+        self._last: tuple[Sequence[Run], Mapping[nn.Module, Sequence[_Edit]]] | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the stacks."""
+        return sum(stack.bytes for stack in self._stacks.values())
+
+    def ready(self, module: AdapterModule) -> ReadyAdapter:
+        """Make an adapter ready, with hooks where it edits; raises Incompatible where it does not fit."""
+        found = ReadyAdapter(module, self._model)
+        for target, _ in found.edits:
+            if target not in self._hooked:
+                target.register_forward_hook(self._hook, with_kwargs=True)
+                self._hooked.add(target)
+        return found
+
+    def edits_outputs(self, adapter: ReadyAdapter) -> bool:
+        """Whether an adapter edits the output layer, which sees only the tokens whose logits are wanted."""
+        head: Any = self._model.get_output_embeddings()  # type: ignore[operator]
+        return any(target is head for target, _ in adapter.edits)
+
+    def forget_stacks(self) -> None:
+        """Give up every slot; adapters that are used again take one again."""
+        self._stacks.clear()
+        self._last = None
+
+    @contextmanager
+    def using(self, runs: Sequence[Run]) -> Iterator[None]:
+        """While open, passes of the model run with these adapters on these tokens; the others have none."""
+        self._now = self._plan(runs)
+        try:
+            yield
+        finally:
+            self._now = {}
+            while len(self._stacks) > STACKS:
+                self._stacks.popitem(last=False)
+
+    def order(self, adapters: Sequence[ReadyAdapter], count: int) -> list[ReadyAdapter]:
+        """Adapters of one form, `count` tokens each, in the order in which a run of them takes their tokens."""
+        if len(adapters) < 2:
+            return list(adapters)
+        key = adapters[0].form, count
+        stack = self._stacks.get(key)
+        if stack is None:
+            stack = self._stacks[key] = Stack(adapters[0].module)
+        self._stacks.move_to_end(key)
+        slots = stack.arrange([adapter.module for adapter in adapters])
+        return [adapters[number] for number in sorted(range(len(adapters)), key=slots.__getitem__)]
+
+    def _plan(self, runs: Sequence[Run]) -> Mapping[nn.Module, Sequence[_Edit]]:
+        """The edits of every module, in the order of tokens; that of the last pass is taken again if it is the same."""
+        if self._last is not None and self._last[0] == list(runs) and self._kept(runs):
+            return self._last[1]
+        plan: dict[nn.Module, list[_Edit]] = {}
+        for run in runs:
+            slots = len(run.adapters)
+            if slots > 1:
+                assert run.count is not None
+                edits: Sequence[tuple[nn.Module, Edit]] = self._stacked(run)
+            else:
+                edits = run.adapters[0].edits
+            end = None if run.count is None else run.start + slots * run.count
+            for target, edit in edits:
+                plan.setdefault(target, []).append(_Edit(run.start, end, slots, edit))
+        self._last = list(runs), plan
+        return plan
+
+    def _kept(self, runs: Sequence[Run]) -> bool:
+        """Whether the stacks of runs are all there."""
+        return all((run.adapters[0].form, run.count) in self._stacks for run in runs if len(run.adapters) > 1)
+
+    def _stacked(self, run: Run) -> list[tuple[nn.Module, Edit]]:
+        stack = self._stacks[run.adapters[0].form, run.count or 0]
+        assert stack.arrange([adapter.module for adapter in run.adapters]) == list(range(len(run.adapters)))
+        return list(stack.module.edits(self._model))
+
+    def _hook(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        todo = self._now.get(module)
+        if not todo:
+            return None
+        source: Tensor = args[0] if args else next(iter(kwargs.values()))
+        hidden: Tensor = output[0] if isinstance(output, tuple) else output
+        edited = _edited(module, source.reshape(-1, source.shape[-1]), hidden.reshape(-1, hidden.shape[-1]), todo)
+        edited = edited.view(hidden.shape)
+        return (edited, *output[1:]) if isinstance(output, tuple) else edited
+
+
+def _edited(module: nn.Module, source: Tensor, hidden: Tensor, todo: Sequence[_Edit]) -> Tensor:
+    """`hidden` (tokens, outputs) with every edit done to its own tokens, edits of the same tokens one after another."""
+    parts: list[Tensor] = []
+    done = 0
+    tokens = len(hidden)
+    for number, one in enumerate(todo):
+        end = tokens if one.end is None else one.end
+        again = number > 0 and todo[number - 1].start == one.start and parts
+        if one.start > done:
+            parts.append(hidden[done : one.start])
+        before = parts.pop() if again else hidden[one.start : end]
+        seen = source[one.start : end].view(one.slots, -1, source.shape[-1])
+        parts.append(one.edit(module, seen, before.view(one.slots, -1, hidden.shape[-1])).view(end - one.start, -1))
+        done = end
+    if done < tokens:
+        parts.append(hidden[done:])
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -1,0 +1,40 @@
+"""How many tokens a step takes beside those of the streams, so that each stream's next token comes in good time."""
+
+from __future__ import annotations
+
+LEAST = 16
+"""Tokens that a step takes in any case: without them, prompts and texts would stand still beside streams."""
+SHARE = 4
+"""Before anything was measured, a step takes one part in so many of what it may."""
+SMOOTH = 0.2
+
+
+class Pace:
+    """Seconds that steps took, by base model: those of streams alone, and of a token beside them.
+
+    A step beside streams is to take no more than twice as long as one of streams alone.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._streams: dict[str, float] = {}  # seconds of a step of newest tokens alone
+        self._token: dict[str, float] = {}  # seconds of any other token
+
+    def beside(self, base_id: str, most: int) -> int:
+        """Tokens that the next step of a base model may take beside the newest ones, at most `most`."""
+        streams, token = self._streams.get(base_id), self._token.get(base_id)
+        if streams is None or not token:
+            return max(LEAST, most // SHARE)
+        return max(LEAST, min(most, int(streams / token)))
+
+    def took(self, base_id: str, seconds: float, *, newest: int, others: int) -> None:
+        """A step of so many tokens of either kind took so long."""
+        if not others:
+            self._learn(self._streams, base_id, seconds)
+        elif not newest:
+            self._learn(self._token, base_id, seconds / others)
+        else:
+            self._learn(self._token, base_id, max(0.0, seconds - self._streams.get(base_id, 0.0)) / others)
+
+    def _learn(self, known: dict[str, float], base_id: str, value: float) -> None:
+        known[base_id] = value + (1 - SMOOTH) * (known[base_id] - value) if base_id in known else value

@@ -1,0 +1,46 @@
+"""The memory that sequences' keys and values may take together, counted before any is allocated. Knows no tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+
+SMALLEST = 64
+"""Positions of the smallest row; the others are twice, four times, ... as long."""
+
+
+def capacity_for(positions: int) -> int:
+    """Positions of the row that so many need."""
+    return max(SMALLEST, 1 << (positions - 1).bit_length())
+
+
+class Space:
+    """At most `limit` bytes (None: no limit); `bytes_of` a base model's id gives those of one position there.
+
+    Safe to ask from any thread whether a length fits at all; the rest is for the engine's thread.
+    """
+
+    def __init__(self, limit: int | None, bytes_of: Callable[[str], int] = lambda _base_id: 0) -> None:
+        self.limit = limit
+        self._bytes_of = bytes_of
+        self._rows: dict[Hashable, int] = {}
+        self.bytes = 0
+
+    def needed(self, base_id: str, positions: int) -> int:
+        """Bytes of the row that so many positions take."""
+        return capacity_for(positions) * self._bytes_of(base_id)
+
+    def reserve(self, owner: Hashable, base_id: str, positions: int) -> bool:
+        """Whether a sequence has room for so many positions, which is then kept for it."""
+        size = self.needed(base_id, positions)
+        held = self._rows.get(owner, 0)
+        if size <= held:
+            return True
+        if self.limit is not None and self.bytes - held + size > self.limit:
+            return False
+        self.bytes += size - held
+        self._rows[owner] = size
+        return True
+
+    def release(self, owner: Hashable) -> None:
+        """A sequence needs its row no longer."""
+        self.bytes -= self._rows.pop(owner, 0)

@@ -1,0 +1,271 @@
+"""One pass over sequences of many adapters: each computes what it computes alone, whatever joins, leaves and moves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from registry.adapters import AdapterModule, attached, expected_tensors, from_tensors, paper_config
+from registry.adapters.together import FEW, STACKS, ReadyAdapter
+from registry.base_model import LoadedBase, load_base
+from registry.likelihood import hidden_states, lm_logits
+from registry.spec import (
+    AdapterConfig,
+    BottleneckConfig,
+    FusionConfig,
+    LoraConfig,
+    LoraModule,
+    PrefixConfig,
+    UnionConfig,
+)
+from service.engine.kv import KeyValues
+from service.engine.runner import Runner, Task
+from service.engine.space import SMALLEST
+from tests.tiny_models import VARIANTS, build_tiny
+
+TOLERANCE = 1e-5
+PREFIX = PrefixConfig(length=5)
+PARALLEL = paper_config("parallel", bottleneck=4)
+PFEIFFER = paper_config("pfeiffer", bottleneck=4)
+
+
+def lora(base: LoadedBase, *, head: bool = False, most: int = 3) -> LoraConfig:
+    """Ranks 1 to `most` on every linear module; the output layer is one of them with `head`."""
+    last = ("lm_head", "embed_out")
+    paths = [path for path in base.shape.linears if head or not path.endswith(last)]
+    return LoraConfig.of({path: LoraModule(rank=1 + n % most, alpha=2.0) for n, path in enumerate(paths)})
+
+
+def configs_of(base: LoadedBase) -> list[AdapterConfig]:
+    """One of every structure, and of some several: other widths, ranks, scales and places."""
+    bottlenecks = [
+        paper_config("houlsby", bottleneck=4),
+        paper_config("houlsby", bottleneck=4).model_copy(update={"trained_norms": False}),
+        paper_config("bapna_firat", bottleneck=4),
+        paper_config("bapna_firat", bottleneck=20),
+        BottleneckConfig(structure="pfeiffer", bottleneck=4, activation="swish", scale=0.5, input="residual"),
+        PARALLEL,
+    ]
+    unions = [
+        UnionConfig(members=(PREFIX, PARALLEL)),
+        UnionConfig(members=(lora(base), PFEIFFER)),
+    ]
+    fusion = FusionConfig(member=PFEIFFER, members=2)
+    return [*bottlenecks, lora(base), lora(base, most=5), lora(base, head=True), PREFIX, fusion, *unions]
+
+
+def module_of(base: LoadedBase, config: AdapterConfig, seed: int) -> AdapterModule:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = expected_tensors(config, base.shape)
+    tensors = {name: 0.1 * torch.randn(size, generator=generator) for name, size in shapes.items()}
+    return from_tensors(config, base.shape, tensors).eval().requires_grad_(False)
+
+
+@dataclass(eq=False)
+class World:
+    """A base model, two adapters of every structure, and a runner that has them ready."""
+
+    base: LoadedBase
+    runner: Runner
+    modules: list[AdapterModule | None]
+    ready: list[ReadyAdapter | None]
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> World:
+    base = load_base(build_tiny(tmp_path_factory.mktemp(request.param), request.param))
+    modules = [module_of(base, config, seed) for config in configs_of(base) for seed in (1, 2)]
+    runner = Runner(base)
+    return World(base, runner, [None, *modules], [None, *map(runner.together.ready, modules)])
+
+
+@torch.no_grad()
+def alone(base: LoadedBase, module: AdapterModule | None, ids: Sequence[int]) -> Tensor:
+    """Logits (tokens, vocabulary) of a text by itself."""
+    with nullcontext() if module is None else attached(base.model, module):
+        row = torch.tensor([list(ids)])
+        return lm_logits(base.model, hidden_states(base.model, row, torch.ones_like(row)))[0].float()
+
+
+@dataclass(eq=False)
+class Text:
+    """A text on its way through passes: `ids`, of which the first `done` have been computed."""
+
+    adapter: int
+    ids: list[int]
+    done: int = 0
+    nll: float = 0.0
+    logits: dict[int, Tensor] = field(default_factory=dict)
+
+    def task(self, world: World, length: int, *, kept: bool = True) -> Task:
+        end = self.done + length
+        return Task(
+            self.ids[self.done : end], self.done, adapter=world.ready[self.adapter], owner=self if kept else None,
+            follows=self.ids[end] if end < len(self.ids) else None, logits=True, nll=True, reserve=end,
+        )  # fmt: skip
+
+    def check(self, world: World) -> None:
+        own = alone(world.base, world.modules[self.adapter], self.ids)
+        scale = float(own.abs().max())
+        for place, found in self.logits.items():
+            assert float((found - own[place]).abs().max()) <= TOLERANCE * scale
+        if self.done == len(self.ids):
+            targets = torch.tensor(self.ids[1:])
+            expected = -torch.log_softmax(own[:-1], dim=-1)[torch.arange(len(targets)), targets].sum().item()
+            assert self.nll == pytest.approx(expected, abs=1e-4 * max(1.0, expected))
+
+
+def step(world: World, taken: Sequence[tuple[Text, int, bool]]) -> None:
+    """One pass over so many tokens of each text."""
+    found = world.runner.run([text.task(world, length, kept=kept) for text, length, kept in taken])
+    for (text, length, _), one in zip(taken, found, strict=True):
+        text.done += length
+        text.nll += one.nll
+        assert one.logits is not None
+        text.logits[text.done - 1] = one.logits
+
+
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 2**32))
+def test_texts_that_join_and_leave_get_what_they_get_alone(world: World, seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    limit = world.base.shape.context - PREFIX.length
+    texts: list[Text] = []
+    for _ in range(30):
+        while len(texts) < 12 and draw.random() < 0.7:
+            ids = draw.integers(1, world.base.shape.vocab_size, size=draw.integers(2, limit)).tolist()
+            texts.append(Text(int(draw.integers(len(world.modules))), ids))
+        taken: list[tuple[Text, int, bool]] = []
+        for text in texts:
+            left = len(text.ids) - text.done
+            if left and draw.random() < 0.8:
+                length = 1 if draw.random() < 0.7 else int(draw.integers(1, left + 1))
+                whole = text.done == 0 and world.ready[text.adapter] is None and draw.random() < 0.3
+                taken.append((text, left if whole else length, not whole))
+        if taken:
+            step(world, taken)
+        for text in list(texts):
+            if text.done == len(text.ids) or draw.random() < 0.05:
+                text.check(world)
+                texts.remove(text)
+        world.runner.retain(texts)
+    for text in texts:
+        text.check(world)
+    world.runner.retain(())
+
+
+@pytest.mark.parametrize("distinct", [1, 2, None])
+def test_sixty_four_rows_of_one_two_and_every_adapter(world: World, distinct: int | None) -> None:
+    draw = np.random.default_rng(distinct or 0)
+    count = distinct or len(world.modules)
+    texts = [
+        Text(1 + 3 * (n % count) if distinct else n % count, draw.integers(1, 250, 12).tolist()) for n in range(64)
+    ]
+    step(world, [(text, 6, True) for text in texts])
+    for _ in range(6):
+        step(world, [(text, 1, True) for text in texts])
+    for text in texts:
+        text.check(world)
+    world.runner.retain(())
+
+
+def test_a_row_of_nan_stays_alone(world: World) -> None:
+    broken = module_of(world.base, PARALLEL, 3)
+    for parameter in broken.parameters():
+        parameter.fill_(float("nan"))
+    ready = world.runner.together.ready(broken)
+    others = [Text(0, list(range(1, 20))) for _ in range(3)]
+    bad = object()
+    for _ in range(2):
+        tasks = [Task([1, 2, 3], 0, adapter=ready, owner=bad, logits=True, reserve=9)]
+        assert not bool(world.runner.run(tasks)[0].logits.isfinite().all())  # type: ignore[union-attr]
+        world.runner.retain(others)
+        step(world, [(text, 4, True) for text in others])
+        step(world, [(text, 1, True) for text in others])
+    for text in others:
+        text.check(world)
+    world.runner.retain(())
+
+
+def test_an_unpacked_base_model_computes_the_same(world: World) -> None:
+    runner = Runner(world.base, packed=False)
+    ready = [None if one is None else runner.together.ready(one) for one in world.modules]
+    other = World(world.base, runner, world.modules, ready)
+    texts = [Text(number, list(range(1, 14))) for number in range(len(ready))]
+    step(other, [(text, 5, True) for text in texts])
+    for _ in range(3):
+        step(other, [(text, 1, True) for text in texts])
+    step(other, [(text, 5, True) for text in texts])
+    for text in texts:
+        text.check(other)
+
+
+class TestStacks:
+    @given(st.lists(st.lists(st.integers(0, 9), unique=True, min_size=2, max_size=10), min_size=1, max_size=12))
+    def test_every_slot_holds_its_adapter(self, world: World, script: list[list[int]]) -> None:
+        config = paper_config("bapna_firat", bottleneck=4)
+        ready = [world.runner.together.ready(module_of(world.base, config, seed)) for seed in range(10)]
+        for wanted in script:
+            found = world.runner.together.order([ready[number] for number in wanted], 1)
+            assert sorted(map(id, found)) == sorted(id(ready[number]) for number in wanted)
+            (stack,) = [one for key, one in world.runner.together._stacks.items() if key == (ready[0].form, 1)]
+            shown: Mapping[str, Tensor] = dict(stack.module.named_parameters())
+            for name, tensor in shown.items():
+                assert len(tensor) == len(wanted)
+                for slot, one in enumerate(found):
+                    assert torch.equal(tensor[slot], dict(one.module.named_parameters())[name])
+        world.runner.together.forget_stacks()
+        assert world.runner.together.bytes == 0
+
+    def test_few_stacks_are_kept(self, world: World) -> None:
+        together = world.runner.together
+        pair = [one for one in world.ready[1:3] if one is not None]
+        for count in range(1, FEW):
+            together.order(pair, count)
+            with together.using([]):
+                pass
+        assert len(together._stacks) == STACKS
+
+
+class TestMemory:
+    states = torch.arange(2 * 3 * SMALLEST, dtype=torch.float32).reshape(2, SMALLEST, 3)
+
+    def fill(self, memory: KeyValues, owner: str, positions: int, factor: float) -> None:
+        row = memory.reserve(owner, positions)
+        keys = factor * self.states.repeat(1, 4, 1)[:, :positions]
+        row.write(0, keys, -keys)
+        row.length = positions
+
+    def held(self, memory: KeyValues, owner: str) -> Tensor:
+        row = memory.reserve(owner, 1)
+        return row.slab.layers[0][0][row.place, :, : row.length]
+
+    def test_rows_move_to_larger_ones_and_into_gaps_with_what_they_hold(self) -> None:
+        memory = KeyValues()
+        for number, owner in enumerate("abcde"):
+            self.fill(memory, owner, 10 + number, 1.0 + number)
+        memory.release("b")
+        memory.reserve("c", 3 * SMALLEST)
+        memory.copy("a", "f", 7, room=20)
+        for owner, length, factor in (("a", 10, 1.0), ("c", 12, 3.0), ("d", 13, 4.0), ("e", 14, 5.0), ("f", 7, 1.0)):
+            assert torch.equal(self.held(memory, owner), factor * self.states[:, :length])
+        assert memory.reserve("c", 1).slab.capacity == 4 * SMALLEST
+
+    def test_what_is_given_up_is_wiped(self) -> None:
+        memory = KeyValues()
+        self.fill(memory, "a", 10, float("nan"))
+        self.fill(memory, "b", 5, 1.0)
+        slab = memory.reserve("b", 1).slab
+        memory.release("a")
+        assert bool(slab.layers[0][0].isfinite().all())
+        assert torch.equal(self.held(memory, "b"), self.states[:, :5])
+        memory.release("b")
+        assert slab.layers == {}
