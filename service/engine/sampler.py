@@ -18,6 +18,8 @@ from torch import Tensor
 from service.engine.request import SamplingParams, TopTokens
 
 _MASK = (1 << 64) - 1
+FIRST_SORTED = 256
+"""Likeliest tokens that are looked at first for a nucleus; eight times as many where they do not reach it."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +60,23 @@ def choose(logits: Tensor, params: SamplingParams, stream: Stream, position: int
 
 
 def nucleus(probabilities: Tensor, top_p: float) -> Tensor:
-    """Keep the fewest most likely tokens that together reach `top_p` (Holtzman et al. 2020), zero the others."""
-    values, order = probabilities.sort(descending=True, stable=True)
-    before = values.cumsum(dim=-1) - values
-    kept = torch.zeros_like(probabilities, dtype=torch.bool)
-    kept[order[before < top_p]] = True
-    return torch.where(kept, probabilities, torch.zeros_like(probabilities))
+    """Keep the fewest most likely tokens that together reach `top_p` (Holtzman et al. 2020), zero the others.
+
+    Of equally likely ones the first in the vocabulary are kept. Only as many are sorted as it takes: a whole
+    vocabulary takes milliseconds.
+    """
+    count = min(FIRST_SORTED, len(probabilities))
+    while True:
+        values = probabilities.topk(count).values
+        reached = values.cumsum(dim=-1) - values >= top_p  # without itself
+        if bool(reached[-1]) or count == len(probabilities):
+            break
+        count = min(8 * count, len(probabilities))
+    kept = values[~reached]
+    least = kept[-1]
+    chosen = probabilities > least
+    chosen[(probabilities == least).nonzero()[: int((kept == least).sum()), 0]] = True
+    return torch.where(chosen, probabilities, torch.zeros_like(probabilities))
 
 
 def top_tokens(scores: Tensor, count: int) -> list[TopTokens]:

@@ -88,6 +88,18 @@ class TestChoose:
         best = [2, 1, 4, 0, 3]  # of equals the first
         assert sorted(nucleus(probabilities, top_p).nonzero().flatten().tolist()) == sorted(best[:kept])
 
+    @given(st.lists(st.integers(0, 12), min_size=1, max_size=60), st.floats(0.01, 1.0), st.sampled_from([1, 2, 300]))
+    def test_it_is_the_same_however_many_are_sorted_first(self, counts: list[int], top_p: float, first: int) -> None:
+        """Whole numbers have equals among them, of which the first in the vocabulary come first."""
+        probabilities = torch.tensor([1 + n for n in counts], dtype=torch.float64) / sum(1 + n for n in counts)
+        values, order = probabilities.sort(descending=True, stable=True)
+        expected = torch.zeros_like(probabilities)
+        wanted = order[values.cumsum(0) - values < top_p]
+        expected[wanted] = probabilities[wanted]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("service.engine.sampler.FIRST_SORTED", first)
+            assert torch.equal(nucleus(probabilities, top_p), expected)
+
     @given(st.integers(0, 2**32), st.integers(0, 50))
     def test_a_tiny_change_of_the_logits_leaves_the_draw_or_moves_it_next_door(self, seed: int, position: int) -> None:
         generator = torch.Generator().manual_seed(seed)
