@@ -1,21 +1,26 @@
 """Adapters held ready on their base models' devices, by digest; least recently used ones leave when memory is short.
 
-Those of a base model that is dropped leave with it. Used by the engine thread only, so it needs no lock. A load that
+Those of a base model that is dropped leave with it. Asked by the engine thread only, so it needs no lock. A load that
 fails is an error of the requests that wanted that adapter: nothing is kept of it, the next request tries again, and
-nobody ever gets the base model instead.
+nobody ever gets the base model instead. A load waits for the disk, so it has threads of its own where the engine has
+one: others go on meanwhile.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Container
-from typing import Any
+from concurrent.futures import Future, ThreadPoolExecutor
 
-from registry.adapters import from_tensors
+from registry.adapters import AdapterModule, from_tensors
 from registry.adapters.loadable import LoadableAdapter
 from registry.adapters.together import ReadyAdapter
+from registry.base_model import LoadedBase
 from registry.errors import SoupError, Unavailable
 from service.engine.runner import Runner
+
+LOADERS = 2
+"""Adapters that are loaded at a time."""
 
 
 class Bank:
@@ -30,9 +35,31 @@ class Bank:
         self.bytes = 0
         self.loads = 0
         self._held: OrderedDict[tuple[str, str], ReadyAdapter] = OrderedDict()
+        self._loading: dict[tuple[str, str], Future[AdapterModule]] = {}
+        self._pool: ThreadPoolExecutor | None = None
+        self._told: Callable[[], None] = lambda: None
 
     def __len__(self) -> int:
         return len(self._held)
+
+    def load_beside(self, told: Callable[[], None]) -> None:
+        """From now on load in threads of the bank's own; `told` is called by them when an adapter is there."""
+        self._pool, self._told = ThreadPoolExecutor(LOADERS, "load-adapter"), told
+
+    def close(self) -> None:
+        """Start no more loads; those that run are not waited for."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def ready(self, runner: Runner, handle: LoadableAdapter) -> bool:
+        """Whether `get` would not have to wait. Where it would, the adapter is being loaded from here on, once."""
+        key = (runner.base.entry.id, handle.digest)
+        if key in self._held or self._pool is None:
+            return True
+        if key not in self._loading:
+            self._loading[key] = self._pool.submit(_load, runner.base, handle)
+            self._loading[key].add_done_callback(lambda _done: self._told())
+        return self._loading[key].done()
 
     def get(self, runner: Runner, handle: LoadableAdapter, *, pinned: Container[str] = ()) -> ReadyAdapter:
         """The adapter on the base's device, loaded if need be; raises what loading raises, as a SoupError.
@@ -41,12 +68,19 @@ class Bank:
         """
         key = (runner.base.entry.id, handle.digest)
         if key not in self._held:
-            self._hold(key, _load(runner, handle), pinned)
+            load = self._loading.pop(key, None)
+            module = _load(runner.base, handle) if load is None else load.result()
+            self._hold(key, runner.together.ready(module), pinned)
         self._held.move_to_end(key)
         return self._held[key]
 
-    def trim(self, bases: Container[str], limit: int | None) -> None:
-        """Drop the adapters of all but these `bases`, then the least recently used ones beyond `limit` and capacity."""
+    def trim(self, bases: Container[str], limit: int | None, wanted: Container[str]) -> None:
+        """Drop the adapters of all but these `bases`, then the least recently used ones beyond `limit` and capacity.
+
+        What was loaded for requests that are gone is dropped too: nobody wants its digest any more.
+        """
+        for key in [key for key in self._loading if key[0] not in bases or key[1] not in wanted]:
+            self._loading.pop(key).cancel()
         for key in [key for key in self._held if key[0] not in bases]:
             self.bytes -= self._held.pop(key).bytes
         if limit is not None:
@@ -68,11 +102,10 @@ class Bank:
         self.loads += 1
 
 
-def _load(runner: Runner, handle: LoadableAdapter) -> ReadyAdapter:
-    base = runner.base
+def _load(base: LoadedBase, handle: LoadableAdapter) -> AdapterModule:
     try:
-        module: Any = from_tensors(handle.config, base.shape, handle.load())
-        return runner.together.ready(module.to(base.model.device).eval().requires_grad_(False))
+        module = from_tensors(handle.config, base.shape, handle.load())
+        return module.to(base.model.device).eval().requires_grad_(False)
     except SoupError:
         raise
     except Exception as error:

@@ -135,6 +135,7 @@ class Engine(TextCalls):
         """Start the thread; an engine starts once."""
         if self._thread is not None:
             raise Internal("the engine was started already")
+        self._bank.load_beside(self._tell)
         self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
         self._thread.start()
 
@@ -149,6 +150,7 @@ class Engine(TextCalls):
             self._thread.join()
         else:
             self._fail_all(Unavailable(STOPPING))
+        self._bank.close()
         self._residence.wait(drain)
 
     # --- the thread -----------------------------------------------------------------------------
@@ -179,7 +181,7 @@ class Engine(TextCalls):
             self._changed.wait_for(lambda: self._news != self._seen, POLL_SECONDS)
 
     def _tell(self) -> None:
-        """A base model is loaded. Called by the thread that loads."""
+        """A base model or an adapter is there. Called by the thread that loaded it."""
         with self._changed:
             self._news += 1
             self._changed.notify_all()
@@ -188,7 +190,9 @@ class Engine(TextCalls):
         """Run the batch whose turn it is; False when nothing can run now. The thread calls this, or a test."""
         self._arrange()
         with self._changed:
-            step = self._scheduler.next(self._residence.ready, adapter_bytes=self._adapter_bytes())
+            step = self._scheduler.next(
+                self._residence.ready, adapter_bytes=self._adapter_bytes(), loaded=self._adapter_is_there
+            )
         if step is None:
             return False
         began = time.perf_counter()
@@ -212,6 +216,11 @@ class Engine(TextCalls):
         left = self._residence.left
         return self._bank.capacity if left is None else min(self._bank.capacity, left)
 
+    def _adapter_is_there(self, work: Work) -> bool:
+        """Whether a request whose turn it is has its adapter; if not, it is loaded now."""
+        adapter = work.request.adapter
+        return adapter is None or self._bank.ready(self._residence.peek(work.key[0]), adapter)
+
     def _computed(self, part: Step) -> None:
         """Keys and values of a part of the running step are kept."""
         with self._changed:
@@ -222,12 +231,13 @@ class Engine(TextCalls):
         with self._changed:
             ended = self._scheduler.drop_cancelled()
             wanted, alive = self._scheduler.wanted(), self._scheduler.alive()
+            digests = {work.key[1] for work in self._scheduler.live() if work.key[1] is not None}
             self._seen = self._news
         self._settle(ended)
         for base_id in self._residence.held:
             self._residence.peek(base_id).retain(alive.get(base_id, ()))
         failed = self._residence.arrange(wanted, set(alive), background=self._thread is not None)
-        self._bank.trim(self._residence.held, self._residence.left)
+        self._bank.trim(self._residence.held, self._residence.left, digests)
         if failed:
             with self._changed:
                 live = self._scheduler.live()

@@ -157,6 +157,7 @@ class Scheduler:
         self._live: dict[Work, None] = {}  # ordered
         self._claims = _Claims(None, ())
         self._sent_away: set[Sequence] = set()  # in the making of this step
+        self._loaded: Callable[[Work], bool] = lambda _work: True
 
     # --- coming in ------------------------------------------------------------------------------
 
@@ -234,12 +235,17 @@ class Scheduler:
 
     # --- what runs next -------------------------------------------------------------------------
 
-    def next(self, ready: Container[str] | None = None, *, adapter_bytes: int | None = None) -> Step | None:
+    def next(
+        self, ready: Container[str] | None = None, *, adapter_bytes: int | None = None,
+        loaded: Callable[[Work], bool] = lambda _work: True,
+    ) -> Step | None:  # fmt: skip
         """The step whose turn it is, None when there is nothing to run.
 
         Sequences start on base models that are `ready` (None: on any); those that have started go on. Adapters that run
-        together take at most `adapter_bytes` (None: any number), but for one alone.
+        together take at most `adapter_bytes` (None: any number), but for one alone. `loaded` is asked of a request
+        whose adapter has room: where it is not there yet, the request waits, and others go on.
         """
+        self._loaded = loaded
         self._claims = _Claims(adapter_bytes, self._running)
         self._sent_away.clear()
         for _ in range(len(self._turns)):
@@ -294,7 +300,7 @@ class Scheduler:
             while not self._claims.add(work) and self._running:
                 self._preempt(next(reversed(self._running)))
                 self._claims = _Claims(self._claims.limit, self._running)
-        return self._claims.add(work)
+        return self._claims.add(work) and self._loaded(work)
 
     def _first(self, key: Key) -> Sequence | None:
         """The next sequence of an adapter to start; choices wait for the keys and values of one that has begun."""
@@ -339,7 +345,7 @@ class Scheduler:
                 self._piece(sequence, room)
         works = [work for work in self._scores if work.key[0] == base_id] if starts else []
         for work in works:
-            if room.left < 1 or not self._claims.add(work):
+            if room.left < 1 or not self._claims.add(work) or not self._loaded(work):
                 continue
             first = True
             while work.waiting and self._score(work.waiting[0], room, work):

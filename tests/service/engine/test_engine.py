@@ -372,6 +372,30 @@ class TestManyAtOnce:
         assert counters["requests_finished_total"] == 84
         assert counters["generated_tokens_total"] <= 400
 
+    def test_others_go_on_while_an_adapter_is_loaded_and_it_is_loaded_once(self, base: LoadedBase) -> None:
+        engine, prompt, gate = engine_of(base), prompts_of(base)[0], threading.Event()
+        loads = []
+
+        def load() -> Mapping[str, Tensor]:
+            loads.append(threading.current_thread().name)
+            assert gate.wait(30)
+            return tensors_of(base, 1)
+
+        engine.start()
+        slow = LoadableAdapter("sha256:" + "5" * 64, CONFIG, load)
+        waiting = [engine.submit(GenerateRequest("tiny", prompt, slow, greedy(4))) for _ in range(2)]
+        gone = engine.submit(GenerateRequest("tiny", prompt, slow, greedy(4)))
+        other = engine.submit(GenerateRequest("tiny", prompt, handle_of(base, 2), greedy(4)))
+        assert other.result(30).choices[0].token_ids == reference(base, prompt, 4, handle_of(base, 2))
+        assert not any(ticket.done() for ticket in waiting)
+        gone.cancel()
+        gate.set()
+        for ticket in waiting:
+            assert ticket.result(30).choices[0].token_ids == reference(base, prompt, 4, handle_of(base, 1))
+        engine.stop()
+        assert len(loads) == 1
+        assert loads[0].startswith("load-adapter")
+
     def test_a_small_bank_serves_many_adapters_all_the_same(self, base: LoadedBase) -> None:
         engine = engine_of(base, bank_bytes=1)
         handles = [handle_of(base, seed) for seed in range(3)]
