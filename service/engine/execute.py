@@ -142,7 +142,8 @@ class Executor:
             raise not_numbers(sequence.work)
         if choice.finish_reason is not None:  # no tokens were asked for
             return True
-        token = choose(logits, params, draft.streams[index], choice.position)
+        prompt, generated = sequence.ids[: sequence.prompt], sequence.ids[sequence.prompt :]
+        token = choose(logits, params, draft.streams[index], choice.position, prompt, generated)
         logprob: float | None = None
         top: TopTokens = ()
         if params.logprobs is not None:

@@ -47,7 +47,8 @@ class SamplingParams:
     `max_tokens=None` is the rest of the context and 0 generates nothing. `temperature=0` is greedy. `seed` fixes
     the random stream of each choice whatever else runs. `logprobs` is the number of alternatives per token (None:
     no log-probabilities at all); `prompt_logprobs` also scores the prompt. `end_ids` are tokens that end a choice
-    besides those of the base model.
+    besides those of the base model. How the others change the draw says `sampler.choose`; log-probabilities are those
+    of the model, whatever is drawn from.
     """
 
     max_tokens: int | None = 16
@@ -59,6 +60,12 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: bool = False
     end_ids: tuple[int, ...] = ()
+    top_k: int | None = None
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
         for name, wrong, rule in (
@@ -68,6 +75,12 @@ class SamplingParams:
             ("n", self.n < 1, "at least 1"),
             ("stop", any(not text for text in self.stop), "one or more strings that are not empty"),
             ("logprobs", self.logprobs is not None and self.logprobs < 0, "at least 0"),
+            ("top_k", self.top_k is not None and self.top_k < 1, "at least 1"),
+            ("min_p", not 0 <= self.min_p <= 1, "between 0 and 1"),
+            ("repetition_penalty", not 0 < self.repetition_penalty <= 10, "above 0 and at most 10"),
+            ("frequency_penalty", not abs(self.frequency_penalty) <= 2, "between -2 and 2"),
+            ("presence_penalty", not abs(self.presence_penalty) <= 2, "between -2 and 2"),
+            ("logit_bias", any(not abs(bias) <= 100 for _, bias in self.logit_bias), "between -100 and 100 a token"),
         ):
             if wrong:
                 raise InvalidParameter(f"{name} is {getattr(self, name)!r} and must be {rule}.", param=name)
@@ -87,6 +100,13 @@ class GenerateRequest:
         """Raises InvalidPrompt or InvalidParameter where the base model cannot take this, or is no language model."""
         check_speaks(shape, _config(self.adapter), _named(self.base_id, self.adapter))
         check_tokens(self.prompt, shape, self.adapter)
+        wrong = next((token for token, _ in self.params.logit_bias if not 0 <= token < shape.vocab_size), None)
+        if wrong is not None:
+            raise InvalidParameter(
+                f"logit_bias names token {wrong}, which is not in the vocabulary of the base model (0 to "
+                f"{shape.vocab_size - 1}).",
+                param="logit_bias",
+            )
         wanted, left = self.params.max_tokens or 0, room(shape, _config(self.adapter)) - len(self.prompt)
         if wanted > left:
             raise InvalidParameter(

@@ -8,6 +8,7 @@ them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -42,21 +43,69 @@ def log_probs(logits: Tensor) -> Tensor:
     return logits - torch.logsumexp(logits, dim=-1, keepdim=True)
 
 
-def choose(logits: Tensor, params: SamplingParams, stream: Stream, position: int) -> int:
-    """The next token for logits (vocabulary,): the most likely at temperature 0, else one drawn from the nucleus."""
+def choose(
+    logits: Tensor, params: SamplingParams, stream: Stream, position: int,
+    prompt: Sequence[int] = (), generated: Sequence[int] = (),
+) -> int:  # fmt: skip
+    """The next token for logits (vocabulary,): the most likely at temperature 0, else one that is drawn.
+
+    First `logit_bias` is added and what was said before is penalised (`penalised`); then the temperature divides. It
+    is drawn from the `top_k` most likely tokens, of these from the nucleus of `top_p`, and of these from those at least
+    `min_p` times as likely as the likeliest.
+    """
+    logits = penalised(logits, params, prompt, generated)
     if params.temperature == 0:
         return int(logits.argmax())
     scaled = logits.double()
     scaled = (scaled - scaled.max()) / params.temperature
+    if params.top_k is not None and params.top_k < len(scaled):
+        scaled = _only_best(scaled, params.top_k)
     probabilities = torch.softmax(scaled, dim=-1)
     if params.top_p < 1:
         probabilities = nucleus(probabilities, params.top_p)
+    if params.min_p > 0:
+        likely = probabilities >= params.min_p * probabilities.max()
+        probabilities = torch.where(likely, probabilities, torch.zeros_like(probabilities))
     cumulative = probabilities.cumsum(dim=-1)
     point = stream.at(position) * cumulative[-1]
     chosen = int(torch.searchsorted(cumulative, point, right=True))
     if chosen < len(cumulative):
         return chosen
     return int(probabilities.nonzero()[-1])  # the product rounded up to the total
+
+
+def penalised(logits: Tensor, params: SamplingParams, prompt: Sequence[int], generated: Sequence[int]) -> Tensor:
+    """Logits (vocabulary,) with a bias, and with tokens that were there before made less likely.
+
+    `repetition_penalty` divides the logits of tokens in prompt and answer where they are positive and multiplies them
+    where they are negative (Keskar et al., 2019, section 4.1); of the tokens in the answer `presence_penalty` is
+    subtracted once, `frequency_penalty` as often as they occur (OpenAI).
+    """
+    device = logits.device
+    if params.repetition_penalty != 1:
+        logits = logits.clone()
+        seen = torch.tensor(sorted({*prompt, *generated}), dtype=torch.int64, device=device)
+        found = logits[seen]
+        rate = params.repetition_penalty
+        logits[seen] = torch.where(found > 0, found / rate, found * rate)
+    if (params.frequency_penalty or params.presence_penalty) and generated:
+        counts = Counter(generated)
+        ids = torch.tensor(list(counts), dtype=torch.int64, device=device)
+        often = torch.tensor(list(counts.values()), dtype=logits.dtype, device=device)
+        logits = logits.index_add(0, ids, -(often * params.frequency_penalty + params.presence_penalty))
+    if params.logit_bias:
+        ids = torch.tensor([token for token, _ in params.logit_bias], device=device)
+        bias = torch.tensor([bias for _, bias in params.logit_bias], dtype=logits.dtype, device=device)
+        logits = logits.index_add(0, ids, bias)
+    return logits
+
+
+def _only_best(logits: Tensor, count: int) -> Tensor:
+    """Logits (vocabulary,) of all but the `count` largest as minus infinity; of equals the first stay."""
+    least = logits.topk(count).values[-1]
+    kept = logits > least
+    kept[(logits == least).nonzero()[: count - int(kept.sum()), 0]] = True
+    return logits.masked_fill(~kept, -torch.inf)
 
 
 def nucleus(probabilities: Tensor, top_p: float) -> Tensor:

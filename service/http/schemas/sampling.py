@@ -36,6 +36,16 @@ Stop = Annotated[
 ]
 
 
+LogitBias = Annotated[
+    dict[
+        Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")],
+        Annotated[float, Field(ge=-100, le=100)],
+    ],
+    Field(max_length=1024),
+]
+"""What is added to the logits of tokens, by their ids."""
+
+
 class StreamOptions(Wire):
     """What a stream carries beside its text."""
 
@@ -52,14 +62,18 @@ class Sampling(Wire):
     n: int = Field(default=1, ge=1)
     stop: Stop = None
     seed: Seed | None = None
+    presence_penalty: float = Field(default=0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
+    logit_bias: LogitBias = Field(default_factory=dict)
+    top_k: int | None = Field(default=None, ge=-1)
+    """Not OpenAI's, as the two below: the names that vLLM and transformers have for them. 0 and -1 are no limit."""
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    repetition_penalty: float = Field(default=1.0, gt=0, le=10)
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: Annotated[str, StringConstraints(max_length=1000)] | None = None
     metadata: dict[str, Any] | None = None
     # neutral values only
-    presence_penalty: neutral(0) = None  # type: ignore[valid-type]
-    frequency_penalty: neutral(0) = None  # type: ignore[valid-type]
-    logit_bias: neutral({}) = None  # type: ignore[valid-type]
     store: neutral(False) = None  # type: ignore[valid-type]
     service_tier: neutral("auto", "default") = None  # type: ignore[valid-type]
 
@@ -81,7 +95,12 @@ class Sampling(Wire):
     def drawing(self) -> dict[str, Any]:
         """How tokens are drawn and what ends them, as arguments of the engine's SamplingParams."""
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        return {"temperature": self.temperature, "top_p": self.top_p, "n": self.n, "stop": stop, "seed": self.seed}
+        same = (
+            "temperature", "top_p", "n", "seed", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty",
+        )  # fmt: skip
+        bias = tuple((int(token), value) for token, value in self.logit_bias.items())
+        most = self.top_k if self.top_k is not None and self.top_k > 0 else None
+        return {**{name: getattr(self, name) for name in same}, "stop": stop, "top_k": most, "logit_bias": bias}
 
     @property
     def include_usage(self) -> bool:

@@ -6,17 +6,24 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import (
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from registry.errors import InvalidParameter, InvalidPrompt
 from registry.spec import BaseShape
 from service.engine.choice import Choice, Ending
 from service.engine.request import GenerateRequest, SamplingParams, ScoreRequest, State
-from service.engine.sampler import Stream, choose, chosen_log_probs, log_probs, nucleus, top_tokens
+from service.engine.sampler import Stream, choose, chosen_log_probs, log_probs, nucleus, penalised, top_tokens
 from service.engine.text import REPLACEMENT, Detokenizer, StopCutter
 
 SHAPE = BaseShape(
@@ -119,6 +126,66 @@ class TestChoose:
     def test_half_precision_logits_are_taken(self) -> None:
         logits = torch.tensor([0.0, 9.0], dtype=torch.bfloat16)
         assert choose(logits, SamplingParams(temperature=0.1), Stream(0, 0), 0) == 1
+
+
+class TestSteering:
+    """What changes the draw besides temperature and nucleus, against transformers' own where that has it."""
+
+    logits = torch.randn(60, generator=torch.Generator().manual_seed(3)) * 3
+    prompt, generated = (3, 4, 4), (4, 9, 9, 9)
+
+    def test_a_repetition_penalty_is_that_of_transformers(self) -> None:
+        found = penalised(self.logits, SamplingParams(repetition_penalty=1.7), self.prompt, self.generated)
+        seen = torch.tensor([[*self.prompt, *self.generated]])
+        assert torch.equal(found, RepetitionPenaltyLogitsProcessor(1.7)(seen, self.logits[None].clone())[0])
+
+    def test_frequency_and_presence_count_what_was_generated(self) -> None:
+        params = SamplingParams(frequency_penalty=0.5, presence_penalty=0.25)
+        taken = self.logits - penalised(self.logits, params, self.prompt, self.generated)
+        assert {int(i): round(float(taken[i]), 5) for i in taken.nonzero()} == {4: 0.75, 9: 1.75}
+
+    def test_a_bias_is_added(self) -> None:
+        params = SamplingParams(logit_bias=((5, 100.0), (6, -100.0)), temperature=0)
+        assert choose(self.logits, params, Stream(0, 0), 0) == 5
+        taken = penalised(self.logits, params, (), ()) - self.logits
+        assert {int(i) for i in taken.nonzero()} == {5, 6}
+
+    @pytest.mark.parametrize(
+        ("params", "warper"),
+        [
+            (SamplingParams(top_k=5), TopKLogitsWarper(5)),
+            (SamplingParams(min_p=0.3), MinPLogitsWarper(0.3)),
+            (SamplingParams(top_p=0.6), TopPLogitsWarper(0.6)),
+        ],
+    )
+    def test_what_may_be_drawn_is_what_transformers_leaves(self, params: SamplingParams, warper: Any) -> None:
+        left = warper(torch.tensor([[0]]), self.logits[None].clone())[0].isfinite().nonzero().flatten().tolist()
+        drawn = {choose(self.logits, params, Stream(1, 0), position) for position in range(2000)}
+        assert drawn <= set(left)
+        likely = [i for i in left if torch.softmax(self.logits, 0)[i] > 0.01]
+        assert set(likely) <= drawn
+
+    def test_of_equals_the_first_stay(self) -> None:
+        params = SamplingParams(top_k=2)
+        assert {choose(torch.ones(5), params, Stream(1, 0), position) for position in range(100)} == {0, 1}
+
+    def test_what_changes_nothing_changes_nothing(self) -> None:
+        assert penalised(self.logits, SamplingParams(), self.prompt, self.generated) is self.logits
+        before = self.logits.clone()
+        penalised(self.logits, SamplingParams(repetition_penalty=2, presence_penalty=1), self.prompt, self.generated)
+        assert torch.equal(self.logits, before), "the caller's logits, of which log-probabilities are made, stay"
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"top_k": 0}, {"min_p": -0.1}, {"min_p": float("nan")}, {"repetition_penalty": 0.0},
+            {"frequency_penalty": 3.0}, {"presence_penalty": -2.1}, {"logit_bias": ((1, 101.0),)},
+        ],
+    )  # fmt: skip
+    def test_values_out_of_range_are_refused_by_name(self, wrong: dict[str, Any]) -> None:
+        with pytest.raises(InvalidParameter) as caught:
+            SamplingParams(**wrong)
+        assert caught.value.param == next(iter(wrong))
 
 
 class TestLogProbs:

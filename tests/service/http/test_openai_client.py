@@ -256,11 +256,16 @@ def test_embeddings_as_floats_and_as_the_client_asks_for_them(live: Live) -> Non
         ({"prompt": "a", "logprobs": 1000}, openai.BadRequestError, "logprobs"),
         ({"prompt": "a", "stop": ["a", "b", "c", "d", "e"]}, openai.BadRequestError, "stop"),
         ({"prompt": "a", "stop": ""}, openai.BadRequestError, "stop"),
-        ({"prompt": "a", "presence_penalty": 0.5}, openai.BadRequestError, "'presence_penalty': is not supported"),
-        ({"prompt": "a", "logit_bias": {"5": 1}}, openai.BadRequestError, "'logit_bias': is not supported"),
+        ({"prompt": "a", "presence_penalty": 2.5}, openai.BadRequestError, "presence_penalty"),
+        ({"prompt": "a", "logit_bias": {"5": 101}}, openai.BadRequestError, "logit_bias"),
+        ({"prompt": "a", "logit_bias": {"five": 1}}, openai.BadRequestError, "logit_bias"),
+        ({"prompt": "a", "logit_bias": {"100000": 1}}, openai.BadRequestError, "logit_bias names token 100000"),
         ({"prompt": "a", "best_of": 4}, openai.BadRequestError, "best_of"),
         ({"prompt": "a", "suffix": "z"}, openai.BadRequestError, "'suffix': is not supported"),
-        ({"prompt": "a", "extra_body": {"top_k": 5}}, openai.BadRequestError, "'top_k' is not known"),
+        ({"prompt": "a", "extra_body": {"top_k": -2}}, openai.BadRequestError, "top_k"),
+        ({"prompt": "a", "extra_body": {"min_p": 1.5}}, openai.BadRequestError, "min_p"),
+        ({"prompt": "a", "extra_body": {"repetition_penalty": 0}}, openai.BadRequestError, "repetition_penalty"),
+        ({"prompt": "a", "extra_body": {"typical_p": 0.5}}, openai.BadRequestError, "'typical_p' is not known"),
         ({"prompt": "a", "echo": True, "logprobs": 1, "stream": True}, openai.BadRequestError, "streamed"),
         ({"prompt": "a", "model": "nothing"}, openai.NotFoundError, "no base model"),
         ({"prompt": "a", "model": "team/nothing"}, openai.NotFoundError, ""),
@@ -292,6 +297,22 @@ def test_what_is_wrong_is_refused_in_one_sentence(
 )
 def test_fields_that_ask_for_nothing_are_taken(live: Live, extra: dict[str, Any]) -> None:
     live.openai().completions.create(model="tiny", prompt="a", max_tokens=1, **extra)
+
+
+def test_what_is_drawn_can_be_steered(live: Live) -> None:
+    def tokens(**asked: Any) -> list[str]:
+        answer = live.openai().completions.create(
+            model="tiny", prompt="a", max_tokens=8, **{"temperature": 0, "logprobs": 1, **asked}
+        )
+        return list(answer.choices[0].logprobs.tokens)
+
+    plain = tokens()
+    assert tokens(logit_bias={"70": 100}) == [tokens(logit_bias={"70": 100})[0]] * 8 != plain
+    assert len(set(tokens(frequency_penalty=2))) >= len(set(plain))
+    assert len(set(tokens(extra_body={"repetition_penalty": 10}))) == 8
+    for one in ({"top_k": 1}, {"min_p": 1}):
+        assert tokens(temperature=2, seed=1, extra_body=one) == plain, "one token is left to draw from"
+    assert tokens(temperature=2, seed=1, extra_body={"top_k": -1}) == tokens(temperature=2, seed=1)
 
 
 def test_stream_options_without_a_stream_are_refused(live: Live) -> None:
