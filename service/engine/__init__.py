@@ -1,10 +1,10 @@
 """The inference engine: the one thread that runs the base models, and the queue before it.
 
-`request` is what is asked and answered, `scheduler` decides what runs next, with `pace` (how much beside streams) and
-`space` (whose keys and values fit); `residence` holds base models, `bank` adapters, `kv` keys and values; `trial`
-tries a base model that was loaded, `runner` runs the models on sequences that `packing` keeps apart, `sampler` draws
-tokens, `choice`, `text` and `draft` make answers of them, `execute` is one step, `engine` the thread, `texts` the
-blocking calls for verbs.
+`request` is what is asked and answered, `steps` what of it one pass computes, `scheduler` decides what runs next, with
+`pace` (how much beside streams) and `space` (whose keys and values fit); `residence` holds base models, `bank` adapters,
+`kv` keys and values; `trial` tries a base model that was loaded, `runner` runs the models on sequences that `packing`
+keeps apart, `sampler` draws tokens, `choice`, `text` and `draft` make answers of them, `execute` is one step, `engine`
+the thread, `texts` the blocking calls for verbs.
 """
 
 from registry.adapters.loadable import LoadableAdapter
@@ -19,7 +19,7 @@ from service.engine.request import (
     ScoreRequest,
     Scores,
 )
-from service.engine.scheduler import Ticket
+from service.engine.steps import Ticket
 from service.engine.trial import check_runs
 
 __all__ = [

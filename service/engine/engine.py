@@ -21,8 +21,9 @@ from service.engine.execute import Executor
 from service.engine.request import GenerateRequest, Request, State
 from service.engine.residence import BaseSource, Residence
 from service.engine.runner import Runner
-from service.engine.scheduler import Scheduler, Step, Ticket, Work
+from service.engine.scheduler import Scheduler
 from service.engine.space import Space
+from service.engine.steps import Step, Ticket, Work
 from service.engine.texts import TextCalls
 from service.engine.trial import packs
 

@@ -19,7 +19,7 @@ from service.engine.draft import Draft, GenerationDraft, ScoreDraft
 from service.engine.request import TopTokens
 from service.engine.runner import Found, Runner, Task
 from service.engine.sampler import choose, chosen_log_probs, log_probs, top_tokens
-from service.engine.scheduler import Segment, Sequence, Step, Work
+from service.engine.steps import Segment, Sequence, Step, Work
 
 log = logging.getLogger(__name__)
 

@@ -12,20 +12,12 @@ import itertools
 from collections import OrderedDict, deque
 from collections.abc import Callable, Container, Iterable
 from collections.abc import Sequence as Many
-from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import Any, Literal
 
 from registry.errors import Busy, Internal
 from service.engine.pace import Pace
 from service.engine.request import GenerateRequest, Request, State
 from service.engine.space import Space
-
-Key = tuple[str, str | None]
-"""Base id and adapter digest (None: the base alone): never a name, so that nothing stale is ever served."""
-
-Wants = Literal["nothing", "next", "score"]
-"""Of a segment: only its keys and values, also the logits after its last token, or the likelihood of its tokens."""
+from service.engine.steps import Claims, Key, Room, Segment, Sequence, Step, Ticket, Wants, Work
 
 PATIENCE = 16
 """Steps after which an adapter without any row takes one from the adapter that has most."""
@@ -34,99 +26,6 @@ MOVES = {
     State.WAITING: {State.RUNNING, State.FAILED, State.CANCELLED},
     State.RUNNING: {State.FINISHED, State.FAILED, State.CANCELLED},
 }
-
-
-class Ticket(Future[Any]):
-    """The future of one request; `rows_done` of `rows` sequences are computed. Cancelling it is enough."""
-
-    def __init__(self, rows: int) -> None:
-        super().__init__()
-        self.rows = rows
-        self.rows_done = 0
-
-
-@dataclass(eq=False)
-class Sequence:
-    """Window `index` of a score, or choice `index` of a generation, from admission to its end.
-
-    `ids` are the tokens so far: the text's, and what was generated behind them. Keys and values of the first `done`
-    are kept, if any are. `before` is the length of the prefix that its adapter puts before it.
-    """
-
-    id: int
-    work: Work
-    index: int
-    ids: list[int]
-    before: int
-    prompt: int
-    done: int = 0
-    holds: bool = False
-    """Whether it has a row of memory."""
-
-    @property
-    def generates(self) -> bool:
-        """Whether it is continued, and not scored."""
-        return isinstance(self.work.request, GenerateRequest)
-
-    @property
-    def newest(self) -> bool:
-        """Whether only its newest token is to be computed, and there are others before it."""
-        return self.generates and self.holds and self.done == len(self.ids) - 1 and self.done > 0
-
-
-@dataclass(eq=False)
-class Work:
-    """A request on its way: its state, its ticket and the sequences that are not finished."""
-
-    request: Request
-    ticket: Ticket
-    key: Key
-    state: State = State.WAITING
-    waiting: deque[Sequence] = field(default_factory=deque)
-    running: dict[Sequence, None] = field(default_factory=dict)  # ordered
-    error: BaseException | None = None
-
-
-@dataclass(frozen=True)
-class Segment:
-    """Tokens `start` to `start + length` of a sequence.
-
-    With `copied` its sequence first takes over the keys and values of another, of the first `start` tokens. `kept`
-    says that keys and values are kept: those of a text scored in one piece are not.
-    """
-
-    sequence: Sequence
-    start: int
-    length: int
-    wants: Wants
-    kept: bool = True
-    copied: Sequence | None = None
-
-
-@dataclass(frozen=True)
-class Step:
-    """One forward pass of a base model."""
-
-    base_id: str
-    segments: tuple[Segment, ...]
-
-    @property
-    def tokens(self) -> int:
-        """Tokens that are computed."""
-        return sum(segment.length for segment in self.segments)
-
-    @property
-    def works(self) -> list[Work]:
-        """The requests that have a part in it."""
-        return list(dict.fromkeys(segment.sequence.work for segment in self.segments))
-
-    def of(self, work: Work) -> Step:
-        """The part of one request."""
-        return Step(self.base_id, tuple(s for s in self.segments if s.sequence.work is work))
-
-    def without(self, works: Container[Work]) -> Step:
-        """The parts of all other requests."""
-        return Step(self.base_id, tuple(s for s in self.segments if s.sequence.work not in works))
 
 
 class Scheduler:
@@ -155,7 +54,7 @@ class Scheduler:
         self._scores_first = False
         self._waited: dict[Key, int] = {}  # steps that a key without a row has waited for one
         self._live: dict[Work, None] = {}  # ordered
-        self._claims = _Claims(None, ())
+        self._claims = Claims(None, ())
         self._sent_away: set[Sequence] = set()  # in the making of this step
         self._loaded: Callable[[Work], bool] = lambda _work: True
 
@@ -246,14 +145,14 @@ class Scheduler:
         whose adapter has room: where it is not there yet, the request waits, and others go on.
         """
         self._loaded = loaded
-        self._claims = _Claims(adapter_bytes, self._running)
+        self._claims = Claims(adapter_bytes, self._running)
         self._sent_away.clear()
         for _ in range(len(self._turns)):
             base_id = self._turns[0]
             self._turns.rotate(-1)
             newest = self._newest(base_id)
             left = self.pace.beside(base_id, self.max_step_tokens) if newest else self.max_step_tokens
-            room = _Room(left, alone=not newest)
+            room = Room(left, alone=not newest)
             starts = ready is None or base_id in ready
             kinds = [self._of_prompts, self._of_scores]
             for fill in reversed(kinds) if self._scores_first else kinds:
@@ -272,7 +171,7 @@ class Scheduler:
                 self._preempt(next(one for one in reversed(self._running) if one.holds))
         return [Segment(one, one.done, 1, "next") for one in self._running if one.newest and one.work.key[0] == base_id]
 
-    def _of_prompts(self, base_id: str, room: _Room, starts: bool) -> None:
+    def _of_prompts(self, base_id: str, room: Room, starts: bool) -> None:
         """Prompts that have begun, then others: one of each adapter in turn."""
         for begun in list(self._running):
             if begun.generates and not begun.newest and begun.work.key[0] == base_id and room.left > 0:
@@ -299,7 +198,7 @@ class Scheduler:
         if self._waited.get(work.key, 0) >= PATIENCE:
             while not self._claims.add(work) and self._running:
                 self._preempt(next(reversed(self._running)))
-                self._claims = _Claims(self._claims.limit, self._running)
+                self._claims = Claims(self._claims.limit, self._running)
         return self._claims.add(work) and self._loaded(work)
 
     def _first(self, key: Key) -> Sequence | None:
@@ -326,7 +225,7 @@ class Scheduler:
         self._prompts.move_to_end(patient, last=False)
         return True
 
-    def _piece(self, sequence: Sequence, room: _Room) -> None:
+    def _piece(self, sequence: Sequence, room: Room) -> None:
         """As much of a sequence's tokens as there is room for."""
         source = None
         if sequence.done == 0 and sequence.prompt > 1:
@@ -338,7 +237,7 @@ class Scheduler:
         wants: Wants = "score" if not sequence.generates else "next" if whole else "nothing"
         room.segments.append(Segment(sequence, sequence.done, length, wants, copied=source))
 
-    def _of_scores(self, base_id: str, room: _Room, starts: bool) -> None:
+    def _of_scores(self, base_id: str, room: Room, starts: bool) -> None:
         """Texts that have begun, then those of each request in turn, of one length together."""
         for sequence in list(self._running):
             if not sequence.generates and sequence.work.key[0] == base_id and room.left > 0:
@@ -355,7 +254,7 @@ class Scheduler:
                 self._scores.append(work)
         self._scores = deque(work for work in self._scores if work.waiting)
 
-    def _score(self, sequence: Sequence, room: _Room, work: Work) -> bool:
+    def _score(self, sequence: Sequence, room: Room, work: Work) -> bool:
         """Take a text into the step; False where there is no room for it now."""
         if sequence in self._sent_away:
             return False
@@ -478,37 +377,3 @@ class Scheduler:
         if state not in MOVES.get(work.state, ()):
             raise Internal(f"a request went from {work.state.value} to {state.value}")
         work.state = state
-
-
-class _Claims:
-    """The adapters that run together, and the bytes that they take."""
-
-    def __init__(self, limit: int | None, running: Iterable[Sequence]) -> None:
-        self.limit = limit
-        self._sizes: dict[str, int] = {}
-        for work in dict.fromkeys(one.work for one in running):
-            if work.request.adapter is not None:
-                self._sizes[work.request.adapter.digest] = work.request.adapter.size_bytes
-
-    def add(self, work: Work) -> bool:
-        """Whether a request's adapter is among them, or has room beside them; it is then."""
-        adapter = work.request.adapter
-        if adapter is None or adapter.digest in self._sizes:
-            return True
-        if self._sizes and self.limit is not None and sum(self._sizes.values()) + adapter.size_bytes > self.limit:
-            return False
-        self._sizes[adapter.digest] = adapter.size_bytes
-        return True
-
-
-class _Room:
-    """What a step has beside the newest tokens; `alone` where there are none."""
-
-    def __init__(self, tokens: int, *, alone: bool) -> None:
-        self._tokens = tokens
-        self.alone = alone
-        self.segments: list[Segment] = []
-
-    @property
-    def left(self) -> int:
-        return self._tokens - sum(segment.length for segment in self.segments)

@@ -19,8 +19,8 @@ from registry.errors import Busy, Cancelled, InvalidPrompt
 from registry.likelihood import scored_tokens, text_scores, windows
 from registry.spec import AdapterConfig, PassageScore
 from service.engine.request import GenerateRequest, Generation, Request, ScoreRequest, Scores
-from service.engine.scheduler import Ticket
 from service.engine.served import room
+from service.engine.steps import Ticket
 
 POLL_SECONDS = 0.1
 """How often a waiting caller is asked whether to go on."""

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import averaging, breadth, cold_start, deep_model, parity, report, serving, training
+from benchmarks import averaging, breadth, cold_start, decoding, deep_model, parity, report, serving, training
 from demo import results
 from registry.base_model import load_base
 from registry.errors import Internal
 from registry.spec import AverageMixing, BaseEntry
+from tests.tiny_models import build_tiny_base
 
 pytestmark = pytest.mark.slow
 
@@ -267,3 +268,20 @@ def test_a_published_command_shows_no_password_and_no_folder_of_the_machine() ->
         "python -m demo --out benchmarks/results/a.json --base Some-Model --data=Some-Model "
         "--database-url postgresql+psycopg://... 3"
     )
+
+
+def test_decoding_writes_the_same_by_every_way(tmp_path):
+    base = load_base(BaseEntry(id="tiny", source=str(build_tiny_base(tmp_path, model_type="llama"))))
+    result = decoding.run(base, rows=4, tokens=6, repeats=1)
+    assert set(decoding.GOALS) <= set(result.figures)
+    assert {row["way"] for row in result.rows} == {
+        "base", "one_lora", "mixed", "mixed_bottlenecks", "transformers", "peft",
+    }  # fmt: skip
+    rows = [[(1,), (2,)], [(3,), (4,)]]
+    calls = {"base": rows[0], "transformers": rows[0], "mixed": rows[1], "peft": rows[1]}
+    decoding._agree({name: lambda values=values: values for name, values in calls.items()}, exact=True)
+    for wrong in ({"peft": rows[0]}, {"transformers": rows[1]}, {"mixed": rows[0], "peft": rows[0]}):
+        with pytest.raises(Internal):
+            decoding._agree(
+                {name: lambda values=values: values for name, values in (calls | wrong).items()}, exact=True
+            )

@@ -10,8 +10,9 @@ from registry.errors import Busy, Internal, Unavailable
 from registry.spec import BottleneckConfig, PrefixConfig
 from service.engine.pace import LEAST, Pace
 from service.engine.request import GenerateRequest, LoadableAdapter, Request, SamplingParams, ScoreRequest, State
-from service.engine.scheduler import PATIENCE, Scheduler, Segment, Sequence, Step, Work
+from service.engine.scheduler import PATIENCE, Scheduler
 from service.engine.space import SMALLEST, Space
+from service.engine.steps import Segment, Sequence, Step, Work
 
 CONFIG = BottleneckConfig(structure="pfeiffer", bottleneck=2, activation="relu")
 

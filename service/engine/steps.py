@@ -1,0 +1,145 @@
+"""Requests on their way through the engine, and what of them one step computes. Values of the scheduler; no tensors."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Container, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from service.engine.request import GenerateRequest, Request, State
+
+Key = tuple[str, str | None]
+"""Base id and adapter digest (None: the base alone): never a name, so that nothing stale is ever served."""
+
+Wants = Literal["nothing", "next", "score"]
+"""Of a segment: only its keys and values, also the logits after its last token, or the likelihood of its tokens."""
+
+
+class Ticket(Future[Any]):
+    """The future of one request; `rows_done` of `rows` sequences are computed. Cancelling it is enough."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.rows = rows
+        self.rows_done = 0
+
+
+@dataclass(eq=False)
+class Sequence:
+    """Window `index` of a score, or choice `index` of a generation, from admission to its end.
+
+    `ids` are the tokens so far: the text's, and what was generated behind them. Keys and values of the first `done`
+    are kept, if any are. `before` is the length of the prefix that its adapter puts before it.
+    """
+
+    id: int
+    work: Work
+    index: int
+    ids: list[int]
+    before: int
+    prompt: int
+    done: int = 0
+    holds: bool = False
+    """Whether it has a row of memory."""
+
+    @property
+    def generates(self) -> bool:
+        """Whether it is continued, and not scored."""
+        return isinstance(self.work.request, GenerateRequest)
+
+    @property
+    def newest(self) -> bool:
+        """Whether only its newest token is to be computed, and there are others before it."""
+        return self.generates and self.holds and self.done == len(self.ids) - 1 and self.done > 0
+
+
+@dataclass(eq=False)
+class Work:
+    """A request on its way: its state, its ticket and the sequences that are not finished."""
+
+    request: Request
+    ticket: Ticket
+    key: Key
+    state: State = State.WAITING
+    waiting: deque[Sequence] = field(default_factory=deque)
+    running: dict[Sequence, None] = field(default_factory=dict)  # ordered
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Tokens `start` to `start + length` of a sequence.
+
+    With `copied` its sequence first takes over the keys and values of another, of the first `start` tokens. `kept`
+    says that keys and values are kept: those of a text scored in one piece are not.
+    """
+
+    sequence: Sequence
+    start: int
+    length: int
+    wants: Wants
+    kept: bool = True
+    copied: Sequence | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """One forward pass of a base model."""
+
+    base_id: str
+    segments: tuple[Segment, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that are computed."""
+        return sum(segment.length for segment in self.segments)
+
+    @property
+    def works(self) -> list[Work]:
+        """The requests that have a part in it."""
+        return list(dict.fromkeys(segment.sequence.work for segment in self.segments))
+
+    def of(self, work: Work) -> Step:
+        """The part of one request."""
+        return Step(self.base_id, tuple(s for s in self.segments if s.sequence.work is work))
+
+    def without(self, works: Container[Work]) -> Step:
+        """The parts of all other requests."""
+        return Step(self.base_id, tuple(s for s in self.segments if s.sequence.work not in works))
+
+
+class Claims:
+    """The adapters that run together, and the bytes that they take."""
+
+    def __init__(self, limit: int | None, running: Iterable[Sequence]) -> None:
+        self.limit = limit
+        self._sizes: dict[str, int] = {}
+        for work in dict.fromkeys(one.work for one in running):
+            if work.request.adapter is not None:
+                self._sizes[work.request.adapter.digest] = work.request.adapter.size_bytes
+
+    def add(self, work: Work) -> bool:
+        """Whether a request's adapter is among them, or has room beside them; it is then."""
+        adapter = work.request.adapter
+        if adapter is None or adapter.digest in self._sizes:
+            return True
+        if self._sizes and self.limit is not None and sum(self._sizes.values()) + adapter.size_bytes > self.limit:
+            return False
+        self._sizes[adapter.digest] = adapter.size_bytes
+        return True
+
+
+class Room:
+    """What a step has beside the newest tokens; `alone` where there are none."""
+
+    def __init__(self, tokens: int, *, alone: bool) -> None:
+        self._tokens = tokens
+        self.alone = alone
+        self.segments: list[Segment] = []
+
+    @property
+    def left(self) -> int:
+        """Tokens that it may still take."""
+        return self._tokens - sum(segment.length for segment in self.segments)
