@@ -133,7 +133,7 @@ def step(world: World, taken: Sequence[tuple[Text, int, bool]]) -> None:
         text.logits[text.done - 1] = one.logits
 
 
-@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 2**32))
 def test_texts_that_join_and_leave_get_what_they_get_alone(world: World, seed: int) -> None:
     draw = np.random.default_rng(seed)
@@ -209,6 +209,7 @@ def test_an_unpacked_base_model_computes_the_same(world: World) -> None:
 
 
 class TestStacks:
+    @settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(st.lists(st.lists(st.integers(0, 9), unique=True, min_size=2, max_size=10), min_size=1, max_size=12))
     def test_every_slot_holds_its_adapter(self, world: World, script: list[list[int]]) -> None:
         config = paper_config("bapna_firat", bottleneck=4)
