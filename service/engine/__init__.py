@@ -2,9 +2,9 @@
 
 `request` is what is asked and answered, `steps` what of it one pass computes, `scheduler` decides what runs next, with
 `pace` (how much beside streams) and `space` (whose keys and values fit); `residence` holds base models, `bank`
-adapters, `kv` keys and values; `trial` tries a base model that was loaded, `runner` runs the models on sequences that `packing`
-keeps apart, `sampler` draws tokens, `choice`, `text` and `draft` make answers of them, `execute` is one step, `engine`
-the thread, `texts` the blocking calls for verbs.
+adapters, `kv` keys and values; `trial` tries a base model that was loaded, `runner` runs the models on sequences that
+`packing` keeps apart, `sampler` draws tokens, `choice`, `text` and `draft` make answers of them, `execute` is one
+step, `engine` the thread, `texts` the blocking calls for verbs.
 """
 
 from registry.adapters.loadable import LoadableAdapter

@@ -9,7 +9,7 @@ one: others go on meanwhile.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Container
+from collections.abc import Callable, Collection, Container
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from registry.adapters import AdapterModule, from_tensors
@@ -74,18 +74,26 @@ class Bank:
         self._held.move_to_end(key)
         return self._held[key]
 
-    def trim(self, bases: Container[str], limit: int | None, wanted: Container[str]) -> None:
+    def forget(self, base_id: str) -> None:
+        """Drop the adapters of a base model: they refer to its modules."""
+        for key in [key for key in self._held if key[0] == base_id]:
+            self.bytes -= self._held.pop(key).bytes
+
+    def trim(
+        self, bases: Container[str], limit: int | None, wanted: Container[str], pinned: Collection[str] = ()
+    ) -> None:
         """Drop the adapters of all but these `bases`, then the least recently used ones beyond `limit` and capacity.
 
-        What was loaded for requests that are gone is dropped too: nobody wants its digest any more.
+        What was loaded for requests that are gone is dropped too: nobody wants its digest any more. The `pinned` ones
+        have sequences that run.
         """
         for key in [key for key in self._loading if key[0] not in bases or key[1] not in wanted]:
             self._loading.pop(key).cancel()
         for key in [key for key in self._held if key[0] not in bases]:
             self.bytes -= self._held.pop(key).bytes
         if limit is not None:
-            self._make_room(limit)
-        self._make_room(self.capacity, [key[1] for key in list(self._held)[-1:]])
+            self._make_room(limit, pinned)
+        self._make_room(self.capacity, {*(key[1] for key in list(self._held)[-1:]), *pinned})
 
     def _make_room(self, limit: int, pinned: Container[str] = ()) -> None:
         for key in [key for key in self._held if key[1] not in pinned]:

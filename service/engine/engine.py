@@ -10,7 +10,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 
 from registry.base_model import BaseText, LoadedBase
 from registry.errors import Internal, InvalidParameter, SoupError, Unavailable
@@ -62,6 +62,7 @@ class Engine(TextCalls):
         )  # fmt: skip
         self._residence: Residence[Runner] = Residence(bases, memory_bytes, self._tell, prepared)
         self._bank = Bank(bank_bytes, self._residence.room_for_adapters)
+        self._residence.forget = self._bank.forget
         self._drafts: dict[Work, Draft] = {}
         self._executor = Executor(self._bank, self._drafts)
         self._changed = threading.Condition()  # guards the scheduler; told of work coming and of places getting free
@@ -170,6 +171,8 @@ class Engine(TextCalls):
         """Block until there is something to run; False when it is time to stop."""
         with self._changed:
             if not self._scheduler.depth:
+                for base_id in self._residence.held:  # nothing is kept for nobody while there is nothing to do
+                    self._residence.peek(base_id).retain(())
                 self._changed.wait_for(lambda: self._scheduler.depth or self._stop_at is not None)
                 self._settled_at = time.monotonic()
             if self._stop_at is None:
@@ -238,7 +241,7 @@ class Engine(TextCalls):
         for base_id in self._residence.held:
             self._residence.peek(base_id).retain(alive.get(base_id, ()))
         failed = self._residence.arrange(wanted, set(alive), background=self._thread is not None)
-        self._bank.trim(self._residence.held, self._residence.left, digests)
+        self._trim(digests, {one.work.key[1] for of in alive.values() for one in of if one.work.key[1] is not None})
         if failed:
             with self._changed:
                 live = self._scheduler.live()
@@ -249,6 +252,15 @@ class Engine(TextCalls):
                 ]
             self._settle(ended)
 
+    def _trim(self, wanted: Set[str], running: Set[str]) -> None:
+        """Let go of adapters beyond what the bases leave, of stacked copies first."""
+        runners = [self._residence.peek(base_id) for base_id in self._residence.held]
+        left, stacked = self._residence.left, sum(runner.together.bytes for runner in runners)
+        if left is not None and stacked + self._bank.bytes > left:
+            for runner in runners:
+                runner.together.forget_stacks()
+        self._bank.trim(self._residence.held, left, wanted, running)
+
     # --- answers --------------------------------------------------------------------------------
 
     def _draft(self, request: Request) -> Draft:
@@ -257,21 +269,28 @@ class Engine(TextCalls):
         self._residence.check(request.base_id)
         request.check(base.shape)
         if not isinstance(request, GenerateRequest):
+            before = 0 if request.adapter is None else request.adapter.config.prefix_length
+            if before:
+                self._check_fits(request.base_id, before + max(map(len, request.windows)), "prompt")
             return ScoreDraft(request, speaks=base.shape.kind == "causal")
-        self._check_fits(request, base)
-        ending = Ending(ending_ids(base, request), request.length_limit(base.shape))
+        ending = Ending(ending_ids(base, request), self._length_limit(request, base))
         return GenerationDraft(request, ending, lambda ids: decoded(base, ids))
 
-    def _check_fits(self, request: GenerateRequest, base: BaseText) -> None:
-        """Raises InvalidParameter for a sequence whose keys and values would never have room."""
+    def _length_limit(self, request: GenerateRequest, base: BaseText) -> int:
+        """The most tokens a choice may get: what it asks for, or what context and memory leave."""
         before = 0 if request.adapter is None else request.adapter.config.prefix_length
-        positions = before + len(request.prompt) + request.length_limit(base.shape)
-        needed, limit = self._space.needed(request.base_id, positions), self._space.limit
-        if limit is not None and needed > limit:
+        taken, asked = before + len(request.prompt), request.params.max_tokens
+        self._check_fits(request.base_id, taken + max(1, asked or 0), "max_tokens")
+        limit, most = request.length_limit(base.shape), self._space.most(request.base_id)
+        return limit if most is None or asked is not None else min(limit, most - taken)
+
+    def _check_fits(self, base_id: str, positions: int, param: str) -> None:
+        """Raises InvalidParameter for a sequence whose keys and values would never have room."""
+        if not self._space.fits(base_id, positions):
             raise InvalidParameter(
-                f"{positions} tokens of prompt and answer take {needed} bytes of keys and values, and this server has "
-                f"{limit} for them (SOUP_ENGINE_KV_BYTES): ask for fewer tokens.",
-                param="max_tokens",
+                f"{positions} tokens take {self._space.needed(base_id, positions)} bytes of keys and values, and this "
+                f"server has {self._space.limit} for them (SOUP_ENGINE_KV_BYTES): send or ask for fewer.",
+                param=param,
             )
 
     def _position_bytes(self, base_id: str) -> int:

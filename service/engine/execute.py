@@ -54,6 +54,7 @@ class Executor:
 
     def _adapters(self, step: Step, runner: Runner) -> tuple[dict[str, ReadyAdapter], Failures]:
         """The adapters of a step, by digest, and the requests whose adapter cannot be loaded."""
+        pinned = {work.key[1] for work in step.works if work.key[1] is not None}
         found: dict[str, ReadyAdapter] = {}
         wrong: dict[str, Exception] = {}
         for work in step.works:
@@ -61,7 +62,7 @@ class Executor:
             if handle is None or handle.digest in found or handle.digest in wrong:
                 continue
             try:
-                found[handle.digest] = self._bank.get(runner, handle, pinned=found)
+                found[handle.digest] = self._bank.get(runner, handle, pinned=pinned)
             except Exception as error:
                 wrong[handle.digest] = error
         return found, [(work, wrong[work.key[1]]) for work in step.works if work.key[1] in wrong]
@@ -142,8 +143,7 @@ class Executor:
             raise not_numbers(sequence.work)
         if choice.finish_reason is not None:  # no tokens were asked for
             return True
-        prompt, generated = sequence.ids[: sequence.prompt], sequence.ids[sequence.prompt :]
-        token = choose(logits, params, draft.streams[index], choice.position, prompt, generated)
+        token = choose(logits, params, draft.streams[index], choice.position, sequence.ids, sequence.prompt)
         logprob: float | None = None
         top: TopTokens = ()
         if params.logprobs is not None:

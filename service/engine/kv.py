@@ -58,10 +58,10 @@ class Slab:
         last = self.rows.pop()
         for pair in self.layers.values():
             for states in pair:
-                states[row.place, :, : row.length].zero_()
+                states[row.place, :, : row.touched].zero_()
                 if last is not row:
-                    states[row.place, :, : last.length] = states[last.place, :, : last.length]
-                    states[last.place, :, : last.length].zero_()
+                    states[row.place, :, : last.touched] = states[last.place, :, : last.touched]
+                    states[last.place, :, : last.touched].zero_()
         if last is not row:
             last.place = row.place
             self.rows[row.place] = last
@@ -93,11 +93,14 @@ class Row:
     slab: Slab = field(repr=False)
     place: int = 0
     length: int = 0
+    touched: int = 0
+    """Positions that were ever written, also by a pass that failed."""
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Keep `keys` and `values` (heads, new, size) behind the others; gives all, (heads, all, size)."""
         all_keys, all_values = (states[self.place] for states in self.slab.of(layer, keys, values))
         end = self.length + keys.shape[1]
+        self.touched = max(self.touched, end)
         all_keys[:, self.length : end] = keys
         all_values[:, self.length : end] = values
         return all_keys[:, :end], all_values[:, :end]
@@ -157,6 +160,7 @@ def _copy(source: Row, target: Row, positions: int) -> None:
         old = [states[source.place] for states in pair]
         for states, new in zip(old, target.slab.of(layer, old[0], old[1]), strict=True):
             new[target.place, :, :positions] = states[:, :positions]
+    target.touched = max(target.touched, positions)
 
 
 class NewestOfSlab:
@@ -167,6 +171,8 @@ class NewestOfSlab:
 
     def __init__(self, slab: Slab, rows: Sequence[Row], tokens: Sequence[int], device: torch.device | str) -> None:
         count = len(slab.rows)
+        for row in rows:
+            row.touched = max(row.touched, row.length + 1)
         self._slab = slab
         self.tokens = torch.tensor(tokens, device=device)
         self._places = torch.tensor([row.place for row in rows], device=device)
@@ -202,6 +208,6 @@ class NewestOfSlab:
             if window is not None:
                 seen &= at > self._lengths[:, None] - window
             known = torch.zeros((self._count, self._longest), dtype=dtype, device=at.device)
-            known[self._places] = torch.zeros((), dtype=dtype).masked_fill(~seen, float("-inf"))
+            known[self._places] = torch.zeros((), dtype=dtype, device=at.device).masked_fill(~seen, float("-inf"))
             known = self._masks[window, dtype] = known[:, None, None]
         return known

@@ -7,6 +7,8 @@ LEAST = 16
 SHARE = 4
 """Before anything was measured, a step takes one part in so many of what it may."""
 SMOOTH = 0.2
+AGAIN = 64
+"""One step in so many is the streams' alone."""
 
 
 class Pace:
@@ -15,13 +17,19 @@ class Pace:
     A step beside streams is to take no more than twice as long as one of streams alone.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self) -> None:
+        self._asked: dict[str, int] = {}
         self._streams: dict[str, float] = {}  # seconds of a step of newest tokens alone
         self._token: dict[str, float] = {}  # seconds of any other token
 
     def beside(self, base_id: str, most: int) -> int:
-        """Tokens that the next step of a base model may take beside the newest ones, at most `most`."""
+        """Tokens that the next step of a base model may take beside the newest ones, at most `most`.
+
+        The first step, and one now and then, is the streams' alone: what it takes tells what the others may.
+        """
+        self._asked[base_id] = self._asked.get(base_id, -1) + 1
+        if self._asked[base_id] % AGAIN == 0:
+            return 0
         streams, token = self._streams.get(base_id), self._token.get(base_id)
         if streams is None or not token:
             return max(LEAST, most // SHARE)

@@ -18,8 +18,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from registry.errors import Internal
+
 IMPLEMENTATION = "adaptersoup_packed"
 """The name of our attention in transformers' interface. It has no mask function there, so no mask is made."""
+
+
+UNKNOWN = ("softcap", "s_aux", "position_bias")
+"""Arguments of transformers' attention that change what it computes, and that are not computed here."""
+PASS_WIDE = ("longrope", "dynamic")
+"""Rotary embeddings whose frequencies depend on the longest position of a pass, and so on other sequences' lengths."""
 
 
 class Memory(Protocol):
@@ -132,9 +140,17 @@ def visible(new: int, everything: int, window: int | None, *, device: torch.devi
 
 def _packed_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
-    scaling: float | None = None, sliding_window: int | None = None, packing: Packing | None = None, **_given: Any,
+    scaling: float | None = None, sliding_window: int | None = None, packing: Packing | None = None, **given: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
-    """What a model of transformers calls as its attention: (1, tokens, heads, size) and no weights."""
+    """What a model of transformers calls as its attention: (1, tokens, heads, size) and no weights.
+
+    Raises Internal for what another attention is asked for: caps, sinks, biases, windows that look both ways.
+    """
+    other = next((name for name in UNKNOWN if given.get(name) is not None), None)
+    if packing is not None and not packing.causal and sliding_window is not None:
+        other = "sliding_window"
+    if other is not None:
+        raise Internal(f"the packed attention knows no {other!r}")
     assert packing is not None, "the packed attention is for packed passes alone"
     assert attention_mask is None, "a packed pass has no mask"
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -149,6 +165,15 @@ def first_position(model: nn.Module) -> int:
     """The position that a model gives a sequence's first token: RoBERTa counts from behind its padding token's."""
     config = cast(Any, model.config)
     return int(config.pad_token_id) + 1 if config.model_type in ("roberta", "xlm-roberta") else 0
+
+
+def check_packable(model: nn.Module) -> None:
+    """Raises Internal where sequences of one pass would change each other."""
+    config = cast(Any, model.config)
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    kinds = [one.get("rope_type") for one in (rope, *rope.values()) if isinstance(one, dict)]
+    if any(kind in PASS_WIDE for kind in kinds):
+        raise Internal(f"rotary embeddings of type {next(k for k in kinds if k in PASS_WIDE)!r} depend on the pass")
 
 
 def packed_states(model: nn.Module, ids: Tensor, positions: Tensor, packing: Packing) -> Tensor:

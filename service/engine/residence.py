@@ -53,6 +53,8 @@ class Residence(Generic[Held]):
         self, source: BaseSource, budget: int | None, loaded: Callable[[], None], prepare: Callable[[LoadedBase], Held]
     ) -> None:
         self._prepare = prepare
+        self.forget: Callable[[str], None] = lambda _base_id: None
+        """Told of each base that is dropped, before its memory is."""
         self._source = source
         self._sizes: dict[str, int] = {}
         self.budget = budget
@@ -175,6 +177,7 @@ class Residence(Generic[Held]):
         if not base_ids:
             return
         for base_id in base_ids:
+            self.forget(base_id)
             del self._held[base_id]
             self.bytes -= self._size(base_id)
             log.info("base model %s is dropped", base_id)

@@ -20,7 +20,7 @@ from transformers import DynamicCache
 
 from registry.adapters.together import FEW, ReadyAdapter, Run, Together
 from registry.base_model import LoadedBase
-from registry.likelihood import lm_logits, log_probs_of, logit_parts
+from registry.likelihood import hidden_states, lm_logits, log_probs_of, logit_parts
 from service.engine.kv import KeyValues, NewestOfSlab, Row, Slab
 from service.engine.packing import Packing, Piece, first_position, packed_states
 from service.engine.request import TopTokens
@@ -178,6 +178,9 @@ class Runner:
 
     def _alone(self, task: Task) -> Tensor:
         """Hidden states (tokens, hidden) of one task."""
+        if self.base.shape.kind == "encoder":
+            row = torch.tensor([list(task.ids)], device=self.base.model.device)
+            return hidden_states(self.base.model, row, torch.ones_like(row))[0]
         states = None if task.adapter is None else task.adapter.before
         cache = DynamicCache() if task.owner is None else self._cache(task)
         if states is not None and cache.get_seq_length() == 0:

@@ -45,15 +45,16 @@ def log_probs(logits: Tensor) -> Tensor:
 
 def choose(
     logits: Tensor, params: SamplingParams, stream: Stream, position: int,
-    prompt: Sequence[int] = (), generated: Sequence[int] = (),
+    before: Sequence[int] = (), prompt: int = 0,
 ) -> int:  # fmt: skip
     """The next token for logits (vocabulary,): the most likely at temperature 0, else one that is drawn.
 
+    `before` are the tokens so far, the first `prompt` of them the prompt's.
     First `logit_bias` is added and what was said before is penalised (`penalised`); then the temperature divides. It
     is drawn from the `top_k` most likely tokens, of these from the nucleus of `top_p`, and of these from those at least
     `min_p` times as likely as the likeliest.
     """
-    logits = penalised(logits, params, prompt, generated)
+    logits = penalised(logits, params, before, prompt)
     if params.temperature == 0:
         return int(logits.argmax())
     scaled = logits.double()
@@ -74,8 +75,8 @@ def choose(
     return int(probabilities.nonzero()[-1])  # the product rounded up to the total
 
 
-def penalised(logits: Tensor, params: SamplingParams, prompt: Sequence[int], generated: Sequence[int]) -> Tensor:
-    """Logits (vocabulary,) with a bias, and with tokens that were there before made less likely.
+def penalised(logits: Tensor, params: SamplingParams, before: Sequence[int], prompt: int) -> Tensor:
+    """Logits (vocabulary,) with a bias, and with tokens that were there `before` made less likely.
 
     `repetition_penalty` divides the logits of tokens in prompt and answer where they are positive and multiplies them
     where they are negative (Keskar et al., 2019, section 4.1); of the tokens in the answer `presence_penalty` is
@@ -84,12 +85,12 @@ def penalised(logits: Tensor, params: SamplingParams, prompt: Sequence[int], gen
     device = logits.device
     if params.repetition_penalty != 1:
         logits = logits.clone()
-        seen = torch.tensor(sorted({*prompt, *generated}), dtype=torch.int64, device=device)
+        seen = torch.tensor(sorted(set(before)), dtype=torch.int64, device=device)
         found = logits[seen]
         rate = params.repetition_penalty
         logits[seen] = torch.where(found > 0, found / rate, found * rate)
-    if (params.frequency_penalty or params.presence_penalty) and generated:
-        counts = Counter(generated)
+    if (params.frequency_penalty or params.presence_penalty) and len(before) > prompt:
+        counts = Counter(before[prompt:])
         ids = torch.tensor(list(counts), dtype=torch.int64, device=device)
         often = torch.tensor(list(counts.values()), dtype=logits.dtype, device=device)
         logits = logits.index_add(0, ids, -(often * params.frequency_penalty + params.presence_penalty))

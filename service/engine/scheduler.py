@@ -43,7 +43,7 @@ class Scheduler:
         self.max_queue = max_queue
         self.max_step_tokens = max_step_tokens
         self.max_rows = max_rows
-        self.pace = Pace(max_step_tokens)
+        self.pace = Pace()
         self._space = space or Space(None)
         self._in_pieces = in_pieces
         self._ids = itertools.count()
@@ -51,7 +51,7 @@ class Scheduler:
         self._scores: deque[Work] = deque()
         self._running: dict[Sequence, None] = {}  # those that generate or are in the middle of a text, by admission
         self._turns: deque[str] = deque()  # base models
-        self._scores_first = False
+        self._scores_first: set[str] = set()  # base models where they have the first choice next
         self._waited: dict[Key, int] = {}  # steps that a key without a row has waited for one
         self._live: dict[Work, None] = {}  # ordered
         self._claims = Claims(None, ())
@@ -155,10 +155,11 @@ class Scheduler:
             room = Room(left, alone=not newest)
             starts = ready is None or base_id in ready
             kinds = [self._of_prompts, self._of_scores]
-            for fill in reversed(kinds) if self._scores_first else kinds:
+            for fill in reversed(kinds) if base_id in self._scores_first else kinds:
                 fill(base_id, room, starts)
             if room.segments:
-                self._scores_first = room.segments[0].sequence.generates  # whoever had the first choice has it last
+                had = self._scores_first.add if room.segments[0].sequence.generates else self._scores_first.discard
+                had(base_id)  # whoever had the first choice has it last
             segments = [one for one in (*newest, *room.segments) if one.sequence not in self._sent_away]
             if segments:
                 return Step(base_id, tuple(segments))
@@ -180,26 +181,32 @@ class Scheduler:
             keys = [key for key in self._prompts if key[0] == base_id]
             if not keys or not self._place_for(base_id):
                 break
-            sequence = next((one for one in map(self._first, keys) if one is not None and self._claim(one)), None)
+            sequence = next((one for one in map(self._first, keys) if one is not None and self._claim(one.work)), None)
             if sequence is None or not self._reserve(sequence, len(sequence.ids)):
                 break
             self._prompts.move_to_end(sequence.work.key)
             self._start(sequence)
             self._piece(sequence, room)
         served = {one.work.key for one in self._running}
-        for key in [key for key in self._waited if key in served or key not in self._prompts]:
+        waiting = dict.fromkeys([*self._prompts, *(work.key for work in self._scores)])
+        for key in [key for key in self._waited if key in served or key not in waiting]:
             del self._waited[key]
-        for key in [key for key in self._prompts if key[0] == base_id and key not in served]:
+        for key in [key for key in waiting if key[0] == base_id and key not in served]:
             self._waited[key] = self._waited.get(key, 0) + 1
 
-    def _claim(self, sequence: Sequence) -> bool:
-        """Whether its adapter has room beside the others; one that has waited long sends them away."""
-        work = sequence.work
+    def _claim(self, work: Work) -> bool:
+        """Whether its adapter is there and has room beside the others; one that has waited long sends others away."""
+        if not self._loaded(work):
+            return False
         if self._waited.get(work.key, 0) >= PATIENCE:
-            while not self._claims.add(work) and self._running:
-                self._preempt(next(reversed(self._running)))
+            while not self._claims.add(work):
+                others = [one for one in self._running if one.work.key[1] is not None]
+                if not others:
+                    break
+                for one in [other for other in others if other.work.key[1] == others[-1].work.key[1]]:
+                    self._preempt(one)
                 self._claims = Claims(self._claims.limit, self._running)
-        return self._claims.add(work) and self._loaded(work)
+        return self._claims.add(work)
 
     def _first(self, key: Key) -> Sequence | None:
         """The next sequence of an adapter to start; choices wait for the keys and values of one that has begun."""
@@ -213,7 +220,8 @@ class Scheduler:
         """Whether another sequence may generate; an adapter that waited long takes a place of one that has several."""
         if self.generating < self.max_rows:
             return True
-        patient = next((key for key, steps in self._waited.items() if key[0] == base_id and steps >= PATIENCE), None)
+        waiting = [key for key in self._prompts if key[0] == base_id and self._waited.get(key, 0) >= PATIENCE]
+        patient = next((key for key in waiting if self._loaded(self._prompts[key][0])), None)
         rows: dict[Key, list[Sequence]] = {}
         for one in self._running:
             if one.generates:
@@ -235,7 +243,7 @@ class Scheduler:
         length = min(len(sequence.ids) - sequence.done, room.left)
         whole = sequence.done + length == len(sequence.ids)
         wants: Wants = "score" if not sequence.generates else "next" if whole else "nothing"
-        room.segments.append(Segment(sequence, sequence.done, length, wants, copied=source))
+        room.take(Segment(sequence, sequence.done, length, wants, copied=source))
 
     def _of_scores(self, base_id: str, room: Room, starts: bool) -> None:
         """Texts that have begun, then those of each request in turn, of one length together."""
@@ -244,11 +252,12 @@ class Scheduler:
                 self._piece(sequence, room)
         works = [work for work in self._scores if work.key[0] == base_id] if starts else []
         for work in works:
-            if room.left < 1 or not self._claims.add(work) or not self._loaded(work):
+            if room.left < 1 or not self._claim(work):
                 continue
             first = True
             while work.waiting and self._score(work.waiting[0], room, work):
                 first = False
+                self._waited.pop(work.key, None)
             if not first:
                 self._scores.remove(work)
                 self._scores.append(work)
@@ -267,13 +276,18 @@ class Scheduler:
             self._start(sequence)
             self._piece(sequence, room)
             return True
-        if sequence.before > 0:
+        if sequence.before > 0 or (in_pieces and self._pieces_fit(sequence)):
             return False
         work.waiting.popleft()
         work.running[sequence] = None
         self._run(work)
-        room.segments.append(Segment(sequence, 0, length, "score", kept=False))
+        room.take(Segment(sequence, 0, length, "score", kept=False))
         return True
+
+    def _pieces_fit(self, sequence: Sequence) -> bool:
+        """Whether a text could go in pieces once there is memory for it."""
+        base_id = sequence.work.key[0]
+        return self._in_pieces(base_id) and self._space.fits(base_id, len(sequence.ids))
 
     # --- places ---------------------------------------------------------------------------------
 

@@ -29,6 +29,20 @@ class Space:
         """Bytes of the row that so many positions take."""
         return capacity_for(positions) * self._bytes_of(base_id)
 
+    def fits(self, base_id: str, positions: int) -> bool:
+        """Whether a sequence of so many positions ever has room."""
+        return self.limit is None or self.needed(base_id, positions) <= self.limit
+
+    def most(self, base_id: str) -> int | None:
+        """The most positions that a sequence has room for; None where there is no limit."""
+        each = self._bytes_of(base_id)
+        if self.limit is None or each == 0:
+            return None
+        positions = SMALLEST
+        while self.fits(base_id, 2 * positions):
+            positions *= 2
+        return positions if self.fits(base_id, positions) else 0
+
     def reserve(self, owner: Hashable, base_id: str, positions: int) -> bool:
         """Whether a sequence has room for so many positions, which is then kept for it."""
         size = self.needed(base_id, positions)

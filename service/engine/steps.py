@@ -135,11 +135,12 @@ class Room:
     """What a step has beside the newest tokens; `alone` where there are none."""
 
     def __init__(self, tokens: int, *, alone: bool) -> None:
-        self._tokens = tokens
+        self.left = tokens
+        """Tokens that it may still take."""
         self.alone = alone
         self.segments: list[Segment] = []
 
-    @property
-    def left(self) -> int:
-        """Tokens that it may still take."""
-        return self._tokens - sum(segment.length for segment in self.segments)
+    def take(self, segment: Segment) -> None:
+        """Put a segment into it."""
+        self.segments.append(segment)
+        self.left -= segment.length

@@ -132,22 +132,22 @@ class TestSteering:
     """What changes the draw besides temperature and nucleus, against transformers' own where that has it."""
 
     logits = torch.randn(60, generator=torch.Generator().manual_seed(3)) * 3
-    prompt, generated = (3, 4, 4), (4, 9, 9, 9)
+    before, prompt = (3, 4, 4, 4, 9, 9, 9), 3
 
     def test_a_repetition_penalty_is_that_of_transformers(self) -> None:
-        found = penalised(self.logits, SamplingParams(repetition_penalty=1.7), self.prompt, self.generated)
-        seen = torch.tensor([[*self.prompt, *self.generated]])
+        found = penalised(self.logits, SamplingParams(repetition_penalty=1.7), self.before, self.prompt)
+        seen = torch.tensor([self.before])
         assert torch.equal(found, RepetitionPenaltyLogitsProcessor(1.7)(seen, self.logits[None].clone())[0])
 
     def test_frequency_and_presence_count_what_was_generated(self) -> None:
         params = SamplingParams(frequency_penalty=0.5, presence_penalty=0.25)
-        taken = self.logits - penalised(self.logits, params, self.prompt, self.generated)
+        taken = self.logits - penalised(self.logits, params, self.before, self.prompt)
         assert {int(i): round(float(taken[i]), 5) for i in taken.nonzero()} == {4: 0.75, 9: 1.75}
 
     def test_a_bias_is_added(self) -> None:
         params = SamplingParams(logit_bias=((5, 100.0), (6, -100.0)), temperature=0)
         assert choose(self.logits, params, Stream(0, 0), 0) == 5
-        taken = penalised(self.logits, params, (), ()) - self.logits
+        taken = penalised(self.logits, params, (), 0) - self.logits
         assert {int(i) for i in taken.nonzero()} == {5, 6}
 
     @pytest.mark.parametrize(
@@ -170,9 +170,9 @@ class TestSteering:
         assert {choose(torch.ones(5), params, Stream(1, 0), position) for position in range(100)} == {0, 1}
 
     def test_what_changes_nothing_changes_nothing(self) -> None:
-        assert penalised(self.logits, SamplingParams(), self.prompt, self.generated) is self.logits
+        assert penalised(self.logits, SamplingParams(), self.before, self.prompt) is self.logits
         before = self.logits.clone()
-        penalised(self.logits, SamplingParams(repetition_penalty=2, presence_penalty=1), self.prompt, self.generated)
+        penalised(self.logits, SamplingParams(repetition_penalty=2, presence_penalty=1), self.before, self.prompt)
         assert torch.equal(self.logits, before), "the caller's logits, of which log-probabilities are made, stay"
 
     @pytest.mark.parametrize(

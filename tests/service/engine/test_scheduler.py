@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.errors import Busy, Internal, Unavailable
 from registry.spec import BottleneckConfig, PrefixConfig
-from service.engine.pace import LEAST, Pace
+from service.engine.pace import AGAIN, LEAST, Pace
 from service.engine.request import GenerateRequest, LoadableAdapter, Request, SamplingParams, ScoreRequest, State
 from service.engine.scheduler import PATIENCE, Scheduler
 from service.engine.space import SMALLEST, Space
@@ -35,6 +37,7 @@ def scheduler_of(
     """`kv` is the number of positions that there is memory for, `pace` the tokens beside streams."""
     found = Scheduler(max_queue=max_queue, max_step_tokens=tokens, max_rows=rows, space=Space(kv, lambda _base_id: 1))
     if pace is not None:
+        found.pace.beside("b", tokens)
         found.pace.took("b", float(pace), newest=1, others=0)
         found.pace.took("b", 1.0, newest=0, others=1)
     return found
@@ -43,9 +46,13 @@ def scheduler_of(
 class Simulation:
     """Runs a scheduler as the engine does, without a model: a choice generates `max_tokens` tokens."""
 
-    def __init__(self, scheduler: Scheduler, *, adapter_bytes: int | None = None) -> None:
+    def __init__(
+        self, scheduler: Scheduler, *, adapter_bytes: int | None = None,
+        loaded: Callable[[Work], bool] = lambda _work: True,
+    ) -> None:  # fmt: skip
         self.scheduler = scheduler
         self.adapter_bytes = adapter_bytes
+        self.loaded = loaded
         self.made: dict[Sequence, int] = {}
         self.scored: dict[Sequence, int] = {}
         self.kept: dict[Sequence, int] = {}
@@ -53,7 +60,7 @@ class Simulation:
 
     def step(self) -> Step | None:
         self.ended += self.scheduler.drop_cancelled()
-        step = self.scheduler.next(adapter_bytes=self.adapter_bytes)
+        step = self.scheduler.next(adapter_bytes=self.adapter_bytes, loaded=self.loaded)
         if step is not None:
             self.check(step)
             self.scheduler.computed(step)
@@ -264,6 +271,51 @@ class TestTurns:
         drain(simulation)
         assert all(work.state is State.FINISHED for work in long)
 
+    def test_a_text_has_its_turn_where_a_stream_fills_the_bank(self) -> None:
+        scheduler = scheduler_of()
+        simulation = Simulation(scheduler, adapter_bytes=1)
+        [stream] = scheduler.add([generate(adapter="a", tokens=200)])
+        simulation.step()
+        [text] = scheduler.add([score(3, adapter="b")])
+        for _ in range(PATIENCE + 3):
+            simulation.step()
+        assert text.state is State.FINISHED
+        drain(simulation)
+        assert stream.state is State.FINISHED
+
+    def test_nobody_gives_way_to_an_adapter_that_is_not_loaded_yet(self) -> None:
+        scheduler = scheduler_of(rows=4)
+        simulation = Simulation(scheduler, adapter_bytes=1, loaded=lambda work: work.key[1] != "b")
+        streams = scheduler.add([generate(adapter="a", tokens=100) for _ in range(4)])
+        for _ in range(3):
+            simulation.step()
+        [cold] = scheduler.add([generate(adapter="b", tokens=5)])
+        for _ in range(2 * PATIENCE):
+            assert works_of(simulation.step()) == streams
+        simulation.loaded = lambda _work: True
+        assert cold in works_of(simulation.step())
+
+    def test_those_who_give_way_are_of_one_adapter_and_nobody_else(self) -> None:
+        scheduler = scheduler_of(rows=9)
+        simulation = Simulation(scheduler, adapter_bytes=1)
+        scheduler.add([generate(adapter="a", tokens=100), *[generate(tokens=100) for _ in range(4)]])
+        for _ in range(3):
+            simulation.step()
+        scheduler.add([generate(adapter="b", tokens=50)])
+        for _ in range(PATIENCE + 1):
+            step = simulation.step()
+        assert sum(work.key[1] is None for work in works_of(step)) == 4
+
+    def test_each_base_model_has_its_own_turns_of_prompts_and_texts(self) -> None:
+        scheduler = scheduler_of(max_queue=999, tokens=8, rows=99)
+        simulation = Simulation(scheduler)
+        for base in "bc":
+            scheduler.add([generate(8, tokens=0, base=base) for _ in range(50)])
+        texts = scheduler.add([ScoreRequest(base, ((1,) * 8,) * 3) for base in "bc"])
+        for _ in range(14):
+            simulation.step()
+        assert [text.state for text in texts] == [State.FINISHED] * 2
+
     def test_prompts_and_texts_have_the_first_choice_in_turn(self) -> None:
         scheduler = scheduler_of(tokens=16, rows=99)
         scheduler.add([score(*[16] * 50)])
@@ -317,7 +369,7 @@ class TestPieces:
         assert all(segment.kept for step in steps for segment in step.segments)
 
     def test_choices_take_over_the_prompt_of_the_first(self) -> None:
-        scheduler = scheduler_of(rows=9)
+        scheduler = scheduler_of(rows=9, pace=100)
         scheduler.add([generate(30, n=4, tokens=3)])
         steps = drain(Simulation(scheduler))
         assert [step.tokens for step in steps] == [30, 4, 4, 3]
@@ -326,7 +378,7 @@ class TestPieces:
 
 class TestMemory:
     def test_the_youngest_starts_again_where_memory_is_short(self) -> None:
-        scheduler = scheduler_of(kv=3 * SMALLEST)
+        scheduler = scheduler_of(kv=3 * SMALLEST, pace=100)
         simulation = Simulation(scheduler)
         old, young = scheduler.add([generate(SMALLEST - 2, tokens=9), generate(SMALLEST - 2, tokens=9)])
         for _ in range(5):
@@ -351,20 +403,24 @@ class TestMemory:
 
 
 class TestPace:
-    def test_nothing_is_known_before_the_first_step(self) -> None:
-        assert Pace(400).beside("b", 400) == 100
+    def test_the_first_step_is_the_streams_alone_and_so_is_one_now_and_then(self) -> None:
+        pace = Pace()
+        assert pace.beside("b", 400) == 0
+        assert [pace.beside("b", 400) for _ in range(AGAIN)] == [100] * (AGAIN - 1) + [0]
+        assert pace.beside("c", 400) == 0, "another base model has another pace"
 
     def test_a_step_beside_streams_takes_at_most_twice_as_long(self) -> None:
-        pace = Pace(400)
+        pace = Pace()
+        pace.beside("b", 400)
         pace.took("b", 0.1, newest=4, others=0)
         pace.took("b", 0.2, newest=0, others=100)
         assert pace.beside("b", 400) == 50
         pace.took("b", 0.2, newest=4, others=50)
         assert pace.beside("b", 400) == 50
-        assert pace.beside("c", 400) == 100, "another base model has another pace"
 
     def test_something_always_goes_on(self) -> None:
-        pace = Pace(400)
+        pace = Pace()
+        pace.beside("b", 400)
         pace.took("b", 0.001, newest=4, others=0)
         pace.took("b", 10.0, newest=0, others=10)
         assert pace.beside("b", 400) == LEAST
