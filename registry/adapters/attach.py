@@ -1,9 +1,9 @@
 """Putting an adapter on a frozen base model for one forward pass, and taking it off again.
 
 Hooks only: no parameter, buffer or attribute of the base changes, and the hooks leave with the context,
-whatever happens inside. Called by the engine's runner (once per forward pass, so it must be cheap) and by the
-trainer (the hooks are differentiable). A hook changes what everybody who runs that model gets, so the caller must
-be the only one who runs it.
+whatever happens inside. Called by the trainer (the hooks are differentiable) and by evaluation; the engine, which has
+many adapters in one pass, has `together` for it. A hook changes what everybody who runs that model gets, so the
+caller must be the only one who runs it.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class AdapterModule(nn.Module, ABC):
     def edits(self, model: nn.Module) -> Iterator[tuple[nn.Module, Edit]]:
         """Pairs of a module of `model` and the edit of its output.
 
-        Called once for each forward pass, after `check_fit`. Edits of one module follow each other in this order;
-        an edit may also only look at what passes, and give the output back as it came.
+        Called after `check_fit`: for each forward pass here, once by `together`. Edits of one module follow each other
+        in this order; an edit may also only look at what passes, and give the output back as it came.
         """
 
     def stackable(self) -> AdapterModule | None:

@@ -140,7 +140,7 @@ def _refuse_unknown(paths: list[str], shape: BaseShape) -> None:
 
 
 def _module_at(model: nn.Module, path: str) -> nn.Module | None:
-    """The module at a path; several times quicker than `get_submodule`, which counts in every forward pass."""
+    """The module at a path; several times quicker than `get_submodule`, which counts in every step of a training."""
     found: nn.Module | None = model
     for name in path.split("."):
         if found is None:

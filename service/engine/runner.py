@@ -1,9 +1,9 @@
 """The forward passes: segments of sequences in, logits, likelihoods and mean states out. Knows no queues.
 
-Used by the engine thread only. A pass runs over one row of tokens: the newest tokens of sequences that generate, then
-prompts and texts, each sequence with its own adapter or none (`registry.adapters.together`), kept apart by `packing`,
-with their keys and values in `kv`. A sequence computes what it computes alone. A base model whose attention does not
-go through transformers' interface is run sequence by sequence instead.
+Used by the engine thread only. A pass runs over one row of tokens, ordered by adapter: newest tokens of sequences that
+generate, pieces of prompts and of texts, each sequence with its own adapter or none (`registry.adapters.together`),
+kept apart by `packing`, with their keys and values in `kv`. A sequence computes what it computes alone. A base model
+whose attention does not go through transformers' interface is run sequence by sequence instead.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from service.engine.space import Space
 from service.engine.steps import Claims, Key, Room, Segment, Sequence, Step, Ticket, Wants, Work
 
 PATIENCE = 16
-"""Steps after which an adapter without any row takes one from the adapter that has most."""
+"""Steps after which an adapter that got nothing takes a row, or its room in the bank, from one that has."""
 
 MOVES = {
     State.WAITING: {State.RUNNING, State.FAILED, State.CANCELLED},
@@ -32,8 +32,8 @@ class Scheduler:
     """A bounded set of requests, served in turns.
 
     At most `max_queue` requests are held, `max_rows` sequences generate together, and a step has at most
-    `max_step_tokens` tokens. `space` tells which sequences have room for their keys and values; `in_pieces` of which
-    base models a text may be computed in several steps.
+    `max_step_tokens` tokens beside the newest ones, but for a text that runs alone. `space` tells which sequences have
+    room for their keys and values; `in_pieces` of which base models a text may be computed in several steps.
     """
 
     def __init__(
