@@ -167,12 +167,6 @@ def token_log_probs(model: nn.Module, input_ids: Tensor, attention_mask: Tensor)
     return log_probs_of_next(model, hidden, input_ids, attention_mask)
 
 
-def mean_pool(hidden: Tensor, mask: Tensor) -> Tensor:
-    """fp32 (batch, hidden): the mean over positions whose `mask` (batch, time) is not zero; zeros where none is."""
-    weight = mask.to(torch.float32).unsqueeze(-1)  # (batch, time, 1)
-    return (hidden.float() * weight).sum(dim=1) / weight.sum(dim=1).clamp(min=1.0)
-
-
 def without_bos(ids: Sequence[int], bos_id: int | None) -> Sequence[int]:
     """The tokens of a text without a BOS that it begins with itself, for whoever puts one in front."""
     return ids[1:] if ids and ids[0] == bos_id else ids

@@ -97,9 +97,10 @@ class LoraAdapter(AdapterModule):
         found = LoraAdapter(config, self._shape)
         for path, update in self._updates.items():
             other, more = found._updates[path], widened[path] - update.lora_A.out_features
-            other.lora_A.weight = nn.Parameter(F.pad(update.lora_A.weight.detach() * update.scaling, (0, 0, 0, more)))
-            other.lora_B.weight = nn.Parameter(F.pad(update.lora_B.weight.detach(), (0, more)))
-        return found
+            a, b = update.lora_A.weight.detach() * update.scaling, update.lora_B.weight.detach()
+            other.lora_A.weight = nn.Parameter(F.pad(a, (0, 0, 0, more)))
+            other.lora_B.weight = nn.Parameter(F.pad(b, (0, more)))
+        return found.eval().requires_grad_(False)
 
     def settings(self) -> Hashable:
         """Its scales; which modules it names, and how wide it is there, show in the names and shapes of its tensors."""

@@ -36,6 +36,7 @@ class ReadyAdapter:
         form = module.stackable()
         self.before = module.states_before()
         """Keys and values (layers, 2, heads, length, size) that stand before its texts, or None."""
+        self.length_before = 0 if self.before is None else int(self.before.shape[3])
         self.module = module if form is None else form
         self.form: Hashable | None = None if form is None else form_of(form)
         self.edits = list(self.module.edits(model))

@@ -20,7 +20,6 @@ from service.engine.request import (
     Scores,
 )
 from service.engine.steps import Ticket
-from service.engine.trial import check_runs
 
 __all__ = [
     "Completion",
@@ -34,5 +33,4 @@ __all__ = [
     "ScoreRequest",
     "Scores",
     "Ticket",
-    "check_runs",
 ]

@@ -12,20 +12,20 @@ import threading
 import time
 from collections.abc import Iterable, Sequence, Set
 
-from registry.base_model import BaseText, LoadedBase
+from registry.base_model import BaseText
 from registry.errors import Internal, InvalidParameter, SoupError, Unavailable
 from service.engine.bank import Bank
 from service.engine.choice import Ending
 from service.engine.draft import Draft, GenerationDraft, ScoreDraft
 from service.engine.execute import Executor
-from service.engine.request import GenerateRequest, Request, State
+from service.engine.request import GenerateRequest, Request, State, tokens_before
 from service.engine.residence import BaseSource, Residence
 from service.engine.runner import Runner
 from service.engine.scheduler import Scheduler
 from service.engine.space import Space
 from service.engine.steps import Step, Ticket, Work
 from service.engine.texts import TextCalls
-from service.engine.trial import packs
+from service.engine.trial import tried
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class Engine(TextCalls):
             max_queue=max_queue, max_step_tokens=max_step_tokens, max_rows=max_rows, space=self._space,
             in_pieces=lambda base_id: self._bases.text(base_id).shape.kind == "causal",
         )  # fmt: skip
-        self._residence: Residence[Runner] = Residence(bases, memory_bytes, self._tell, prepared)
+        self._residence: Residence[Runner] = Residence(bases, memory_bytes, self._tell, tried)
         self._bank = Bank(bank_bytes, self._residence.room_for_adapters)
         self._residence.forget = self._bank.forget
         self._drafts: dict[Work, Draft] = {}
@@ -254,11 +254,12 @@ class Engine(TextCalls):
 
     def _trim(self, wanted: Set[str], running: Set[str]) -> None:
         """Let go of adapters beyond what the bases leave, of stacked copies first."""
-        runners = [self._residence.peek(base_id) for base_id in self._residence.held]
-        left, stacked = self._residence.left, sum(runner.together.bytes for runner in runners)
-        if left is not None and stacked + self._bank.bytes > left:
-            for runner in runners:
-                runner.together.forget_stacks()
+        left = self._residence.left
+        if left is not None:
+            stacks = [self._residence.peek(base_id).together for base_id in self._residence.held]
+            if self._bank.bytes + sum(together.bytes for together in stacks) > left:
+                for together in stacks:
+                    together.forget_stacks()
         self._bank.trim(self._residence.held, left, wanted, running)
 
     # --- answers --------------------------------------------------------------------------------
@@ -269,17 +270,16 @@ class Engine(TextCalls):
         self._residence.check(request.base_id)
         request.check(base.shape)
         if not isinstance(request, GenerateRequest):
-            before = 0 if request.adapter is None else request.adapter.config.prefix_length
-            if before:
-                self._check_fits(request.base_id, before + max(map(len, request.windows)), "prompt")
+            if tokens_before(request):
+                longest = tokens_before(request) + max(map(len, request.windows))
+                self._check_fits(request.base_id, longest, "prompt")
             return ScoreDraft(request, speaks=base.shape.kind == "causal")
         ending = Ending(ending_ids(base, request), self._length_limit(request, base))
         return GenerationDraft(request, ending, lambda ids: decoded(base, ids))
 
     def _length_limit(self, request: GenerateRequest, base: BaseText) -> int:
         """The most tokens a choice may get: what it asks for, or what context and memory leave."""
-        before = 0 if request.adapter is None else request.adapter.config.prefix_length
-        taken, asked = before + len(request.prompt), request.params.max_tokens
+        taken, asked = tokens_before(request) + len(request.prompt), request.params.max_tokens
         self._check_fits(request.base_id, taken + max(1, asked or 0), "max_tokens")
         limit, most = request.length_limit(base.shape), self._space.most(request.base_id)
         return limit if most is None or asked is not None else min(limit, most - taken)
@@ -324,11 +324,6 @@ class Engine(TextCalls):
     def _retry_after(self) -> int:
         """Seconds in which a quarter of the queue is answered at the present pace."""
         return min(MAX_RETRY_AFTER, max(1, math.ceil(self._scheduler.depth * self._pace / 4)))
-
-
-def prepared(base: LoadedBase) -> Runner:
-    """The runner of a base model that was loaded: packed, where that computes the same."""
-    return Runner(base, packed=packs(base))
 
 
 def answer(work: Work, draft: Draft) -> None:

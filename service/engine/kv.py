@@ -89,7 +89,6 @@ class Row:
     During a pass `length` is what was there before it. A `Memory` of `packing`.
     """
 
-    owner: Hashable
     slab: Slab = field(repr=False)
     place: int = 0
     length: int = 0
@@ -124,10 +123,10 @@ class KeyValues:
             return row
         slab = self._slabs.setdefault(capacity, Slab(capacity))
         if row is None:
-            row = self._rows[owner] = Row(owner, slab)
+            row = self._rows[owner] = Row(slab)
             slab.take(row)
             return row
-        moved = Row(owner, slab, length=row.length)
+        moved = Row(slab, length=row.length)
         slab.take(moved)
         _copy(row, moved, row.length)
         self.release(owner)

@@ -156,6 +156,11 @@ class ScoreRequest:
 Request = GenerateRequest | ScoreRequest
 
 
+def tokens_before(request: Request) -> int:
+    """Positions that the request's adapter puts before every text: the length of its prefix."""
+    return 0 if request.adapter is None else request.adapter.config.prefix_length
+
+
 def _config(adapter: LoadableAdapter | None) -> AdapterConfig | None:
     return None if adapter is None else adapter.config
 

@@ -51,6 +51,11 @@ class Task:
     reserve: int = 0
     """Positions that the row is to have room for, a prefix not included."""
 
+    @property
+    def before(self) -> int:
+        """Positions that its adapter puts before its first token."""
+        return 0 if self.adapter is None else self.adapter.length_before
+
 
 @dataclass
 class Found:
@@ -105,25 +110,22 @@ class Runner:
 
         The base's own come first, then adapters with few tokens by form, as their stacks have them, then the others.
         """
-        by_adapter: dict[int, list[int]] = {}
+        by_adapter: dict[ReadyAdapter | None, list[int]] = {}
         for number, task in enumerate(tasks):
-            by_adapter.setdefault(id(task.adapter), []).append(number)
-        plain = by_adapter.pop(id(None), [])
-        few: dict[tuple[object, int], list[list[int]]] = {}
+            by_adapter.setdefault(task.adapter, []).append(number)
+        plain = by_adapter.pop(None, [])
+        few: dict[tuple[object, int], list[ReadyAdapter]] = {}
         many: list[int] = []
-        for numbers in by_adapter.values():
-            adapter, count = tasks[numbers[0]].adapter, sum(len(tasks[n].ids) for n in numbers)
-            assert adapter is not None
-            if adapter.form is not None and count <= FEW:
-                few.setdefault((adapter.form, count), []).append(numbers)
+        for adapter, numbers in by_adapter.items():
+            count = sum(len(tasks[number].ids) for number in numbers)
+            if adapter is not None and adapter.form is not None and count <= FEW:
+                few.setdefault((adapter.form, count), []).append(adapter)
             else:
                 many += numbers
         stacked: list[int] = []
-        for (_, count), groups in few.items():
-            of = {id(tasks[numbers[0]].adapter): numbers for numbers in groups}
-            adapters = [tasks[numbers[0]].adapter for numbers in groups]
-            for adapter in self.together.order([one for one in adapters if one is not None], count):
-                stacked += of[id(adapter)]
+        for (_, count), adapters in few.items():
+            for adapter in self.together.order(adapters, count):
+                stacked += by_adapter[adapter]
         return [*sorted(plain, key=lambda n: -len(tasks[n].ids)), *stacked, *many]
 
     def _packed(self, tasks: Sequence[Task], runs: Sequence[Run], starts: Sequence[int]) -> Tensor:
@@ -136,8 +138,7 @@ class Runner:
         for task, start in zip(tasks, starts, strict=True):
             length = len(task.ids)
             row = None if task.owner is None else self._row(task)
-            before = 0 if task.adapter is None or task.adapter.before is None else task.adapter.before.shape[3]
-            first = self._first + before + task.start
+            first = self._first + task.before + task.start
             positions += range(first, first + length)
             if row is not None:
                 kept.append((row, length))
@@ -159,9 +160,8 @@ class Runner:
 
     def _row(self, task: Task) -> Row:
         """The row of a task's sequence, with what stands before its tokens."""
-        owner, adapter = task.owner, task.adapter
-        states = None if adapter is None else adapter.before
-        before = 0 if states is None else states.shape[3]
+        owner, before = task.owner, task.before
+        states = None if task.adapter is None else task.adapter.before
         if task.copied is not None:
             self._memory.copy(task.copied, owner, before + task.start, room=before + task.reserve)
         row = self._memory.reserve(owner, before + task.reserve)
@@ -199,8 +199,7 @@ class Runner:
         return hidden
 
     def _cache(self, task: Task) -> DynamicCache:
-        states = None if task.adapter is None else task.adapter.before
-        before = 0 if states is None else states.shape[3]
+        before = task.before
         if task.copied is not None or (task.start == 0 and task.owner in self._caches):
             self._caches.pop(task.owner, None)
         cache = self._caches.setdefault(task.owner, DynamicCache())
@@ -232,9 +231,8 @@ def _runs(tasks: Sequence[Task]) -> list[Run]:
     """What of the pass is whose: neighbouring adapters of one form with equally few tokens are one run."""
     runs: list[Run] = []
     at = 0
-    for _, group in groupby(tasks, key=lambda task: id(task.adapter)):
-        of = list(group)
-        adapter, count = of[0].adapter, sum(len(task.ids) for task in of)
+    for adapter, group in groupby(tasks, key=lambda task: task.adapter):
+        count = sum(len(task.ids) for task in group)
         if adapter is not None:
             last = runs[-1] if runs else None
             if last is not None and _stackable(last, adapter, count):
@@ -273,17 +271,17 @@ class _Answers:
 
     def _by_head(self, compute: Callable[[list[int]], None], numbers: list[int]) -> None:
         """Compute for these tasks; those whose adapters edit the output layer with theirs, by themselves."""
-        editing: dict[int, list[int]] = {}
+        plain: list[int] = []
+        editing: dict[ReadyAdapter, list[int]] = {}
         for number in numbers:
             adapter = self._tasks[number].adapter
             if adapter is not None and self._together.edits_outputs(adapter):
-                editing.setdefault(id(adapter), []).append(number)
-        plain = [number for number in numbers if not any(number in of for of in editing.values())]
+                editing.setdefault(adapter, []).append(number)
+            else:
+                plain.append(number)
         if plain:
             compute(plain)
-        for of in editing.values():
-            adapter = self._tasks[of[0]].adapter
-            assert adapter is not None
+        for adapter, of in editing.items():
             with self._together.using([Run(0, None, (adapter,))]):
                 compute(of)
 

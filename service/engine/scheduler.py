@@ -15,7 +15,7 @@ from collections.abc import Sequence as Many
 
 from registry.errors import Busy, Internal
 from service.engine.pace import Pace
-from service.engine.request import GenerateRequest, Request, State
+from service.engine.request import GenerateRequest, Request, State, tokens_before
 from service.engine.space import Space
 from service.engine.steps import Claims, Key, Room, Segment, Sequence, Step, Ticket, Wants, Work
 
@@ -76,9 +76,8 @@ class Scheduler:
     def _admit(self, request: Request) -> Work:
         generating = isinstance(request, GenerateRequest)
         texts = [request.prompt] * request.params.n if isinstance(request, GenerateRequest) else request.windows
-        digest, before = None, 0
-        if request.adapter is not None:
-            digest, before = request.adapter.digest, request.adapter.config.prefix_length
+        digest = None if request.adapter is None else request.adapter.digest
+        before = tokens_before(request)
         work = Work(request, Ticket(len(texts)), (request.base_id, digest))
         sequences = [
             Sequence(next(self._ids), work, index, list(ids), before, len(ids)) for index, ids in enumerate(texts)
@@ -254,11 +253,10 @@ class Scheduler:
         for work in works:
             if room.left < 1 or not self._claim(work):
                 continue
-            first = True
+            taken = len(room.segments)
             while work.waiting and self._score(work.waiting[0], room, work):
-                first = False
                 self._waited.pop(work.key, None)
-            if not first:
+            if len(room.segments) > taken:
                 self._scores.remove(work)
                 self._scores.append(work)
         self._scores = deque(work for work in self._scores if work.waiting)

@@ -30,21 +30,29 @@ TOLERANCE = {torch.float32: 1e-4, torch.float16: 0.1, torch.bfloat16: 0.2}
 more."""
 
 
-def packs(base: LoadedBase) -> bool:
-    """Whether sequences that are packed into one row get what each gets alone."""
+def tried(base: LoadedBase) -> Runner:
+    """The runner of a base model that was loaded: packed where sequences then get what each gets alone.
+
+    Raises Unavailable, naming the family, where they do not get it one after the other either.
+    """
+    why = _why_not_packed(base)
+    if why is None:
+        return Runner(base)
+    log.warning("base model %s runs sequence by sequence, for it cannot be packed: %s", base.entry.id, why)
+    _check_one_by_one(base)
+    return Runner(base, packed=False)
+
+
+def _why_not_packed(base: LoadedBase) -> str | None:
     try:
         check_packable(base.model)
-        error = _error_of_states(base) if base.shape.kind == "encoder" else _largest_error(Runner(base))
+        error = _largest_error(Runner(base))
     except Exception as problem:  # whatever a model's own code raises for what it does not expect
-        log.warning("base model %s runs sequence by sequence, for it cannot be packed: %s", base.entry.id, problem)
-        return False
-    return error <= _tolerance(base)
+        return str(problem)
+    return None if error <= _tolerance(base) else f"values are up to {error:.2g} of the largest away"
 
 
-def check_runs(base: LoadedBase) -> None:
-    """Raises Unavailable, naming the family, where sequences that generate together do not get what they get alone."""
-    if packs(base):
-        return
+def _check_one_by_one(base: LoadedBase) -> None:
     family = base.model.config.model_type
     try:
         error = _largest_error(Runner(base, packed=False))
@@ -53,7 +61,11 @@ def check_runs(base: LoadedBase) -> None:
             f"Base model {base.entry.id!r} (family {family!r}) cannot generate here: it keeps something else "
             f"than the keys and values of attention ({type(problem).__name__})."
         ) from problem
-    if not error <= _tolerance(base):
+    if math.isnan(error):
+        raise Unavailable(
+            f"Base model {base.entry.id!r} computes values that are not finite numbers: look at its weights."
+        )
+    if error > _tolerance(base):
         raise Unavailable(
             f"Base model {base.entry.id!r} (family {family!r}) cannot generate here: rows that run together get "
             f"logits up to {error:.2g} of the largest away from those each gets alone."
@@ -66,7 +78,9 @@ def _tolerance(base: LoadedBase) -> float:
 
 @torch.inference_mode()
 def _largest_error(runner: Runner) -> float:
-    """The largest difference between logits by the runner and by the model, relative to the largest logit."""
+    """How far runner and model are apart, relative to the largest logit, or of encoders to the largest state."""
+    if runner.base.shape.kind == "encoder":
+        return _error_of_states(runner)
     vocabulary = runner.base.shape.vocab_size
     rows = {row: [(13 * row + 7 * place + 1) % vocabulary for place in range(n)] for row, n in enumerate(LENGTHS)}
     begun: set[int] = set()
@@ -93,11 +107,11 @@ def _error(base: LoadedBase, rows: list[list[int]], found: list[Tensor | None]) 
     return float((own - got).abs().max() / own.abs().max())
 
 
-@torch.inference_mode()
-def _error_of_states(base: LoadedBase) -> float:
-    """The same of the mean states of an encoder, relative to the largest."""
+def _error_of_states(runner: Runner) -> float:
+    """The same of the summed states of an encoder."""
+    base = runner.base
     rows = [[3 + (7 * place + 5 * row) % 200 for place in range(n)] for row, n in enumerate(LENGTHS)]
-    found = Runner(base).run([Task(row, 0, pooled=True) for row in rows])
+    found = runner.run([Task(row, 0, pooled=True) for row in rows])
     errors = []
     for row, one in zip(rows, found, strict=True):
         ids = torch.tensor([row], device=base.model.device)

@@ -21,13 +21,13 @@ from registry.likelihood import (
     lm_logits,
     log_probs_of,
     log_probs_of_next,
-    mean_pool,
     padded,
     score_windows,
     token_log_probs,
     windows,
 )
 from registry.spec import BaseShape
+from tests.pooling import mean_pool
 
 ROWS = [[0, 5, 17, 250, 3, 99], [0, 8], [0, 44, 45, 46], [0]]
 

@@ -13,8 +13,9 @@ from transformers.utils import logging
 
 from registry.base_model import load_base, load_text, read_allowlist, shape_of, weight_bytes
 from registry.errors import InvalidParameter, Unavailable
-from registry.likelihood import hidden_states, mean_pool, padded
+from registry.likelihood import hidden_states, padded
 from registry.spec import BaseEntry
+from tests.pooling import mean_pool
 from tests.tiny_models import TINY_ENCODERS, build_tiny_base, build_tiny_encoder
 
 

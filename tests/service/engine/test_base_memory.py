@@ -26,7 +26,8 @@ from registry.adapters import create, paper_config
 from registry.base_model import BaseText, LoadedBase, load_base, load_text, weight_bytes
 from registry.errors import InvalidWeights, NotFound, SoupError, Unavailable
 from registry.spec import BaseEntry
-from service.engine import Engine, GenerateRequest, LoadableAdapter, SamplingParams, ScoreRequest, Ticket, check_runs
+from service.engine import Engine, GenerateRequest, LoadableAdapter, SamplingParams, ScoreRequest, Ticket
+from service.engine.trial import tried
 from tests.service.engine.stepping import run
 from tests.tiny_models import build_tiny_base
 
@@ -530,8 +531,8 @@ RECURRENT = {
 class TestTheTrial:
     def test_every_base_of_these_tests_passes(self, entries: dict[str, BaseEntry]) -> None:
         for entry in entries.values():
-            check_runs(load_base(entry))
-            check_runs(load_base(entry.model_copy(update={"dtype": "bfloat16"})))
+            tried(load_base(entry))
+            tried(load_base(entry.model_copy(update={"dtype": "bfloat16"})))
 
     @pytest.mark.parametrize("family", RECURRENT)
     @pytest.mark.filterwarnings("ignore")
@@ -539,7 +540,13 @@ class TestTheTrial:
         folder = build_tiny_base(tmp_path / family, model_type=family, **RECURRENT[family])
         base = load_base(BaseEntry(id="r", source=str(folder)))
         with pytest.raises(Unavailable, match=rf"'r' \(family '{family}'\) cannot generate here"):
-            check_runs(base)
+            tried(base)
+
+    def test_weights_that_are_no_numbers_are_named_as_such(self, entries: dict[str, BaseEntry]) -> None:
+        base = load_base(next(iter(entries.values())))
+        base.model.get_input_embeddings().weight.data.fill_(float("nan"))
+        with pytest.raises(Unavailable, match="not finite numbers: look at its weights"):
+            tried(base)
 
 
 def test_an_adapter_that_is_no_number_names_itself(source: Source) -> None:

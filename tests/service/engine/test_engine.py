@@ -582,6 +582,7 @@ class TestTrouble:
         self, base: LoadedBase, monkeypatch: pytest.MonkeyPatch, value: float, temperature: float
     ) -> None:
         engine = engine_of(base)
+        engine.preload(["tiny"])
         real = Runner.run
 
         def run_pass(self: Runner, tasks: Sequence[Task]) -> list[Found]:

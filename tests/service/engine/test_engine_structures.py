@@ -200,6 +200,7 @@ def test_vectors_of_an_encoder_are_means_between_cls_and_the_end(encoder: Loaded
 
 def test_an_encoder_whose_states_are_no_numbers_says_so(encoder: LoadedBase) -> None:
     engine = Engine(LoadedBases(encoder))
+    engine.preload(["bert"])
     weight = encoder.model.get_submodule("encoder.layer.1.output.LayerNorm").weight
     kept = weight.data.clone()
     weight.data[0] = float("nan")
