@@ -3,8 +3,8 @@
 AdapterSoup's promise (Chronopoulou et al., 2023) is the quality of several adapters at the cost of one. The soup is
 mixed by `registry.soup.average` from the five adapters; the ensemble of the same five is what it replaces: every batch
 once with each adapter, the probabilities averaged, written here by hand. The engine is also held against a bare
-transformers loop on the same rows: in the batches that the engine would make (what remains is the engine's own), and
-in order of arrival, 16 at a time, as one would write it at first.
+transformers loop on the same rows: in padded batches of like length (the engine packs them without padding), and in
+order of arrival, 16 at a time, as one would write it at first.
 
 Rows are random token ids on a random GPT-2 (speed does not depend on their values), with the spread of lengths that
 passages have. All variants run in turn in each repeat.
@@ -213,7 +213,13 @@ def _result(size: Size, setting: Setting, times: Mapping[str, list[float]]) -> R
         ("soup_over_adapter", "soup", "adapter", 1.0, "time; the promise is the cost of a single adapter"),
         ("adapter_over_base", "adapter", "base", None, "time"),
         ("ensemble_over_soup", "ensemble_by_hand", "soup", None, f"time; {INGREDIENTS} adapters"),
-        ("engine_over_bare_same_batches", "base", "bare_same_batches", None, "time; same rows in the same batches"),
+        (
+            "engine_over_bare_same_batches",
+            "base",
+            "bare_same_batches",
+            None,
+            "time; same rows in padded batches of like length",
+        ),
         ("engine_over_bare_in_order", "base", "bare_in_order", None, "time; same rows, in order, 16 at a time"),
     ):
         result.figures[name] = repeated(ratios(times[above], times[below]), "ratio", goal=goal, note=note)

@@ -8,8 +8,20 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+import torch
 
-from benchmarks import averaging, breadth, cold_start, decoding, deep_model, parity, report, serving, training
+from benchmarks import (
+    averaging,
+    breadth,
+    cold_start,
+    decoding,
+    deep_model,
+    kept_states,
+    parity,
+    report,
+    serving,
+    training,
+)
 from demo import results
 from registry.base_model import load_base
 from registry.errors import Internal
@@ -285,3 +297,14 @@ def test_decoding_writes_the_same_by_every_way(tmp_path):
             decoding._agree(
                 {name: lambda values=values: values for name, values in (calls | wrong).items()}, exact=True
             )
+
+
+def test_kept_states_attend_to_the_same_every_way(monkeypatch):
+    result = kept_states.run(shapes=((2, 32),), repeats=1)
+    assert {row["way"] for row in result.rows} == {"slab", "one_by_one", "gathered"}
+    real = kept_states.ways
+    monkeypatch.setattr(
+        kept_states, "ways", lambda *shape: real(*shape) | {"gathered": lambda: torch.zeros(2, 3, 3, 64)}
+    )
+    with pytest.raises(Internal, match="gathered attends"):
+        kept_states.run(shapes=((2, 32),), repeats=1)
