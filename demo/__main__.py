@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace, given: Sequence[str]) -> int:
     """The exit code of the demo itself, whose imports take seconds."""
-    from demo.jobs import Options
+    from demo.prepare import Options
     from demo.results import command_line
     from demo.run import run
     from demo.server import DemoFailed

@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 
 from demo.job import NOVEL_SAMPLE, TRAINING_SAMPLE
-from demo.jobs import CONTROL, DOMAINS, MODELS
 from demo.passages import shorten
+from demo.prepare import CONTROL, DOMAINS, MODELS
 from demo.progress import Talk
 from demo.server import SOUP, DemoFailed
 from demo.smollm2 import BASE_ID, NAME, prepare

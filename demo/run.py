@@ -14,7 +14,7 @@ from typing import Any
 from demo import shown, table
 from demo.cells import Cell, Cells
 from demo.job import NOVEL_SAMPLE, Job
-from demo.jobs import Options, prepare
+from demo.prepare import Options, prepare
 from demo.progress import Talk
 from demo.server import DemoFailed, Server, running
 from demo.strategies import FITS, NAMESPACE, SERVICE, Answer, cook

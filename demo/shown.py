@@ -9,7 +9,7 @@ from pathlib import Path
 
 from demo import picture, table
 from demo.job import Job
-from demo.jobs import Options
+from demo.prepare import Options
 from demo.results import Figure, write
 from demo.server import Server
 from demo.strategies import CLUSTERING, PAPER, SERVICE, SIMILARITY, UNIFORM, Answer

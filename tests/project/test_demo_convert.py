@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from demo.convert import canonical, convert, neutral_domains
-from demo.jobs import own_job
+from demo.prepare import own_job
 from registry.adapters import attached, create, from_tensors, paper_config
 from registry.adapters.weights import init_hash, load_tensors, save_tensors
 from registry.errors import InvalidManifest, InvalidParameter, InvalidWeights, NotFound

@@ -211,7 +211,7 @@ def test_a_training_is_asked_for_with_curl(home: Home) -> None:
 
 
 def test_the_tutorial_trains_what_the_demo_can_be_mixed_with() -> None:
-    from demo.jobs import DOMAINS as SHIPPED
+    from demo.prepare import DOMAINS as SHIPPED
     from demo.recipe import RECIPE
     from demo.smollm2 import BASE_ID
 
