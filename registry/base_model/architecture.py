@@ -101,11 +101,18 @@ def shape_from(config: Any, fingerprint: Digest, base_id: str, kind: BaseKind = 
     )
 
 
-def parameters_of(config: Any, base_id: str, kind: BaseKind = "causal") -> int:
-    """How many parameters the model of a configuration holds in memory, those that are tied once."""
+def parameters_of(config: Any, base_id: str, kind: BaseKind = "causal", *, output_apart: bool = False) -> int:
+    """How many parameters the model of a configuration holds in memory, those that are tied once.
+
+    With `output_apart` those of the output layer count by themselves where they are the embedding's.
+    """
     model: Any = _built(config, base_id, kind)
     model.tie_weights()
-    return sum(parameter.numel() for parameter in model.parameters())
+    found = sum(parameter.numel() for parameter in model.parameters())
+    head = model.get_output_embeddings() if output_apart else None
+    if head is not None and head.weight is model.get_input_embeddings().weight:
+        found += head.weight.numel()
+    return found
 
 
 def _built(config: Any, base_id: str, kind: BaseKind) -> nn.Module:

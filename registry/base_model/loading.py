@@ -185,16 +185,17 @@ def _shape(folder: Path, entry: BaseEntry, cache_dir: Path | None) -> BaseShape:
     return shape_from(config, fingerprint(folder, cache_dir=cache_dir), entry.id, entry.kind)
 
 
-def weight_bytes(entry: BaseEntry) -> int:
+def weight_bytes(entry: BaseEntry, *, output_apart: bool = False) -> int:
     """Bytes of the weights in the dtype the entry loads them in, found without loading them.
 
-    Of what is in the files, masks, heads that are not loaded and tied embeddings stored twice take no memory. Raises
-    Unavailable where files are missing or not safetensors.
+    Of what is in the files, masks, heads that are not loaded and tied embeddings stored twice take no memory. With
+    `output_apart` an output layer that is tied to the embedding counts by itself. Raises Unavailable where files are
+    missing or not safetensors.
     """
     folder = source_folder(entry)
     for file in weight_files(folder):
         _check_opens(file, entry)
-    numbers = parameters_of(usable_config(folder, entry), entry.id, entry.kind)
+    numbers = parameters_of(usable_config(folder, entry), entry.id, entry.kind, output_apart=output_apart)
     return _DTYPES[entry.dtype].itemsize * numbers
 
 

@@ -11,9 +11,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
+import torch
+
 from registry.base_model import BaseText, LoadedBase, load_base, load_text, shape_of, weight_bytes
 from registry.errors import NotFound
 from registry.spec import BaseEntry, BaseShape
+from service.engine.reordered import reorders
 
 Value = TypeVar("Value")
 
@@ -38,8 +41,8 @@ class AllowedBases:
         return self._once(self._shapes, base_id, lambda entry: shape_of(entry, self._cache_dir))
 
     def size(self, base_id: str) -> int:
-        """Bytes of a base model's weights in the dtype they are loaded in."""
-        return self._once(self._sizes, base_id, weight_bytes)
+        """Bytes of a base model's weights, as the engine holds them."""
+        return self._once(self._sizes, base_id, held_bytes)
 
     def load(self, base_id: str) -> LoadedBase:
         """A base model, newly loaded."""
@@ -59,3 +62,8 @@ class AllowedBases:
         if entry is None:
             raise NotFound(f"There is no base model {base_id!r} here.", param="base_model")
         return entry
+
+
+def held_bytes(entry: BaseEntry) -> int:
+    """Bytes of a base model's weights in the engine, found without loading them."""
+    return weight_bytes(entry, output_apart=reorders(getattr(torch, entry.dtype), entry.device))

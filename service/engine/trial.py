@@ -18,6 +18,7 @@ from registry.base_model import LoadedBase
 from registry.errors import Unavailable
 from registry.likelihood import hidden_states
 from service.engine.packing import check_packable
+from service.engine.reordered import reorder
 from service.engine.runner import Runner, Task
 
 log = logging.getLogger(__name__)
@@ -33,8 +34,11 @@ more."""
 def tried(base: LoadedBase) -> Runner:
     """The runner of a base model that was loaded: packed where sequences then get what each gets alone.
 
+    Its linear layers are reordered on the way.
+
     Raises Unavailable, naming the family, where they do not get it one after the other either.
     """
+    reorder(base.model)
     why = _why_not_packed(base)
     if why is None:
         return Runner(base)

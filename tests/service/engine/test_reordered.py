@@ -1,0 +1,87 @@
+"""Linear layers with reordered weights compute what they replace, in every family, in the bytes that are counted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from registry.base_model import LoadedBase, load_base
+from registry.likelihood import hidden_states, lm_logits
+from service.engine import reordered
+from service.engine.bases import held_bytes
+from service.engine.reordered import ReorderedLinear, reorder, reorders
+from tests.tiny_models import TINY_ENCODERS, VARIANTS, build_tiny
+
+pytestmark = pytest.mark.skipif(not reorders(torch.float32, "cpu"), reason="torch was built without oneDNN")
+
+
+@given(
+    rows=st.integers(0, 70), inputs=st.integers(2, 80), outputs=st.integers(2, 80), seed=st.integers(0, 99),
+    bias=st.booleans(), strided=st.booleans(),
+)  # fmt: skip
+def test_it_computes_what_a_linear_layer_computes(
+    rows: int, inputs: int, outputs: int, seed: int, bias: bool, strided: bool
+) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    weight = torch.randn(outputs, inputs, generator=draw)
+    added = torch.randn(outputs, generator=draw) if bias else None
+    found = ReorderedLinear(weight, added)
+    x = torch.randn(inputs, rows, generator=draw).t() if strided else torch.randn(1, rows, inputs, generator=draw)
+    torch.testing.assert_close(found(x), F.linear(x, weight, added), rtol=1e-5, atol=1e-5)
+    assert torch.equal(found.weight, weight)
+    assert (found.in_features, found.out_features, "bias=" in repr(found)) == (inputs, outputs, True)
+
+
+def test_a_gradient_goes_through_it() -> None:
+    weight, x = torch.randn(4, 3), torch.randn(2, 3, requires_grad=True)
+    ReorderedLinear(weight, None)(x).sum().backward()
+    torch.testing.assert_close(x.grad, weight.sum(0).expand(2, 3))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", [*VARIANTS, *TINY_ENCODERS])
+def test_a_base_model_computes_what_it_did(name: str, dtype: str, tmp_path: Path) -> None:
+    if not reorders(getattr(torch, dtype), "cpu"):
+        pytest.skip("this processor has no such product")
+    entry = build_tiny(tmp_path, name).model_copy(update={"dtype": dtype})
+    base = load_base(entry)
+    plain, linears = computed(base), base.shape.linears
+    assert reorder(base.model) == len(linears)
+    assert {type(base.model.get_submodule(path)) for path in linears} == {ReorderedLinear}
+    again = computed(base)
+    near = {"float32": 1e-5, "bfloat16": 0.05}[dtype]
+    torch.testing.assert_close(again, plain, rtol=near, atol=near * float(plain.abs().max()))
+    layers = [one for one in base.model.modules() if isinstance(one, ReorderedLinear)]
+    held = sum(one.weight.numel() + (0 if one.bias is None else one.bias.numel()) for one in layers)
+    held += sum(one.numel() for one in base.model.parameters())
+    assert held_bytes(entry) == held * base.model.dtype.itemsize
+
+
+def computed(base: LoadedBase) -> torch.Tensor:
+    """Logits, or the states of an encoder."""
+    ids = torch.arange(10, 22)[None]
+    states = hidden_states(base.model, ids, torch.ones_like(ids))
+    return states if base.shape.kind == "encoder" else lm_logits(base.model, states)
+
+
+def test_a_layer_that_would_compute_something_else_stays(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)).requires_grad_(False)
+    monkeypatch.setattr(reordered, "_product", lambda x, weight, bias, *_: F.linear(x, weight.to_dense(), bias) + 0.01)
+    assert reorder(model) == 0
+    assert [type(one) for one in model] == [nn.Linear, nn.ReLU, nn.Linear]
+    assert "the linear layer 2 stays as it is" in caplog.text
+
+
+def test_what_cannot_be_reordered_stays() -> None:
+    assert not reorders(torch.float16, "cpu")
+    assert not reorders(torch.float32, "cuda")
+    model = nn.Sequential(nn.Linear(4, 4, dtype=torch.float16), nn.Linear(4, 1))
+    assert reorder(model.requires_grad_(False)) == 0
