@@ -108,7 +108,7 @@ def parameters_of(config: Any, base_id: str, kind: BaseKind = "causal", *, outpu
     """
     model: Any = _built(config, base_id, kind)
     model.tie_weights()
-    found = sum(parameter.numel() for parameter in model.parameters())
+    found: int = sum(parameter.numel() for parameter in model.parameters())
     head = model.get_output_embeddings() if output_apart else None
     if head is not None and head.weight is model.get_input_embeddings().weight:
         found += head.weight.numel()

@@ -48,7 +48,8 @@ class ReorderedLinear(nn.Linear):
 
 def reorders(dtype: torch.dtype, device: str | torch.device) -> bool:
     """Whether linear layers of this dtype are reordered on this device."""
-    if torch.device(device).type != "cpu" or not torch.backends.mkldnn.is_available():
+    available = bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+    if torch.device(device).type != "cpu" or not available:
         return False
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
