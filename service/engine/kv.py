@@ -175,6 +175,7 @@ class NewestOfSlab:
         self._slab = slab
         self.tokens = torch.tensor(tokens, device=device)
         self._places = torch.tensor([row.place for row in rows], device=device)
+        self._in_place = [row.place for row in rows] == list(range(count))
         self._lengths = torch.tensor([row.length for row in rows], device=device)
         self._longest = max(row.length for row in rows) + 1
         self._count = count
@@ -185,18 +186,20 @@ class NewestOfSlab:
         keys, values = self._slab.of(layer, key, value)
         keys[self._places, :, self._lengths] = key.transpose(0, 1)
         values[self._places, :, self._lengths] = value.transpose(0, 1)
-        heads, tokens, size = query.shape
-        asked = query.new_zeros((self._count, heads, size))  # rows without a token in this pass ask for nothing
-        asked[self._places] = query.transpose(0, 1)
+        heads, _, size = query.shape
+        asked = query.transpose(0, 1)
+        if not self._in_place:  # rows without a token in this pass ask for nothing
+            asked = query.new_zeros((self._count, heads, size)).index_copy(0, self._places, asked)
         groups = heads // keys.shape[1]
         found = F.scaled_dot_product_attention(
-            asked.view(self._count, keys.shape[1], groups, size),
+            asked.reshape(self._count, keys.shape[1], groups, size),
             keys[: self._count, :, : self._longest],
             values[: self._count, :, : self._longest],
             attn_mask=self._mask(window, query.dtype),
             scale=scale,
         )
-        return found.reshape(self._count, heads, -1)[self._places].view(tokens, heads, -1)
+        found = found.reshape(self._count, heads, -1)
+        return found if self._in_place else found[self._places]
 
     def _mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
         """(rows, 1, 1, longest), added to the scores: 0 for what a row's newest token sees, all where it has none."""
