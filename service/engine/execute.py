@@ -10,6 +10,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 
+import torch
 from torch import Tensor
 
 from registry.adapters.together import ReadyAdapter
@@ -18,7 +19,7 @@ from service.engine.bank import Bank
 from service.engine.draft import Draft, GenerationDraft, ScoreDraft
 from service.engine.request import TopTokens
 from service.engine.runner import Found, Runner, Task
-from service.engine.sampler import choose, chosen_log_probs, log_probs, top_tokens
+from service.engine.sampler import Draw, choose, chosen_log_probs, log_probs, top_tokens
 from service.engine.steps import Segment, Sequence, Step, Work
 
 log = logging.getLogger(__name__)
@@ -44,9 +45,10 @@ class Executor:
         done: list[Sequence] = []
         for part, found in self._passes(step, runner, adapters, failures):
             computed(part)
+            tokens = self._next_tokens(part, found)
             for segment, one in zip(part.segments, found, strict=True):
                 try:
-                    if self._take(segment, one):
+                    if self._take(segment, one, tokens.get(segment.sequence)):
                         done.append(segment.sequence)
                 except Exception as error:  # a listener that raises, logits that are no numbers: this request only
                     failures.append((segment.sequence.work, error))
@@ -114,8 +116,23 @@ class Executor:
 
     # --- what came of it ------------------------------------------------------------------------
 
-    def _take(self, segment: Segment, found: Found) -> bool:
-        """Put what came of a segment into its draft; True where its sequence is done."""
+    def _next_tokens(self, part: Step, found: list[Found]) -> dict[Sequence, int | None]:
+        """The next token of each sequence that has logits now, drawn together; None where these are no numbers."""
+        rows = [(segment.sequence, one.logits) for segment, one in zip(part.segments, found, strict=True)]
+        asked = [(sequence, logits) for sequence, logits in rows if logits is not None]
+        if not asked:
+            return {}
+        tokens = choose(torch.stack([logits for _, logits in asked]), [self._draw(sequence) for sequence, _ in asked])
+        return dict(zip((sequence for sequence, _ in asked), tokens, strict=True))
+
+    def _draw(self, sequence: Sequence) -> Draw:
+        draft = self._drafts[sequence.work]
+        assert isinstance(draft, GenerationDraft), "only a generation wants a next token"
+        choice, stream = draft.choices[sequence.index], draft.streams[sequence.index]
+        return Draw(draft.request.params, stream, choice.position, sequence.ids, sequence.prompt)
+
+    def _take(self, segment: Segment, found: Found, token: int | None) -> bool:
+        """Put what came of a segment, and the `token` drawn behind it, into its draft; True where it is done."""
         sequence = segment.sequence
         draft = self._drafts[sequence.work]
         if isinstance(draft, ScoreDraft):
@@ -125,7 +142,7 @@ class Executor:
             self.counts["prompt_tokens_total"] += segment.length
         if found.chosen:
             draft.take_prompt(segment.start, found.chosen, found.tops, sequence.prompt)
-        return found.logits is not None and self._next_token(sequence, draft, found.logits)
+        return found.logits is not None and self._next_token(sequence, draft, found.logits, token)
 
     def _scored(self, draft: ScoreDraft, segment: Segment, found: Found) -> bool:
         sequence = segment.sequence
@@ -135,15 +152,13 @@ class Executor:
         draft.take(sequence.index, found.nll, found.pooled, found.tokens, first=segment.start == 0)
         return segment.start + segment.length == len(sequence.ids)
 
-    def _next_token(self, sequence: Sequence, draft: GenerationDraft, logits: Tensor) -> bool:
-        """Draw one token from logits (vocabulary,) and tell the listener; True when the choice is finished."""
-        index = sequence.index
-        choice, params = draft.choices[index], draft.request.params
-        if not bool(logits.max().isfinite()):  # NaN anywhere, or an infinity that no softmax survives
+    def _next_token(self, sequence: Sequence, draft: GenerationDraft, logits: Tensor, token: int | None) -> bool:
+        """Take the token drawn from logits (vocabulary,) and tell the listener; True when the choice is finished."""
+        choice, params = draft.choices[sequence.index], draft.request.params
+        if token is None:
             raise not_numbers(sequence.work)
         if choice.finish_reason is not None:  # no tokens were asked for
             return True
-        token = choose(logits, params, draft.streams[index], choice.position, sequence.ids, sequence.prompt)
         logprob: float | None = None
         top: TopTokens = ()
         if params.logprobs is not None:

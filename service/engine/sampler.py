@@ -43,46 +43,72 @@ def log_probs(logits: Tensor) -> Tensor:
     return logits - torch.logsumexp(logits, dim=-1, keepdim=True)
 
 
-def choose(
-    logits: Tensor, params: SamplingParams, stream: Stream, position: int,
-    before: Sequence[int] = (), prompt: int = 0,
-) -> int:  # fmt: skip
-    """The next token for logits (vocabulary,): the most likely at temperature 0, else one that is drawn.
+@dataclass(frozen=True)
+class Draw:
+    """How token `position` of a choice is drawn. `before` are the tokens so far, the first `prompt` the prompt's."""
 
-    `before` are the tokens so far, the first `prompt` of them the prompt's.
+    params: SamplingParams
+    stream: Stream
+    position: int
+    before: Sequence[int] = ()
+    prompt: int = 0
+
+
+def choose(logits: Tensor, draws: Sequence[Draw]) -> list[int | None]:
+    """The next token for each row of logits (rows, vocabulary): the most likely at temperature 0, else one drawn.
+
+    None for a row with a NaN, or with an infinity that no softmax survives.
+
     First `logit_bias` is added and what was said before is penalised (`penalised`); then the temperature divides. It
     is drawn from the `top_k` most likely tokens, of these from the nucleus of `top_p`, and of these from those at least
     `min_p` times as likely as the likeliest.
     """
-    logits = penalised(logits, params, before, prompt)
-    if params.temperature == 0:
-        return int(logits.argmax())
-    scaled = logits.double()
-    scaled = (scaled - scaled.max()) / params.temperature
-    if params.top_k is not None and params.top_k < len(scaled):
-        scaled = _only_best(scaled, params.top_k)
-    probabilities = torch.softmax(scaled, dim=-1)
-    if params.top_p < 1:
-        probabilities = nucleus(probabilities, params.top_p)
-    if params.min_p > 0:
-        likely = probabilities >= params.min_p * probabilities.max()
-        probabilities = torch.where(likely, probabilities, torch.zeros_like(probabilities))
+    rows = list(logits)
+    steered = [penalised(row, draw) for row, draw in zip(rows, draws, strict=True)]
+    if any(new is not old for new, old in zip(steered, rows, strict=True)):
+        logits = torch.stack(steered)
+    highest, best = logits.max(dim=-1)
+    found: list[int | None] = [
+        token if sound else None for token, sound in zip(best.tolist(), highest.isfinite().tolist(), strict=True)
+    ]
+    drawn = [n for n, draw in enumerate(draws) if found[n] is not None and draw.params.temperature > 0]
+    if drawn:
+        tokens = _drawn(logits[drawn].double() - highest[drawn, None], [draws[number] for number in drawn])
+        for number, token in zip(drawn, tokens, strict=True):
+            found[number] = token
+    return found
+
+
+def _drawn(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
+    """One token for each row of fp64 logits (rows, vocabulary), the largest of a row 0."""
+    device = logits.device
+    logits = logits / torch.tensor([[draw.params.temperature] for draw in draws], dtype=torch.float64, device=device)
+    for row, draw in zip(logits, draws, strict=True):
+        if draw.params.top_k is not None and draw.params.top_k < len(row):
+            row.copy_(_only_best(row, draw.params.top_k))
+    probabilities = torch.softmax(logits, dim=-1)
+    for row, draw in zip(probabilities, draws, strict=True):
+        if draw.params.top_p < 1:
+            row.copy_(nucleus(row, draw.params.top_p))
+        if draw.params.min_p > 0:
+            row.masked_fill_(row < draw.params.min_p * row.max(), 0)
     cumulative = probabilities.cumsum(dim=-1)
-    point = stream.at(position) * cumulative[-1]
-    chosen = int(torch.searchsorted(cumulative, point, right=True))
-    if chosen < len(cumulative):
-        return chosen
-    return int(probabilities.nonzero()[-1])  # the product rounded up to the total
+    points = torch.tensor([draw.stream.at(draw.position) for draw in draws], dtype=torch.float64, device=device)
+    chosen = torch.searchsorted(cumulative, points[:, None] * cumulative[:, -1:], right=True)[:, 0].tolist()
+    return [  # beyond the last: the product rounded up to the total
+        token if token < len(row) else int(row.nonzero()[-1]) for token, row in zip(chosen, probabilities, strict=True)
+    ]
 
 
-def penalised(logits: Tensor, params: SamplingParams, before: Sequence[int], prompt: int) -> Tensor:
-    """Logits (vocabulary,) with a bias, and with tokens that were there `before` made less likely.
+def penalised(logits: Tensor, draw: Draw) -> Tensor:
+    """Logits (vocabulary,) with a bias, and with tokens that were there before made less likely.
 
     `repetition_penalty` divides the logits of tokens in prompt and answer where they are positive and multiplies them
     where they are negative (Keskar et al., 2019, section 4.1); of the tokens in the answer `presence_penalty` is
     subtracted once, `frequency_penalty` as often as they occur (OpenAI).
     """
     device = logits.device
+    params, before, prompt = draw.params, draw.before, draw.prompt
     if params.repetition_penalty != 1:
         logits = logits.clone()
         seen = torch.tensor(sorted(set(before)), dtype=torch.int64, device=device)

@@ -23,7 +23,7 @@ from registry.errors import InvalidParameter, InvalidPrompt
 from registry.spec import BaseShape
 from service.engine.choice import Choice, Ending
 from service.engine.request import GenerateRequest, SamplingParams, ScoreRequest, State
-from service.engine.sampler import Stream, choose, chosen_log_probs, log_probs, nucleus, penalised, top_tokens
+from service.engine.sampler import Draw, Stream, choose, chosen_log_probs, log_probs, nucleus, penalised, top_tokens
 from service.engine.text import REPLACEMENT, Detokenizer, StopCutter
 
 SHAPE = BaseShape(
@@ -51,14 +51,45 @@ class TestStream:
             assert min(Counter(int(number * 10) for number in numbers).values()) > 320
 
 
+def drawn_alone(logits: torch.Tensor, params: SamplingParams, stream: Stream, position: int) -> int:
+    [token] = choose(logits[None], [Draw(params, stream, position)])
+    assert token is not None
+    return token
+
+
+def sampling() -> st.SearchStrategy[SamplingParams]:
+    return st.builds(
+        SamplingParams,
+        temperature=st.sampled_from([0.0, 0.5, 1.0, 2.0]), top_p=st.sampled_from([0.3, 0.9, 1.0]),
+        top_k=st.sampled_from([None, 1, 5, 100]), min_p=st.sampled_from([0.0, 0.2]),
+        repetition_penalty=st.sampled_from([1.0, 1.5]), presence_penalty=st.sampled_from([0.0, 1.0]),
+        logit_bias=st.sampled_from([(), ((3, 5.0),)]),
+    )  # fmt: skip
+
+
 class TestChoose:
+    @given(st.lists(sampling(), min_size=1, max_size=6), st.integers(0, 2**32), st.data())
+    def test_rows_together_get_the_tokens_that_each_gets_alone(
+        self, params: list[SamplingParams], seed: int, data: st.DataObject
+    ) -> None:
+        logits = torch.randn(len(params), 40, generator=torch.Generator().manual_seed(seed)) * 3
+        draws = [Draw(one, Stream(seed, n), n, (1, 2, 2, 7), 2) for n, one in enumerate(params)]
+        broken = data.draw(st.sets(st.integers(0, len(params) - 1), max_size=2))
+        for number in broken:
+            logits[number, 7] = data.draw(st.sampled_from([math.nan, math.inf]))
+        given_logits = logits.clone()
+        together = choose(logits, draws)
+        assert together == [choose(logits[n : n + 1], [draw])[0] for n, draw in enumerate(draws)]
+        assert {n for n, token in enumerate(together) if token is None} == broken
+        assert torch.equal(logits.nan_to_num(0), given_logits.nan_to_num(0)), "the caller's logits stay"
+
     def test_temperature_zero_is_the_most_likely_whatever_the_seed(self) -> None:
         logits = torch.tensor([0.0, 3.0, 2.9])
-        assert {choose(logits, SamplingParams(temperature=0), Stream(s, 0), s) for s in range(20)} == {1}
+        assert {drawn_alone(logits, SamplingParams(temperature=0), Stream(s, 0), s) for s in range(20)} == {1}
 
     def test_frequencies_follow_the_distribution(self) -> None:
         wanted = torch.tensor([0.5, 0.0, 0.3, 0.2])
-        drawn = Counter(choose(wanted.log(), SamplingParams(), Stream(5, 0), i) for i in range(6000))
+        drawn = Counter(drawn_alone(wanted.log(), SamplingParams(), Stream(5, 0), i) for i in range(6000))
         assert drawn[1] == 0
         for token, probability in enumerate(wanted.tolist()):
             assert abs(drawn[token] / 6000 - probability) < 0.025
@@ -68,7 +99,7 @@ class TestChoose:
 
         def share(temperature: float) -> float:
             params = SamplingParams(temperature=temperature)
-            return sum(choose(logits, params, Stream(1, 0), i) == 0 for i in range(2000)) / 2000
+            return sum(drawn_alone(logits, params, Stream(1, 0), i) == 0 for i in range(2000)) / 2000
 
         assert share(0.25) > share(1.0) > share(10.0) > 0.5
         assert share(1e-6) == 1.0, "next to zero does not overflow"
@@ -77,7 +108,7 @@ class TestChoose:
         logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
         for top_p, kept in ((0.39, {0}), (0.5, {0, 1}), (0.71, {0, 1, 2}), (1.0, {0, 1, 2, 3})):
             params = SamplingParams(top_p=top_p)
-            assert {choose(logits, params, Stream(3, 0), i) for i in range(300)} == kept
+            assert {drawn_alone(logits, params, Stream(3, 0), i) for i in range(300)} == kept
 
     @given(st.lists(st.floats(-30, 30), min_size=1, max_size=40), st.floats(0.01, 1.0))
     def test_the_nucleus_is_the_smallest_that_reaches_top_p(self, values: list[float], top_p: float) -> None:
@@ -113,7 +144,7 @@ class TestChoose:
         logits = torch.randn(50, generator=generator) * 3
         noisy = logits + torch.randn(50, generator=generator) * 1e-6
         params = SamplingParams(top_p=0.9)
-        one, two = (choose(x, params, Stream(seed, 0), position) for x in (logits, noisy))
+        one, two = (drawn_alone(x, params, Stream(seed, 0), position) for x in (logits, noisy))
         probabilities = torch.softmax(logits.double(), -1)
         between = probabilities[min(one, two) + 1 : max(one, two)]
         kept = nucleus(probabilities, 0.9)[min(one, two) + 1 : max(one, two)]
@@ -121,11 +152,11 @@ class TestChoose:
 
     def test_the_end_of_the_range_never_draws_an_impossible_token(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Stream, "at", lambda self, position: 1.0)
-        assert choose(torch.tensor([1.0, 2.0, -math.inf]), SamplingParams(), Stream(0, 0), 0) == 1
+        assert drawn_alone(torch.tensor([1.0, 2.0, -math.inf]), SamplingParams(), Stream(0, 0), 0) == 1
 
     def test_half_precision_logits_are_taken(self) -> None:
         logits = torch.tensor([0.0, 9.0], dtype=torch.bfloat16)
-        assert choose(logits, SamplingParams(temperature=0.1), Stream(0, 0), 0) == 1
+        assert drawn_alone(logits, SamplingParams(temperature=0.1), Stream(0, 0), 0) == 1
 
 
 class TestSteering:
@@ -134,20 +165,22 @@ class TestSteering:
     logits = torch.randn(60, generator=torch.Generator().manual_seed(3)) * 3
     before, prompt = (3, 4, 4, 4, 9, 9, 9), 3
 
+    def draw(self, **params: Any) -> Draw:
+        return Draw(SamplingParams(**params), Stream(0, 0), 4, self.before, self.prompt)
+
     def test_a_repetition_penalty_is_that_of_transformers(self) -> None:
-        found = penalised(self.logits, SamplingParams(repetition_penalty=1.7), self.before, self.prompt)
+        found = penalised(self.logits, self.draw(repetition_penalty=1.7))
         seen = torch.tensor([self.before])
         assert torch.equal(found, RepetitionPenaltyLogitsProcessor(1.7)(seen, self.logits[None].clone())[0])
 
     def test_frequency_and_presence_count_what_was_generated(self) -> None:
-        params = SamplingParams(frequency_penalty=0.5, presence_penalty=0.25)
-        taken = self.logits - penalised(self.logits, params, self.before, self.prompt)
+        taken = self.logits - penalised(self.logits, self.draw(frequency_penalty=0.5, presence_penalty=0.25))
         assert {int(i): round(float(taken[i]), 5) for i in taken.nonzero()} == {4: 0.75, 9: 1.75}
 
     def test_a_bias_is_added(self) -> None:
         params = SamplingParams(logit_bias=((5, 100.0), (6, -100.0)), temperature=0)
-        assert choose(self.logits, params, Stream(0, 0), 0) == 5
-        taken = penalised(self.logits, params, (), 0) - self.logits
+        assert drawn_alone(self.logits, params, Stream(0, 0), 0) == 5
+        taken = penalised(self.logits, Draw(params, Stream(0, 0), 0)) - self.logits
         assert {int(i) for i in taken.nonzero()} == {5, 6}
 
     @pytest.mark.parametrize(
@@ -160,19 +193,19 @@ class TestSteering:
     )
     def test_what_may_be_drawn_is_what_transformers_leaves(self, params: SamplingParams, warper: Any) -> None:
         left = warper(torch.tensor([[0]]), self.logits[None].clone())[0].isfinite().nonzero().flatten().tolist()
-        drawn = {choose(self.logits, params, Stream(1, 0), position) for position in range(2000)}
+        drawn = {drawn_alone(self.logits, params, Stream(1, 0), position) for position in range(2000)}
         assert drawn <= set(left)
         likely = [i for i in left if torch.softmax(self.logits, 0)[i] > 0.01]
         assert set(likely) <= drawn
 
     def test_of_equals_the_first_stay(self) -> None:
         params = SamplingParams(top_k=2)
-        assert {choose(torch.ones(5), params, Stream(1, 0), position) for position in range(100)} == {0, 1}
+        assert {drawn_alone(torch.ones(5), params, Stream(1, 0), position) for position in range(100)} == {0, 1}
 
     def test_what_changes_nothing_changes_nothing(self) -> None:
-        assert penalised(self.logits, SamplingParams(), self.before, self.prompt) is self.logits
+        assert penalised(self.logits, self.draw()) is self.logits
         before = self.logits.clone()
-        penalised(self.logits, SamplingParams(repetition_penalty=2, presence_penalty=1), self.before, self.prompt)
+        penalised(self.logits, self.draw(repetition_penalty=2, presence_penalty=1))
         assert torch.equal(self.logits, before), "the caller's logits, of which log-probabilities are made, stay"
 
     @pytest.mark.parametrize(
