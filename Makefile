@@ -8,7 +8,7 @@ RUN := $(VENV)/bin/python
 FLOORS := registry:98.6 service:96.4 training:96.5
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test quick check format serve demo demo-tiny main-job bench bench-training reproduce-lm reproduce-single openapi clean
+.PHONY: help setup test quick soak check format serve demo demo-tiny main-job bench bench-training reproduce-lm reproduce-single openapi clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -44,6 +44,9 @@ test: $(VENV)/.dev  ## run every test, two files at a time (about 10 minutes on 
 
 quick: $(VENV)/.dev  ## the tests that start no server, PostgreSQL or process (a minute and a half on two cores)
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist loadfile -m 'not slow'
+
+soak: $(VENV)/.dev  ## 20,000 requests over 500 adapters, each of which says who it is (some minutes)
+	SOAK=20000 OMP_NUM_THREADS=1 $(RUN) -m pytest tests/service/engine/test_canaries.py
 
 check: $(VENV)/.dev  ## format, lint, types, layers
 	$(VENV)/bin/ruff format --check .
