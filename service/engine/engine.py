@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence, Set
 
-from registry.base_model import BaseText
+from registry.base_model import BaseText, LoadedBase
 from registry.errors import Internal, InvalidParameter, SoupError, Unavailable
 from service.engine.bank import Bank
 from service.engine.choice import Ending
@@ -60,7 +60,8 @@ class Engine(TextCalls):
             max_queue=max_queue, max_step_tokens=max_step_tokens, max_rows=max_rows, space=self._space,
             in_pieces=lambda base_id: self._bases.text(base_id).shape.kind == "causal",
         )  # fmt: skip
-        self._residence: Residence[Runner] = Residence(bases, memory_bytes, self._tell, tried)
+        self._packed: dict[str, bool] = {}  # of each base model that was loaded
+        self._residence: Residence[Runner] = Residence(bases, memory_bytes, self._tell, self._try)
         self._bank = Bank(bank_bytes, self._residence.room_for_adapters)
         self._residence.forget = self._bank.forget
         self._drafts: dict[Work, Draft] = {}
@@ -103,6 +104,10 @@ class Engine(TextCalls):
     def bases_held(self) -> tuple[str, ...]:
         """Ids of the base models in memory, least recently used first."""
         return self._residence.held
+
+    def packed(self, base_id: str) -> bool | None:
+        """Whether the sequences of a base model run packed in one pass or one by one; None before it is loaded."""
+        return self._packed.get(base_id)
 
     def preload(self, base_ids: Sequence[str]) -> None:
         """Load these base models, in this order, as many as fit; before `start`. Raises what loading raises."""
@@ -183,6 +188,12 @@ class Engine(TextCalls):
         """Block while nothing can run: base models are being loaded, or a request was cancelled."""
         with self._changed:
             self._changed.wait_for(lambda: self._news != self._seen, POLL_SECONDS)
+
+    def _try(self, base: LoadedBase) -> Runner:
+        """The runner of a base model that was loaded. Called by the thread that loaded it."""
+        runner = tried(base)
+        self._packed[base.entry.id] = runner.packed
+        return runner
 
     def _tell(self) -> None:
         """A base model or an adapter is there. Called by the thread that loaded it."""
