@@ -260,7 +260,9 @@ def test_embeddings_as_floats_and_as_the_client_asks_for_them(live: Live) -> Non
         ({"prompt": "a", "logit_bias": {"5": 101}}, openai.BadRequestError, "logit_bias"),
         ({"prompt": "a", "logit_bias": {"five": 1}}, openai.BadRequestError, "logit_bias"),
         ({"prompt": "a", "logit_bias": {"100000": 1}}, openai.BadRequestError, "logit_bias names token 100000"),
-        ({"prompt": "a", "best_of": 4}, openai.BadRequestError, "best_of"),
+        ({"prompt": "a", "best_of": 0}, openai.BadRequestError, "best_of"),
+        ({"prompt": "a", "n": 3, "best_of": 2}, openai.BadRequestError, "'best_of' is 2 and 'n' is 3"),
+        ({"prompt": "a", "best_of": 17}, openai.BadRequestError, "'best_of' is 17; at most 16 are generated"),
         ({"prompt": "a", "suffix": "z"}, openai.BadRequestError, "'suffix': is not supported"),
         ({"prompt": "a", "extra_body": {"top_k": -2}}, openai.BadRequestError, "top_k"),
         ({"prompt": "a", "extra_body": {"min_p": 1.5}}, openai.BadRequestError, "min_p"),
@@ -313,6 +315,48 @@ def test_what_is_drawn_can_be_steered(live: Live) -> None:
     for one in ({"top_k": 1}, {"min_p": 1}):
         assert tokens(temperature=2, seed=1, extra_body=one) == plain, "one token is left to draw from"
     assert tokens(temperature=2, seed=1, extra_body={"top_k": -1}) == tokens(temperature=2, seed=1)
+
+
+@pytest.mark.parametrize("ask", [{"best_of": 4}, {"n": 2, "best_of": 2}])
+def test_the_best_of_several_cannot_be_streamed(live: Live, ask: dict[str, Any]) -> None:
+    with pytest.raises(openai.BadRequestError, match=f"'best_of' is {ask['best_of']}: the best are known at the end"):
+        live.openai().completions.create(model="tiny", prompt="a", stream=True, **ask)
+
+
+@pytest.mark.parametrize("prompt", [PROMPT, [PROMPT, "Heat the oil"]])
+def test_the_best_are_those_with_the_highest_mean_log_probability(live: Live, prompt: Any) -> None:
+    client, count = live.openai(), 1 if isinstance(prompt, str) else len(prompt)
+    ask: dict[str, Any] = {"model": "tiny", "prompt": prompt, "seed": 5, "max_tokens": 6, "stop": "e"}
+    every = client.completions.create(**ask, n=6, logprobs=2)
+
+    def expected(n: int) -> list[Any]:
+        """The n best of each prompt."""
+        found = []
+        for number in range(count):
+            own = every.choices[6 * number : 6 * number + 6]
+            means = [float(np.mean(choice.logprobs.token_logprobs)) for choice in own]  # type: ignore[union-attr,arg-type]
+            assert len(set(means)) == 6
+            found += [own[index] for index in np.argsort(means)[::-1][:n]]
+        return found
+
+    best = client.completions.create(**ask, n=3, best_of=6, logprobs=2)
+    assert [choice.index for choice in best.choices] == list(range(3 * count))
+    assert [(one.text, one.finish_reason) for one in best.choices] == [(o.text, o.finish_reason) for o in expected(3)]
+    for one, other in zip(best.choices, expected(3), strict=True):
+        assert one.logprobs is not None
+        assert one.logprobs.tokens == other.logprobs.tokens
+        assert one.logprobs.token_logprobs == pytest.approx(other.logprobs.token_logprobs, abs=1e-5)
+        assert all(len(top) >= 2 for top in one.logprobs.top_logprobs or ())
+    assert best.usage == every.usage, "all that was generated counts"
+    plain = client.completions.create(**ask, n=6, best_of=6)
+    assert [choice.text for choice in plain.choices] == [choice.text for choice in expected(6)]
+    assert {choice.logprobs for choice in plain.choices} == {None}
+
+
+def test_of_answers_without_a_token_the_first_are_the_best(live: Live) -> None:
+    ask: dict[str, Any] = {"model": "tiny", "prompt": PROMPT, "max_tokens": 0, "echo": True}
+    answer = live.openai().completions.create(**ask, n=1, best_of=3)
+    assert [(choice.index, choice.text) for choice in answer.choices] == [(0, PROMPT)]
 
 
 def test_stream_options_without_a_stream_are_refused(live: Live) -> None:
