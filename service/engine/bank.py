@@ -34,6 +34,10 @@ class Bank:
         self._room = room
         self.bytes = 0
         self.loads = 0
+        self.evictions = 0
+        """Adapters dropped: loads are those held and those dropped."""
+        self.hits = 0
+        """Requests that began with their adapter held; whoever starts them counts them."""
         self._held: OrderedDict[tuple[str, str], ReadyAdapter] = OrderedDict()
         self._loading: dict[tuple[str, str], Future[AdapterModule]] = {}
         self._pool: ThreadPoolExecutor | None = None
@@ -61,6 +65,10 @@ class Bank:
             self._loading[key].add_done_callback(lambda _done: self._told())
         return self._loading[key].done()
 
+    def holds(self, runner: Runner, handle: LoadableAdapter) -> bool:
+        """Whether the adapter is on the base's device now."""
+        return (runner.base.entry.id, handle.digest) in self._held
+
     def get(self, runner: Runner, handle: LoadableAdapter, *, pinned: Container[str] = ()) -> ReadyAdapter:
         """The adapter on the base's device, loaded if need be; raises what loading raises, as a SoupError.
 
@@ -77,7 +85,7 @@ class Bank:
     def forget(self, base_id: str) -> None:
         """Drop the adapters of a base model: they refer to its modules."""
         for key in [key for key in self._held if key[0] == base_id]:
-            self.bytes -= self._held.pop(key).bytes
+            self._drop(key)
 
     def trim(
         self, bases: Container[str], limit: int | None, wanted: Container[str], pinned: Collection[str] = ()
@@ -90,7 +98,7 @@ class Bank:
         for key in [key for key in self._loading if key[0] not in bases or key[1] not in wanted]:
             self._loading.pop(key).cancel()
         for key in [key for key in self._held if key[0] not in bases]:
-            self.bytes -= self._held.pop(key).bytes
+            self._drop(key)
         if limit is not None:
             self._make_room(limit, pinned)
         self._make_room(self.capacity, {*(key[1] for key in list(self._held)[-1:]), *pinned})
@@ -99,7 +107,11 @@ class Bank:
         for key in [key for key in self._held if key[1] not in pinned]:
             if self.bytes <= limit:
                 break
-            self.bytes -= self._held.pop(key).bytes
+            self._drop(key)
+
+    def _drop(self, key: tuple[str, str]) -> None:
+        self.bytes -= self._held.pop(key).bytes
+        self.evictions += 1
 
     def _hold(self, key: tuple[str, str], adapter: ReadyAdapter, pinned: Container[str]) -> None:
         size = adapter.bytes

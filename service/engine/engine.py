@@ -18,12 +18,14 @@ from service.engine.bank import Bank
 from service.engine.choice import Ending
 from service.engine.draft import Draft, GenerationDraft, ScoreDraft
 from service.engine.execute import Executor
+from service.engine.outcome import answer, as_soup, without_frames
 from service.engine.request import GenerateRequest, Request, State, tokens_before
 from service.engine.residence import BaseSource, Residence
 from service.engine.runner import Runner
 from service.engine.scheduler import Scheduler
 from service.engine.space import Space
 from service.engine.steps import Step, Ticket, Work
+from service.engine.tally import Figures, Tally
 from service.engine.texts import TextCalls
 from service.engine.trial import tried
 
@@ -65,7 +67,8 @@ class Engine(TextCalls):
         self._bank = Bank(bank_bytes, self._residence.room_for_adapters)
         self._residence.forget = self._bank.forget
         self._drafts: dict[Work, Draft] = {}
-        self._executor = Executor(self._bank, self._drafts)
+        self._tally = Tally()
+        self._executor = Executor(self._bank, self._drafts, self._tally)
         self._changed = threading.Condition()  # guards the scheduler; told of work coming and of places getting free
         self._thread: threading.Thread | None = None
         self._stop_at: float | None = None
@@ -130,6 +133,8 @@ class Engine(TextCalls):
                 "adapters_held": len(self._bank),
                 "adapter_bytes": self._bank.bytes,
                 "adapter_loads_total": self._bank.loads,
+                "adapter_hits_total": self._bank.hits,
+                "adapter_evictions_total": self._bank.evictions,
                 "kv_bytes": self._space.bytes,
                 "bases_held": len(self._residence.held),
                 "base_bytes": self._residence.bytes,
@@ -137,6 +142,10 @@ class Engine(TextCalls):
                 **self._executor.counts,
                 **{f"requests_{end}_total": count for end, count in self._ends.items()},
             }
+
+    def by_adapter(self) -> dict[str, Figures]:
+        """Figures for /metrics by adapter digest, with `base` and `other`; none of them ever falls."""
+        return self._tally.figures()
 
     def start(self) -> None:
         """Start the thread; an engine starts once."""
@@ -316,8 +325,10 @@ class Engine(TextCalls):
         for work in ended:
             draft = self._drafts.pop(work)
             self._ends[work.state.value] += 1
-            answer(work, draft)
             now = time.monotonic()
+            if work.state is State.FINISHED:
+                self._tally.answered(work.key[1], now - draft.came)
+            answer(work, draft)
             self._pace += 0.1 * (now - self._settled_at - self._pace)
             self._settled_at = now
         with self._changed:
@@ -335,38 +346,6 @@ class Engine(TextCalls):
     def _retry_after(self) -> int:
         """Seconds in which a quarter of the queue is answered at the present pace."""
         return min(MAX_RETRY_AFTER, max(1, math.ceil(self._scheduler.depth * self._pace / 4)))
-
-
-def answer(work: Work, draft: Draft) -> None:
-    """Give an ended request's ticket its answer or error; a cancelled one has none."""
-    if not work.ticket.set_running_or_notify_cancel():
-        return
-    if work.state is not State.FINISHED:
-        work.ticket.set_exception(work.error)
-        return
-    try:
-        work.ticket.set_result(draft.result())
-    except Exception as error:
-        work.ticket.set_exception(as_soup(error))
-
-
-def as_soup(error: Exception) -> SoupError:
-    """An error of ours as it is; any other is logged, and the caller hears of it without its details."""
-    if isinstance(error, SoupError):
-        return error
-    log.error("a batch failed", exc_info=error)
-    wrapped = Internal("The engine failed on this request; the server's log says why.")
-    wrapped.__cause__ = error
-    return wrapped
-
-
-def without_frames(error: SoupError) -> SoupError:
-    """The error without its tracebacks: they would keep the base model in memory for as long as somebody has it."""
-    one: BaseException | None = error
-    while one is not None:
-        one.__traceback__ = None
-        one = one.__cause__ or one.__context__
-    return error
 
 
 def ending_ids(base: BaseText, request: GenerateRequest) -> frozenset[int]:
