@@ -76,6 +76,7 @@ class Engine(TextCalls):
         self._seen = 0
         self._pace = 0.1  # seconds between two answers, smoothed
         self._settled_at = time.monotonic()
+        self._passed_at: dict[str | None, float] = {}  # the last pass of each base model; under None, of any
         self._ends = dict.fromkeys(("finished", "failed", "cancelled"), 0)
 
     # --- from any thread ------------------------------------------------------------------------
@@ -143,6 +144,10 @@ class Engine(TextCalls):
                 **{f"requests_{end}_total": count for end, count in self._ends.items()},
             }
 
+    def seconds_since_pass(self, base_id: str | None = None) -> float:
+        """Seconds since a pass of this base model ended (None: of any, or since there was nothing to do)."""
+        return time.monotonic() - self._passed_at.get(base_id, -math.inf)
+
     def by_adapter(self) -> dict[str, Figures]:
         """Figures for /metrics by adapter digest, with `base` and `other`; none of them ever falls."""
         return self._tally.figures()
@@ -188,7 +193,7 @@ class Engine(TextCalls):
                 for base_id in self._residence.held:  # nothing is kept for nobody while there is nothing to do
                     self._residence.peek(base_id).retain(())
                 self._changed.wait_for(lambda: self._scheduler.depth or self._stop_at is not None)
-                self._settled_at = time.monotonic()
+                self._settled_at = self._passed_at[None] = time.monotonic()
             if self._stop_at is None:
                 return True
             return self._scheduler.depth > 0 and time.monotonic() < self._stop_at
@@ -224,6 +229,7 @@ class Engine(TextCalls):
             done, failures = self._executor.run(step, self._residence.base(step.base_id), self._computed)
         except Exception as error:
             done, failures = [], [(work, error) for work in step.works]
+        self._passed_at |= dict.fromkeys((None, step.base_id), time.monotonic())
         newest = sum(segment.wants == "next" and segment.length == 1 for segment in step.segments)
         errors = [(culprit, without_frames(as_soup(failure))) for culprit, failure in failures]
         with self._changed:
@@ -289,6 +295,8 @@ class Engine(TextCalls):
         base = self._bases.text(request.base_id)
         self._residence.check(request.base_id)
         request.check(base.shape)
+        if request.adapter is not None:
+            self._bank.check(request.adapter.digest, request.adapter.size_bytes)
         if not isinstance(request, GenerateRequest):
             if tokens_before(request):
                 longest = tokens_before(request) + max(map(len, request.windows))

@@ -11,7 +11,12 @@ import httpx2
 import numpy as np
 import openai
 import pytest
+from openai.types import EmbeddingCreateParams, chat, completion_create_params
+from pydantic import BaseModel
 
+from service.http.schemas.chat import ChatRequest
+from service.http.schemas.completions import CompletionRequest
+from service.http.schemas.embeddings import EmbeddingRequest
 from tests.service.servers import Live, World
 
 PROMPT = "The quick brown"
@@ -252,9 +257,13 @@ def test_embeddings_as_floats_and_as_the_client_asks_for_them(live: Live) -> Non
         ({"prompt": "a", "temperature": -1}, openai.BadRequestError, "temperature"),
         ({"prompt": "a", "top_p": 0}, openai.BadRequestError, "top_p"),
         ({"prompt": "a", "n": 0}, openai.BadRequestError, "'n'"),
-        ({"prompt": "a", "n": 1000}, openai.BadRequestError, "'n'"),
-        ({"prompt": "a", "logprobs": 1000}, openai.BadRequestError, "logprobs"),
-        ({"prompt": "a", "stop": ["a", "b", "c", "d", "e"]}, openai.BadRequestError, "stop"),
+        ({"prompt": "a", "n": 17}, openai.BadRequestError, "'n' is 17; at most 16 are given"),
+        ({"prompt": "a", "n": 10**40}, openai.BadRequestError, "at most 16 are given"),
+        ({"prompt": "a", "max_tokens": 10**9}, openai.BadRequestError, "less than or equal to 1000000"),
+        ({"prompt": "a", "max_tokens": -1}, openai.BadRequestError, "greater than or equal to 0"),
+        ({"prompt": "a", "logprobs": 21}, openai.BadRequestError, "'logprobs' is 21; at most 20 are given"),
+        ({"prompt": "a", "stop": ["a", "b", "c", "d", "e"]}, openai.BadRequestError, "up to 4 texts"),
+        ({"prompt": "a", "stop": "a" * 501}, openai.BadRequestError, "beyond 500 characters"),
         ({"prompt": "a", "stop": ""}, openai.BadRequestError, "stop"),
         ({"prompt": "a", "presence_penalty": 2.5}, openai.BadRequestError, "presence_penalty"),
         ({"prompt": "a", "logit_bias": {"5": 101}}, openai.BadRequestError, "logit_bias"),
@@ -285,6 +294,18 @@ def test_what_is_wrong_is_refused_in_one_sentence(
         assert words in caught.value.message
         assert caught.value.body["message"].endswith(".")
         assert caught.value.request_id
+
+
+@pytest.mark.parametrize(
+    ("openais", "ours"),
+    [
+        (chat.completion_create_params.CompletionCreateParamsBase, ChatRequest),
+        (completion_create_params.CompletionCreateParamsBase, CompletionRequest),
+        (EmbeddingCreateParams, EmbeddingRequest),
+    ],
+)
+def test_every_field_that_openai_has_is_known_by_name(openais: type, ours: type[BaseModel]) -> None:
+    assert set(openais.__annotations__) - set(ours.model_fields) == set(), "support it, or refuse it by name"
 
 
 @pytest.mark.parametrize(
