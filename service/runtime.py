@@ -15,11 +15,12 @@ import torch
 from registry.base_model import read_allowlist
 from registry.blobs import BlobStore, LocalBlobs
 from registry.catalogue.database import Database
-from registry.errors import Internal, Unavailable
+from registry.errors import Internal, InvalidParameter, Unavailable
 from registry.registry import Limits, Registry, SampleLimits
 from service import storage
 from service.base_models import ServedBaseModels
 from service.engine import Engine
+from service.engine.bank import smallest_adapter
 from service.engine.bases import AllowedBases
 from service.job_board import JobBoard
 from service.jobs.runner import JobRunner
@@ -67,8 +68,8 @@ class Runtime:
     def start(self) -> None:
         """Own the data folder, migrate, write the admin key, load base models, start the engine and the jobs.
 
-        Raises Unavailable where the folder has another owner, the schema is behind, or a base cannot be loaded;
-        then nothing is left running.
+        Raises Unavailable where the folder has another owner, the schema is behind, or a base cannot be loaded, and
+        InvalidParameter where the bank holds no adapter; then nothing is left running.
         """
         if self._started:
             raise Internal("the runtime was started already")
@@ -140,6 +141,7 @@ class Runtime:
             _ = base.shape  # raises Unavailable where it cannot be read
             if base.entry.chat_template is not None:
                 _ = base.text  # and where the operator's template fails
+        self._check_bank()
         if not self.settings.preload:
             return
         self.engine.preload(list(self.bases))
@@ -150,6 +152,19 @@ class Runtime:
                 "is loaded at its first use" if self.bases[base_id].fits else "can never be loaded",
                 self.settings.memory_bytes,
             )  # fmt: skip
+
+    def _check_bank(self) -> None:
+        """Raises InvalidParameter where no adapter of any base model would ever have room."""
+        capacity = self.settings.adapter_bank_bytes
+        least = min(
+            (smallest_adapter(base.shape) for base in self.bases.values() if base.entry.kind == "causal"), default=0
+        )
+        if capacity < least:
+            raise InvalidParameter(
+                f"SOUP_ADAPTER_BANK_BYTES is {capacity}, and the smallest adapter of the base models here takes "
+                f"{least} bytes: give it room for those that are to be served.",
+                param="adapter_bank_bytes",
+            )
 
 
 def limits_of(settings: Settings) -> Limits:

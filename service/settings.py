@@ -81,7 +81,7 @@ class Settings(BaseSettings):
     engine_kv_bytes: int = Field(2**30, ge=1, description="Bytes of keys and values of all sequences together.")
     engine_rows: int = Field(16, ge=1, description="Sequences that generate together.")
     adapter_bank_bytes: int = Field(
-        512 * MIB, ge=0, description="Memory for adapters held ready, least recent dropped."
+        512 * MIB, ge=0, description="Memory for adapters held ready, least recent dropped; a larger one is refused."
     )
     memory_bytes: int | None = Field(
         None, ge=1, description="Memory for weights of base models and adapters, least recent dropped; none: no limit."

@@ -4,7 +4,8 @@
 `pace` (how much beside streams) and `space` (whose keys and values fit); `residence` holds base models, `bank`
 adapters, `kv` keys and values; `trial` tries a base model that was loaded, `runner` runs the models on sequences that
 `packing` keeps apart, `sampler` draws tokens, `choice`, `text` and `draft` make answers of them, `execute` is one
-step, `engine` the thread, `texts` the blocking calls for verbs.
+step, `outcome` ends a request, `tally` counts what each adapter's requests took, `engine` is the thread, `texts` the
+blocking calls for verbs.
 """
 
 from registry.adapters.loadable import LoadableAdapter

@@ -16,7 +16,8 @@ from registry.adapters import AdapterModule, from_tensors
 from registry.adapters.loadable import LoadableAdapter
 from registry.adapters.together import ReadyAdapter
 from registry.base_model import LoadedBase
-from registry.errors import SoupError, Unavailable
+from registry.errors import InvalidParameter, SoupError, Unavailable
+from registry.spec import BaseShape
 from service.engine.runner import Runner
 
 LOADERS = 2
@@ -24,7 +25,7 @@ LOADERS = 2
 
 
 class Bank:
-    """At most `capacity` bytes of adapters; one that is larger alone is held until the next comes.
+    """At most `capacity` bytes of adapters, but for those of one pass; one that is larger alone is refused.
 
     `room(size, base id, bytes held)` is asked before an adapter is held: how many bytes all may take (it may raise).
     """
@@ -34,10 +35,23 @@ class Bank:
         self._room = room
         self.bytes = 0
         self.loads = 0
+        self.evictions = 0
+        """Adapters dropped: loads are those held and those dropped."""
+        self.hits = 0
+        """Requests that began with their adapter held; whoever starts them counts them."""
         self._held: OrderedDict[tuple[str, str], ReadyAdapter] = OrderedDict()
         self._loading: dict[tuple[str, str], Future[AdapterModule]] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._told: Callable[[], None] = lambda: None
+
+    def check(self, digest: str, size: int) -> None:
+        """From any thread: raises InvalidParameter for an adapter that alone is larger than the bank."""
+        if size > self.capacity:
+            raise InvalidParameter(
+                f"Adapter {digest} takes {size} bytes, and this server may hold {self.capacity} bytes of adapters "
+                "(SOUP_ADAPTER_BANK_BYTES): ask for a smaller one, or its operator for more room.",
+                param="model",
+            )
 
     def __len__(self) -> int:
         return len(self._held)
@@ -61,6 +75,10 @@ class Bank:
             self._loading[key].add_done_callback(lambda _done: self._told())
         return self._loading[key].done()
 
+    def holds(self, runner: Runner, handle: LoadableAdapter) -> bool:
+        """Whether the adapter is on the base's device now."""
+        return (runner.base.entry.id, handle.digest) in self._held
+
     def get(self, runner: Runner, handle: LoadableAdapter, *, pinned: Container[str] = ()) -> ReadyAdapter:
         """The adapter on the base's device, loaded if need be; raises what loading raises, as a SoupError.
 
@@ -77,7 +95,7 @@ class Bank:
     def forget(self, base_id: str) -> None:
         """Drop the adapters of a base model: they refer to its modules."""
         for key in [key for key in self._held if key[0] == base_id]:
-            self.bytes -= self._held.pop(key).bytes
+            self._drop(key)
 
     def trim(
         self, bases: Container[str], limit: int | None, wanted: Container[str], pinned: Collection[str] = ()
@@ -90,24 +108,38 @@ class Bank:
         for key in [key for key in self._loading if key[0] not in bases or key[1] not in wanted]:
             self._loading.pop(key).cancel()
         for key in [key for key in self._held if key[0] not in bases]:
-            self.bytes -= self._held.pop(key).bytes
+            self._drop(key)
         if limit is not None:
             self._make_room(limit, pinned)
-        self._make_room(self.capacity, {*(key[1] for key in list(self._held)[-1:]), *pinned})
+        self._make_room(self.capacity, pinned)
 
     def _make_room(self, limit: int, pinned: Container[str] = ()) -> None:
         for key in [key for key in self._held if key[1] not in pinned]:
             if self.bytes <= limit:
                 break
-            self.bytes -= self._held.pop(key).bytes
+            self._drop(key)
+
+    def _drop(self, key: tuple[str, str]) -> None:
+        self.bytes -= self._held.pop(key).bytes
+        self.evictions += 1
 
     def _hold(self, key: tuple[str, str], adapter: ReadyAdapter, pinned: Container[str]) -> None:
         size = adapter.bytes
+        self.check(key[1], size)
         allowed = self.capacity if self._room is None else min(self.capacity, self._room(size, key[0], self.bytes))
         self._make_room(allowed - size, pinned)
         self._held[key] = adapter
         self.bytes += size
         self.loads += 1
+
+
+def smallest_adapter(shape: BaseShape) -> int:
+    """Bytes that the smallest adapter of a base model takes here: a LoRA of rank 1, or a prefix of one position."""
+    values = [inputs + outputs for inputs, outputs in shape.linears.values()]
+    if shape.kv is not None:
+        heads, size = shape.kv
+        values.append(2 * 2 * shape.num_layers * heads * size)  # its tensor, and the keys and values made of it
+    return 4 * min(values, default=0)  # held in fp32
 
 
 def _load(base: LoadedBase, handle: LoadableAdapter) -> AdapterModule:

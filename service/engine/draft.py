@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -12,15 +13,26 @@ from service.engine.request import GenerateRequest, Generation, PromptScores, Sc
 from service.engine.sampler import Stream
 
 
-class GenerationDraft:
+class _Begun:
+    """What drafts have in common: when the request `came` (monotonic seconds), and whether a step had a part of it."""
+
+    def __init__(self) -> None:
+        self.came = time.monotonic()
+        self.begun = False
+
+
+class GenerationDraft(_Begun):
     """The choices of a GenerateRequest, each with its own random stream."""
 
     def __init__(self, request: GenerateRequest, ending: Ending, decode: Callable[[Sequence[int]], str]) -> None:
+        super().__init__()
         params = request.params
         seed = secrets.randbits(64) if params.seed is None else params.seed
         self.request = request
         self.choices = [Choice(index, params, ending, decode) for index in range(params.n)]
         self.streams = [Stream(seed, index) for index in range(params.n)]
+        self.silent = True
+        """Whether no token was drawn yet."""
         self._chosen: list[float | None] = [None]
         self._tops: list[TopTokens | None] = [None]
 
@@ -36,10 +48,11 @@ class GenerationDraft:
         return Generation(tuple(choice.completion() for choice in self.choices), prompt)
 
 
-class ScoreDraft:
+class ScoreDraft(_Begun):
     """The windows of a ScoreRequest; `speaks` says that the base model has likelihoods."""
 
     def __init__(self, request: ScoreRequest, *, speaks: bool) -> None:
+        super().__init__()
         self.request = request
         self.speaks = speaks
         self._nll = [0.0] * len(request.windows)

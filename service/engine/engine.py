@@ -12,18 +12,20 @@ import threading
 import time
 from collections.abc import Iterable, Sequence, Set
 
-from registry.base_model import BaseText
+from registry.base_model import BaseText, LoadedBase
 from registry.errors import Internal, InvalidParameter, SoupError, Unavailable
 from service.engine.bank import Bank
 from service.engine.choice import Ending
 from service.engine.draft import Draft, GenerationDraft, ScoreDraft
 from service.engine.execute import Executor
+from service.engine.outcome import answer, as_soup, without_frames
 from service.engine.request import GenerateRequest, Request, State, tokens_before
 from service.engine.residence import BaseSource, Residence
 from service.engine.runner import Runner
 from service.engine.scheduler import Scheduler
 from service.engine.space import Space
 from service.engine.steps import Step, Ticket, Work
+from service.engine.tally import Figures, Tally
 from service.engine.texts import TextCalls
 from service.engine.trial import tried
 
@@ -60,11 +62,13 @@ class Engine(TextCalls):
             max_queue=max_queue, max_step_tokens=max_step_tokens, max_rows=max_rows, space=self._space,
             in_pieces=lambda base_id: self._bases.text(base_id).shape.kind == "causal",
         )  # fmt: skip
-        self._residence: Residence[Runner] = Residence(bases, memory_bytes, self._tell, tried)
+        self._packed: dict[str, bool] = {}  # of each base model that was loaded
+        self._residence: Residence[Runner] = Residence(bases, memory_bytes, self._tell, self._try)
         self._bank = Bank(bank_bytes, self._residence.room_for_adapters)
         self._residence.forget = self._bank.forget
         self._drafts: dict[Work, Draft] = {}
-        self._executor = Executor(self._bank, self._drafts)
+        self._tally = Tally()
+        self._executor = Executor(self._bank, self._drafts, self._tally)
         self._changed = threading.Condition()  # guards the scheduler; told of work coming and of places getting free
         self._thread: threading.Thread | None = None
         self._stop_at: float | None = None
@@ -72,6 +76,7 @@ class Engine(TextCalls):
         self._seen = 0
         self._pace = 0.1  # seconds between two answers, smoothed
         self._settled_at = time.monotonic()
+        self._passed_at: dict[str | None, float] = {}  # the last pass of each base model; under None, of any
         self._ends = dict.fromkeys(("finished", "failed", "cancelled"), 0)
 
     # --- from any thread ------------------------------------------------------------------------
@@ -104,6 +109,10 @@ class Engine(TextCalls):
         """Ids of the base models in memory, least recently used first."""
         return self._residence.held
 
+    def packed(self, base_id: str) -> bool | None:
+        """Whether the sequences of a base model run packed in one pass or one by one; None before it is loaded."""
+        return self._packed.get(base_id)
+
     def preload(self, base_ids: Sequence[str]) -> None:
         """Load these base models, in this order, as many as fit; before `start`. Raises what loading raises."""
         for error in self._residence.arrange(dict.fromkeys(base_ids, 0), frozenset(), background=False).values():
@@ -125,6 +134,8 @@ class Engine(TextCalls):
                 "adapters_held": len(self._bank),
                 "adapter_bytes": self._bank.bytes,
                 "adapter_loads_total": self._bank.loads,
+                "adapter_hits_total": self._bank.hits,
+                "adapter_evictions_total": self._bank.evictions,
                 "kv_bytes": self._space.bytes,
                 "bases_held": len(self._residence.held),
                 "base_bytes": self._residence.bytes,
@@ -132,6 +143,14 @@ class Engine(TextCalls):
                 **self._executor.counts,
                 **{f"requests_{end}_total": count for end, count in self._ends.items()},
             }
+
+    def seconds_since_pass(self, base_id: str | None = None) -> float:
+        """Seconds since a pass of this base model ended (None: of any, or since there was nothing to do)."""
+        return time.monotonic() - self._passed_at.get(base_id, -math.inf)
+
+    def by_adapter(self) -> dict[str, Figures]:
+        """Figures for /metrics by adapter digest, with `base` and `other`; none of them ever falls."""
+        return self._tally.figures()
 
     def start(self) -> None:
         """Start the thread; an engine starts once."""
@@ -174,7 +193,7 @@ class Engine(TextCalls):
                 for base_id in self._residence.held:  # nothing is kept for nobody while there is nothing to do
                     self._residence.peek(base_id).retain(())
                 self._changed.wait_for(lambda: self._scheduler.depth or self._stop_at is not None)
-                self._settled_at = time.monotonic()
+                self._settled_at = self._passed_at[None] = time.monotonic()
             if self._stop_at is None:
                 return True
             return self._scheduler.depth > 0 and time.monotonic() < self._stop_at
@@ -183,6 +202,12 @@ class Engine(TextCalls):
         """Block while nothing can run: base models are being loaded, or a request was cancelled."""
         with self._changed:
             self._changed.wait_for(lambda: self._news != self._seen, POLL_SECONDS)
+
+    def _try(self, base: LoadedBase) -> Runner:
+        """The runner of a base model that was loaded. Called by the thread that loaded it."""
+        runner = tried(base)
+        self._packed[base.entry.id] = runner.packed
+        return runner
 
     def _tell(self) -> None:
         """A base model or an adapter is there. Called by the thread that loaded it."""
@@ -204,6 +229,7 @@ class Engine(TextCalls):
             done, failures = self._executor.run(step, self._residence.base(step.base_id), self._computed)
         except Exception as error:
             done, failures = [], [(work, error) for work in step.works]
+        self._passed_at |= dict.fromkeys((None, step.base_id), time.monotonic())
         newest = sum(segment.wants == "next" and segment.length == 1 for segment in step.segments)
         errors = [(culprit, without_frames(as_soup(failure))) for culprit, failure in failures]
         with self._changed:
@@ -269,6 +295,8 @@ class Engine(TextCalls):
         base = self._bases.text(request.base_id)
         self._residence.check(request.base_id)
         request.check(base.shape)
+        if request.adapter is not None:
+            self._bank.check(request.adapter.digest, request.adapter.size_bytes)
         if not isinstance(request, GenerateRequest):
             if tokens_before(request):
                 longest = tokens_before(request) + max(map(len, request.windows))
@@ -305,8 +333,10 @@ class Engine(TextCalls):
         for work in ended:
             draft = self._drafts.pop(work)
             self._ends[work.state.value] += 1
-            answer(work, draft)
             now = time.monotonic()
+            if work.state is State.FINISHED:
+                self._tally.answered(work.key[1], now - draft.came)
+            answer(work, draft)
             self._pace += 0.1 * (now - self._settled_at - self._pace)
             self._settled_at = now
         with self._changed:
@@ -324,38 +354,6 @@ class Engine(TextCalls):
     def _retry_after(self) -> int:
         """Seconds in which a quarter of the queue is answered at the present pace."""
         return min(MAX_RETRY_AFTER, max(1, math.ceil(self._scheduler.depth * self._pace / 4)))
-
-
-def answer(work: Work, draft: Draft) -> None:
-    """Give an ended request's ticket its answer or error; a cancelled one has none."""
-    if not work.ticket.set_running_or_notify_cancel():
-        return
-    if work.state is not State.FINISHED:
-        work.ticket.set_exception(work.error)
-        return
-    try:
-        work.ticket.set_result(draft.result())
-    except Exception as error:
-        work.ticket.set_exception(as_soup(error))
-
-
-def as_soup(error: Exception) -> SoupError:
-    """An error of ours as it is; any other is logged, and the caller hears of it without its details."""
-    if isinstance(error, SoupError):
-        return error
-    log.error("a batch failed", exc_info=error)
-    wrapped = Internal("The engine failed on this request; the server's log says why.")
-    wrapped.__cause__ = error
-    return wrapped
-
-
-def without_frames(error: SoupError) -> SoupError:
-    """The error without its tracebacks: they would keep the base model in memory for as long as somebody has it."""
-    one: BaseException | None = error
-    while one is not None:
-        one.__traceback__ = None
-        one = one.__cause__ or one.__context__
-    return error
 
 
 def ending_ids(base: BaseText, request: GenerateRequest) -> frozenset[int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Callable, Mapping
 
 import torch
@@ -21,6 +22,7 @@ from service.engine.request import TopTokens
 from service.engine.runner import Found, Runner, Task
 from service.engine.sampler import Draw, choose, chosen_log_probs, log_probs, top_tokens
 from service.engine.steps import Segment, Sequence, Step, Work
+from service.engine.tally import Tally
 
 log = logging.getLogger(__name__)
 
@@ -30,9 +32,10 @@ Failures = list[tuple[Work, Exception]]
 class Executor:
     """Runs steps into the drafts of their requests."""
 
-    def __init__(self, bank: Bank, drafts: Mapping[Work, Draft]) -> None:
+    def __init__(self, bank: Bank, drafts: Mapping[Work, Draft], tally: Tally) -> None:
         self._bank = bank
         self._drafts = drafts
+        self._tally = tally
         self.counts = {"batches_total": 0, "prompt_tokens_total": 0, "generated_tokens_total": 0}
 
     def run(self, step: Step, runner: Runner, computed: Callable[[Step], None]) -> tuple[list[Sequence], Failures]:
@@ -60,8 +63,12 @@ class Executor:
         found: dict[str, ReadyAdapter] = {}
         wrong: dict[str, Exception] = {}
         for work in step.works:
-            handle = work.request.adapter
-            if handle is None or handle.digest in found or handle.digest in wrong:
+            handle, draft = work.request.adapter, self._drafts[work]
+            if handle is None:
+                continue
+            self._bank.hits += not draft.begun and self._bank.holds(runner, handle)
+            draft.begun = True
+            if handle.digest in found or handle.digest in wrong:
                 continue
             try:
                 found[handle.digest] = self._bank.get(runner, handle, pinned=pinned)
@@ -137,6 +144,7 @@ class Executor:
         draft = self._drafts[sequence.work]
         if isinstance(draft, ScoreDraft):
             self.counts["prompt_tokens_total"] += segment.length
+            self._tally.tokens(sequence.work.key[1], scored=segment.length)
             return self._scored(draft, segment, found)
         if segment.start < sequence.prompt:
             self.counts["prompt_tokens_total"] += segment.length
@@ -166,10 +174,18 @@ class Executor:
             [logprob], [top] = chosen_log_probs(scores, [token]), top_tokens(scores, params.logprobs)
         delta = choice.push(token, logprob, top)
         sequence.ids.append(token)
-        self.counts["generated_tokens_total"] += 1
+        self._count(sequence.work.key[1], draft)
         if draft.request.on_token is not None:
             draft.request.on_token(delta)
         return delta.finish_reason is not None
+
+    def _count(self, digest: str | None, draft: GenerationDraft) -> None:
+        """Count a token that was drawn."""
+        self.counts["generated_tokens_total"] += 1
+        self._tally.tokens(digest, generated=1)
+        if draft.silent:
+            draft.silent = False
+            self._tally.first_token(digest, time.monotonic() - draft.came)
 
 
 def not_numbers(work: Work) -> SoupError:

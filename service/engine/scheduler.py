@@ -17,10 +17,10 @@ from registry.errors import Busy, Internal
 from service.engine.pace import Pace
 from service.engine.request import GenerateRequest, Request, State, tokens_before
 from service.engine.space import Space
-from service.engine.steps import Claims, Key, Room, Segment, Sequence, Step, Ticket, Wants, Work
+from service.engine.steps import Claims, Key, Room, Segment, Sequence, Step, Ticket, Wants, Work, most_rows
 
 PATIENCE = 16
-"""Steps after which an adapter that got nothing takes a row, or its room in the bank, from one that has."""
+"""Steps after which an adapter that got nothing takes a row, memory, or its room in the bank from one that has."""
 
 MOVES = {
     State.WAITING: {State.RUNNING, State.FAILED, State.CANCELLED},
@@ -178,10 +178,11 @@ class Scheduler:
                 self._piece(begun, room)
         while starts and room.left > 0:
             keys = [key for key in self._prompts if key[0] == base_id]
+            keys.sort(key=lambda key: self._waited.get(key, 0) < PATIENCE)  # those that waited long come first
             if not keys or not self._place_for(base_id):
                 break
             sequence = next((one for one in map(self._first, keys) if one is not None and self._claim(one.work)), None)
-            if sequence is None or not self._reserve(sequence, len(sequence.ids)):
+            if sequence is None or not self._room_for(sequence):
                 break
             self._prompts.move_to_end(sequence.work.key)
             self._start(sequence)
@@ -221,16 +222,19 @@ class Scheduler:
             return True
         waiting = [key for key in self._prompts if key[0] == base_id and self._waited.get(key, 0) >= PATIENCE]
         patient = next((key for key in waiting if self._loaded(self._prompts[key][0])), None)
-        rows: dict[Key, list[Sequence]] = {}
-        for one in self._running:
-            if one.generates:
-                rows.setdefault(one.work.key, []).append(one)
-        most = max(rows.values(), key=len)
+        most = most_rows(self._running)
         if patient is None or len(most) < 2:
             return False
         self._preempt(most[-1])
-        self._prompts.move_to_end(patient, last=False)
         return True
+
+    def _room_for(self, sequence: Sequence) -> bool:
+        """Reserve memory for one that starts; an adapter that waited long takes it from the one with most rows."""
+        if self._waited.get(sequence.work.key, 0) >= PATIENCE:
+            others, positions = most_rows(self._running)[:0:-1], sequence.before + len(sequence.ids)
+            for one in self._space.enough_of(others, sequence.work.key[0], positions):
+                self._preempt(one)
+        return self._reserve(sequence, len(sequence.ids))
 
     def _piece(self, sequence: Sequence, room: Room) -> None:
         """As much of a sequence's tokens as there is room for."""

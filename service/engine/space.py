@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
+from typing import TypeVar
+
+Owner = TypeVar("Owner", bound=Hashable)
 
 SMALLEST = 64
 """Positions of the smallest row; the others are twice, four times, ... as long."""
@@ -42,6 +45,17 @@ class Space:
         while self.fits(base_id, 2 * positions):
             positions *= 2
         return positions if self.fits(base_id, positions) else 0
+
+    def enough_of(self, owners: Sequence[Owner], base_id: str, positions: int) -> Sequence[Owner]:
+        """As many of these owners, from the first on, as must give up their rows for a new one to have room.
+
+        None where it has room already, or would not have it without all of them.
+        """
+        over = 0 if self.limit is None else self.bytes + self.needed(base_id, positions) - self.limit
+        for count in range(len(owners) + 1):
+            if sum(self._rows.get(owner, 0) for owner in owners[:count]) >= over:
+                return owners[:count]
+        return ()
 
     def reserve(self, owner: Hashable, base_id: str, positions: int) -> bool:
         """Whether a sequence has room for so many positions, which is then kept for it."""

@@ -110,6 +110,15 @@ class Step:
         return Step(self.base_id, tuple(s for s in self.segments if s.sequence.work not in works))
 
 
+def most_rows(running: Iterable[Sequence]) -> list[Sequence]:
+    """The sequences that generate with the adapter that has most of them, in their order."""
+    rows: dict[Key, list[Sequence]] = {}
+    for one in running:
+        if one.generates:
+            rows.setdefault(one.work.key, []).append(one)
+    return max(rows.values(), key=len, default=[])
+
+
 class Claims:
     """The adapters that run together, and the bytes that they take."""
 

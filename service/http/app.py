@@ -70,7 +70,7 @@ def create_app(runtime: Runtime) -> FastAPI:
     app.state.runtime = runtime
     app.state.metrics = metrics = Metrics()
     app.state.readiness = Readiness()
-    metrics.watch_engine(runtime.engine.counters)
+    metrics.watch_engine(runtime.engine.counters, runtime.engine.by_adapter)
     for routes in ROUTES:
         app.include_router(routes.router)
     speaking = (base_id for base_id, base in runtime.bases.items() if base.entry.kind == "causal")

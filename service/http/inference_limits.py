@@ -35,6 +35,25 @@ def check_ids(tokens: Sequence[int], model: ResolvedModel, *, param: str) -> Non
         raise InvalidParameter(f"'{param}' holds an id outside of the vocabulary (0 to {size - 1}).", param=param)
 
 
+def check_best_of(best_of: int | None, settings: Settings, *, n: int, stream: bool) -> None:
+    """Raises InvalidParameter where `best_of` is below `n`, beyond the largest `n`, or above 1 in a stream."""
+    if best_of is None:
+        return
+    if best_of < n:
+        raise InvalidParameter(
+            f"'best_of' is {best_of} and 'n' is {n}: as many must be generated as are given back.", param="best_of"
+        )
+    if best_of > settings.max_choices:
+        raise InvalidParameter(
+            f"'best_of' is {best_of}; at most {settings.max_choices} are generated.", param="best_of"
+        )
+    if stream and best_of > 1:
+        raise InvalidParameter(
+            f"'best_of' is {best_of}: the best are known at the end, so they are not streamed; leave 'stream' out.",
+            param="best_of",
+        )
+
+
 def check_sampling(settings: Settings, *, n: int, logprobs: int | None, logprobs_name: str) -> None:
     """Raises InvalidParameter where `n` or the alternatives per token go beyond the settings."""
     if n > settings.max_choices:

@@ -13,12 +13,13 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
 from prometheus_client.registry import Collector
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from registry.errors import Internal
+from service.engine.tally import Figures
 from service.http import problems
 from service.logs import describe, request_id_now
 
@@ -56,9 +57,12 @@ class Metrics:
         )
         self.in_flight = Gauge("soup_http_in_flight", "Requests being answered.", registry=self.registry)
 
-    def watch_engine(self, counters: Callable[[], Mapping[str, float]]) -> None:
-        """Read the engine's plain counters whenever the metrics are asked for."""
+    def watch_engine(
+        self, counters: Callable[[], Mapping[str, float]], by_adapter: Callable[[], Mapping[str, Figures]]
+    ) -> None:
+        """Read the engine's plain counters and its figures by adapter whenever the metrics are asked for."""
         self.registry.register(_EngineCollector(counters))
+        self.registry.register(_AdapterCollector(by_adapter))
 
     def render(self) -> bytes:
         """The metrics as Prometheus text."""
@@ -79,6 +83,31 @@ class _EngineCollector(Collector):
                 yield CounterMetricFamily(f"soup_engine_{name.removesuffix('_total')}", label, value=value)
             else:
                 yield GaugeMetricFamily(f"soup_engine_{name}", label, value=value)
+
+
+class _AdapterCollector(Collector):
+    """The engine's figures by adapter: counters of tokens, and sums of seconds with how many they are of."""
+
+    def __init__(self, by_adapter: Callable[[], Mapping[str, Figures]]) -> None:
+        self._by_adapter = by_adapter
+
+    def collect(self) -> Iterator[CounterMetricFamily | SummaryMetricFamily]:
+        """Four metrics, each with the label `adapter`."""
+        found, name, labels = self._by_adapter(), "soup_engine_adapter", ("adapter",)
+        generated = CounterMetricFamily(f"{name}_generated_tokens", "Tokens generated, by adapter.", labels=labels)
+        scored = CounterMetricFamily(f"{name}_scored_tokens", "Tokens scored or embedded, by adapter.", labels=labels)
+        first = SummaryMetricFamily(
+            f"{name}_first_token_seconds", "Time to the first token of a generation, by adapter.", labels=labels
+        )
+        answers = SummaryMetricFamily(
+            f"{name}_answer_seconds", "Time to the whole answer of a request, by adapter.", labels=labels
+        )
+        for label, one in found.items():
+            generated.add_metric((label,), one.generated_tokens)
+            scored.add_metric((label,), one.scored_tokens)
+            first.add_metric((label,), one.first_tokens, one.first_token_seconds)
+            answers.add_metric((label,), one.answers, one.seconds)
+        yield from (generated, scored, first, answers)
 
 
 # --- the layer ------------------------------------------------------------------------------------

@@ -21,8 +21,11 @@ WAITS = "loads at its next use"
 """Said of a base model that has no place in memory now, which is no fault."""
 NEVER = "exceeds the memory budget"
 """Said of one that will never have: the operator's log says so too, and the others are served."""
+STUCK = "computes no token"
+BUSY = "is busy"
+"""Said of one that computes for others: load is no fault, and a server that is taken out for it loads the next."""
 TOKEN_SECONDS = 30.0
-"""How long one token may take before the engine counts as stuck."""
+"""How long one token, or one pass, may take before the engine counts as stuck."""
 
 
 class Readiness:
@@ -52,7 +55,7 @@ def _look(parts: Parts) -> Ready:
     checks = {"database": _database(parts), **waiting}
     for base_id in _tried(parts):
         checks[f"base/{base_id}"] = _token(parts, base_id)
-    healthy = all(state in ("ok", WAITS, NEVER) for state in checks.values())
+    healthy = all(state in ("ok", WAITS, NEVER, BUSY) for state in checks.values())
     return Ready(status="ready" if healthy else "not_ready", checks=checks)
 
 
@@ -79,11 +82,18 @@ def _database(parts: Parts) -> str:
 def _token(parts: Parts, base_id: str) -> str:
     try:
         _one_token(parts, parts.bases[base_id].text)
-    except Busy:
-        return "has a full queue"
+    except Busy:  # nobody's request gets in, so it is enough that some come out
+        return _unless_stuck(parts.engine.seconds_since_pass())
+    except TimeoutError:
+        return _unless_stuck(parts.engine.seconds_since_pass(base_id))
     except Exception:
-        return "computes no token"
+        return STUCK
     return "ok"
+
+
+def _unless_stuck(seconds: float) -> str:
+    """What is said of a base model that computed nothing for a probe, by the time since its last pass."""
+    return BUSY if seconds < TOKEN_SECONDS else STUCK
 
 
 def _one_token(parts: Parts, base: BaseText) -> None:

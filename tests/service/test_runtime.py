@@ -19,15 +19,18 @@ import torch
 
 import migrations
 from registry.adapters import create, paper_config
+from registry.adapters.together import ReadyAdapter
 from registry.adapters.weights import adapter_digest, save_tensors
+from registry.base_model import LoadedBase
 from registry.blobs import LocalBlobs
 from registry.catalogue.database import Database
 from registry.catalogue.rows import AdapterRow
 from registry.errors import Internal, InvalidParameter, NotFound, SoupError, Unavailable
-from registry.spec import Card, Provenance
+from registry.spec import AdapterConfig, Card, LoraConfig, LoraModule, PrefixConfig, Provenance
 from registry.stored_adapters import loadable
 from service.engine import GenerateRequest, LoadableAdapter, SamplingParams
 from service.engine import bases as bases_module
+from service.engine.bank import smallest_adapter
 from service.runtime import Runtime
 from service.settings import Settings
 from service.storage import check_schema, migrate, owned
@@ -144,6 +147,26 @@ class TestStart:
         again.stop()
         with pytest.raises(Unavailable):
             again.engine.submit(GenerateRequest("tiny", (1,)))
+
+    def test_a_bank_that_holds_no_adapter_is_refused_with_the_numbers(
+        self, tmp_path: Path, tiny_base_dir: Path, base: LoadedBase
+    ) -> None:
+        paths = base.shape.linears
+        smallest = min(paths, key=lambda path: sum(paths[path]))
+        configs: list[AdapterConfig] = [
+            PrefixConfig(length=1),
+            *(paper_config(one, bottleneck=1) for one in ("pfeiffer", "parallel")),
+        ]
+        configs += [LoraConfig.of({path: LoraModule(1, 1.0)}) for path in paths]
+        sizes = [ReadyAdapter(create(one, base.shape, seed=0, base=base.model), base.model).bytes for one in configs]
+        assert min(sizes) == smallest_adapter(base.shape) == 4 * sum(paths[smallest])
+        settings = settings_of(tmp_path, tiny_base_dir, adapter_bank_bytes=min(sizes) - 1)
+        words = rf"SOUP_ADAPTER_BANK_BYTES is {min(sizes) - 1}, .* takes {min(sizes)} bytes"
+        with pytest.raises(InvalidParameter, match=words):
+            Runtime(settings).start()
+        runtime = Runtime(settings.model_copy(update={"adapter_bank_bytes": min(sizes)}))
+        runtime.start()
+        runtime.stop()
 
     def test_a_wrong_allowlist_is_refused_before_anything_is_made(self, tmp_path: Path) -> None:
         (tmp_path / "bases.toml").write_text("[bases.a]\nsource = './nowhere'\n")

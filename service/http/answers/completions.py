@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,11 @@ class Prompt:
     ids: tuple[int, ...]
     text: str
     skip: int
+
+
+def mean_logprob(choice: Completion) -> float:
+    """Mean log-probability of a choice's tokens, its EOS included; 0 where no tokens were asked for."""
+    return sum(choice.token_logprobs) / len(choice.token_logprobs) if choice.token_logprobs else 0.0
 
 
 class CompletionAnswers:
@@ -57,9 +62,15 @@ class CompletionAnswers:
                 finish_reason=choice.finish_reason,
             )
             for number, (prompt, generation) in enumerate(zip(self._prompts, generations, strict=True))
-            for index, choice in enumerate(generation.choices)
+            for index, choice in enumerate(self._given(generation))
         ]
         return CompletionAnswer(**self._head, choices=choices, usage=self._usage(generations))
+
+    def _given(self, generation: Generation) -> Sequence[Completion]:
+        """The choices to give back of those generated: all, or the best, of equal ones the first."""
+        if not self._body.ranked:
+            return generation.choices
+        return sorted(generation.choices, key=mean_logprob, reverse=True)[: self._body.n]
 
     async def chunks(self, tokens: AsyncIterator[tuple[int, Delta | Generation]]) -> AsyncIterator[CompletionAnswer]:
         """The answer in pieces, one a token that shows; `usage` is unset unless the client asked for it."""

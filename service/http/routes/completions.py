@@ -12,7 +12,7 @@ from service.http.answers.completions import CompletionAnswers, Prompt
 from service.http.answers.token_text import TokenText
 from service.http.app_parts import AppParts
 from service.http.auth import ModelUser
-from service.http.inference_limits import check_ids, check_sampling, check_text
+from service.http.inference_limits import check_best_of, check_ids, check_sampling, check_text
 from service.http.named_models import ResolvedModel, language_model
 from service.http.schemas.completions import CompletionAnswer, CompletionRequest
 from service.http.streaming import JSON_OR_STREAM, EventStream, TokenStream, finish
@@ -24,7 +24,10 @@ router = APIRouter(tags=["inference"])
 
 @router.post("/v1/completions", response_model=CompletionAnswer, responses=JSON_OR_STREAM)
 async def completions(request: Request, body: CompletionRequest, parts: AppParts, who: ModelUser) -> Response:
-    """Continue one prompt or several, `n` times each. The choices of prompt i are numbered from i * n."""
+    """Continue one prompt or several, `n` times each. The choices of prompt i are numbered from i * n.
+
+    With `best_of` more are generated, and the `n` best of each prompt given back.
+    """
     model, prompts = await run_in_threadpool(_prepare, parts, who, body)
     answers = CompletionAnswers(body, model, prompts)
     requests = _asked(body, model, prompts)
@@ -40,6 +43,7 @@ async def completions(request: Request, body: CompletionRequest, parts: AppParts
 def _prepare(parts: Parts, who: Principal, body: CompletionRequest) -> tuple[ResolvedModel, list[Prompt]]:
     """Everything that can be refused before the engine is asked."""
     check_sampling(parts.settings, n=body.n, logprobs=body.logprobs, logprobs_name="logprobs")
+    check_best_of(body.best_of, parts.settings, n=body.n, stream=body.stream)
     if body.stream and body.echo and body.logprobs is not None:
         raise InvalidParameter("'echo' with 'logprobs' cannot be streamed; leave 'stream' out.", param="stream")
     limit = parts.settings.max_prompts
@@ -64,7 +68,9 @@ def _prompt(model: ResolvedModel, given: str | list[int], *, special: bool) -> P
 
 
 def _asked(body: CompletionRequest, model: ResolvedModel, prompts: list[Prompt]) -> list[GenerateRequest]:
-    """One request to the engine per prompt."""
+    """One request to the engine per prompt; choices that are ranked need their log-probabilities, asked for or not."""
     scored = body.echo and body.logprobs is not None
-    params = SamplingParams(max_tokens=body.max_tokens, logprobs=body.logprobs, prompt_logprobs=scored, **body.drawing)
+    logprobs = 0 if body.ranked and body.logprobs is None else body.logprobs
+    drawing = body.drawing | {"n": body.generated}
+    params = SamplingParams(max_tokens=body.max_tokens, logprobs=logprobs, prompt_logprobs=scored, **drawing)
     return [GenerateRequest(model.base_id, prompt.ids, adapter=model.handle, params=params) for prompt in prompts]

@@ -30,7 +30,7 @@ def list_models(parts: AppParts, who: Either) -> ModelList:
 
     `/v1/adapters` has the others: adapters with a head, banks of experts, and those of encoders.
     """
-    found = [_base_card(base) for base in parts.bases.values()]
+    found = [_base_card(parts, base) for base in parts.bases.values()]
     names: set[str] = set()
     cursor: str | None = None
     with parts.registry.database.read() as catalogue:
@@ -63,12 +63,12 @@ def get_model(ns: str, name: str, parts: AppParts, who: Either) -> ModelCard:
 def _card(parts: Parts, who: Principal, text: str) -> ModelCard:
     ref = parse_ref(text)
     if isinstance(ref, BaseRef):
-        return _base_card(base_named(parts, ref.id))
+        return _base_card(parts, base_named(parts, ref.id))
     with parts.registry.database.read() as catalogue:
         return _adapter_card(parts, catalogue.adapters.resolve(who.namespaces, ref), text)
 
 
-def _base_card(base: ServedBaseModel) -> ModelCard:
+def _base_card(parts: Parts, base: ServedBaseModel) -> ModelCard:
     shape = base.shape
     return ModelCard(
         id=base.entry.id,
@@ -79,6 +79,7 @@ def _base_card(base: ServedBaseModel) -> ModelCard:
         base_model=base.entry.id,
         digest=None,
         max_model_len=shape.context,
+        packed=parts.engine.packed(base.entry.id),
         fingerprint=shape.fingerprint,
         encoders=[
             EncoderCard(name=one.name, digest=one.digest, unit=one.unit, dimensions=one.dimensions)

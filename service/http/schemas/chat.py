@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from service.http.schemas.sampling import MaxTokens, Sampling, neutral
 from service.http.schemas.wire import Usage, Wire, one_of
@@ -40,6 +40,8 @@ class ChatRequest(Sampling):
     max_completion_tokens: MaxTokens | None = None
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0)
+    safety_identifier: Annotated[str, StringConstraints(max_length=1000)] | None = None
+    prompt_cache_key: Annotated[str, StringConstraints(max_length=1000)] | None = None
     add_special_tokens: bool = False
     """Put the base's BOS in front of what its template makes, unless that begins with it; templates hold their own."""
     tools: neutral([]) = None  # type: ignore[valid-type]
@@ -49,6 +51,14 @@ class ChatRequest(Sampling):
     function_call: neutral("none") = None  # type: ignore[valid-type]
     response_format: neutral({"type": "text"}) = None  # type: ignore[valid-type]
     modalities: neutral(["text"]) = None  # type: ignore[valid-type]
+    audio: neutral() = None  # type: ignore[valid-type]
+    moderation: neutral() = None  # type: ignore[valid-type]
+    prediction: neutral() = None  # type: ignore[valid-type]
+    prompt_cache_options: neutral() = None  # type: ignore[valid-type]
+    prompt_cache_retention: neutral() = None  # type: ignore[valid-type]
+    reasoning_effort: neutral("none") = None  # type: ignore[valid-type]
+    verbosity: neutral() = None  # type: ignore[valid-type]
+    web_search_options: neutral() = None  # type: ignore[valid-type]
 
     @model_validator(mode="after")
     def _fields_agree(self) -> ChatRequest:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from service.http.schemas.sampling import MaxTokens, Sampling, neutral
 from service.http.schemas.wire import Texts, TokenIds, Usage, Wire, one_of
@@ -23,15 +23,21 @@ class CompletionRequest(Sampling):
     echo: bool = False
     logprobs: int | None = Field(default=None, ge=0)
     best_of: int | None = Field(default=None, ge=1)
+    """Generate so many and give back the `n` with the highest mean log-probability a token, the best first. All of them
+    count in `usage`; above 1 it cannot be streamed."""
     add_special_tokens: bool = True
     """Put the base's BOS in front of text that does not begin with it; token ids are taken as they are."""
     suffix: neutral("") = None  # type: ignore[valid-type]
 
-    @model_validator(mode="after")
-    def _best_of_is_n(self) -> CompletionRequest:
-        if self.best_of not in {None, self.n}:
-            raise ValueError("'best_of' other than 'n' is not supported by this server; leave it out")
-        return self
+    @property
+    def generated(self) -> int:
+        """How many choices are generated for each prompt."""
+        return self.best_of or self.n
+
+    @property
+    def ranked(self) -> bool:
+        """Whether choices are given back by their log-probability, and not as they were numbered."""
+        return self.generated > 1 and self.best_of is not None
 
     @property
     def prompts(self) -> list[str | TokenIds]:

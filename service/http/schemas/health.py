@@ -18,4 +18,5 @@ class Ready(Wire):
 
     status: Literal["ready", "not_ready"]
     checks: dict[str, str]
-    """By name: 'ok', or what is wrong; 'loads at its next use' for a base model that is not in memory now."""
+    """By name: 'ok', or what is wrong. Nothing is wrong with a base model that 'loads at its next use' (it is not in
+    memory now), 'exceeds the memory budget', or 'is busy' with others' requests."""

@@ -31,6 +31,9 @@ class ModelCard(Wire):
     base_model: str
     digest: str | None
     max_model_len: int | None = None
+    packed: bool | None = None
+    """Of base models: whether sequences run together, packed in one pass, or one by one, which is slower with many. It
+    is found out when the base model is loaded, and null before."""
     fingerprint: str | None = None
     encoders: list[EncoderCard] | None = None
 

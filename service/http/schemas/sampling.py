@@ -1,8 +1,8 @@
 """Fields that requests for completions and for chat share, those of OpenAI's that have no effect here included.
 
 Nothing is ignored silently: a field of OpenAI's that has no effect here is accepted with its neutral value only, and
-refused by name otherwise; a field OpenAI does not have either is refused as unknown. `user` and `metadata` are
-accepted and dropped, which is all that OpenAI promises of them too.
+refused by name otherwise; a field OpenAI does not have either is refused as unknown. `user`, what follows it there
+(`safety_identifier`, `prompt_cache_key`) and `metadata` are accepted and dropped: OpenAI promises no more.
 """
 
 from __future__ import annotations

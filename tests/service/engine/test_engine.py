@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -61,6 +62,10 @@ def tensors_of(base: LoadedBase, seed: int) -> dict[str, Tensor]:
 
 def handle_of(base: LoadedBase, seed: int) -> LoadableAdapter:
     return LoadableAdapter(f"sha256:{seed:064x}", CONFIG, lambda: tensors_of(base, seed))
+
+
+def bytes_of(handle: LoadableAdapter) -> int:
+    return sum(4 * tensor.numel() for tensor in handle.load().values())
 
 
 def engine_of(base: LoadedBase, **limits: int) -> Engine:
@@ -397,14 +402,29 @@ class TestManyAtOnce:
         assert loads[0].startswith("load-adapter")
 
     def test_a_small_bank_serves_many_adapters_all_the_same(self, base: LoadedBase) -> None:
-        engine = engine_of(base, bank_bytes=1)
         handles = [handle_of(base, seed) for seed in range(3)]
+        engine = engine_of(base, bank_bytes=bytes_of(handles[0]))
         prompt = prompts_of(base)[0]
         tickets = engine.submit_all([GenerateRequest("tiny", prompt, handle, greedy(5)) for handle in handles])
         run(engine)
         answers = [ticket.result(0).choices[0].token_ids for ticket in tickets]
         assert answers == [reference(base, prompt, 5, handle) for handle in handles]
         assert engine.counters()["adapters_held"] == 1
+
+    def test_an_adapter_larger_than_the_bank_is_refused_with_the_numbers(self, base: LoadedBase) -> None:
+        known = replace(handle_of(base, 0), size_bytes=2000)
+        size = bytes_of(known)
+        engine = engine_of(base, bank_bytes=size - 1)
+        with pytest.raises(InvalidParameter, match=r"takes 9000 bytes, .* hold \d+ bytes .*SOUP_ADAPTER_BANK_BYTES"):
+            engine.submit(GenerateRequest("tiny", (1,), replace(known, size_bytes=9000)))
+        assert size > 2000, "as a file it is smaller than as fp32"
+        late = engine.submit(GenerateRequest("tiny", (1,), known, greedy(2)))
+        base_alone = engine.submit(GenerateRequest("tiny", (1,), params=greedy(2)))
+        run(engine)
+        with pytest.raises(InvalidParameter, match=f"takes {size} bytes, and this server may hold {size - 1} bytes"):
+            late.result(0)
+        assert base_alone.result(0).choices
+        assert engine.counters()["adapter_bytes"] == 0
 
 
 class TestStreams:
@@ -449,6 +469,17 @@ class TestRefusals:
         with pytest.raises(InvalidPrompt):
             engine.submit_all([good, GenerateRequest("tiny", ())])
         assert engine.counters()["requests"] == 0, "all or none"
+
+    def test_what_never_has_room_for_its_keys_and_values_is_refused_with_the_numbers(self, base: LoadedBase) -> None:
+        each = 2 * 2 * 4 * 32  # bytes of a position: two layers, keys and values, fp32, 32 wide
+        engine = engine_of(base, kv_bytes=64 * each - 1)
+        wanted = GenerateRequest("tiny", (1, 2), params=greedy(3))
+        with pytest.raises(InvalidParameter, match=rf"5 tokens take {64 * each} bytes .* has {64 * each - 1} for them"):
+            engine.submit(wanted)
+        enough = engine_of(base, kv_bytes=64 * each)
+        ticket = enough.submit(wanted)
+        run(enough)
+        assert len(ticket.result(0).choices[0].token_ids) == 3
 
     def test_a_full_queue_is_busy_and_recovers(self, base: LoadedBase) -> None:
         engine = engine_of(base, max_queue=2)
@@ -498,6 +529,9 @@ class TestCancel:
         told = len(deltas)
         assert 0 < told < 30
         engine.cancel(long)
+        before = engine.counters()["kv_bytes"]
+        engine.step()
+        assert engine.counters()["kv_bytes"] == before / 2, "its memory is free at the next step"
         run(engine)
         assert len(deltas) == told
         assert other.result(0).choices[0].token_ids == reference(base, prompts[0], 12, None)
@@ -737,7 +771,7 @@ class TestBank:
         assert bank.loads == 4
 
     def test_held_adapters_are_frozen(self, base: LoadedBase) -> None:
-        module = Bank(0).get(Runner(base), handle_of(base, 0)).module
+        module = Bank(2**20).get(Runner(base), handle_of(base, 0)).module
         assert not module.training
         assert not any(parameter.requires_grad for parameter in module.parameters())
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Callable
 
 import pytest
@@ -323,6 +325,75 @@ class TestTurns:
         simulation = Simulation(scheduler)
         kinds = [works_of(simulation.step())[0].request for _ in range(8)]
         assert [isinstance(one, GenerateRequest) for one in kinds] == [True, False] * 4
+
+
+SHORT = st.builds(  # a prompt and its answer fit into the smallest row
+    generate, st.integers(1, 30), n=st.integers(1, 3), adapter=st.just("a"), tokens=st.integers(1, SMALLEST - 31)
+)
+
+
+@given(
+    flood=st.lists(SHORT, min_size=1, max_size=12),
+    begun=st.integers(0, 40),
+    prompt=st.integers(1, 60),
+    rows=st.integers(2, 6),
+    tokens=st.sampled_from([LEAST, 64, 256]),
+    kv=st.none() | st.integers(2, 9).map(lambda number: number * SMALLEST),
+)
+def test_the_first_token_of_an_adapter_waits_a_known_number_of_steps_beside_one_that_floods(
+    flood: list[GenerateRequest], begun: int, prompt: int, rows: int, tokens: int, kv: int | None
+) -> None:
+    """PATIENCE steps for a row and its memory, one that is the streams' alone, two of which others had the first
+    choice, and as many as it takes to compute its prompt and those begun before it, `LEAST` tokens or more a step.
+    """
+    scheduler = scheduler_of(max_queue=10_000, tokens=tokens, rows=rows, kv=kv)
+    simulation = Simulation(scheduler)
+    scheduler.add(flood * 5)
+    for _ in range(begun):
+        simulation.step()
+    [other] = scheduler.add([generate(prompt, adapter="b", tokens=3)])
+    for _ in range(PATIENCE + 3 + math.ceil((prompt + 30 * (rows - 1)) / LEAST)):
+        scheduler.add(flood)
+        simulation.step()
+    assert any(one.work is other for one in simulation.made)
+
+
+def test_an_adapter_takes_no_memory_that_would_not_be_enough() -> None:
+    """Those who gave theirs up would start again for nothing, step after step."""
+    scheduler = scheduler_of(kv=4 * SMALLEST, rows=9)
+    simulation = Simulation(scheduler)
+    streams = scheduler.add([generate(adapter="a", tokens=60) for _ in range(4)])
+    for _ in range(3):
+        simulation.step()
+    [large] = scheduler.add([generate(4 * SMALLEST, adapter="b", tokens=0)])
+    for _ in range(2 * PATIENCE):
+        assert works_of(simulation.step()) == streams
+    drain(simulation)
+    assert large.state is State.FINISHED
+
+
+@pytest.mark.parametrize("length", [20, 700, 2048])
+@pytest.mark.parametrize("token", [1 / 3000, 1 / 300, 1 / 3])
+def test_a_scoring_job_makes_no_step_larger_than_the_pace_allows(length: int, token: float) -> None:
+    """100,000 tokens to score; a step of streams takes a second, a token beside them `token` seconds, give or take."""
+    scheduler = scheduler_of(tokens=2048, rows=4)
+    simulation, draw, allowed = Simulation(scheduler), random.Random(length), list[int]()
+    beside = scheduler.pace.beside
+    scheduler.pace.beside = lambda base, most: allowed.append(beside(base, most)) or allowed[-1]  # type: ignore[method-assign,func-returns-value]
+    streams = scheduler.add([generate(adapter=name, tokens=10**6) for name in "abcd"])
+    simulation.step()
+    [job] = scheduler.add([score(*[length] * (100_000 // length))])
+    others = []
+    while job.state is not State.FINISHED:
+        step = simulation.step()
+        assert set(streams) <= set(works_of(step))
+        newest = sum(segment.wants == "next" for segment in works_segments(step))
+        others.append(step.tokens - newest)  # type: ignore[union-attr]
+        assert others[-1] <= allowed[-1] <= 2048
+        seconds = 1.0 + others[-1] * token * draw.uniform(0.8, 1.2)
+        scheduler.pace.took("b", seconds, newest=newest, others=others[-1])
+    assert sum(others) == sum(simulation.scored.values()) == 100_000 // length * length
+    assert max(others[8:]) <= max(LEAST, 1.3 / token), "once the pace is known, a step takes about twice as long"
 
 
 class TestPieces:

@@ -103,19 +103,21 @@ def test_tokens_are_sent_as_they_come(live: Live, held: Held) -> None:
     assert list(chunks)[-1].choices[0].finish_reason == "length"
 
 
-def test_a_client_that_leaves_a_stream_stops_its_generation(live: Live, held: Held) -> None:
+def test_a_client_that_leaves_a_stream_stops_its_generation(live: Live, held: Held, world: World) -> None:
     connection = post(live, {"prompt": "a b", "max_tokens": 50, "stream": True, "logprobs": 0})
     answer = connection.getresponse()
     assert answer.readline().startswith(b"data: {")
     (ticket,) = held.tickets
     gone = ended(ticket)
+    assert world.runtime.engine.counters()["kv_bytes"] > 0
     answer.close()
     connection.close()
     assert gone.wait(30)
     assert ticket.cancelled()
+    assert memory_after(world, held) == 0
 
 
-def test_a_client_that_leaves_before_its_answer_stops_its_generation(live: Live, held: Held) -> None:
+def test_a_client_that_leaves_before_its_answer_stops_its_generation(live: Live, held: Held, world: World) -> None:
     connection = post(live, {"prompt": "a b", "max_tokens": 50})
     assert held.submitted.wait(30)
     (ticket,) = held.tickets
@@ -123,6 +125,14 @@ def test_a_client_that_leaves_before_its_answer_stops_its_generation(live: Live,
     connection.close()
     assert gone.wait(30)
     assert ticket.cancelled()
+    assert memory_after(world, held) == 0
+
+
+def memory_after(world: World, held: Held) -> float:
+    """Bytes of keys and values once the pass that was running when the client left has ended."""
+    held.step()
+    world.runtime.engine.wait_for_place(30)
+    return world.runtime.engine.counters()["kv_bytes"]
 
 
 def test_a_full_queue_is_429_with_the_time_to_come_back(live: Live, held: Held) -> None:
@@ -155,20 +165,36 @@ def test_an_error_in_the_middle_of_a_stream_reaches_the_client(live: Live, held:
     assert caught.value.code == "internal"
 
 
-def test_a_busy_engine_is_alive_and_not_ready(live: Live, held: Held, world: World) -> None:
+def test_a_full_queue_is_ready_while_the_engine_goes_on(
+    live: Live, held: Held, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert world.client.get("/readyz").json() == {"status": "ready", "checks": {"database": "ok", "base/tiny": "ok"}}
     waiting = post(live, {"prompt": "a b", "max_tokens": 4})
     assert held.submitted.wait(30)
     assert world.client.get("/healthz").json() == {"status": "ok"}
     answer = world.client.get("/readyz")
+    assert answer.status_code == 200
+    assert answer.json() == {"status": "ready", "checks": {"database": "ok", "base/tiny": "is busy"}}
+    monkeypatch.setattr(readiness, "TOKEN_SECONDS", 0.0)  # as long as the pass that is held takes
+    answer = world.client.get("/readyz")
     assert answer.status_code == 503
-    assert answer.json() == {
-        "status": "not_ready",
-        "checks": {"database": "ok", "base/tiny": "has a full queue"},
-    }
+    assert answer.json() == {"status": "not_ready", "checks": {"database": "ok", "base/tiny": "computes no token"}}
+    monkeypatch.undo()
     held.open()
     finish(waiting)
     assert world.client.get("/readyz").status_code == 200
+
+
+@pytest.mark.parametrize(("since", "said"), [(29.0, "is busy"), (31.0, "computes no token")])
+def test_a_probe_that_waits_too_long_is_no_fault_where_its_base_model_computes(
+    world: World, monkeypatch: pytest.MonkeyPatch, since: float, said: str
+) -> None:
+    def late(*_: Any) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(Ticket, "result", late)
+    monkeypatch.setattr(world.runtime.engine, "seconds_since_pass", lambda base_id: {"tiny": since}[base_id])
+    assert world.client.get("/readyz").json()["checks"]["base/tiny"] == said
 
 
 def test_readiness_is_looked_up_once_in_a_while(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from fastapi import APIRouter, FastAPI
 from fastapi.responses import StreamingResponse
 from fastapi.testclient import TestClient
 
+from service.engine.tally import Figures
 from service.http import problems
 from service.http.observe import Metrics, Observe
 from service.logs import JsonFormatter, configure_logging
@@ -23,6 +24,12 @@ SECRET = "my-private-text"
 class Engine:
     def counters(self) -> dict[str, float]:
         return {"queue_depth": 3, "tokens_total": 41}
+
+    def by_adapter(self) -> dict[str, Figures]:
+        one = Figures(
+            generated_tokens=7, scored_tokens=9, first_tokens=2, first_token_seconds=0.5, answers=3, seconds=4
+        )
+        return {"base": one, "sha256:ab": Figures()}
 
 
 @pytest.fixture
@@ -134,10 +141,16 @@ def test_metrics_count_by_template(client: TestClient, metrics: Metrics) -> None
 
 
 def test_the_engines_counters_are_read_when_asked(metrics: Metrics) -> None:
-    metrics.watch_engine(Engine().counters)
+    metrics.watch_engine(Engine().counters, Engine().by_adapter)
     text = metrics.render().decode()
     assert "soup_engine_queue_depth 3.0" in text
     assert "soup_engine_tokens_total 41.0" in text
+    for line in (
+        "generated_tokens_total{label} 7.0", "scored_tokens_total{label} 9.0", "first_token_seconds_count{label} 2.0",
+        "first_token_seconds_sum{label} 0.5", "answer_seconds_count{label} 3.0", "answer_seconds_sum{label} 4.0",
+    ):  # fmt: skip
+        assert "soup_engine_adapter_" + line.replace("{label}", '{adapter="base"}') in text
+    assert 'soup_engine_adapter_generated_tokens_total{adapter="sha256:ab"} 0.0' in text
 
 
 def test_two_apps_have_two_registries() -> None:

@@ -130,8 +130,17 @@ def test_a_base_without_a_template_is_refused(live: Live) -> None:
         ),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "'tools': is not supported"),
         ({"response_format": {"type": "json_object"}}, "'response_format': is not supported"),
+        ({"reasoning_effort": "low"}, "'reasoning_effort': is not supported"),
+        ({"verbosity": "low"}, "'verbosity': is not supported"),
+        ({"audio": {"voice": "alloy", "format": "mp3"}}, "'audio': is not supported"),
+        ({"prediction": {"type": "content", "content": "x"}}, "'prediction': is not supported"),
+        ({"web_search_options": {}}, "'web_search_options': is not supported"),
+        ({"extra_body": {"best_of": 2}}, "'best_of' is not known"),
+        ({"n": 17}, "'n' is 17; at most 16 are given"),
+        ({"max_completion_tokens": 10**9}, "less than or equal to 1000000"),
+        ({"stop": ["a"] * 5}, "up to 4 texts"),
         ({"top_logprobs": 2}, "top_logprobs"),
-        ({"logprobs": True, "top_logprobs": 100}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "'top_logprobs' is 21; at most 20 are given"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
         ({"max_tokens": 1000}, "context"),
         ({"messages": [{"role": "user", "content": "word " * 300}]}, "context"),
@@ -148,6 +157,7 @@ def test_fields_that_ask_for_nothing_are_taken(live: Live) -> None:
     live.openai().chat.completions.create(
         model="chatty", messages=HELLO, max_tokens=1, tools=[], tool_choice="none", response_format={"type": "text"},
         parallel_tool_calls=True, user="me", modalities=["text"], presence_penalty=0, store=False,
+        safety_identifier="me", prompt_cache_key="mine", reasoning_effort="none",
     )  # fmt: skip
 
 

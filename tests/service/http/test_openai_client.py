@@ -11,7 +11,12 @@ import httpx2
 import numpy as np
 import openai
 import pytest
+from openai.types import EmbeddingCreateParams, chat, completion_create_params
+from pydantic import BaseModel
 
+from service.http.schemas.chat import ChatRequest
+from service.http.schemas.completions import CompletionRequest
+from service.http.schemas.embeddings import EmbeddingRequest
 from tests.service.servers import Live, World
 
 PROMPT = "The quick brown"
@@ -252,15 +257,21 @@ def test_embeddings_as_floats_and_as_the_client_asks_for_them(live: Live) -> Non
         ({"prompt": "a", "temperature": -1}, openai.BadRequestError, "temperature"),
         ({"prompt": "a", "top_p": 0}, openai.BadRequestError, "top_p"),
         ({"prompt": "a", "n": 0}, openai.BadRequestError, "'n'"),
-        ({"prompt": "a", "n": 1000}, openai.BadRequestError, "'n'"),
-        ({"prompt": "a", "logprobs": 1000}, openai.BadRequestError, "logprobs"),
-        ({"prompt": "a", "stop": ["a", "b", "c", "d", "e"]}, openai.BadRequestError, "stop"),
+        ({"prompt": "a", "n": 17}, openai.BadRequestError, "'n' is 17; at most 16 are given"),
+        ({"prompt": "a", "n": 10**40}, openai.BadRequestError, "at most 16 are given"),
+        ({"prompt": "a", "max_tokens": 10**9}, openai.BadRequestError, "less than or equal to 1000000"),
+        ({"prompt": "a", "max_tokens": -1}, openai.BadRequestError, "greater than or equal to 0"),
+        ({"prompt": "a", "logprobs": 21}, openai.BadRequestError, "'logprobs' is 21; at most 20 are given"),
+        ({"prompt": "a", "stop": ["a", "b", "c", "d", "e"]}, openai.BadRequestError, "up to 4 texts"),
+        ({"prompt": "a", "stop": "a" * 501}, openai.BadRequestError, "beyond 500 characters"),
         ({"prompt": "a", "stop": ""}, openai.BadRequestError, "stop"),
         ({"prompt": "a", "presence_penalty": 2.5}, openai.BadRequestError, "presence_penalty"),
         ({"prompt": "a", "logit_bias": {"5": 101}}, openai.BadRequestError, "logit_bias"),
         ({"prompt": "a", "logit_bias": {"five": 1}}, openai.BadRequestError, "logit_bias"),
         ({"prompt": "a", "logit_bias": {"100000": 1}}, openai.BadRequestError, "logit_bias names token 100000"),
-        ({"prompt": "a", "best_of": 4}, openai.BadRequestError, "best_of"),
+        ({"prompt": "a", "best_of": 0}, openai.BadRequestError, "best_of"),
+        ({"prompt": "a", "n": 3, "best_of": 2}, openai.BadRequestError, "'best_of' is 2 and 'n' is 3"),
+        ({"prompt": "a", "best_of": 17}, openai.BadRequestError, "'best_of' is 17; at most 16 are generated"),
         ({"prompt": "a", "suffix": "z"}, openai.BadRequestError, "'suffix': is not supported"),
         ({"prompt": "a", "extra_body": {"top_k": -2}}, openai.BadRequestError, "top_k"),
         ({"prompt": "a", "extra_body": {"min_p": 1.5}}, openai.BadRequestError, "min_p"),
@@ -283,6 +294,18 @@ def test_what_is_wrong_is_refused_in_one_sentence(
         assert words in caught.value.message
         assert caught.value.body["message"].endswith(".")
         assert caught.value.request_id
+
+
+@pytest.mark.parametrize(
+    ("openais", "ours"),
+    [
+        (chat.completion_create_params.CompletionCreateParamsBase, ChatRequest),
+        (completion_create_params.CompletionCreateParamsBase, CompletionRequest),
+        (EmbeddingCreateParams, EmbeddingRequest),
+    ],
+)
+def test_every_field_that_openai_has_is_known_by_name(openais: type, ours: type[BaseModel]) -> None:
+    assert set(openais.__annotations__) - set(ours.model_fields) == set(), "support it, or refuse it by name"
 
 
 @pytest.mark.parametrize(
@@ -313,6 +336,48 @@ def test_what_is_drawn_can_be_steered(live: Live) -> None:
     for one in ({"top_k": 1}, {"min_p": 1}):
         assert tokens(temperature=2, seed=1, extra_body=one) == plain, "one token is left to draw from"
     assert tokens(temperature=2, seed=1, extra_body={"top_k": -1}) == tokens(temperature=2, seed=1)
+
+
+@pytest.mark.parametrize("ask", [{"best_of": 4}, {"n": 2, "best_of": 2}])
+def test_the_best_of_several_cannot_be_streamed(live: Live, ask: dict[str, Any]) -> None:
+    with pytest.raises(openai.BadRequestError, match=f"'best_of' is {ask['best_of']}: the best are known at the end"):
+        live.openai().completions.create(model="tiny", prompt="a", stream=True, **ask)
+
+
+@pytest.mark.parametrize("prompt", [PROMPT, [PROMPT, "Heat the oil"]])
+def test_the_best_are_those_with_the_highest_mean_log_probability(live: Live, prompt: Any) -> None:
+    client, count = live.openai(), 1 if isinstance(prompt, str) else len(prompt)
+    ask: dict[str, Any] = {"model": "tiny", "prompt": prompt, "seed": 5, "max_tokens": 6, "stop": "e"}
+    every = client.completions.create(**ask, n=6, logprobs=2)
+
+    def expected(n: int) -> list[Any]:
+        """The n best of each prompt."""
+        found = []
+        for number in range(count):
+            own = every.choices[6 * number : 6 * number + 6]
+            means = [float(np.mean(choice.logprobs.token_logprobs)) for choice in own]  # type: ignore[union-attr,arg-type]
+            assert len(set(means)) == 6
+            found += [own[index] for index in np.argsort(means)[::-1][:n]]
+        return found
+
+    best = client.completions.create(**ask, n=3, best_of=6, logprobs=2)
+    assert [choice.index for choice in best.choices] == list(range(3 * count))
+    assert [(one.text, one.finish_reason) for one in best.choices] == [(o.text, o.finish_reason) for o in expected(3)]
+    for one, other in zip(best.choices, expected(3), strict=True):
+        assert one.logprobs is not None
+        assert one.logprobs.tokens == other.logprobs.tokens
+        assert one.logprobs.token_logprobs == pytest.approx(other.logprobs.token_logprobs, abs=1e-5)
+        assert all(len(top) >= 2 for top in one.logprobs.top_logprobs or ())
+    assert best.usage == every.usage, "all that was generated counts"
+    plain = client.completions.create(**ask, n=6, best_of=6)
+    assert [choice.text for choice in plain.choices] == [choice.text for choice in expected(6)]
+    assert {choice.logprobs for choice in plain.choices} == {None}
+
+
+def test_of_answers_without_a_token_the_first_are_the_best(live: Live) -> None:
+    ask: dict[str, Any] = {"model": "tiny", "prompt": PROMPT, "max_tokens": 0, "echo": True}
+    answer = live.openai().completions.create(**ask, n=1, best_of=3)
+    assert [(choice.index, choice.text) for choice in answer.choices] == [(0, PROMPT)]
 
 
 def test_stream_options_without_a_stream_are_refused(live: Live) -> None:

@@ -1,0 +1,156 @@
+"""Figures by adapter: few labels, sums that never fall, everything counted once, and the busiest are seen."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from registry.adapters import create, paper_config
+from registry.base_model import LoadedBase
+from service.engine import Engine, GenerateRequest, LoadableAdapter, ScoreRequest
+from service.engine.tally import BASE, LABELS, OTHER, Figures, Tally
+from tests.service.engine.stepping import greedy, run
+from tests.service.loaded_bases import LoadedBases
+
+CONFIG = paper_config("bapna_firat", bottleneck=4)
+
+
+def handle_of(base: LoadedBase, seed: int) -> LoadableAdapter:
+    return LoadableAdapter(f"sha256:{seed:064x}", CONFIG, lambda: create(CONFIG, base.shape, seed=seed).state_dict())
+
+
+events = st.lists(
+    st.tuples(
+        st.none() | st.sampled_from("abcdefgh"),
+        st.sampled_from(("generated", "scored", "first", "answer")),
+        st.integers(0, 50),
+    ),
+    max_size=120,
+)
+
+
+def count(tally: Tally, digest: str | None, what: str, amount: int) -> None:
+    if what == "first":
+        tally.first_token(digest, float(amount))
+    elif what == "answer":
+        tally.answered(digest, float(amount))
+    else:
+        tally.tokens(digest, **{what: amount})
+
+
+def total(figures: dict[str, Figures]) -> Figures:
+    """The figures of all labels together."""
+    every = [asdict(one) for one in figures.values()]
+    return Figures(**{name: sum(one[name] for one in every) for name in every[0]})
+
+
+@given(events, st.integers(1, 4), st.integers(1, 4))
+def test_labels_are_few_and_their_sums_never_fall(
+    script: list[tuple[str | None, str, int]], labels: int, known: int
+) -> None:
+    tally, alone = Tally(labels=labels, known=known), Tally(labels=8)
+    seen = tally.figures()
+    for event in script:
+        count(tally, *event)
+        count(alone, *event)
+        now = tally.figures()
+        assert len(now) <= labels + 2
+        assert len(tally._rest) <= known
+        for label, one in now.items():
+            before = asdict(seen.get(label, Figures()))
+            assert all(value >= before[name] for name, value in asdict(one).items()), label
+            assert one is not seen.get(label), "what was read stays as it was"
+        seen |= now
+    assert total(seen) == total(alone.figures()), "everything is counted under one label, once"
+    assert seen[BASE] == alone.figures()[BASE]
+
+
+@given(events, st.integers(1, 4))
+def test_whoever_has_more_than_twice_the_tokens_has_the_label(
+    script: list[tuple[str | None, str, int]], labels: int
+) -> None:
+    tally = Tally(labels=labels)
+    tokens: dict[str, int] = {}
+    for digest, what, amount in script:
+        count(tally, digest, what, amount)
+        if digest is not None and what in ("generated", "scored"):
+            tokens[digest] = tokens.get(digest, 0) + amount
+    own = tally.figures().keys() - {BASE, OTHER}
+    for digest, amount in tokens.items():
+        assert digest in own or all(amount <= 2 * tokens.get(other, 0) for other in own)
+
+
+def test_a_label_that_comes_back_goes_on_from_its_sums() -> None:
+    tally = Tally(labels=1)
+    tally.tokens("a", generated=10)
+    tally.tokens("b", generated=21)  # more than twice as many: counted before b had the label
+    assert {label: one.generated_tokens for label, one in tally.figures().items()} == {"base": 0, "other": 21, "b": 0}
+    tally.tokens("b", generated=4)
+    tally.tokens("a", generated=41)
+    assert {label: one.generated_tokens for label, one in tally.figures().items()} == {"base": 0, "other": 62, "a": 10}
+    tally.tokens("a", generated=1)
+    assert tally.figures()["a"].generated_tokens == 11
+
+
+def test_labels_do_not_end_often() -> None:
+    """However adapters take turns, what is remembered of ended labels stays small."""
+    tally = Tally(labels=2)
+    for number in range(2000):
+        tally.tokens(str(number % 50), generated=1 + number)
+    assert len(tally._ended) <= 2 * 20, "1,999,000 tokens are below 2**21"
+
+
+def test_the_engine_counts_by_adapter(base: LoadedBase, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(1000))
+    monkeypatch.setattr("service.engine.draft.time.monotonic", lambda: float(next(clock)))
+    engine = Engine(LoadedBases(base))
+    one, two = handle_of(base, 1), handle_of(base, 2)
+    engine.submit(GenerateRequest("tiny", (1, 2), params=greedy(3)))
+    engine.submit(GenerateRequest("tiny", (1, 2), one, greedy(5, n=2)))
+    engine.submit(ScoreRequest("tiny", ((1, 2, 3), (4, 5)), two))
+    gone = engine.submit(GenerateRequest("tiny", (1, 2), two, greedy(9)))
+    engine.step()
+    gone.cancel()
+    run(engine)
+    found = engine.by_adapter()
+    counts = {
+        label: (figures.generated_tokens, figures.scored_tokens, figures.first_tokens, figures.answers)
+        for label, figures in found.items()
+    }
+    assert counts == {
+        "base": (3, 0, 1, 1), one.digest: (10, 0, 1, 1), two.digest: (1, 5, 1, 1), "other": (0, 0, 0, 0),
+    }  # fmt: skip
+    for label in ("base", one.digest):
+        assert 0 < found[label].first_token_seconds < found[label].seconds
+    figures = engine.counters()
+    assert figures["generated_tokens_total"] == total(found).generated_tokens
+
+
+def test_hits_loads_and_evictions_tell_whether_the_bank_is_large_enough(base: LoadedBase) -> None:
+    handles = [handle_of(base, seed) for seed in range(3)]
+    size = sum(tensor.numel() * 4 for tensor in handles[0].load().values())
+    engine = Engine(LoadedBases(base), bank_bytes=2 * size)
+
+    def ask(seed: int) -> tuple[float, ...]:
+        engine.submit(GenerateRequest("tiny", (1, 2), handles[seed], greedy(4)))
+        run(engine)
+        figures = engine.counters()
+        assert figures["adapters_held"] == figures["adapter_loads_total"] - figures["adapter_evictions_total"]
+        assert figures["adapter_bytes"] == figures["adapters_held"] * size
+        return tuple(figures[f"adapter_{name}_total"] for name in ("hits", "loads", "evictions"))
+
+    assert [ask(seed) for seed in (0, 0, 1, 0, 2, 1)] == [
+        (0, 1, 0), (1, 1, 0), (1, 2, 0), (2, 2, 0), (2, 3, 1), (2, 4, 2),
+    ]  # fmt: skip
+
+
+def test_as_many_labels_as_the_documentation_says() -> None:
+    tally = Tally()
+    for number in range(LABELS + 5):
+        tally.answered(str(number), 1.0)
+    figures = tally.figures()
+    assert len(figures) == LABELS + 2 == 34
+    assert figures[OTHER].answers == 5

@@ -1,0 +1,55 @@
+"""`/v1/models` says of a base model whether its sequences run packed, once that was found out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.engine import trial
+from tests.service.servers import World, open_world, write_bases
+
+ASK = {"prompt": "a", "max_tokens": 2, "temperature": 0}
+
+
+def packed_of(world: World) -> dict[str, bool | None]:
+    """What the list says, after seeing that the model's own card says the same."""
+    listed = {one["id"]: one["packed"] for one in world.client.get("/v1/models").json()["data"]}
+    cards = {name: world.client.get(f"/v1/models/{name}").json()["packed"] for name in listed}
+    assert cards == listed
+    return listed
+
+
+@pytest.fixture
+def cold(tiny_base_dir: Path, tmp_path: Path) -> Iterator[World]:
+    """A server that loads its two base models at their first use."""
+    bases = write_bases(tmp_path / "bases.toml", {"tiny": tiny_base_dir, "other": tiny_base_dir})
+    yield from open_world(tmp_path / "data", bases, preload=False)
+
+
+def ask(world: World, model: str) -> str:
+    answer = world.client.post("/v1/completions", json={"model": model, **ASK})
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["choices"][0]["text"])
+
+
+def test_packed_is_null_until_the_base_model_is_loaded(cold: World) -> None:
+    assert packed_of(cold) == {"tiny": None, "other": None}
+    ask(cold, "tiny")
+    assert packed_of(cold) == {"tiny": True, "other": None}
+    cold.push("team/one")
+    assert packed_of(cold) == {"tiny": True, "other": None, "team/one": None}, "an adapter runs as its base does"
+
+
+def test_a_base_model_that_cannot_be_packed_says_so_and_answers_the_same(
+    cold: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Any) -> None:
+        raise RuntimeError("its attention is its own")
+
+    packed = ask(cold, "tiny")
+    monkeypatch.setattr(trial, "check_packable", refuse)
+    assert ask(cold, "other") == packed
+    assert packed_of(cold) == {"tiny": True, "other": False}
