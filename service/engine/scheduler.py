@@ -235,7 +235,7 @@ class Scheduler:
     def _piece(self, sequence: Sequence, room: Room) -> None:
         """As much of a sequence's tokens as there is room for."""
         source = None
-        if sequence.done == 0 and sequence.prompt > 1:
+        if sequence.generates and sequence.done == 0 and sequence.prompt > 1:
             source = next((one for one in sequence.work.running if one.done >= sequence.prompt), None)
             if source is not None:
                 sequence.done = sequence.prompt - 1

@@ -349,6 +349,16 @@ class TestPieces:
         [step] = drain(Simulation(scheduler))
         assert (step.segments[0].length, step.segments[0].kept) == (50, False)
 
+    def test_texts_of_one_request_take_over_nothing_from_each_other(self) -> None:
+        scheduler = scheduler_of(tokens=100, pace=40)
+        simulation = Simulation(scheduler)
+        scheduler.add([generate(tokens=9)])
+        simulation.step()
+        scheduler.add([ScoreRequest("b", ((1,) * 50, (2,) * 20), LoadableAdapter("p", PrefixConfig(length=8), dict))])
+        first, second = [[one for one in works_segments(simulation.step()) if one.wants == "score"] for _ in range(2)]
+        assert [(one.start, one.length) for one in first] == [(0, 40)]
+        assert [(one.start, one.length, one.copied) for one in second] == [(40, 10, None), (0, 20, None)]
+
     def test_a_base_model_that_needs_whole_texts_gets_them(self) -> None:
         scheduler = Scheduler(max_queue=9, max_step_tokens=10, max_rows=1, in_pieces=lambda _base_id: False)
         scheduler.add([score(50)])
