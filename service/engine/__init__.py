@@ -1,10 +1,10 @@
 """The inference engine: the one thread that runs the base models, and the queue before it.
 
 `request` is what is asked and answered, `steps` what of it one pass computes, `scheduler` decides what runs next, with
-`pace` (how much beside streams) and `space` (whose keys and values fit); `residence` holds base models, `bank`
-adapters, `kv` keys and values; `trial` tries a base model that was loaded, `runner` runs the models on sequences that
-`packing` keeps apart, `sampler` draws tokens, `choice`, `text` and `draft` make answers of them, `execute` is one
-step, `engine` the thread, `texts` the blocking calls for verbs.
+`pace` (how much beside streams), `space` (whose keys and values fit) and `kept_texts` (what stays of ended sequences);
+`residence` holds base models, `bank` adapters, `kv` keys and values; `trial` tries a base model that was loaded,
+`runner` runs the models on sequences that `packing` keeps apart, `sampler` draws tokens, `choice`, `text` and `draft`
+make answers of them, `execute` is one step, `engine` the thread, `texts` the blocking calls for verbs.
 """
 
 from registry.adapters.loadable import LoadableAdapter

@@ -8,10 +8,19 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from registry.errors import Internal
 from service.engine.request import GenerateRequest, Request, State
 
 Key = tuple[str, str | None]
 """Base id and adapter digest (None: the base alone): never a name, so that nothing stale is ever served."""
+
+Scope = tuple[str, str | None, str]
+"""Base id, adapter digest, and the namespaces of the key that asked: of equal ones keys and values are shared."""
+
+MOVES = {
+    State.WAITING: {State.RUNNING, State.FAILED, State.CANCELLED},
+    State.RUNNING: {State.FINISHED, State.FAILED, State.CANCELLED},
+}
 
 Wants = Literal["nothing", "next", "score"]
 """Of a segment: only its keys and values, also the logits after its last token, or the likelihood of its tokens."""
@@ -67,13 +76,38 @@ class Work:
     running: dict[Sequence, None] = field(default_factory=dict)  # ordered
     error: BaseException | None = None
 
+    def move(self, state: State) -> None:
+        """Come into another state; raises Internal for one that does not follow."""
+        if state not in MOVES.get(self.state, ()):
+            raise Internal(f"a request went from {self.state.value} to {state.value}")
+        self.state = state
+
+
+@dataclass(eq=False)
+class KeptText:
+    """Tokens of a sequence that has ended, with their keys and values, for prompts of its scope that begin alike.
+
+    `before` is the length of the prefix that stands before them. They lie in the row of `source` until they are copied
+    out of it.
+    """
+
+    scope: Scope
+    ids: tuple[int, ...]
+    before: int
+    source: Sequence | None = field(repr=False)
+
+    @property
+    def positions(self) -> int:
+        """How many keys and values a layer has."""
+        return self.before + len(self.ids)
+
 
 @dataclass(frozen=True)
 class Segment:
     """Tokens `start` to `start + length` of a sequence.
 
-    With `copied` its sequence first takes over the keys and values of another, of the first `start` tokens. `kept`
-    says that keys and values are kept: those of a text scored in one piece are not.
+    With `copied` its sequence first takes over the keys and values of another, or of a kept text: those of the first
+    `start` tokens. `kept` says that keys and values are kept: those of a text scored in one piece are not.
     """
 
     sequence: Sequence
@@ -81,7 +115,7 @@ class Segment:
     length: int
     wants: Wants
     kept: bool = True
-    copied: Sequence | None = None
+    copied: Sequence | KeptText | None = None
 
 
 @dataclass(frozen=True)
