@@ -18,6 +18,7 @@ from benchmarks import (
     deep_model,
     kept_states,
     parity,
+    prompts_again,
     report,
     serving,
     training,
@@ -308,3 +309,13 @@ def test_kept_states_attend_to_the_same_every_way(monkeypatch):
     )
     with pytest.raises(Internal, match="gathered attends"):
         kept_states.run(shapes=((2, 32),), repeats=1)
+
+
+def test_a_prompt_that_begins_alike_is_timed_when_it_takes_over_what_it_shares(monkeypatch):
+    monkeypatch.setitem(serving.VOCABULARY, "tiny", 64)
+    result = prompts_again.run(TINY, shared=(16, 40), repeats=1)
+    assert [row["shared"] for row in result.rows] == [16, 40]
+    assert all(row["first_ms"] > 0 and row["second_ms"] > 0 for row in result.rows)
+    assert set(result.figures) == {"second_over_first_16", "second_over_first_40"}
+    with pytest.raises(Internal, match="of 15 tokens"):
+        prompts_again.run(TINY, shared=(15,), repeats=1)
