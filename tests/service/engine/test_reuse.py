@@ -235,6 +235,16 @@ class TestWhatStays:
         assert engine.counters()["kept_bytes"] == 0
         assert ask(engine, self.prompt)[1] == 0
 
+    def test_what_gives_its_room_to_a_pass_is_gone_before_it(
+        self, base: LoadedBase, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        engine = engine_of(base, kv_bytes=capacity_for(1) * engine_of(base)._position_bytes("tiny"))
+        assert ask(engine, self.prompt)[1] == 0
+        assert engine.counters()["kept_texts"] == 1
+        watch(engine, monkeypatch)
+        assert ask(engine, self.prompt, namespace="b")[1] == 0
+        assert ask(engine, self.prompt)[1] == 0
+
     def test_a_cancelled_request_leaves_what_it_has_computed(self, base: LoadedBase) -> None:
         engine = engine_of(base, max_step_tokens=30)
         ticket = engine.submit(GenerateRequest("tiny", self.prompt, params=greedy(3), namespace="a"))

@@ -482,6 +482,16 @@ class TestKeptTexts:
         assert len(simulation.scheduler.alive()["b"]) == 2
         assert (len(simulation.scheduler.kept), simulation.texts) == (0, set())
 
+    def test_what_a_step_takes_over_makes_no_room_for_others_of_that_step(self) -> None:
+        simulation = self.after_one(kv=2 * SMALLEST)
+        taking, other = simulation.scheduler.add([generate(40, namespace="one"), generate(9, namespace="two")])
+        assert works_of(simulation.step()) == [taking]
+        assert simulation.reused == 39
+        for _ in range(2):
+            simulation.step()
+        assert other.state is not State.WAITING
+        assert simulation.texts == set()
+
     def test_what_has_no_room_even_so_drives_nothing_out(self) -> None:
         simulation = Simulation(scheduler_of(kv=3 * SMALLEST))
         simulation.scheduler.add([generate(40, tokens=3, namespace="one")])
