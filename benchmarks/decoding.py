@@ -11,21 +11,19 @@ The base model is a random GPT-2 of the small one's shape, or any folder (`--bas
 from __future__ import annotations
 
 import copy
-import dataclasses
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from benchmarks.report import Result, interleaved, options, ratios, repeated
-from benchmarks.serving import FULL, Given, prepare
+from benchmarks.serving import FULL, Given, prepare, silent
 from registry.adapters import create, paper_config
 from registry.base_model import LoadedBase, load_base
 from registry.errors import Internal
@@ -72,8 +70,7 @@ class Writing:
 
 def writing(base: LoadedBase, *, rows: int, tokens: int) -> Writing:
     """Seeded prompts and adapters on a base that never ends a text by itself."""
-    silent = SimpleNamespace(backend_tokenizer=SimpleNamespace(decode=_nothing))
-    base = dataclasses.replace(base, eos_id=None, end_ids=(), tokenizer=silent)
+    base = silent(base)
     draw = torch.Generator().manual_seed(0)
     prompts = [tuple(torch.randint(5, base.shape.vocab_size, (PROMPT,), generator=draw).tolist()) for _ in range(rows)]
     paths = [path for path in base.shape.linears if path.endswith(TARGETS)]
@@ -84,11 +81,6 @@ def writing(base: LoadedBase, *, rows: int, tokens: int) -> Writing:
         base, engine, prompts, _drawn(base, lora, "small_b", rows), _drawn(base, bottleneck, "near_identity", rows),
         tokens,
     )  # fmt: skip
-
-
-def _nothing(_ids: Sequence[int], **_how: bool) -> str:
-    """The text of any tokens: what is written is compared as ids."""
-    return ""
 
 
 def _drawn(base: LoadedBase, config: AdapterConfig, init: Any, count: int) -> list[LoadableAdapter]:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from registry.adapters import AdapterModule
     from registry.adapters.attach import Edit
     from registry.base_model import LoadedBase
+    from service.engine.runner import Runner
 
 DTYPES = ("float32", "bfloat16")
 BOTTLENECK, ADAPTERS = 16, 20
@@ -57,6 +58,7 @@ def memory(base_folder: Path, dtype: str) -> dict[str, float]:
     from registry.spec import BaseEntry
     from service.engine.bases import AllowedBases
     from service.engine.residence import Residence
+    from service.engine.trial import tried
 
     with TemporaryDirectory() as cache:
         entries = {
@@ -66,7 +68,7 @@ def memory(base_folder: Path, dtype: str) -> dict[str, float]:
         source = AllowedBases(entries, Path(cache))
         size = source.size("deep")
         source.text("deep")
-        residence = Residence(source, size, lambda: None, lambda base: base)
+        residence = Residence(source, size, lambda: None, tried)
         residence.arrange({"small": 0}, frozenset(), background=False)
         start = resident()
         residence.arrange({"deep": 0}, frozenset(), background=False)
@@ -80,17 +82,16 @@ def memory(base_folder: Path, dtype: str) -> dict[str, float]:
     }  # fmt: skip
 
 
-def _adapters(base: LoadedBase) -> tuple[int, int]:
+def _adapters(runner: Runner) -> tuple[int, int]:
     """Bytes that the engine counts for adapters held ready, and those by which this process grows."""
     from registry.adapters import create, paper_config
     from registry.adapters.loadable import LoadableAdapter
     from registry.adapters.weights import load_tensors, save_tensors
     from service.engine.bank import Bank
-    from service.engine.runner import Runner
 
-    config = paper_config("bapna_firat", bottleneck=BOTTLENECK)
+    base, config = runner.base, paper_config("bapna_firat", bottleneck=BOTTLENECK)
     stored = save_tensors(create(config, base.shape, seed=SEED, base=base.model).state_dict())
-    bank, runner, start = Bank(2**40), Runner(base), resident()
+    bank, start = Bank(2**40), resident()
     for number in range(ADAPTERS):
         handle = LoadableAdapter(f"sha256:{number:064d}", config, lambda: load_tensors(stored))
         bank.get(runner, handle)

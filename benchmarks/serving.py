@@ -12,6 +12,7 @@ passages have. All variants run in turn in each repeat.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -82,16 +84,16 @@ class Given:
         return self.bases[base_id]
 
 
-def prepare(size: Size, *, rows: int) -> Setting:
+def prepare(size: Size, *, rows: int, context: int = CONTEXT) -> Setting:
     """Everything random is seeded."""
     torch.manual_seed(0)
     config = GPT2Config(
-        vocab_size=VOCABULARY[size.name], n_positions=CONTEXT, n_embd=size.hidden, n_layer=size.layers,
+        vocab_size=VOCABULARY[size.name], n_positions=context, n_embd=size.hidden, n_layer=size.layers,
         n_head=size.hidden // 64, bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
     model: Any = GPT2LMHeadModel(config).requires_grad_(False)
     model.eval()
-    shape = size.shape.model_copy(update={"context": CONTEXT, "vocab_size": VOCABULARY[size.name]})
+    shape = size.shape.model_copy(update={"context": context, "vocab_size": VOCABULARY[size.name]})
     base = LoadedBase(
         entry=BaseEntry(id="base", source="memory"), model=model, tokenizer=None, shape=shape, bos_id=0, eos_id=0
     )
@@ -100,6 +102,12 @@ def prepare(size: Size, *, rows: int) -> Setting:
     handles = {name: _handle(size, values) for name, values in named.items()}
     adapters = [from_tensors(size.config, shape, values).eval().requires_grad_(False) for values in tensors]
     return Setting(base, adapters, handles, _windows(rows, VOCABULARY[size.name]))
+
+
+def silent(base: LoadedBase) -> LoadedBase:
+    """The base model with texts that never end by themselves and are not decoded: what is written is tokens."""
+    tokenizer: Any = SimpleNamespace(backend_tokenizer=SimpleNamespace(decode=lambda _ids, **_how: ""))
+    return dataclasses.replace(base, eos_id=None, end_ids=(), tokenizer=tokenizer)
 
 
 def _handle(size: Size, tensors: dict[str, Tensor]) -> LoadableAdapter:

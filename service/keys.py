@@ -51,6 +51,15 @@ class Principal:
         """The namespace of what the key makes without naming one: its first, or `default` for a key that sees all."""
         return "default" if self.namespaces is None else self.namespaces[0]
 
+    @property
+    def sharing(self) -> str:
+        """Among which keys prompts are shared: those that see the same namespaces, in whatever order.
+
+        A key that sees more does not share with those that see less: what it asks would show in how fast they are
+        answered.
+        """
+        return "*" if self.namespaces is None else ",".join(sorted(set(self.namespaces)))
+
     def check_write(self, namespace: str) -> None:
         """Raises Forbidden unless the key may write in `namespace`."""
         if not self.has("write"):

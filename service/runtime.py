@@ -54,6 +54,7 @@ class Runtime:
             max_rows=settings.engine_rows,
             bank_bytes=settings.adapter_bank_bytes,
             kv_bytes=settings.engine_kv_bytes,
+            share_prompts=settings.engine_share_prompts,
             memory_bytes=settings.memory_bytes,
         )
         self.bases = ServedBaseModels(allowed, self.engine, memory_bytes=settings.memory_bytes)

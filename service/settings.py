@@ -78,7 +78,13 @@ class Settings(BaseSettings):
     # --- engine -------------------------------------------------------------------------------------
     engine_queue: int = Field(256, ge=1, description="Requests the engine holds at once; beyond it 429.")
     engine_batch_tokens: int = Field(2048, ge=16, description="Tokens of one forward pass.")
-    engine_kv_bytes: int = Field(2**30, ge=1, description="Bytes of keys and values of all sequences together.")
+    engine_kv_bytes: int = Field(
+        2**30, ge=1, description="Bytes of keys and values of all sequences, and of what is kept of ended ones."
+    )
+    engine_share_prompts: Literal["off", "namespace", "all"] = Field(
+        "namespace",
+        description="Which keys share computed prompts: `namespace` (those of the same namespaces), `all`, or `off`.",
+    )
     engine_rows: int = Field(16, ge=1, description="Sequences that generate together.")
     adapter_bank_bytes: int = Field(
         512 * MIB, ge=0, description="Memory for adapters held ready, least recent dropped; a larger one is refused."

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from registry.base_model import BaseText
 from service.engine.choice import Choice, Ending
 from service.engine.request import GenerateRequest, Generation, PromptScores, ScoreRequest, Scores, TopTokens
 from service.engine.sampler import Stream
@@ -33,8 +34,23 @@ class GenerationDraft(_Begun):
         self.streams = [Stream(seed, index) for index in range(params.n)]
         self.silent = True
         """Whether no token was drawn yet."""
+        self._reused: int | None = None
         self._chosen: list[float | None] = [None]
         self._tops: list[TopTokens | None] = [None]
+
+    @classmethod
+    def of(cls, request: GenerateRequest, base: BaseText, limit: int) -> GenerationDraft:
+        """The draft of a request to a base model, whose choices end with at most `limit` tokens."""
+        own = () if base.eos_id is None else (base.eos_id,)
+        ending = Ending(frozenset((*own, *base.end_ids, *request.params.end_ids)), limit)
+        return cls(request, ending, lambda ids: _decoded(base, ids))
+
+    def begin(self, reused: int) -> int:
+        """A choice begins, with so many tokens of an earlier request. Gives those that count: the first choice's."""
+        if self._reused is not None:
+            return 0
+        self._reused = reused
+        return reused
 
     def take_prompt(self, start: int, chosen: Sequence[float], tops: Sequence[TopTokens], prompt: int) -> None:
         """Scores of the prompt's tokens behind `start`, without those of tokens behind the first `prompt` ones."""
@@ -45,7 +61,13 @@ class GenerationDraft(_Begun):
         """The answer, once every choice is finished."""
         scored = self.request.params.prompt_logprobs
         prompt = PromptScores(tuple(self._chosen), tuple(self._tops)) if scored else None
-        return Generation(tuple(choice.completion() for choice in self.choices), prompt)
+        return Generation(tuple(choice.completion() for choice in self.choices), prompt, self._reused or 0)
+
+
+def _decoded(base: BaseText, ids: Sequence[int]) -> str:
+    """The text of ids, special tokens left out."""
+    text: str = base.tokenizer.backend_tokenizer.decode(list(ids), skip_special_tokens=True)
+    return text
 
 
 class ScoreDraft(_Begun):

@@ -10,14 +10,14 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from registry.base_model import BaseText, LoadedBase
 from registry.errors import Internal, InvalidParameter, SoupError, Unavailable
 from service.engine.bank import Bank
-from service.engine.choice import Ending
 from service.engine.draft import Draft, GenerationDraft, ScoreDraft
 from service.engine.execute import Executor
+from service.engine.kept_texts import KeptTexts, Sharing
 from service.engine.outcome import answer, as_soup, without_frames
 from service.engine.request import GenerateRequest, Request, State, tokens_before
 from service.engine.residence import BaseSource, Residence
@@ -41,8 +41,9 @@ class Engine(TextCalls):
     """Scores and generates for the base models of `bases`, which are loaded when requests want them.
 
     `max_queue` requests are held at once; `memory_bytes` limits the weights of base models and adapters together,
-    `kv_bytes` the keys and values of all sequences (None: no limit); the other limits are the scheduler's and the
-    bank's. An engine that was not started loads where it is stepped, one with a thread of its own loads beside it.
+    `kv_bytes` the keys and values of all sequences (None: no limit), those included that are kept of ended ones for
+    requests that `share_prompts` lets take them over (none without a limit); the other limits are the scheduler's and
+    the bank's. An engine that was not started loads where it is stepped, one with a thread of its own loads beside it.
     """
 
     def __init__(
@@ -54,18 +55,20 @@ class Engine(TextCalls):
         max_rows: int = 16,
         bank_bytes: int = 512 * 2**20,
         kv_bytes: int | None = None,
+        share_prompts: Sharing = "namespace",
         memory_bytes: int | None = None,
     ) -> None:
         self._bases = bases
         self._space = Space(kv_bytes, self._position_bytes)
         self._scheduler = Scheduler(
             max_queue=max_queue, max_step_tokens=max_step_tokens, max_rows=max_rows, space=self._space,
+            kept=KeptTexts(self._space, share_prompts, lambda base_id: self._residence.peek(base_id).packed),
             in_pieces=lambda base_id: self._bases.text(base_id).shape.kind == "causal",
         )  # fmt: skip
         self._packed: dict[str, bool] = {}  # of each base model that was loaded
         self._residence: Residence[Runner] = Residence(bases, memory_bytes, self._tell, self._try)
         self._bank = Bank(bank_bytes, self._residence.room_for_adapters)
-        self._residence.forget = self._bank.forget
+        self._residence.forget = self._forget
         self._drafts: dict[Work, Draft] = {}
         self._tally = Tally()
         self._executor = Executor(self._bank, self._drafts, self._tally)
@@ -137,6 +140,8 @@ class Engine(TextCalls):
                 "adapter_hits_total": self._bank.hits,
                 "adapter_evictions_total": self._bank.evictions,
                 "kv_bytes": self._space.bytes,
+                "kept_bytes": scheduler.kept.bytes,
+                "kept_texts": len(scheduler.kept),
                 "bases_held": len(self._residence.held),
                 "base_bytes": self._residence.bytes,
                 "base_loads_total": self._residence.loads,
@@ -188,10 +193,10 @@ class Engine(TextCalls):
 
     def _wait_for_work(self) -> bool:
         """Block until there is something to run; False when it is time to stop."""
+        if not self._scheduler.depth:  # only this thread makes it smaller
+            self._tidy({})
         with self._changed:
             if not self._scheduler.depth:
-                for base_id in self._residence.held:  # nothing is kept for nobody while there is nothing to do
-                    self._residence.peek(base_id).retain(())
                 self._changed.wait_for(lambda: self._scheduler.depth or self._stop_at is not None)
                 self._settled_at = self._passed_at[None] = time.monotonic()
             if self._stop_at is None:
@@ -224,6 +229,7 @@ class Engine(TextCalls):
             )
         if step is None:
             return False
+        self._keep_and_drop()  # what gave its room to the step goes before the step takes it
         began = time.perf_counter()
         try:
             done, failures = self._executor.run(step, self._residence.base(step.base_id), self._computed)
@@ -264,8 +270,7 @@ class Engine(TextCalls):
             digests = {work.key[1] for work in self._scheduler.live() if work.key[1] is not None}
             self._seen = self._news
         self._settle(ended)
-        for base_id in self._residence.held:
-            self._residence.peek(base_id).retain(alive.get(base_id, ()))
+        self._tidy(alive)
         failed = self._residence.arrange(wanted, set(alive), background=self._thread is not None)
         self._trim(digests, {one.work.key[1] for of in alive.values() for one in of if one.work.key[1] is not None})
         if failed:
@@ -277,6 +282,31 @@ class Engine(TextCalls):
                     for work in self._scheduler.fail([one for one in live if one.key[0] == base_id], error)
                 ]
             self._settle(ended)
+
+    def _tidy(self, alive: Mapping[str, Iterable[object]]) -> None:
+        """Give up the rows of all but these sequences, by base model; what is kept of those that ended stays."""
+        self._keep_and_drop()
+        for base_id in self._residence.held:
+            self._residence.peek(base_id).retain(alive.get(base_id, ()))
+
+    def _keep_and_drop(self) -> None:
+        """Let the runners keep and drop what the scheduler has."""
+        with self._changed:
+            fresh, gone = self._scheduler.kept.changes()
+        for text in gone:
+            if text.scope[0] in self._residence.held:
+                self._residence.peek(text.scope[0]).drop(text)
+        for text in fresh:
+            source, text.source = text.source, None
+            if not self._residence.peek(text.scope[0]).keep(text, source, text.positions):
+                with self._changed:
+                    self._scheduler.kept.drop(text)
+
+    def _forget(self, base_id: str) -> None:
+        """A base model is dropped, and with it all that is its own."""
+        self._bank.forget(base_id)
+        with self._changed:
+            self._scheduler.kept.forget(base_id)
 
     def _trim(self, wanted: Set[str], running: Set[str]) -> None:
         """Let go of adapters beyond what the bases leave, of stacked copies first."""
@@ -302,8 +332,7 @@ class Engine(TextCalls):
                 longest = tokens_before(request) + max(map(len, request.windows))
                 self._check_fits(request.base_id, longest, "prompt")
             return ScoreDraft(request, speaks=base.shape.kind == "causal")
-        ending = Ending(ending_ids(base, request), self._length_limit(request, base))
-        return GenerationDraft(request, ending, lambda ids: decoded(base, ids))
+        return GenerationDraft.of(request, base, self._length_limit(request, base))
 
     def _length_limit(self, request: GenerateRequest, base: BaseText) -> int:
         """The most tokens a choice may get: what it asks for, or what context and memory leave."""
@@ -354,15 +383,3 @@ class Engine(TextCalls):
     def _retry_after(self) -> int:
         """Seconds in which a quarter of the queue is answered at the present pace."""
         return min(MAX_RETRY_AFTER, max(1, math.ceil(self._scheduler.depth * self._pace / 4)))
-
-
-def ending_ids(base: BaseText, request: GenerateRequest) -> frozenset[int]:
-    """The tokens that end what is generated: the base's, and those of the request."""
-    own = () if base.eos_id is None else (base.eos_id,)
-    return frozenset((*own, *base.end_ids, *request.params.end_ids))
-
-
-def decoded(base: BaseText, ids: Sequence[int]) -> str:
-    """The text of ids, special tokens left out."""
-    text: str = base.tokenizer.backend_tokenizer.decode(list(ids), skip_special_tokens=True)
-    return text

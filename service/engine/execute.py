@@ -21,7 +21,7 @@ from service.engine.draft import Draft, GenerationDraft, ScoreDraft
 from service.engine.request import TopTokens
 from service.engine.runner import Found, Runner, Task
 from service.engine.sampler import Draw, choose, chosen_log_probs, log_probs, top_tokens
-from service.engine.steps import Segment, Sequence, Step, Work
+from service.engine.steps import KeptText, Segment, Sequence, Step, Work
 from service.engine.tally import Tally
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,8 @@ class Executor:
         self._bank = bank
         self._drafts = drafts
         self._tally = tally
-        self.counts = {"batches_total": 0, "prompt_tokens_total": 0, "generated_tokens_total": 0}
+        names = ("batches_total", "prompt_tokens_total", "prompt_tokens_reused_total", "generated_tokens_total")
+        self.counts = dict.fromkeys(names, 0)
 
     def run(self, step: Step, runner: Runner, computed: Callable[[Step], None]) -> tuple[list[Sequence], Failures]:
         """One forward pass; gives the sequences that are done, and the requests that failed by themselves.
@@ -148,6 +149,9 @@ class Executor:
             return self._scored(draft, segment, found)
         if segment.start < sequence.prompt:
             self.counts["prompt_tokens_total"] += segment.length
+        if segment.start == 0 or segment.copied is not None:
+            reused = segment.start if isinstance(segment.copied, KeptText) else 0
+            self.counts["prompt_tokens_reused_total"] += draft.begin(reused)
         if found.chosen:
             draft.take_prompt(segment.start, found.chosen, found.tops, sequence.prompt)
         return found.logits is not None and self._next_token(sequence, draft, found.logits, token)

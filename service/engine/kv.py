@@ -2,14 +2,15 @@
 
 Rows of one capacity lie behind each other in one tensor a layer, those in use first, so that the newest tokens of all
 of them attend in one call without anything being gathered or copied. A sequence that outgrows its row moves to one of
-twice the capacity; when a row is given up, the last one moves into its place. Bytes are counted by row.
+twice the capacity; when a row is given up, the last one moves into its place. Bytes are counted by row. What is to
+outlive its row is copied out of it, without the row's spare positions, and takes no part in anybody's attention.
 
 Knows no requests. Used by the engine thread only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -105,6 +106,15 @@ class Row:
         return all_keys[:, :end], all_values[:, :end]
 
 
+@dataclass(frozen=True)
+class Copied:
+    """Keys and values of `length` positions, each (heads, length, size), by layer: views of one `buffer`."""
+
+    buffer: Tensor
+    layers: Mapping[int, tuple[Tensor, Tensor]]
+    length: int
+
+
 class KeyValues:
     """The rows of one base model."""
 
@@ -138,6 +148,35 @@ class KeyValues:
         row = self.reserve(owner, room)
         there = self._rows[source]
         _copy(there, row, positions)
+        row.length = positions
+
+    def copied_out(self, owner: Hashable, positions: int) -> Copied | None:
+        """A copy of the first `positions` of a row; None where fewer are there, or where any is no finite number."""
+        row = self._rows.get(owner)
+        if row is None or not 0 < positions <= row.length:
+            return None
+        parts = {
+            layer: [states[row.place, :, :positions] for states in pair] for layer, pair in row.slab.layers.items()
+        }
+        flat = [states for pair in parts.values() for states in pair]
+        buffer = flat[0].new_empty(sum(states.numel() for states in flat))
+        layers: dict[int, tuple[Tensor, Tensor]] = {}
+        at = 0
+        for layer, pair in parts.items():
+            copies = []
+            for states in pair:
+                copies.append(buffer[at : at + states.numel()].view(states.shape).copy_(states))
+                at += states.numel()
+            layers[layer] = copies[0], copies[1]
+        return Copied(buffer, layers, positions) if bool(buffer.isfinite().all()) else None
+
+    def copy_in(self, copied: Copied, owner: Hashable, positions: int, *, room: int) -> None:
+        """Give a new sequence the first `positions` of what was copied out, in a row with this `room`."""
+        row = self.reserve(owner, room)
+        row.length = 0
+        for layer, pair in copied.layers.items():
+            keys, values = (states[:, :positions] for states in pair)
+            row.write(layer, keys, values)
         row.length = positions
 
     def fill(self, owner: Hashable, states: Tensor) -> None:

@@ -88,13 +88,18 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class GenerateRequest:
-    """Continue one prompt `params.n` times; `on_token` is called in the engine thread and must only hand over."""
+    """Continue one prompt `params.n` times; `on_token` is called in the engine thread and must only hand over.
+
+    `namespace` tells the keys apart that must not learn what others ask: keys and values are shared within one. None
+    shares none, with nobody.
+    """
 
     base_id: str
     prompt: tuple[int, ...]
     adapter: LoadableAdapter | None = None
     params: SamplingParams = SamplingParams()
     on_token: Callable[[Delta], None] | None = None
+    namespace: str | None = None
 
     def check(self, shape: BaseShape) -> None:
         """Raises InvalidPrompt or InvalidParameter where the base model cannot take this, or is no language model."""
@@ -233,10 +238,14 @@ class PromptScores:
 
 @dataclass(frozen=True)
 class Generation:
-    """What a GenerateRequest gives: its choices by index, and the prompt's scores where asked for."""
+    """What a GenerateRequest gives: its choices by index, and the prompt's scores where asked for.
+
+    `reused` tokens of the prompt were not computed for it, but taken over from an earlier request.
+    """
 
     choices: tuple[Completion, ...]
     prompt: PromptScores | None = None
+    reused: int = 0
 
 
 @dataclass(frozen=True)

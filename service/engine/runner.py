@@ -21,7 +21,7 @@ from transformers import DynamicCache
 from registry.adapters.together import FEW, ReadyAdapter, Run, Together
 from registry.base_model import LoadedBase
 from registry.likelihood import hidden_states, lm_logits, log_probs_of, logit_parts
-from service.engine.kv import KeyValues, NewestOfSlab, Row, Slab
+from service.engine.kv import Copied, KeyValues, NewestOfSlab, Row, Slab
 from service.engine.packing import Packing, Piece, first_position, packed_states
 from service.engine.request import TopTokens
 from service.engine.sampler import chosen_log_probs, log_probs, top_tokens
@@ -32,7 +32,8 @@ class Task:
     """Tokens of one sequence in a pass: those of `ids` from `start` on that are computed now.
 
     `follows` is the token behind them, where there is one. `owner` names the row that their keys and values are kept
-    in; None keeps none. What is wanted: the logits after the last token (`logits`), the likelihood of every following
+    in; None keeps none. `copied` names what stands before them there and is another's so far: a row, or what was kept
+    of one. What is wanted: the logits after the last token (`logits`), the likelihood of every following
     token (`nll`), the same with alternatives (`alternatives`: how many), the sum of the states of all tokens but the
     first `unpooled` (`pooled`).
     """
@@ -78,17 +79,38 @@ class Runner:
         self.together = Together(base.model)
         self.packed = packed
         self._memory = KeyValues()
+        self._kept: dict[object, Copied] = {}
         self._caches: dict[object, DynamicCache] = {}  # of a base model that is not packed
         self._first = first_position(base.model)
 
     @torch.inference_mode()
     def retain(self, owners: Iterable[object]) -> None:
-        """Forget the keys and values of all sequences but these."""
+        """Forget the rows of all sequences but these."""
         wanted = set(owners)
         for owner in [one for one in self._memory if one not in wanted]:
             self._memory.release(owner)
         for owner in [one for one in self._caches if one not in wanted]:
             del self._caches[owner]
+
+    @torch.inference_mode()
+    def keep(self, name: object, owner: object, positions: int) -> bool:
+        """Keep the first `positions` of a row when it is forgotten, to be copied by that name; False where they are
+        not all there, or not all finite numbers. The row is forgotten."""
+        copied = self._memory.copied_out(owner, positions)
+        self._memory.release(owner)
+        if copied is None:
+            return False
+        self._kept[name] = copied
+        return True
+
+    def drop(self, name: object) -> None:
+        """Forget what was kept by a name."""
+        self._kept.pop(name, None)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of all that is kept."""
+        return sum(one.buffer.numel() * one.buffer.element_size() for one in self._kept.values())
 
     @torch.inference_mode()
     def run(self, tasks: Sequence[Task]) -> list[Found]:
@@ -162,7 +184,10 @@ class Runner:
         """The row of a task's sequence, with what stands before its tokens."""
         owner, before = task.owner, task.before
         states = None if task.adapter is None else task.adapter.before
-        if task.copied is not None:
+        kept = self._kept.get(task.copied)
+        if kept is not None:
+            self._memory.copy_in(kept, owner, before + task.start, room=before + task.reserve)
+        elif task.copied is not None:
             self._memory.copy(task.copied, owner, before + task.start, room=before + task.reserve)
         row = self._memory.reserve(owner, before + task.reserve)
         if states is not None and row.length == 0:

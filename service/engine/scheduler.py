@@ -13,19 +13,16 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Container, Iterable
 from collections.abc import Sequence as Many
 
-from registry.errors import Busy, Internal
+from registry.errors import Busy
+from service.engine.kept_texts import KeptTexts
 from service.engine.pace import Pace
 from service.engine.request import GenerateRequest, Request, State, tokens_before
+from service.engine.room import Claims, Room, most_rows
 from service.engine.space import Space
-from service.engine.steps import Claims, Key, Room, Segment, Sequence, Step, Ticket, Wants, Work, most_rows
+from service.engine.steps import KeptText, Key, Segment, Sequence, Step, Ticket, Wants, Work
 
 PATIENCE = 16
 """Steps after which an adapter that got nothing takes a row, memory, or its room in the bank from one that has."""
-
-MOVES = {
-    State.WAITING: {State.RUNNING, State.FAILED, State.CANCELLED},
-    State.RUNNING: {State.FINISHED, State.FAILED, State.CANCELLED},
-}
 
 
 class Scheduler:
@@ -33,18 +30,20 @@ class Scheduler:
 
     At most `max_queue` requests are held, `max_rows` sequences generate together, and a step has at most
     `max_step_tokens` tokens beside the newest ones, but for a text that runs alone. `space` tells which sequences have
-    room for their keys and values; `in_pieces` of which base models a text may be computed in several steps.
+    room for their keys and values, `kept` what is there of ended ones; `in_pieces` of which base models a text may be
+    computed in several steps.
     """
 
     def __init__(
         self, *, max_queue: int, max_step_tokens: int, max_rows: int, space: Space | None = None,
-        in_pieces: Callable[[str], bool] = lambda _base_id: True,
+        kept: KeptTexts | None = None, in_pieces: Callable[[str], bool] = lambda _base_id: True,
     ) -> None:  # fmt: skip
         self.max_queue = max_queue
         self.max_step_tokens = max_step_tokens
         self.max_rows = max_rows
         self.pace = Pace()
         self._space = space or Space(None)
+        self.kept = KeptTexts(self._space) if kept is None else kept
         self._in_pieces = in_pieces
         self._ids = itertools.count()
         self._prompts: OrderedDict[Key, deque[Work]] = OrderedDict()
@@ -146,6 +145,7 @@ class Scheduler:
         self._loaded = loaded
         self._claims = Claims(adapter_bytes, self._running)
         self._sent_away.clear()
+        self.kept.unpin_all()
         for _ in range(len(self._turns)):
             base_id = self._turns[0]
             self._turns.rotate(-1)
@@ -182,7 +182,10 @@ class Scheduler:
             if not keys or not self._place_for(base_id):
                 break
             sequence = next((one for one in map(self._first, keys) if one is not None and self._claim(one.work)), None)
-            if sequence is None or not self._room_for(sequence):
+            if sequence is None:
+                break
+            self._source(sequence)  # what it will take over is not what makes room for it, if anything else can
+            if not self._room_for(sequence):
                 break
             self._prompts.move_to_end(sequence.work.key)
             self._start(sequence)
@@ -230,23 +233,31 @@ class Scheduler:
 
     def _room_for(self, sequence: Sequence) -> bool:
         """Reserve memory for one that starts; an adapter that waited long takes it from the one with most rows."""
-        if self._waited.get(sequence.work.key, 0) >= PATIENCE:
-            others, positions = most_rows(self._running)[:0:-1], sequence.before + len(sequence.ids)
-            for one in self._space.enough_of(others, sequence.work.key[0], positions):
-                self._preempt(one)
+        if self._reserve(sequence, len(sequence.ids)):
+            return True
+        if self._waited.get(sequence.work.key, 0) < PATIENCE:
+            return False
+        others, positions = most_rows(self._running)[:0:-1], sequence.before + len(sequence.ids)
+        for one in self._space.enough_of(others, sequence.work.key[0], positions, besides=self.kept.bytes):
+            self._preempt(one)
         return self._reserve(sequence, len(sequence.ids))
 
     def _piece(self, sequence: Sequence, room: Room) -> None:
         """As much of a sequence's tokens as there is room for."""
         source = None
-        if sequence.done == 0 and sequence.prompt > 1:
-            source = next((one for one in sequence.work.running if one.done >= sequence.prompt), None)
-            if source is not None:
-                sequence.done = sequence.prompt - 1
+        if sequence.generates and sequence.done == 0:
+            source, sequence.done = self._source(sequence)
+            if isinstance(source, KeptText):
+                self.kept.pin(source)
         length = min(len(sequence.ids) - sequence.done, room.left)
         whole = sequence.done + length == len(sequence.ids)
         wants: Wants = "score" if not sequence.generates else "next" if whole else "nothing"
         room.take(Segment(sequence, sequence.done, length, wants, copied=source))
+
+    def _source(self, sequence: Sequence) -> tuple[Sequence | KeptText | None, int]:
+        """What a sequence takes over as it starts, another choice's or a kept text's, and of how many tokens."""
+        choice = next((one for one in sequence.work.running if one.done >= sequence.prompt > 1), None)
+        return self.kept.find(sequence) if choice is None else (choice, sequence.prompt - 1)
 
     def _of_scores(self, base_id: str, room: Room, starts: bool) -> None:
         """Texts that have begun, then those of each request in turn, of one length together."""
@@ -274,27 +285,25 @@ class Scheduler:
         if not fits and room.segments:
             return False
         in_pieces = (not fits and not room.alone) or sequence.before > 0
-        if in_pieces and self._in_pieces(work.key[0]) and self._reserve(sequence, length):
+        in_pieces = in_pieces and self._in_pieces(work.key[0])
+        if in_pieces and self._reserve(sequence, length):
             self._start(sequence)
             self._piece(sequence, room)
             return True
-        if sequence.before > 0 or (in_pieces and self._pieces_fit(sequence)):
-            return False
+        if sequence.before > 0 or (in_pieces and self._space.fits(work.key[0], length)):
+            return False  # it goes in pieces once there is memory for it
         work.waiting.popleft()
         work.running[sequence] = None
-        self._run(work)
+        work.begin()
         room.take(Segment(sequence, 0, length, "score", kept=False))
         return True
-
-    def _pieces_fit(self, sequence: Sequence) -> bool:
-        """Whether a text could go in pieces once there is memory for it."""
-        base_id = sequence.work.key[0]
-        return self._in_pieces(base_id) and self._space.fits(base_id, len(sequence.ids))
 
     # --- places ---------------------------------------------------------------------------------
 
     def _reserve(self, sequence: Sequence, tokens: int) -> bool:
-        found = self._space.reserve(sequence, sequence.work.key[0], sequence.before + tokens)
+        base_id, positions = sequence.work.key[0], sequence.before + tokens
+        missing = self._space.missing(sequence, base_id, positions)
+        found = self.kept.make_room(missing) and self._space.reserve(sequence, base_id, positions)
         sequence.holds = sequence.holds or found
         return found
 
@@ -304,13 +313,9 @@ class Scheduler:
         work.running[sequence] = None
         self._running[sequence] = None
         self._waited.pop(work.key, None)
-        self._run(work)
+        work.begin()
         if sequence.generates and not work.waiting:
             self._forget_prompt(work)
-
-    def _run(self, work: Work) -> None:
-        if work.state is State.WAITING:
-            self._move(work, State.RUNNING)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Give up a sequence's row; it starts again with the tokens it has."""
@@ -326,12 +331,14 @@ class Scheduler:
         elif work not in self._scores:
             self._scores.appendleft(work)
 
-    def _leave(self, sequence: Sequence) -> None:
+    def _leave(self, sequence: Sequence, *, keep: bool = False) -> None:
         sequence.work.running.pop(sequence, None)
         self._running.pop(sequence, None)
         if sequence.holds:
             self._space.release(sequence)
             sequence.holds = False
+            if keep:
+                self.kept.keep(sequence)
 
     def _forget_prompt(self, work: Work) -> None:
         queue = self._prompts.get(work.key)
@@ -355,7 +362,7 @@ class Scheduler:
             work = sequence.work
             if work.state.final:
                 continue
-            self._leave(sequence)
+            self._leave(sequence, keep=True)
             work.ticket.rows_done += 1
             if not work.running and not work.waiting:
                 self._end(work, State.FINISHED)
@@ -378,9 +385,9 @@ class Scheduler:
         return ended
 
     def _end(self, work: Work, state: State) -> None:
-        self._move(work, state)
+        work.move(state)
         for sequence in list(work.running):
-            self._leave(sequence)
+            self._leave(sequence, keep=state is State.CANCELLED)  # what a request has that failed may be unsound
         self._forget_prompt(work)
         if work in self._scores:
             self._scores.remove(work)
@@ -388,8 +395,3 @@ class Scheduler:
         del self._live[work]
         if not any(other.key[0] == work.key[0] for other in self._live):
             self._turns.remove(work.key[0])
-
-    def _move(self, work: Work, state: State) -> None:
-        if state not in MOVES.get(work.state, ()):
-            raise Internal(f"a request went from {work.state.value} to {state.value}")
-        work.state = state

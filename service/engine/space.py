@@ -46,12 +46,12 @@ class Space:
             positions *= 2
         return positions if self.fits(base_id, positions) else 0
 
-    def enough_of(self, owners: Sequence[Owner], base_id: str, positions: int) -> Sequence[Owner]:
+    def enough_of(self, owners: Sequence[Owner], base_id: str, positions: int, *, besides: int = 0) -> Sequence[Owner]:
         """As many of these owners, from the first on, as must give up their rows for a new one to have room.
 
-        None where it has room already, or would not have it without all of them.
+        None where it has room already, or would not have it without all of them. `besides` bytes go as well.
         """
-        over = 0 if self.limit is None else self.bytes + self.needed(base_id, positions) - self.limit
+        over = 0 if self.limit is None else self.bytes - besides + self.needed(base_id, positions) - self.limit
         for count in range(len(owners) + 1):
             if sum(self._rows.get(owner, 0) for owner in owners[:count]) >= over:
                 return owners[:count]
@@ -59,16 +59,32 @@ class Space:
 
     def reserve(self, owner: Hashable, base_id: str, positions: int) -> bool:
         """Whether a sequence has room for so many positions, which is then kept for it."""
-        size = self.needed(base_id, positions)
-        held = self._rows.get(owner, 0)
-        if size <= held:
-            return True
-        if self.limit is not None and self.bytes - held + size > self.limit:
+        if self.missing(owner, base_id, positions) > 0:
             return False
-        self.bytes += size - held
-        self._rows[owner] = size
+        self._take(owner, max(self.held(owner), self.needed(base_id, positions)))
         return True
 
+    def missing(self, owner: Hashable, base_id: str, positions: int) -> int:
+        """Bytes that would have to be released before a sequence has room for so many positions; at most 0 for none."""
+        more = self.needed(base_id, positions) - self.held(owner)
+        return 0 if self.limit is None or more <= 0 else self.bytes + more - self.limit
+
+    def keep(self, owner: Hashable, base_id: str, positions: int) -> bool:
+        """Whether exactly so many positions, which never become more, have room, which is then kept for them."""
+        size = positions * self._bytes_of(base_id)
+        if self.limit is not None and self.bytes + size > self.limit:
+            return False
+        self._take(owner, size)
+        return True
+
+    def held(self, owner: Hashable) -> int:
+        """Bytes that are kept for a sequence, or for what is left of one."""
+        return self._rows.get(owner, 0)
+
+    def _take(self, owner: Hashable, size: int) -> None:
+        self.bytes += size - self.held(owner)
+        self._rows[owner] = size
+
     def release(self, owner: Hashable) -> None:
-        """A sequence needs its row no longer."""
+        """What was kept for a sequence is not needed any longer."""
         self.bytes -= self._rows.pop(owner, 0)

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Iterable
+from collections.abc import Container
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from registry.errors import Internal
 from service.engine.request import GenerateRequest, Request, State
 
 Key = tuple[str, str | None]
 """Base id and adapter digest (None: the base alone): never a name, so that nothing stale is ever served."""
+
+Scope = tuple[str, str | None, str]
+"""Base id, adapter digest, and the namespaces of the key that asked: of equal ones keys and values are shared."""
+
+MOVES = {
+    State.WAITING: {State.RUNNING, State.FAILED, State.CANCELLED},
+    State.RUNNING: {State.FINISHED, State.FAILED, State.CANCELLED},
+}
 
 Wants = Literal["nothing", "next", "score"]
 """Of a segment: only its keys and values, also the logits after its last token, or the likelihood of its tokens."""
@@ -67,13 +76,43 @@ class Work:
     running: dict[Sequence, None] = field(default_factory=dict)  # ordered
     error: BaseException | None = None
 
+    def move(self, state: State) -> None:
+        """Come into another state; raises Internal for one that does not follow."""
+        if state not in MOVES.get(self.state, ()):
+            raise Internal(f"a request went from {self.state.value} to {state.value}")
+        self.state = state
+
+    def begin(self) -> None:
+        """A part of it runs; the first makes it a running request."""
+        if self.state is State.WAITING:
+            self.move(State.RUNNING)
+
+
+@dataclass(eq=False)
+class KeptText:
+    """Tokens of a sequence that has ended, with their keys and values, for prompts of its scope that begin alike.
+
+    `before` is the length of the prefix that stands before them. They lie in the row of `source` until they are copied
+    out of it.
+    """
+
+    scope: Scope
+    ids: tuple[int, ...]
+    before: int
+    source: Sequence | None = field(repr=False)
+
+    @property
+    def positions(self) -> int:
+        """How many keys and values a layer has."""
+        return self.before + len(self.ids)
+
 
 @dataclass(frozen=True)
 class Segment:
     """Tokens `start` to `start + length` of a sequence.
 
-    With `copied` its sequence first takes over the keys and values of another, of the first `start` tokens. `kept`
-    says that keys and values are kept: those of a text scored in one piece are not.
+    With `copied` its sequence first takes over the keys and values of another, or of a kept text: those of the first
+    `start` tokens. `kept` says that keys and values are kept: those of a text scored in one piece are not.
     """
 
     sequence: Sequence
@@ -81,7 +120,7 @@ class Segment:
     length: int
     wants: Wants
     kept: bool = True
-    copied: Sequence | None = None
+    copied: Sequence | KeptText | None = None
 
 
 @dataclass(frozen=True)
@@ -108,48 +147,3 @@ class Step:
     def without(self, works: Container[Work]) -> Step:
         """The parts of all other requests."""
         return Step(self.base_id, tuple(s for s in self.segments if s.sequence.work not in works))
-
-
-def most_rows(running: Iterable[Sequence]) -> list[Sequence]:
-    """The sequences that generate with the adapter that has most of them, in their order."""
-    rows: dict[Key, list[Sequence]] = {}
-    for one in running:
-        if one.generates:
-            rows.setdefault(one.work.key, []).append(one)
-    return max(rows.values(), key=len, default=[])
-
-
-class Claims:
-    """The adapters that run together, and the bytes that they take."""
-
-    def __init__(self, limit: int | None, running: Iterable[Sequence]) -> None:
-        self.limit = limit
-        self._sizes: dict[str, int] = {}
-        for work in dict.fromkeys(one.work for one in running):
-            if work.request.adapter is not None:
-                self._sizes[work.request.adapter.digest] = work.request.adapter.size_bytes
-
-    def add(self, work: Work) -> bool:
-        """Whether a request's adapter is among them, or has room beside them; it is then."""
-        adapter = work.request.adapter
-        if adapter is None or adapter.digest in self._sizes:
-            return True
-        if self._sizes and self.limit is not None and sum(self._sizes.values()) + adapter.size_bytes > self.limit:
-            return False
-        self._sizes[adapter.digest] = adapter.size_bytes
-        return True
-
-
-class Room:
-    """What a step has beside the newest tokens; `alone` where there are none."""
-
-    def __init__(self, tokens: int, *, alone: bool) -> None:
-        self.left = tokens
-        """Tokens that it may still take."""
-        self.alone = alone
-        self.segments: list[Segment] = []
-
-    def take(self, segment: Segment) -> None:
-        """Put a segment into it."""
-        self.segments.append(segment)
-        self.left -= segment.length

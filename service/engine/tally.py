@@ -43,7 +43,7 @@ class Tally:
         self._lock = threading.Lock()
         self._all = {BASE: Figures(), OTHER: Figures()}
         self._own: dict[str, Figures] = {}
-        self._ended: dict[str, Figures] = {}  # each end more than doubles a place's tokens: 63 a place fill 64 bits
+        self._ended: dict[str, Figures] = {}  # few: a place more than doubles its tokens each time
         self._tokens: dict[str, int] = {}  # of those that have a label, also from before they had it
         self._rest: OrderedDict[str, int] = OrderedDict()  # of others
 

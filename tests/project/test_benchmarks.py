@@ -18,6 +18,7 @@ from benchmarks import (
     deep_model,
     kept_states,
     parity,
+    prompts_again,
     report,
     serving,
     training,
@@ -26,6 +27,7 @@ from demo import results
 from registry.base_model import load_base
 from registry.errors import Internal
 from registry.spec import AverageMixing, BaseEntry
+from service.engine.bases import held_bytes
 from tests.tiny_models import build_tiny_base
 
 pytestmark = pytest.mark.slow
@@ -188,7 +190,7 @@ def test_a_deep_model_is_measured_in_memory_and_under_hooks(tiny_base_dir, monke
 
 def test_bytes_that_are_counted_are_those_of_model_and_adapters(tiny_base_dir):
     found = deep_model.memory(tiny_base_dir, "bfloat16")
-    assert found["counted"] == 2 * sum(p.numel() for p in load_base(entry_of(tiny_base_dir)).model.parameters())
+    assert found["counted"] == held_bytes(entry_of(tiny_base_dir).model_copy(update={"dtype": "bfloat16"}))
     assert found["counted_adapters"] > 0
 
 
@@ -308,3 +310,13 @@ def test_kept_states_attend_to_the_same_every_way(monkeypatch):
     )
     with pytest.raises(Internal, match="gathered attends"):
         kept_states.run(shapes=((2, 32),), repeats=1)
+
+
+def test_a_prompt_that_begins_alike_is_timed_when_it_takes_over_what_it_shares(monkeypatch):
+    monkeypatch.setitem(serving.VOCABULARY, "tiny", 64)
+    result = prompts_again.run(TINY, shared=(16, 40), repeats=1)
+    assert [row["shared"] for row in result.rows] == [16, 40]
+    assert all(row["first_ms"] > 0 and row["second_ms"] > 0 for row in result.rows)
+    assert set(result.figures) == {"second_over_first_16", "second_over_first_40"}
+    with pytest.raises(Internal, match="of 15 tokens"):
+        prompts_again.run(TINY, shared=(15,), repeats=1)

@@ -101,4 +101,5 @@ class ChatAnswers:
         return {"token": self._words.text(token), "logprob": logprob, "bytes": self._words.data(token)}
 
     def _usage(self, generation: Generation) -> Usage:
-        return Usage.of(self._read, sum(len(choice.token_ids) for choice in generation.choices))
+        written = sum(len(choice.token_ids) for choice in generation.choices)
+        return Usage.of(self._read, written, reused=generation.reused)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -148,8 +148,9 @@ class CompletionAnswers:
             found.setdefault(self._words.text(other), value)
         return found
 
-    def _usage(self, generations: Iterable[Generation]) -> Usage:
+    def _usage(self, generations: Collection[Generation]) -> Usage:
         return Usage.of(
             sum(len(prompt.ids) for prompt in self._prompts),
             sum(len(choice.token_ids) for generation in generations for choice in generation.choices),
+            reused=sum(generation.reused for generation in generations),
         )

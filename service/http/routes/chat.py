@@ -31,7 +31,7 @@ async def chat_completions(request: Request, body: ChatRequest, parts: AppParts,
     """Answer a conversation `n` times. Without a limit an answer may fill the context."""
     model, ids = await run_in_threadpool(_prepare, parts, who, body)
     answers = ChatAnswers(body, model, len(ids))
-    asked = _asked(body, model, ids)
+    asked = _asked(body, model, ids, who)
     headers = {"x-soup-digest": model.fingerprint}
     if body.stream:
         stream = TokenStream(parts.engine, [asked])
@@ -71,9 +71,9 @@ def conversation(model: ResolvedModel, body: ChatRequest) -> str:
         ) from error
 
 
-def _asked(body: ChatRequest, model: ResolvedModel, ids: tuple[int, ...]) -> GenerateRequest:
+def _asked(body: ChatRequest, model: ResolvedModel, ids: tuple[int, ...], who: Principal) -> GenerateRequest:
     """The request to the engine: an answer ends where the template ends a turn, too."""
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     ends = () if model.base.turn_id is None else (model.base.turn_id,)
     params = SamplingParams(max_tokens=body.limit, logprobs=logprobs, end_ids=ends, **body.drawing)
-    return GenerateRequest(model.base_id, ids, adapter=model.handle, params=params)
+    return GenerateRequest(model.base_id, ids, adapter=model.handle, params=params, namespace=who.sharing)

@@ -30,7 +30,7 @@ async def completions(request: Request, body: CompletionRequest, parts: AppParts
     """
     model, prompts = await run_in_threadpool(_prepare, parts, who, body)
     answers = CompletionAnswers(body, model, prompts)
-    requests = _asked(body, model, prompts)
+    requests = _asked(body, model, prompts, who)
     headers = {"x-soup-digest": model.fingerprint}
     if body.stream:
         stream = TokenStream(parts.engine, requests)
@@ -67,10 +67,15 @@ def _prompt(model: ResolvedModel, given: str | list[int], *, special: bool) -> P
     return Prompt(ids=tuple(given), text=TokenText(base).decode(given), skip=0)
 
 
-def _asked(body: CompletionRequest, model: ResolvedModel, prompts: list[Prompt]) -> list[GenerateRequest]:
+def _asked(
+    body: CompletionRequest, model: ResolvedModel, prompts: list[Prompt], who: Principal
+) -> list[GenerateRequest]:
     """One request to the engine per prompt; choices that are ranked need their log-probabilities, asked for or not."""
     scored = body.echo and body.logprobs is not None
     logprobs = 0 if body.ranked and body.logprobs is None else body.logprobs
     drawing = body.drawing | {"n": body.generated}
     params = SamplingParams(max_tokens=body.max_tokens, logprobs=logprobs, prompt_logprobs=scored, **drawing)
-    return [GenerateRequest(model.base_id, prompt.ids, adapter=model.handle, params=params) for prompt in prompts]
+    return [
+        GenerateRequest(model.base_id, prompt.ids, adapter=model.handle, params=params, namespace=who.sharing)
+        for prompt in prompts
+    ]

@@ -40,14 +40,27 @@ class Wire(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True, use_attribute_docstrings=True)
 
 
+class PromptTokensDetails(Wire):
+    """How the prompt's tokens came to be read."""
+
+    cached_tokens: int
+    """Those that were not computed again, but kept from an earlier request that began alike."""
+
+
 class Usage(Wire):
-    """Tokens read and written. `completion_tokens` is absent for embeddings."""
+    """Tokens read and written. `completion_tokens` and `prompt_tokens_details` are absent for embeddings."""
 
     prompt_tokens: int
     completion_tokens: int | None = None
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails | None = None
 
     @classmethod
-    def of(cls, read: int, written: int) -> Usage:
-        """The usage of `read` and `written` tokens."""
-        return cls(prompt_tokens=read, completion_tokens=written, total_tokens=read + written)
+    def of(cls, read: int, written: int, *, reused: int) -> Usage:
+        """The usage of `read` and `written` tokens; `reused` of those read were not computed again."""
+        return cls(
+            prompt_tokens=read,
+            completion_tokens=written,
+            total_tokens=read + written,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=reused),
+        )

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from registry.errors import Busy, Internal, Unavailable
 from registry.spec import BottleneckConfig, PrefixConfig
+from service.engine.kept_texts import KeptTexts
 from service.engine.pace import AGAIN, LEAST, Pace
 from service.engine.request import GenerateRequest, LoadableAdapter, Request, SamplingParams, ScoreRequest, State
 from service.engine.scheduler import PATIENCE, Scheduler
 from service.engine.space import SMALLEST, Space
-from service.engine.steps import Segment, Sequence, Step, Work
+from service.engine.steps import KeptText, Segment, Sequence, Step, Work
 
 CONFIG = BottleneckConfig(structure="pfeiffer", bottleneck=2, activation="relu")
 
@@ -25,8 +26,11 @@ def handle(name: str, size: int = 1) -> LoadableAdapter | None:
     return None if name == "-" else LoadableAdapter(name, CONFIG, dict, size_bytes=size)
 
 
-def generate(length: int = 3, *, n: int = 1, adapter: str = "-", tokens: int = 4, base: str = "b") -> GenerateRequest:
-    return GenerateRequest(base, (1,) * length, handle(adapter), SamplingParams(max_tokens=tokens, n=n))
+def generate(
+    length: int = 3, *, n: int = 1, adapter: str = "-", tokens: int = 4, base: str = "b", namespace: str | None = None
+) -> GenerateRequest:
+    params = SamplingParams(max_tokens=tokens, n=n)
+    return GenerateRequest(base, (1,) * length, handle(adapter), params, namespace=namespace)
 
 
 def score(*lengths: int, adapter: str = "-") -> ScoreRequest:
@@ -37,7 +41,10 @@ def scheduler_of(
     *, max_queue: int = 99, tokens: int = 100, rows: int = 4, kv: int | None = None, pace: int | None = None
 ) -> Scheduler:
     """`kv` is the number of positions that there is memory for, `pace` the tokens beside streams."""
-    found = Scheduler(max_queue=max_queue, max_step_tokens=tokens, max_rows=rows, space=Space(kv, lambda _base_id: 1))
+    space = Space(kv, lambda _base_id: 1)
+    found = Scheduler(
+        max_queue=max_queue, max_step_tokens=tokens, max_rows=rows, space=space, kept=KeptTexts(space, "namespace")
+    )
     if pace is not None:
         found.pace.beside("b", tokens)
         found.pace.took("b", float(pace), newest=1, others=0)
@@ -58,17 +65,28 @@ class Simulation:
         self.made: dict[Sequence, int] = {}
         self.scored: dict[Sequence, int] = {}
         self.kept: dict[Sequence, int] = {}
+        self.texts: set[KeptText] = set()
+        self.reused = 0
         self.ended: list[Work] = []
 
     def step(self) -> Step | None:
         self.ended += self.scheduler.drop_cancelled()
+        self.change()
         step = self.scheduler.next(adapter_bytes=self.adapter_bytes, loaded=self.loaded)
+        self.change()
         if step is not None:
             self.check(step)
             self.scheduler.computed(step)
             done = [segment.sequence for segment in step.segments if self.is_done(segment)]
             self.ended += self.scheduler.finish(done)
         return step
+
+    def change(self) -> None:
+        """Copy and forget kept texts as the runner does."""
+        fresh, gone = self.scheduler.kept.changes()
+        assert all(self.kept[text.source] >= len(text.ids) for text in fresh if text.source is not None)
+        self.texts = (self.texts | set(fresh)) - set(gone)
+        assert self.scheduler.kept.bytes == sum(text.positions for text in self.texts)
 
     def is_done(self, segment: Segment) -> bool:
         """What the engine does with a segment: keep, score, or draw a token."""
@@ -97,14 +115,22 @@ class Simulation:
         assert all(one.work.state is State.RUNNING for one in sequences)
         assert scheduler.generating <= scheduler.max_rows
         if len(step.segments) > 1 and not any(one.newest for one in sequences):
-            assert step.tokens <= scheduler.max_step_tokens
+            beside = LEAST if scheduler._sent_away else 0  # of streams that have given way since
+            assert step.tokens <= max(scheduler.max_step_tokens, beside)
         space = scheduler._space
         assert space.limit is None or space.bytes <= space.limit
         sizes = {one.work.key[1]: 1 for one in sequences if one.work.key[1]}
         assert self.adapter_bytes is None or len(sizes) == 1 or sum(sizes.values()) <= self.adapter_bytes
         for segment in step.segments:
             assert segment.length >= 1
-            if segment.copied is not None:
+            if isinstance(segment.copied, KeptText):
+                assert segment.copied in self.texts
+                assert segment.copied.ids[: segment.start] == tuple(segment.sequence.ids[: segment.start])
+                request = segment.sequence.work.request
+                assert isinstance(request, GenerateRequest)
+                assert segment.copied.scope == (*segment.sequence.work.key, request.namespace)
+                self.reused += segment.start
+            elif segment.copied is not None:
                 assert self.kept[segment.copied] >= segment.start
                 assert segment.copied.work is segment.sequence.work
             elif segment.start:
@@ -126,7 +152,12 @@ def works_of(step: Step | None) -> list[Work]:
 
 requests = st.one_of(
     st.builds(
-        generate, st.integers(1, 30), n=st.integers(1, 5), adapter=st.sampled_from("-abc"), tokens=st.integers(0, 9)
+        generate,
+        st.integers(1, 30),
+        n=st.integers(1, 5),
+        adapter=st.sampled_from("-abc"),
+        tokens=st.integers(0, 9),
+        namespace=st.sampled_from([None, "one", "two"]),
     ),
     st.lists(st.integers(1, 30), min_size=1, max_size=12).flatmap(
         lambda lengths: st.sampled_from("-abc").map(lambda adapter: score(*lengths, adapter=adapter))
@@ -177,7 +208,8 @@ def test_laws_hold_whatever_comes(
                 simulation.ended += scheduler.fail([work, work], Unavailable("gone"))
         assert scheduler.depth <= max_queue
     drain(simulation)
-    assert scheduler.depth == scheduler.generating == scheduler._space.bytes == 0
+    assert scheduler.depth == scheduler.generating == 0
+    assert scheduler._space.bytes == scheduler.kept.bytes, "only what is kept of ended ones takes room"
     assert scheduler.alive() == {}
     assert sorted(map(id, simulation.ended)) == sorted(map(id, works)), "each request ends exactly once"
     for work in works:
@@ -420,6 +452,16 @@ class TestPieces:
         [step] = drain(Simulation(scheduler))
         assert (step.segments[0].length, step.segments[0].kept) == (50, False)
 
+    def test_texts_of_one_request_take_over_nothing_from_each_other(self) -> None:
+        scheduler = scheduler_of(tokens=100, pace=40)
+        simulation = Simulation(scheduler)
+        scheduler.add([generate(tokens=9)])
+        simulation.step()
+        scheduler.add([ScoreRequest("b", ((1,) * 50, (2,) * 20), LoadableAdapter("p", PrefixConfig(length=8), dict))])
+        first, second = [[one for one in works_segments(simulation.step()) if one.wants == "score"] for _ in range(2)]
+        assert [(one.start, one.length) for one in first] == [(0, 40)]
+        assert [(one.start, one.length, one.copied) for one in second] == [(40, 10, None), (0, 20, None)]
+
     def test_a_base_model_that_needs_whole_texts_gets_them(self) -> None:
         scheduler = Scheduler(max_queue=9, max_step_tokens=10, max_rows=1, in_pieces=lambda _base_id: False)
         scheduler.add([score(50)])
@@ -471,6 +513,77 @@ class TestMemory:
         assert scheduler._space.bytes == SMALLEST
         assert works_of(simulation.step()) == [kept]
         assert scheduler.drop_cancelled() == []
+
+
+class TestKeptTexts:
+    def after_one(self, **limit: int) -> Simulation:
+        """A simulation in which one prompt of 40 tokens has been answered with 3."""
+        simulation = Simulation(scheduler_of(**limit))
+        simulation.scheduler.add([generate(40, tokens=3, namespace="one")])
+        drain(simulation)
+        assert simulation.scheduler.kept.bytes == 42, "the newest token has been drawn and not computed"
+        return simulation
+
+    def first_of(self, simulation: Simulation, request: GenerateRequest) -> Segment:
+        simulation.scheduler.add([request])
+        return works_segments(simulation.step())[0]
+
+    def test_a_prompt_that_begins_alike_computes_the_rest(self) -> None:
+        simulation = self.after_one(kv=99 * SMALLEST)
+        segment = self.first_of(simulation, generate(50, namespace="one"))
+        assert (segment.start, segment.length, segment.wants) == (42, 8, "next")
+        drain(simulation)
+        segment = self.first_of(simulation, generate(40, namespace="one"))
+        assert (segment.start, segment.length) == (39, 1), "one token is always computed"
+
+    def test_all_choices_take_over_the_text_at_once(self) -> None:
+        simulation = self.after_one(kv=99 * SMALLEST, rows=9)
+        simulation.scheduler.add([generate(40, n=3, namespace="one")])
+        assert [(one.start, one.length) for one in works_segments(simulation.step())] == [(39, 1)] * 3
+
+    @pytest.mark.parametrize("other", [generate(50), generate(50, namespace="two"), generate(50, adapter="a")])
+    def test_others_compute_all_of_it(self, other: GenerateRequest) -> None:
+        segment = self.first_of(self.after_one(kv=99 * SMALLEST), other)
+        assert (segment.start, segment.copied) == (0, None)
+
+    def test_what_is_kept_goes_before_any_sequence_starts_again(self) -> None:
+        simulation = self.after_one(kv=2 * SMALLEST)
+        simulation.scheduler.add([generate(50, tokens=4, namespace="two"), generate(9, tokens=30, namespace="two")])
+        simulation.step()
+        assert len(simulation.scheduler.alive()["b"]) == 2
+        assert (len(simulation.scheduler.kept), simulation.texts) == (0, set())
+
+    def test_what_a_step_takes_over_makes_no_room_for_others_of_that_step(self) -> None:
+        simulation = self.after_one(kv=2 * SMALLEST)
+        taking, other = simulation.scheduler.add([generate(40, namespace="one"), generate(9, namespace="two")])
+        assert works_of(simulation.step()) == [taking]
+        assert simulation.reused == 39
+        for _ in range(2):
+            simulation.step()
+        assert other.state is not State.WAITING
+        assert simulation.texts == set()
+
+    def test_what_has_no_room_even_so_drives_nothing_out(self) -> None:
+        simulation = Simulation(scheduler_of(kv=3 * SMALLEST))
+        simulation.scheduler.add([generate(40, tokens=3, namespace="one")])
+        drain(simulation)
+        simulation.scheduler.add([generate(100, tokens=4), generate(100, tokens=4)])
+        simulation.step()
+        assert len(simulation.scheduler.alive()["b"]) == 1
+        assert len(simulation.scheduler.kept) == 1
+
+    def test_a_cancelled_one_leaves_what_it_has_computed_and_a_failed_one_nothing(self) -> None:
+        scheduler = scheduler_of(tokens=20, kv=99 * SMALLEST)
+        simulation = Simulation(scheduler)
+        [cancelled] = scheduler.add([generate(50, namespace="one")])
+        simulation.step()
+        cancelled.ticket.cancel()
+        simulation.step()
+        [failed] = scheduler.add([generate(50, namespace="two")])
+        simulation.step()
+        scheduler.fail([failed], Unavailable("gone"))
+        simulation.step()
+        assert [(text.scope[2], len(text.ids)) for text in simulation.texts] == [("one", 20)]
 
 
 class TestPace:
@@ -533,4 +646,4 @@ def test_states_never_go_back() -> None:
     assert scheduler.waiting == 0
     scheduler.finish([one.sequence for one in step.segments])
     with pytest.raises(Internal, match="finished to running"):
-        scheduler._move(work, State.RUNNING)
+        work.move(State.RUNNING)

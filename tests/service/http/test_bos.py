@@ -10,6 +10,7 @@ from registry.errors import InvalidPrompt
 from tests.service.passages import passages
 from tests.service.servers import World
 
+SETTINGS = {"engine_share_prompts": "off"}  # answers to one prompt are compared to the last bit and token
 BOS = "<|endoftext|>"
 TEXT = "The quick brown fox jumps over the lazy dog."
 LONG = "Heat the oil, add the onions and stir until they are golden. " * 8

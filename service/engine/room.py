@@ -1,0 +1,52 @@
+"""What a step has room for: adapters that run together, tokens beside the newest ones. Knows no tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from service.engine.steps import Key, Segment, Sequence, Work
+
+
+def most_rows(running: Iterable[Sequence]) -> list[Sequence]:
+    """The sequences that generate with the adapter that has most of them, in their order."""
+    rows: dict[Key, list[Sequence]] = {}
+    for one in running:
+        if one.generates:
+            rows.setdefault(one.work.key, []).append(one)
+    return max(rows.values(), key=len, default=[])
+
+
+class Claims:
+    """The adapters that run together, and the bytes that they take."""
+
+    def __init__(self, limit: int | None, running: Iterable[Sequence]) -> None:
+        self.limit = limit
+        self._sizes: dict[str, int] = {}
+        for work in dict.fromkeys(one.work for one in running):
+            if work.request.adapter is not None:
+                self._sizes[work.request.adapter.digest] = work.request.adapter.size_bytes
+
+    def add(self, work: Work) -> bool:
+        """Whether a request's adapter is among them, or has room beside them; it is then."""
+        adapter = work.request.adapter
+        if adapter is None or adapter.digest in self._sizes:
+            return True
+        if self._sizes and self.limit is not None and sum(self._sizes.values()) + adapter.size_bytes > self.limit:
+            return False
+        self._sizes[adapter.digest] = adapter.size_bytes
+        return True
+
+
+class Room:
+    """What a step has beside the newest tokens; `alone` where there are none."""
+
+    def __init__(self, tokens: int, *, alone: bool) -> None:
+        self.left = tokens
+        """Tokens that it may still take."""
+        self.alone = alone
+        self.segments: list[Segment] = []
+
+    def take(self, segment: Segment) -> None:
+        """Put a segment into it."""
+        self.segments.append(segment)
+        self.left -= segment.length

@@ -1,0 +1,214 @@
+"""What is kept of ended sequences: equal tokens of one scope are found and no others, in room that nobody needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.engine import kept_texts
+from service.engine.kept_texts import BLOCK, CANDIDATES, KeptTexts, Sharing, alike
+from service.engine.request import GenerateRequest, LoadableAdapter, Request, SamplingParams, ScoreRequest
+from service.engine.space import SMALLEST, Space
+from service.engine.steps import KeptText, Sequence, Ticket, Work
+from tests.service.engine.test_scheduler import CONFIG
+
+Ids = tuple[int, ...]
+
+
+def sequence(
+    ids: Ids, *, namespace: str | None = "a", adapter: str | None = None, base: str = "b", index: int = 0,
+    done: int | None = None, before: int = 0, request: Request | None = None,
+) -> Sequence:  # fmt: skip
+    """A sequence that has computed all its tokens but the newest, or `done` of them."""
+    handle = None if adapter is None else LoadableAdapter(adapter, CONFIG, dict)
+    asked = request or GenerateRequest(base, ids, handle, SamplingParams(n=index + 1), namespace=namespace)
+    work = Work(asked, Ticket(1), (base, adapter))
+    return Sequence(0, work, index, list(ids), before, len(ids), done=len(ids) - 1 if done is None else done)
+
+
+def kept_of(limit: int | None = 100 * SMALLEST, sharing: Sharing = "namespace") -> KeptTexts:
+    return KeptTexts(Space(limit, lambda _base_id: 1), sharing)
+
+
+def long(length: int, start: int = 0) -> Ids:
+    return tuple(range(start, start + length))
+
+
+class TestFinding:
+    def test_what_begins_alike_is_found_to_the_token(self) -> None:
+        kept = kept_of()
+        kept.keep(sequence(long(50)))
+        [text], _ = kept.changes()
+        assert text.ids == long(49)
+        for ids, shared in (
+            (long(100), 49), (long(49), 48), ((*long(37), 999, *long(9)), 37), (long(BLOCK + 1), BLOCK),
+        ):  # fmt: skip
+            assert kept.find(sequence(ids)) == (text, shared)
+        for ids in (long(BLOCK), (999, *long(60)), (*long(BLOCK - 1), 999, *long(30))):
+            assert kept.find(sequence(ids)) == (None, 0)
+
+    def test_the_text_that_has_most_is_taken(self) -> None:
+        kept = kept_of()
+        for end in (20, 30, 25):
+            kept.keep(sequence((*long(end), 900 + end, *long(9))))
+        text, shared = kept.find(sequence(long(60)))
+        assert (shared, text and text.ids[30]) == (30, 930)
+
+    def test_other_scopes_and_requests_that_share_nothing_find_nothing(self) -> None:
+        kept = kept_of()
+        kept.keep(sequence(long(50), adapter="d"))
+        assert kept.find(sequence(long(50), adapter="d"))[1] == 49
+        scored = GenerateRequest("b", long(50), params=SamplingParams(prompt_logprobs=True), namespace="a")
+        for other in (
+            sequence(long(50)),
+            sequence(long(50), adapter="e"),
+            sequence(long(50), adapter="d", namespace="b"),
+            sequence(long(50), adapter="d", namespace=None),
+            sequence(long(50), adapter="d", base="c"),
+            sequence(long(50), request=scored),
+            sequence(long(50), request=ScoreRequest("b", (long(50),))),
+        ):
+            assert kept.find(other) == (None, 0)
+
+    def test_every_key_shares_where_the_operator_says_so_and_none_where_not(self) -> None:
+        kept, off, unbounded = kept_of(sharing="all"), kept_of(sharing="off"), kept_of(None)
+        for one in (kept, off, unbounded):
+            one.keep(sequence(long(50)))
+        assert kept.find(sequence(long(50), namespace="b"))[1] == 49
+        assert kept.find(sequence(long(50), namespace=None)) == (None, 0)
+        assert (len(off), len(unbounded)) == (0, 0)
+
+    def test_tokens_whose_hashes_are_equal_are_told_apart(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def equal(_scope: object, ids: Ids) -> Iterator[int]:
+            return iter(range(len(ids) // BLOCK))
+
+        monkeypatch.setattr(kept_texts, "blocks", equal)
+        kept = kept_of()
+        kept.keep(sequence(long(50)))
+        kept.keep(sequence(long(50), namespace="b"))
+        kept.keep(sequence(long(50, start=100)))
+        text, shared = kept.find(sequence(long(40)))
+        assert text is not None
+        assert (text.ids, text.scope, shared) == (long(49), ("b", None, "a"), 39)
+        assert kept.find(sequence(long(50, start=7))) == (None, 0)
+        assert kept.find(sequence(long(50), namespace="c")) == (None, 0)
+
+    def test_a_look_compares_few_texts_however_many_begin_alike(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        kept = kept_of(1000 * SMALLEST)
+        for number in range(100):
+            kept.keep(sequence((*long(BLOCK), *[1000 + number] * BLOCK)))
+        compared: list[Ids] = []
+        monkeypatch.setattr(kept_texts, "alike", lambda one, other: compared.append(one) or alike(one, other))
+        assert kept.find(sequence((*long(BLOCK), *[7] * BLOCK)))[1] == BLOCK
+        assert len(compared) == CANDIDATES
+
+
+class TestKeeping:
+    def test_the_longer_of_two_that_begin_alike_stays(self) -> None:
+        kept = kept_of()
+        kept.keep(sequence(long(30)))
+        kept.keep(sequence(long(60)))
+        kept.keep(sequence(long(40)))
+        assert len(kept) == 1
+        assert kept.bytes == 59
+
+    def test_what_is_too_short_or_of_a_further_choice_is_not_kept(self) -> None:
+        kept = kept_of()
+        kept.keep(sequence(long(50), done=BLOCK - 1))
+        kept.keep(sequence(long(50), index=1))
+        kept.keep(sequence(long(50), request=ScoreRequest("b", (long(50),))))
+        assert (len(kept), kept.changes()) == (0, ([], []))
+
+    def test_a_base_model_that_cannot_keep_any_is_not_asked_to(self) -> None:
+        kept = KeptTexts(Space(10**6, lambda _base_id: 1), "namespace", lambda base_id: base_id != "b")
+        kept.keep(sequence(long(50)))
+        kept.keep(sequence(long(50), base="c"))
+        assert len(kept) == 1
+
+    def test_a_prefix_before_a_text_counts(self) -> None:
+        kept = kept_of()
+        kept.keep(sequence(long(50), before=8))
+        [text], _ = kept.changes()
+        assert text.positions == kept.bytes == 57
+
+    def test_the_least_recently_used_makes_room_and_what_a_step_takes_over_stays(self) -> None:
+        kept = kept_of()
+        for number in range(3):
+            kept.keep(sequence(long(41, start=100 * number)))
+        first, second, third = kept.changes()[0]
+        assert kept.find(sequence(long(41)))[0] is first
+        assert kept.make_room(1)
+        assert kept.changes() == ([], [second])
+        kept.pin(first)
+        assert not kept.make_room(41), "of what is pinned nothing can be had"
+        assert len(kept) == 2
+        assert kept.make_room(40)
+        assert kept.changes() == ([], [third])
+        kept.unpin_all()
+        assert kept.make_room(40)
+        assert (len(kept), kept.bytes, kept._blocks) == (0, 0, {})
+
+    def test_a_base_model_that_is_dropped_takes_its_texts_along(self) -> None:
+        kept = kept_of()
+        for base in "bc":
+            kept.keep(sequence(long(50), base=base))
+        kept.changes()
+        kept.forget("b")
+        assert [text.scope[0] for text in kept.changes()[1]] == ["b"]
+        assert kept.find(sequence(long(50), base="b")) == (None, 0)
+        assert kept.find(sequence(long(50), base="c"))[1] == 49
+
+    def test_what_goes_before_it_was_copied_is_never_told_of(self) -> None:
+        kept = kept_of()
+        kept.keep(sequence(long(50)))
+        kept.make_room(1)
+        assert kept.changes() == ([], [])
+
+
+words = st.lists(st.integers(0, 1), min_size=1, max_size=4).map(
+    lambda blocks: tuple(token for block in blocks for token in (block,) * BLOCK)
+)
+texts = st.tuples(words, st.lists(st.integers(0, 2), max_size=BLOCK).map(tuple)).map(
+    lambda parts: (*parts[0], *parts[1])
+)
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["keep", "keep", "find", "room"]), texts, st.sampled_from("ab"), st.sampled_from([None, "d"])
+    ),
+    max_size=60,
+)
+
+
+@given(steps, st.integers(0, 400))
+def test_what_is_found_is_what_was_kept_and_did_not_go(
+    script: list[tuple[str, Ids, str, str | None]], limit: int
+) -> None:
+    space = Space(limit, lambda _base_id: 1)
+    kept = KeptTexts(space, "namespace")
+    there: dict[KeptText, None] = {}
+    for what, ids, namespace, adapter in script:
+        one = sequence(ids, namespace=namespace, adapter=adapter)
+        if what == "keep":
+            kept.keep(one)
+        elif what == "room":
+            kept.make_room(len(ids))
+        else:
+            text, shared = kept.find(one)
+            own = [other for other in there if other.scope == ("b", adapter, namespace)]
+            most = max((alike(other.ids, ids[:-1]) for other in own), default=0)
+            if text is None:
+                assert most < BLOCK
+            else:
+                assert text in own
+                assert shared == alike(text.ids, ids[:-1])
+                assert shared // BLOCK == most // BLOCK
+                assert shared < len(ids)
+        fresh, gone = kept.changes()
+        there.update(dict.fromkeys(fresh))
+        for text in gone:
+            del there[text]
+        assert kept.bytes == space.bytes == sum(text.positions for text in there) <= limit
+        assert len(kept) == len(there)

@@ -1,0 +1,334 @@
+"""Requests that take over what earlier ones left: they get what they get alone, and only of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from registry.base_model import LoadedBase, load_base
+from registry.spec import PrefixConfig
+from service.engine import Engine, GenerateRequest, LoadableAdapter, SamplingParams, Ticket
+from service.engine.kept_texts import BLOCK
+from service.engine.kv import KeyValues
+from service.engine.runner import Found, Runner, Task
+from service.engine.space import capacity_for
+from tests.service.engine.stepping import greedy, run
+from tests.service.engine.test_mixed import PARALLEL, configs_of, module_of
+from tests.service.loaded_bases import LoadedBases
+from tests.tiny_models import build_tiny
+
+BASES = ("gpt2", "llama", "mistral-window-4", "qwen3-alternating")
+TOLERANCE = 1e-5
+PLENTY = 2**22
+
+
+def engine_of(base: LoadedBase, **limits: object) -> Engine:
+    return Engine(LoadedBases(base), **{"kv_bytes": PLENTY, **limits})  # type: ignore[arg-type]
+
+
+def ask(
+    engine: Engine, prompt: Sequence[int], *, namespace: str | None = "a", adapter: LoadableAdapter | None = None,
+    params: SamplingParams | None = None, base: str = "tiny",
+) -> tuple[tuple[int, ...], int]:  # fmt: skip
+    """What the first choice of a request is answered, and how many tokens of its prompt were taken over."""
+    ticket = engine.submit(GenerateRequest(base, tuple(prompt), adapter, params or greedy(4), namespace=namespace))
+    run(engine)
+    found = ticket.result(0)
+    return found.choices[0].token_ids, found.reused
+
+
+@dataclass(eq=False)
+class World:
+    """A base model, adapters of every structure, and an engine that keeps nothing, in which requests run alone."""
+
+    base: LoadedBase
+    adapters: list[LoadableAdapter | None]
+    alone: Engine
+
+    def check(self, request: GenerateRequest, ticket: Ticket) -> None:
+        own = self.alone.submit(request)
+        run(self.alone)
+        for found, expected in zip(ticket.result(0).choices, own.result(0).choices, strict=True):
+            assert found.token_ids == expected.token_ids
+            assert found.token_logprobs == pytest.approx(expected.token_logprobs, abs=TOLERANCE, rel=TOLERANCE)
+
+
+@pytest.fixture(scope="module", params=BASES)
+def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> World:
+    base = load_base(build_tiny(tmp_path_factory.mktemp(request.param), request.param))
+    adapters: list[LoadableAdapter | None] = [None]
+    for number, config in enumerate(configs_of(base)):
+        tensors = module_of(base, config, seed=number).state_dict()
+        adapters.append(LoadableAdapter(f"sha256:{number:064x}", config, lambda tensors=tensors: tensors))  # type: ignore[misc]
+    return World(base, adapters, Engine(LoadedBases(base)))
+
+
+class Conversations:
+    """Prompts that begin as earlier ones did, or go on where earlier answers ended, in two namespaces."""
+
+    def __init__(self, world: World, draw: np.random.Generator) -> None:
+        self.world, self.draw = world, draw
+        few = draw.choice(len(world.adapters), size=3, replace=False)
+        self.adapters = [world.adapters[number] for number in few]
+        self.texts = [self.tokens(40) for _ in range(2)]
+
+    def tokens(self, count: int) -> tuple[int, ...]:
+        return tuple(self.draw.integers(1, 300, size=count).tolist())
+
+    def request(self) -> GenerateRequest:
+        beginning = self.texts[self.draw.integers(len(self.texts))][: self.draw.integers(1, 45)]
+        adapter = self.adapters[self.draw.integers(len(self.adapters))]
+        params = SamplingParams(
+            max_tokens=int(self.draw.integers(0, 5)), temperature=0.0, logprobs=0, n=int(self.draw.integers(1, 3)),
+            prompt_logprobs=bool(self.draw.random() < 0.1),
+        )  # fmt: skip
+        namespace = [None, "a", "b"][self.draw.integers(3)]
+        prompt = (*beginning, *self.tokens(int(self.draw.integers(1, 6))))
+        return GenerateRequest("tiny", prompt, adapter, params, namespace=namespace)
+
+
+def watch(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before every pass: what is kept is what is counted, and all of it is within the limit."""
+    real, limit = Runner.run, engine._space.limit
+
+    def checked(runner: Runner, tasks: Sequence[Task]) -> list[Found]:
+        if runner.base is engine.base("tiny"):
+            assert runner.kept_bytes == engine.counters()["kept_bytes"] <= engine.counters()["kv_bytes"]
+            assert limit is None or engine.counters()["kv_bytes"] <= limit
+        return real(runner, tasks)
+
+    monkeypatch.setattr(Runner, "run", checked)
+
+
+@settings(max_examples=2, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 2**32), st.integers(2, 8))
+def test_what_is_taken_over_changes_nothing_whatever_joins_leaves_and_goes(world: World, seed: int, rows: int) -> None:
+    draw = np.random.default_rng(seed)
+    each = world.alone._position_bytes("tiny")
+    engine = engine_of(world.base, kv_bytes=rows * capacity_for(1) * each, max_rows=3, max_step_tokens=40)
+    asked: list[tuple[GenerateRequest, Ticket]] = []
+    talk = Conversations(world, draw)
+    with pytest.MonkeyPatch.context() as patch:
+        watch(engine, patch)
+        for _ in range(20):
+            request = talk.request()
+            asked.append((request, engine.submit(request)))
+            if draw.random() < 0.2:
+                asked[draw.integers(len(asked))][1].cancel()
+            for _ in range(draw.integers(0, 8)):
+                engine.step()
+            ended = [one for one in asked if one[1].done() and not one[1].cancelled()]
+            if ended and draw.random() < 0.5:  # somebody answers
+                before, ticket = ended[-1]
+                talk.texts.append((*before.prompt, *ticket.result(0).choices[0].token_ids)[:44])
+        run(engine)
+    for request, ticket in asked:
+        if not ticket.cancelled():
+            world.check(request, ticket)
+            check_reuse(request, ticket, [other for other, _ in asked])
+    counters = engine.counters()
+    assert counters["kv_bytes"] == counters["kept_bytes"]
+    assert counters["prompt_tokens_reused_total"] >= sum(t.result(0).reused for _, t in asked if not t.cancelled())
+
+
+def check_reuse(request: GenerateRequest, ticket: Ticket, others: Sequence[GenerateRequest]) -> None:
+    """Nothing was taken over without anybody of the same base model, adapter and namespace who asked alike."""
+    reused = ticket.result(0).reused
+    assert reused == 0 or BLOCK <= reused < len(request.prompt)
+    if reused:
+        assert request.namespace is not None
+        assert not request.params.prompt_logprobs
+        assert any(
+            other is not request and other.namespace == request.namespace and other.adapter is request.adapter
+            and other.prompt[:BLOCK] == request.prompt[:BLOCK]
+            for other in others
+        )  # fmt: skip
+
+
+def test_a_second_request_of_every_structure_computes_what_it_does_not_share(world: World) -> None:
+    draw = np.random.default_rng(0)
+    prompt = tuple(draw.integers(1, 300, size=40).tolist())
+    engine, total = engine_of(world.base), 0
+    for adapter in world.adapters:
+        params = greedy(6, logprobs=0)
+        computed = engine.counters()["prompt_tokens_total"]
+        answer, reused = ask(engine, prompt, adapter=adapter, params=params)
+        assert reused == 0, "every adapter has its own"
+        request = GenerateRequest("tiny", (*prompt, *answer, 7, 8), adapter, params, namespace="a")
+        ticket = engine.submit(request)
+        run(engine)
+        world.check(request, ticket)
+        kept = len(prompt) + len(answer) - 1  # the last token was drawn and not computed
+        total += kept
+        assert ticket.result(0).reused == kept
+        assert engine.counters()["prompt_tokens_total"] - computed == 40 + 3
+    counters = engine.counters()
+    assert counters["prompt_tokens_reused_total"] == total
+    assert counters["kept_texts"] == len(world.adapters), "the longer text stands in for the one it begins with"
+
+
+class TestWhoShares:
+    prompt = tuple(range(5, 45))
+
+    def test_a_namespace_has_its_own(self, base: LoadedBase) -> None:
+        engine = engine_of(base)
+        found = [ask(engine, self.prompt, namespace=namespace)[1] for namespace in ("a", "b", "a", None, None)]
+        assert found == [0, 0, 39, 0, 0]
+
+    def test_the_operator_may_share_with_all_or_none(self, base: LoadedBase) -> None:
+        for sharing, expected in (("all", [0, 39, 0]), ("off", [0, 0, 0])):
+            engine = engine_of(base, share_prompts=sharing)
+            assert [ask(engine, self.prompt, namespace=namespace)[1] for namespace in ("a", "b", None)] == expected
+
+    def test_nothing_is_kept_without_a_limit(self, base: LoadedBase) -> None:
+        engine = engine_of(base, kv_bytes=None)
+        assert [ask(engine, self.prompt)[1] for _ in range(2)] == [0, 0]
+
+    def test_another_base_model_has_its_own(self, base: LoadedBase) -> None:
+        engine = engine_of(base)
+        assert [ask(engine, self.prompt, base=one)[1] for one in ("tiny", "other", "tiny")] == [0, 0, 39]
+
+    def test_a_base_model_that_runs_one_by_one_keeps_nothing(
+        self, base: LoadedBase, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("service.engine.engine.tried", lambda loaded: Runner(loaded, packed=False))
+        engine = engine_of(base)
+        answers = [ask(engine, self.prompt) for _ in range(2)]
+        assert answers[0] == answers[1]
+        assert engine.counters()["kept_texts"] == answers[1][1] == 0
+
+    def test_a_prompt_whose_tokens_are_scored_is_computed(self, base: LoadedBase) -> None:
+        engine, params = engine_of(base), SamplingParams(max_tokens=2, temperature=0, logprobs=0, prompt_logprobs=True)
+        assert [ask(engine, self.prompt, params=params)[1] for _ in range(2)] == [0, 0]
+        assert ask(engine, self.prompt)[1] == 39, "others may take over what it leaves"
+
+    def test_what_several_choices_take_over_counts_once(self, base: LoadedBase) -> None:
+        engine = engine_of(base)
+        ask(engine, self.prompt, params=greedy(2, n=3))
+        assert engine.counters()["kept_texts"] == 1
+        assert ask(engine, self.prompt, params=greedy(2, n=3))[1] == 39
+        assert engine.counters()["prompt_tokens_reused_total"] == 39
+
+
+class TestWhatStays:
+    prompt = tuple(range(5, 45))
+
+    def test_a_started_engine_keeps_it_while_there_is_nothing_to_do(self, base: LoadedBase) -> None:
+        engine = engine_of(base)
+        engine.start()
+        request = GenerateRequest("tiny", self.prompt, params=greedy(3), namespace="a")
+        assert [engine.generate(request).reused for _ in range(3)] == [0, 39, 39]
+        engine.stop()
+        assert engine.counters()["kv_bytes"] == engine.counters()["kept_bytes"] > 0
+
+    def test_a_base_model_that_is_dropped_takes_it_along(self, base: LoadedBase) -> None:
+        engine = Engine(LoadedBases(base, bytes=10), kv_bytes=PLENTY, memory_bytes=15)
+        assert ask(engine, self.prompt)[1] == 0
+        ask(engine, (1, 2, 3), base="other", namespace=None)
+        assert engine.bases_held() == ("other",)
+        assert engine.counters()["kept_bytes"] == 0
+        assert ask(engine, self.prompt)[1] == 0
+
+    def test_what_gives_its_room_to_a_pass_is_gone_before_it(
+        self, base: LoadedBase, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        engine = engine_of(base, kv_bytes=capacity_for(1) * engine_of(base)._position_bytes("tiny"))
+        assert ask(engine, self.prompt)[1] == 0
+        assert engine.counters()["kept_texts"] == 1
+        watch(engine, monkeypatch)
+        assert ask(engine, self.prompt, namespace="b")[1] == 0
+        assert ask(engine, self.prompt)[1] == 0
+
+    def test_a_cancelled_request_leaves_what_it_has_computed(self, base: LoadedBase) -> None:
+        engine = engine_of(base, max_step_tokens=30)
+        ticket = engine.submit(GenerateRequest("tiny", self.prompt, params=greedy(3), namespace="a"))
+        engine.step()
+        ticket.cancel()
+        assert ask(engine, self.prompt)[1] == 30
+
+    def test_a_row_of_nan_is_not_kept_whoever_gave_it_up(self, base: LoadedBase) -> None:
+        broken = {
+            name: torch.full_like(t, float("nan")) for name, t in module_of(base, PARALLEL, 3).state_dict().items()
+        }
+        adapter = LoadableAdapter("sha256:" + "a" * 64, PARALLEL, lambda: broken)
+        engine = engine_of(base, max_step_tokens=30)
+        failed = engine.submit(GenerateRequest("tiny", self.prompt, adapter, greedy(3), namespace="a"))
+        run(engine)
+        assert failed.exception(0) is not None
+        cancelled = engine.submit(GenerateRequest("tiny", self.prompt, adapter, greedy(3), namespace="a"))
+        engine.step()
+        cancelled.cancel()
+        run(engine)
+        counters = engine.counters()
+        assert (counters["kept_texts"], counters["kv_bytes"]) == (0, 0)
+        assert (counters["requests_failed_total"], counters["requests_cancelled_total"]) == (1, 1)
+
+    def test_a_pass_that_fails_before_anything_is_taken_over_leaves_nothing(
+        self, base: LoadedBase, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        engine = engine_of(base)
+        answer = ask(engine, self.prompt)[0]
+
+        def fails(_runner: Runner, _tasks: Sequence[Task]) -> list[Found]:
+            raise RuntimeError("no memory")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Runner, "run", fails)
+            ticket = engine.submit(GenerateRequest("tiny", (*self.prompt, *answer, 9), params=greedy(3), namespace="a"))
+            run(engine)
+        assert ticket.exception(0) is not None
+        assert engine.counters()["kept_texts"] == 1
+        assert ask(engine, self.prompt) == (answer, 39)
+
+
+class TestCopies:
+    states = torch.arange(2 * 9 * 3, dtype=torch.float32).reshape(2, 9, 3)
+
+    def filled(self, states: torch.Tensor) -> KeyValues:
+        memory = KeyValues()
+        row = memory.reserve("a", states.shape[1])
+        for layer in range(2):
+            row.write(layer, states + layer, -states)
+        row.length = states.shape[1]
+        return memory
+
+    def test_a_part_is_copied_out_and_in_and_takes_no_more_than_its_bytes(self) -> None:
+        memory = self.filled(self.states)
+        copied = memory.copied_out("a", 7)
+        assert copied is not None
+        memory.release("a")
+        assert copied.buffer.numel() == 2 * 2 * 2 * 7 * 3
+        memory.copy_in(copied, "b", 5, room=100)
+        row = memory.reserve("b", 5)
+        assert (row.length, row.slab.capacity) == (5, 128)
+        for layer in range(2):
+            keys, values = row.slab.layers[layer]
+            assert torch.equal(keys[0, :, :5], self.states[:, :5] + layer)
+            assert torch.equal(values[0, :, :5], -self.states[:, :5])
+            assert not keys[0, :, 5:].any()
+
+    @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+    def test_what_is_not_there_or_no_number_is_not_copied(self, wrong: float) -> None:
+        states = self.states.clone()
+        states[1, 6, 2] = wrong
+        memory = self.filled(states)
+        assert memory.copied_out("a", 7) is None
+        assert memory.copied_out("a", 6) is not None
+        assert memory.copied_out("a", 10) is None
+        assert memory.copied_out("b", 1) is None
+
+
+def test_a_prefix_is_kept_with_the_text_behind_it(base: LoadedBase) -> None:
+    config = PrefixConfig(length=5)
+    tensors = module_of(base, config, 1).state_dict()
+    adapter = LoadableAdapter("sha256:" + "b" * 64, config, lambda: tensors)
+    engine, prompt = engine_of(base), tuple(range(5, 45))
+    first = ask(engine, prompt, adapter=adapter)
+    assert engine.counters()["kept_bytes"] == (5 + 43) * engine._position_bytes("tiny")
+    assert ask(engine, prompt, adapter=adapter) == (first[0], 39)
