@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM
 
-from demo import gguf, jobs, smollm2
+from demo import gguf, prepare, smollm2
 from demo.progress import Talk
 from demo.server import DemoFailed
 from registry.base_model import load_base, read_allowlist
@@ -246,28 +246,28 @@ def test_without_a_network_one_sentence_says_what_to_do(wheel, monkeypatch):
 
 
 def test_base_is_a_folder_a_gguf_file_or_a_hubs_id(llama, source, tmp_path, monkeypatch):
-    monkeypatch.setattr(jobs, "MODELS", tmp_path / "models")
+    monkeypatch.setattr(prepare, "MODELS", tmp_path / "models")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert jobs.base_entry(str(llama), Talk(1)).source == str(llama)
+    assert prepare.base_entry(str(llama), Talk(1)).source == str(llama)
     dotted = tmp_path / "tiny.Q4_1.gguf"
     shutil.copy(source, dotted)
-    entry = jobs.base_entry(str(dotted), Talk(1))
-    job = jobs.shipped_job(entry)
+    entry = prepare.base_entry(str(dotted), Talk(1))
+    job = prepare.shipped_job(entry)
     job = dataclasses.replace(job, home=tmp_path / "home")
     job.write_bases()
     assert read_allowlist(job.bases) == {entry.id: entry}
     assert Path(entry.source).parent == tmp_path / "models"
-    assert jobs.base_entry(str(dotted), Talk(1)) == entry
+    assert prepare.base_entry(str(dotted), Talk(1)) == entry
     with pytest.raises(Unavailable, match=r"owner/name at revision main is not in the local cache"):
-        jobs.base_entry("owner/name", Talk(1))
+        prepare.base_entry("owner/name", Talk(1))
     with pytest.raises(NotFound, match=r"no directory with a model, no \.gguf file and no hub's id"):
-        jobs.base_entry("../nowhere", Talk(1))
+        prepare.base_entry("../nowhere", Talk(1))
 
 
 def test_the_shipped_adapters_refuse_another_base(llama, capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(jobs, "MODELS", tmp_path)
+    monkeypatch.setattr(prepare, "MODELS", tmp_path)
     with pytest.raises(DemoFailed, match=r"do not fit .*fingerprint.*Leave out BASE"):
-        jobs.prepare(jobs.Options(base=str(llama)), Talk(1))
+        prepare.prepare(prepare.Options(base=str(llama)), Talk(1))
     with pytest.raises(DemoFailed, match=r"no model of a hub \(another fingerprint\): with BASE=owner/name give DATA"):
-        jobs.prepare(jobs.Options(base="owner/name"), Talk(1))
+        prepare.prepare(prepare.Options(base="owner/name"), Talk(1))
