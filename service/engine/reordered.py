@@ -79,6 +79,9 @@ def reorder(model: nn.Module) -> int:
         parent, _, name = path.rpartition(".")
         setattr(model.get_submodule(parent), name, found)
         count += 1
+    if count:
+        for parameter in model.parameters():  # as it lies in its file, one of them holds the whole file in memory
+            parameter.data = parameter.data.clone()
     return count
 
 

@@ -246,6 +246,7 @@ class _Loader(threading.Thread, Generic[Held]):
         """Load, and tell."""
         try:
             self.base = self._prepare(self._load(self.base_id))
+            _return_freed_memory()  # what the weights were made of
         except SoupError as error:
             self.error = error
         except Exception as error:
