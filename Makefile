@@ -8,7 +8,7 @@ RUN := $(VENV)/bin/python
 FLOORS := registry:98.6 service:96.4 training:96.5
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test quick soak check format serve demo demo-tiny main-job bench bench-training reproduce-lm reproduce-single openapi clean
+.PHONY: help setup test quick soak check format serve demo demo-tiny main-job bench bench-engine bench-peers bench-training reproduce-lm reproduce-single openapi clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -78,6 +78,48 @@ bench: $(VENV)/.dev  ## the quick forms of the benchmarks, beside their peers
 	$(RUN) -m benchmarks.averaging --out benchmarks/results/averaging.json
 	$(RUN) -m benchmarks.serving --out benchmarks/results/serving.json
 	$(RUN) -m benchmarks.breadth --out benchmarks/results/breadth.json
+	$(RUN) -m benchmarks.decoding --out benchmarks/results/decoding_gpt2.json
+	$(RUN) -m benchmarks.scoring --out benchmarks/results/scoring_gpt2.json
+	$(RUN) -m benchmarks.candidates --out benchmarks/results/candidates_gpt2.json
+	$(RUN) -m benchmarks.working_set --out benchmarks/results/working_set_gpt2.json
+	$(RUN) -m benchmarks.over_http --out benchmarks/results/over_http_gpt2.json
+
+SMOLLM2 := .demo/models/SmolLM2-135M-Instruct
+
+$(SMOLLM2):
+	@echo "there is no $(SMOLLM2): run make demo, which leaves it"; exit 1
+
+bench-engine: $(VENV)/.dev $(SMOLLM2)  ## the engine on SmolLM2 in fp32 and bf16, beside every peer of make bench-peers
+	for dtype in float32 bfloat16; do for subject in decoding scoring candidates working_set over_http; do \
+	  $(RUN) -m benchmarks.$$subject --base-folder $(SMOLLM2) --dtype $$dtype \
+	    --out benchmarks/results/$${subject}_smollm2_$$dtype.json || exit 1; done; done
+	$(RUN) -m benchmarks.decoding --dtype bfloat16 --out benchmarks/results/decoding_gpt2_bfloat16.json
+	$(RUN) -m benchmarks.fastest --base-folder $(SMOLLM2) --out benchmarks/results/fastest_smollm2.json
+
+# Each peer in an environment of its own. The files list all that it needs, so nothing is resolved: vLLM would bring
+# torchvision, torchaudio and torchcodec, whose CUDA builds do not go with torch's for CPUs. llama.cpp's server is built
+# from the sources that llama-cpp-python ships, with the machine's CMake and C++ compiler.
+PEERS := .venv-peers
+PEER_PIP = $(PEERS)/$(1)/bin/python -m pip $(2) --disable-pip-version-check -q --no-deps -r benchmarks/peers/$(1).txt
+LLAMA := $(PEERS)/llama_cpp
+
+bench-peers: $(PEERS)/vllm/.installed $(PEERS)/adapters/.installed $(LLAMA)/.installed  ## what the engine is held against: 5 GB, and half an hour of compiling
+
+$(PEERS)/%/.installed: benchmarks/peers/%.txt
+	$(PYTHON) -m venv $(PEERS)/$*
+	$(call PEER_PIP,$*,install)
+	@touch $@
+
+$(LLAMA)/.installed: benchmarks/peers/llama_cpp.txt
+	$(PYTHON) -m venv $(LLAMA)
+	rm -rf $(LLAMA)/sources && mkdir $(LLAMA)/sources
+	$(call PEER_PIP,llama_cpp,download) --no-binary llama-cpp-python -d $(LLAMA)/sources
+	tar -xzf $(LLAMA)/sources/*.tar.gz --strip-components 1 -C $(LLAMA)/sources
+	cmake -S $(LLAMA)/sources/vendor/llama.cpp -B $(LLAMA)/build -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF \
+	  -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_OPENSSL=OFF
+	cmake --build $(LLAMA)/build --target llama-server --parallel 2
+	cp $(LLAMA)/build/bin/llama-server $(LLAMA)/bin/
+	@touch $@
 
 bench-training: $(VENV)/.dev  ## the speed of training beside full fine-tuning and PEFT, on ../shared/base-lm
 	$(RUN) -m benchmarks.training --out benchmarks/results/training.json
@@ -92,4 +134,4 @@ openapi: $(VENV)/.runtime  ## regenerate docs/reference/openapi.json and the API
 	$(RUN) -m docs.generate
 
 clean:  ## remove the virtual environment, the demo's files and those of experiments
-	rm -rf $(VENV) .demo .reproduce
+	rm -rf $(VENV) $(PEERS) .demo .reproduce

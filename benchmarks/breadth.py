@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from statistics import median
 from typing import Any
@@ -23,12 +22,12 @@ from torch import Tensor
 from benchmarks import parity
 from benchmarks.averaging import Size
 from benchmarks.report import Result, interleaved, ratios, repeated
-from benchmarks.serving import BATCH_TOKENS, INGREDIENTS, Given, Setting, prepare, run_sized
+from benchmarks.serving import BATCH_TOKENS, INGREDIENTS, Setting, prepare, run_sized
+from benchmarks.subjects import Given
 from demo.results import Figure
 from registry.adapters import expected_tensors
 from registry.adapters.lora import LORA_A, LORA_B, PREFIX
 from registry.adapters.weights import adapter_digest
-from registry.base_model.architecture import shape_from
 from registry.errors import Internal
 from registry.soup import MIXINGS
 from registry.soup.compat import SoupPart
@@ -107,8 +106,7 @@ def mixed(parts: Sequence[SoupPart], mixing: Mixing) -> tuple[AdapterConfig, dic
 def measure_cost(result: Result, size: Size, *, rows: int, repeats: int) -> None:
     """Tokens per second with an average and with an exact soup of the same ingredients."""
     setting = prepare(size, rows=rows)
-    shape = shape_from(setting.base.model.config, setting.base.shape.fingerprint, size.name)
-    base = replace(setting.base, shape=shape)
+    base, shape = setting.base, setting.base.shape
     blocks = [path for path in shape.linears if ".h." in path]
     lora = LoraConfig.of({path: LoraModule(RANK, 2.0 * RANK) for path in blocks})
     configs: dict[str, AdapterConfig] = {"bottleneck": size.config, "lora": lora}

@@ -1,201 +1,220 @@
 """How fast many adapters write together: tokens per second with one adapter for all rows, one for each, and none.
 
-Held against transformers' `generate` for the base alone and against PEFT's batches of mixed adapters (`adapter_names`)
-for LoRAs, on the same prompts, greedily, in the same run. Before anything is timed, all ways have to write the same
-tokens (in fp32; in bf16 near-ties may be broken otherwise, and only the adapters' being told apart is checked).
+Held against transformers' `generate` (base alone), PEFT's batches of mixed adapters (`adapter_names`), the `adapters`
+library (bottlenecks of as many parameters, BatchSplit), and on the Llama shape vLLM on the CPU and llama.cpp's server
+(base alone): greedily, in the same dtype, in one run. Peers with an environment of their own (`make bench-peers`) are
+processes that are stopped while it is not their turn; one that is missing has a row that says why.
 
-The base model is a random GPT-2 of the small one's shape, or any folder (`--base-folder`), such as SmolLM2's that
-`make demo` leaves in `.demo/models`. Rates are of whole requests: prompts are part of the work, alike for everybody.
+Before anything is timed, all ways have to write the same tokens (in fp32; in bf16 near-ties may be broken otherwise,
+and only the adapters' being told apart is checked). Prompts are other ones in each repeat. Rates are of whole requests:
+prompts are part of the work, alike for everybody. The base model is a random GPT-2 of the small one's shape, or any
+folder (`--base-folder`), such as SmolLM2's that `make demo` leaves in `.demo/models`.
 """
 
 from __future__ import annotations
 
-import copy
-import warnings
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
-from torch import Tensor
-
+from benchmarks.peers.files import write_gguf, write_peft
+from benchmarks.peers.process import ENVIRONMENTS, Peer, PeerMissing, Peers, Wanted, peers
 from benchmarks.report import Result, interleaved, options, ratios, repeated
-from benchmarks.serving import FULL, Given, prepare, silent
-from registry.adapters import create, paper_config
-from registry.base_model import LoadedBase, load_base
-from registry.errors import Internal
-from registry.spec import AdapterConfig, BaseEntry, LoraConfig, LoraModule
-from service.engine import Engine, GenerateRequest, LoadableAdapter, SamplingParams
+from benchmarks.subjects import (
+    BOTTLENECK,
+    RANK,
+    Given,
+    about,
+    base_options,
+    bottleneck_of,
+    chosen_base,
+    lora_of,
+    silent,
+)
+from benchmarks.writing import PROMPT, Rows, Writing, check_same, check_told_apart, drawn, peft_of
+from registry.base_model import LoadedBase
+from service.engine import Engine, LoadableAdapter
 
-PROMPT, TOKENS, RANK, BOTTLENECK = 32, 32, 8, 8
-TARGETS = ("q_proj", "v_proj", "c_attn")
-GOALS = {"base_vs_hf": 1.3, "mixed_vs_base": 0.9, "mixed_vs_peft": 1.8}
+ROWS, MORE_ROWS, TOKENS = 16, 64, 32
+SHORT = {"float32": "fp32", "bfloat16": "bf16"}
+OWN_PROCESS = ("adapters", "vllm", "vllm_lora", "llama_cpp")
+"""Ways that are a peer's process."""
+VLLM_MODES = ("processes",)
+"""What is fastest on two cores (`benchmarks.peers.vllm_cpu`)."""
 
-MOSTLY = 0.75
-"""Of all rows: those that have to be the same by two ways. Where two tokens are as likely, rounding chooses."""
-
-Rows = list[tuple[int, ...]]
+GOALS = {
+    "base_vs_hf": (1.3, 1.8), "base_64_vs_hf": (1.5, 2.5),
+    "mixed_vs_base": (0.9, 0.97), "mixed_64_vs_base": (0.85, 0.95),
+    "mixed_vs_peft_fp32": (1.8, 2.5), "mixed_vs_peft_bf16": (3.5, 6.0), "mixed_vs_adapters": (1.4, 1.8),
+    "mixed_vs_vllm": (2.0, 3.5), "base_vs_vllm": (1.0, 1.6),
+}  # fmt: skip
+"""Goal and stretch of ratios of tokens per second."""
 
 
 @dataclass(frozen=True)
-class Writing:
-    """A base model, an engine that has it, prompts, and LoRAs and bottlenecks: one for each prompt."""
+class Setting:
+    """Rows of some adapters each, and many rows more of as many adapters."""
 
-    base: LoadedBase
-    engine: Engine
-    prompts: Sequence[tuple[int, ...]]
+    some: Writing
+    more: Writing
     loras: Sequence[LoadableAdapter]
     bottlenecks: Sequence[LoadableAdapter]
-    tokens: int
 
-    def ours(self, adapters: Sequence[LoadableAdapter | None]) -> Rows:
-        """What the engine writes, each row with its adapter."""
-        params = SamplingParams(max_tokens=self.tokens, temperature=0)
-        base_id, asked = self.base.entry.id, zip(self.prompts, adapters, strict=True)
-        tickets = self.engine.submit_all([GenerateRequest(base_id, row, one, params) for row, one in asked])
-        return [ticket.result().choices[0].token_ids for ticket in tickets]
+    def redraw(self, repeat: int) -> None:
+        """Other prompts."""
+        for one in (self.some, self.more):
+            one.redraw(repeat)
 
-    def generate(self, model: Any, **more: Any) -> Rows:
-        """What transformers' `generate` writes."""
-        ids = torch.tensor(self.prompts)
-        written = model.generate(
-            input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=self.tokens,
-            min_new_tokens=self.tokens, pad_token_id=0, **more,
-        )  # fmt: skip
-        return [tuple(row) for row in written[:, ids.shape[1] :].tolist()]
-
-
-def writing(base: LoadedBase, *, rows: int, tokens: int) -> Writing:
-    """Seeded prompts and adapters on a base that never ends a text by itself."""
-    base = silent(base)
-    draw = torch.Generator().manual_seed(0)
-    prompts = [tuple(torch.randint(5, base.shape.vocab_size, (PROMPT,), generator=draw).tolist()) for _ in range(rows)]
-    paths = [path for path in base.shape.linears if path.endswith(TARGETS)]
-    lora = LoraConfig.of({path: LoraModule(rank=RANK, alpha=2.0 * RANK) for path in paths})
-    bottleneck = paper_config("bapna_firat", bottleneck=BOTTLENECK)
-    engine = Engine(Given({base.entry.id: base}), max_rows=rows, bank_bytes=2**40)
-    return Writing(
-        base, engine, prompts, _drawn(base, lora, "small_b", rows), _drawn(base, bottleneck, "near_identity", rows),
-        tokens,
-    )  # fmt: skip
-
-
-def _drawn(base: LoadedBase, config: AdapterConfig, init: Any, count: int) -> list[LoadableAdapter]:
-    """Adapters of one configuration, each strong enough to be seen in what is written."""
-    found = []
-    for seed in range(count):
-        tensors = {
-            name: 5 * tensor if name.endswith((".up.weight", ".lora_B.weight")) else tensor
-            for name, tensor in create(config, base.shape, seed=seed, init=init, base=base.model).state_dict().items()
+    def calls(self, processes: Peers) -> dict[str, Callable[[], Rows]]:
+        """Every way that is here."""
+        some, more, loras = self.some, self.more, self.loras[: self.some.rows]
+        peft, names = peft_of(some.base, loras)
+        found: dict[str, Callable[[], Rows]] = {
+            "base": partial(some.ours, [None] * some.rows),
+            "one_lora": partial(some.ours, [loras[0]] * some.rows),
+            "mixed": partial(some.ours, loras),
+            "mixed_bottlenecks": partial(some.ours, self.bottlenecks),
+            "transformers": partial(some.generate, some.base.model),
+            "peft": partial(some.generate, peft, adapter_names=names),
         }
-        found.append(LoadableAdapter(f"sha256:{config.method:0>44}{seed:020d}"[:71], config, _loader(tensors)))
+        found |= {name: partial(some.peer, one) for name, one in processes.items() if isinstance(one, Peer)}
+        return found | {
+            "base_more": partial(more.ours, [None] * more.rows),
+            "mixed_more": partial(more.ours, self.loras),
+            "transformers_more": partial(more.generate, more.base.model),
+        }
+
+    def rows_of(self, way: str) -> int:
+        """How many rows a way writes."""
+        return self.more.rows if way.endswith("_more") else self.some.rows
+
+
+def prepare(base: LoadedBase, *, rows: int, more: int, tokens: int) -> Setting:
+    """An engine that is not started, prompts and adapters."""
+    base = silent(base)
+    engine = Engine(Given({base.entry.id: base}), max_rows=max(rows, more), bank_bytes=2**40)
+    some, many = (Writing(base, engine, count, tokens) for count in (rows, more))
+    return Setting(some, many, drawn(base, lora_of(base.shape), max(rows, more)), drawn(base, bottleneck_of(), rows))
+
+
+def wanted(setting: Setting, folder: Path | None, scratch: Path, modes: Sequence[str] = VLLM_MODES) -> Wanted:
+    """The processes for this base model, and what each starts with; files that they read are written to `scratch`."""
+    base, rows = setting.some.base, setting.some.rows
+    if folder is None:
+        folder = scratch / "base"
+        base.model.save_pretrained(folder)
+    given: dict[str, Any] = {"folder": str(folder), "dtype": base.entry.dtype, "rows": rows}
+    size = sum(tensor.numel() for tensor in setting.bottlenecks[0].load().values())
+    form = {"hidden": base.shape.hidden_size, "bottleneck": BOTTLENECK, "parameters": size}
+    found: dict[str, tuple[str, Mapping[str, Any]]] = {"adapters": ("adapters", given | form)}
+    if base.shape.model_type == "llama":
+        context = PROMPT + setting.some.tokens
+        paths = [str(write_peft(scratch / f"lora{n}", base, one)) for n, one in enumerate(setting.loras[:rows])]
+        vllm = given | {"context": context, "rank": RANK, "loras": [], "modes": list(modes)}
+        file = write_gguf(scratch / "base.gguf", base)
+        server = {"file": str(file), "dtype": base.entry.dtype, "rows": rows, "context": context}
+        found |= {
+            "vllm": ("vllm", vllm), "vllm_lora": ("vllm", vllm | {"loras": paths}), "llama_cpp": ("llama_cpp", server),
+        }  # fmt: skip
     return found
 
 
-def _loader(tensors: dict[str, Tensor]) -> Callable[[], dict[str, Tensor]]:
-    return lambda: tensors
-
-
-def peft_of(found: Writing) -> tuple[Any, list[str]]:
-    """The same LoRAs in PEFT's own model, and the name of each row's."""
-    from peft import LoraConfig as PeftConfig
-    from peft import get_peft_model, set_peft_model_state_dict
-
-    targets = sorted({path.rpartition(".")[2] for path in found.loras[0].config.modules()})  # type: ignore[attr-defined]
-    names = [f"adapter{number}" for number in range(len(found.loras))]
-    config = PeftConfig(r=RANK, lora_alpha=2 * RANK, target_modules=targets, lora_dropout=0.0, task_type="CAUSAL_LM")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model: Any = get_peft_model(copy.deepcopy(found.base.model), config, adapter_name=names[0])
-        for name in names[1:]:
-            model.add_adapter(name, config)
-        for name, handle in zip(names, found.loras, strict=True):
-            missing: Any = set_peft_model_state_dict(model, dict(handle.load()), adapter_name=name)
-            if missing.unexpected_keys:
-                raise Internal(f"PEFT does not know {missing.unexpected_keys[0]}")
-    model.to(found.base.model.dtype)
-    return model.eval(), names
-
-
-def run(base: LoadedBase, *, rows: int, tokens: int, repeats: int) -> Result:
-    """Every way, in turn."""
-    found = writing(base, rows=rows, tokens=tokens)
-    peft, names = peft_of(found)
-    found.engine.start()
+def run(
+    base: LoadedBase, *, rows: int, more: int, tokens: int, repeats: int, name: str = "decoding",
+    folder: Path | None = None, ways: Sequence[str] = OWN_PROCESS, modes: Sequence[str] = VLLM_MODES,
+    environments: Path = ENVIRONMENTS,
+) -> Result:  # fmt: skip
+    """Every way, in turn; `ways` are those of peers' processes that are wanted, `modes` are vLLM's."""
+    setting = prepare(base, rows=rows, more=more, tokens=tokens)
+    setting.some.engine.start()
     try:
-        calls: dict[str, Callable[[], Rows]] = {
-            "base": partial(found.ours, [None] * rows),
-            "one_lora": partial(found.ours, [found.loras[0]] * rows),
-            "mixed": partial(found.ours, found.loras),
-            "mixed_bottlenecks": partial(found.ours, found.bottlenecks),
-            "transformers": partial(found.generate, found.base.model),
-            "peft": partial(found.generate, peft, adapter_names=names),
-        }
-        _agree(calls, exact=found.base.model.dtype == torch.float32)
-        times = interleaved(calls, repeats=repeats, warm=True)
+        with tempfile.TemporaryDirectory() as scratch:
+            asked = {one: what for one, what in wanted(setting, folder, Path(scratch), modes).items() if one in ways}
+            with peers(asked, environments) as processes:
+                calls = setting.calls(processes)
+                check({way: call() for way, call in calls.items()}, exact=base.entry.dtype == "float32")
+                times = interleaved(calls, repeats=repeats, warm=True, before=lambda turn: setting.redraw(turn + 1))
+                return _result(setting, times, processes, name)
     finally:
-        found.engine.stop()
-    return _result(found, times)
+        setting.some.engine.stop()
 
 
-def _agree(calls: dict[str, Callable[[], Rows]], *, exact: bool) -> None:
-    """What is compared writes the same, and adapters write something else than the base."""
-    written = {name: call() for name, call in calls.items()}
-    for one, other in (("base", "transformers"), ("mixed", "peft")):
-        same = sum(a == b for a, b in zip(written[one], written[other], strict=True))
-        if exact and same < len(written[one]) * MOSTLY:
-            raise Internal(f"{one} and {other} write the same in {same} of {len(written[one])} rows")
-    if written["mixed"] == written["base"]:
-        raise Internal("the adapters change nothing")
+def check(written: Mapping[str, Rows], *, exact: bool) -> None:
+    """What is compared writes the same, and adapters write something else than the base; raises Internal."""
+    same = [("base", other) for other in ("transformers", "vllm", "llama_cpp")]
+    same += [("mixed", other) for other in ("peft", "vllm_lora")]
+    check_same(written, [*same, ("base_more", "transformers_more")], exact=exact)
+    check_told_apart(written, "base", ("one_lora", "mixed", "mixed_bottlenecks", "peft", "adapters", "vllm_lora"))
+    check_told_apart(written, "base_more", ("mixed_more",))
 
 
-def _result(found: Writing, times: dict[str, list[float]]) -> Result:
-    result = Result("decoding")
-    rows = len(found.prompts)
-    made = rows * found.tokens
-    what = {
-        "model": found.base.entry.id,
-        "family": found.base.shape.model_type,
-        "layers": found.base.shape.num_layers,
-        "hidden": found.base.shape.hidden_size,
-        "dtype": str(found.base.model.dtype).removeprefix("torch."),
-        "rows": rows,
-    }
-    for name, seconds in times.items():
-        result.figures[f"{name}_tokens_per_s"] = repeated([made / one for one in seconds], "tokens/s")
-        result.rows.append({**what, "way": name, "wall_s": median(seconds), "tokens_per_s": made / median(seconds)})
-    for figure, above, below in (
+def _result(setting: Setting, times: Mapping[str, list[float]], processes: Peers, name: str) -> Result:
+    result = Result(name)
+    what = about(setting.some.base)
+    for way, found in times.items():
+        made = setting.rows_of(way) * setting.some.tokens
+        result.figures[f"{_named(setting, way)}_tokens_per_s"] = repeated([made / one for one in found], "tokens/s")
+        peer = processes.get(way)
+        versions = ", ".join(" ".join(one) for one in peer.versions.items()) if isinstance(peer, Peer) else None
+        row = {"way": _named(setting, way), "rows": setting.rows_of(way), "wall_s": median(found)}
+        result.rows.append({**what, **row, "tokens_per_s": made / median(found), "versions": versions, "missing": None})
+    for way, peer in processes.items():
+        if isinstance(peer, PeerMissing):
+            result.rows.append({**what, "way": way, "rows": setting.rows_of(way), "missing": str(peer)})
+    for figure, theirs, ours in _compared(setting):
+        if theirs in times:
+            goal, stretch = GOALS.get(figure, (None, None))
+            note = f"tokens/s; {setting.rows_of(ours)} rows"
+            found = ratios(times[theirs], times[ours])
+            result.figures[figure] = repeated(found, "ratio", goal=goal, stretch=stretch, note=note)
+    return result
+
+
+def _named(setting: Setting, way: str) -> str:
+    """A way as figures call it."""
+    return way.replace("_more", f"_{setting.more.rows}")
+
+
+def _compared(setting: Setting) -> list[tuple[str, str, str]]:
+    """(figure, the way that it is held against, ours)."""
+    more = setting.more.rows
+    return [
         ("base_vs_hf", "transformers", "base"),
+        (f"base_{more}_vs_hf", "transformers_more", "base_more"),
         ("one_vs_base", "base", "one_lora"),
         ("mixed_vs_base", "base", "mixed"),
+        (f"mixed_{more}_vs_base", "base_more", "mixed_more"),
         ("mixed_bottlenecks_vs_base", "base", "mixed_bottlenecks"),
-        ("mixed_vs_peft", "peft", "mixed"),
-    ):
-        note = f"tokens/s; {rows} rows"
-        result.figures[figure] = repeated(
-            ratios(times[above], times[below]), "ratio", goal=GOALS.get(figure), note=note
-        )
-    return result
+        (f"mixed_vs_peft_{SHORT[setting.some.base.entry.dtype]}", "peft", "mixed"),
+        ("mixed_vs_adapters", "adapters", "mixed_bottlenecks"),
+        ("mixed_vs_vllm", "vllm_lora", "mixed"),
+        ("base_vs_vllm", "vllm", "base"),
+        ("base_vs_llama_cpp", "llama_cpp", "base"),
+    ]
 
 
 def main() -> None:
     """The command line."""
     parser = options(__doc__)
-    parser.add_argument("--base-folder", type=Path, help="a base model's folder, instead of a random GPT-2 small")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
-    parser.add_argument("--rows", type=int, default=16)
+    base_options(parser)
+    parser.add_argument("--rows", type=int, default=ROWS, help="rows that are written together, each with an adapter")
+    parser.add_argument("--more-rows", type=int, default=MORE_ROWS, help="rows of the larger batch")
     parser.add_argument("--tokens", type=int, default=TOKENS, help="tokens that each row writes")
+    parser.add_argument("--peers", nargs="*", choices=OWN_PROCESS, default=OWN_PROCESS, help="processes to measure too")
+    parser.add_argument(
+        "--vllm", nargs="*", choices=("compiled", "processes"), default=VLLM_MODES, help="modes of vLLM"
+    )
     given = parser.parse_args()
-    if given.base_folder is None:
-        base = prepare(FULL, rows=1).base
-        base.model.to(getattr(torch, given.dtype))
-    else:
-        folder = given.base_folder.resolve()
-        base = load_base(BaseEntry(id=folder.name.lower(), source=str(folder), dtype=given.dtype))
-    run(base, rows=given.rows, tokens=given.tokens, repeats=given.repeats).finish(given.out)
+    folder = None if given.base_folder is None else given.base_folder.resolve()
+    run(
+        chosen_base(folder, given.dtype), rows=given.rows, more=given.more_rows, tokens=given.tokens,
+        repeats=given.repeats, name="decoding" if given.out is None else given.out.stem, folder=folder,
+        ways=given.peers, modes=given.vllm,
+    ).finish(given.out)  # fmt: skip
 
 
 if __name__ == "__main__":

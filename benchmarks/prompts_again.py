@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.averaging import Size
 from benchmarks.report import Result, options, ratios, repeated
-from benchmarks.serving import FULL, Given, prepare, silent
+from benchmarks.subjects import FULL, Given, random_gpt2, silent
 from registry.base_model import LoadedBase
 from registry.errors import Internal
 from service.engine import Engine, GenerateRequest, SamplingParams
@@ -63,7 +63,7 @@ class Asking:
 def run(size: Size, *, shared: tuple[int, ...] = SHARED, repeats: int) -> Result:
     """Every length, in turn, after one round that does not count."""
     result = Result("prompts_again")
-    asking = Asking(silent(prepare(size, rows=1, context=max(shared) + OWN + 1).base))
+    asking = Asking(silent(random_gpt2(size, context=max(shared) + OWN + 1)))
     try:
         for length in shared:
             asking.pair(length)

@@ -18,9 +18,12 @@ from typing import Any
 from demo.results import Figure, Row, command_line, write
 
 
-def repeated(repeats: Sequence[float], unit: str, *, goal: float | None = None, note: str = "") -> Figure:
-    """The figure of repeated measurements: their median."""
-    return Figure(median(repeats), unit, goal, tuple(repeats), note)
+def repeated(
+    repeats: Sequence[float], unit: str, *, goal: float | None = None, stretch: float | None = None, note: str = ""
+) -> Figure:
+    """The figure of repeated measurements: their median. A `stretch` goal is told in the note."""
+    further = [] if stretch is None else [f"stretch {stretch:g}"]
+    return Figure(median(repeats), unit, goal, tuple(repeats), "; ".join([*([note] if note else []), *further]))
 
 
 @dataclass
@@ -74,16 +77,21 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def interleaved(
-    calls: Mapping[str, Callable[[], object]], *, repeats: int, warm: bool = False
+    calls: Mapping[str, Callable[[], object]],
+    *,
+    repeats: int,
+    warm: bool = False,
+    before: Callable[[int], None] = lambda _repeat: None,
 ) -> dict[str, list[float]]:
     """Seconds of each call, `repeats` times, in turn, so that what slows the machine slows all of them.
 
-    Each runs once before, unless they are `warm`.
+    Each runs once before, unless they are `warm`. `before` is called with the number of each repeat, from 0 on.
     """
     for call in () if warm else calls.values():
         call()
     found: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(repeats):
+    for repeat in range(repeats):
+        before(repeat)
         for name, call in calls.items():
             found[name].append(seconds(call))
     return found

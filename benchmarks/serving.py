@@ -12,42 +12,32 @@ passages have. All variants run in turn in each repeat.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from benchmarks.averaging import Size, ours
 from benchmarks.report import Result, interleaved, options, ratios, repeated
+from benchmarks.subjects import FULL, QUICK, Given, Window, passages, random_gpt2
 from registry.adapters import AdapterModule, attached, from_tensors
 from registry.adapters.weights import adapter_digest
 from registry.base_model import LoadedBase
 from registry.errors import Internal
 from registry.likelihood import batches, padded
-from registry.spec import BaseEntry
 from service.engine import Engine, LoadableAdapter, ScoreRequest
 
-QUICK = Size("gpt2_4x256", layers=4, hidden=256, bottleneck=64)
-FULL = Size("gpt2_small", layers=12, hidden=768, bottleneck=64)
-VOCABULARY = {QUICK.name: 8192, FULL.name: 50257}
 INGREDIENTS = 5
 BATCH_TOKENS = 4096
 ARRIVAL_ROWS = 16
-CONTEXT = 256
 TOLERANCE = 1e-3
 """Nats per row by which two ways of computing the same may differ."""
-
-Windows = Sequence[tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -57,7 +47,7 @@ class Setting:
     base: LoadedBase
     adapters: Sequence[AdapterModule]
     handles: Mapping[str, LoadableAdapter]
-    windows: Windows
+    windows: Sequence[Window]
 
     @property
     def tokens(self) -> int:
@@ -65,60 +55,18 @@ class Setting:
         return sum(len(window) - 1 for window in self.windows)
 
 
-@dataclass(frozen=True)
-class Given:
-    """The engine's source of base models: these, loaded already."""
-
-    bases: dict[str, LoadedBase]
-
-    def text(self, base_id: str) -> LoadedBase:
-        """Its tokenizer and shape."""
-        return self.bases[base_id]
-
-    def size(self, base_id: str) -> int:
-        """Bytes of its weights."""
-        return sum(tensor.nbytes for tensor in self.bases[base_id].model.parameters())
-
-    def load(self, base_id: str) -> LoadedBase:
-        """The base, as it is."""
-        return self.bases[base_id]
-
-
-def prepare(size: Size, *, rows: int, context: int = CONTEXT) -> Setting:
+def prepare(size: Size, *, rows: int) -> Setting:
     """Everything random is seeded."""
-    torch.manual_seed(0)
-    config = GPT2Config(
-        vocab_size=VOCABULARY[size.name], n_positions=context, n_embd=size.hidden, n_layer=size.layers,
-        n_head=size.hidden // 64, bos_token_id=0, eos_token_id=0,
-    )  # fmt: skip
-    model: Any = GPT2LMHeadModel(config).requires_grad_(False)
-    model.eval()
-    shape = size.shape.model_copy(update={"context": context, "vocab_size": VOCABULARY[size.name]})
-    base = LoadedBase(
-        entry=BaseEntry(id="base", source="memory"), model=model, tokenizer=None, shape=shape, bos_id=0, eos_id=0
-    )
+    base = random_gpt2(size)
     tensors = [{name: 0.05 * tensor for name, tensor in size.adapter(seed).items()} for seed in range(INGREDIENTS)]
     named = {"adapter": tensors[0], "soup": ours(size, tensors)}
     handles = {name: _handle(size, values) for name, values in named.items()}
-    adapters = [from_tensors(size.config, shape, values).eval().requires_grad_(False) for values in tensors]
-    return Setting(base, adapters, handles, _windows(rows, VOCABULARY[size.name]))
-
-
-def silent(base: LoadedBase) -> LoadedBase:
-    """The base model with texts that never end by themselves and are not decoded: what is written is tokens."""
-    tokenizer: Any = SimpleNamespace(backend_tokenizer=SimpleNamespace(decode=lambda _ids, **_how: ""))
-    return dataclasses.replace(base, eos_id=None, end_ids=(), tokenizer=tokenizer)
+    adapters = [from_tensors(size.config, base.shape, values).eval().requires_grad_(False) for values in tensors]
+    return Setting(base, adapters, handles, passages(base, rows=rows))
 
 
 def _handle(size: Size, tensors: dict[str, Tensor]) -> LoadableAdapter:
     return LoadableAdapter(adapter_digest(size.shape.fingerprint, size.config, tensors), size.config, lambda: tensors)
-
-
-def _windows(rows: int, vocabulary: int) -> Windows:
-    """Lengths are log-normal around 100 tokens, at most the context."""
-    draw = random.Random(0)
-    lengths = [min(CONTEXT, max(8, round(draw.lognormvariate(math.log(100), 0.6)))) for _ in range(rows)]
-    return [(0, *(draw.randrange(1, vocabulary) for _ in range(length - 1))) for length in lengths]
 
 
 # --- the ways to score ----------------------------------------------------------------------------

@@ -64,14 +64,16 @@ def environment(data: Path, **more: str) -> dict[str, str]:
 
 @contextmanager
 def running(
-    bases: Path, data: Path, *, arguments: Sequence[str] = (), database_url: str | None = None
-) -> Iterator[Server]:
+    bases: Path, data: Path, *, arguments: Sequence[str] = (), database_url: str | None = None,
+    settings: Mapping[str, str] | None = None,
+) -> Iterator[Server]:  # fmt: skip
     """A server over `data` while open. Its log is `<data>.log`. SIGTERM and SIGHUP end the demo, and so the server.
 
-    With `database_url` its rows are in that database, which is migrated first; else in SQLite in `data`.
+    With `database_url` its rows are in that database, which is migrated first; else in SQLite in `data`. `settings`
+    are further variables of its environment.
     """
     data.parent.mkdir(parents=True, exist_ok=True)
-    more = {} if database_url is None else {"SOUP_DATABASE_URL": database_url}
+    more = {**(settings or {}), **({} if database_url is None else {"SOUP_DATABASE_URL": database_url})}
     if database_url is not None:
         Server("", data, environment(data, **more)).soup("migrate")
     log = data.with_suffix(".log")

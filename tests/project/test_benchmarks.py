@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import os
+import re
 import subprocess
+import sys
 from datetime import datetime
 from pathlib import Path
 
@@ -13,16 +17,25 @@ import torch
 from benchmarks import (
     averaging,
     breadth,
+    candidates,
     cold_start,
     decoding,
     deep_model,
+    fastest,
     kept_states,
+    over_http,
     parity,
     prompts_again,
     report,
+    scoring,
     serving,
+    subjects,
     training,
+    working_set,
+    writing,
 )
+from benchmarks.peers import process
+from benchmarks.peers.files import write_gguf, write_peft
 from demo import results
 from registry.base_model import load_base
 from registry.errors import Internal
@@ -118,7 +131,7 @@ def test_averaging_measures_ours_against_the_mean(monkeypatch):
 
 
 def test_serving_computes_the_same_by_every_way(monkeypatch):
-    monkeypatch.setitem(serving.VOCABULARY, "tiny", 64)
+    monkeypatch.setitem(subjects.VOCABULARY, "tiny", 64)
     result = serving.run(TINY, rows=6, repeats=1)
     assert {row["variant"] for row in result.rows} >= {"base", "adapter", "soup", "ensemble_by_hand"}
     assert len({row["tokens"] for row in result.rows}) == 1
@@ -141,7 +154,7 @@ def two_families(monkeypatch):
 
 
 def test_breadth_measures_all_it_names(monkeypatch, two_families):
-    monkeypatch.setitem(serving.VOCABULARY, "tiny", 64)
+    monkeypatch.setitem(subjects.VOCABULARY, "tiny", 64)
     result = breadth.run(TINY, rows=4, repeats=1)
     figures = result.figures
     assert figures["families"].value == figures["families"].goal == 10
@@ -212,9 +225,10 @@ def check_form(result: dict, name: str) -> None:
     assert {"processor", "flags", "cores", "torch"} <= set(result["machine"])
     for key, figure in result["figures"].items():
         assert {"value", "unit"} <= set(figure) <= {"value", "goal", "unit", "repeats", "note"}, key
-        for ending, unit in (("_ms", "ms"), ("_s", "s")):
+        for ending, unit in (("_ms", "ms"), ("_cpu_s", "CPU s"), ("_s", "s")):
             if key.endswith(ending) and not key.endswith("_per_s"):
                 assert figure["unit"] == unit, key
+                break
     assert all(isinstance(row, dict) for row in result["rows"])
 
 
@@ -284,21 +298,183 @@ def test_a_published_command_shows_no_password_and_no_folder_of_the_machine() ->
     )
 
 
-def test_decoding_writes_the_same_by_every_way(tmp_path):
-    base = load_base(BaseEntry(id="tiny", source=str(build_tiny_base(tmp_path, model_type="llama"))))
-    result = decoding.run(base, rows=4, tokens=6, repeats=1)
-    assert set(decoding.GOALS) <= set(result.figures)
-    assert {row["way"] for row in result.rows} == {
-        "base", "one_lora", "mixed", "mixed_bottlenecks", "transformers", "peft",
-    }  # fmt: skip
+@pytest.fixture
+def tiny_llama(tmp_path):
+    return load_base(BaseEntry(id="tiny", source=str(build_tiny_base(tmp_path / "llama", model_type="llama"))))
+
+
+def test_decoding_writes_the_same_by_every_way(tmp_path, tiny_llama):
+    result = decoding.run(tiny_llama, rows=4, more=6, tokens=6, repeats=1, environments=tmp_path)
+    ours = {"base", "one_lora", "mixed", "mixed_bottlenecks", "base_6", "mixed_6"}
+    missing = {row["way"]: row["missing"] for row in result.rows if row["missing"] is not None}
+    assert {row["way"] for row in result.rows} == ours | {"transformers", "transformers_6", "peft"} | set(missing)
+    assert set(missing) == {"adapters", "vllm", "vllm_lora", "llama_cpp"}
+    assert all("make bench-peers" in why for why in missing.values())
+    assert {"base_vs_hf", "base_6_vs_hf", "mixed_6_vs_base", "mixed_vs_peft_fp32"} <= set(result.figures)
+    assert not {"mixed_vs_vllm", "mixed_vs_adapters"} & set(result.figures)
+    assert result.figures["mixed_vs_base"].note == "tokens/s; 4 rows; stretch 0.97"
+
+
+def test_decoding_refuses_to_compare_what_differs():
     rows = [[(1,), (2,)], [(3,), (4,)]]
-    calls = {"base": rows[0], "transformers": rows[0], "mixed": rows[1], "peft": rows[1]}
-    decoding._agree({name: lambda values=values: values for name, values in calls.items()}, exact=True)
+    written = {"base": rows[0], "transformers": rows[0], "mixed": rows[1], "peft": rows[1]}
+    decoding.check(written, exact=True)
     for wrong in ({"peft": rows[0]}, {"transformers": rows[1]}, {"mixed": rows[0], "peft": rows[0]}):
         with pytest.raises(Internal):
-            decoding._agree(
-                {name: lambda values=values: values for name, values in (calls | wrong).items()}, exact=True
-            )
+            decoding.check(written | wrong, exact=True)
+    decoding.check(written | {"transformers": rows[1]}, exact=False)
+
+
+PEER = """
+def versions():
+    return {"adding": "1"}
+
+def start(*, add):
+    if add < 0:
+        raise ValueError("it cannot add that")
+    print("talk that is no answer")
+    def write(prompts, tokens):
+        return [[sum(row) + add] * tokens for row in prompts]
+    return write
+"""
+
+
+@pytest.fixture
+def adding(tmp_path, monkeypatch):
+    """A peer in an environment whose interpreter is this one."""
+    python = tmp_path / "adding" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    script = tmp_path / "adding.py"
+    script.write_text(PEER)
+    monkeypatch.setitem(process.KINDS, "adding", process.PeerKind("adding", str(script)))
+    return tmp_path
+
+
+def test_a_peer_answers_and_is_stopped_meanwhile(adding):
+    with process.peers({"one": ("adding", {"add": 1})}, adding) as found:
+        peer = found["one"]
+        assert peer.versions == {"adding": "1"}
+        for _ in range(2):
+            assert stopped(peer)
+            assert peer.write([[1, 2], [3]], 2) == [(4, 4), (4, 4)]
+        with pytest.raises(process.PeerFailed, match="TypeError"):
+            peer.write(None, 2)
+        number = peer._process.pid
+    assert not Path(f"/proc/{number}").exists()
+
+
+def stopped(peer: process.Peer) -> bool:
+    """Whether the next thing that happens to its process is that it is stopped; waits for it."""
+    return os.WIFSTOPPED(os.waitpid(peer._process.pid, os.WUNTRACED)[1])
+
+
+def test_a_peer_that_is_not_there_is_told_with_the_reason(adding, monkeypatch):
+    needs = process.PeerKind("adding", str(adding / "adding.py"), preload=("lib/none.so",))
+    monkeypatch.setitem(process.KINDS, "needs", needs)
+    monkeypatch.setitem(process.KINDS, "ends", process.PeerKind("adding", str(adding / "none.py")))
+    wanted = {"vllm": {}, "adding": {"add": -1}, "needs": {"add": 1}, "ends": {}}
+    with process.peers({name: (name, start) for name, start in wanted.items()}, adding) as found:
+        said = {name: str(one) for name, one in found.items()}
+    assert "no environment vllm" in said["vllm"]
+    assert said["adding"] == "it does not start: ValueError: it cannot add that"
+    assert "lib/none.so" in said["needs"]
+    assert "No such file" in said["ends"]
+
+
+def test_every_peer_has_its_script_and_pinned_requirements():
+    makefile = (results.ROOT / "Makefile").read_text()
+    for kind in process.KINDS.values():
+        assert (process.HERE / kind.script).is_file()
+        assert f"{kind.environment}/.installed" in makefile.replace("$(LLAMA)", "llama_cpp")
+        lines = (process.HERE / f"{kind.environment}.txt").read_text().splitlines()
+        assert lines
+        assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines)
+
+
+def test_files_for_peers_hold_the_same(tmp_path, tiny_llama):
+    from gguf import GGUFReader
+    from peft import PeftModel
+
+    (lora,) = writing.drawn(tiny_llama, subjects.lora_of(tiny_llama.shape), 1)
+    folder = write_peft(tmp_path / "lora", tiny_llama, lora)
+    model = PeftModel.from_pretrained(copy.deepcopy(tiny_llama.model), folder)
+    held = {name.replace(".default", ""): tensor for name, tensor in model.state_dict().items()}
+    assert all(torch.equal(held[name], tensor) for name, tensor in lora.load().items())
+
+    reader = GGUFReader(write_gguf(tmp_path / "base.gguf", tiny_llama))
+    found = {one.name: torch.from_numpy(one.data.copy()) for one in reader.tensors}
+    layer = tiny_llama.model.model.layers[1]
+    assert torch.equal(found["blk.1.ffn_down.weight"], layer.mlp.down_proj.weight)
+    turned = layer.self_attn.k_proj.weight.view(2, 2, 4, 32)  # heads, halves that are turned together, pairs
+    assert torch.equal(found["blk.1.attn_k.weight"].view(2, 4, 2, 32), turned.transpose(1, 2))
+    assert len(found) == 3 + 9 * 2
+
+
+def test_scoring_gives_the_nats_of_the_script(tiny_llama, monkeypatch):
+    result = scoring.run(tiny_llama, rows=6, repeats=1)
+    assert {row["way"] for row in result.rows} == {"blocks", "forward", "passages", "evaluate"}
+    assert set(scoring.GOALS) <= set(result.figures)
+    monkeypatch.setattr(scoring.Setting, "evaluate", lambda _self, rows: [1.0] * len(rows))
+    with pytest.raises(Internal, match="nats by the engine"):
+        scoring.run(tiny_llama, rows=2, repeats=1)
+
+
+def test_candidates_score_the_same_at_once_and_singly(tiny_llama, monkeypatch):
+    result = candidates.run(tiny_llama, candidates=3, rows=4, repeats=1)
+    assert {(row["method"], row["way"]) for row in result.rows} == {
+        (method, way) for method in ("lora", "bottleneck") for way in ("together", "singly")
+    }
+    assert result.figures["candidates_vs_singles"].goal == 1.3
+    monkeypatch.setattr(candidates, "drawn", lambda *some: [writing.drawn(*some)[0]] * 2)
+    with pytest.raises(Internal, match="score the same"):
+        candidates.run(tiny_llama, candidates=2, rows=4, repeats=1)
+
+
+def test_a_working_set_is_loaded_again_and_again(tiny_llama, monkeypatch):
+    monkeypatch.setattr(working_set, "PAIRS", 2)
+    monkeypatch.setattr(working_set, "PROMPT", 4)
+    monkeypatch.setattr(working_set, "TOKENS", 2)
+    result = working_set.run(tiny_llama, held=2, factors=(1, 4), requests=12, repeats=1)
+    loads = {row["working_set"]: row["loads_a_request"] for row in result.rows}
+    assert loads["1x"] <= 2 / 24 < loads["4x"] <= 1
+    assert result.figures["working_set_4x"].goal == 0.8
+    assert result.figures["cold_first_token_ms"].unit == "ms"
+
+
+def test_the_fastest_setting_is_one_that_costs_little(tiny_llama, monkeypatch):
+    folder = Path(tiny_llama.entry.source)
+    slow, fast = {"float32": [2.0], "bfloat16": [1.0], "peft_fp32": [8.0]}, {"float32": 0.0, "bfloat16": 0.5}
+    bases = dict.fromkeys(fastest.SETTINGS, tiny_llama)
+    dear = fastest._result(bases, slow, fast, made=1, name="fastest")
+    assert dear.figures["mixed_vs_peft_fastest"].value == 4.0
+    assert "in float32" in dear.figures["mixed_vs_peft_fastest"].note
+    cheap = fastest._result(bases, slow, {**fast, "bfloat16": 0.01}, made=1, name="fastest")
+    assert cheap.figures["mixed_vs_peft_fastest"].value == 8.0
+
+    result = fastest.run(folder, rows=2, tokens=4, repeats=1)
+    assert {row["setting"] for row in result.rows} == {"float32", "bfloat16", "peft_fp32"}
+    assert abs(result.figures["perplexity_cost_bfloat16"].value) < 0.2
+
+
+def test_http_gives_what_the_engine_gives(monkeypatch):
+    monkeypatch.setitem(subjects.VOCABULARY, "tiny", 2048)
+    monkeypatch.setattr(over_http, "TOKENS", 4)
+    result = over_http.run(subjects.random_gpt2(TINY), streams=3, clients=3, repeats=1)
+    assert {row["way"] for row in result.rows} == {
+        "streams_over_http", "streams_by_engine", "scores_over_http", "scores_by_engine",
+    }  # fmt: skip
+    assert {"http_overhead_streams", "http_overhead_scoring", "start_s", "first_token_ms"} <= set(result.figures)
+    same = {
+        "streams_over_http": ["a"],
+        "streams_by_engine": ["a"],
+        "scores_over_http": [5.0],
+        "scores_by_engine": [5.0],
+    }
+    over_http.check(same, "float32")
+    for wrong in ({"streams_over_http": ["b"]}, {"scores_over_http": [6.0]}):
+        with pytest.raises(Internal):
+            over_http.check(same | wrong, "float32")
 
 
 def test_kept_states_attend_to_the_same_every_way(monkeypatch):
@@ -313,7 +489,7 @@ def test_kept_states_attend_to_the_same_every_way(monkeypatch):
 
 
 def test_a_prompt_that_begins_alike_is_timed_when_it_takes_over_what_it_shares(monkeypatch):
-    monkeypatch.setitem(serving.VOCABULARY, "tiny", 64)
+    monkeypatch.setitem(subjects.VOCABULARY, "tiny", 64)
     result = prompts_again.run(TINY, shared=(16, 40), repeats=1)
     assert [row["shared"] for row in result.rows] == [16, 40]
     assert all(row["first_ms"] > 0 and row["second_ms"] > 0 for row in result.rows)

@@ -1,0 +1,239 @@
+"""What HTTP adds to the engine, and how long a server takes to start.
+
+- `http_overhead_streams`: 32 streamed completions at once from a server (`soup serve`, a process of its own) against
+  the same 32 requests to an engine in this process: the time of the one over the other, less 1.
+- `http_overhead_scoring`: the same of 64 clients that ask for the perplexity of a passage each.
+- `start_s` is the time from the command to the address, base model loaded; `first_token_after_start_ms` that of the
+  first token of the first request, beside that of a later one.
+
+The clients are plain sockets in this process, on the same processors; what they take counts as overhead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+from urllib.parse import urlsplit
+
+from benchmarks.report import Result, interleaved, options, ratios, repeated
+from benchmarks.subjects import Given, Window, about, base_options, chosen_base, page_passages, rows_of
+from demo.results import ROOT, Figure
+from demo.server import Server, running
+from registry.base_model import LoadedBase, load_base
+from registry.errors import Internal
+from registry.spec import BaseEntry
+from service.engine import Delta, Engine, GenerateRequest, SamplingParams, ScoreRequest
+from service.engine.texts import has_bos, text_windows
+
+STREAMS, CLIENTS, PROMPT, TOKENS = 32, 64, 32, 32
+GOAL, STRETCH = 0.10, 0.05
+TOLERANCE = {"float32": 1e-3, "bfloat16": 2e-2}
+"""Of a passage's nats: by how much server and engine may differ."""
+MOSTLY = 0.75
+"""Of all streams: those that have to be the same text in fp32. Where two tokens are as likely, rounding chooses."""
+TOKENIZER = ROOT / "demo" / "base_model"
+
+Body = Mapping[str, Any]
+
+
+@dataclass
+class Setting:
+    """A server and an engine that have the same base model, prompts and passages that are drawn anew each repeat."""
+
+    server: Server
+    base: LoadedBase
+    engine: Engine
+    streams: int
+    clients: int
+    prompts: list[Window] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.redraw(0)
+
+    def redraw(self, seed: int) -> None:
+        """Other prompts and passages."""
+        self.prompts = rows_of(self.base, rows=self.streams, length=PROMPT, seed=seed)
+        self.texts = page_passages(self.clients, seed=seed)
+
+    def streams_over_http(self) -> list[str]:
+        """The text of each stream."""
+        return [
+            streamed(one)
+            for one in self._post("/v1/completions", [_completion(self, prompt, TOKENS) for prompt in self.prompts])
+        ]
+
+    def streams_by_engine(self) -> list[str]:
+        """The same from the engine, every token handed over."""
+        params = SamplingParams(max_tokens=TOKENS, temperature=0)
+        got: list[list[str]] = [[] for _ in self.prompts]
+        tickets = self.engine.submit_all([
+            GenerateRequest(self.base.entry.id, prompt, None, params, handed_to(texts))
+            for prompt, texts in zip(self.prompts, got, strict=True)
+        ])  # fmt: skip
+        for ticket in tickets:
+            ticket.result()
+        return ["".join(one) for one in got]
+
+    def scores_over_http(self) -> list[float]:
+        """NLL of each passage."""
+        bodies = [{"model": f"base/{self.base.entry.id}", "texts": [text]} for text in self.texts]
+        answers = [json.loads(one) for one in self._post("/v1/perplexity", bodies)]
+        return [one["mean_nll"] * one["tokens"] for one in answers]
+
+    def scores_by_engine(self) -> list[float]:
+        """The same from the engine, passages tokenised on the way."""
+        tickets = self.engine.submit_all([
+            ScoreRequest(self.base.entry.id, tuple(text_windows(self.base, text)), bos=has_bos(self.base))
+            for text in self.texts
+        ])  # fmt: skip
+        return [sum(ticket.result().nll) for ticket in tickets]
+
+    def _post(self, path: str, bodies: Sequence[Body]) -> list[bytes]:
+        async def every() -> list[bytes]:
+            return list(await asyncio.gather(*(posted(self.server, path, body) for body in bodies)))
+
+        return asyncio.run(every())
+
+
+def handed_to(texts: list[str]) -> Callable[[Delta], None]:
+    """A listener that keeps the text of every token."""
+    return lambda delta: texts.append(delta.text)
+
+
+def _completion(setting: Setting, prompt: Window, tokens: int) -> Body:
+    return {
+        "model": f"base/{setting.base.entry.id}", "prompt": list(prompt), "max_tokens": tokens, "temperature": 0,
+        "stream": True,
+    }  # fmt: skip
+
+
+async def posted(server: Server, path: str, body: Body) -> bytes:
+    """What a POST answers with, read to its end; raises Internal for anything but 200."""
+    address = urlsplit(server.url)
+    key = (server.data / "admin.key").read_text(encoding="ascii").strip()
+    content = json.dumps(body).encode()
+    head = (
+        f"POST {path} HTTP/1.0\r\nHost: {address.netloc}\r\nAuthorization: Bearer {key}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    )
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    try:
+        writer.write(head.encode() + content)
+        answer = await reader.read()
+    finally:
+        writer.close()
+        await writer.wait_closed()
+    line, _, found = answer.partition(b"\r\n\r\n")
+    if line.split(maxsplit=2)[1:2] != [b"200"]:
+        raise Internal(f"{path} answered {answer[:300].decode(errors='replace')}")
+    return found
+
+
+def streamed(answer: bytes) -> str:
+    """The text of a stream's chunks."""
+    chunks = [json.loads(line[6:]) for line in answer.splitlines() if line.startswith(b"data: {")]
+    return "".join(one["choices"][0]["text"] for one in chunks if one["choices"])
+
+
+@contextmanager
+def prepare(base: LoadedBase, scratch: Path, *, streams: int, clients: int) -> Iterator[tuple[Setting, float]]:
+    """Server and engine while open, and the seconds that the server took to start."""
+    folder = Path(base.entry.source)
+    if base.tokenizer is None:
+        folder = saved(base, scratch / "base")
+        base = load_base(BaseEntry(id="base", source=str(folder), dtype=base.entry.dtype))
+    bases = scratch / "bases.toml"
+    entry = {"source": str(folder), "dtype": base.entry.dtype}
+    bases.write_text(
+        f"[bases.{json.dumps(base.entry.id)}]\n" + "".join(f"{k} = {json.dumps(v)}\n" for k, v in entry.items())
+    )
+    engine = Engine(Given({base.entry.id: base}), max_rows=streams)
+    engine.start()
+    try:
+        began = time.perf_counter()
+        with running(bases, scratch / "data", settings={"SOUP_ENGINE_ROWS": str(streams)}) as server:
+            yield Setting(server, base, engine, streams, clients), time.perf_counter() - began
+    finally:
+        engine.stop()
+
+
+def saved(base: LoadedBase, folder: Path) -> Path:
+    """A random base model as a folder, with the tokenizer of the tiny demo's."""
+    base.model.save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TOKENIZER / name, folder / name)
+    return folder
+
+
+def run(base: LoadedBase, *, streams: int, clients: int, repeats: int, name: str = "over_http") -> Result:
+    """The start, then every way in turn."""
+    result = Result(name)
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        prepare(base, Path(scratch), streams=streams, clients=clients) as (setting, start),
+    ):
+        firsts = [1000 * seconds_to_first(setting) for _ in range(1 + repeats)]
+        calls: dict[str, Callable[[], list[Any]]] = {
+            "streams_over_http": setting.streams_over_http, "streams_by_engine": setting.streams_by_engine,
+            "scores_over_http": setting.scores_over_http, "scores_by_engine": setting.scores_by_engine,
+        }  # fmt: skip
+        check({way: call() for way, call in calls.items()}, setting.base.entry.dtype)
+        times = interleaved(calls, repeats=repeats, warm=True, before=lambda repeat: setting.redraw(repeat + 1))
+        result.rows += [
+            {**about(setting.base), "way": way, "clients": streams if "streams" in way else clients,
+             "wall_s": median(found)}
+            for way, found in times.items()
+        ]  # fmt: skip
+    for figure, what, count in (("streams", "streams", streams), ("scoring", "scores", clients)):
+        found = [ratio - 1 for ratio in ratios(times[f"{what}_over_http"], times[f"{what}_by_engine"])]
+        result.figures[f"http_overhead_{figure}"] = repeated(
+            found, "share", goal=GOAL, stretch=STRETCH, note=f"time; {count} at once"
+        )
+    result.figures["start_s"] = Figure(start, "s", note="soup serve until it answers, base model loaded")
+    result.figures["first_token_after_start_ms"] = Figure(firsts[0], "ms", note="the first request of all")
+    result.figures["first_token_ms"] = repeated(firsts[1:], "ms", note="later ones, over HTTP")
+    return result
+
+
+def seconds_to_first(setting: Setting) -> float:
+    """Of a request for one token."""
+    began = time.perf_counter()
+    asyncio.run(posted(setting.server, "/v1/completions", _completion(setting, setting.prompts[0], 1)))
+    return time.perf_counter() - began
+
+
+def check(found: Mapping[str, list[Any]], dtype: str) -> None:
+    """Server and engine give the same; raises Internal."""
+    over, direct = found["streams_over_http"], found["streams_by_engine"]
+    alike = sum(one == other for one, other in zip(over, direct, strict=True))
+    if dtype == "float32" and alike < MOSTLY * len(direct):
+        raise Internal(f"{alike} of {len(direct)} streams have the text that the engine gives")
+    for one, other in zip(found["scores_over_http"], found["scores_by_engine"], strict=True):
+        if abs(one - other) > TOLERANCE[dtype] * other:
+            raise Internal(f"a passage has {one} nats over HTTP and {other} by the engine")
+
+
+def main() -> None:
+    """The command line."""
+    parser = options(__doc__)
+    base_options(parser)
+    parser.add_argument("--streams", type=int, default=STREAMS, help="streamed completions at once")
+    parser.add_argument("--clients", type=int, default=CLIENTS, help="clients that score at once")
+    given = parser.parse_args()
+    name = "over_http" if given.out is None else given.out.stem
+    base = chosen_base(given.base_folder, given.dtype)
+    run(base, streams=given.streams, clients=given.clients, repeats=given.repeats, name=name).finish(given.out)
+
+
+if __name__ == "__main__":
+    main()

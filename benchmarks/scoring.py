@@ -1,0 +1,145 @@
+"""What scoring texts costs beside a bare forward pass, and beside the script that one would write.
+
+- `score_vs_forward`: tokens per second of the engine on blocks of equal length over those of the model alone, called on
+  the same blocks in batches as large as the engine's steps; it stops at the logits, the engine gives likelihoods.
+- `score_vs_evaluate`: the engine on passages in the order of their file over the loop of Hugging Face's `evaluate`
+  (its metric `perplexity`): 16 texts at a time, padded, cross entropy over all logits.
+
+Rows are random token ids. All ways run in turn in each repeat, on other rows each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.report import Result, interleaved, options, ratios, repeated
+from benchmarks.subjects import CONTEXT, Given, Window, about, base_options, chosen_base, passages, rows_of
+from registry.base_model import LoadedBase
+from registry.errors import Internal
+from registry.likelihood import padded
+from service.engine import Engine, ScoreRequest
+
+STEP_TOKENS = 2048
+BATCH = 16
+"""Texts at a time, `evaluate`'s default."""
+GOALS = {"score_vs_forward": (0.95, 1.0), "score_vs_evaluate": (1.3, 1.6)}
+TOLERANCE = {"float32": 1e-3, "bfloat16": 2e-2}
+"""Of a row's nats: by how much two ways of computing the same may differ."""
+
+Nats = Sequence[float]
+
+
+@dataclass
+class Setting:
+    """A base model, an engine that has it, blocks of one length and passages of many."""
+
+    base: LoadedBase
+    engine: Engine
+    count: int
+    blocks: list[Window] = field(default_factory=list)
+    texts: list[Window] = field(default_factory=list)
+
+    def redraw(self, seed: int) -> None:
+        """Other rows, with about as many tokens in the blocks as in the passages."""
+        length = min(CONTEXT, self.base.shape.context)
+        self.blocks = rows_of(self.base, rows=max(1, self.count // 2), length=length, seed=seed)
+        self.texts = passages(self.base, rows=self.count, seed=seed)
+
+    def by_engine(self, rows: Sequence[Window]) -> Nats:
+        """NLL of each row from the engine, waiting for the answer."""
+        answer: Any = self.engine.submit(ScoreRequest(self.base.entry.id, tuple(rows))).result()
+        return list(answer.nll)
+
+    @torch.inference_mode()
+    def forward(self) -> list[Tensor]:
+        """Logits of the blocks, batch by batch; nothing of them is kept, so as not to time the allocator."""
+        step = max(1, STEP_TOKENS // len(self.blocks[0]))
+        found: list[Tensor] = []
+        for start in range(0, len(self.blocks), step):
+            logits: Tensor = self.base.model(input_ids=torch.tensor(self.blocks[start : start + step])).logits
+            found.append(logits[:, -1].clone())
+        return found
+
+    @torch.inference_mode()
+    def evaluate(self, rows: Sequence[Window]) -> Nats:
+        """NLL of each row as the metric computes it."""
+        found: list[float] = []
+        loss = nn.CrossEntropyLoss(reduction="none")
+        for start in range(0, len(rows), BATCH):
+            ids, mask = padded(rows[start : start + BATCH], pad_id=0)
+            logits: Tensor = self.base.model(ids, attention_mask=mask).logits
+            shifted, labels = logits[..., :-1, :].contiguous(), ids[..., 1:].contiguous()
+            found += (loss(shifted.transpose(1, 2), labels) * mask[..., 1:]).sum(1).tolist()
+        return found
+
+
+def run(base: LoadedBase, *, rows: int, repeats: int, name: str = "scoring") -> Result:
+    """Every way, in turn."""
+    setting = Setting(base, Engine(Given({base.entry.id: base}), max_step_tokens=STEP_TOKENS), rows)
+    setting.redraw(0)
+    setting.engine.start()
+    try:
+        check(setting)
+        calls: dict[str, Callable[[], object]] = {
+            "blocks": lambda: setting.by_engine(setting.blocks),
+            "forward": setting.forward,
+            "passages": lambda: setting.by_engine(setting.texts),
+            "evaluate": lambda: setting.evaluate(setting.texts),
+        }
+        tokens: list[int] = []
+
+        def redraw(repeat: int) -> None:
+            setting.redraw(repeat + 1)
+            tokens.append(sum(map(len, setting.texts)))
+
+        times = interleaved(calls, repeats=repeats, before=redraw)
+    finally:
+        setting.engine.stop()
+    return _result(setting, times, tokens, name)
+
+
+def check(setting: Setting) -> None:
+    """The engine and the script compute the same; raises Internal."""
+    for rows in (setting.blocks, setting.texts):
+        for one, other in zip(setting.by_engine(rows), setting.evaluate(rows), strict=True):
+            if abs(one - other) > TOLERANCE[setting.base.entry.dtype] * other:
+                raise Internal(f"a row has {one} nats by the engine and {other} by the script")
+
+
+def _result(setting: Setting, times: dict[str, list[float]], tokens: Sequence[int], name: str) -> Result:
+    result = Result(name)
+    blocks = [sum(map(len, setting.blocks))] * len(tokens)
+    for way, found in times.items():
+        counts = blocks if way in ("blocks", "forward") else tokens
+        rates = [count / one for count, one in zip(counts, found, strict=True)]
+        result.figures[f"{way}_tokens_per_s"] = repeated(rates, "tokens/s")
+        result.rows.append({**about(setting.base), "way": way, "wall_s": median(found), "tokens_per_s": median(rates)})
+    for figure, theirs, ours in (
+        ("score_vs_forward", "forward", "blocks"), ("score_vs_evaluate", "evaluate", "passages"),
+    ):  # fmt: skip
+        goal, stretch = GOALS[figure]
+        found = ratios(times[theirs], times[ours])
+        result.figures[figure] = repeated(found, "ratio", goal=goal, stretch=stretch, note="tokens/s")
+    return result
+
+
+def main() -> None:
+    """The command line."""
+    parser = options(__doc__)
+    base_options(parser)
+    parser.add_argument("--rows", type=int, default=64, help="passages to score, and half as many blocks")
+    given = parser.parse_args()
+    name = "scoring" if given.out is None else given.out.stem
+    run(chosen_base(given.base_folder, given.dtype), rows=given.rows, repeats=given.repeats, name=name).finish(
+        given.out
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""What is measured: base models in memory, adapters drawn for them, and rows of tokens. All of it is seeded.
+
+A base model is a random GPT-2 (speed does not depend on the values of weights), or any folder, such as SmolLM2's that
+`make demo` leaves in `.demo/models`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from benchmarks.averaging import Size
+from demo.results import ROOT
+from registry.adapters import Init, create, paper_config
+from registry.adapters.weights import adapter_digest
+from registry.base_model import LoadedBase, load_base
+from registry.base_model.architecture import shape_from
+from registry.spec import AdapterConfig, BaseEntry, BaseShape, LoraConfig, LoraModule
+
+QUICK = Size("gpt2_4x256", layers=4, hidden=256, bottleneck=64)
+FULL = Size("gpt2_small", layers=12, hidden=768, bottleneck=64)
+VOCABULARY = {QUICK.name: 8192, FULL.name: 50257}
+CONTEXT = 256
+RANK, BOTTLENECK = 8, 8
+TARGETS = ("q_proj", "v_proj", "c_attn")
+DTYPES = ("float32", "bfloat16")
+STRENGTH = 0.1
+"""Standard deviation of an adapter's projections (of a LoRA: of B), so that it is seen in what is written."""
+
+PAGES = ROOT / "docs" / "explanation"
+PASSAGE_WORDS = 60
+
+Window = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Given:
+    """The engine's source of base models: copies of these, for the engine brings weights into another order."""
+
+    bases: dict[str, LoadedBase]
+
+    def text(self, base_id: str) -> LoadedBase:
+        """Its tokenizer and shape."""
+        return self.bases[base_id]
+
+    def size(self, base_id: str) -> int:
+        """Bytes of its weights."""
+        return sum(tensor.nbytes for tensor in self.bases[base_id].model.parameters())
+
+    def load(self, base_id: str) -> LoadedBase:
+        """A copy of the base."""
+        base = self.bases[base_id]
+        return replace(base, model=copy.deepcopy(base.model))
+
+
+# --- base models ----------------------------------------------------------------------------------
+
+
+def random_gpt2(size: Size, *, dtype: str = "float32", context: int = CONTEXT) -> LoadedBase:
+    """A GPT-2 of that size with random weights and no tokenizer."""
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=VOCABULARY[size.name], n_positions=context, n_embd=size.hidden, n_layer=size.layers,
+        n_head=size.hidden // 64, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    model: Any = GPT2LMHeadModel(config).requires_grad_(False).to(getattr(torch, dtype))
+    model.eval()
+    return LoadedBase(
+        entry=BaseEntry(id="base", source=size.name, dtype=dtype), model=model, tokenizer=None,
+        shape=shape_from(config, size.shape.fingerprint, size.name), bos_id=0, eos_id=0,
+    )  # fmt: skip
+
+
+def silent(base: LoadedBase) -> LoadedBase:
+    """The base, which never ends a text by itself and whose tokens have no text: they are compared as ids."""
+    tokenizer = SimpleNamespace(backend_tokenizer=SimpleNamespace(decode=_nothing))
+    return replace(base, eos_id=None, end_ids=(), tokenizer=tokenizer)
+
+
+def _nothing(_ids: Sequence[int], **_how: bool) -> str:
+    return ""
+
+
+def base_options(parser: argparse.ArgumentParser) -> None:
+    """The options that `chosen_base` reads."""
+    parser.add_argument("--base-folder", type=Path, help="a base model's folder, instead of a random GPT-2 small")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32")
+
+
+def chosen_base(folder: Path | None, dtype: str) -> LoadedBase:
+    """The base model of a folder, else a random one of GPT-2 small's shape."""
+    if folder is None:
+        return random_gpt2(FULL, dtype=dtype)
+    folder = folder.resolve()
+    return load_base(BaseEntry(id=folder.name.lower(), source=str(folder), dtype=dtype))
+
+
+def about(base: LoadedBase) -> dict[str, Any]:
+    """What a row of a result says of the base model."""
+    return {
+        "model": Path(base.entry.source).name,
+        "family": base.shape.model_type,
+        "layers": base.shape.num_layers,
+        "hidden": base.shape.hidden_size,
+        "dtype": str(base.model.dtype).removeprefix("torch."),
+    }
+
+
+# --- adapters -------------------------------------------------------------------------------------
+
+
+def lora_of(shape: BaseShape) -> LoraConfig:
+    """A LoRA on the queries and values of every layer."""
+    paths = [path for path in shape.linears if path.endswith(TARGETS)]
+    return LoraConfig.of({path: LoraModule(rank=RANK, alpha=2.0 * RANK) for path in paths})
+
+
+def bottleneck_of() -> AdapterConfig:
+    """A small Bapna-Firat bottleneck after every layer's feed-forward module."""
+    return paper_config("bapna_firat", bottleneck=BOTTLENECK)
+
+
+def drawn_tensors(base: LoadedBase, config: AdapterConfig, seed: int) -> dict[str, Tensor]:
+    """Tensors of an adapter that is strong enough to be seen in what is written."""
+    init: Init = "small_b" if isinstance(config, LoraConfig) else "near_identity"
+    start = create(config, base.shape, seed=seed, init=init, base=base.model).state_dict()
+    draw = torch.Generator().manual_seed(seed)
+    strong = (".down.weight", ".up.weight", ".lora_B.weight")
+    return {
+        name: STRENGTH * torch.randn(tensor.shape, generator=draw) if name.endswith(strong) else tensor
+        for name, tensor in start.items()
+    }
+
+
+def digest_of(base: LoadedBase, config: AdapterConfig, tensors: dict[str, Tensor]) -> str:
+    """The adapter's digest on that base."""
+    return adapter_digest(base.shape.fingerprint, config, tensors)
+
+
+# --- rows of tokens -------------------------------------------------------------------------------
+
+
+def rows_of(base: LoadedBase, *, rows: int, length: int, seed: int) -> list[Window]:
+    """Random token ids (rows, length)."""
+    draw = random.Random(seed)
+    return [tuple(draw.randrange(5, base.shape.vocab_size) for _ in range(length)) for _ in range(rows)]
+
+
+def passages(base: LoadedBase, *, rows: int, seed: int = 0) -> list[Window]:
+    """Random token ids with the spread of lengths that passages have: log-normal around 100, at most the context."""
+    draw = random.Random(seed)
+    most = min(CONTEXT, base.shape.context)
+    lengths = [min(most, max(8, round(draw.lognormvariate(math.log(100), 0.6)))) for _ in range(rows)]
+    return [(0, *(draw.randrange(1, base.shape.vocab_size) for _ in range(length - 1))) for length in lengths]
+
+
+def page_text() -> str:
+    """The text of this project's own pages, which every checkout has."""
+    return "\n".join(page.read_text(encoding="utf-8") for page in sorted(PAGES.glob("*.md")))
+
+
+def page_passages(count: int, *, seed: int) -> list[str]:
+    """Passages of PASSAGE_WORDS words out of it."""
+    words = page_text().split()
+    draw = random.Random(seed)
+    starts = [draw.randrange(len(words) - PASSAGE_WORDS) for _ in range(count)]
+    return [" ".join(words[start : start + PASSAGE_WORDS]) for start in starts]
+
+
+def loader(tensors: dict[str, Tensor]) -> Callable[[], dict[str, Tensor]]:
+    """What reads tensors that are in memory."""
+    return lambda: tensors

@@ -1,0 +1,198 @@
+"""Traffic over more adapters than memory holds: tokens per second, and how long an adapter that is not there takes.
+
+- `working_set_4x` (and 2x, 8x): clients ask for adapters drawn evenly from so many times as many as the engine holds
+  ready, over the same traffic on those that it holds (1x). Each client asks again when it has its answer.
+- `cold_first_token_ms`: the time to the first token with an adapter that is not ready, less that with one that is, one
+  request at a time.
+
+Adapters are files on this machine's disk (in the page cache, as after a push) that are read and checked against their
+digests as the server does. LoRAs on queries and values.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+from benchmarks.report import Result, interleaved, options, ratios, repeated
+from benchmarks.subjects import (
+    Given,
+    Window,
+    about,
+    base_options,
+    chosen_base,
+    digest_of,
+    drawn_tensors,
+    lora_of,
+    rows_of,
+    silent,
+)
+from registry.adapters.loadable import Tensors
+from registry.adapters.weights import load_tensors, save_tensors
+from registry.base_model import LoadedBase
+from registry.errors import Internal
+from service.engine import Engine, GenerateRequest, LoadableAdapter, SamplingParams
+
+HELD = 16
+"""Adapters that the engine holds ready."""
+FACTORS = (1, 2, 4, 8)
+CLIENTS, REQUESTS, PROMPT, TOKENS = 16, 96, 32, 16
+PAIRS = 8
+"""First tokens of each kind in a repeat."""
+GOALS = {"working_set_4x": (0.8, 0.9), "cold_first_token_ms": (30.0, 15.0)}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A base model and stored adapters, more than the engines made of them hold."""
+
+    base: LoadedBase
+    stored: Sequence[LoadableAdapter]
+    held: int
+    requests: int
+
+    def engine(self) -> Engine:
+        """One that holds `held` adapters ready, started."""
+        engine = Engine(
+            Given({self.base.entry.id: self.base}), max_rows=CLIENTS, bank_bytes=self.held * self.stored[0].size_bytes
+        )
+        engine.start()
+        return engine
+
+    def ask(self, engine: Engine, prompt: Window, adapter: LoadableAdapter, tokens: int) -> float:
+        """Seconds to the first token of one request, and wait for the last."""
+        began, first = time.perf_counter(), list[float]()
+        engine.generate(
+            GenerateRequest(
+                self.base.entry.id, prompt, adapter, SamplingParams(max_tokens=tokens, temperature=0),
+                on_token=lambda _delta: first.append(time.perf_counter()),
+            )
+        )  # fmt: skip
+        return first[0] - began
+
+    def traffic(self, engine: Engine, factor: int, draws: Iterator[int]) -> None:
+        """Requests of all clients, each for an adapter of the first `factor` times `held`."""
+        draw = random.Random(next(draws))
+        prompts = rows_of(self.base, rows=self.requests, length=PROMPT, seed=draw.randrange(2**30))
+        chosen = [self.stored[draw.randrange(factor * self.held)] for _ in prompts]
+        with ThreadPoolExecutor(CLIENTS) as clients:
+            list(clients.map(partial(self.ask, engine, tokens=TOKENS), prompts, chosen))
+
+
+def prepare(base: LoadedBase, folder: Path, *, held: int, factors: Sequence[int], requests: int) -> Setting:
+    """Adapters in files of `folder`."""
+    config = lora_of(base.shape)
+    stored = []
+    for seed in range(held * max(factors)):
+        tensors = drawn_tensors(base, config, seed)
+        digest, file = digest_of(base, config, tensors), folder / f"{seed}.safetensors"
+        file.write_bytes(save_tensors(tensors))
+        size = sum(tensor.nbytes for tensor in tensors.values())
+
+        def load(file: Path = file, digest: str = digest) -> Tensors:
+            found = load_tensors(file.read_bytes())
+            if digest_of(base, config, found) != digest:
+                raise Internal(f"{file} holds another adapter")
+            return found
+
+        stored.append(LoadableAdapter(digest, config, load, size))
+    return Setting(silent(base), stored, held, requests)
+
+
+def run(
+    base: LoadedBase, *, held: int, factors: Sequence[int], requests: int, repeats: int, name: str = "working_set"
+) -> Result:
+    """The curve, and first tokens."""
+    result = Result(name)
+    with tempfile.TemporaryDirectory() as folder:
+        setting = prepare(base, Path(folder), held=held, factors=factors, requests=requests)
+        measure_traffic(result, setting, factors, repeats=repeats)
+        measure_first_tokens(result, setting, repeats=repeats)
+    return result
+
+
+def measure_traffic(result: Result, setting: Setting, factors: Sequence[int], *, repeats: int) -> None:
+    """One engine for each point, so that each has its own adapters ready when its turn comes."""
+    engines = {factor: setting.engine() for factor in factors}
+    draws = {factor: itertools.count() for factor in factors}  # of each the same traffic, repeat by repeat
+    try:
+        calls: dict[str, Callable[[], None]] = {
+            f"{factor}x": partial(setting.traffic, engine, factor, draws[factor]) for factor, engine in engines.items()
+        }
+        times = interleaved(calls, repeats=repeats)
+        loads = {f"{factor}x": engine.counters()["adapter_loads_total"] for factor, engine in engines.items()}
+    finally:
+        for engine in engines.values():
+            engine.stop()
+    made = setting.requests * TOKENS
+    for way, found in times.items():
+        result.figures[f"{way}_tokens_per_s"] = repeated([made / one for one in found], "tokens/s")
+        result.rows.append({
+            **about(setting.base), "working_set": way, "held": setting.held, "clients": CLIENTS,
+            "requests": setting.requests, "loads_a_request": loads[way] / (setting.requests * (repeats + 1)),
+            "tokens_per_s": made / median(found),
+        })  # fmt: skip
+        if way != "1x":
+            goal, stretch = GOALS.get(f"working_set_{way}", (None, None))
+            result.figures[f"working_set_{way}"] = repeated(
+                ratios(times["1x"], found), "ratio", goal=goal, stretch=stretch,
+                note=f"tokens/s; {setting.held} adapters held, {CLIENTS} clients",
+            )  # fmt: skip
+
+
+def measure_first_tokens(result: Result, setting: Setting, *, repeats: int) -> None:
+    """A warm and a cold one in turn; raises Internal where an adapter was loaded that should be ready, or was ready."""
+    engine = setting.engine()
+    prompts = itertools.count()
+    cold_ones = itertools.cycle(setting.stored[1:])
+
+    def first(adapter: LoadableAdapter, *, loads: int) -> float:
+        (prompt,) = rows_of(setting.base, rows=1, length=PROMPT, seed=next(prompts))
+        before = engine.counters()["adapter_loads_total"]
+        found = setting.ask(engine, prompt, adapter, 1)
+        if engine.counters()["adapter_loads_total"] - before != loads:
+            raise Internal(f"a first token took {engine.counters()['adapter_loads_total'] - before} loads, not {loads}")
+        return 1000 * found
+
+    warm: list[float] = []
+    cold: list[float] = []
+    try:
+        first(setting.stored[0], loads=1)
+        for _ in range(repeats):
+            pairs = [(first(setting.stored[0], loads=0), first(next(cold_ones), loads=1)) for _ in range(PAIRS)]
+            warm.append(median(one for one, _ in pairs))
+            cold.append(median(other for _, other in pairs))
+    finally:
+        engine.stop()
+    goal, stretch = GOALS["cold_first_token_ms"]
+    result.figures["warm_first_token_ms"] = repeated(warm, "ms")
+    result.figures["cold_first_token_ms"] = repeated(
+        [one - other for one, other in zip(cold, warm, strict=True)], "ms", goal=goal, stretch=stretch,
+        note="longer than with an adapter that is ready; its file is in the page cache",
+    )  # fmt: skip
+
+
+def main() -> None:
+    """The command line."""
+    parser = options(__doc__)
+    base_options(parser)
+    parser.add_argument("--held", type=int, default=HELD, help="adapters that the engine holds ready")
+    parser.add_argument("--requests", type=int, default=REQUESTS, help="requests of one measurement")
+    given = parser.parse_args()
+    name = "working_set" if given.out is None else given.out.stem
+    run(
+        chosen_base(given.base_folder, given.dtype), held=given.held, factors=FACTORS, requests=given.requests,
+        repeats=given.repeats, name=name,
+    ).finish(given.out)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

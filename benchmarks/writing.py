@@ -1,0 +1,115 @@
+"""Rows of tokens continued greedily: by our engine, by transformers' `generate`, by PEFT's, by a peer's process.
+
+Used by the benchmarks of generation. Prompts are drawn anew for each repeat (`redraw`), the same for every way.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from benchmarks.peers.process import Peer
+from benchmarks.subjects import RANK, Window, digest_of, drawn_tensors, loader, rows_of
+from registry.base_model import LoadedBase
+from registry.errors import Internal
+from registry.spec import AdapterConfig
+from service.engine import Engine, GenerateRequest, LoadableAdapter, SamplingParams
+
+PROMPT = 32
+
+MOSTLY = 0.75
+"""Of all rows: those that have to be the same by two ways. Where two tokens are as likely, rounding chooses."""
+
+Rows = list[tuple[int, ...]]
+Calls = Mapping[str, Callable[[], Rows]]
+
+
+@dataclass
+class Writing:
+    """A base model that never ends a text by itself (`silent`), an engine that has it, and prompts."""
+
+    base: LoadedBase
+    engine: Engine
+    rows: int
+    tokens: int
+    prompts: list[Window] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.redraw(0)
+
+    def redraw(self, seed: int) -> None:
+        """Other prompts."""
+        self.prompts = rows_of(self.base, rows=self.rows, length=PROMPT, seed=seed)
+
+    def ours(self, adapters: Sequence[LoadableAdapter | None]) -> Rows:
+        """What the engine writes, each row with its adapter."""
+        params = SamplingParams(max_tokens=self.tokens, temperature=0)
+        base_id, asked = self.base.entry.id, zip(self.prompts, adapters, strict=True)
+        tickets = self.engine.submit_all([GenerateRequest(base_id, row, one, params) for row, one in asked])
+        return [ticket.result().choices[0].token_ids for ticket in tickets]
+
+    def generate(self, model: Any, **more: Any) -> Rows:
+        """What transformers' `generate` writes."""
+        ids = torch.tensor(self.prompts)
+        written = model.generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=self.tokens,
+            min_new_tokens=self.tokens, pad_token_id=0, **more,
+        )  # fmt: skip
+        return [tuple(row) for row in written[:, ids.shape[1] :].tolist()]
+
+    def peer(self, peer: Peer) -> Rows:
+        """What a peer's process writes."""
+        return peer.write(self.prompts, self.tokens)
+
+
+def drawn(base: LoadedBase, config: AdapterConfig, count: int) -> list[LoadableAdapter]:
+    """Different adapters of one configuration, in memory."""
+    found = []
+    for seed in range(count):
+        tensors = drawn_tensors(base, config, seed)
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        found.append(LoadableAdapter(digest_of(base, config, tensors), config, loader(tensors), size))
+    return found
+
+
+def peft_of(base: LoadedBase, loras: Sequence[LoadableAdapter]) -> tuple[Any, list[str]]:
+    """The same LoRAs in PEFT's own model, and the name of each."""
+    from peft import LoraConfig as PeftConfig
+    from peft import get_peft_model, set_peft_model_state_dict
+
+    targets = sorted({path.rpartition(".")[2] for path in loras[0].config.modules()})  # type: ignore[attr-defined]
+    names = [f"adapter{number}" for number in range(len(loras))]
+    config = PeftConfig(r=RANK, lora_alpha=2 * RANK, target_modules=targets, lora_dropout=0.0, task_type="CAUSAL_LM")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model: Any = get_peft_model(copy.deepcopy(base.model), config, adapter_name=names[0])
+        for name in names[1:]:
+            model.add_adapter(name, config)
+        for name, handle in zip(names, loras, strict=True):
+            missing: Any = set_peft_model_state_dict(model, dict(handle.load()), adapter_name=name)
+            if missing.unexpected_keys:
+                raise Internal(f"PEFT does not know {missing.unexpected_keys[0]}")
+    model.to(base.model.dtype)
+    return model.eval(), names
+
+
+def check_same(written: Mapping[str, Rows], same: Sequence[tuple[str, str]], *, exact: bool) -> None:
+    """Raises Internal where two ways that compute the same write something else in too many rows (`exact`: in fp32)."""
+    for one, other in same:
+        if not (exact and one in written and other in written):
+            continue
+        alike = sum(a == b for a, b in zip(written[one], written[other], strict=True))
+        if alike < len(written[one]) * MOSTLY:
+            raise Internal(f"{one} and {other} write the same in {alike} of {len(written[one])} rows")
+
+
+def check_told_apart(written: Mapping[str, Rows], base: str, others: Sequence[str]) -> None:
+    """Raises Internal where adapters write in every row what the base writes."""
+    for other in others:
+        if other in written and written[other] == written[base]:
+            raise Internal(f"the adapters of {other} change nothing")
