@@ -56,7 +56,7 @@ def reorders(dtype: torch.dtype, device: str | torch.device) -> bool:
     return dtype == torch.float32
 
 
-@torch.inference_mode()
+@torch.no_grad()  # inference tensors could be in no computation of a gradient later
 def reorder(model: nn.Module) -> int:
     """Put reordered layers in the place of a frozen model's linear ones, where it can; gives how many.
 

@@ -149,7 +149,7 @@ def test_everything_knows_the_one_version(installed: Path, tmp_path: Path) -> No
 
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 BROUGHT_ALONG = {"tokenizers"}  # transformers is not without it, and only the demo and tests import it
-PEERS = {"adapters", "make-adapterhub"}  # of the scripts in tests/fixtures, which run in an environment of their own
+PEERS = {"adapters", "make-adapterhub", "vllm"}  # of scripts that run in environments of their own
 
 
 def normal(requirement: str) -> str:
