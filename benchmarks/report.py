@@ -16,6 +16,8 @@ from statistics import median
 from typing import Any
 
 from demo.results import Figure, Row, command_line, write
+from registry.cores import send_helpers_away
+from service.engine.engine import CORES_KEPT_SECONDS
 
 
 def repeated(
@@ -85,7 +87,9 @@ def interleaved(
 ) -> dict[str, list[float]]:
     """Seconds of each call, `repeats` times, in turn, so that what slows the machine slows all of them.
 
-    Each runs once before, unless they are `warm`. `before` is called with the number of each repeat, from 0 on.
+    Each runs once before, unless they are `warm`. `before` is called with the number of each repeat, from 0 on. Before
+    each call this thread's helpers are sent away, and the engine has the time to do the same, so that nobody's stand
+    in another's way.
     """
     for call in () if warm else calls.values():
         call()
@@ -93,6 +97,8 @@ def interleaved(
     for repeat in range(repeats):
         before(repeat)
         for name, call in calls.items():
+            send_helpers_away()
+            time.sleep(2 * CORES_KEPT_SECONDS)
             found[name].append(seconds(call))
     return found
 

@@ -8,9 +8,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from service.settings import calm_threads
+
 os.environ["TQDM_DISABLE"] = "1"  # other libraries' bars: the demo draws its own
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin starve each other on two cores
+calm_threads()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -23,6 +23,9 @@ ROOT = Path(__file__).parents[1]
 FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_tile")
 """Flags of a CPU that change what is fast, and which dtype is."""
 
+WAITING = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+"""Variables that say how many threads compute, and how they wait."""
+
 CODE = ("*.py", "pyproject.toml", "constraints.txt", ":!tests", ":!docs")
 """What a measurement depends on."""
 
@@ -115,7 +118,7 @@ def machine() -> dict[str, Any]:
         "memory_gib": _memory_gib(),
         "system": platform.system(),
         "python": platform.python_version(),
-        "threads": {name: os.environ[name] for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY") if name in os.environ},
+        "threads": {name: os.environ[name] for name in WAITING if name in os.environ},
         "torch": version("torch"),
         "transformers": version("transformers"),
     }

@@ -10,11 +10,10 @@ import logging
 import threading
 from contextlib import ExitStack
 
-import torch
-
 from registry.base_model import read_allowlist
 from registry.blobs import BlobStore, LocalBlobs
 from registry.catalogue.database import Database
+from registry.cores import one_each
 from registry.errors import Internal, InvalidParameter, Unavailable
 from registry.registry import Limits, Registry, SampleLimits
 from service import storage
@@ -79,8 +78,7 @@ class Runtime:
             stack.enter_context(storage.owned(self.settings.data))
             stack.callback(self.database.close)
             blobs = self._prepare_data()
-            if self.settings.threads is not None:
-                torch.set_num_threads(self.settings.threads)
+            one_each(self.settings.threads)
             self._prepare_bases()
             (storage.delete_unnamed if self.sole_owner else storage.delete_ended_requests)(self.database, blobs)
             self.parts = self._parts(blobs)

@@ -1,7 +1,7 @@
 """A peer's process: started, asked for rows, stopped while it is not its turn.
 
-The same number of threads as ours has, waiting as ours do (`OMP_WAIT_POLICY`). Between two calls the whole process
-group is stopped by a signal, so that a peer which waits actively takes nothing from the others.
+The same number of threads as ours has, waiting as ours do where they use the same OpenMP library. Between two calls
+the whole process group is stopped by a signal, so that a peer which waits actively takes nothing from the others.
 """
 
 from __future__ import annotations

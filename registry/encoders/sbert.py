@@ -102,11 +102,15 @@ class SentenceBertEncoder:
         """Vectors (n, d) and the number of truncated sentences; the lock is held."""
         progress(0, len(sentences), "embedding sentences with sentence-BERT")
         model = self._loaded()
+        from registry.cores import spare  # brings torch, like the model
+
         parts: list[npt.NDArray[np.float32]] = []
         truncated = 0
         for start in range(0, len(sentences), CHUNK):
             chunk = sentences[start : start + CHUNK]
-            parts.append(model.encode(chunk, show_progress_bar=False, convert_to_numpy=True, normalize_embeddings=True))
+            with spare():
+                vectors = model.encode(chunk, show_progress_bar=False, convert_to_numpy=True, normalize_embeddings=True)
+            parts.append(vectors)
             truncated += _count_truncated(model, chunk)
             progress(start + len(chunk), len(sentences), "embedding sentences with sentence-BERT")
         return np.concatenate(parts).astype(np.float32), truncated

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence, Set
 
+from registry import cores
 from registry.base_model import BaseText, LoadedBase
 from registry.errors import Internal, InvalidParameter, SoupError, Unavailable
 from service.engine.bank import Bank
@@ -32,6 +33,8 @@ from service.engine.trial import tried
 log = logging.getLogger(__name__)
 
 MAX_RETRY_AFTER = 60
+CORES_KEPT_SECONDS = 0.05
+"""How long the thread keeps all cores for itself when there is no more work."""
 POLL_SECONDS = 0.1
 """How often the thread looks for cancelled requests while it waits for a base model."""
 STOPPING = "The server is shutting down; try again when it is back."
@@ -182,6 +185,7 @@ class Engine(TextCalls):
     # --- the thread -----------------------------------------------------------------------------
 
     def _loop(self) -> None:
+        cores.take()
         while self._wait_for_work():
             try:
                 if not self.step():
@@ -189,6 +193,7 @@ class Engine(TextCalls):
             except Exception:
                 log.exception("the engine's step failed")
                 self._fail_all(Internal("The engine failed; the server's log says where."))
+        cores.give_back()
         self._fail_all(Unavailable(STOPPING))
 
     def _wait_for_work(self) -> bool:
@@ -197,11 +202,17 @@ class Engine(TextCalls):
             self._tidy({})
         with self._changed:
             if not self._scheduler.depth:
-                self._changed.wait_for(lambda: self._scheduler.depth or self._stop_at is not None)
+                if not self._changed.wait_for(self._is_wanted, CORES_KEPT_SECONDS):
+                    cores.give_back()
+                    self._changed.wait_for(self._is_wanted)
+                    cores.take()
                 self._settled_at = self._passed_at[None] = time.monotonic()
             if self._stop_at is None:
                 return True
             return self._scheduler.depth > 0 and time.monotonic() < self._stop_at
+
+    def _is_wanted(self) -> bool:
+        return bool(self._scheduler.depth) or self._stop_at is not None
 
     def _wait_for_news(self) -> None:
         """Block while nothing can run: base models are being loaded, or a request was cancelled."""

@@ -21,6 +21,7 @@ from typing import Generic, Protocol, TypeVar
 import torch
 
 from registry.base_model import BaseText, LoadedBase
+from registry.cores import spare
 from registry.errors import Internal, SoupError, Unavailable
 
 log = logging.getLogger(__name__)
@@ -245,7 +246,8 @@ class _Loader(threading.Thread, Generic[Held]):
     def run(self) -> None:
         """Load, and tell."""
         try:
-            self.base = self._prepare(self._load(self.base_id))
+            with spare():
+                self.base = self._prepare(self._load(self.base_id))
             _return_freed_memory()  # what the weights were made of
         except SoupError as error:
             self.error = error

@@ -18,6 +18,7 @@ from typing import Any
 
 from registry.catalogue.jobs import Jobs
 from registry.catalogue.rows import JobRow, Namespaces
+from registry.cores import alone
 from registry.errors import Busy, Cancelled, Internal, SoupError, Unavailable, as_dict, rebuild
 from registry.progress import Progress
 from service.jobs.contract import JobContext, Lane
@@ -80,6 +81,7 @@ class JobRunner:
     # --- the worker threads ---------------------------------------------------------------------
 
     def _work(self, lane: Lane) -> None:
+        alone()
         while not self._stopping.is_set():
             rung = self._board.rung
             row = self._claim(lane)
