@@ -44,7 +44,8 @@ class LoraUpdate(nn.Module):
         dtype = self.lora_A.weight.dtype
         if not torch.is_autocast_enabled(source.device.type):  # which brings both to its own dtype
             source = source.to(dtype)
-        update = linear(linear(source, self.lora_A) * self.scaling, self.lora_B)
+        narrow = linear(source, self.lora_A)
+        update = linear(narrow if self.scaling == 1 else narrow * self.scaling, self.lora_B)
         return (hidden + update).to(hidden.dtype)
 
 
