@@ -13,15 +13,17 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from benchmarks.report import Result, interleaved, options, ratios, repeated
+from benchmarks.report import Result, interleaved, options, ratios, repeated, seconds
 from benchmarks.subjects import CONTEXT, Given, about, lora_of, page_text, silent
 from benchmarks.writing import Rows, Writing, check_told_apart, drawn, peft_of
 from demo.results import Figure
 from registry.base_model import LoadedBase, load_base
 from registry.errors import Internal
 from registry.likelihood import scored_tokens, windows
-from registry.spec import BaseEntry
+from registry.spec import BaseEntry, Quantization
 from service.engine import Engine, ScoreRequest
+from service.engine.quantised import quantises
+from service.engine.trial import tried
 
 ROWS, TOKENS = 16, 32
 MOST_COST = 0.01
@@ -31,21 +33,31 @@ WINDOWS = 24
 """Of the pages' text that is scored."""
 
 
-def _loaded(folder: Path, *, dtype: str) -> LoadedBase:
-    """A base model in a dtype."""
-    return load_base(BaseEntry(id=folder.name.lower(), source=str(folder), dtype=dtype))
+def _loaded(folder: Path, *, dtype: str, quantization: Quantization | None = None) -> LoadedBase:
+    """A base model as an entry of the allowlist has it."""
+    return load_base(BaseEntry(id=folder.name.lower(), source=str(folder), dtype=dtype, quantization=quantization))
+
+
+def _start(load: Callable[[Path], LoadedBase], folder: Path) -> None:
+    """What the engine does before a base model serves."""
+    tried(load(folder))
 
 
 SETTINGS: dict[str, Callable[[Path], LoadedBase]] = {
     PLAIN: partial(_loaded, dtype="float32"),
     "bfloat16": partial(_loaded, dtype="bfloat16"),
+    "int8": partial(_loaded, dtype="float32", quantization="int8"),
+    "int8_bfloat16": partial(_loaded, dtype="bfloat16", quantization="int8"),
 }
 """Ways to load a base model for the engine; the first is what the others' perplexity is held against."""
+if not quantises("cpu"):
+    del SETTINGS["int8"], SETTINGS["int8_bfloat16"]
 
 
 def run(folder: Path, *, rows: int, tokens: int, repeats: int, name: str = "fastest") -> Result:
     """Every setting beside PEFT in fp32."""
     bases = {setting: load(folder) for setting, load in SETTINGS.items()}
+    starts = {setting: seconds(partial(_start, load, folder)) for setting, load in SETTINGS.items()}
     costs = perplexity_costs(bases)
     writings = {
         setting: Writing(silent(base), Engine(Given({base.entry.id: silent(base)}), max_rows=rows), rows, tokens)
@@ -70,7 +82,10 @@ def run(folder: Path, *, rows: int, tokens: int, repeats: int, name: str = "fast
     finally:
         for one in writings.values():
             one.engine.stop()
-    return _result(bases, times, costs, made=rows * tokens, name=name)
+    result = _result(bases, times, costs, made=rows * tokens, name=name)
+    for setting, taken in starts.items():
+        result.figures[f"start_{setting}_s"] = Figure(taken, "s", None, note="loaded, put into its form and tried")
+    return result
 
 
 def perplexity_costs(bases: dict[str, LoadedBase]) -> dict[str, float]:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from registry.adapters.attach import AdapterModule, Edit
 from registry.adapters.stacked import Stack, form_of
 
-FEW = 8
+FEW = 32
 """Adapters with at most so many tokens each are stacked; more are worth a product of their own."""
 STACKS = 4
 """Stacks kept after a pass: of those used least recently the slots are given up."""
@@ -66,6 +66,15 @@ class _Edit:
     edit: Edit
 
 
+@dataclass(frozen=True)
+class _Plan:
+    """The edits of every module in a pass with these runs, while their stacks are arranged as they were."""
+
+    runs: Sequence[Run]
+    stacks: Sequence[tuple[Stack | None, int]]
+    edits: Mapping[nn.Module, Sequence[_Edit]]
+
+
 class Together:
     """The adapters of one base model."""
 
@@ -74,7 +83,7 @@ class Together:
         self._hooked: set[nn.Module] = set()
         self._now: Mapping[nn.Module, Sequence[_Edit]] = {}
         self._stacks: OrderedDict[tuple[Hashable, int], Stack] = OrderedDict()
-        self._last: tuple[Sequence[Run], Mapping[nn.Module, Sequence[_Edit]]] | None = None
+        self._last: _Plan | None = None
 
     @property
     def bytes(self) -> int:
@@ -125,8 +134,8 @@ class Together:
 
     def _plan(self, runs: Sequence[Run]) -> Mapping[nn.Module, Sequence[_Edit]]:
         """The edits of every module, in the order of tokens; that of the last pass is taken again if it is the same."""
-        if self._last is not None and self._last[0] == list(runs) and self._kept(runs):
-            return self._last[1]
+        if self._last is not None and self._last.runs == list(runs) and self._last.stacks == self._arranged(runs):
+            return self._last.edits
         plan: dict[nn.Module, list[_Edit]] = {}
         for run in runs:
             slots = len(run.adapters)
@@ -138,12 +147,13 @@ class Together:
             end = None if run.count is None else run.start + slots * run.count
             for target, edit in edits:
                 plan.setdefault(target, []).append(_Edit(run.start, end, slots, edit))
-        self._last = list(runs), plan
+        self._last = _Plan(list(runs), self._arranged(runs), plan)
         return plan
 
-    def _kept(self, runs: Sequence[Run]) -> bool:
-        """Whether the stacks of runs are all there."""
-        return all((run.adapters[0].form, run.count) in self._stacks for run in runs if len(run.adapters) > 1)
+    def _arranged(self, runs: Sequence[Run]) -> list[tuple[Stack | None, int]]:
+        """The stacks of runs, where they are there, and which of its arrangements each is in."""
+        stacks = [self._stacks.get((run.adapters[0].form, run.count or 0)) for run in runs if len(run.adapters) > 1]
+        return [(stack, 0 if stack is None else stack.arrangements) for stack in stacks]
 
     def _stacked(self, run: Run) -> list[tuple[nn.Module, Edit]]:
         stack = self._stacks[run.adapters[0].form, run.count or 0]
@@ -156,8 +166,14 @@ class Together:
             return None
         source: Tensor = args[0] if args else next(iter(kwargs.values()))
         hidden: Tensor = output[0] if isinstance(output, tuple) else output
-        edited = _edited(module, source.reshape(-1, source.shape[-1]), hidden.reshape(-1, hidden.shape[-1]), todo)
-        edited = edited.view(hidden.shape)
+        shape = hidden.shape
+        one = todo[0]
+        if len(todo) == 1 and one.start == 0 and (one.end is None or one.end * shape[-1] == hidden.numel()):
+            seen, before = (states.reshape(one.slots, -1, states.shape[-1]) for states in (source, hidden))
+            edited = one.edit(module, seen, before).view(shape)
+        else:
+            flat = source.reshape(-1, source.shape[-1])
+            edited = _edited(module, flat, hidden.reshape(-1, shape[-1]), todo).view(shape)
         return (edited, *output[1:]) if isinstance(output, tuple) else edited
 
 

@@ -12,7 +12,7 @@ from registry.spec import BaseEntry
 
 
 def read_allowlist(path: Path) -> dict[str, BaseEntry]:
-    """The base models of a TOML file: tables `[bases.<id>]` with source, revision, dtype, device, bos, chat_template.
+    """The base models of a TOML file: tables `[bases.<id>]` with the fields of `BaseEntry`.
 
     A source is a folder, relative to the file unless absolute, or else a hub repository with a pinned `revision`.
     A chat template is the template itself, or the name of a file that holds it.

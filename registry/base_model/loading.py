@@ -18,7 +18,7 @@ from huggingface_hub.errors import XetDownloadError
 from safetensors import SafetensorError, safe_open
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
-from registry.base_model.architecture import parameters_of, shape_from, usable_config
+from registry.base_model.architecture import linears_of_blocks, parameters_of, shape_from, usable_config
 from registry.base_model.build_lock import BUILDING, quiet
 from registry.base_model.chat_template import turn_end, use_template
 from registry.base_model.checks import check_loaded
@@ -32,6 +32,8 @@ from registry.spec import BaseEntry, BaseShape
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _HUB_FILES = ["*.json", "model*.safetensors", "*.jinja", "*.txt", "*.model"]
 _NOT_HUB_FILES = ["*/*"]  # other formats of the same weights lie in folders
+_BYTES_OF_OUTPUT = 12
+"""Beside a rounded weight, for each of its outputs: a scale and a zero."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,7 +188,7 @@ def _shape(folder: Path, entry: BaseEntry, cache_dir: Path | None) -> BaseShape:
 
 
 def weight_bytes(entry: BaseEntry, *, output_apart: bool = False) -> int:
-    """Bytes of the weights in the dtype the entry loads them in, found without loading them.
+    """Bytes of the weights in the dtype the entry has them in, or rounded as it says, found without loading them.
 
     Of what is in the files, masks, heads that are not loaded and tied embeddings stored twice take no memory. With
     `output_apart` an output layer that is tied to the embedding counts by itself. Raises Unavailable where files are
@@ -196,7 +198,12 @@ def weight_bytes(entry: BaseEntry, *, output_apart: bool = False) -> int:
     for file in weight_files(folder):
         _check_opens(file, entry)
     numbers = parameters_of(usable_config(folder, entry), entry.id, entry.kind, output_apart=output_apart)
-    return _DTYPES[entry.dtype].itemsize * numbers
+    size = _DTYPES[entry.dtype].itemsize
+    if entry.quantization is None:
+        return size * numbers
+    linears = linears_of_blocks(usable_config(folder, entry), entry.id, entry.kind)
+    weights, scales = sum(inputs * outputs for inputs, outputs in linears), sum(outputs for _, outputs in linears)
+    return size * (numbers - weights) + weights + _BYTES_OF_OUTPUT * scales
 
 
 def _check_opens(file: Path, entry: BaseEntry) -> None:

@@ -7,22 +7,16 @@ values are the same; the order in which a sum is added up may differ.
 
 from __future__ import annotations
 
-import logging
 from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
-
-log = logging.getLogger(__name__)
 
 _product = torch.ops.mkldnn._linear_pointwise
 
 ROWS = 16
 """Tokens of a pass that the order is chosen for."""
-TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
-"""Of the largest output: a reordered layer that is further from the plain one is not used."""
 
 
 class ReorderedLinear(nn.Linear):
@@ -54,40 +48,3 @@ def reorders(dtype: torch.dtype, device: str | torch.device) -> bool:
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return dtype == torch.float32
-
-
-@torch.no_grad()  # inference tensors could be in no computation of a gradient later
-def reorder(model: nn.Module) -> int:
-    """Put reordered layers in the place of a frozen model's linear ones, where it can; gives how many.
-
-    The output layer gets a weight of its own where it is tied to the embedding.
-    """
-    count = 0
-    for path, module in list(model.named_modules()):
-        if type(module) is nn.Linear:
-            weight, bias = module.weight, module.bias
-        elif type(module) is Conv1D:  # keeps its weight as (inputs, outputs)
-            weight, bias = module.weight.t(), module.bias
-        else:
-            continue
-        if not reorders(weight.dtype, weight.device) or min(weight.shape) < 2:
-            continue
-        found = ReorderedLinear(weight.detach().contiguous(), None if bias is None else bias.detach())
-        if not _agree(found, weight, bias):
-            log.warning("the linear layer %s stays as it is: reordered it computes something else", path)
-            continue
-        parent, _, name = path.rpartition(".")
-        setattr(model.get_submodule(parent), name, found)
-        count += 1
-    if count:
-        for parameter in model.parameters():  # as it lies in its file, one of them holds the whole file in memory
-            parameter.data = parameter.data.clone()
-    return count
-
-
-def _agree(found: ReorderedLinear, weight: Tensor, bias: Tensor | None) -> bool:
-    draw = torch.Generator().manual_seed(0)
-    inputs = torch.randn(3, found.in_features, generator=draw).to(weight.dtype)
-    wanted = F.linear(inputs, weight, bias).float()
-    distance = (found(inputs).float() - wanted).abs().max()
-    return bool(distance <= TOLERANCE[weight.dtype] * wanted.abs().max())

@@ -17,8 +17,9 @@ from torch import Tensor
 from registry.base_model import LoadedBase
 from registry.errors import Unavailable
 from registry.likelihood import hidden_states
+from service.engine.linears import prepare_linears
 from service.engine.packing import check_packable
-from service.engine.reordered import reorder
+from service.engine.quantised import quantises
 from service.engine.runner import Runner, Task
 
 log = logging.getLogger(__name__)
@@ -34,11 +35,18 @@ more."""
 def tried(base: LoadedBase) -> Runner:
     """The runner of a base model that was loaded: packed where sequences then get what each gets alone.
 
-    Its linear layers are reordered on the way.
+    Its linear layers are put into their form on the way.
 
-    Raises Unavailable, naming the family, where they do not get it one after the other either.
+    Raises Unavailable, naming the family, where they do not get it one after the other either, and where the base is
+    to be computed in int8 and the processor cannot.
     """
-    reorder(base.model)
+    quantization = base.entry.quantization
+    if quantization is not None and not quantises(base.model.device):
+        raise Unavailable(
+            f"Base model {base.entry.id!r} is to be computed in {quantization}, for which {base.model.device} has no "
+            "instructions (VNNI): drop 'quantization' from its entry."
+        )
+    prepare_linears(base.model, quantization)
     why = _why_not_packed(base)
     if why is None:
         return Runner(base)

@@ -15,7 +15,8 @@ from registry.base_model import LoadedBase, load_base
 from registry.likelihood import hidden_states, lm_logits
 from service.engine import reordered
 from service.engine.bases import held_bytes
-from service.engine.reordered import ReorderedLinear, reorder, reorders
+from service.engine.linears import prepare_linears
+from service.engine.reordered import ReorderedLinear, reorders
 from tests.tiny_models import TINY_ENCODERS, VARIANTS, build_tiny
 
 pytestmark = pytest.mark.skipif(not reorders(torch.float32, "cpu"), reason="torch was built without oneDNN")
@@ -52,7 +53,7 @@ def test_a_base_model_computes_what_it_did(name: str, dtype: str, tmp_path: Path
     entry = build_tiny(tmp_path, name).model_copy(update={"dtype": dtype})
     base = load_base(entry)
     plain, linears = computed(base), base.shape.linears
-    assert reorder(base.model) == len(linears)
+    assert prepare_linears(base.model) == len(linears)
     assert {type(base.model.get_submodule(path)) for path in linears} == {ReorderedLinear}
     again = computed(base)
     near = {"float32": 1e-5, "bfloat16": 0.05}[dtype]
@@ -75,7 +76,7 @@ def test_a_layer_that_would_compute_something_else_stays(
 ) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)).requires_grad_(False)
     monkeypatch.setattr(reordered, "_product", lambda x, weight, bias, *_: F.linear(x, weight.to_dense(), bias) + 0.01)
-    assert reorder(model) == 0
+    assert prepare_linears(model) == 0
     assert [type(one) for one in model] == [nn.Linear, nn.ReLU, nn.Linear]
     assert "the linear layer 2 stays as it is" in caplog.text
 
@@ -84,4 +85,4 @@ def test_what_cannot_be_reordered_stays() -> None:
     assert not reorders(torch.float16, "cpu")
     assert not reorders(torch.float32, "cuda")
     model = nn.Sequential(nn.Linear(4, 4, dtype=torch.float16), nn.Linear(4, 1))
-    assert reorder(model.requires_grad_(False)) == 0
+    assert prepare_linears(model.requires_grad_(False)) == 0
