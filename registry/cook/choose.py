@@ -73,7 +73,7 @@ def _mixable(chosen: Chosen, parts: Mapping[str, SoupPart], request: CookRequest
     reasons |= {one.digest: f"Passes, but the soup would be too wide with it. {wide}" for one in taken[count:]}
     reasons |= {digest: f"Cannot be mixed with {best.ref}: {reason}" for digest, reason in out.items()}
     taken = taken[:count]
-    weights = weights_by_digest({one.digest: 1.0 for one in taken})
+    weights = chosen.ranking.weights(one.digest for one in taken)
     left = [
         LeftOut(**one.model_dump(exclude={"weight"}), reason=reasons[one.digest]) for one in every if one not in taken
     ]

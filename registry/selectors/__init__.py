@@ -9,9 +9,10 @@ from typing import Any
 from registry.selectors.contract import Selector
 from registry.selectors.cosine import CosineSelector
 from registry.selectors.gmm import GmmSelector
+from registry.selectors.posterior import PosteriorSelector
 from registry.selectors.uniform import UniformSelector
 
 SELECTORS: dict[str, type[Selector[Any]]] = {
-    selector.kind: selector for selector in (GmmSelector, CosineSelector, UniformSelector)
+    selector.kind: selector for selector in (GmmSelector, CosineSelector, PosteriorSelector, UniformSelector)
 }
 """By the `kind` of their specs."""

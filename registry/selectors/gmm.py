@@ -18,7 +18,7 @@ from registry.selectors.clusters import ClusterFit, Clusters, Int64, Proof, fit_
 from registry.selectors.contract import Arrays, Domain, Float64, Floats, Selector, check_sample, ordered_domains
 from registry.selectors.drawing import MIN_UNITS, Draw, draw_units
 from registry.selectors.gaussian_mixture import Mixture, precision_shape
-from registry.selectors.novelty import novelty
+from registry.selectors.novelty import NOVEL, novelty, strange_sample
 from registry.selectors.projection import Projection
 from registry.selectors.ranking import Candidate, Evidence, Member, Ranking, split_excluded
 from registry.spec import GmmSpec, SelectOptions
@@ -27,7 +27,6 @@ Zero = Literal["keep", "drop"]
 
 GAP = 0.15
 """Held-out accuracy this far below training purity, or below the mean posterior, is worth a warning."""
-NOVEL = 95.0
 
 
 class GmmSelector(Selector[GmmSpec]):
@@ -79,10 +78,7 @@ class GmmSelector(Selector[GmmSpec]):
         per_cluster = self._count(points, kept) if kept else np.zeros(len(clusters.table), dtype=np.int64)
         strange = novelty(clusters.distances(points)[:, kept], self.own_distances_) if kept else None
         if strange is not None and strange >= NOVEL:
-            warnings.append(
-                f"The sample is farther from its nearest domains than {strange:.0f} % of their own text is from them: "
-                "read its shares as the least unlike, not as like."
-            )
+            warnings.append(strange_sample(strange))
         ranked = self._rank(per_cluster, kept, len(points), options)
         least = f"{100 * options.min_share:g} %"
         return Ranking(

@@ -10,6 +10,17 @@ import numpy as np
 
 from registry.selectors.contract import Float64
 
+NOVEL = 95.0
+"""From this percentile on a sample is said to be strange."""
+
+
+def strange_sample(percent: float) -> str:
+    """What whoever reads the shares of a strange sample has to know."""
+    return (
+        f"The sample is farther from its nearest domains than {percent:.0f} % of their own text is from them: "
+        "read its shares as the least unlike, not as like."
+    )
+
 
 def percentile(distance: float, own: Float64) -> float:
     """Percent of the `own` distances (sorted, not empty) below `distance`, ties by half."""

@@ -5,7 +5,7 @@ Selectors differ in their scores only; this part is the same for all of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from registry.spec import Ingredient, LeftOut, Selection, SelectOptions, weights_by_digest
@@ -22,11 +22,15 @@ class Member:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A member that may be chosen; `fails` says in words why it does not pass, and is empty if it does."""
+    """A member that may be chosen; `fails` says in words why it does not pass, and is empty if it does.
+
+    `weight` is its part in a soup, before the weights of those that are chosen are brought to a sum of 1.
+    """
 
     member: Member
     score: float
     fails: str = ""
+    weight: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -64,9 +68,9 @@ class Ranking:
     capped: bool = True
 
     def selection(self, *, max_ingredients: int | None = None) -> Selection:
-        """Those that pass, at most as many as the options say, or `max_ingredients`, with equal weights."""
+        """Those that pass, at most as many as the options say, or `max_ingredients`, with weights that sum to 1."""
         taken, reason = self._taken(max_ingredients or self.options.max_ingredients)
-        weights = weights_by_digest({c.member.digest: 1.0 for c in taken}) if taken else {}
+        weights = self.weights(c.member.digest for c in taken)
         return Selection(
             selected=tuple(Ingredient(**vars(c.member), weight=weights[c.member.digest], score=c.score) for c in taken),
             left_out=(
@@ -81,6 +85,12 @@ class Ranking:
             reason=reason,
             **vars(self.evidence),
         )
+
+    def weights(self, digests: Iterable[str]) -> dict[str, str]:
+        """Canonical weights of these candidates beside each other, by digest."""
+        own = {candidate.member.digest: candidate.weight for candidate in self.ranked}
+        chosen = {digest: own[digest] for digest in digests}
+        return weights_by_digest(chosen) if chosen else {}
 
     def _taken(self, most: int) -> tuple[Sequence[Candidate], str]:
         """The candidates that are chosen, and the sentence that says why."""

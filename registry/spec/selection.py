@@ -75,13 +75,28 @@ class CosineSpec(_Spec):
         return self.encoder
 
 
+class PosteriorSpec(_Spec):
+    """Gaussians over mean-pooled base embeddings, one a domain with a shared covariance: their posteriors are weights.
+
+    Log-densities are multiplied by `temperature`, so that posteriors are spread; domains below `least` are left out,
+    or below the request's `min_share` where that is not its default.
+    """
+
+    encoder_name: ClassVar[EncoderName | None] = "base"
+    kind: Literal["posterior"] = "posterior"
+    dimensions: int = Field(default=32, ge=1, le=1024)
+    temperature: float = Field(default=0.1, gt=0, le=1)
+    least: float = Field(default=0.02, ge=0, le=1)
+    seed: int = Field(default=0, ge=0, lt=2**32)
+
+
 class UniformSpec(_Spec):
     """Every adapter of the pool with equal weight; looks at no text and never abstains."""
 
     kind: Literal["uniform"] = "uniform"
 
 
-SelectorSpec = Annotated[GmmSpec | CosineSpec | UniformSpec, Field(discriminator="kind")]
+SelectorSpec = Annotated[GmmSpec | CosineSpec | PosteriorSpec | UniformSpec, Field(discriminator="kind")]
 
 
 class SelectOptions(Frozen):
@@ -141,7 +156,7 @@ class Selection(Frozen):
     counts: dict[str, int] = Field(default_factory=dict)
     """Sample units per cluster, by cluster number (gmm only)."""
     scores: dict[str, float] = Field(default_factory=dict)
-    """Share of the sample's units (gmm), mean cosine (cosine) or 1/k (uniform), by domain."""
+    """Share of the sample's units (gmm), mean cosine (cosine), mean posterior, or 1/k (uniform), by domain."""
     thresholds: dict[str, float] = Field(default_factory=dict)
     novelty: float | None = None
     """Percentile (0 to 100) of the sample's distance among held-out distances of the pool's own domains."""

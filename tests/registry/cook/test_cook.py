@@ -141,6 +141,14 @@ class TestSelect:
 
 
 class TestSoups:
+    def test_the_weights_of_a_soup_are_those_of_the_selection(self, stocked):
+        cooked = stocked.cook(sample=sample("law", "code"), selector={"kind": "posterior", "temperature": 0.001})
+        weights = {one.digest: one.weight for one in cooked.evidence.selection.selected}
+        assert len(set(weights.values())) > 1
+        with stocked.database.read() as catalogue:
+            recipe = catalogue.soups.recipe(cooked.recipe_digest).recipe
+        assert {one.digest: one.weight for one in recipe.ingredients} == weights
+
     def test_what_is_stored_beside_the_soup(self, stocked):
         cooked = stocked.cook(sample=sample("law", "code"), name="acme/broth")
         assert (cooked.abstained, cooked.created, cooked.cached, cooked.model) == (False, True, False, "acme/broth@1")

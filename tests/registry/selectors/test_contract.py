@@ -15,12 +15,13 @@ from registry.errors import Cancelled, Internal, InvalidParameter, InvalidSample
 from registry.selectors import SELECTORS
 from registry.selectors.contract import Selector
 from registry.selectors.ranking import Candidate, Evidence, Member, Ranking
-from registry.spec import CosineSpec, GmmSpec, SelectOptions, UniformSpec
+from registry.spec import CosineSpec, GmmSpec, PosteriorSpec, SelectOptions, UniformSpec
 from tests.registry.gaussian_domains import around, centres, digest_for, domain, gaussian_domains
 
 SPECS: dict[str, list[Any]] = {
     "gmm": [GmmSpec(), GmmSpec(mode="paper"), GmmSpec(covariance="diag"), GmmSpec(covariance="spherical", seed=9)],
     "cosine": [CosineSpec(), CosineSpec(encoder="base"), CosineSpec(threshold=0.5, seed=3)],
+    "posterior": [PosteriorSpec(), PosteriorSpec(temperature=1.0, dimensions=3, seed=3)],
     "uniform": [UniformSpec()],
 }
 CASES = [pytest.param(kind, spec, id=f"{kind}-{i}") for kind in SELECTORS for i, spec in enumerate(SPECS[kind])]
