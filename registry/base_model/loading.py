@@ -32,8 +32,8 @@ from registry.spec import BaseEntry, BaseShape
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _HUB_FILES = ["*.json", "model*.safetensors", "*.jinja", "*.txt", "*.model"]
 _NOT_HUB_FILES = ["*/*"]  # other formats of the same weights lie in folders
-_BYTES_OF_OUTPUT = 12
-"""Beside a rounded weight, for each of its outputs: a scale and a zero."""
+_BYTES_OF_OUTPUT = 16
+"""Beside a rounded weight, for each of its outputs: a scale, a sum and a zero."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,13 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 LARGEST = 127
-ZERO = 128
-"""What stands for 0 in states, which the processor's instructions (VNNI) take unsigned."""
+"""Of a rounded weight; they are signed, and lie around 0."""
+STEPS = 254
+"""Of rounded states, which are unsigned bytes, as the processor's instructions (VNNI) take them; one is spare."""
+SMALLEST = 1e-30
+"""Scale of a token whose states are all the same."""
 ROWS = 16
 """Tokens of a pass that the order of weights in memory is chosen for."""
-
-Quantised = tuple[Tensor, Tensor]
-"""uint8 (tokens, inputs) around ZERO, and the scale (tokens, 1) in fp32."""
 
 
 class QuantisedLinear(nn.Linear):
@@ -35,6 +35,7 @@ class QuantisedLinear(nn.Linear):
         largest = values.abs().amax(dim=1)
         self._scales = torch.where(largest > 0, largest / LARGEST, 1.0)
         rounded = (values / self._scales[:, None]).round_().to(torch.int8).contiguous()
+        self._sums = rounded.sum(dim=1, dtype=torch.int64) * self._scales
         self._zeros = torch.zeros(self.out_features, dtype=torch.int64)
         self._packed = cast(Tensor, torch.ops.onednn.qlinear_prepack(rounded, [ROWS, self.in_features]))
 
@@ -47,20 +48,27 @@ class QuantisedLinear(nn.Linear):
         """Outputs (..., outputs) for inputs (..., inputs)."""
         if input.requires_grad and torch.is_grad_enabled():  # a product of integers has no gradient
             return F.linear(input, self.weight, self.bias)
-        states, scales = quantised(input)
+        states, scales, least = quantised(input)
         products: Tensor = torch.ops.onednn.qlinear_pointwise(
-            states, 1.0, ZERO, self._packed, self._scales, self._zeros, None, 1.0, 0, torch.float32, "none", [], ""
+            states, 1.0, 0, self._packed, self._scales, self._zeros, None, 1.0, 0, torch.float32, "none", [], ""
         )
-        found = products.mul_(scales) if self.bias is None else torch.addcmul(self.bias, products, scales)
+        found = products.mul_(scales).addcmul_(least, self._sums)
+        if self.bias is not None:
+            found.add_(self.bias)
         return found.to(input.dtype).view(*input.shape[:-1], self.out_features)
 
 
-def quantised(states: Tensor) -> Quantised:
-    """States (..., inputs) rounded by token; one with a value that is no finite number gets a scale that is none."""
+def quantised(states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """States (..., inputs) rounded by token: uint8 (tokens, inputs), and a scale and a least (tokens, 1) in fp32.
+
+    A state is scale * rounded + least, and 0 is one of the steps: most states are small, and would all be off to one
+    side. A token with a value that is no finite number gets a scale that is none.
+    """
     rows = states.reshape(-1, states.shape[-1])
-    scales = rows.abs().amax(dim=1, keepdim=True).float().div_(LARGEST)
-    steps = (rows / scales.clamp_min(torch.finfo(torch.float32).tiny)).round_().add_(ZERO)
-    return steps.clamp_(ZERO - LARGEST, ZERO + LARGEST).to(torch.uint8), scales
+    least, largest = (found.float() for found in rows.aminmax(dim=1, keepdim=True))
+    scales = largest.sub_(least).div_(STEPS).clamp_min_(SMALLEST)
+    least = least.div_(scales).round_().mul_(scales)
+    return (rows - least).div_(scales).add_(0.5).to(torch.uint8), scales, least
 
 
 def quantises(device: str | torch.device) -> bool:

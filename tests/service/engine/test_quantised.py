@@ -48,9 +48,10 @@ def test_it_is_as_near_as_rounding_lets_it_be(
     x = x.to(dtype)
     out = found(x)
     assert (out.dtype, out.shape) == (dtype, (*x.shape[:-1], outputs))
-    # Half a step of each factor: |x|max/254 for every weight, |w|max/254 for every state, and the output's own dtype.
+    # Half a step of each factor, a state's for every weight and a weight's for every state, and the output's own dtype.
     w, states = weight.float(), x.float()
-    off = states.abs().amax(-1, keepdim=True) / 254 * w.abs().sum(1)
+    least, largest = states.amin(-1, keepdim=True), states.amax(-1, keepdim=True)
+    off = (largest - least) / 510 * w.abs().sum(1)
     off = off + states.abs().sum(-1, keepdim=True) * w.abs().amax(1) / 254
     wanted = F.linear(states, w, None if added is None else added.float())
     own = 2e-2 if dtype == torch.bfloat16 else 1e-5
@@ -108,7 +109,7 @@ def test_a_base_model_computes_nearly_what_it_did_in_the_bytes_that_are_counted(
     held = 0
     for one in layers:
         if isinstance(one, QuantisedLinear):
-            held += one.weight.numel() + sum(t.nbytes for t in (one._scales, one._zeros))
+            held += one.weight.numel() + sum(t.nbytes for t in (one._scales, one._sums, one._zeros))
         else:
             held += one.weight.nbytes
         held += 0 if one.bias is None else one.bias.nbytes
