@@ -2,9 +2,9 @@
 
 Torch shares an operation out to helpers through OpenMP, whose library on Linux, libgomp, keeps some for every thread
 that ever shared one out. Once there are more threads and helpers than cores, idle ones included, no helper waits
-awake for the next operation any more, and one of 15 microseconds takes 200. So in a server every thread works alone
-(`one_each`), but for the one that serves, which has all cores as long as it has work (`take`), and whoever borrows them
-while nobody has them (`spare`); and helpers are sent away when their thread is done.
+awake for the next operation any more, and a small one takes many times as long (decision 31 has figures). So in a
+server every thread works alone (`one_each`), but for the one that serves, which has all cores as long as it has work
+(`take`), and whoever borrows them while nobody has them (`spare`); and helpers are sent away when their thread is done.
 
 Without libgomp (another system's torch), all of this is without effect.
 """

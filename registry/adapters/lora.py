@@ -48,19 +48,6 @@ class LoraUpdate(nn.Module):
         update = linear(narrow if self.scaling == 1 else narrow * self.scaling, self.lora_B)
         return (hidden + update).to(hidden.dtype)
 
-    def edit(self) -> Edit:
-        """`on_input` with the parameters there are now; stacked ones are brought into shape once, not at every call."""
-        if self.lora_A.weight.ndim == 2:
-            return self.on_input
-        assert self.scaling == 1, "LoRAs are stacked with their scale in their weights"
-        narrow, wide = self.lora_A.weight.transpose(1, 2), self.lora_B.weight.transpose(1, 2)
-
-        def on_input(_module: nn.Module, source: Tensor, hidden: Tensor) -> Tensor:
-            update = torch.bmm(torch.bmm(source.to(narrow.dtype), narrow), wide)
-            return (hidden + update).to(hidden.dtype)
-
-        return on_input
-
 
 class LoraAdapter(AdapterModule):
     """A LoRA without values: built on torch's meta device and filled by its maker.
@@ -125,7 +112,7 @@ class LoraAdapter(AdapterModule):
         for path, update in self._updates.items():
             module = _module_at(model, path)
             assert module is not None  # check_fit has found them all
-            yield module, update.edit()
+            yield module, update.on_input
 
 
 def _power_of_two(rank: int) -> int:

@@ -26,8 +26,6 @@ class Stack:
 
     def __init__(self, example: AdapterModule) -> None:
         self.module = copy.deepcopy(example)
-        self.arrangements = 0
-        """How often slots were given to other adapters: the module's parameters are others then."""
         self._held: list[AdapterModule] = []
         self._room = 0
         self._tensors: dict[str, Tensor] = {}
@@ -61,7 +59,6 @@ class Stack:
                 slots.append(one)
             self._held = slots
             self._show(len(slots))
-            self.arrangements += 1
         at = {id(one): number for number, one in enumerate(self._held)}
         return [at[id(one)] for one in wanted]
 

@@ -66,15 +66,6 @@ class _Edit:
     edit: Edit
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """The edits of every module in a pass with these runs, while their stacks are arranged as they were."""
-
-    runs: Sequence[Run]
-    stacks: Sequence[tuple[Stack | None, int]]
-    edits: Mapping[nn.Module, Sequence[_Edit]]
-
-
 class Together:
     """The adapters of one base model."""
 
@@ -83,7 +74,7 @@ class Together:
         self._hooked: set[nn.Module] = set()
         self._now: Mapping[nn.Module, Sequence[_Edit]] = {}
         self._stacks: OrderedDict[tuple[Hashable, int], Stack] = OrderedDict()
-        self._last: _Plan | None = None
+        self._last: tuple[Sequence[Run], Mapping[nn.Module, Sequence[_Edit]]] | None = None
 
     @property
     def bytes(self) -> int:
@@ -134,8 +125,8 @@ class Together:
 
     def _plan(self, runs: Sequence[Run]) -> Mapping[nn.Module, Sequence[_Edit]]:
         """The edits of every module, in the order of tokens; that of the last pass is taken again if it is the same."""
-        if self._last is not None and self._last.runs == list(runs) and self._last.stacks == self._arranged(runs):
-            return self._last.edits
+        if self._last is not None and self._last[0] == list(runs) and self._kept(runs):
+            return self._last[1]
         plan: dict[nn.Module, list[_Edit]] = {}
         for run in runs:
             slots = len(run.adapters)
@@ -147,13 +138,12 @@ class Together:
             end = None if run.count is None else run.start + slots * run.count
             for target, edit in edits:
                 plan.setdefault(target, []).append(_Edit(run.start, end, slots, edit))
-        self._last = _Plan(list(runs), self._arranged(runs), plan)
+        self._last = list(runs), plan
         return plan
 
-    def _arranged(self, runs: Sequence[Run]) -> list[tuple[Stack | None, int]]:
-        """The stacks of runs, where they are there, and which of its arrangements each is in."""
-        stacks = [self._stacks.get((run.adapters[0].form, run.count or 0)) for run in runs if len(run.adapters) > 1]
-        return [(stack, 0 if stack is None else stack.arrangements) for stack in stacks]
+    def _kept(self, runs: Sequence[Run]) -> bool:
+        """Whether the stacks of runs are all there."""
+        return all((run.adapters[0].form, run.count) in self._stacks for run in runs if len(run.adapters) > 1)
 
     def _stacked(self, run: Run) -> list[tuple[nn.Module, Edit]]:
         stack = self._stacks[run.adapters[0].form, run.count or 0]
@@ -166,22 +156,20 @@ class Together:
             return None
         source: Tensor = args[0] if args else next(iter(kwargs.values()))
         hidden: Tensor = output[0] if isinstance(output, tuple) else output
-        shape = hidden.shape
-        one = todo[0]
-        if len(todo) == 1 and one.start == 0 and (one.end is None or one.end * shape[-1] == hidden.numel()):
-            seen, before = (states.reshape(one.slots, -1, states.shape[-1]) for states in (source, hidden))
-            edited = one.edit(module, seen, before).view(shape)
-        else:
-            flat = source.reshape(-1, source.shape[-1])
-            edited = _edited(module, flat, hidden.reshape(-1, shape[-1]), todo).view(shape)
+        edited = _edited(module, source.reshape(-1, source.shape[-1]), hidden.reshape(-1, hidden.shape[-1]), todo)
+        edited = edited.view(hidden.shape)
         return (edited, *output[1:]) if isinstance(output, tuple) else edited
 
 
 def _edited(module: nn.Module, source: Tensor, hidden: Tensor, todo: Sequence[_Edit]) -> Tensor:
     """`hidden` (tokens, outputs) with every edit done to its own tokens, edits of the same tokens one after another."""
+    tokens, outputs = hidden.shape
+    one = todo[0]
+    if len(todo) == 1 and one.start == 0 and one.end in (None, tokens):  # as in most passes: nothing is picked out
+        seen, before = (states.view(one.slots, -1, states.shape[-1]) for states in (source, hidden))
+        return one.edit(module, seen, before).view(tokens, outputs)
     parts: list[Tensor] = []
     done = 0
-    tokens = len(hidden)
     for number, one in enumerate(todo):
         end = tokens if one.end is None else one.end
         again = number > 0 and todo[number - 1].start == one.start and parts
@@ -189,7 +177,7 @@ def _edited(module: nn.Module, source: Tensor, hidden: Tensor, todo: Sequence[_E
             parts.append(hidden[done : one.start])
         before = parts.pop() if again else hidden[one.start : end]
         seen = source[one.start : end].view(one.slots, -1, source.shape[-1])
-        parts.append(one.edit(module, seen, before.view(one.slots, -1, hidden.shape[-1])).view(end - one.start, -1))
+        parts.append(one.edit(module, seen, before.view(one.slots, -1, outputs)).view(end - one.start, -1))
         done = end
     if done < tokens:
         parts.append(hidden[done:])

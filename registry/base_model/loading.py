@@ -197,11 +197,12 @@ def weight_bytes(entry: BaseEntry, *, output_apart: bool = False) -> int:
     folder = source_folder(entry)
     for file in weight_files(folder):
         _check_opens(file, entry)
-    numbers = parameters_of(usable_config(folder, entry), entry.id, entry.kind, output_apart=output_apart)
+    config = usable_config(folder, entry)
+    numbers = parameters_of(config, entry.id, entry.kind, output_apart=output_apart)
     size = _DTYPES[entry.dtype].itemsize
     if entry.quantization is None:
         return size * numbers
-    linears = linears_of_blocks(usable_config(folder, entry), entry.id, entry.kind)
+    linears = linears_of_blocks(config, entry.id, entry.kind)
     weights, scales = sum(inputs * outputs for inputs, outputs in linears), sum(outputs for _, outputs in linears)
     return size * (numbers - weights) + weights + _BYTES_OF_OUTPUT * scales
 

@@ -19,6 +19,7 @@ from benchmarks import (
     breadth,
     candidates,
     cold_start,
+    cores,
     decoding,
     deep_model,
     fastest,
@@ -209,6 +210,14 @@ def test_bytes_that_are_counted_are_those_of_model_and_adapters(tiny_base_dir):
 
 def entry_of(folder: Path) -> BaseEntry:
     return BaseEntry(id="tiny", source=str(folder))
+
+
+def test_waiting_helpers_are_timed_in_processes_of_each_kind(monkeypatch):
+    monkeypatch.setattr(cores, "CALLS", 5)
+    result = cores.run(repeats=1)
+    assert [row["way"] for row in result.rows] == list(cores.WAYS)
+    assert all(row["us"] > 0 for row in result.rows)
+    assert {"alone_us", "crowded_us", "asleep_us", "crowded_vs_alone", "asleep_vs_alone"} == set(result.figures)
 
 
 def test_cold_start_runs_whole_processes():
