@@ -29,10 +29,10 @@ from registry.adapters.fusion import FusionAdapter, initial_fusion
 from registry.adapters.head import HeadModule, initial_head
 from registry.adapters.initial import Init, Shapes, initial_tensors
 from registry.adapters.loadable import Tensors
-from registry.adapters.lora import LoraAdapter, initial_lora
+from registry.adapters.lora import LORA_B, PREFIX, LoraAdapter, initial_lora
 from registry.adapters.lora_mixing import LoraMixture, join_loras
 from registry.adapters.masks import add_masks, is_mask
-from registry.adapters.mixture import Constant, Mixture
+from registry.adapters.mixture import Constant, Factor, Mixture
 from registry.adapters.prefix import PrefixAdapter, initial_prefix
 from registry.adapters.union import UnionAdapter, UnionMixture, initial_union
 from registry.errors import Incompatible, InvalidParameter, UnknownMethod
@@ -51,6 +51,7 @@ __all__ = [
     "from_tensors",
     "mixture_of",
     "paper_config",
+    "places_of",
     "tensor_problems",
 ]
 
@@ -69,7 +70,7 @@ class StructureEntry:
     paper: str
     build: Callable[[Any, BaseShape], AdapterModule]
     initial: Callable[..., dict[str, Tensor]]
-    join: Callable[[Sequence[Any], Sequence[Tensors], Sequence[float]], dict[str, Tensor]] | None = None
+    join: Callable[[Sequence[Any], Sequence[Tensors], Sequence[Factor]], dict[str, Tensor]] | None = None
     mixture: Callable[[Any, BaseShape], Mixture] | None = None
     merge: Callable[[Any, Tensors], dict[str, Tensor]] | None = None
     routes: Callable[[Any, Tensors], list[dict[str, Tensor]]] | None = None
@@ -173,6 +174,20 @@ def expected_tensors(config: AdapterConfig, shape: BaseShape) -> dict[str, tuple
     """
     state = _built(config, shape).state_dict()
     return {name: tuple(state[name].shape) for name in canonical_order(state)}
+
+
+def places_of(config: AdapterConfig, shape: BaseShape) -> frozenset[str]:
+    """Where an adapter's updates are added: `layers.3.ffn` of a bottleneck, of a LoRA the paths of its modules.
+
+    Empty for structures that are not put side by side.
+    """
+    ends = {".up.weight": "", LORA_B: PREFIX}
+    found = set()
+    for name in expected_tensors(config, shape) if config.joinable else ():
+        for end, prefix in ends.items():
+            if name.endswith(end):
+                found.add(name.removesuffix(end).removeprefix(prefix))
+    return frozenset(found)
 
 
 def create(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from registry.adapters.bottleneck import Bottleneck, BottleneckAdapter
 from registry.adapters.loadable import Tensors
-from registry.adapters.mixture import Measured
+from registry.adapters.mixture import Factor, Measured
 from registry.spec import BaseShape, BottleneckConfig
 
 PROBES = 64
@@ -24,19 +24,19 @@ SEED = 0
 
 
 def join_bottlenecks(
-    configs: Sequence[BottleneckConfig], loaded: Sequence[Tensors], factors: Sequence[float]
+    configs: Sequence[BottleneckConfig], loaded: Sequence[Tensors], factors: Sequence[Factor]
 ) -> dict[str, Tensor]:
     """The tensors, in double precision, of the bottleneck whose output is the sum of `factors` times the others'.
 
     Every site of every layer; Houlsby's trained LayerNorms, which are the same in all, as they are.
     """
-    scaled = [factor * config.scale for factor, config in zip(factors, configs, strict=True)]
     mixed: dict[str, Tensor] = {}
     for name, tensor in loaded[0].items():
         if ".base_norm." in name:
             mixed[name] = tensor
         elif name.endswith(".up.weight"):
             site = name.removesuffix("up.weight")
+            scaled = [factor(site[:-1]) * config.scale for factor, config in zip(factors, configs, strict=True)]
             mixed |= _site([{n: t for n, t in one.items() if n.startswith(site)} for one in loaded], scaled, site)
     return mixed
 
@@ -78,26 +78,30 @@ class BottleneckMixture(Measured):
 
     def __init__(self, _config: BottleneckConfig, shape: BaseShape) -> None:
         self.shape = shape
-        self._exact: list[Tensor] = []
+        self._exact: dict[str, Tensor] = {}
         self._draw = np.random.Generator(np.random.PCG64(SEED))
         self._probes: list[Tensor] = []
 
-    def add(self, config: BottleneckConfig, tensors: Tensors, factor: float) -> None:
+    def add(self, config: BottleneckConfig, tensors: Tensors, factor: Factor) -> None:
         """Add the updates, each (probes, hidden)."""
-        updates = [factor * update for update in self._updates(config, tensors)]
-        self._exact = [a + b for a, b in zip(self._exact, updates, strict=True)] if self._exact else updates
+        for place, update in self._updates(config, tensors).items():
+            own = factor(place) * update
+            self._exact[place] = self._exact[place] + own if place in self._exact else own
 
     def squares(self, config: BottleneckConfig, tensors: Tensors) -> tuple[float, float]:
         """Over all sites and probes."""
         soup = self._updates(config, tensors)
-        difference = sum(float((a - b).square().sum()) for a, b in zip(soup, self._exact, strict=True))
-        return difference, sum(float(exact.square().sum()) for exact in self._exact)
+        difference = sum(float((soup[place] - exact).square().sum()) for place, exact in self._exact.items())
+        return difference, sum(float(exact.square().sum()) for exact in self._exact.values())
 
     @torch.no_grad()
-    def _updates(self, config: BottleneckConfig, tensors: Tensors) -> list[Tensor]:
+    def _updates(self, config: BottleneckConfig, tensors: Tensors) -> dict[str, Tensor]:
         module = BottleneckAdapter(config, self.shape)
         module.load_state_dict({name: tensors[name].double() for name in module.state_dict()}, assign=True)
-        sites = [site for site in module.modules() if isinstance(site, Bottleneck)]
-        for _ in sites[len(self._probes) :]:
+        sites = {place: site for place, site in module.named_modules() if isinstance(site, Bottleneck)}
+        for _ in range(len(self._probes), len(sites)):
             self._probes.append(torch.from_numpy(self._draw.standard_normal((PROBES, self.shape.hidden_size))))
-        return [site(probes, torch.zeros_like(probes)) for site, probes in zip(sites, self._probes, strict=True)]
+        return {
+            place: site(probes, torch.zeros_like(probes))
+            for (place, site), probes in zip(sites.items(), self._probes, strict=True)
+        }

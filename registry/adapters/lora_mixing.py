@@ -15,18 +15,20 @@ from torch import Tensor
 
 from registry.adapters.loadable import Tensors
 from registry.adapters.lora import LORA_A, LORA_B, PREFIX
-from registry.adapters.mixture import Measured
+from registry.adapters.mixture import Factor, Measured, everywhere
 from registry.spec import BaseShape, LoraConfig
 
 
-def join_loras(configs: Sequence[LoraConfig], loaded: Sequence[Tensors], factors: Sequence[float]) -> dict[str, Tensor]:
+def join_loras(
+    configs: Sequence[LoraConfig], loaded: Sequence[Tensors], factors: Sequence[Factor]
+) -> dict[str, Tensor]:
     """A in fp32 and B in double precision of every module that any ingredient has, ranks in the ingredients' order."""
     down: dict[str, list[Tensor]] = {}
     up: dict[str, list[Tensor]] = {}
     for config, tensors, factor in zip(configs, loaded, factors, strict=True):
         for path, module in config.modules().items():
             down.setdefault(path, []).append(tensors[PREFIX + path + LORA_A].to(torch.float32))
-            grown = tensors[PREFIX + path + LORA_B].to(torch.float64) * (factor * config.scaling(module))
+            grown = tensors[PREFIX + path + LORA_B].to(torch.float64) * (factor(path) * config.scaling(module))
             up.setdefault(path, []).append(grown)
     return {PREFIX + path + LORA_A: torch.cat(some) for path, some in down.items()} | {
         PREFIX + path + LORA_B: torch.cat(some, 1) for path, some in up.items()
@@ -43,7 +45,7 @@ class LoraMixture(Measured):
     def __init__(self, _config: LoraConfig, _shape: BaseShape) -> None:
         self._updates: dict[str, list[_Update]] = {}
 
-    def add(self, config: LoraConfig, tensors: Tensors, factor: float) -> None:
+    def add(self, config: LoraConfig, tensors: Tensors, factor: Factor) -> None:
         """Keep the factors of every module, as they are stored."""
         for path, update in _updates(config, tensors, factor).items():
             self._updates.setdefault(path, []).append(update)
@@ -51,7 +53,7 @@ class LoraMixture(Measured):
     def squares(self, config: LoraConfig, tensors: Tensors) -> tuple[float, float]:
         """Over all modules."""
         difference = size = 0.0
-        soup = _updates(config, tensors, 1.0)
+        soup = _updates(config, tensors, everywhere(1.0))
         for path, updates in self._updates.items():
             up, down = _stacked(updates)
             found, its_down = _stacked([soup[path]])
@@ -71,10 +73,12 @@ class _Update(NamedTuple):
     down: Tensor
 
 
-def _updates(config: LoraConfig, tensors: Tensors, factor: float) -> dict[str, _Update]:
+def _updates(config: LoraConfig, tensors: Tensors, factor: Factor) -> dict[str, _Update]:
     """`factor` times what a LoRA adds to each module's weights."""
     return {
-        path: _Update(factor * config.scaling(module), tensors[PREFIX + path + LORA_B], tensors[PREFIX + path + LORA_A])
+        path: _Update(
+            factor(path) * config.scaling(module), tensors[PREFIX + path + LORA_B], tensors[PREFIX + path + LORA_A]
+        )
         for path, module in config.modules().items()
     }
 

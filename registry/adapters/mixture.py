@@ -7,18 +7,27 @@ ingredients. In double precision and through BLAS: a figure of the report, no by
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from registry.adapters.loadable import Tensors
 
+Factor = Callable[[str], float]
+"""What an ingredient is multiplied by at a place: `layers.3.ffn` of a bottleneck, of a LoRA a module's path."""
+
+
+def everywhere(value: float) -> Factor:
+    """The same factor at every place."""
+    return lambda _place: value
+
 
 class Mixture(ABC):
     """What adapters add together, each times a factor. Configurations are those of the structure it is of."""
 
     @abstractmethod
-    def add(self, config: Any, tensors: Tensors, factor: float) -> None:
+    def add(self, config: Any, tensors: Tensors, factor: Factor) -> None:
         """Take `factor` times what an adapter adds into account."""
 
     @abstractmethod
@@ -51,7 +60,7 @@ class Constant(Mixture):
     def __init__(self, residual: float | None) -> None:
         self._residual = residual
 
-    def add(self, config: Any, tensors: Tensors, factor: float) -> None:
+    def add(self, config: Any, tensors: Tensors, factor: Factor) -> None:
         """Nothing is kept."""
 
     def residual(self, _config: Any, _tensors: Tensors) -> float | None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from registry.adapters.attach import AdapterModule, Edit, InputEdit
 from registry.adapters.initial import Shapes
 from registry.adapters.loadable import Tensors
-from registry.adapters.mixture import Mixture
+from registry.adapters.mixture import Factor, Mixture
 from registry.errors import Incompatible, more_problems
 from registry.spec import AdapterConfig, UnionConfig
 
@@ -91,7 +91,7 @@ class UnionMixture(Mixture):
     def __init__(self, mixtures: Mapping[str, Mixture]) -> None:
         self._of = mixtures
 
-    def add(self, config: UnionConfig, tensors: Tensors, factor: float) -> None:
+    def add(self, config: UnionConfig, tensors: Tensors, factor: Factor) -> None:
         """Hand each member's tensors to its own mixture."""
         for member in config.members:
             self._of[member.method].add(member, of_member(tensors, member), factor)

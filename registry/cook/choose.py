@@ -18,7 +18,16 @@ from registry.samples import CheckedSample
 from registry.select import Chosen, Fit, select
 from registry.soup.auto import apart, best_unranked, within_width
 from registry.soup.compat import SoupPart
-from registry.spec import CookRequest, GmmSpec, HandRecipe, Ingredient, LeftOut, Selection, weights_by_digest
+from registry.spec import (
+    CookRequest,
+    GmmSpec,
+    HandRecipe,
+    Ingredient,
+    LeftOut,
+    Selection,
+    canonical_decimal,
+    weights_by_digest,
+)
 from registry.stored_adapters import loadable
 
 MOST = 64
@@ -109,20 +118,30 @@ def by_hand(registry: Registry, caller: Caller, recipe: HandRecipe) -> tuple[str
     """
     weights: dict[str, float] = {}
     rows: dict[str, AdapterRow] = {}
+    layers: dict[str, Mapping[str, str] | None] = {}
     with registry.database.read() as catalogue:
         for one in recipe.ingredients:
             row = catalogue.adapters.resolve(caller.namespaces, parse_ref(one.ref))
-            rows[row.digest] = row
+            if row.digest in rows and one.layers is not None:
+                raise InvalidRecipe(f"{one.ref} is in the recipe twice, with factors of its own.", param="recipe")
+            rows[row.digest], layers[row.digest] = row, one.layers
             weights[row.digest] = weights.get(row.digest, 0.0) + one.weight
     used = [digest for digest in rows if weights[digest] > 0]
     if not used:
         raise InvalidRecipe("Every weight of the recipe is 0: give at least one ingredient a weight.", param="recipe")
+    layered = layers[used[0]] is not None  # then all have them
     try:
-        canonical = weights_by_digest({digest: weights[digest] for digest in used})
+        own = {digest: weights[digest] for digest in used}
+        canonical = {one: canonical_decimal(w) for one, w in own.items()} if layered else weights_by_digest(own)
     except ValueError as error:
-        raise InvalidRecipe(f"The recipe's {error}.", param="recipe") from None
+        raise InvalidRecipe(
+            f"The recipe's weights {error}." if layered else f"The recipe's {error}.", param="recipe"
+        ) from None
     kept = [digest for digest in used if canonical[digest] != "0"]
-    return rows[used[0]].base_model, tuple(_part(rows[digest], canonical[digest], registry.blobs) for digest in kept)
+    if not kept:
+        raise InvalidRecipe("Every weight of the recipe is 0 at nine decimal places.", param="recipe")
+    parts = (_part(rows[digest], canonical[digest], registry.blobs) for digest in kept)
+    return rows[used[0]].base_model, tuple(replace(part, layers=layers[part.digest]) for part in parts)
 
 
 def _part(row: AdapterRow, weight: str, blobs: BlobStore) -> SoupPart:

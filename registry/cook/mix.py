@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from registry.adapters import places_of
 from registry.adapters.loadable import LoadableAdapter, Tensors
 from registry.adapters.weights import adapter_digest, load_tensors, save_tensors
-from registry.errors import Incompatible, Internal
+from registry.errors import Incompatible, Internal, InvalidRecipe
 from registry.registry import BaseModel, Registry
 from registry.soup import MIXINGS
 from registry.soup.auto import settle
@@ -42,7 +43,7 @@ class Mixed:
     @property
     def is_single(self) -> bool:
         """One ingredient at weight 1 is that adapter, not a soup."""
-        return len(self.parts) == 1 and self.recipe.mixing.scale == "1"
+        return len(self.parts) == 1 and self.recipe.mixing.scale == "1" and self.parts[0].layers is None
 
     @property
     def is_merge(self) -> bool:
@@ -63,10 +64,13 @@ def mix_ingredients(registry: Registry, base: BaseModel, parts: tuple[SoupPart, 
             f"({parts[0].base_fingerprint[:19]} and not {shape.fingerprint[:19]}).",
             param="recipe",
         )
+    _check_layers(parts, shape)
     ordered = tuple(by_digest(parts))
     recipe = Recipe(
         base_fingerprint=shape.fingerprint,
-        ingredients=tuple(RecipeIngredient(digest=part.digest, weight=part.weight) for part in ordered),
+        ingredients=tuple(
+            RecipeIngredient(digest=part.digest, weight=part.weight, layers=part.layers) for part in ordered
+        ),
         mixing=choice.mixing,
     )
     config = MIXINGS[recipe.mixing.method].result(ordered, recipe.mixing)
@@ -84,6 +88,21 @@ def mix_ingredients(registry: Registry, base: BaseModel, parts: tuple[SoupPart, 
     if known is not None and digest != known.adapter_digest:
         raise Internal(f"recipe {recipe.digest} gave {known.adapter_digest} before and {digest} now")
     return Mixed(base, ordered, recipe, config, tensors, data, digest, report, cached, choice.why)
+
+
+def _check_layers(parts: Sequence[SoupPart], shape: BaseShape) -> None:
+    """Raises InvalidRecipe where factors by place are not for exactly the places of their adapter."""
+    for part in parts:
+        if part.layers is None:
+            continue
+        places = places_of(part.config, shape)
+        missing, unknown = sorted(places - part.layers.keys()), sorted(part.layers.keys() - places)
+        if missing or unknown:
+            wrong = f"lack {missing[0]}" if missing else f"name {unknown[0]}, where it has nothing"
+            raise InvalidRecipe(
+                f"The 'layers' of {part.ref} {wrong}; it needs a factor for each of its {len(places)} places.",
+                param="recipe",
+            )
 
 
 def _make(

@@ -80,7 +80,7 @@ class CosineSelector(Selector[CosineSpec]):
         scores = self.means_ @ units.mean(axis=0)
         threshold = self.threshold_ if options.threshold is None else options.threshold
         warnings = list(self.report_["warnings"])
-        if options.min_share != SelectOptions().min_share:  # options that went through the queue have every field set
+        if options.min_share is not None:
             warnings.append("'min_share' is an option of gmm selectors; cosine goes by 'threshold'.")
         ranked = [
             Candidate(

@@ -25,6 +25,8 @@ from registry.spec import GmmSpec, SelectOptions
 
 Zero = Literal["keep", "drop"]
 
+MIN_SHARE = 0.10
+"""Least share of a sample's units where a request names none (AdapterSoup, section 2)."""
 GAP = 0.15
 """Held-out accuracy this far below training purity, or below the mean posterior, is worth a warning."""
 
@@ -80,7 +82,8 @@ class GmmSelector(Selector[GmmSpec]):
         if strange is not None and strange >= NOVEL:
             warnings.append(strange_sample(strange))
         ranked = self._rank(per_cluster, kept, len(points), options)
-        least = f"{100 * options.min_share:g} %"
+        share = _least(options)
+        least = f"{100 * share:g} %"
         return Ranking(
             ranked=ranked,
             excluded=out,
@@ -90,7 +93,7 @@ class GmmSelector(Selector[GmmSpec]):
                 units=len(points),
                 counts={str(cluster): int(count) for cluster, count in enumerate(per_cluster) if count},
                 scores={candidate.member.domain: candidate.score for candidate in ranked},
-                thresholds={"min_share": options.min_share},
+                thresholds={"min_share": share},
                 novelty=strange,
                 warnings=tuple(warnings),
             ),
@@ -105,7 +108,7 @@ class GmmSelector(Selector[GmmSpec]):
 
     def _rank(self, per_cluster: Int64, kept: Sequence[int], units: int, options: SelectOptions) -> list[Candidate]:
         """Candidates by count; ties to the domain that makes up more of its clusters, then by label."""
-        table, owners = self.clusters_.table, self.clusters_.owners
+        table, owners, least = self.clusters_.table, self.clusters_.owners, _least(options)
         rows = []
         for domain in kept:
             own = [cluster for cluster, owned in enumerate(owners) if domain in owned]
@@ -117,8 +120,8 @@ class GmmSelector(Selector[GmmSpec]):
             fails = ""
             if count == 0:
                 fails = f"None of the sample's {units} units is in its cluster."
-            elif count / units < options.min_share:
-                fails = f"{count} of the sample's {units} units, below {100 * options.min_share:g} %."
+            elif count / units < least:
+                fails = f"{count} of the sample's {units} units, below {100 * least:g} %."
             candidates.append(Candidate(member=self.members_[domain], score=count / units, fails=fails))
         return candidates
 
@@ -221,3 +224,8 @@ def _warnings(spec: GmmSpec, fitted: ClusterFit, proof: Proof) -> list[str]:
             f"{proof.accuracy:.2f} is assigned right."
         )
     return warnings
+
+
+def _least(options: SelectOptions) -> float:
+    """The least share of the sample's units that a domain has to have."""
+    return MIN_SHARE if options.min_share is None else options.min_share

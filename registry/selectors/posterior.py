@@ -91,8 +91,7 @@ class PosteriorSelector(Selector[PosteriorSpec]):
         distances = self.gaussians_.distances(points)[:, kept]
         strange = novelty(distances, self.own_distances_) if kept else None
         shares = _posteriors(distances, self.spec.temperature).mean(axis=0) if kept else np.empty(0)
-        asked = options.min_share != SelectOptions().min_share  # options that went through the queue have all set
-        least = max(options.min_share if asked else self.spec.least, LIGHTEST)
+        least = max(self.spec.least if options.min_share is None else options.min_share, LIGHTEST)
         warnings = [] if strange is None or strange < NOVEL else [strange_sample(strange)]
         if options.threshold is not None:
             warnings.append("'threshold' is an option of cosine selectors; posterior goes by 'min_share'.")

@@ -33,6 +33,8 @@ def candidates(parts: Sequence[SoupPart], request: MixingRequest) -> list[Mixing
     if any(part.config.merged is not None for part in parts):
         return [MergeMixing()]  # nothing else can be done with a bank
     joined = ConcatMixing(scale=request.scale)
+    if any(part.layers is not None for part in parts):
+        return [joined]
     several = len(parts) > 1 or parts[0].config.joinable  # a union alone is the average of itself
     if several and all(part.config.average_on_request for part in parts):
         return [joined]  # the average of their factors has cross terms: on request only

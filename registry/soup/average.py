@@ -19,7 +19,14 @@ from registry.adapters.masks import is_mask
 from registry.adapters.weights import DTYPES, scale_output
 from registry.soup import sparse
 from registry.soup.cast import cast_finite
-from registry.soup.compat import SoupPart, average_reasons, by_digest, init_reasons, structure_reasons
+from registry.soup.compat import (
+    SoupPart,
+    average_reasons,
+    by_digest,
+    init_reasons,
+    layer_reasons,
+    structure_reasons,
+)
 from registry.spec import AdapterConfig, AverageMixing
 
 
@@ -29,7 +36,7 @@ def check(parts: Sequence[SoupPart], mixing: AverageMixing) -> list[str]:
     What of an adapter is pruned may differ, or that anything is.
     """
     reasons = structure_reasons([replace(part, config=part.config.dense()) for part in parts])
-    reasons += average_reasons(parts, mixing.scale)
+    reasons += average_reasons(parts, mixing.scale) + layer_reasons(parts)
     of_one_method = len({part.config.method for part in parts}) == 1
     return reasons + init_reasons(parts) if of_one_method and not mixing.assume_same_init else reasons
 

@@ -6,17 +6,21 @@ The mixing methods' checks are made of these; the values come from the catalogue
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from registry.adapters.loadable import LoadableAdapter
+from registry.adapters.mixture import Factor, everywhere
 from registry.spec import Provenance
 
 
 @dataclass(frozen=True, kw_only=True)
 class SoupPart(LoadableAdapter):
-    """One ingredient of a soup as the catalogue knows it; `weight` is its canonical decimal."""
+    """One ingredient of a soup as the catalogue knows it; `weight` is its canonical decimal.
+
+    `layers` are factors by place that multiply the weight (`RecipeIngredient`).
+    """
 
     adapter_id: int
     ref: str
@@ -24,6 +28,12 @@ class SoupPart(LoadableAdapter):
     base_fingerprint: str
     provenance: Provenance
     dtype: str
+    layers: Mapping[str, str] | None = None
+
+    def factor(self, scale: float) -> Factor:
+        """What its output is multiplied by at each place: its weight there, times `scale`."""
+        weight, layers = float(self.weight) * scale, self.layers
+        return everywhere(weight) if layers is None else lambda place: weight * float(layers[place])
 
 
 def by_digest(parts: Sequence[SoupPart]) -> list[SoupPart]:
@@ -92,6 +102,12 @@ def average_reasons(parts: Sequence[SoupPart], scale: str) -> list[str]:
     if fixed and scale != "1":
         reasons.append(f"A scale of {scale} multiplies up-projections, and not all of {fixed[0]} goes through one.")
     return reasons
+
+
+def layer_reasons(parts: Sequence[SoupPart]) -> list[str]:
+    """Reasons of factors by layer, which are of outputs: an average has one weight for all tensors."""
+    layered = [part.ref for part in parts if part.layers is not None]
+    return [f"{layered[0]} has factors by layer, which only 'concat' can keep."] if layered else []
 
 
 def bank_reasons(parts: Sequence[SoupPart]) -> list[str]:

@@ -1,6 +1,7 @@
 """The exact mixture as one adapter: bottlenecks or ranks side by side (docs/explanation/methods.md#mixing).
 
-f(x) = scale sum_i w_i f_i(x) in every layer, whatever the ingredients started from: the block-diagonal form of the sum
+f(x) = scale sum_i w_i f_i(x) in every layer (with factors by layer, sum_i w_i v_il f_il(x)), whatever the ingredients
+started from: the block-diagonal form of the sum
 of their updates, as `cat` in PEFT (Mangrulkar et al., 2022), with the weights folded into the up-projections. How
 tensors are put side by side is their structure's affair (`adapters.bottleneck_mixing`, `adapters.lora_mixing`);
 `scale` multiplies what comes of it. One ingredient as it is at weight 1 and scale 1 is that adapter, bit for bit.
@@ -66,7 +67,7 @@ def _equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
 
 def is_itself(parts: Sequence[SoupPart], mixing: ConcatMixing) -> bool:
     """One ingredient as it is: nothing to fold, nothing to round."""
-    return len(parts) == 1 and mixing.scale == "1"
+    return len(parts) == 1 and mixing.scale == "1" and parts[0].layers is None
 
 
 def width(parts: Sequence[SoupPart]) -> int:
@@ -107,6 +108,6 @@ def mix(parts: Sequence[SoupPart], mixing: ConcatMixing) -> dict[str, Tensor]:
     join = entry_of(ordered[0].config).join
     if join is None:
         raise Internal(f"Adapters of method {ordered[0].config.method!r} were to be put side by side.")
-    factors = [float(part.weight) * float(mixing.scale) for part in ordered]
+    factors = [part.factor(float(mixing.scale)) for part in ordered]
     mixed = join([part.config for part in ordered], [part.load() for part in ordered], factors)
     return cast_finite(mixed, torch.float32)

@@ -14,7 +14,7 @@ from torch import Tensor
 from registry.adapters import entry_of
 from registry.adapters.weights import DTYPES
 from registry.soup.cast import cast_finite
-from registry.soup.compat import SoupPart
+from registry.soup.compat import SoupPart, layer_reasons
 from registry.spec import AdapterConfig, MergeMixing
 
 
@@ -25,7 +25,7 @@ def check(parts: Sequence[SoupPart], _mixing: MergeMixing) -> list[str]:
     if len(parts) > 1:
         banks = len(parts) - len(others)
         reasons.append(f"A bank is merged by itself, and these are {len(parts)} adapters, {banks} of them banks.")
-    return reasons
+    return reasons + layer_reasons(parts)
 
 
 def result(parts: Sequence[SoupPart], _mixing: MergeMixing) -> AdapterConfig:

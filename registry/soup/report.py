@@ -39,7 +39,7 @@ class ExactMixture:
             routes = entry_of(part.config).routes
             found = [tensors] if routes is None else routes(part.config, tensors)
             for one in found:
-                self._mixture.add(part.config.merged or part.config, one, float(part.weight) * self._scale / len(found))
+                self._mixture.add(part.config.merged or part.config, one, part.factor(self._scale / len(found)))
             return tensors
 
         return replace(part, load=load)

@@ -36,6 +36,7 @@ from registry.spec.recipe import (
     Recipe,
     RecipeIngredient,
     WeightedRef,
+    canonical_decimal,
     canonical_weights,
     weights_by_digest,
 )
@@ -63,6 +64,7 @@ from registry.spec.structures.pruned import MaskRule, Pruned, PruningScore
 from registry.spec.structures.structure import HeadConfig, without_none
 from registry.spec.structures.union import UnionConfig
 from registry.spec.unions import UNION_MEMBERS
+from registry.spec.weighing import Screened, StoredAdapter, Weighing, WeighingRequest
 
 __all__ = [
     "UNION_MEMBERS",
@@ -116,15 +118,20 @@ __all__ = [
     "RecipeIngredient",
     "SampleReport",
     "SampleSource",
+    "Screened",
     "SelectOptions",
     "Selection",
     "SelectorSpec",
+    "StoredAdapter",
     "UniformSpec",
     "UnionConfig",
     "Unit",
     "Verification",
+    "Weighing",
+    "WeighingRequest",
     "WeightedRef",
     "Words",
+    "canonical_decimal",
     "canonical_weights",
     "weights_by_digest",
     "without_none",

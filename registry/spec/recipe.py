@@ -19,14 +19,6 @@ from registry.spec.score import Verification
 from registry.spec.selection import PoolRequest, Selection, SelectOptions, SelectorSpec
 from registry.spec.structures.pruned import MaskRule
 
-
-class RecipeIngredient(Frozen):
-    """An adapter digest and its canonical decimal weight."""
-
-    digest: Digest
-    weight: str
-
-
 WEIGHT_PLACES = Decimal("0.000000001")
 
 
@@ -63,6 +55,36 @@ def _not_set(value: object) -> bool:
     return value is None
 
 
+def _not_negative(factor: str) -> str:
+    if factor.startswith("-"):
+        raise ValueError("must not be negative")
+    return factor
+
+
+LayerFactor = Annotated[
+    str,
+    BeforeValidator(canonical_decimal),
+    AfterValidator(_not_negative),
+    WithJsonSchema({"type": ["number", "string"]}),
+]
+LayerFactors = Annotated[
+    dict[Annotated[str, Field(max_length=200)], LayerFactor], Field(min_length=1, max_length=10_000)
+]
+"""By place: `layers.3.ffn` of a bottleneck (the names of its tensors begin so), of a LoRA a module's path."""
+
+
+class RecipeIngredient(Frozen):
+    """An adapter digest and its canonical decimal weight.
+
+    Weights sum to 1, but for ingredients with `layers`: then what is added at each place is the weight times that
+    place's factor, and every ingredient has them.
+    """
+
+    digest: Digest
+    weight: str
+    layers: LayerFactors | None = Field(default=None, exclude_if=_not_set)
+
+
 class AverageMixing(Frozen):
     """The weighted average of tensors, sum w_i theta_i (AdapterSoup, section 2).
 
@@ -81,7 +103,7 @@ class AverageMixing(Frozen):
 
 
 class ConcatMixing(Frozen):
-    """The exact mixture: an adapter whose output is the weighted mean of its ingredients'.
+    """The exact mixture: an adapter whose output is the weighted sum of its ingredients'.
 
     Bottlenecks or ranks add up. Needs one structure and no common initialisation; `scale` as for `average`.
     """
@@ -169,16 +191,26 @@ class Recipe(Frozen):
 
 
 class WeightedRef(Frozen):
-    """An ingredient written by hand: any adapter ref and a weight, normalised over the recipe."""
+    """An ingredient written by hand: any adapter ref and a weight, normalised over the recipe.
+
+    Weights with factors by place (`layers`), as a stored recipe has them, are taken as they are.
+    """
 
     ref: str = Field(max_length=200)
     weight: float = Field(default=1.0, ge=0)
+    layers: LayerFactors | None = None
 
 
 class HandRecipe(Frozen):
     """A recipe written by hand."""
 
     ingredients: tuple[WeightedRef, ...] = Field(min_length=1, max_length=1000, fail_fast=True)
+
+    @model_validator(mode="after")
+    def _layers_of_all_or_none(self) -> Self:
+        if len({one.layers is None for one in self.ingredients}) > 1:
+            raise ValueError("either all ingredients have 'layers' or none")
+        return self
 
 
 class CookRequest(Frozen):

@@ -79,7 +79,7 @@ class PosteriorSpec(_Spec):
     """Gaussians over mean-pooled base embeddings, one a domain with a shared covariance: their posteriors are weights.
 
     Log-densities are multiplied by `temperature`, so that posteriors are spread; domains below `least` are left out,
-    or below the request's `min_share` where that is not its default.
+    or below the request's `min_share` where it has one.
     """
 
     encoder_name: ClassVar[EncoderName | None] = "base"
@@ -100,11 +100,15 @@ SelectorSpec = Annotated[GmmSpec | CosineSpec | PosteriorSpec | UniformSpec, Fie
 
 
 class SelectOptions(Frozen):
-    """Decided per request on a fitted selector. `single`: the top adapter alone, thresholds ignored."""
+    """Decided per request on a fitted selector. `single`: the top adapter alone, thresholds ignored.
+
+    `min_share` is the least share of the sample that a domain has to have: by default 0.10 (gmm, the paper's), or
+    `least` of a posterior.
+    """
 
     single: bool = False
     max_ingredients: int = Field(default=5, ge=1, le=64)
-    min_share: float = Field(default=0.10, ge=0, le=1)
+    min_share: float | None = Field(default=None, ge=0, le=1)
     threshold: float | None = Field(default=None, ge=-1, le=1)
     when_none: Literal["abstain", "top"] = "abstain"
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
 
 from registry.adapters import expected_tensors
 from registry.adapters.weights import adapter_digest, load_tensors, save_tensors
-from registry.errors import Incompatible, Internal
+from registry.errors import Incompatible, Internal, InvalidRecipe
 from registry.spec import AutoMixing, AverageMixing, BottleneckConfig, ConcatMixing, CookRequest, MixReport
 from tests.registry.toy_registry import (
     CONFIG,
@@ -332,3 +334,49 @@ def test_a_mixing_that_names_no_method_is_auto(mixing, expected):
 def test_requests_that_are_none(fields):
     with pytest.raises(ValueError, match="validation error"):
         CookRequest.model_validate({"recipe": by_hand("acme/a"), **fields})
+
+
+PLACES = {f"layers.{layer}.ffn": f"0.{layer + 3}" for layer in range(2)}
+
+
+class TestWeightsByLayer:
+    def recipe(self, *refs: str, **first: object) -> dict[str, object]:
+        rows = [{"ref": ref, "weight": 0.4 + number, "layers": PLACES} for number, ref in enumerate(refs)]
+        return {"ingredients": [{**rows[0], **first}, *rows[1:]]}
+
+    def test_a_recipe_is_kept_as_it_was_given_and_gives_the_same_soup_again(self, strangers):
+        first = strangers.cook(recipe=self.recipe("acme/law", "acme/code"))
+        assert first.recipe.mixing == ConcatMixing()
+        assert sorted(one.weight for one in first.recipe.ingredients) == ["0.4", "1.4"]
+        assert {tuple(one.layers.items()) for one in first.recipe.ingredients} == {tuple(PLACES.items())}
+        again = strangers.cook(
+            recipe={
+                "ingredients": [
+                    {"ref": one.digest, "weight": float(one.weight), "layers": one.layers}
+                    for one in first.recipe.ingredients
+                ]
+            }
+        )
+        assert (again.digest, again.recipe_digest, again.cached) == (first.digest, first.recipe_digest, True)
+
+    def test_one_adapter_with_layers_is_stored_as_a_soup(self, strangers):
+        cooked = strangers.cook(recipe=self.recipe("acme/law"))
+        assert cooked.model != "acme/law@1"
+        assert cooked.created
+
+    @pytest.mark.parametrize(
+        ("first", "said"),
+        [
+            ({"layers": {"layers.0.ffn": 1}}, "of acme/law@1 lack layers.1.ffn; it needs a factor for each of its 2"),
+            ({"layers": {**PLACES, "layers.9.ffn": 1}}, "name layers.9.ffn, where it has nothing"),
+            ({"weight": 1e12}, "weights must be a finite number of at most 1000"),
+            ({"ref": "acme/code"}, "acme/code is in the recipe twice"),
+        ],
+    )
+    def test_what_is_wrong_with_them_is_told(self, strangers, first, said):
+        with pytest.raises(InvalidRecipe, match=re.escape(said)):
+            strangers.cook(recipe=self.recipe("acme/law", "acme/code", **first))
+
+    def test_an_average_of_them_is_refused(self, strangers):
+        with pytest.raises(Incompatible, match="factors by layer, which only 'concat' can keep"):
+            strangers.cook(recipe=self.recipe("acme/law", "acme/code"), mixing={"method": "average"})

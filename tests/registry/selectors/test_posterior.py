@@ -77,6 +77,8 @@ def test_the_least_share_is_the_specs_or_the_requests() -> None:
     assert taken.thresholds == {"min_share": 0.2}
     asked = strict.rank(SAMPLE, options=SelectOptions(min_share=0.01)).selection()
     assert len(asked.selected) > len(taken.selected)
+    lax = PosteriorSelector(PosteriorSpec(dimensions=6, least=0.0)).fit(NEAR)
+    assert lax.rank(SAMPLE, options=SelectOptions(min_share=0.1)).selection().thresholds == {"min_share": 0.1}
     everybody = strict.rank(around(np.full(16, 50.0), 5, seed=0), options=SelectOptions(min_share=0.0)).selection()
     assert all(Decimal(one.weight) > 0 for one in everybody.selected)
     warned = strict.rank(SAMPLE, options=SelectOptions(threshold=0.3)).selection()

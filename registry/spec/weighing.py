@@ -1,0 +1,63 @@
+"""What is asked of and found by weighing: which of some adapters help on a text, and by how much at each place."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from registry.names import Digest
+from registry.spec.config import AdapterConfig
+from registry.spec.frozen import Frozen
+
+
+class StoredAdapter(Frozen):
+    """An adapter by its configuration and the blob of its weights."""
+
+    config: AdapterConfig
+    blob: Digest
+
+
+class WeighingRequest(Frozen):
+    """Weigh `candidates`, which can be put side by side, on `texts`.
+
+    They are screened on at most `screened` texts, the best `keep` are given coefficients in `steps` steps of `batch`
+    texts each. All draws are by `seed`.
+    """
+
+    texts: tuple[str, ...] = Field(min_length=1)
+    candidates: tuple[StoredAdapter, ...] = Field(min_length=1)
+    screened: int = Field(default=30, ge=1)
+    keep: int = Field(default=5, ge=1)
+    steps: int = Field(default=12, ge=1)
+    batch: int = Field(default=8, ge=1)
+    rate: float = Field(default=0.08, gt=0)
+    start: float = Field(default=0.2, ge=0)
+    max_tokens: int = Field(default=512, ge=2)
+    """Tokens of a text that are looked at."""
+    seed: int = Field(default=0, ge=0, lt=2**32)
+
+
+class Screened(Frozen):
+    """What an adapter adds to the base at once: the fall of mean NLL per token for a coefficient of 1, to first order.
+
+    `standard_error` is over parts of the texts; None where there is one part.
+    """
+
+    score: float
+    standard_error: float | None
+
+
+class Weighing(Frozen):
+    """What was found: a screen of every candidate, those that were kept (by their number), and their coefficients.
+
+    `coefficients` has for each of those that were kept its coefficient by place.
+    """
+
+    screened: tuple[Screened, ...]
+    kept: tuple[int, ...]
+    coefficients: tuple[dict[str, float], ...]
+    losses: tuple[float, ...]
+    """Mean NLL per token of each step's texts, before the step."""
+    screen_tokens: int
+    step_tokens: int
+    screen_seconds: float
+    step_seconds: float

@@ -1,0 +1,186 @@
+"""Weighing: slopes are the slopes of the loss, coefficients are the weights of the soup that is made of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from registry.adapters import attached, expected_tensors, from_tensors, paper_config, places_of
+from registry.adapters.weighted import WeightedAdapter
+from registry.base_model import LoadedBase
+from registry.errors import Cancelled, Incompatible, InvalidSample
+from registry.names import sha256_digest
+from registry.soup import concat
+from registry.spec import (
+    AdapterConfig,
+    ConcatMixing,
+    LoraConfig,
+    LoraModule,
+    StoredAdapter,
+    Weighing,
+    WeighingRequest,
+)
+from tests.registry.random_adapters import part
+from tests.tiny_models import TINY_SENTENCES
+from training.coefficients import weigh
+from training.tasks.language import passage_scores
+
+ON_BASES = ("gpt2", "llama")
+TEXTS = tuple(f"{sentence} {number}" for number in range(3) for sentence in TINY_SENTENCES)
+Bank = dict[str, tuple[AdapterConfig, dict[str, Tensor]]]
+
+
+def loras(base: LoadedBase) -> tuple[AdapterConfig, AdapterConfig]:
+    """Two LoRAs of different ranks, of which the second knows more modules."""
+    paths = sorted(path for path in base.shape.linears if path.endswith(("c_attn", "q_proj", "query_key_value")))
+    more = sorted(path for path in base.shape.linears if path.endswith(("c_fc", "up_proj", "dense_h_to_4h")))
+    return (
+        LoraConfig.of({path: LoraModule(2, 4.0) for path in paths}),
+        LoraConfig.of({path: LoraModule(3, 1.0) for path in [*paths, *more]}),
+    )
+
+
+def drawn(base: LoadedBase, config: AdapterConfig, seed: int, size: float = 0.2) -> dict[str, Tensor]:
+    """Tensors that change what the base says, Houlsby's norms the same for every seed."""
+    draw, same = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(99)
+    return {
+        name: 1 + 0.1 * torch.randn(shape, generator=same)
+        if ".base_norm." in name
+        else size * torch.randn(shape, generator=draw)
+        for name, shape in expected_tensors(config, base.shape).items()
+    }
+
+
+def bank_of(base: LoadedBase, count: int = 4) -> Bank:
+    """Adapters and their opposites: of each pair one helps on a text."""
+    config = paper_config("bapna_firat", bottleneck=4)
+    some = [drawn(base, config, number // 2) for number in range(count)]
+    signed = [{n: -t if ".up." in n and number % 2 else t for n, t in one.items()} for number, one in enumerate(some)]
+    return {sha256_digest(str(number).encode()): (config, one) for number, one in enumerate(signed)}
+
+
+def asked(bank: Bank, texts: Sequence[str] = TEXTS, **fields: object) -> WeighingRequest:
+    candidates = [StoredAdapter(config=config, blob=blob) for blob, (config, _) in bank.items()]
+    return WeighingRequest.model_validate({"texts": texts, "candidates": candidates, "steps": 4, **fields})
+
+
+def weighed(base: LoadedBase, bank: Bank, **fields: object) -> Weighing:
+    return weigh(base, asked(bank, **fields), lambda one: bank[one.blob][1])
+
+
+def mean_nll(base: LoadedBase, texts: Sequence[str] = TEXTS) -> float:
+    scores = passage_scores(base, texts, block=base.shape.context)
+    return sum(one.nll for one in scores) / sum(one.tokens for one in scores)
+
+
+@pytest.mark.parametrize("structure", ["bapna_firat", "houlsby", "parallel", "lora"])
+def test_coefficients_are_the_weights_of_the_soup_that_they_are_written_into(base: LoadedBase, structure: str) -> None:
+    if structure == "lora":
+        configs = loras(base)
+    else:
+        configs = (paper_config(structure, bottleneck=3), paper_config(structure, bottleneck=5))
+    loaded = [drawn(base, config, seed) for seed, config in enumerate(configs)]
+    bank = WeightedAdapter(configs, loaded, base.shape)
+    with torch.no_grad():
+        values = torch.rand(bank.coefficients.shape, generator=torch.Generator().manual_seed(5))
+        bank.coefficients.copy_(values.round(decimals=3))
+        bank.apply_coefficients()
+    parts = [
+        part(
+            number, config, load=lambda n=number: loaded[n],
+            layers={
+                place: f"{float(row[number]):.9f}"
+                for place, row in zip(bank.places, bank.coefficients.tolist(), strict=True)
+                if place in places_of(config, base.shape)
+            },
+        )
+        for number, config in enumerate(configs)
+    ]  # fmt: skip
+    mixing = ConcatMixing()
+    soup = from_tensors(concat.result(parts, mixing), base.shape, concat.mix(parts, mixing))
+    with attached(base.model, bank):
+        found = mean_nll(base)
+    with attached(base.model, soup):
+        assert found == pytest.approx(mean_nll(base), abs=1e-5)
+    assert found != pytest.approx(mean_nll(base), abs=1e-3)
+
+
+def test_the_screen_is_the_slope_of_the_mean_nll(base: LoadedBase) -> None:
+    bank = bank_of(base, 3)
+    found = weighed(base, bank, screened=100)
+    assert len(found.screened) == 3
+    step = 1e-3
+    for one, (config, tensors) in zip(found.screened, bank.values(), strict=True):
+        at: dict[float, float] = {}
+        for weight in (step, -step):
+            scaled = {name: t * weight if ".up." in name else t for name, t in tensors.items()}
+            with attached(base.model, from_tensors(config, base.shape, scaled).double()):
+                at[weight] = mean_nll(base)
+        assert one.score == pytest.approx((at[-step] - at[step]) / (2 * step), rel=1e-2, abs=1e-3)
+        assert one.standard_error is not None
+        assert 0 < one.standard_error < 1
+
+
+def test_what_only_harms_is_not_kept(base: LoadedBase) -> None:
+    """Of an adapter and its opposite exactly one helps, to first order."""
+    pair = bank_of(base, 2)
+    found = weighed(base, pair)
+    scores = [screened.score for screened in found.screened]
+    assert scores[0] == pytest.approx(-scores[1], rel=1e-3)
+    assert found.kept == ((0,) if scores[0] > 0 else (1,))
+    harmful = {blob: pair[blob] for number, blob in enumerate(pair) if number not in found.kept}
+    nothing = weighed(base, harmful)
+    assert (nothing.kept, nothing.coefficients, nothing.losses) == ((), (), ())
+
+
+def test_steps_lower_the_loss_and_are_the_same_bits_again(base: LoadedBase) -> None:
+    bank = bank_of(base, 5)
+    first, again = (weighed(base, bank, keep=3, steps=20, batch=len(TEXTS)) for _ in range(2))
+    assert first.losses[-1] < first.losses[0]
+    assert (first.coefficients, first.screened, first.losses) == (again.coefficients, again.screened, again.losses)
+    assert len(first.kept) <= 3
+    assert all(value == 0 or value >= 0.01 for by_place in first.coefficients for value in by_place.values())
+    other = weighed(base, bank, keep=3, steps=20, seed=1, batch=4)
+    assert other.losses != first.losses
+
+
+def test_the_base_is_as_it_was_also_where_it_was_ended(base: LoadedBase) -> None:
+    before = mean_nll(base)
+    bank = bank_of(base)
+    weighed(base, bank)
+    assert mean_nll(base) == before
+
+    def end(done: int, _total: int, _message: str) -> None:
+        if done >= 6:
+            raise Cancelled("enough")
+
+    with pytest.raises(Cancelled):
+        weigh(base, asked(bank), lambda one: bank[one.blob][1], progress=end)
+    assert mean_nll(base) == before
+    assert not any(parameter.requires_grad for parameter in base.model.parameters())
+
+
+def test_texts_are_counted_cut_and_refused_where_none_has_a_token(base: LoadedBase) -> None:
+    bank = bank_of(base, 2)
+    found = weighed(base, bank, texts=TEXTS, screened=4, max_tokens=5, batch=3, steps=2)
+    assert found.screen_tokens == 4 * 4
+    assert found.step_tokens == 2 * 3 * 4
+    assert all(map(math.isfinite, found.losses))
+    with pytest.raises(InvalidSample, match="no token that the base model can predict"):
+        weighed(base, bank, texts=("",))
+
+
+def test_one_text_is_enough(base: LoadedBase) -> None:
+    found = weighed(base, bank_of(base, 2), texts=TEXTS[:1])
+    assert [one.standard_error for one in found.screened] == [None, None]
+
+
+def test_adapters_of_another_base_are_refused(base: LoadedBase) -> None:
+    bank = bank_of(base, 2)
+    short = {blob: {n: t for n, t in tensors.items() if "layers.1" not in n} for blob, (_, tensors) in bank.items()}
+    with pytest.raises(Incompatible):
+        weigh(base, asked(bank), lambda one: short[one.blob])
