@@ -162,7 +162,8 @@ class Store:
             {"recipe": {"ingredients": [{"ref": ref, "weight": weight} for ref, weight in weights.items()]}}
         )
         return cook(
-            self.registry, CALLER, request, namespace="default", fit=_no_model, progress=lambda *_: None
+            self.registry, CALLER, request, namespace="default", fit=_no_model, weigh=_no_model,
+            progress=lambda *_: None,
         )  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 """The cook verb: a sample, or a recipe by hand, becomes a soup that is stored with its recipe and its evidence.
 
 Called by the cook job. Straight down: choose (every incompatibility surfaces before a tensor is mixed), mix, verify
-against the base, publish; one module each. Models run behind `registry.bases`: the server's engine, or a test's.
+against the base, publish; one module each. With effort `quick` what is mixed is searched for. Models run behind
+`registry.bases` (the server's engine, or a test's), gradients behind `weigh`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from registry.catalogue.rows import AdapterRow
 from registry.cook.choose import by_hand, by_selection
 from registry.cook.mix import Mixed, mix_ingredients
 from registry.cook.publish import publish_soup
+from registry.cook.quick import Weigh, search
 from registry.cook.verify import check_verifiable, verify_soup, why_not
 from registry.errors import InvalidSample, Unavailable
 from registry.names import split_name
@@ -18,13 +20,21 @@ from registry.progress import Progress
 from registry.registry import BaseModel, Caller, Registry
 from registry.samples import CheckedSample, check_sample
 from registry.select import Chosen, Fit
+from registry.soup.compat import SoupPart
 from registry.spec import Cooked, CookRequest, Evidence
 
 STEPS = 4
 
 
 def cook(
-    registry: Registry, caller: Caller, request: CookRequest, *, namespace: str, fit: Fit, progress: Progress
+    registry: Registry,
+    caller: Caller,
+    request: CookRequest,
+    *,
+    namespace: str,
+    fit: Fit,
+    weigh: Weigh,
+    progress: Progress,
 ) -> Cooked:
     """Cook a request; `namespace` takes an unnamed soup. `progress` may raise Cancelled between two steps.
 
@@ -44,26 +54,48 @@ def cook(
     if parts is None:
         assert sample is not None  # a CookRequest has a sample where it has no recipe
         chosen, parts = by_selection(registry, caller, request, sample=sample, fit=fit)
-    evidence, vectors = _evidence(sample, chosen), None if chosen is None else chosen.vectors
-    if chosen is not None and not parts:
-        return _abstain(base, chosen.selection.reason, evidence)
+    evidence = _evidence(sample, chosen)
+    if request.effort == "quick":
+        assert sample is not None
+        assert chosen is not None
+        searched = search(registry, base, request, chosen, parts, sample.texts, weigh=weigh, progress=progress)
+        evidence, mixed = evidence.model_copy(update={"search": searched.search}), None
+        if searched.best is not None:
+            mixed = searched.best.mixed
+            evidence = evidence.model_copy(update={"verification": searched.best.verification})
+    elif parts:
+        mixed, evidence = _mixed(registry, base, parts, request, sample, chosen, evidence, progress)
+    else:
+        mixed = None
+    if mixed is None:
+        return _abstain(base, "" if chosen is None else chosen.selection.reason, evidence)
+    if evidence.verification is not None and not evidence.verification.helps:
+        return _abstain(base, why_not(evidence.verification), evidence)
+    if mixed.is_single:
+        return _alone(registry, mixed, request, evidence)
+    unnamed = (namespace, "soup-" + mixed.digest.removeprefix("sha256:")[:12])
+    target = split_name(request.name) if request.name else unnamed
+    vectors = None if chosen is None else chosen.vectors
+    row, created = publish_soup(registry, caller, mixed, evidence=evidence, vectors=vectors, target=target)
+    return _cooked(mixed, row, evidence, reason=_reason(mixed), created=created)
+
+
+def _mixed(
+    registry: Registry, base: BaseModel, parts: tuple[SoupPart, ...], request: CookRequest,
+    sample: CheckedSample | None, chosen: Chosen | None, evidence: Evidence, progress: Progress,
+) -> tuple[Mixed, Evidence]:  # fmt: skip
+    """The soup of these parts, and where it is to be verified what that found."""
     checked = sample if request.verify else None
     if checked is not None:
         check_verifiable(base, parts)
     progress(2, STEPS, f"mixing {len(parts)} adapters")
     mixed = mix_ingredients(registry, base, parts, request=request)
-    if checked is not None:
-        progress(3, STEPS, "verifying on the sample")
-        verification = verify_soup(mixed, checked, vectors=vectors, progress=progress)
-        evidence = evidence.model_copy(update={"verification": verification})
-        if not verification.helps:
-            return _abstain(base, why_not(verification), evidence)
-    if mixed.is_single:
-        return _alone(registry, mixed, request, evidence)
-    unnamed = (namespace, "soup-" + mixed.digest.removeprefix("sha256:")[:12])
-    target = split_name(request.name) if request.name else unnamed
-    row, created = publish_soup(registry, caller, mixed, evidence=evidence, vectors=vectors, target=target)
-    return _cooked(mixed, row, evidence, reason=_reason(mixed), created=created)
+    if checked is None:
+        return mixed, evidence
+    progress(3, STEPS, "verifying on the sample")
+    known = None if chosen is None or chosen.vectors is None else chosen.vectors.base_nll
+    verification = verify_soup(mixed, checked.texts, base_nll=known, progress=progress)
+    return mixed, evidence.model_copy(update={"verification": verification})
 
 
 def _sample(registry: Registry, caller: Caller, request: CookRequest, base: BaseModel) -> CheckedSample | None:

@@ -24,6 +24,7 @@ from registry.spec import (
     HandRecipe,
     Ingredient,
     LeftOut,
+    PosteriorSpec,
     Selection,
     canonical_decimal,
     weights_by_digest,
@@ -38,13 +39,13 @@ def by_selection(
     registry: Registry, caller: Caller, request: CookRequest, *, sample: CheckedSample, fit: Fit
 ) -> tuple[Chosen, tuple[SoupPart, ...]]:
     """The adapters a selector picks for a sample; no part means that it abstains."""
-    spec = request.selector or GmmSpec()
+    spec = request.selector or (GmmSpec() if request.effort is None else PosteriorSpec())
     chosen = select(registry, caller, sample, pool=request.pool, spec=spec, options=request.options, fit=fit)
     if chosen.selection.abstained:
         return chosen, ()
     with registry.database.read() as catalogue:
         rows = {m.digest: catalogue.adapters.get(m.adapter_id) for m in chosen.selector.members}
-    parts = {digest: _part(row, "1", registry.blobs) for digest, row in rows.items()}
+    parts = {digest: part_of(row, "1", registry.blobs) for digest, row in rows.items()}
     chosen = replace(chosen, selection=_mixable(chosen, parts, request))
     return chosen, tuple(replace(parts[one.digest], weight=one.weight) for one in chosen.selection.selected)
 
@@ -140,11 +141,12 @@ def by_hand(registry: Registry, caller: Caller, recipe: HandRecipe) -> tuple[str
     kept = [digest for digest in used if canonical[digest] != "0"]
     if not kept:
         raise InvalidRecipe("Every weight of the recipe is 0 at nine decimal places.", param="recipe")
-    parts = (_part(rows[digest], canonical[digest], registry.blobs) for digest in kept)
+    parts = (part_of(rows[digest], canonical[digest], registry.blobs) for digest in kept)
     return rows[used[0]].base_model, tuple(replace(part, layers=layers[part.digest]) for part in parts)
 
 
-def _part(row: AdapterRow, weight: str, blobs: BlobStore) -> SoupPart:
+def part_of(row: AdapterRow, weight: str, blobs: BlobStore) -> SoupPart:
+    """The ingredient that a row is, at this weight."""
     return SoupPart(
         **vars(loadable(row, blobs)),
         adapter_id=row.id,

@@ -1,7 +1,8 @@
 """Verifying: a finished soup has to beat the base model on the sample it was cooked from, or nothing is cooked.
 
 Its NLL of the sample is held against the base's, paired by passage; it has to be lower by more than one standard error
-of the difference. The text is that which chose the ingredients, so the figure is optimistic.
+of the difference. The text is that which chose the ingredients, so the figure is optimistic. Passages that were held
+out had no part in that; there two standard errors are asked for, since several ways are tried on them.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from registry.cook.mix import Mixed
 from registry.errors import InvalidParameter, InvalidSample
 from registry.progress import Progress
 from registry.registry import BaseModel
-from registry.samples import CheckedSample, Vectors
 from registry.soup.compat import SoupPart
 from registry.spec import Verification
 from registry.uncertainty import paired_difference
+
+MARGINS = {False: 1.0, True: 2.0}
+"""Standard errors by which a soup has to be better, by whether the passages were held out."""
 
 
 def check_verifiable(base: BaseModel, parts: Sequence[SoupPart]) -> None:
@@ -32,14 +35,19 @@ def check_verifiable(base: BaseModel, parts: Sequence[SoupPart]) -> None:
         )
 
 
-def verify_soup(mixed: Mixed, sample: CheckedSample, *, vectors: Vectors | None, progress: Progress) -> Verification:
-    """The soup against the base on the sample; the embedding pass may have yielded the base's NLL already."""
-    scores = mixed.base.score(sample.texts, mixed.adapter, progress=progress)
+def verify_soup(
+    mixed: Mixed, texts: Sequence[str], *, base_nll: np.ndarray | None, progress: Progress, held_out: bool = False
+) -> Verification:
+    """The soup against the base on texts; a pass before may have yielded the base's NLL (texts,) already.
+
+    On texts that had a part in choosing one standard error is asked for, on those that were held out two.
+    """
+    scores = mixed.base.score(texts, mixed.adapter, progress=progress)
     soup = np.array([score.nll for score in scores])
     tokens = np.array([score.tokens for score in scores])
-    base = None if vectors is None else vectors.base_nll
+    base = base_nll
     if base is None:
-        base = np.array([score.nll for score in mixed.base.score(sample.texts, None, progress=progress)])
+        base = np.array([score.nll for score in mixed.base.score(texts, None, progress=progress)])
     if tokens.sum() == 0:
         raise InvalidSample("The sample holds no token that the base model can score.", param="sample")
     paired = paired_difference(soup, base, tokens)
@@ -49,14 +57,18 @@ def verify_soup(mixed: Mixed, sample: CheckedSample, *, vectors: Vectors | None,
         **vars(paired),
         passages=len(scores),
         tokens=int(tokens.sum()),
-        helps=paired.difference < -paired.standard_error,
+        helps=paired.difference < -MARGINS[held_out] * paired.standard_error,
+        held_out=held_out,
     )
 
 
 def why_not(verification: Verification) -> str:
     """The sentence that an abstention gives for a soup that does not help."""
+    where, by = "On the sample", "one standard error"
+    if verification.held_out:
+        where, by = f"On the {verification.passages} passages that were held out", "two standard errors"
     return (
-        f"On the sample it does not beat the base model by one standard error: mean NLL "
+        f"{where} it does not beat the base model by {by}: mean NLL "
         f"{verification.soup_nll:.4f} against {verification.base_nll:.4f}, difference "
         f"{verification.difference:+.4f} ± {verification.standard_error:.4f}."
     )

@@ -64,7 +64,16 @@ from registry.spec.structures.pruned import MaskRule, Pruned, PruningScore
 from registry.spec.structures.structure import HeadConfig, without_none
 from registry.spec.structures.union import UnionConfig
 from registry.spec.unions import UNION_MEMBERS
-from registry.spec.weighing import Screened, StoredAdapter, Weighing, WeighingRequest
+from registry.spec.weighing import (
+    Effort,
+    Screened,
+    Search,
+    StoredAdapter,
+    Trial,
+    WeighedCandidate,
+    Weighing,
+    WeighingRequest,
+)
 
 __all__ = [
     "UNION_MEMBERS",
@@ -83,6 +92,7 @@ __all__ = [
     "CookRequest",
     "Cooked",
     "CosineSpec",
+    "Effort",
     "EmbeddingSource",
     "EncoderName",
     "Evidence",
@@ -119,14 +129,17 @@ __all__ = [
     "SampleReport",
     "SampleSource",
     "Screened",
+    "Search",
     "SelectOptions",
     "Selection",
     "SelectorSpec",
     "StoredAdapter",
+    "Trial",
     "UniformSpec",
     "UnionConfig",
     "Unit",
     "Verification",
+    "WeighedCandidate",
     "Weighing",
     "WeighingRequest",
     "WeightedRef",

@@ -18,6 +18,7 @@ from registry.spec.frozen import Frozen
 from registry.spec.score import Verification
 from registry.spec.selection import PoolRequest, Selection, SelectOptions, SelectorSpec
 from registry.spec.structures.pruned import MaskRule
+from registry.spec.weighing import Effort, Search
 
 WEIGHT_PLACES = Decimal("0.000000001")
 
@@ -218,9 +219,14 @@ class CookRequest(Frozen):
 
     With `verify` the finished soup must beat the base on the sample by one paired standard error, or the
     answer abstains. A recipe by hand is verified where a sample comes with it.
+
+    `effort` says how much may be spent on choosing. `instant`: the weights are those of the `posterior` selector.
+    `quick`: its best candidates are weighed on four fifths of the sample, and what comes of it has to beat the base
+    on the rest. Without it the selector alone chooses (`gmm` where none is named).
     """
 
     sample: SampleSource | None = None
+    effort: Effort | None = None
     selector: SelectorSpec | None = None
     options: SelectOptions = SelectOptions()
     pool: PoolRequest = PoolRequest()
@@ -237,6 +243,12 @@ class CookRequest(Frozen):
             raise ValueError("give a 'sample' to choose from, or a 'recipe' by hand")
         if self.recipe is not None and self.selector is not None:
             raise ValueError("a 'recipe' by hand leaves nothing to select: drop 'selector' or 'recipe'")
+        if self.recipe is not None and self.effort is not None:
+            raise ValueError("a 'recipe' by hand leaves nothing to search: drop 'effort' or 'recipe'")
+        if self.effort == "quick" and not self.verify:
+            raise ValueError("effort 'quick' takes what beats the base on held-out passages: 'verify' cannot be false")
+        if self.effort == "quick" and self.mixing != AutoMixing():
+            raise ValueError("effort 'quick' finds its own mixing: drop 'mixing'")
         return self
 
 
@@ -249,6 +261,7 @@ class Evidence(Frozen):
     sample: SampleReport | None = None
     selection: Selection | None = None
     verification: Verification | None = None
+    search: Search | None = None
 
 
 class Cooked(Frozen):

@@ -36,7 +36,10 @@ class PerplexityReport(Frozen):
 
 
 class Verification(Frozen):
-    """A finished soup against the base on the sample it was cooked from: optimistic, as that text chose the soup."""
+    """A finished soup against the base on the sample it was cooked from: optimistic, as that text chose the soup.
+
+    With an effort that weighs candidates it is on passages that were `held_out`, which had no part in choosing.
+    """
 
     base_nll: float
     soup_nll: float
@@ -46,4 +49,5 @@ class Verification(Frozen):
     passages: int
     tokens: int
     helps: bool
-    """True when the soup beats the base by more than one paired standard error."""
+    """True when the soup beats the base by more than one paired standard error, on held-out passages by two."""
+    held_out: bool = False

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from registry.names import Digest
 from registry.spec.config import AdapterConfig
 from registry.spec.frozen import Frozen
+
+Effort = Literal["instant", "quick"]
+"""How much a cook may spend on a sample: `instant` looks at no loss but to verify, `quick` weighs candidates."""
 
 
 class StoredAdapter(Frozen):
@@ -61,3 +66,46 @@ class Weighing(Frozen):
     step_tokens: int
     screen_seconds: float
     step_seconds: float
+
+
+class WeighedCandidate(Frozen):
+    """An adapter that was looked at, its screen, and its mean coefficient where it was kept."""
+
+    ref: str
+    digest: Digest
+    domain: str
+    score: float
+    standard_error: float | None
+    coefficient: float | None = None
+
+
+class Trial(Frozen):
+    """One way of making a soup, tried on passages that had no part in making it.
+
+    `way` is "weighed" (the candidates with their coefficients) or "selected" (what the selector alone would give).
+    `difference` is mean NLL per token, the soup minus the base; negative is better.
+    """
+
+    way: Literal["weighed", "selected"]
+    members: int
+    width: int
+    difference: float
+    standard_error: float
+
+
+class Search(Frozen):
+    """What an effort did: who was looked at on how much of the sample, and what was tried on the rest of it.
+
+    `forward_seconds` is what one forward pass of the base over the sample takes, by the passes that were measured;
+    `weighing_seconds` includes starting the process for it.
+    """
+
+    effort: Effort
+    candidates: tuple[WeighedCandidate, ...]
+    trials: tuple[Trial, ...]
+    weighed_on: int
+    """Passages."""
+    held_out: int
+    """Passages."""
+    forward_seconds: float
+    weighing_seconds: float

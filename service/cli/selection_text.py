@@ -32,3 +32,22 @@ def talk_about(answer: dict[str, Any]) -> None:
     for text in [facts, *(f"Note: {note}" for note in notes)]:
         if text:
             talk(text)
+
+
+def talk_about_search(search: dict[str, Any]) -> None:
+    """On stderr: who was weighed with what result, and what was tried on the passages that were held out."""
+    rows = [
+        (
+            one["ref"], one["domain"], f"{one['score']:+.4f}",
+            "" if one["standard_error"] is None else f"{one['standard_error']:.4f}",
+            "-" if one["coefficient"] is None else f"{one['coefficient']:.3f}",
+        )
+        for one in search["candidates"]
+    ]  # fmt: skip
+    talk(columns(("weighed", "domain", "takes off", "standard error", "coefficient"), rows, within=WIDTH))
+    for trial in search["trials"]:
+        name = {"weighed": "The weighed soup", "selected": "The selector's own soup"}[trial["way"]]
+        talk(
+            f"{name} (of {trial['members']}, width {trial['width']}) on {search['held_out']} passages that were held "
+            f"out: {trial['difference']:+.4f} (standard error {trial['standard_error']:.4f}) against the base."
+        )

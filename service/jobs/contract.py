@@ -10,8 +10,9 @@ from registry.catalogue import Catalogue
 from registry.catalogue.rows import JobRow, Namespaces, SelectorRow
 from registry.progress import Progress
 from registry.registry import Caller
-from registry.spec import PoolSpec, SelectorSpec
+from registry.spec import PoolSpec, SelectorSpec, Weighing, WeighingRequest
 from service.jobs.fit_process import FitProcess
+from service.jobs.weigh_process import WeighProcess
 from service.parts import Parts
 
 Lane = Literal["quick", "training"]
@@ -23,6 +24,7 @@ class JobContext:
 
     parts: Parts
     fitting: FitProcess
+    weighing: WeighProcess
     row: JobRow
     progress: Progress
 
@@ -35,6 +37,10 @@ class JobContext:
     def fit(self, pool: PoolSpec, spec: SelectorSpec, encoder_digest: str | None) -> SelectorRow:
         """Fit a pool in the process for it, as part of this job."""
         return self.fitting.fit(pool, spec, encoder_digest, progress=self.progress)
+
+    def weigh(self, base_id: str, request: WeighingRequest) -> Weighing:
+        """Weigh adapters of a base model in the process for it, as part of this job."""
+        return self.weighing.weigh(self.parts.bases[base_id].entry, request, progress=self.progress)
 
 
 @dataclass(frozen=True)

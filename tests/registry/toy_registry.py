@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from registry.adapters import Init, create
+from registry.adapters import Init, create, places_of
 from registry.adapters.loadable import LoadableAdapter
 from registry.adapters.weights import save_tensors
 from registry.blobs import BlobStore
@@ -27,7 +27,7 @@ from registry.embeddings_file import save_embeddings
 from registry.encoders import Encoder, MeanPoolEncoder
 from registry.encoders.contract import Embedded, EmbeddedText
 from registry.fit import fit
-from registry.names import sha256_digest
+from registry.names import parse_ref, sha256_digest
 from registry.progress import Progress
 from registry.push import Pushed, push
 from registry.registry import BaseModel, Caller, Limits, Registry
@@ -44,7 +44,10 @@ from registry.spec import (
     PassageScore,
     PoolSpec,
     Provenance,
+    Screened,
     SelectorSpec,
+    Weighing,
+    WeighingRequest,
 )
 from tests.registry.memory_blobs import MemoryBlobs
 
@@ -134,6 +137,7 @@ class FakeBase:
         self.entry = BaseEntry(id=base_id, source=source)
         self.known = encoders
         self.gains: dict[str, Callable[[str], float]] = {}
+        self.anything_helps = 0.0
         self.scored: list[str | None] = []
 
     def encoders(self) -> Mapping[str, Encoder]:
@@ -143,7 +147,8 @@ class FakeBase:
         self.scored.append(None if adapter is None else adapter.digest)
         if adapter is not None:
             assert adapter.load()
-        gain = self.gains.get(adapter.digest, lambda _: 0.0) if adapter is not None else (lambda _: 0.0)
+        anyhow = 0.0 if adapter is None else self.anything_helps
+        gain = self.gains.get("" if adapter is None else adapter.digest, lambda _: anyhow)
         return [
             PassageScore(nll=(BASE_NLL - gain(text)) * len(text.split()), tokens=len(text.split()), bytes=len(text))
             for text in texts
@@ -167,6 +172,8 @@ class ToyRegistry:
         self.database, self.blobs = self.registry.database, self.registry.blobs
         self.gains, self.scored = self.tiny.gains, self.tiny.scored
         self.fits = 0
+        self.helpful: dict[str, float] = {}
+        self.weighings: list[WeighingRequest] = []
         self.said: list[str] = []
 
     def caller(self, scope: tuple[str, ...] | None = None) -> Caller:
@@ -213,8 +220,35 @@ class ToyRegistry:
             CookRequest.model_validate({"verify": False, **request}),
             namespace=namespace,
             fit=self.fit,
+            weigh=self.weigh,
             progress=self.progress,
         )
+
+    def weigh(self, base_id: str, request: WeighingRequest) -> Weighing:
+        """Candidates whose weights `helpful` names are kept, in its order, with coefficients that fall by place."""
+        assert base_id == "tiny"
+        self.weighings.append(request)
+        scores = [self.helpful.get(one.blob, -0.1) for one in request.candidates]
+        best = sorted(range(len(scores)), key=lambda at: -scores[at])
+        kept = tuple(at for at in best[: request.keep] if scores[at] > 0)
+        places = [sorted(places_of(request.candidates[at].config, SHAPE)) for at in kept]
+        return Weighing(
+            screened=tuple(Screened(score=score, standard_error=0.01) for score in scores),
+            kept=kept,
+            coefficients=tuple(
+                {place: scores[at] / (1 + number) for number, place in enumerate(own)}
+                for at, own in zip(kept, places, strict=True)
+            ),
+            losses=(3.0,),
+            screen_tokens=10,
+            step_tokens=10,
+            screen_seconds=1.0,
+            step_seconds=1.0,
+        )
+
+    def named(self, name: str) -> AdapterRow:
+        with self.database.read() as catalogue:
+            return catalogue.adapters.resolve(None, parse_ref(name))
 
     def row(self, id: int | None) -> AdapterRow:
         assert id is not None

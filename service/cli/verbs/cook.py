@@ -13,7 +13,7 @@ from service.cli.flags import Flag, Flags, Given, usage_error
 from service.cli.output import as_json, data, progress_bar, talk
 from service.cli.remote import SAMPLE_FORMS, Remote, verb
 from service.cli.selection_flags import POOL, SELECTION, options_of, pool_of, selector_of
-from service.cli.selection_text import selection_table, talk_about
+from service.cli.selection_text import selection_table, talk_about, talk_about_search
 from service.client.samples import read_texts
 
 CHOOSING = ("selector", "paper", "single", "encoder", "set", "max_ingredients", "top")
@@ -21,6 +21,9 @@ COOK = Flags(
     CookRequest,
     {
         **SELECTION.only(*CHOOSING),
+        "effort": Flag(
+            "effort", "How much to spend: instant (similarity), quick (what lowers the loss, tried on held-out text)."
+        ),
         "verify": Flag(
             "verify", "Abstain unless the soup beats the base on the sample.", "--verify/--no-verify", shown=True
         ),
@@ -57,6 +60,7 @@ def cook(
     \b
     Examples:
       soup cook --sample contracts.jsonl
+      soup cook --sample contracts.jsonl --effort quick
       soup cook --sample contracts.txt --selector cosine --single
       soup cook --sample contracts.jsonl --paper --no-verify --name team/contracts
       soup cook --recipe "team/law=0.5,team/finance=0.5"
@@ -67,7 +71,7 @@ def cook(
     """
     if sample is None and recipe is None:
         raise typer.BadParameter("Give --sample FILE to choose from, or --recipe REF=WEIGHT,... by hand.")
-    if recipe is not None and given.typed(*CHOOSING, *POOL[1:]):
+    if recipe is not None and given.typed("effort", *CHOOSING, *POOL[1:]):
         raise typer.BadParameter("--recipe leaves nothing to select: drop the options that choose.")
     how = _how(given)
     try:
@@ -138,10 +142,13 @@ def _tell(cooked: dict[str, Any]) -> None:
         talk(f"The base model is the answer: {cooked.get('reason')}")
     elif cooked.get("cached"):
         talk("Cooked before: the same soup is used again.")
+    if cooked.get("search"):
+        talk_about_search(cooked["search"])
     check = cooked.get("verification")
     if check:
+        where = "the held-out passages" if check["held_out"] else "the sample"
         talk(
-            f"On the sample: {check['difference']:+.4f} (standard error {check['standard_error']:.4f}) mean NLL per "
+            f"On {where}: {check['difference']:+.4f} (standard error {check['standard_error']:.4f}) mean NLL per "
             f"token against the base, over {check['passages']} passages."
         )
     report = cooked.get("report") or {}

@@ -17,6 +17,7 @@ def soup_of(parts: Parts, cooked: Cooked) -> Soup:
         selection=evidence.selection,
         sample=evidence.sample,
         verification=evidence.verification,
+        search=evidence.search,
         selector=evidence.selector,
         fitted_at=evidence.fitted_at,
         not_yet_included=list(evidence.not_yet_included),

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Literal
 
 from registry.names import Digest
-from registry.spec import CookRequest, MixReport, Recipe, SampleReport, Selection, Verification
+from registry.spec import CookRequest, MixReport, Recipe, SampleReport, Search, Selection, Verification
 from service.http.schemas.adapters import Adapter
 from service.http.schemas.wire import Wait, Wire
 
@@ -33,6 +33,7 @@ class Soup(Wire):
     selection: Selection | None
     sample: SampleReport | None
     verification: Verification | None
+    search: Search | None
     selector: str | None
     fitted_at: datetime | None
     not_yet_included: list[str]

@@ -457,7 +457,10 @@ class TestRefusals:
 
         request = CookRequest.model_validate({"sample": sample("law", "code"), "name": "acme/never"})
         with pytest.raises(Cancelled):
-            cook(stocked.registry, stocked.caller(), request, namespace="acme", fit=stocked.fit, progress=stop)
+            cook(
+                stocked.registry, stocked.caller(), request, namespace="acme", fit=stocked.fit, weigh=stocked.weigh,
+                progress=stop,
+            )  # fmt: skip
         with pytest.raises(NotFound):
             adapter(stocked, "acme/never")
 

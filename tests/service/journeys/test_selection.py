@@ -69,6 +69,35 @@ def test_a_sample_is_recognised_by_every_selector(stocked, spec, domain):
     assert "control" not in answer.text
 
 
+def test_quick_weighs_adapters_and_proves_the_soup_on_held_out_passages(stocked):
+    sample = sample_of("kitchen")
+    answer = cook(stocked, sample=sample, effort="quick", verify=True, name="acme/quick")
+    assert answer.status_code == 201, answer.text
+    soup = answer.json()
+    search, held = soup["search"], sample["texts"][4::5]
+    assert {one["domain"] for one in search["candidates"]} == set(WORDS)
+    assert (search["weighed_on"], search["held_out"]) == (24, 6)
+    assert soup["recipe"]["mixing"]["method"] == "concat"
+    assert all(set(one["layers"]) == {"layers.0.ffn", "layers.1.ffn"} for one in soup["recipe"]["ingredients"])
+    scored = stocked.world.client.post(
+        "/v1/perplexity", json={"model": soup["model"], "texts": held, "baseline": "base/tiny"}
+    ).json()
+    check = soup["verification"]
+    assert (check["held_out"], check["helps"], check["passages"]) == (True, True, 6)
+    assert scored["baseline"]["difference"] == pytest.approx(check["difference"], abs=1e-4)
+    assert any(trial["difference"] == check["difference"] for trial in search["trials"])
+
+    by_hand = {
+        "ingredients": [
+            {"ref": one["digest"], "weight": float(one["weight"]), "layers": one["layers"]}
+            for one in soup["recipe"]["ingredients"]
+        ]
+    }
+    again = cook(stocked, recipe=by_hand)
+    assert again.json()["digest"] == soup["digest"]
+    assert again.json()["recipe_digest"] == soup["recipe_digest"]
+
+
 def test_a_soup_is_cooked_once_and_served_like_any_adapter(stocked):
     body = {"sample": sample_of("kitchen"), "selector": {"kind": "uniform"}}
     first = cook(stocked, **body)
