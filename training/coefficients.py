@@ -1,6 +1,6 @@
-"""Weighing: which of some adapters help on a text, and by how much at each place, found by gradients.
+"""Weighing: which of some adapters help on a text, and by how much at each site, found by gradients.
 
-Let the base with candidates side by side add sum_i w_li f_i(x) at place l. The screen is the gradient at w = 0: how
+Let the base with candidates side by side add sum_i w_li f_i(x) at site l. The screen is the gradient at w = 0: how
 much each candidate, alone and to first order, takes off the mean NLL per token. The best of them are then given
 coefficients w >= 0 by a few steps of Adam on the exact mixture, whose sum is free. What is found is weights of a
 recipe: adapters are mixed by them as by any others, and no tensor is learnt. The method is ours
@@ -57,7 +57,7 @@ def weigh(base: LoadedBase, request: WeighingRequest, load: Load, *, progress: P
     return Weighing(
         screened=tuple(scores),
         kept=kept,
-        coefficients=() if bank is None else _by_place(bank),
+        coefficients=() if bank is None else _by_site(bank),
         losses=tuple(losses),
         screen_tokens=_tokens(looked_at),
         step_tokens=seen,
@@ -153,10 +153,10 @@ def _drawn(rows: Rows, request: WeighingRequest) -> list[Rows]:
     return [[rows[at] for at in order[start : start + size]] for start in range(0, size * request.steps, size)]
 
 
-def _by_place(bank: WeightedAdapter) -> tuple[dict[str, float], ...]:
+def _by_site(bank: WeightedAdapter) -> tuple[dict[str, float], ...]:
     found = bank.coefficients.detach().double().cpu()
     found = torch.where(found < LEAST, torch.zeros_like(found), found)
-    return tuple(dict(zip(bank.places, column.tolist(), strict=True)) for column in found.T)
+    return tuple(dict(zip(bank.sites, column.tolist(), strict=True)) for column in found.T)
 
 
 def _tokens(rows: Rows) -> int:

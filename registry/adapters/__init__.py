@@ -51,7 +51,7 @@ __all__ = [
     "from_tensors",
     "mixture_of",
     "paper_config",
-    "places_of",
+    "sites_of",
     "tensor_problems",
 ]
 
@@ -176,7 +176,7 @@ def expected_tensors(config: AdapterConfig, shape: BaseShape) -> dict[str, tuple
     return {name: tuple(state[name].shape) for name in canonical_order(state)}
 
 
-def places_of(config: AdapterConfig, shape: BaseShape) -> frozenset[str]:
+def sites_of(config: AdapterConfig, shape: BaseShape) -> frozenset[str]:
     """Where an adapter's updates are added: `layers.3.ffn` of a bottleneck, of a LoRA the paths of its modules.
 
     Empty for structures that are not put side by side.

@@ -84,24 +84,24 @@ class BottleneckMixture(Measured):
 
     def add(self, config: BottleneckConfig, tensors: Tensors, factor: Factor) -> None:
         """Add the updates, each (probes, hidden)."""
-        for place, update in self._updates(config, tensors).items():
-            own = factor(place) * update
-            self._exact[place] = self._exact[place] + own if place in self._exact else own
+        for site, update in self._updates(config, tensors).items():
+            own = factor(site) * update
+            self._exact[site] = self._exact[site] + own if site in self._exact else own
 
     def squares(self, config: BottleneckConfig, tensors: Tensors) -> tuple[float, float]:
         """Over all sites and probes."""
         soup = self._updates(config, tensors)
-        difference = sum(float((soup[place] - exact).square().sum()) for place, exact in self._exact.items())
+        difference = sum(float((soup[site] - exact).square().sum()) for site, exact in self._exact.items())
         return difference, sum(float(exact.square().sum()) for exact in self._exact.values())
 
     @torch.no_grad()
     def _updates(self, config: BottleneckConfig, tensors: Tensors) -> dict[str, Tensor]:
         module = BottleneckAdapter(config, self.shape)
         module.load_state_dict({name: tensors[name].double() for name in module.state_dict()}, assign=True)
-        sites = {place: site for place, site in module.named_modules() if isinstance(site, Bottleneck)}
+        sites = {name: site for name, site in module.named_modules() if isinstance(site, Bottleneck)}
         for _ in range(len(self._probes), len(sites)):
             self._probes.append(torch.from_numpy(self._draw.standard_normal((PROBES, self.shape.hidden_size))))
         return {
-            place: site(probes, torch.zeros_like(probes))
-            for (place, site), probes in zip(sites.items(), self._probes, strict=True)
+            name: site(probes, torch.zeros_like(probes))
+            for (name, site), probes in zip(sites.items(), self._probes, strict=True)
         }

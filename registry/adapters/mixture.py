@@ -15,12 +15,12 @@ import numpy as np
 from registry.adapters.loadable import Tensors
 
 Factor = Callable[[str], float]
-"""What an ingredient is multiplied by at a place: `layers.3.ffn` of a bottleneck, of a LoRA a module's path."""
+"""What an ingredient is multiplied by at a site: `layers.3.ffn` of a bottleneck, of a LoRA a module's path."""
 
 
 def everywhere(value: float) -> Factor:
-    """The same factor at every place."""
-    return lambda _place: value
+    """The same factor at every site."""
+    return lambda _site_of: value
 
 
 class Mixture(ABC):

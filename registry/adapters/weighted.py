@@ -1,7 +1,7 @@
-"""Several adapters of one structure side by side on a base model, each with a coefficient at every place.
+"""Several adapters of one structure side by side on a base model, each with a coefficient at every site.
 
-What is added at place l is sum_i w_li f_i(x): the exact mixture of `soup.concat`, whose weights are still to be found.
-Each place is one pair of products for all adapters, and one backward pass gives the gradient of every coefficient.
+What is added at site l is sum_i w_li f_i(x): the exact mixture of `soup.concat`, whose weights are still to be found.
+Each site is one pair of products for all adapters, and one backward pass gives the gradient of every coefficient.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from registry.adapters import entry_of, from_tensors, places_of
+from registry.adapters import entry_of, from_tensors, sites_of
 from registry.adapters.attach import AdapterModule, Edit
 from registry.adapters.loadable import Tensors
 from registry.adapters.lora import LORA_A, LORA_B, PREFIX
@@ -23,8 +23,8 @@ from registry.spec import AdapterConfig, BaseShape
 
 
 @dataclass(frozen=True)
-class _Place:
-    """The up-projection at one place: the joined one without coefficients, each adapter's bias, and their widths."""
+class _Site:
+    """The up-projection at one site: the joined one without coefficients, each adapter's bias, and their widths."""
 
     layer: nn.Linear
     up: Tensor  # (outputs, widths)
@@ -33,9 +33,9 @@ class _Place:
 
 
 class WeightedAdapter(AdapterModule):
-    """The adapters of `configs` with tensors `loaded`, fp32; `coefficients` (places, adapters) is all that is learnt.
+    """The adapters of `configs` with tensors `loaded`, fp32; `coefficients` (sites, adapters) is all that is learnt.
 
-    `places` are in the order of its rows; all coefficients are 0 at first, which is the base model. After a change of
+    `sites` are in the order of its rows; all coefficients are 0 at first, which is the base model. After a change of
     them `apply_coefficients` has to be called before the next forward pass. Raises Internal for structures that are not
     put side by side; that adapters go together is for the caller to check (`soup.concat.check`).
     """
@@ -60,9 +60,9 @@ class WeightedAdapter(AdapterModule):
         self.joined = from_tensors(self.config, shape, join(configs, loaded, [one] * len(configs)))
         self.joined.to(device).eval().requires_grad_(False)
         alone = [join([config], [tensors], [one]) for config, tensors in zip(configs, loaded, strict=True)]
-        self.places = tuple(sorted(places_of(self.config, shape)))
-        self._at = [_place(self.joined, place, alone) for place in self.places]
-        self.coefficients = nn.Parameter(torch.zeros(len(self.places), len(configs), device=device))
+        self.sites = tuple(sorted(sites_of(self.config, shape)))
+        self._at = [_site_of(self.joined, site, alone) for site in self.sites]
+        self.coefficients = nn.Parameter(torch.zeros(len(self.sites), len(configs), device=device))
         self.apply_coefficients()
 
     def apply_coefficients(self) -> None:
@@ -81,11 +81,11 @@ class WeightedAdapter(AdapterModule):
         yield from self.joined.edits(model)
 
 
-def _place(joined: AdapterModule, place: str, alone: Sequence[dict[str, Tensor]]) -> _Place:
-    """The parts of a place, whose up-projection gives up its parameters: they are made of coefficients from now on."""
-    bottleneck = f"{place}.up.weight" in joined.state_dict(keep_vars=True)
-    name = f"{place}.up" if bottleneck else (PREFIX + place + LORA_B).removesuffix(".weight")
-    narrow = f"{place}.down.weight" if bottleneck else PREFIX + place + LORA_A
+def _site_of(joined: AdapterModule, site: str, alone: Sequence[dict[str, Tensor]]) -> _Site:
+    """The parts of a site, whose up-projection gives up its parameters: they are made of coefficients from now on."""
+    bottleneck = f"{site}.up.weight" in joined.state_dict(keep_vars=True)
+    name = f"{site}.up" if bottleneck else (PREFIX + site + LORA_B).removesuffix(".weight")
+    narrow = f"{site}.down.weight" if bottleneck else PREFIX + site + LORA_A
     layer = joined.get_submodule(name)
     assert isinstance(layer, nn.Linear)
     up, biases = layer.weight.detach(), None
@@ -94,4 +94,4 @@ def _place(joined: AdapterModule, place: str, alone: Sequence[dict[str, Tensor]]
         del layer._parameters["bias"]
     del layer._parameters["weight"]
     widths = torch.tensor([len(one[narrow]) if narrow in one else 0 for one in alone], device=up.device)
-    return _Place(layer, up, biases, widths)
+    return _Site(layer, up, biases, widths)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from registry.adapters import places_of
+from registry.adapters import sites_of
 from registry.adapters.loadable import LoadableAdapter, Tensors
 from registry.adapters.weights import adapter_digest, load_tensors, save_tensors
 from registry.errors import Incompatible, Internal, InvalidRecipe
@@ -91,16 +91,16 @@ def mix_ingredients(registry: Registry, base: BaseModel, parts: tuple[SoupPart, 
 
 
 def _check_layers(parts: Sequence[SoupPart], shape: BaseShape) -> None:
-    """Raises InvalidRecipe where factors by place are not for exactly the places of their adapter."""
+    """Raises InvalidRecipe where factors by site are not for exactly the sites of their adapter."""
     for part in parts:
         if part.layers is None:
             continue
-        places = places_of(part.config, shape)
-        missing, unknown = sorted(places - part.layers.keys()), sorted(part.layers.keys() - places)
+        sites = sites_of(part.config, shape)
+        missing, unknown = sorted(sites - part.layers.keys()), sorted(part.layers.keys() - sites)
         if missing or unknown:
             wrong = f"lack {missing[0]}" if missing else f"name {unknown[0]}, where it has nothing"
             raise InvalidRecipe(
-                f"The 'layers' of {part.ref} {wrong}; it needs a factor for each of its {len(places)} places.",
+                f"The 'layers' of {part.ref} {wrong}; it needs a factor for each of its {len(sites)} sites.",
                 param="recipe",
             )
 

@@ -1,6 +1,6 @@
 """Effort `quick`: candidates are weighed on most of the sample, and what comes of it has to prove itself on the rest.
 
-Called by `cook`. The selector says whom to look at; the losses say who helps, and by how much at each place
+Called by `cook`. The selector says whom to look at; the losses say who helps, and by how much at each site
 (`training.coefficients`, in a process of its own). The soup of these is held against that of the selector alone and
 against the base, on passages that had no part in either.
 """
@@ -14,7 +14,7 @@ from statistics import fmean
 
 import numpy as np
 
-from registry.adapters import places_of
+from registry.adapters import sites_of
 from registry.catalogue.rows import AdapterRow
 from registry.cook.choose import MOST, part_of
 from registry.cook.mix import Mixed, mix_ingredients
@@ -139,22 +139,22 @@ def _most(request: CookRequest, parts: Sequence[SoupPart]) -> int:
 
 
 def _weighed(weighing: Weighing, parts: Sequence[SoupPart], shape: BaseShape) -> list[SoupPart]:
-    """The kept candidates with their coefficients: the mean as the weight, and beside it a factor for each place."""
+    """The kept candidates with their coefficients: the mean as the weight, and beside it a factor for each site."""
     found = []
-    for number, by_place in _own_places(weighing, parts, shape).items():
-        weight = canonical_decimal(fmean(by_place.values()))
+    for number, by_site in _own_sites(weighing, parts, shape).items():
+        weight = canonical_decimal(fmean(by_site.values()))
         if weight != "0":
-            layers = {place: canonical_decimal(value / float(weight)) for place, value in by_place.items()}
+            layers = {site: canonical_decimal(value / float(weight)) for site, value in by_site.items()}
             found.append(replace(parts[number], weight=weight, layers=layers))
     return found
 
 
-def _own_places(weighing: Weighing, parts: Sequence[SoupPart], shape: BaseShape) -> dict[int, dict[str, float]]:
-    """The coefficients of kept candidates at the places they have: a LoRA need not know every module another knows."""
+def _own_sites(weighing: Weighing, parts: Sequence[SoupPart], shape: BaseShape) -> dict[int, dict[str, float]]:
+    """The coefficients of kept candidates at the sites they have: a LoRA need not know every module another knows."""
     found = {}
-    for number, by_place in zip(weighing.kept, weighing.coefficients, strict=True):
-        known = places_of(parts[number].config, shape)
-        found[number] = {place: value for place, value in by_place.items() if place in known}
+    for number, by_site in zip(weighing.kept, weighing.coefficients, strict=True):
+        known = sites_of(parts[number].config, shape)
+        found[number] = {site: value for site, value in by_site.items() if site in known}
     return found
 
 
@@ -172,8 +172,8 @@ def _reported(
     """Every candidate with its screen, best first, and its mean coefficient where it has one."""
     if weighing is None:
         return ()
-    own = _own_places(weighing, [part for _, part in candidates], shape)
-    means = {number: fmean(by_place.values()) for number, by_place in own.items()}
+    own = _own_sites(weighing, [part for _, part in candidates], shape)
+    means = {number: fmean(by_site.values()) for number, by_site in own.items()}
     found = [
         WeighedCandidate(
             ref=row.ref, digest=row.digest, domain=row.domain, score=screened.score,

@@ -19,7 +19,7 @@ from registry.spec import Provenance
 class SoupPart(LoadableAdapter):
     """One ingredient of a soup as the catalogue knows it; `weight` is its canonical decimal.
 
-    `layers` are factors by place that multiply the weight (`RecipeIngredient`).
+    `layers` are factors by site that multiply the weight (`RecipeIngredient`).
     """
 
     adapter_id: int
@@ -31,9 +31,9 @@ class SoupPart(LoadableAdapter):
     layers: Mapping[str, str] | None = None
 
     def factor(self, scale: float) -> Factor:
-        """What its output is multiplied by at each place: its weight there, times `scale`."""
+        """What its output is multiplied by at each site: its weight there, times `scale`."""
         weight, layers = float(self.weight) * scale, self.layers
-        return everywhere(weight) if layers is None else lambda place: weight * float(layers[place])
+        return everywhere(weight) if layers is None else lambda site: weight * float(layers[site])
 
 
 def by_digest(parts: Sequence[SoupPart]) -> list[SoupPart]:

@@ -76,7 +76,7 @@ def width(parts: Sequence[SoupPart]) -> int:
 
 
 def _added_up(parts: Sequence[SoupPart]) -> dict[str, int]:
-    """Widths by place, side by side."""
+    """Widths by site, side by side."""
     total: Counter[str] = Counter()
     for part in parts:
         total.update(part.config.widths())

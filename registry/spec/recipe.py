@@ -71,14 +71,14 @@ LayerFactor = Annotated[
 LayerFactors = Annotated[
     dict[Annotated[str, Field(max_length=200)], LayerFactor], Field(min_length=1, max_length=10_000)
 ]
-"""By place: `layers.3.ffn` of a bottleneck (the names of its tensors begin so), of a LoRA a module's path."""
+"""By site: `layers.3.ffn` of a bottleneck (the names of its tensors begin so), of a LoRA a module's path."""
 
 
 class RecipeIngredient(Frozen):
     """An adapter digest and its canonical decimal weight.
 
-    Weights sum to 1, but for ingredients with `layers`: then what is added at each place is the weight times that
-    place's factor, and every ingredient has them.
+    Weights sum to 1, but for ingredients with `layers`: then what is added at each site is the weight times that
+    site's factor, and every ingredient has them.
     """
 
     digest: Digest
@@ -194,7 +194,7 @@ class Recipe(Frozen):
 class WeightedRef(Frozen):
     """An ingredient written by hand: any adapter ref and a weight, normalised over the recipe.
 
-    Weights with factors by place (`layers`), as a stored recipe has them, are taken as they are.
+    Weights with factors by site (`layers`), as a stored recipe has them, are taken as they are.
     """
 
     ref: str = Field(max_length=200)

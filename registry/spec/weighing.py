@@ -1,4 +1,4 @@
-"""What is asked of and found by weighing: which of some adapters help on a text, and by how much at each place."""
+"""What is asked of and found by weighing: which of some adapters help on a text, and by how much at each site."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Screened(Frozen):
 class Weighing(Frozen):
     """What was found: a screen of every candidate, those that were kept (by their number), and their coefficients.
 
-    `coefficients` has for each of those that were kept its coefficient by place.
+    `coefficients` has for each of those that were kept its coefficient by site.
     """
 
     screened: tuple[Screened, ...]

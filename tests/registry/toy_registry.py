@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from registry.adapters import Init, create, places_of
+from registry.adapters import Init, create, sites_of
 from registry.adapters.loadable import LoadableAdapter
 from registry.adapters.weights import save_tensors
 from registry.blobs import BlobStore
@@ -225,19 +225,19 @@ class ToyRegistry:
         )
 
     def weigh(self, base_id: str, request: WeighingRequest) -> Weighing:
-        """Candidates whose weights `helpful` names are kept, in its order, with coefficients that fall by place."""
+        """Candidates whose weights `helpful` names are kept, in its order, with coefficients that fall by site."""
         assert base_id == "tiny"
         self.weighings.append(request)
         scores = [self.helpful.get(one.blob, -0.1) for one in request.candidates]
         best = sorted(range(len(scores)), key=lambda at: -scores[at])
         kept = tuple(at for at in best[: request.keep] if scores[at] > 0)
-        places = [sorted(places_of(request.candidates[at].config, SHAPE)) for at in kept]
+        sites = [sorted(sites_of(request.candidates[at].config, SHAPE)) for at in kept]
         return Weighing(
             screened=tuple(Screened(score=score, standard_error=0.01) for score in scores),
             kept=kept,
             coefficients=tuple(
-                {place: scores[at] / (1 + number) for number, place in enumerate(own)}
-                for at, own in zip(kept, places, strict=True)
+                {site: scores[at] / (1 + number) for number, site in enumerate(own)}
+                for at, own in zip(kept, sites, strict=True)
             ),
             losses=(3.0,),
             screen_tokens=10,

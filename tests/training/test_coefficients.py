@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from registry.adapters import attached, expected_tensors, from_tensors, paper_config, places_of
+from registry.adapters import attached, expected_tensors, from_tensors, paper_config, sites_of
 from registry.adapters.weighted import WeightedAdapter
 from registry.base_model import LoadedBase
 from registry.errors import Cancelled, Incompatible, InvalidSample
@@ -93,9 +93,9 @@ def test_coefficients_are_the_weights_of_the_soup_that_they_are_written_into(bas
         part(
             number, config, load=lambda n=number: loaded[n],
             layers={
-                place: f"{float(row[number]):.9f}"
-                for place, row in zip(bank.places, bank.coefficients.tolist(), strict=True)
-                if place in places_of(config, base.shape)
+                site: f"{float(row[number]):.9f}"
+                for site, row in zip(bank.sites, bank.coefficients.tolist(), strict=True)
+                if site in sites_of(config, base.shape)
             },
         )
         for number, config in enumerate(configs)
@@ -143,7 +143,7 @@ def test_steps_lower_the_loss_and_are_the_same_bits_again(base: LoadedBase) -> N
     assert first.losses[-1] < first.losses[0]
     assert (first.coefficients, first.screened, first.losses) == (again.coefficients, again.screened, again.losses)
     assert len(first.kept) <= 3
-    assert all(value == 0 or value >= 0.01 for by_place in first.coefficients for value in by_place.values())
+    assert all(value == 0 or value >= 0.01 for by_site in first.coefficients for value in by_site.values())
     other = weighed(base, bank, keep=3, steps=20, seed=1, batch=4)
     assert other.losses != first.losses
 

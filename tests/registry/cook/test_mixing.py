@@ -336,19 +336,19 @@ def test_requests_that_are_none(fields):
         CookRequest.model_validate({"recipe": by_hand("acme/a"), **fields})
 
 
-PLACES = {f"layers.{layer}.ffn": f"0.{layer + 3}" for layer in range(2)}
+SITES = {f"layers.{layer}.ffn": f"0.{layer + 3}" for layer in range(2)}
 
 
 class TestWeightsByLayer:
     def recipe(self, *refs: str, **first: object) -> dict[str, object]:
-        rows = [{"ref": ref, "weight": 0.4 + number, "layers": PLACES} for number, ref in enumerate(refs)]
+        rows = [{"ref": ref, "weight": 0.4 + number, "layers": SITES} for number, ref in enumerate(refs)]
         return {"ingredients": [{**rows[0], **first}, *rows[1:]]}
 
     def test_a_recipe_is_kept_as_it_was_given_and_gives_the_same_soup_again(self, strangers):
         first = strangers.cook(recipe=self.recipe("acme/law", "acme/code"))
         assert first.recipe.mixing == ConcatMixing()
         assert sorted(one.weight for one in first.recipe.ingredients) == ["0.4", "1.4"]
-        assert {tuple(one.layers.items()) for one in first.recipe.ingredients} == {tuple(PLACES.items())}
+        assert {tuple(one.layers.items()) for one in first.recipe.ingredients} == {tuple(SITES.items())}
         again = strangers.cook(
             recipe={
                 "ingredients": [
@@ -368,7 +368,7 @@ class TestWeightsByLayer:
         ("first", "said"),
         [
             ({"layers": {"layers.0.ffn": 1}}, "of acme/law@1 lack layers.1.ffn; it needs a factor for each of its 2"),
-            ({"layers": {**PLACES, "layers.9.ffn": 1}}, "name layers.9.ffn, where it has nothing"),
+            ({"layers": {**SITES, "layers.9.ffn": 1}}, "name layers.9.ffn, where it has nothing"),
             ({"weight": 1e12}, "weights must be a finite number of at most 1000"),
             ({"ref": "acme/code"}, "acme/code is in the recipe twice"),
         ],

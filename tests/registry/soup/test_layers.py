@@ -1,4 +1,4 @@
-"""Weights by layer: what is added at each place is the sum of the ingredients' updates, each times its factor there."""
+"""Weights by layer: what is added at each site is the sum of the ingredients' updates, each times its factor there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from registry.adapters import places_of
+from registry.adapters import sites_of
 from registry.errors import Incompatible
 from registry.soup import MIXINGS, concat
 from registry.soup.auto import settle
@@ -32,8 +32,8 @@ factors = st.lists(st.floats(0, 3), min_size=12, max_size=12)
 
 
 def layered(number, config, drawn, weight="1"):
-    places = sorted(places_of(config, SHAPE))
-    return part(number, config, weight, layers={place: f"{drawn[at]:.9f}" for at, place in enumerate(places)})
+    sites = sorted(sites_of(config, SHAPE))
+    return part(number, config, weight, layers={site: f"{drawn[at]:.9f}" for at, site in enumerate(sites)})
 
 
 @settings(max_examples=20)
@@ -43,13 +43,13 @@ def test_bottlenecks_are_added_with_the_factor_of_each_place(kind, first, second
     mixing = ConcatMixing(scale=scale)
     found = updates(concat.result(parts, mixing), concat.mix(parts, mixing), PROBES)
     members = [updates(one.config, tensors_of(one.config, one.adapter_id), PROBES) for one in parts]
-    assert found.keys() == {place for one in members for place in one}
-    for place, update in found.items():
+    assert found.keys() == {site for one in members for site in one}
+    for site, update in found.items():
         exact = sum(
-            float(scale) * float(one.weight) * float(one.layers[place]) * member[place].double()
+            float(scale) * float(one.weight) * float(one.layers[site]) * member[site].double()
             for one, member in zip(parts, members, strict=True)
         )
-        assert torch.allclose(update.double(), exact, rtol=0, atol=1e-5 * max(1e-9, float(exact.abs().max()))), place
+        assert torch.allclose(update.double(), exact, rtol=0, atol=1e-5 * max(1e-9, float(exact.abs().max()))), site
 
 
 @settings(max_examples=20)
@@ -104,10 +104,10 @@ def test_only_concat_keeps_them():
 
 
 def test_places_are_named_as_tensors_and_modules_are():
-    assert places_of(bottleneck("houlsby"), SHAPE) == {
+    assert sites_of(bottleneck("houlsby"), SHAPE) == {
         f"layers.{layer}.{site}" for layer in range(2) for site in ("ffn", "attention")
     }
-    assert places_of(lora(), SHAPE) == {f"transformer.h.{layer}.attn.c_attn" for layer in range(2)}
+    assert sites_of(lora(), SHAPE) == {f"transformer.h.{layer}.attn.c_attn" for layer in range(2)}
 
 
 def test_a_recipe_without_layers_has_the_digest_it_always_had():
