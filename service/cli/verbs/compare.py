@@ -14,7 +14,16 @@ import typer
 
 from registry.errors import SoupError
 from registry.progress import Progress
-from registry.spec import CookRequest, CosineSpec, GmmSpec, PoolRequest, SampleSource, SelectOptions, UniformSpec
+from registry.spec import (
+    CookRequest,
+    CosineSpec,
+    Effort,
+    GmmSpec,
+    PoolRequest,
+    SampleSource,
+    SelectOptions,
+    UniformSpec,
+)
 from service.cli.failures import Failures, explain
 from service.cli.flags import Given
 from service.cli.output import columns, data_width, progress_bar, talk
@@ -32,11 +41,14 @@ class Strategy:
     selector: GmmSpec | CosineSpec | UniformSpec | None
     single: bool = False
     verify: bool = False
+    effort: Effort | None = None
 
     def request(self, sample: SampleSource, pool: PoolRequest) -> CookRequest:
         """What this strategy asks the service for."""
         options = SelectOptions(single=self.single)
-        return CookRequest(sample=sample, selector=self.selector, options=options, pool=pool, verify=self.verify)
+        return CookRequest(
+            sample=sample, selector=self.selector, options=options, pool=pool, verify=self.verify, effort=self.effort
+        )  # fmt: skip
 
 
 STRATEGIES = (
@@ -47,6 +59,8 @@ STRATEGIES = (
     Strategy("single, gmm", GmmSpec(), single=True),
     Strategy("soup, gmm", GmmSpec()),
     Strategy("uniform soup", UniformSpec()),
+    Strategy("effort instant", None, verify=True, effort="instant"),
+    Strategy("effort quick", None, verify=True, effort="quick"),
     Strategy("the service by default", None, verify=True),
 )
 

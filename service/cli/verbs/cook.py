@@ -136,7 +136,8 @@ def parse_recipe(text: str) -> HandRecipe:
 def _tell(cooked: dict[str, Any]) -> None:
     """On stderr: why this model."""
     if cooked.get("selection"):
-        talk(selection_table(cooked["selection"]))
+        if not cooked.get("search"):  # its table has the same adapters, and what losses say of them
+            talk(selection_table(cooked["selection"]))
         talk_about(cooked)
     if cooked.get("abstained"):
         talk(f"The base model is the answer: {cooked.get('reason')}")

@@ -118,6 +118,10 @@ class TestJourney:
         assert code == 0, err
         assert "standard error" in err  # verified on the sample
         assert out.strip() == "base/tiny" or out.startswith("default/soup-")
+        code, out, err = soup("cook", "--sample", texts["sample"], "--effort", "quick")
+        assert code == 0, err
+        assert "TAKES OFF" in err
+        assert "on the held-out passages" in err.lower()
 
     def test_compare(self, soup: Soup, texts: dict[str, Path]) -> None:
         code, out, err = soup("compare", "--sample", texts["sample"], "--test", texts["test"], "--json")
