@@ -208,6 +208,22 @@ def test_an_unpacked_base_model_computes_the_same(world: World) -> None:
         text.check(other)
 
 
+def test_a_pass_finds_its_plan_again_behind_adapters_of_the_output_layer(world: World) -> None:
+    together = world.runner.together
+    editing = [n for n, one in enumerate(world.ready) if one is not None and together.edits_outputs(one)]
+    texts = [Text(number, list(range(1, 20))) for number in (0, 1, *editing)]
+    assert len(editing) > 1
+    step(world, [(text, 4, True) for text in texts])
+    step(world, [(text, 1, True) for text in texts])
+    plan = together._last
+    for _ in range(3):
+        step(world, [(text, 1, True) for text in texts])
+        assert together._last is plan
+    for text in texts:
+        text.check(world)
+    world.runner.retain(())
+
+
 class TestStacks:
     @settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(st.lists(st.lists(st.integers(0, 9), unique=True, min_size=2, max_size=10), min_size=1, max_size=12))
