@@ -9,7 +9,7 @@ keep moving. Base models take turns, and so do adapters: whoever waits behind ot
 from __future__ import annotations
 
 import itertools
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Container, Iterable
 from collections.abc import Sequence as Many
 
@@ -19,10 +19,8 @@ from service.engine.pace import Pace
 from service.engine.request import GenerateRequest, Request, State, tokens_before
 from service.engine.room import Claims, Room, most_rows
 from service.engine.space import Space
-from service.engine.steps import KeptText, Key, Segment, Sequence, Step, Ticket, Wants, Work
-
-PATIENCE = 16
-"""Steps after which an adapter that got nothing takes a row, memory, or its room in the bank from one that has."""
+from service.engine.steps import KeptText, Segment, Sequence, Step, Ticket, Wants, Work
+from service.engine.waiting import Waiting
 
 
 class Scheduler:
@@ -46,14 +44,14 @@ class Scheduler:
         self.kept = KeptTexts(self._space) if kept is None else kept
         self._in_pieces = in_pieces
         self._ids = itertools.count()
-        self._prompts: OrderedDict[Key, deque[Work]] = OrderedDict()
+        self._waiting = Waiting()
         self._scores: deque[Work] = deque()
         self._running: dict[Sequence, None] = {}  # those that generate or are in the middle of a text, by admission
         self._turns: deque[str] = deque()  # base models
         self._scores_first: set[str] = set()  # base models where they have the first choice next
-        self._waited: dict[Key, int] = {}  # steps that a key without a row has waited for one
         self._live: dict[Work, None] = {}  # ordered
         self._claims = Claims(None, ())
+        self._room = Room()
         self._sent_away: set[Sequence] = set()  # in the making of this step
         self._loaded: Callable[[Work], bool] = lambda _work: True
 
@@ -88,7 +86,7 @@ class Scheduler:
         if request.base_id not in self._turns:
             self._turns.append(request.base_id)
         if generating:
-            self._prompts.setdefault(work.key, deque()).append(work)
+            self._waiting.add(work)
         else:
             self._scores.append(work)
         return work
@@ -145,23 +143,22 @@ class Scheduler:
         self._loaded = loaded
         self._claims = Claims(adapter_bytes, self._running)
         self._sent_away.clear()
-        self.kept.unpin_all()
+        self.kept.pin_only(())
         for _ in range(len(self._turns)):
             base_id = self._turns[0]
             self._turns.rotate(-1)
-            newest = self._newest(base_id)
-            left = self.pace.beside(base_id, self.max_step_tokens) if newest else self.max_step_tokens
-            room = Room(left, alone=not newest)
+            room = self._room = Room()
+            room.newest = self._newest(base_id)
+            room.left = self.pace.beside(base_id, self.max_step_tokens) if room.newest else self.max_step_tokens
             starts = ready is None or base_id in ready
             kinds = [self._of_prompts, self._of_scores]
             for fill in reversed(kinds) if base_id in self._scores_first else kinds:
                 fill(base_id, room, starts)
-            if room.segments:
-                had = self._scores_first.add if room.segments[0].sequence.generates else self._scores_first.discard
+            if room.beside:
+                had = self._scores_first.add if room.beside[0].sequence.generates else self._scores_first.discard
                 had(base_id)  # whoever had the first choice has it last
-            segments = [one for one in (*newest, *room.segments) if one.sequence not in self._sent_away]
-            if segments:
-                return Step(base_id, tuple(segments))
+            if room.segments:
+                return Step(base_id, room.segments)
         return None
 
     def _newest(self, base_id: str) -> list[Segment]:
@@ -177,54 +174,41 @@ class Scheduler:
             if begun.generates and not begun.newest and begun.work.key[0] == base_id and room.left > 0:
                 self._piece(begun, room)
         while starts and room.left > 0:
-            keys = [key for key in self._prompts if key[0] == base_id]
-            keys.sort(key=lambda key: self._waited.get(key, 0) < PATIENCE)  # those that waited long come first
+            keys = self._waiting.keys(base_id)
             if not keys or not self._place_for(base_id):
                 break
-            sequence = next((one for one in map(self._first, keys) if one is not None and self._claim(one.work)), None)
+            firsts = (self._waiting.first(key, besides=self._sent_away) for key in keys)
+            sequence = next((one for one in firsts if one is not None and self._claim(one.work)), None)
             if sequence is None:
                 break
             self._source(sequence)  # what it will take over is not what makes room for it, if anything else can
             if not self._room_for(sequence):
                 break
-            self._prompts.move_to_end(sequence.work.key)
+            self._waiting.had_turn(sequence.work.key)
             self._start(sequence)
             self._piece(sequence, room)
         served = {one.work.key for one in self._running}
-        waiting = dict.fromkeys([*self._prompts, *(work.key for work in self._scores)])
-        for key in [key for key in self._waited if key in served or key not in waiting]:
-            del self._waited[key]
-        for key in [key for key in waiting if key[0] == base_id and key not in served]:
-            self._waited[key] = self._waited.get(key, 0) + 1
+        self._waiting.count(base_id, served=served, texts=(work.key for work in self._scores))
 
     def _claim(self, work: Work) -> bool:
         """Whether its adapter is there and has room beside the others; one that has waited long sends others away."""
         if not self._loaded(work):
             return False
-        if self._waited.get(work.key, 0) >= PATIENCE:
+        texts = [one.sequence for one in self._room.beside if one.sequence not in self._running]  # they run whole
+        if self._waiting.long(work.key) and Claims(self._claims.limit, texts).add(work):
             while not self._claims.add(work):
                 others = [one for one in self._running if one.work.key[1] is not None]
-                if not others:
-                    break
                 for one in [other for other in others if other.work.key[1] == others[-1].work.key[1]]:
                     self._preempt(one)
-                self._claims = Claims(self._claims.limit, self._running)
+                self._claims = Claims(self._claims.limit, [*self._running, *texts])
         return self._claims.add(work)
-
-    def _first(self, key: Key) -> Sequence | None:
-        """The next sequence of an adapter to start; choices wait for the keys and values of one that has begun."""
-        for work in self._prompts[key]:
-            begun = any(one.done < one.prompt - 1 for one in work.running)
-            if work.waiting and not begun and work.waiting[0] not in self._sent_away:
-                return work.waiting[0]
-        return None
 
     def _place_for(self, base_id: str) -> bool:
         """Whether another sequence may generate; an adapter that waited long takes a place of one that has several."""
         if self.generating < self.max_rows:
             return True
-        waiting = [key for key in self._prompts if key[0] == base_id and self._waited.get(key, 0) >= PATIENCE]
-        patient = next((key for key in waiting if self._loaded(self._prompts[key][0])), None)
+        waiting = filter(self._waiting.long, self._waiting.keys(base_id))
+        patient = next((key for key in waiting if self._loaded(self._waiting.works(key)[0])), None)
         most = most_rows(self._running)
         if patient is None or len(most) < 2:
             return False
@@ -235,7 +219,7 @@ class Scheduler:
         """Reserve memory for one that starts; an adapter that waited long takes it from the one with most rows."""
         if self._reserve(sequence, len(sequence.ids)):
             return True
-        if self._waited.get(sequence.work.key, 0) < PATIENCE:
+        if not self._waiting.long(sequence.work.key):
             return False
         others, positions = most_rows(self._running)[:0:-1], sequence.before + len(sequence.ids)
         for one in self._space.enough_of(others, sequence.work.key[0], positions, besides=self.kept.bytes):
@@ -268,10 +252,10 @@ class Scheduler:
         for work in works:
             if room.left < 1 or not self._claim(work):
                 continue
-            taken = len(room.segments)
+            taken = len(room.beside)
             while work.waiting and self._score(work.waiting[0], room, work):
-                self._waited.pop(work.key, None)
-            if len(room.segments) > taken:
+                self._waiting.started(work.key)
+            if len(room.beside) > taken:
                 self._scores.remove(work)
                 self._scores.append(work)
         self._scores = deque(work for work in self._scores if work.waiting)
@@ -282,7 +266,7 @@ class Scheduler:
             return False
         length = len(sequence.ids)
         fits = length <= room.left
-        if not fits and room.segments:
+        if not fits and room.beside:
             return False
         in_pieces = (not fits and not room.alone) or sequence.before > 0
         in_pieces = in_pieces and self._in_pieces(work.key[0])
@@ -312,22 +296,22 @@ class Scheduler:
         work.waiting.remove(sequence)
         work.running[sequence] = None
         self._running[sequence] = None
-        self._waited.pop(work.key, None)
+        self._waiting.started(work.key)
         work.begin()
         if sequence.generates and not work.waiting:
-            self._forget_prompt(work)
+            self._waiting.remove(work)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Give up a sequence's row; it starts again with the tokens it has."""
         work = sequence.work
         self._sent_away.add(sequence)
+        self._room.give_back(sequence)
+        self.kept.pin_only(one.copied for one in self._room.beside)
         self._leave(sequence)
         sequence.done = 0
         work.waiting.appendleft(sequence)
         if sequence.generates:
-            queue = self._prompts.setdefault(work.key, deque())
-            if work not in queue:
-                queue.appendleft(work)
+            self._waiting.again(work)
         elif work not in self._scores:
             self._scores.appendleft(work)
 
@@ -339,13 +323,6 @@ class Scheduler:
             sequence.holds = False
             if keep:
                 self.kept.keep(sequence)
-
-    def _forget_prompt(self, work: Work) -> None:
-        queue = self._prompts.get(work.key)
-        if queue is not None and work in queue:
-            queue.remove(work)
-            if not queue:
-                del self._prompts[work.key]
 
     # --- what became of it ----------------------------------------------------------------------
 
@@ -388,7 +365,7 @@ class Scheduler:
         work.move(state)
         for sequence in list(work.running):
             self._leave(sequence, keep=state is State.CANCELLED)  # what a request has that failed may be unsound
-        self._forget_prompt(work)
+        self._waiting.remove(work)
         if work in self._scores:
             self._scores.remove(work)
         work.waiting.clear()
