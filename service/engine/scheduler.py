@@ -16,10 +16,11 @@ from collections.abc import Sequence as Many
 from registry.errors import Busy
 from service.engine.kept_texts import KeptTexts
 from service.engine.pace import Pace
-from service.engine.request import GenerateRequest, Request, State, tokens_before
+from service.engine.request import GenerateRequest, Request, State
 from service.engine.room import Claims, Room, most_rows
+from service.engine.saving import Saving
 from service.engine.space import Space
-from service.engine.steps import KeptText, Segment, Sequence, Step, Ticket, Wants, Work
+from service.engine.steps import KeptText, Segment, Sequence, Step, Wants, Work, work_of
 from service.engine.waiting import Waiting
 
 
@@ -45,6 +46,7 @@ class Scheduler:
         self._in_pieces = in_pieces
         self._ids = itertools.count()
         self._waiting = Waiting()
+        self._saving = Saving()
         self._scores: deque[Work] = deque()
         self._running: dict[Sequence, None] = {}  # those that generate or are in the middle of a text, by admission
         self._turns: deque[str] = deque()  # base models
@@ -71,21 +73,11 @@ class Scheduler:
         return [self._admit(request) for request in requests]
 
     def _admit(self, request: Request) -> Work:
-        generating = isinstance(request, GenerateRequest)
-        texts = [request.prompt] * request.params.n if isinstance(request, GenerateRequest) else request.windows
-        digest = None if request.adapter is None else request.adapter.digest
-        before = tokens_before(request)
-        work = Work(request, Ticket(len(texts)), (request.base_id, digest))
-        sequences = [
-            Sequence(next(self._ids), work, index, list(ids), before, len(ids)) for index, ids in enumerate(texts)
-        ]
-        if not generating:  # those of one length are computed together
-            sequences.sort(key=lambda one: -len(one.ids))
-        work.waiting.extend(sequences)
+        work = work_of(request, self._ids)
         self._live[work] = None
         if request.base_id not in self._turns:
             self._turns.append(request.base_id)
-        if generating:
+        if isinstance(request, GenerateRequest):
             self._waiting.add(work)
         else:
             self._scores.append(work)
@@ -144,6 +136,9 @@ class Scheduler:
         self._claims = Claims(adapter_bytes, self._running)
         self._sent_away.clear()
         self.kept.pin_only(())
+        saved = self._saving.one
+        if saved is not None and not ((ready is None or saved.key[0] in ready) and loaded(saved)):
+            self._saving.pause()
         for _ in range(len(self._turns)):
             base_id = self._turns[0]
             self._turns.rotate(-1)
@@ -174,11 +169,16 @@ class Scheduler:
             if begun.generates and not begun.newest and begun.work.key[0] == base_id and room.left > 0:
                 self._piece(begun, room)
         while starts and room.left > 0:
-            keys = self._waiting.keys(base_id)
-            if not keys or not self._place_for(base_id):
+            if not self._place_for(base_id):
                 break
-            firsts = (self._waiting.first(key, besides=self._sent_away) for key in keys)
-            sequence = next((one for one in firsts if one is not None and self._claim(one.work)), None)
+            sequence = next(
+                (
+                    one
+                    for one in self._waiting.firsts(base_id, only=self._saving.one, besides=self._sent_away)
+                    if self._claim(one.work)
+                ),
+                None,
+            )
             if sequence is None:
                 break
             self._source(sequence)  # what it will take over is not what makes room for it, if anything else can
@@ -207,8 +207,12 @@ class Scheduler:
         """Whether another sequence may generate; an adapter that waited long takes a place of one that has several."""
         if self.generating < self.max_rows:
             return True
-        waiting = filter(self._waiting.long, self._waiting.keys(base_id))
-        patient = next((key for key in waiting if self._loaded(self._waiting.works(key)[0])), None)
+        waiting = [
+            one.work
+            for one in self._waiting.firsts(base_id, only=self._saving.one, besides=self._sent_away)
+            if self._waiting.long(one.work.key)
+        ]
+        patient = next(filter(self._loaded, waiting), None)
         most = most_rows(self._running)
         if patient is None or len(most) < 2:
             return False
@@ -216,15 +220,27 @@ class Scheduler:
         return True
 
     def _room_for(self, sequence: Sequence) -> bool:
-        """Reserve memory for one that starts; an adapter that waited long takes it from the one with most rows."""
+        """Reserve memory for one that starts.
+
+        An adapter that waited long takes it from the one with most rows, a request that it was saved for in vain from
+        all that came later.
+        """
+        work = sequence.work
+        if not self._saving.allows(work):
+            return False
         if self._reserve(sequence, len(sequence.ids)):
             return True
-        if not self._waiting.long(sequence.work.key):
-            return False
-        others, positions = most_rows(self._running)[:0:-1], sequence.before + len(sequence.ids)
-        for one in self._space.enough_of(others, sequence.work.key[0], positions, besides=self.kept.bytes):
-            self._preempt(one)
-        return self._reserve(sequence, len(sequence.ids))
+        others, long = most_rows(self._running)[:0:-1], self._waiting.long(work.key)
+        if self._saving.takes(work):
+            others = [one for one in reversed(self._running) if one.holds and one.id > sequence.id]
+        positions = sequence.before + len(sequence.ids)
+        if long or self._saving.takes(work):
+            for one in self._space.enough_of(others, work.key[0], positions, besides=self.kept.bytes):
+                self._preempt(one)
+        found = self._reserve(sequence, len(sequence.ids))
+        if not found and (long or not sequence.generates):
+            self._saving.refused(work, waited=long)
+        return found
 
     def _piece(self, sequence: Sequence, room: Room) -> None:
         """As much of a sequence's tokens as there is room for."""
@@ -270,7 +286,7 @@ class Scheduler:
             return False
         in_pieces = (not fits and not room.alone) or sequence.before > 0
         in_pieces = in_pieces and self._in_pieces(work.key[0])
-        if in_pieces and self._reserve(sequence, length):
+        if in_pieces and self._room_for(sequence):
             self._start(sequence)
             self._piece(sequence, room)
             return True
@@ -279,6 +295,7 @@ class Scheduler:
         work.waiting.popleft()
         work.running[sequence] = None
         work.begin()
+        self._saving.done(work)
         room.take(Segment(sequence, 0, length, "score", kept=False))
         return True
 
@@ -297,6 +314,7 @@ class Scheduler:
         work.running[sequence] = None
         self._running[sequence] = None
         self._waiting.started(work.key)
+        self._saving.done(work)
         work.begin()
         if sequence.generates and not work.waiting:
             self._waiting.remove(work)
@@ -366,6 +384,7 @@ class Scheduler:
         for sequence in list(work.running):
             self._leave(sequence, keep=state is State.CANCELLED)  # what a request has that failed may be unsound
         self._waiting.remove(work)
+        self._saving.done(work)
         if work in self._scores:
             self._scores.remove(work)
         work.waiting.clear()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Container, Iterable
-from collections.abc import Sequence as Many
 
 from service.engine.steps import Key, Sequence, Work
 
@@ -40,17 +39,18 @@ class Waiting:
             if not queue:
                 del self._prompts[work.key]
 
-    def keys(self, base_id: str) -> list[Key]:
-        """The adapters of a base model in their turns; those that have waited long come first."""
-        return sorted((key for key in self._prompts if key[0] == base_id), key=lambda key: not self.long(key))
+    def firsts(self, base_id: str, *, only: Work | None, besides: Container[Sequence]) -> list[Sequence]:
+        """The next sequence of each adapter of a base model, in their turns, those that waited long first.
 
-    def works(self, key: Key) -> Many[Work]:
-        """The requests of an adapter, the next first."""
-        return self._prompts[key]
+        Of `only` one request, where there is one.
+        """
+        keys = sorted((key for key in self._prompts if key[0] == base_id), key=lambda key: not self.long(key))
+        firsts = (self._first([one for one in self._prompts[key] if only in (None, one)], besides) for key in keys)
+        return [one for one in firsts if one is not None]
 
-    def first(self, key: Key, *, besides: Container[Sequence]) -> Sequence | None:
-        """The next sequence of an adapter to start; choices wait for the keys and values of one that has begun."""
-        for work in self._prompts[key]:
+    def _first(self, works: Iterable[Work], besides: Container[Sequence]) -> Sequence | None:
+        """The first of them to start; choices wait for the keys and values of one that has begun."""
+        for work in works:
             begun = any(one.done < one.prompt - 1 for one in work.running)
             if work.waiting and not begun and work.waiting[0] not in besides:
                 return work.waiting[0]

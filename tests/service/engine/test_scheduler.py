@@ -372,6 +372,56 @@ class TestPieces:
 
 
 class TestMemory:
+    @pytest.mark.parametrize("adapter", ["-", "a"])
+    @pytest.mark.parametrize("text", [False, True])
+    def test_a_large_one_has_its_turn_where_small_ones_of_other_base_models_take_the_memory(
+        self, adapter: str, text: bool
+    ) -> None:
+        """As many steps as all of them have patience for, twice, for the bases take turns; small ones never end."""
+        scheduler = scheduler_of(max_queue=10_000, rows=99, kv=8 * SMALLEST)
+        simulation = Simulation(scheduler)
+        small = [generate(adapter=name, tokens=20 + n, base="c") for n, name in enumerate("-abcdefg")]
+        scheduler.add(small)
+        for _ in range(9):
+            simulation.step()
+        if text:  # which goes in pieces behind a stream of its base model, or a prefix
+            prefixed = LoadableAdapter("p", PrefixConfig(length=8), dict)
+            [large] = scheduler.add([ScoreRequest("b", ((1,) * (4 * SMALLEST),), prefixed)])
+        else:
+            [large] = scheduler.add([generate(4 * SMALLEST, adapter=adapter)])
+        for number in range(2 * (3 * PATIENCE)):
+            scheduler.add([small[number % 8], small[(number + 3) % 8]])
+            simulation.step()
+        assert large.state is not State.WAITING
+
+    def test_a_text_has_its_turn_beside_streams_of_its_own_adapter(self) -> None:
+        scheduler = scheduler_of(max_queue=10_000, rows=99, kv=8 * SMALLEST, pace=20)
+        simulation = Simulation(scheduler)
+        small = [generate(tokens=20 + n) for n in range(8)]
+        scheduler.add(small)
+        for _ in range(9):
+            simulation.step()
+        [large] = scheduler.add([score(4 * SMALLEST)])
+        for _ in range(3 * PATIENCE):
+            scheduler.add(small[:2])
+            simulation.step()
+        assert large.state is not State.WAITING
+
+    def test_memory_is_not_saved_for_one_whose_base_model_is_not_there(self) -> None:
+        scheduler = scheduler_of(rows=99, kv=4 * SMALLEST)
+        simulation = Simulation(scheduler)
+        scheduler.add([generate(adapter=name, tokens=60, base="c") for name in "def"])
+        for _ in range(3):
+            simulation.step()
+        [large] = scheduler.add([generate(4 * SMALLEST, adapter="a")])
+        for _ in range(2 * PATIENCE):
+            simulation.step()
+        assert scheduler._saving.one is large
+        [small] = scheduler.add([generate(tokens=1, base="c")])
+        scheduler.next({"c"})
+        assert small.state is State.RUNNING
+        drain(simulation)
+
     def test_the_youngest_starts_again_where_memory_is_short(self) -> None:
         scheduler = scheduler_of(kv=3 * SMALLEST, pace=100)
         simulation = Simulation(scheduler)
