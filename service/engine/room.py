@@ -45,11 +45,13 @@ class Room:
         self.beside: list[Segment] = []
         self.left = 0
         """Tokens that it may still take."""
+        self.streams_elsewhere = False
+        """Whether streams of other base models wait for its end."""
 
     @property
     def alone(self) -> bool:
         """Whether no stream waits for its end."""
-        return not self.newest
+        return not self.newest and not self.streams_elsewhere
 
     @property
     def segments(self) -> tuple[Segment, ...]:

@@ -144,7 +144,11 @@ class Scheduler:
             self._turns.rotate(-1)
             room = self._room = Room()
             room.newest = self._newest(base_id)
-            room.left = self.pace.beside(base_id, self.max_step_tokens) if room.newest else self.max_step_tokens
+            others = {one.work.key[0] for one in self._running if one.newest} - {base_id}
+            room.streams_elsewhere = bool(others)
+            room.left = self.pace.between(base_id, others, self.max_step_tokens)
+            if room.newest:
+                room.left = self.pace.beside(base_id, self.max_step_tokens)
             starts = ready is None or base_id in ready
             kinds = [self._of_prompts, self._of_scores]
             for fill in reversed(kinds) if base_id in self._scores_first else kinds:

@@ -286,28 +286,37 @@ def test_an_adapter_takes_no_memory_that_would_not_be_enough() -> None:
     assert large.state is State.FINISHED
 
 
-@pytest.mark.parametrize("length", [20, 700, 2048])
+@pytest.mark.parametrize("length", [20, 700, 2048, 8192])
 @pytest.mark.parametrize("token", [1 / 3000, 1 / 300, 1 / 3])
-def test_a_scoring_job_makes_no_step_larger_than_the_pace_allows(length: int, token: float) -> None:
-    """100,000 tokens to score; a step of streams takes a second, a token beside them `token` seconds, give or take."""
+@pytest.mark.parametrize("pooled", [False, True])
+@pytest.mark.parametrize("base", "bc")
+def test_a_scoring_job_makes_no_step_larger_than_the_pace_allows(
+    length: int, token: float, pooled: bool, base: str
+) -> None:
+    """100,000 tokens to score or embed, on the base model of the streams or on another, between whose steps they wait.
+
+    A step of streams takes a second, a token beside them `token` seconds, give or take.
+    """
     scheduler = scheduler_of(tokens=2048, rows=4)
     simulation, draw, allowed = Simulation(scheduler), random.Random(length), list[int]()
-    beside = scheduler.pace.beside
-    scheduler.pace.beside = lambda base, most: allowed.append(beside(base, most)) or allowed[-1]  # type: ignore[method-assign,func-returns-value]
+    asked = scheduler.pace._in_the_time_of
+    scheduler.pace._in_the_time_of = lambda *of: allowed.append(asked(*of)) or allowed[-1]  # type: ignore[method-assign,func-returns-value]
     streams = scheduler.add([generate(adapter=name, tokens=10**6) for name in "abcd"])
     simulation.step()
-    [job] = scheduler.add([score(*[length] * (100_000 // length))])
+    windows = ((1,) * length,) * (100_000 // length)
+    [job] = scheduler.add([ScoreRequest(base, windows, pooled=frozenset(range(len(windows)) if pooled else ()))])
     others = []
     while job.state is not State.FINISHED:
         step = simulation.step()
-        assert set(streams) <= set(works_of(step))
-        newest = sum(segment.wants == "next" for segment in works_segments(step))
-        others.append(step.tokens - newest)  # type: ignore[union-attr]
-        assert others[-1] <= allowed[-1] <= 2048
-        seconds = 1.0 + others[-1] * token * draw.uniform(0.8, 1.2)
-        scheduler.pace.took("b", seconds, newest=newest, others=others[-1])
+        assert step is not None
+        newest = sum(segment.wants == "next" for segment in step.segments)
+        assert (step.base_id == "b") == (newest == len(streams)), "streams are in every step of their base model"
+        others.append(step.tokens - newest)
+        assert others[-1] <= (allowed[-1] if others[-1] else 0) <= 2048
+        seconds = bool(newest) + others[-1] * token * draw.uniform(0.8, 1.2)
+        scheduler.pace.took(step.base_id, seconds, newest=newest, others=others[-1])
     assert sum(others) == sum(simulation.scored.values()) == 100_000 // length * length
-    assert max(others[8:]) <= max(LEAST, 1.3 / token), "once the pace is known, a step takes about twice as long"
+    assert max(others[16:]) <= max(LEAST, 1.3 / token), "once the pace is known, a step takes about twice as long"
 
 
 class TestPieces:
