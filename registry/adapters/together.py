@@ -40,6 +40,8 @@ class ReadyAdapter:
         self.module = module if form is None else form
         self.form: Hashable | None = None if form is None else form_of(form)
         self.edits = list(self.module.edits(model))
+        self.everywhere = _by_module([_Edit(target, 0, None, 1, edit) for target, edit in self.edits])
+        """The plan of a pass whose every token is this adapter's."""
         tensors = [*self.module.state_dict().values(), *(() if self.before is None else (self.before,))]
         self.bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
@@ -58,8 +60,9 @@ class Run:
 
 @dataclass(frozen=True)
 class _Edit:
-    """An edit of tokens `start` to `end`, seen as (slots, tokens, hidden)."""
+    """An edit of tokens `start` to `end` of a module, seen as (slots, tokens, hidden)."""
 
+    target: nn.Module
     start: int
     end: int | None
     slots: int
@@ -124,10 +127,16 @@ class Together:
         return [adapters[number] for number in sorted(range(len(adapters)), key=slots.__getitem__)]
 
     def _plan(self, runs: Sequence[Run]) -> Mapping[nn.Module, Sequence[_Edit]]:
-        """The edits of every module, in the order of tokens; that of the last pass is taken again if it is the same."""
+        """The edits of every module, in the order of tokens; that of the last pass is taken again if it is the same.
+
+        A plan of one adapter for every token is made once and stands for itself: between two passes the output layer
+        runs with such plans, and the pass behind it is to find its own again.
+        """
+        if len(runs) == 1 and runs[0].count is None:
+            return runs[0].adapters[0].everywhere
         if self._last is not None and self._last[0] == list(runs) and self._kept(runs):
             return self._last[1]
-        plan: dict[nn.Module, list[_Edit]] = {}
+        found: list[_Edit] = []
         for run in runs:
             slots = len(run.adapters)
             if slots > 1:
@@ -136,8 +145,8 @@ class Together:
             else:
                 edits = run.adapters[0].edits
             end = None if run.count is None else run.start + slots * run.count
-            for target, edit in edits:
-                plan.setdefault(target, []).append(_Edit(run.start, end, slots, edit))
+            found += [_Edit(target, run.start, end, slots, edit) for target, edit in edits]
+        plan = _by_module(found)
         self._last = list(runs), plan
         return plan
 
@@ -159,6 +168,13 @@ class Together:
         edited = _edited(module, source.reshape(-1, source.shape[-1]), hidden.reshape(-1, hidden.shape[-1]), todo)
         edited = edited.view(hidden.shape)
         return (edited, *output[1:]) if isinstance(output, tuple) else edited
+
+
+def _by_module(edits: Sequence[_Edit]) -> Mapping[nn.Module, Sequence[_Edit]]:
+    found: dict[nn.Module, list[_Edit]] = {}
+    for one in edits:
+        found.setdefault(one.target, []).append(one)
+    return found
 
 
 def _edited(module: nn.Module, source: Tensor, hidden: Tensor, todo: Sequence[_Edit]) -> Tensor:

@@ -10,7 +10,7 @@ first to go, least recently used first.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Literal
 
@@ -71,9 +71,9 @@ class KeptTexts:
         """A text that the step in the making takes over stays until the next is made."""
         self._pinned.add(text)
 
-    def unpin_all(self) -> None:
-        """A new step is being made."""
-        self._pinned.clear()
+    def pin_only(self, texts: Iterable[object]) -> None:
+        """Of all texts, only these stay for the step in the making; nothing for a new one."""
+        self._pinned.intersection_update(texts)
 
     # --- coming and going -----------------------------------------------------------------------
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 LEAST = 16
 """Tokens that a step takes in any case: without them, prompts and texts would stand still beside streams."""
 SHARE = 4
@@ -14,7 +16,8 @@ AGAIN = 64
 class Pace:
     """Seconds that steps took, by base model: those of streams alone, and of a token beside them.
 
-    A step beside streams is to take no more than twice as long as one of streams alone.
+    A step beside streams is to take no more than twice as long as one of streams alone, and a step between those of
+    other base models with streams no longer than these.
     """
 
     def __init__(self) -> None:
@@ -30,7 +33,18 @@ class Pace:
         self._asked[base_id] = self._asked.get(base_id, -1) + 1
         if self._asked[base_id] % AGAIN == 0:
             return 0
-        streams, token = self._streams.get(base_id), self._token.get(base_id)
+        return self._in_the_time_of(base_id, base_id, most)
+
+    def between(self, base_id: str, streaming: Iterable[str], most: int) -> int:
+        """Tokens that a step may take which has no streams, between those of base models that have, at most `most`.
+
+        They take turns, so it is to take no longer than a step of the streams that wait for it.
+        """
+        return min((self._in_the_time_of(one, base_id, most) for one in streaming), default=most)
+
+    def _in_the_time_of(self, streaming: str, base_id: str, most: int) -> int:
+        """Tokens of a base model that take as long as a step of streams."""
+        streams, token = self._streams.get(streaming), self._token.get(base_id)
         if streams is None or not token:
             return max(LEAST, most // SHARE)
         return max(LEAST, min(most, int(streams / token)))

@@ -38,15 +38,33 @@ class Claims:
 
 
 class Room:
-    """What a step has beside the newest tokens; `alone` where there are none."""
+    """What a step takes: the newest tokens of streams, and as many tokens beside them as are `left`."""
 
-    def __init__(self, tokens: int, *, alone: bool) -> None:
-        self.left = tokens
+    def __init__(self) -> None:
+        self.newest: list[Segment] = []
+        self.beside: list[Segment] = []
+        self.left = 0
         """Tokens that it may still take."""
-        self.alone = alone
-        self.segments: list[Segment] = []
+        self.streams_elsewhere = False
+        """Whether streams of other base models wait for its end."""
+
+    @property
+    def alone(self) -> bool:
+        """Whether no stream waits for its end."""
+        return not self.newest and not self.streams_elsewhere
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """All of it."""
+        return (*self.newest, *self.beside)
 
     def take(self, segment: Segment) -> None:
-        """Put a segment into it."""
-        self.segments.append(segment)
+        """Put a segment into it, beside the newest tokens."""
+        self.beside.append(segment)
         self.left -= segment.length
+
+    def give_back(self, sequence: Sequence) -> None:
+        """Take a sequence's segment out again: it has been sent away."""
+        self.left += sum(one.length for one in self.beside if one.sequence is sequence)
+        self.newest = [one for one in self.newest if one.sequence is not sequence]
+        self.beside = [one for one in self.beside if one.sequence is not sequence]

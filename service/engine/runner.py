@@ -232,9 +232,18 @@ class Runner:
             for number, layer in enumerate(_layers(self._caches[task.copied])):
                 keys, values = (part[:, :, : before + task.start].clone() for part in layer)
                 cache.update(keys, values, number)
-        elif (further := cache.get_seq_length() - before - task.start) > 0 and task.start:
-            cache.crop(-further)  # of a pass that failed
+        else:
+            _crop(cache, before + task.start)
         return cache
+
+
+def _crop(cache: DynamicCache, length: int) -> None:
+    """Cut what a pass that failed has written behind `length`: only some layers may have it."""
+    layers: Any = cache.layers
+    for layer in layers:
+        further = layer.get_seq_length() - length
+        if further > 0:
+            layer.crop(-further)
 
 
 def _layers(cache: DynamicCache) -> list[tuple[Tensor, Tensor]]:

@@ -9,20 +9,19 @@ keep moving. Base models take turns, and so do adapters: whoever waits behind ot
 from __future__ import annotations
 
 import itertools
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Container, Iterable
 from collections.abc import Sequence as Many
 
 from registry.errors import Busy
 from service.engine.kept_texts import KeptTexts
 from service.engine.pace import Pace
-from service.engine.request import GenerateRequest, Request, State, tokens_before
+from service.engine.request import GenerateRequest, Request, State
 from service.engine.room import Claims, Room, most_rows
+from service.engine.saving import Saving
 from service.engine.space import Space
-from service.engine.steps import KeptText, Key, Segment, Sequence, Step, Ticket, Wants, Work
-
-PATIENCE = 16
-"""Steps after which an adapter that got nothing takes a row, memory, or its room in the bank from one that has."""
+from service.engine.steps import KeptText, Segment, Sequence, Step, Wants, Work, work_of
+from service.engine.waiting import Waiting
 
 
 class Scheduler:
@@ -46,14 +45,15 @@ class Scheduler:
         self.kept = KeptTexts(self._space) if kept is None else kept
         self._in_pieces = in_pieces
         self._ids = itertools.count()
-        self._prompts: OrderedDict[Key, deque[Work]] = OrderedDict()
+        self._waiting = Waiting()
+        self._saving = Saving()
         self._scores: deque[Work] = deque()
         self._running: dict[Sequence, None] = {}  # those that generate or are in the middle of a text, by admission
         self._turns: deque[str] = deque()  # base models
         self._scores_first: set[str] = set()  # base models where they have the first choice next
-        self._waited: dict[Key, int] = {}  # steps that a key without a row has waited for one
         self._live: dict[Work, None] = {}  # ordered
         self._claims = Claims(None, ())
+        self._room = Room()
         self._sent_away: set[Sequence] = set()  # in the making of this step
         self._loaded: Callable[[Work], bool] = lambda _work: True
 
@@ -73,22 +73,12 @@ class Scheduler:
         return [self._admit(request) for request in requests]
 
     def _admit(self, request: Request) -> Work:
-        generating = isinstance(request, GenerateRequest)
-        texts = [request.prompt] * request.params.n if isinstance(request, GenerateRequest) else request.windows
-        digest = None if request.adapter is None else request.adapter.digest
-        before = tokens_before(request)
-        work = Work(request, Ticket(len(texts)), (request.base_id, digest))
-        sequences = [
-            Sequence(next(self._ids), work, index, list(ids), before, len(ids)) for index, ids in enumerate(texts)
-        ]
-        if not generating:  # those of one length are computed together
-            sequences.sort(key=lambda one: -len(one.ids))
-        work.waiting.extend(sequences)
+        work = work_of(request, self._ids)
         self._live[work] = None
         if request.base_id not in self._turns:
             self._turns.append(request.base_id)
-        if generating:
-            self._prompts.setdefault(work.key, deque()).append(work)
+        if isinstance(request, GenerateRequest):
+            self._waiting.add(work)
         else:
             self._scores.append(work)
         return work
@@ -145,23 +135,29 @@ class Scheduler:
         self._loaded = loaded
         self._claims = Claims(adapter_bytes, self._running)
         self._sent_away.clear()
-        self.kept.unpin_all()
+        self.kept.pin_only(())
+        saved = self._saving.one
+        if saved is not None and not ((ready is None or saved.key[0] in ready) and loaded(saved)):
+            self._saving.pause()
         for _ in range(len(self._turns)):
             base_id = self._turns[0]
             self._turns.rotate(-1)
-            newest = self._newest(base_id)
-            left = self.pace.beside(base_id, self.max_step_tokens) if newest else self.max_step_tokens
-            room = Room(left, alone=not newest)
+            room = self._room = Room()
+            room.newest = self._newest(base_id)
+            others = {one.work.key[0] for one in self._running if one.newest} - {base_id}
+            room.streams_elsewhere = bool(others)
+            room.left = self.pace.between(base_id, others, self.max_step_tokens)
+            if room.newest:
+                room.left = self.pace.beside(base_id, self.max_step_tokens)
             starts = ready is None or base_id in ready
             kinds = [self._of_prompts, self._of_scores]
             for fill in reversed(kinds) if base_id in self._scores_first else kinds:
                 fill(base_id, room, starts)
-            if room.segments:
-                had = self._scores_first.add if room.segments[0].sequence.generates else self._scores_first.discard
+            if room.beside:
+                had = self._scores_first.add if room.beside[0].sequence.generates else self._scores_first.discard
                 had(base_id)  # whoever had the first choice has it last
-            segments = [one for one in (*newest, *room.segments) if one.sequence not in self._sent_away]
-            if segments:
-                return Step(base_id, tuple(segments))
+            if room.segments:
+                return Step(base_id, room.segments)
         return None
 
     def _newest(self, base_id: str) -> list[Segment]:
@@ -177,54 +173,50 @@ class Scheduler:
             if begun.generates and not begun.newest and begun.work.key[0] == base_id and room.left > 0:
                 self._piece(begun, room)
         while starts and room.left > 0:
-            keys = [key for key in self._prompts if key[0] == base_id]
-            keys.sort(key=lambda key: self._waited.get(key, 0) < PATIENCE)  # those that waited long come first
-            if not keys or not self._place_for(base_id):
+            if not self._place_for(base_id):
                 break
-            sequence = next((one for one in map(self._first, keys) if one is not None and self._claim(one.work)), None)
+            sequence = next(
+                (
+                    one
+                    for one in self._waiting.firsts(base_id, only=self._saving.one, besides=self._sent_away)
+                    if self._claim(one.work)
+                ),
+                None,
+            )
             if sequence is None:
                 break
             self._source(sequence)  # what it will take over is not what makes room for it, if anything else can
             if not self._room_for(sequence):
                 break
-            self._prompts.move_to_end(sequence.work.key)
+            self._waiting.had_turn(sequence.work.key)
             self._start(sequence)
             self._piece(sequence, room)
         served = {one.work.key for one in self._running}
-        waiting = dict.fromkeys([*self._prompts, *(work.key for work in self._scores)])
-        for key in [key for key in self._waited if key in served or key not in waiting]:
-            del self._waited[key]
-        for key in [key for key in waiting if key[0] == base_id and key not in served]:
-            self._waited[key] = self._waited.get(key, 0) + 1
+        self._waiting.count(base_id, served=served, texts=(work.key for work in self._scores))
 
     def _claim(self, work: Work) -> bool:
         """Whether its adapter is there and has room beside the others; one that has waited long sends others away."""
         if not self._loaded(work):
             return False
-        if self._waited.get(work.key, 0) >= PATIENCE:
+        texts = [one.sequence for one in self._room.beside if one.sequence not in self._running]  # they run whole
+        if self._waiting.long(work.key) and Claims(self._claims.limit, texts).add(work):
             while not self._claims.add(work):
                 others = [one for one in self._running if one.work.key[1] is not None]
-                if not others:
-                    break
                 for one in [other for other in others if other.work.key[1] == others[-1].work.key[1]]:
                     self._preempt(one)
-                self._claims = Claims(self._claims.limit, self._running)
+                self._claims = Claims(self._claims.limit, [*self._running, *texts])
         return self._claims.add(work)
-
-    def _first(self, key: Key) -> Sequence | None:
-        """The next sequence of an adapter to start; choices wait for the keys and values of one that has begun."""
-        for work in self._prompts[key]:
-            begun = any(one.done < one.prompt - 1 for one in work.running)
-            if work.waiting and not begun and work.waiting[0] not in self._sent_away:
-                return work.waiting[0]
-        return None
 
     def _place_for(self, base_id: str) -> bool:
         """Whether another sequence may generate; an adapter that waited long takes a place of one that has several."""
         if self.generating < self.max_rows:
             return True
-        waiting = [key for key in self._prompts if key[0] == base_id and self._waited.get(key, 0) >= PATIENCE]
-        patient = next((key for key in waiting if self._loaded(self._prompts[key][0])), None)
+        waiting = [
+            one.work
+            for one in self._waiting.firsts(base_id, only=self._saving.one, besides=self._sent_away)
+            if self._waiting.long(one.work.key)
+        ]
+        patient = next(filter(self._loaded, waiting), None)
         most = most_rows(self._running)
         if patient is None or len(most) < 2:
             return False
@@ -232,15 +224,27 @@ class Scheduler:
         return True
 
     def _room_for(self, sequence: Sequence) -> bool:
-        """Reserve memory for one that starts; an adapter that waited long takes it from the one with most rows."""
+        """Reserve memory for one that starts.
+
+        An adapter that waited long takes it from the one with most rows, a request that it was saved for in vain from
+        all that came later.
+        """
+        work = sequence.work
+        if not self._saving.allows(work):
+            return False
         if self._reserve(sequence, len(sequence.ids)):
             return True
-        if self._waited.get(sequence.work.key, 0) < PATIENCE:
-            return False
-        others, positions = most_rows(self._running)[:0:-1], sequence.before + len(sequence.ids)
-        for one in self._space.enough_of(others, sequence.work.key[0], positions, besides=self.kept.bytes):
-            self._preempt(one)
-        return self._reserve(sequence, len(sequence.ids))
+        others, long = most_rows(self._running)[:0:-1], self._waiting.long(work.key)
+        if self._saving.takes(work):
+            others = [one for one in reversed(self._running) if one.holds and one.id > sequence.id]
+        positions = sequence.before + len(sequence.ids)
+        if long or self._saving.takes(work):
+            for one in self._space.enough_of(others, work.key[0], positions, besides=self.kept.bytes):
+                self._preempt(one)
+        found = self._reserve(sequence, len(sequence.ids))
+        if not found and (long or not sequence.generates):
+            self._saving.refused(work, waited=long)
+        return found
 
     def _piece(self, sequence: Sequence, room: Room) -> None:
         """As much of a sequence's tokens as there is room for."""
@@ -268,10 +272,10 @@ class Scheduler:
         for work in works:
             if room.left < 1 or not self._claim(work):
                 continue
-            taken = len(room.segments)
+            taken = len(room.beside)
             while work.waiting and self._score(work.waiting[0], room, work):
-                self._waited.pop(work.key, None)
-            if len(room.segments) > taken:
+                self._waiting.started(work.key)
+            if len(room.beside) > taken:
                 self._scores.remove(work)
                 self._scores.append(work)
         self._scores = deque(work for work in self._scores if work.waiting)
@@ -282,11 +286,11 @@ class Scheduler:
             return False
         length = len(sequence.ids)
         fits = length <= room.left
-        if not fits and room.segments:
+        if not fits and room.beside:
             return False
         in_pieces = (not fits and not room.alone) or sequence.before > 0
         in_pieces = in_pieces and self._in_pieces(work.key[0])
-        if in_pieces and self._reserve(sequence, length):
+        if in_pieces and self._room_for(sequence):
             self._start(sequence)
             self._piece(sequence, room)
             return True
@@ -295,6 +299,7 @@ class Scheduler:
         work.waiting.popleft()
         work.running[sequence] = None
         work.begin()
+        self._saving.done(work)
         room.take(Segment(sequence, 0, length, "score", kept=False))
         return True
 
@@ -312,22 +317,23 @@ class Scheduler:
         work.waiting.remove(sequence)
         work.running[sequence] = None
         self._running[sequence] = None
-        self._waited.pop(work.key, None)
+        self._waiting.started(work.key)
+        self._saving.done(work)
         work.begin()
         if sequence.generates and not work.waiting:
-            self._forget_prompt(work)
+            self._waiting.remove(work)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Give up a sequence's row; it starts again with the tokens it has."""
         work = sequence.work
         self._sent_away.add(sequence)
+        self._room.give_back(sequence)
+        self.kept.pin_only(one.copied for one in self._room.beside)
         self._leave(sequence)
         sequence.done = 0
         work.waiting.appendleft(sequence)
         if sequence.generates:
-            queue = self._prompts.setdefault(work.key, deque())
-            if work not in queue:
-                queue.appendleft(work)
+            self._waiting.again(work)
         elif work not in self._scores:
             self._scores.appendleft(work)
 
@@ -339,13 +345,6 @@ class Scheduler:
             sequence.holds = False
             if keep:
                 self.kept.keep(sequence)
-
-    def _forget_prompt(self, work: Work) -> None:
-        queue = self._prompts.get(work.key)
-        if queue is not None and work in queue:
-            queue.remove(work)
-            if not queue:
-                del self._prompts[work.key]
 
     # --- what became of it ----------------------------------------------------------------------
 
@@ -388,7 +387,8 @@ class Scheduler:
         work.move(state)
         for sequence in list(work.running):
             self._leave(sequence, keep=state is State.CANCELLED)  # what a request has that failed may be unsound
-        self._forget_prompt(work)
+        self._waiting.remove(work)
+        self._saving.done(work)
         if work in self._scores:
             self._scores.remove(work)
         work.waiting.clear()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from registry.errors import Internal
-from service.engine.request import GenerateRequest, Request, State
+from service.engine.request import GenerateRequest, Request, State, tokens_before
 
 Key = tuple[str, str | None]
 """Base id and adapter digest (None: the base alone): never a name, so that nothing stale is ever served."""
@@ -86,6 +86,19 @@ class Work:
         """A part of it runs; the first makes it a running request."""
         if self.state is State.WAITING:
             self.move(State.RUNNING)
+
+
+def work_of(request: Request, ids: Iterator[int]) -> Work:
+    """A request that comes in, with its sequences, whose ids are the next of `ids`."""
+    generating = isinstance(request, GenerateRequest)
+    texts = [request.prompt] * request.params.n if isinstance(request, GenerateRequest) else request.windows
+    digest, before = None if request.adapter is None else request.adapter.digest, tokens_before(request)
+    work = Work(request, Ticket(len(texts)), (request.base_id, digest))
+    sequences = [Sequence(next(ids), work, index, list(text), before, len(text)) for index, text in enumerate(texts)]
+    if not generating:  # those of one length are computed together
+        sequences.sort(key=lambda one: -len(one.ids))
+    work.waiting.extend(sequences)
+    return work
 
 
 @dataclass(eq=False)

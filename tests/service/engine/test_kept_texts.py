@@ -13,7 +13,7 @@ from service.engine.kept_texts import BLOCK, CANDIDATES, KeptTexts, Sharing, ali
 from service.engine.request import GenerateRequest, LoadableAdapter, Request, SamplingParams, ScoreRequest
 from service.engine.space import SMALLEST, Space
 from service.engine.steps import KeptText, Sequence, Ticket, Work
-from tests.service.engine.test_scheduler import CONFIG
+from tests.service.engine.simulation import CONFIG
 
 Ids = tuple[int, ...]
 
@@ -147,7 +147,7 @@ class TestKeeping:
         assert len(kept) == 2
         assert kept.make_room(40)
         assert kept.changes() == ([], [third])
-        kept.unpin_all()
+        kept.pin_only(())
         assert kept.make_room(40)
         assert (len(kept), kept.bytes, kept._blocks) == (0, 0, {})
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from registry.adapters import AdapterModule, attached, expected_tensors, from_tensors, paper_config
 from registry.adapters.together import FEW, STACKS, ReadyAdapter
@@ -206,6 +206,43 @@ def test_an_unpacked_base_model_computes_the_same(world: World) -> None:
     step(other, [(text, 5, True) for text in texts])
     for text in texts:
         text.check(other)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_pass_that_failed_half_way_leaves_nothing_behind(world: World, packed: bool) -> None:
+    """The first layers have written their keys and values, the last one has not."""
+    runner = Runner(world.base, packed=packed)
+    ready = [None if one is None else runner.together.ready(one) for one in world.modules]
+    other = World(world.base, runner, world.modules, ready)
+    prefixed = next(n for n, one in enumerate(ready) if one is not None and one.before is not None)
+    texts = [Text(number, list(range(1, 14))) for number in (0, prefixed)]
+    step(other, [(text, 5, True) for text in texts])
+    layers = max((one for one in world.base.model.modules() if isinstance(one, nn.ModuleList)), key=len)
+    fails = layers[-1].register_forward_pre_hook(lambda *_: [][0])
+    for length in (1, 4):
+        with pytest.raises(IndexError):
+            step(other, [(text, length, True) for text in texts])
+    fails.remove()
+    for length in (1, 4, 3):
+        step(other, [(text, length, True) for text in texts])
+    for text in texts:
+        text.check(other)
+
+
+def test_a_pass_finds_its_plan_again_behind_adapters_of_the_output_layer(world: World) -> None:
+    together = world.runner.together
+    editing = [n for n, one in enumerate(world.ready) if one is not None and together.edits_outputs(one)]
+    texts = [Text(number, list(range(1, 20))) for number in (0, 1, *editing)]
+    assert len(editing) > 1
+    step(world, [(text, 4, True) for text in texts])
+    step(world, [(text, 1, True) for text in texts])
+    plan = together._last
+    for _ in range(3):
+        step(world, [(text, 1, True) for text in texts])
+        assert together._last is plan
+    for text in texts:
+        text.check(world)
+    world.runner.retain(())
 
 
 class TestStacks:

@@ -4,168 +4,33 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.errors import Busy, Internal, Unavailable
-from registry.spec import BottleneckConfig, PrefixConfig
-from service.engine.kept_texts import KeptTexts
+from registry.spec import PrefixConfig
 from service.engine.pace import AGAIN, LEAST, Pace
-from service.engine.request import GenerateRequest, LoadableAdapter, Request, SamplingParams, ScoreRequest, State
-from service.engine.scheduler import PATIENCE, Scheduler
-from service.engine.space import SMALLEST, Space
-from service.engine.steps import KeptText, Segment, Sequence, Step, Work
-
-CONFIG = BottleneckConfig(structure="pfeiffer", bottleneck=2, activation="relu")
-
-
-def handle(name: str, size: int = 1) -> LoadableAdapter | None:
-    return None if name == "-" else LoadableAdapter(name, CONFIG, dict, size_bytes=size)
-
-
-def generate(
-    length: int = 3, *, n: int = 1, adapter: str = "-", tokens: int = 4, base: str = "b", namespace: str | None = None
-) -> GenerateRequest:
-    params = SamplingParams(max_tokens=tokens, n=n)
-    return GenerateRequest(base, (1,) * length, handle(adapter), params, namespace=namespace)
-
-
-def score(*lengths: int, adapter: str = "-") -> ScoreRequest:
-    return ScoreRequest("b", tuple((1,) * length for length in lengths), handle(adapter))
-
-
-def scheduler_of(
-    *, max_queue: int = 99, tokens: int = 100, rows: int = 4, kv: int | None = None, pace: int | None = None
-) -> Scheduler:
-    """`kv` is the number of positions that there is memory for, `pace` the tokens beside streams."""
-    space = Space(kv, lambda _base_id: 1)
-    found = Scheduler(
-        max_queue=max_queue, max_step_tokens=tokens, max_rows=rows, space=space, kept=KeptTexts(space, "namespace")
-    )
-    if pace is not None:
-        found.pace.beside("b", tokens)
-        found.pace.took("b", float(pace), newest=1, others=0)
-        found.pace.took("b", 1.0, newest=0, others=1)
-    return found
-
-
-class Simulation:
-    """Runs a scheduler as the engine does, without a model: a choice generates `max_tokens` tokens."""
-
-    def __init__(
-        self, scheduler: Scheduler, *, adapter_bytes: int | None = None,
-        loaded: Callable[[Work], bool] = lambda _work: True,
-    ) -> None:  # fmt: skip
-        self.scheduler = scheduler
-        self.adapter_bytes = adapter_bytes
-        self.loaded = loaded
-        self.made: dict[Sequence, int] = {}
-        self.scored: dict[Sequence, int] = {}
-        self.kept: dict[Sequence, int] = {}
-        self.texts: set[KeptText] = set()
-        self.reused = 0
-        self.ended: list[Work] = []
-
-    def step(self) -> Step | None:
-        self.ended += self.scheduler.drop_cancelled()
-        self.change()
-        step = self.scheduler.next(adapter_bytes=self.adapter_bytes, loaded=self.loaded)
-        self.change()
-        if step is not None:
-            self.check(step)
-            self.scheduler.computed(step)
-            done = [segment.sequence for segment in step.segments if self.is_done(segment)]
-            self.ended += self.scheduler.finish(done)
-        return step
-
-    def change(self) -> None:
-        """Copy and forget kept texts as the runner does."""
-        fresh, gone = self.scheduler.kept.changes()
-        assert all(self.kept[text.source] >= len(text.ids) for text in fresh if text.source is not None)
-        self.texts = (self.texts | set(fresh)) - set(gone)
-        assert self.scheduler.kept.bytes == sum(text.positions for text in self.texts)
-
-    def is_done(self, segment: Segment) -> bool:
-        """What the engine does with a segment: keep, score, or draw a token."""
-        sequence, end = segment.sequence, segment.start + segment.length
-        request = sequence.work.request
-        if segment.kept:
-            self.kept[sequence] = end
-        if isinstance(request, ScoreRequest):
-            self.scored[sequence] = self.scored.get(sequence, 0) * (segment.start > 0) + segment.length
-            return end == len(sequence.ids)
-        if segment.wants != "next":
-            return False
-        if not request.params.max_tokens:
-            self.made[sequence] = 0
-            return True
-        sequence.ids.append(1)
-        self.made[sequence] = self.made.get(sequence, 0) + 1
-        return self.made[sequence] >= request.params.max_tokens
-
-    def check(self, step: Step) -> None:
-        scheduler = self.scheduler
-        sequences = [segment.sequence for segment in step.segments]
-        assert sequences
-        assert len(set(sequences)) == len(sequences)
-        assert {one.work.key[0] for one in sequences} == {step.base_id}
-        assert all(one.work.state is State.RUNNING for one in sequences)
-        assert scheduler.generating <= scheduler.max_rows
-        if len(step.segments) > 1 and not any(one.newest for one in sequences):
-            beside = LEAST if scheduler._sent_away else 0  # of streams that have given way since
-            assert step.tokens <= max(scheduler.max_step_tokens, beside)
-        space = scheduler._space
-        assert space.limit is None or space.bytes <= space.limit
-        sizes = {one.work.key[1]: 1 for one in sequences if one.work.key[1]}
-        assert self.adapter_bytes is None or len(sizes) == 1 or sum(sizes.values()) <= self.adapter_bytes
-        for segment in step.segments:
-            assert segment.length >= 1
-            if isinstance(segment.copied, KeptText):
-                assert segment.copied in self.texts
-                assert segment.copied.ids[: segment.start] == tuple(segment.sequence.ids[: segment.start])
-                request = segment.sequence.work.request
-                assert isinstance(request, GenerateRequest)
-                assert segment.copied.scope == (*segment.sequence.work.key, request.namespace)
-                self.reused += segment.start
-            elif segment.copied is not None:
-                assert self.kept[segment.copied] >= segment.start
-                assert segment.copied.work is segment.sequence.work
-            elif segment.start:
-                assert self.kept[segment.sequence] == segment.start, "what stands before a segment is kept"
-
-
-def drain(simulation: Simulation, limit: int = 10_000) -> list[Step]:
-    steps = []
-    while (step := simulation.step()) is not None:
-        steps.append(step)
-        assert len(steps) < limit, "the scheduler never comes to an end"
-    return steps
-
-
-def works_of(step: Step | None) -> list[Work]:
-    assert step is not None
-    return step.works
-
-
-requests = st.one_of(
-    st.builds(
-        generate,
-        st.integers(1, 30),
-        n=st.integers(1, 5),
-        adapter=st.sampled_from("-abc"),
-        tokens=st.integers(0, 9),
-        namespace=st.sampled_from([None, "one", "two"]),
-    ),
-    st.lists(st.integers(1, 30), min_size=1, max_size=12).flatmap(
-        lambda lengths: st.sampled_from("-abc").map(lambda adapter: score(*lengths, adapter=adapter))
-    ),
+from service.engine.request import GenerateRequest, LoadableAdapter, Request, ScoreRequest, State
+from service.engine.scheduler import Scheduler
+from service.engine.space import SMALLEST
+from service.engine.steps import Segment, Work
+from service.engine.waiting import PATIENCE
+from tests.service.engine.simulation import (
+    REQUESTS,
+    Simulation,
+    drain,
+    generate,
+    scheduler_of,
+    score,
+    works_of,
+    works_segments,
 )
+
 actions = st.lists(
     st.one_of(
-        st.tuples(st.just("add"), requests),
+        st.tuples(st.just("add"), REQUESTS),
         st.tuples(st.just("step"), st.integers(1, 6)),
         st.tuples(st.just("cancel"), st.integers(0, 100)),
         st.tuples(st.just("fail"), st.integers(0, 100)),
@@ -221,7 +86,7 @@ def test_laws_hold_whatever_comes(
             assert work.ticket.rows_done == work.ticket.rows
 
 
-@given(st.lists(requests, min_size=1, max_size=10), limits, rooms)
+@given(st.lists(REQUESTS, min_size=1, max_size=10), limits, rooms)
 def test_everything_that_is_asked_for_is_computed_once(
     wanted: list[Request], limit: dict[str, int], adapter_bytes: int | None
 ) -> None:
@@ -317,6 +182,23 @@ class TestTurns:
         drain(simulation)
         assert stream.state is State.FINISHED
 
+    @pytest.mark.parametrize("pieces", range(4, 14))
+    def test_what_gave_way_takes_no_tokens_from_who_has_its_room(self, pieces: int) -> None:
+        """The rest of a prompt leaves too few tokens for the text, whose adapter then takes the prompt's room."""
+        simulation = Simulation(scheduler_of(tokens=16), adapter_bytes=1)
+        works = simulation.scheduler.add([generate(16 * pieces + 14, adapter="a"), score(*[16] * 50)])
+        works += simulation.scheduler.add([score(3, adapter="b")])
+        while simulation.scheduler.depth:
+            assert simulation.step() is not None, "somebody waits, and nobody runs"
+        assert all(work.state is State.FINISHED for work in works)
+
+    def test_a_text_that_runs_whole_has_its_room_until_the_step_has_run(self) -> None:
+        simulation = Simulation(scheduler_of(tokens=16), adapter_bytes=2)
+        simulation.scheduler.add([generate(adapter=name, tokens=60) for name in "ab"])
+        simulation.step()
+        simulation.scheduler.add([score(3, adapter=name) for name in "cdef"])
+        drain(simulation)  # which looks at the adapters of every step
+
     def test_nobody_gives_way_to_an_adapter_that_is_not_loaded_yet(self) -> None:
         scheduler = scheduler_of(rows=4)
         simulation = Simulation(scheduler, adapter_bytes=1, loaded=lambda work: work.key[1] != "b")
@@ -404,28 +286,37 @@ def test_an_adapter_takes_no_memory_that_would_not_be_enough() -> None:
     assert large.state is State.FINISHED
 
 
-@pytest.mark.parametrize("length", [20, 700, 2048])
+@pytest.mark.parametrize("length", [20, 700, 2048, 8192])
 @pytest.mark.parametrize("token", [1 / 3000, 1 / 300, 1 / 3])
-def test_a_scoring_job_makes_no_step_larger_than_the_pace_allows(length: int, token: float) -> None:
-    """100,000 tokens to score; a step of streams takes a second, a token beside them `token` seconds, give or take."""
+@pytest.mark.parametrize("pooled", [False, True])
+@pytest.mark.parametrize("base", "bc")
+def test_a_scoring_job_makes_no_step_larger_than_the_pace_allows(
+    length: int, token: float, pooled: bool, base: str
+) -> None:
+    """100,000 tokens to score or embed, on the base model of the streams or on another, between whose steps they wait.
+
+    A step of streams takes a second, a token beside them `token` seconds, give or take.
+    """
     scheduler = scheduler_of(tokens=2048, rows=4)
     simulation, draw, allowed = Simulation(scheduler), random.Random(length), list[int]()
-    beside = scheduler.pace.beside
-    scheduler.pace.beside = lambda base, most: allowed.append(beside(base, most)) or allowed[-1]  # type: ignore[method-assign,func-returns-value]
+    asked = scheduler.pace._in_the_time_of
+    scheduler.pace._in_the_time_of = lambda *of: allowed.append(asked(*of)) or allowed[-1]  # type: ignore[method-assign,func-returns-value]
     streams = scheduler.add([generate(adapter=name, tokens=10**6) for name in "abcd"])
     simulation.step()
-    [job] = scheduler.add([score(*[length] * (100_000 // length))])
+    windows = ((1,) * length,) * (100_000 // length)
+    [job] = scheduler.add([ScoreRequest(base, windows, pooled=frozenset(range(len(windows)) if pooled else ()))])
     others = []
     while job.state is not State.FINISHED:
         step = simulation.step()
-        assert set(streams) <= set(works_of(step))
-        newest = sum(segment.wants == "next" for segment in works_segments(step))
-        others.append(step.tokens - newest)  # type: ignore[union-attr]
-        assert others[-1] <= allowed[-1] <= 2048
-        seconds = 1.0 + others[-1] * token * draw.uniform(0.8, 1.2)
-        scheduler.pace.took("b", seconds, newest=newest, others=others[-1])
+        assert step is not None
+        newest = sum(segment.wants == "next" for segment in step.segments)
+        assert (step.base_id == "b") == (newest == len(streams)), "streams are in every step of their base model"
+        others.append(step.tokens - newest)
+        assert others[-1] <= (allowed[-1] if others[-1] else 0) <= 2048
+        seconds = bool(newest) + others[-1] * token * draw.uniform(0.8, 1.2)
+        scheduler.pace.took(step.base_id, seconds, newest=newest, others=others[-1])
     assert sum(others) == sum(simulation.scored.values()) == 100_000 // length * length
-    assert max(others[8:]) <= max(LEAST, 1.3 / token), "once the pace is known, a step takes about twice as long"
+    assert max(others[16:]) <= max(LEAST, 1.3 / token), "once the pace is known, a step takes about twice as long"
 
 
 class TestPieces:
@@ -490,6 +381,56 @@ class TestPieces:
 
 
 class TestMemory:
+    @pytest.mark.parametrize("adapter", ["-", "a"])
+    @pytest.mark.parametrize("text", [False, True])
+    def test_a_large_one_has_its_turn_where_small_ones_of_other_base_models_take_the_memory(
+        self, adapter: str, text: bool
+    ) -> None:
+        """As many steps as all of them have patience for, twice, for the bases take turns; small ones never end."""
+        scheduler = scheduler_of(max_queue=10_000, rows=99, kv=8 * SMALLEST)
+        simulation = Simulation(scheduler)
+        small = [generate(adapter=name, tokens=20 + n, base="c") for n, name in enumerate("-abcdefg")]
+        scheduler.add(small)
+        for _ in range(9):
+            simulation.step()
+        if text:  # which goes in pieces behind a stream of its base model, or a prefix
+            prefixed = LoadableAdapter("p", PrefixConfig(length=8), dict)
+            [large] = scheduler.add([ScoreRequest("b", ((1,) * (4 * SMALLEST),), prefixed)])
+        else:
+            [large] = scheduler.add([generate(4 * SMALLEST, adapter=adapter)])
+        for number in range(2 * (3 * PATIENCE)):
+            scheduler.add([small[number % 8], small[(number + 3) % 8]])
+            simulation.step()
+        assert large.state is not State.WAITING
+
+    def test_a_text_has_its_turn_beside_streams_of_its_own_adapter(self) -> None:
+        scheduler = scheduler_of(max_queue=10_000, rows=99, kv=8 * SMALLEST, pace=20)
+        simulation = Simulation(scheduler)
+        small = [generate(tokens=20 + n) for n in range(8)]
+        scheduler.add(small)
+        for _ in range(9):
+            simulation.step()
+        [large] = scheduler.add([score(4 * SMALLEST)])
+        for _ in range(3 * PATIENCE):
+            scheduler.add(small[:2])
+            simulation.step()
+        assert large.state is not State.WAITING
+
+    def test_memory_is_not_saved_for_one_whose_base_model_is_not_there(self) -> None:
+        scheduler = scheduler_of(rows=99, kv=4 * SMALLEST)
+        simulation = Simulation(scheduler)
+        scheduler.add([generate(adapter=name, tokens=60, base="c") for name in "def"])
+        for _ in range(3):
+            simulation.step()
+        [large] = scheduler.add([generate(4 * SMALLEST, adapter="a")])
+        for _ in range(2 * PATIENCE):
+            simulation.step()
+        assert scheduler._saving.one is large
+        [small] = scheduler.add([generate(tokens=1, base="c")])
+        scheduler.next({"c"})
+        assert small.state is State.RUNNING
+        drain(simulation)
+
     def test_the_youngest_starts_again_where_memory_is_short(self) -> None:
         scheduler = scheduler_of(kv=3 * SMALLEST, pace=100)
         simulation = Simulation(scheduler)
@@ -608,11 +549,6 @@ class TestPace:
         pace.took("b", 0.001, newest=4, others=0)
         pace.took("b", 10.0, newest=0, others=10)
         assert pace.beside("b", 400) == LEAST
-
-
-def works_segments(step: Step | None) -> tuple[Segment, ...]:
-    assert step is not None
-    return step.segments
 
 
 def test_a_full_queue_takes_none_of_a_list_and_says_when_to_come_back() -> None:

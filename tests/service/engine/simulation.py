@@ -1,0 +1,165 @@
+"""A scheduler run as the engine runs it, without a model: what it must never do is looked at in every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hypothesis import strategies as st
+
+from registry.spec import BottleneckConfig
+from service.engine.kept_texts import KeptTexts
+from service.engine.pace import LEAST
+from service.engine.request import GenerateRequest, LoadableAdapter, SamplingParams, ScoreRequest, State
+from service.engine.scheduler import Scheduler
+from service.engine.space import Space
+from service.engine.steps import KeptText, Segment, Sequence, Step, Work
+
+CONFIG = BottleneckConfig(structure="pfeiffer", bottleneck=2, activation="relu")
+
+
+def handle(name: str, size: int = 1) -> LoadableAdapter | None:
+    return None if name == "-" else LoadableAdapter(name, CONFIG, dict, size_bytes=size)
+
+
+def generate(
+    length: int = 3, *, n: int = 1, adapter: str = "-", tokens: int = 4, base: str = "b", namespace: str | None = None
+) -> GenerateRequest:
+    params = SamplingParams(max_tokens=tokens, n=n)
+    return GenerateRequest(base, (1,) * length, handle(adapter), params, namespace=namespace)
+
+
+def score(*lengths: int, adapter: str = "-") -> ScoreRequest:
+    return ScoreRequest("b", tuple((1,) * length for length in lengths), handle(adapter))
+
+
+def scheduler_of(
+    *, max_queue: int = 99, tokens: int = 100, rows: int = 4, kv: int | None = None, pace: int | None = None
+) -> Scheduler:
+    """`kv` is the number of positions that there is memory for, `pace` the tokens beside streams."""
+    space = Space(kv, lambda _base_id: 1)
+    found = Scheduler(
+        max_queue=max_queue, max_step_tokens=tokens, max_rows=rows, space=space, kept=KeptTexts(space, "namespace")
+    )
+    if pace is not None:
+        found.pace.beside("b", tokens)
+        found.pace.took("b", float(pace), newest=1, others=0)
+        found.pace.took("b", 1.0, newest=0, others=1)
+    return found
+
+
+class Simulation:
+    """Runs a scheduler as the engine does, without a model: a choice generates `max_tokens` tokens."""
+
+    def __init__(
+        self, scheduler: Scheduler, *, adapter_bytes: int | None = None,
+        loaded: Callable[[Work], bool] = lambda _work: True,
+    ) -> None:  # fmt: skip
+        self.scheduler = scheduler
+        self.adapter_bytes = adapter_bytes
+        self.loaded = loaded
+        self.made: dict[Sequence, int] = {}
+        self.scored: dict[Sequence, int] = {}
+        self.kept: dict[Sequence, int] = {}
+        self.texts: set[KeptText] = set()
+        self.reused = 0
+        self.ended: list[Work] = []
+
+    def step(self) -> Step | None:
+        self.ended += self.scheduler.drop_cancelled()
+        self.change()
+        step = self.scheduler.next(adapter_bytes=self.adapter_bytes, loaded=self.loaded)
+        self.change()
+        if step is not None:
+            self.check(step)
+            self.scheduler.computed(step)
+            done = [segment.sequence for segment in step.segments if self.is_done(segment)]
+            self.ended += self.scheduler.finish(done)
+        return step
+
+    def change(self) -> None:
+        """Copy and forget kept texts as the runner does."""
+        fresh, gone = self.scheduler.kept.changes()
+        assert all(self.kept[text.source] >= len(text.ids) for text in fresh if text.source is not None)
+        self.texts = (self.texts | set(fresh)) - set(gone)
+        assert self.scheduler.kept.bytes == sum(text.positions for text in self.texts)
+
+    def is_done(self, segment: Segment) -> bool:
+        """What the engine does with a segment: keep, score, or draw a token."""
+        sequence, end = segment.sequence, segment.start + segment.length
+        request = sequence.work.request
+        if segment.kept:
+            self.kept[sequence] = end
+        if isinstance(request, ScoreRequest):
+            self.scored[sequence] = self.scored.get(sequence, 0) * (segment.start > 0) + segment.length
+            return end == len(sequence.ids)
+        if segment.wants != "next":
+            return False
+        if not request.params.max_tokens:
+            self.made[sequence] = 0
+            return True
+        sequence.ids.append(1)
+        self.made[sequence] = self.made.get(sequence, 0) + 1
+        return self.made[sequence] >= request.params.max_tokens
+
+    def check(self, step: Step) -> None:
+        scheduler = self.scheduler
+        sequences = [segment.sequence for segment in step.segments]
+        assert sequences
+        assert len(set(sequences)) == len(sequences)
+        assert {one.work.key[0] for one in sequences} == {step.base_id}
+        assert all(one.work.state is State.RUNNING for one in sequences)
+        assert scheduler.generating <= scheduler.max_rows
+        if len(step.segments) > 1 and not any(one.newest for one in sequences):
+            beside = LEAST if scheduler._sent_away else 0  # of streams that have given way since
+            assert step.tokens <= max(scheduler.max_step_tokens, beside)
+        space = scheduler._space
+        assert space.limit is None or space.bytes <= space.limit
+        sizes = {one.work.key[1]: 1 for one in sequences if one.work.key[1]}
+        assert self.adapter_bytes is None or len(sizes) == 1 or sum(sizes.values()) <= self.adapter_bytes
+        for segment in step.segments:
+            assert segment.length >= 1
+            if isinstance(segment.copied, KeptText):
+                assert segment.copied in self.texts
+                assert segment.copied.ids[: segment.start] == tuple(segment.sequence.ids[: segment.start])
+                request = segment.sequence.work.request
+                assert isinstance(request, GenerateRequest)
+                assert segment.copied.scope == (*segment.sequence.work.key, request.namespace)
+                self.reused += segment.start
+            elif segment.copied is not None:
+                assert self.kept[segment.copied] >= segment.start
+                assert segment.copied.work is segment.sequence.work
+            elif segment.start:
+                assert self.kept[segment.sequence] == segment.start, "what stands before a segment is kept"
+
+
+def drain(simulation: Simulation, limit: int = 10_000) -> list[Step]:
+    steps = []
+    while (step := simulation.step()) is not None:
+        steps.append(step)
+        assert len(steps) < limit, "the scheduler never comes to an end"
+    return steps
+
+
+def works_of(step: Step | None) -> list[Work]:
+    assert step is not None
+    return step.works
+
+
+def works_segments(step: Step | None) -> tuple[Segment, ...]:
+    assert step is not None
+    return step.segments
+
+
+REQUESTS = st.one_of(
+    st.builds(
+        generate,
+        st.integers(1, 30),
+        n=st.integers(1, 5),
+        adapter=st.sampled_from("-abc"),
+        tokens=st.integers(0, 9),
+        namespace=st.sampled_from([None, "one", "two"]),
+    ),
+    st.lists(st.integers(1, 30), min_size=1, max_size=12).flatmap(
+        lambda lengths: st.sampled_from("-abc").map(lambda adapter: score(*lengths, adapter=adapter))
+    ),
+)
