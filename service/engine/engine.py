@@ -10,7 +10,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 from registry import cores
 from registry.base_model import BaseText, LoadedBase
@@ -186,20 +186,25 @@ class Engine(TextCalls):
 
     def _loop(self) -> None:
         cores.take()
-        while self._wait_for_work():
-            try:
-                if not self.step():
-                    self._wait_for_news()
-            except Exception:
-                log.exception("the engine's step failed")
-                self._fail_all(Internal("The engine failed; the server's log says where."))
-        cores.give_back()
-        self._fail_all(Unavailable(STOPPING))
+        try:
+            while self._wait_for_work():
+                self._go_on_after(lambda: self.step() or self._wait_for_news())
+        finally:
+            cores.give_back()
+            self._fail_all(Unavailable(STOPPING))
+
+    def _go_on_after(self, part: Callable[[], object]) -> None:
+        """Run a part of the loop; its failure is that of the requests there are, and the thread goes on."""
+        try:
+            part()
+        except Exception:
+            log.exception("the engine's step failed")
+            self._fail_all(Internal("The engine failed; the server's log says where."))
 
     def _wait_for_work(self) -> bool:
         """Block until there is something to run; False when it is time to stop."""
         if not self._scheduler.depth:  # only this thread makes it smaller
-            self._tidy({})
+            self._go_on_after(lambda: self._tidy({}))
         with self._changed:
             if not self._scheduler.depth:
                 if not self._changed.wait_for(self._is_wanted, CORES_KEPT_SECONDS):
@@ -207,17 +212,15 @@ class Engine(TextCalls):
                     self._changed.wait_for(self._is_wanted)
                     cores.take()
                 self._settled_at = self._passed_at[None] = time.monotonic()
-            if self._stop_at is None:
-                return True
-            return self._scheduler.depth > 0 and time.monotonic() < self._stop_at
+            return self._stop_at is None or (self._scheduler.depth > 0 and time.monotonic() < self._stop_at)
 
     def _is_wanted(self) -> bool:
         return bool(self._scheduler.depth) or self._stop_at is not None
 
-    def _wait_for_news(self) -> None:
+    def _wait_for_news(self) -> bool:
         """Block while nothing can run: base models are being loaded, or a request was cancelled."""
         with self._changed:
-            self._changed.wait_for(lambda: self._news != self._seen, POLL_SECONDS)
+            return self._changed.wait_for(lambda: self._news != self._seen, POLL_SECONDS)
 
     def _try(self, base: LoadedBase) -> Runner:
         """The runner of a base model that was loaded. Called by the thread that loaded it."""

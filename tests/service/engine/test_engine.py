@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
@@ -681,6 +681,27 @@ class TestTrouble:
         assert isinstance(engine.submit(GenerateRequest("tiny", (1,), params=greedy(1))).exception(30), Internal)
         monkeypatch.undo()
         assert engine.submit(GenerateRequest("tiny", (1,), params=greedy(1))).result(30)
+        engine.stop()
+
+    def test_a_failure_while_nothing_runs_is_survived_too(
+        self, base: LoadedBase, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """What ended requests leave is put away when none is left; that allocates."""
+        engine = engine_of(base)
+        real, failed = Runner.retain, threading.Event()
+
+        def retain(self: Runner, alive: Iterable[object]) -> None:
+            if not failed.is_set() and not engine._scheduler.depth:
+                failed.set()
+                raise MemoryError("no memory left")
+            real(self, alive)
+
+        monkeypatch.setattr(Runner, "retain", retain)
+        engine.start()
+        assert engine.submit(GenerateRequest("tiny", (1, 2), params=greedy(2))).result(30)
+        assert failed.wait(30)
+        assert engine.submit(GenerateRequest("tiny", (1, 2), params=greedy(2))).result(30)
+        assert "no memory left" in caplog.text
         engine.stop()
 
     def test_the_base_model_is_called_from_the_engine_thread_alone(self, base: LoadedBase, engine: Engine) -> None:
