@@ -21,7 +21,7 @@ from demo.job import HOME, Job
 from demo.progress import Talk
 from demo.results import best_dtype
 from demo.server import DemoFailed
-from demo.strategies import FEW
+from demo.strategies import EVERY, FEW
 from registry.base_model import shape_of, weight_bytes
 from registry.base_model.loading import source_folder
 from registry.errors import InvalidParameter, NotFound
@@ -162,7 +162,8 @@ def own_job(data: Path, entry: BaseEntry, adapters: Path, names: Sequence[str]) 
     home = HOME / f"main_job-{hashlib.sha256(chr(10).join(places).encode()).hexdigest()[:8]}"
     kept = LARGE_BASE if weight_bytes(entry) > SMALL_BYTES else {}
     return Job(
-        "main_job", home, data, entry, training, novel, others[0] if others else "", home / "adapters", **kept
+        "main_job", home, data, entry, training, novel, others[0] if others else "", home / "adapters",
+        strategies=EVERY, **kept,
     )  # fmt: skip
 
 
