@@ -21,6 +21,11 @@ def form_of(module: AdapterModule) -> Hashable:
     return type(module), module.settings(), shapes, next(module.parameters()).dtype
 
 
+def roomy(count: int) -> int:
+    """Slots for so many adapters and some that may come, so that little is copied for each."""
+    return max(2, 1 << (count - 1).bit_length())
+
+
 class Stack:
     """Adapters of one form, each in a slot. They change places, come and go; the slots in use are the first ones."""
 
@@ -35,8 +40,14 @@ class Stack:
         """Bytes of all slots, free ones included."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self._tensors.values())
 
-    def arrange(self, wanted: Sequence[AdapterModule]) -> list[int]:
+    def has_room(self, count: int) -> bool:
+        """Whether so many have a slot each without new ones."""
+        return count <= self._room
+
+    def arrange(self, wanted: Sequence[AdapterModule], *, room: int | None = None) -> list[int]:
         """Hold exactly these adapters, which are all different; gives the slot of each.
+
+        Where they need new slots there are `room` then, `roomy` by default.
 
         Only what was not held before is copied, apart from one copy for each slot that is given up in the middle.
         """
@@ -55,21 +66,20 @@ class Stack:
                     while one is None:  # fewer than before: the last ones move into the gaps
                         last -= 1
                         one, kept[last] = kept[last], None
-                    self._fill(number, one, len(wanted))
+                    self._fill(number, one, len(wanted), room)
                 slots.append(one)
             self._held = slots
             self._show(len(slots))
         at = {id(one): number for number, one in enumerate(self._held)}
         return [at[id(one)] for one in wanted]
 
-    def _fill(self, slot: int, one: AdapterModule, count: int) -> None:
+    def _fill(self, slot: int, one: AdapterModule, count: int, room: int | None) -> None:
         if count > self._room:
-            self._grow(count, one)
+            self._grow(roomy(count) if room is None else room, one)
         for name, tensor in one.named_parameters():
             self._tensors[name][slot].copy_(tensor)
 
-    def _grow(self, count: int, example: AdapterModule) -> None:
-        room = max(2, 1 << (count - 1).bit_length())
+    def _grow(self, room: int, example: AdapterModule) -> None:
         for name, tensor in example.named_parameters():
             larger = tensor.detach().new_empty((room, *tensor.shape))
             if self._room:

@@ -11,7 +11,7 @@ Used by one thread, the only one that runs that base model; what edits nothing c
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from registry.adapters.attach import AdapterModule, Edit
-from registry.adapters.stacked import Stack, form_of
+from registry.adapters.stacked import Stack, form_of, roomy
 
 FEW = 32
 """Adapters with at most so many tokens each are stacked; more are worth a product of their own."""
@@ -69,6 +69,10 @@ class _Edit:
     edit: Edit
 
 
+_StackKey = tuple[Hashable, int]
+"""Form and tokens of each."""
+
+
 class Together:
     """The adapters of one base model."""
 
@@ -76,7 +80,10 @@ class Together:
         self._model = model
         self._hooked: set[nn.Module] = set()
         self._now: Mapping[nn.Module, Sequence[_Edit]] = {}
-        self._stacks: OrderedDict[tuple[Hashable, int], Stack] = OrderedDict()
+        self._stacks: OrderedDict[_StackKey, Stack] = OrderedDict()
+        self._taken: set[_StackKey] = set()  # by the pass to come
+        self.room: Callable[[int], int | None] = lambda _needed: None
+        """Bytes that stacks may take (None: any number), asked with those that the pass to come needs."""
         self._last: tuple[Sequence[Run], Mapping[nn.Module, Sequence[_Edit]]] | None = None
 
     @property
@@ -111,6 +118,7 @@ class Together:
             yield
         finally:
             self._now = {}
+            self._taken.clear()
             while len(self._stacks) > STACKS:
                 self._stacks.popitem(last=False)
 
@@ -119,12 +127,44 @@ class Together:
         if len(adapters) < 2:
             return list(adapters)
         key = adapters[0].form, count
-        stack = self._stacks.get(key)
-        if stack is None:
-            stack = self._stacks[key] = Stack(adapters[0].module)
+        room = self._room_for(key, adapters)
+        if room is None:
+            self._stacks.pop(key, None)
+            self._taken.discard(key)
+            return list(adapters)
+        stack = self._stacks.setdefault(key, Stack(adapters[0].module))
         self._stacks.move_to_end(key)
-        slots = stack.arrange([adapter.module for adapter in adapters])
+        self._taken.add(key)
+        slots = stack.arrange([adapter.module for adapter in adapters], room=room)
         return [adapters[number] for number in sorted(range(len(adapters)), key=slots.__getitem__)]
+
+    def stacks(self, one: ReadyAdapter, other: ReadyAdapter, count: int) -> bool:
+        """Whether two adapters of the pass to come are stacked, with `count` tokens each."""
+        return one.form is not None and one.form == other.form and (one.form, count) in self._taken
+
+    def _room_for(self, key: _StackKey, adapters: Sequence[ReadyAdapter]) -> int | None:
+        """Slots that a stack for these adapters may have; None where there is not even room for them alone.
+
+        Stacks that the pass to come does not need make room, those used least recently first.
+        """
+        stack, count = self._stacks.get(key), len(adapters)
+        size = sum(one.numel() * one.element_size() for one in adapters[0].module.parameters())
+        others = {other: one for other, one in self._stacks.items() if other != key}
+        needed = sum(others[other].bytes for other in others if other in self._taken) + count * size
+        allowed = self.room(needed)
+        if allowed is None:
+            return roomy(count)
+        taken = sum(one.bytes for one in others.values())
+        if stack is not None and stack.has_room(count) and taken + stack.bytes <= allowed:
+            return count
+        if taken + roomy(count) * size <= allowed:
+            return roomy(count)
+        for other in [one for one in others if one not in self._taken]:
+            if taken + count * size > allowed:
+                taken -= self._stacks.pop(other).bytes
+        if stack is not None and (taken + max(stack.bytes, count * size)) > allowed:
+            del self._stacks[key]  # with slots that are not needed now
+        return count if taken + count * size <= allowed else None
 
     def _plan(self, runs: Sequence[Run]) -> Mapping[nn.Module, Sequence[_Edit]]:
         """The edits of every module, in the order of tokens; that of the last pass is taken again if it is the same.

@@ -10,7 +10,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence
 
 from registry import cores
 from registry.base_model import BaseText, LoadedBase
@@ -29,6 +29,7 @@ from service.engine.steps import Step, Ticket, Work
 from service.engine.tally import Figures, Tally
 from service.engine.texts import TextCalls
 from service.engine.trial import tried
+from service.engine.upkeep import Upkeep
 
 log = logging.getLogger(__name__)
 
@@ -70,12 +71,15 @@ class Engine(TextCalls):
         )  # fmt: skip
         self._packed: dict[str, bool] = {}  # of each base model that was loaded
         self._residence: Residence[Runner] = Residence(bases, memory_bytes, self._tell, self._try)
-        self._bank = Bank(bank_bytes, self._residence.room_for_adapters)
-        self._residence.forget = self._forget
+        self._bank = Bank(bank_bytes, lambda *of: self._upkeep.room_for_adapters(*of))
         self._drafts: dict[Work, Draft] = {}
         self._tally = Tally()
         self._executor = Executor(self._bank, self._drafts, self._tally)
         self._changed = threading.Condition()  # guards the scheduler; told of work coming and of places getting free
+        self._upkeep = Upkeep(
+            self._space, self._scheduler.kept, self._bank, self._residence, self._changed, self._position_bytes
+        )
+        self._residence.forget = self._upkeep.forget
         self._thread: threading.Thread | None = None
         self._stop_at: float | None = None
         self._news = 0  # counts up when the thread should look again; under `_changed`
@@ -204,7 +208,7 @@ class Engine(TextCalls):
     def _wait_for_work(self) -> bool:
         """Block until there is something to run; False when it is time to stop."""
         if not self._scheduler.depth:  # only this thread makes it smaller
-            self._go_on_after(lambda: self._tidy({}))
+            self._go_on_after(lambda: self._upkeep.tidy({}))
         with self._changed:
             if not self._scheduler.depth:
                 if not self._changed.wait_for(self._is_wanted, CORES_KEPT_SECONDS):
@@ -225,6 +229,7 @@ class Engine(TextCalls):
     def _try(self, base: LoadedBase) -> Runner:
         """The runner of a base model that was loaded. Called by the thread that loaded it."""
         runner = tried(base)
+        self._upkeep.watch(runner)
         self._packed[base.entry.id] = runner.packed
         return runner
 
@@ -239,11 +244,12 @@ class Engine(TextCalls):
         self._arrange()
         with self._changed:
             step = self._scheduler.next(
-                self._residence.ready, adapter_bytes=self._adapter_bytes(), loaded=self._adapter_is_there
+                self._residence.ready, adapter_bytes=self._upkeep.adapter_bytes, loaded=self._adapter_is_there
             )
+            alive = self._scheduler.alive()
         if step is None:
             return False
-        self._keep_and_drop()  # what gave its room to the step goes before the step takes it
+        self._upkeep.tidy(alive)  # what gave its room to the step goes before the step takes it
         began = time.perf_counter()
         try:
             done, failures = self._executor.run(step, self._residence.base(step.base_id), self._computed)
@@ -260,11 +266,6 @@ class Engine(TextCalls):
             ended += self._scheduler.finish(done)
         self._settle(ended)
         return True
-
-    def _adapter_bytes(self) -> int:
-        """Bytes that adapters may take together now."""
-        left = self._residence.left
-        return self._bank.capacity if left is None else min(self._bank.capacity, left)
 
     def _adapter_is_there(self, work: Work) -> bool:
         """Whether a request whose turn it is has its adapter; if not, it is loaded now."""
@@ -284,9 +285,11 @@ class Engine(TextCalls):
             digests = {work.key[1] for work in self._scheduler.live() if work.key[1] is not None}
             self._seen = self._news
         self._settle(ended)
-        self._tidy(alive)
+        self._upkeep.tidy(alive)
         failed = self._residence.arrange(wanted, set(alive), background=self._thread is not None)
-        self._trim(digests, {one.work.key[1] for of in alive.values() for one in of if one.work.key[1] is not None})
+        self._upkeep.trim(
+            digests, {one.work.key[1] for of in alive.values() for one in of if one.work.key[1] is not None}
+        )
         if failed:
             with self._changed:
                 live = self._scheduler.live()
@@ -296,41 +299,6 @@ class Engine(TextCalls):
                     for work in self._scheduler.fail([one for one in live if one.key[0] == base_id], error)
                 ]
             self._settle(ended)
-
-    def _tidy(self, alive: Mapping[str, Iterable[object]]) -> None:
-        """Give up the rows of all but these sequences, by base model; what is kept of those that ended stays."""
-        self._keep_and_drop()
-        for base_id in self._residence.held:
-            self._residence.peek(base_id).retain(alive.get(base_id, ()))
-
-    def _keep_and_drop(self) -> None:
-        """Let the runners keep and drop what the scheduler has."""
-        with self._changed:
-            fresh, gone = self._scheduler.kept.changes()
-        for text in gone:
-            if text.scope[0] in self._residence.held:
-                self._residence.peek(text.scope[0]).drop(text)
-        for text in fresh:
-            source, text.source = text.source, None
-            if not self._residence.peek(text.scope[0]).keep(text, source, text.positions):
-                with self._changed:
-                    self._scheduler.kept.drop(text)
-
-    def _forget(self, base_id: str) -> None:
-        """A base model is dropped, and with it all that is its own."""
-        self._bank.forget(base_id)
-        with self._changed:
-            self._scheduler.kept.forget(base_id)
-
-    def _trim(self, wanted: Set[str], running: Set[str]) -> None:
-        """Let go of adapters beyond what the bases leave, of stacked copies first."""
-        left = self._residence.left
-        if left is not None:
-            stacks = [self._residence.peek(base_id).together for base_id in self._residence.held]
-            if self._bank.bytes + sum(together.bytes for together in stacks) > left:
-                for together in stacks:
-                    together.forget_stacks()
-        self._bank.trim(self._residence.held, left, wanted, running)
 
     # --- answers --------------------------------------------------------------------------------
 

@@ -2,7 +2,8 @@
 
 Rows of one capacity lie behind each other in one tensor a layer, those in use first, so that the newest tokens of all
 of them attend in one call without anything being gathered or copied. A sequence that outgrows its row moves to one of
-twice the capacity; when a row is given up, the last one moves into its place. Bytes are counted by row. What is to
+twice the capacity; when a row is given up, the last one moves into its place. Bytes are counted by row; rows that
+are nobody's take what is free of the limit, and no more. What is to
 outlive its row is copied out of it, without the row's spare positions, and takes no part in anybody's attention.
 
 Knows no requests. Used by the engine thread only.
@@ -10,7 +11,7 @@ Knows no requests. Used by the engine thread only.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -20,14 +21,15 @@ from torch import Tensor
 from service.engine.space import capacity_for
 
 GROWTH = 4
-"""A slab that is full grows by one row in so many: little is reserved for nobody, little is copied for each."""
+"""A slab that is full grows by one row in so many, where that is free: little is copied for each row."""
 
 
 class Slab:
     """Rows of `capacity` positions: (rows, heads, capacity, size) of keys and of values for each layer."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, may_spare: Callable[[int], bool] = lambda _positions: True) -> None:
         self.capacity = capacity
+        self._may_spare = may_spare
         self.rows: list[Row] = []
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
         self.room = 0
@@ -46,7 +48,8 @@ class Slab:
     def take(self, row: Row) -> None:
         """Give `row` the first free place."""
         if len(self.rows) == self.room:
-            self._resize(self.room + max(1, self.room // GROWTH))
+            more = max(1, self.room // GROWTH)
+            self._resize(self.room + (more if self._may_spare((more - 1) * self.capacity) else 1))
         row.slab, row.place = self, len(self.rows)
         self.rows.append(row)
 
@@ -71,6 +74,16 @@ class Slab:
             self.room = 0
         elif len(self.rows) <= self.room // 2:
             self._resize(len(self.rows) + len(self.rows) // GROWTH)
+
+    @property
+    def spare(self) -> int:
+        """Positions of places that are nobody's."""
+        return (self.room - len(self.rows)) * self.capacity
+
+    def give_up_spare(self) -> None:
+        """Free the places that are nobody's."""
+        if self.spare:
+            self._resize(len(self.rows))
 
     def _resize(self, room: int) -> None:
         for layer, pair in self.layers.items():
@@ -121,6 +134,8 @@ class KeyValues:
     def __init__(self) -> None:
         self._slabs: dict[int, Slab] = {}
         self._rows: dict[Hashable, Row] = {}
+        self.may_spare: Callable[[int], bool] = lambda _positions: True
+        """Whether so many positions more may be in rows that are nobody's."""
 
     def __iter__(self) -> Iterator[Hashable]:
         return iter(list(self._rows))
@@ -131,7 +146,7 @@ class KeyValues:
         capacity = capacity_for(positions)
         if row is not None and row.slab.capacity >= positions:
             return row
-        slab = self._slabs.setdefault(capacity, Slab(capacity))
+        slab = self._slabs.setdefault(capacity, Slab(capacity, lambda positions: self.may_spare(positions)))
         if row is None:
             row = self._rows[owner] = Row(slab)
             slab.take(row)
@@ -141,7 +156,19 @@ class KeyValues:
         _copy(row, moved, row.length)
         self.release(owner)
         self._rows[owner] = moved
+        if not self.may_spare(0):
+            row.slab.give_up_spare()
         return moved
+
+    @property
+    def spare(self) -> int:
+        """Positions of rows that are nobody's."""
+        return sum(slab.spare for slab in self._slabs.values())
+
+    def give_up_spare(self) -> None:
+        """Free the rows that are nobody's."""
+        for slab in self._slabs.values():
+            slab.give_up_spare()
 
     def copy(self, source: Hashable, owner: Hashable, positions: int, *, room: int) -> None:
         """Give a new sequence the first `positions` of another's, in a row with this `room`."""

@@ -83,6 +83,20 @@ class Runner:
         self._caches: dict[object, DynamicCache] = {}  # of a base model that is not packed
         self._first = first_position(base.model)
 
+    def may_spare(self, asked: Callable[[int], bool]) -> None:
+        """Ask this before rows are made for nobody yet: whether so many positions more may be spare."""
+        self._memory.may_spare = asked
+
+    @property
+    def spare_positions(self) -> int:
+        """Positions of rows that are nobody's."""
+        return self._memory.spare
+
+    @torch.inference_mode()
+    def give_up_spare(self) -> None:
+        """Free the rows that are nobody's."""
+        self._memory.give_up_spare()
+
     @torch.inference_mode()
     def retain(self, owners: Iterable[object]) -> None:
         """Forget the rows of all sequences but these."""
@@ -117,7 +131,7 @@ class Runner:
         """One forward pass over all of them; gives what came of each, in their order."""
         order = self._order(tasks)
         placed = [tasks[number] for number in order]
-        runs, starts = _runs(placed), _starts(placed)
+        runs, starts = self._runs(placed), _starts(placed)
         hidden = self._packed(placed, runs, starts) if self.packed else self._one_by_one(placed)
         answers = _Answers(self.base, self.together, placed, starts, hidden).of_all()
         found: list[Found] = [Found()] * len(tasks)
@@ -149,6 +163,21 @@ class Runner:
             for adapter in self.together.order(adapters, count):
                 stacked += by_adapter[adapter]
         return [*sorted(plain, key=lambda n: -len(tasks[n].ids)), *stacked, *many]
+
+    def _runs(self, tasks: Sequence[Task]) -> list[Run]:
+        """What of the pass is whose: neighbouring adapters that are stacked are one run."""
+        runs: list[Run] = []
+        at = 0
+        for adapter, group in groupby(tasks, key=lambda task: task.adapter):
+            count = sum(len(task.ids) for task in group)
+            if adapter is not None:
+                last = runs[-1] if runs else None
+                if last is not None and last.count == count and self.together.stacks(last.adapters[0], adapter, count):
+                    runs[-1] = Run(last.start, count, (*last.adapters, adapter))
+                else:
+                    runs.append(Run(at, count, (adapter,)))
+            at += count
+        return runs
 
     def _packed(self, tasks: Sequence[Task], runs: Sequence[Run], starts: Sequence[int]) -> Tensor:
         """Hidden states (tokens, hidden) of a pass over all tasks."""
@@ -259,26 +288,6 @@ def _starts(tasks: Sequence[Task]) -> list[int]:
         starts.append(at)
         at += len(task.ids)
     return starts
-
-
-def _runs(tasks: Sequence[Task]) -> list[Run]:
-    """What of the pass is whose: neighbouring adapters of one form with equally few tokens are one run."""
-    runs: list[Run] = []
-    at = 0
-    for adapter, group in groupby(tasks, key=lambda task: task.adapter):
-        count = sum(len(task.ids) for task in group)
-        if adapter is not None:
-            last = runs[-1] if runs else None
-            if last is not None and _stackable(last, adapter, count):
-                runs[-1] = Run(last.start, count, (*last.adapters, adapter))
-            else:
-                runs.append(Run(at, count, (adapter,)))
-        at += count
-    return runs
-
-
-def _stackable(run: Run, adapter: ReadyAdapter, count: int) -> bool:
-    return run.count == count <= FEW and adapter.form is not None and run.adapters[0].form == adapter.form
 
 
 class _Answers:

@@ -1,0 +1,110 @@
+"""What the engine really holds of keys and values, adapters and their stacked copies stays within its limits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from registry.adapters import create, paper_config
+from registry.base_model import LoadedBase, load_base
+from registry.spec import BaseEntry
+from service.engine import Engine, GenerateRequest, LoadableAdapter
+from service.engine.runner import Runner
+from service.engine.space import SMALLEST
+from tests.service.engine.stepping import greedy, run
+from tests.service.loaded_bases import LoadedBases
+from tests.tiny_models import build_tiny_base
+
+CONFIG = paper_config("bapna_firat", bottleneck=4)
+WEIGHTS = 1000
+"""Bytes that the base model is said to take."""
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> LoadedBase:
+    folder = build_tiny_base(tmp_path_factory.mktemp("held"), model_type="llama", max_position_embeddings=256)
+    return load_base(BaseEntry(id="base", source=str(folder)))
+
+
+def handle(base: LoadedBase, number: int) -> LoadableAdapter:
+    tensors = create(CONFIG, base.shape, seed=number).state_dict()
+    size = sum(tensor.numel() * 4 for tensor in tensors.values())
+    return LoadableAdapter(f"sha256:{number}", CONFIG, lambda: tensors, size)
+
+
+def runner_of(engine: Engine) -> Runner:
+    return engine._residence.peek("base")
+
+
+def row_bytes(engine: Engine) -> int:
+    """Bytes of all tensors of keys and values, counted in them."""
+    slabs = runner_of(engine)._memory._slabs.values()
+    pairs = [pair for slab in slabs for pair in slab.layers.values()]
+    return sum(states.numel() * states.element_size() for pair in pairs for states in pair)
+
+
+@pytest.mark.parametrize("rows", [8, 12, 40])
+def test_keys_and_values_take_what_they_may_and_no_more(base: LoadedBase, rows: int) -> None:
+    """Many short rows come and go, long ones take their place; a slab's spare rows are counted."""
+    draw = np.random.default_rng(rows)
+    each = SMALLEST * Engine(LoadedBases(base))._position_bytes("base")
+    engine = Engine(LoadedBases(base), kv_bytes=rows * each, max_rows=64)
+    spare = 0
+    for number in range(120):
+        length = int(draw.integers(2, 40 if number % 3 else 120))
+        prompt = tuple(draw.integers(1, 200, length).tolist())
+        tokens = int(draw.integers(1, 90 - length // 2))
+        engine.submit(GenerateRequest("base", prompt, params=greedy(tokens), namespace="one"))
+        for _ in range(int(draw.integers(0, 6))):
+            engine.step()
+            held = row_bytes(engine) + runner_of(engine).kept_bytes
+            assert held <= rows * each
+            spare = max(spare, runner_of(engine).spare_positions)
+    assert (spare > 0) or rows < 40, "what is free is used for rows to come"
+    run(engine)
+
+
+@pytest.mark.parametrize("adapters", [3, 5, 7, 14])
+def test_adapters_and_their_stacks_take_what_bases_leave(base: LoadedBase, adapters: int) -> None:
+    handles = [handle(base, number) for number in range(6)]
+    size = handles[0].size_bytes
+    budget = WEIGHTS + adapters * size
+    engine = Engine(LoadedBases(base, bytes=WEIGHTS), memory_bytes=budget)
+    expected = [engine_alone(base, one) for one in handles]
+    tickets = []
+    stacked = 0
+    for number in range(30):
+        tickets.append(engine.submit(asked(handles[number % 6])))
+        for _ in range(number % 4):
+            engine.step()
+            together = runner_of(engine).together.bytes
+            stacked = max(stacked, together)
+            assert WEIGHTS + engine.counters()["adapter_bytes"] + together <= budget
+    run(engine)
+    assert [one.result(0).choices[0].token_ids for one in tickets] == [expected[n % 6] for n in range(30)]
+    assert stacked > 0 or adapters < 4
+
+
+def test_stacks_take_at_most_as_much_as_adapters_may(base: LoadedBase) -> None:
+    handles = [handle(base, number) for number in range(6)]
+    bank = 6 * handles[0].size_bytes
+    engine = Engine(LoadedBases(base), bank_bytes=bank)
+    for number in range(30):
+        engine.submit(asked(handles[number % 6], length=1 + number % 7))
+        for _ in range(number % 4):
+            engine.step()
+            assert runner_of(engine).together.bytes <= bank
+    run(engine)
+    assert runner_of(engine).together.bytes > 0
+
+
+def asked(adapter: LoadableAdapter, length: int = 3) -> GenerateRequest:
+    return GenerateRequest("base", tuple(range(1, 1 + length)), adapter, greedy(9))
+
+
+def engine_alone(base: LoadedBase, adapter: LoadableAdapter) -> tuple[int, ...]:
+    engine = Engine(LoadedBases(base))
+    ticket = engine.submit(asked(adapter))
+    run(engine)
+    found: tuple[int, ...] = ticket.result(0).choices[0].token_ids
+    return found
