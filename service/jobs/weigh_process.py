@@ -28,6 +28,7 @@ class WeighProcess:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._lock = threading.Lock()
+        self._child: Child | None = None
 
     def weigh(self, entry: BaseEntry, request: WeighingRequest, *, progress: Progress) -> Weighing:
         """Weigh, and end the child; raises what the weighing or `progress` raises, or Unavailable for a crash."""
@@ -37,13 +38,14 @@ class WeighProcess:
         ).model_dump(mode="json")
         while not self._lock.acquire(timeout=TICK_SECONDS):
             progress(0, 1, "waiting for another weighing to end")
-        child = Child("service.jobs.weigh_process", setup, called="The process that weighs adapters")
+        self._child = Child("service.jobs.weigh_process", setup, called="The process that weighs adapters")
         try:
-            answer = child.ask(
+            answer = self._child.ask(
                 request.model_dump(mode="json"), progress, waiting=(0, 1, "waiting for the weighing to start")
             )
         finally:
-            child.end()
+            self._child.end()
+            self._child = None
             self._lock.release()
         return Weighing.model_validate(answer)
 

@@ -291,6 +291,42 @@ class TestFitting:
         assert "push adapters with a sample first" in answer.json()["error"]["message"]
 
 
+class TestWeighing:
+    """The process that weighs: a base model of its own, for one weighing."""
+
+    DATABASES = ("sqlite",)
+
+    def quick(self, world: World, seed: int) -> str:
+        sample = {"texts": passages("kitchen", 25, seed=seed)}
+        return str(cook(world, sample=sample, effort="quick", verify=True).json()["id"])
+
+    def stopped_child(self, world: World, seed: int) -> tuple[str, int]:
+        """A job, and the process that weighs for it, made to stand still."""
+        job, weighing = self.quick(world, seed), world.runtime.jobs.weighing
+        pid = until(lambda: weighing._child and weighing._child.pid)
+        os.kill(pid, signal.SIGSTOP)
+        return job, pid
+
+    def test_a_weighing_that_is_cancelled_ends_at_once_and_the_next_one_works(
+        self, world: World, client: SoupClient
+    ) -> None:
+        job, pid = self.stopped_child(world, 21)
+        assert world.client.post(f"/v1/jobs/{job}/cancel").json()["state"] == "cancelled"
+        until(lambda: not alive(pid))
+        assert client.wait_job(self.quick(world, 22))["state"] == "succeeded"
+        assert world.runtime.jobs.weighing._child is None
+
+    def test_one_whose_process_is_killed_is_tried_again(
+        self, world: World, client: SoupClient, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(jobs_module, "RETRY_SECONDS", 0.01)
+        job, pid = self.stopped_child(world, 23)
+        os.kill(pid, signal.SIGKILL)
+        done = client.wait_job(job)
+        assert (done["state"], done["attempts"], done["error"]) == ("succeeded", 2, None)
+        assert done["result"]["search"]["weighed_on"] == 20
+
+
 def alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
