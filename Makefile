@@ -96,6 +96,8 @@ bench-engine: $(VENV)/.dev $(SMOLLM2)  ## the engine on SmolLM2 in fp32 and bf16
 	    --out benchmarks/results/$${subject}_smollm2_$$dtype.json || exit 1; done; done
 	$(RUN) -m benchmarks.decoding --dtype bfloat16 --out benchmarks/results/decoding_gpt2_bfloat16.json
 	$(RUN) -m benchmarks.fastest --base-folder $(SMOLLM2) --out benchmarks/results/fastest_smollm2.json
+	$(RUN) -m benchmarks.step_profile --base-folder $(SMOLLM2) --dtype bfloat16 \
+	  --out benchmarks/results/step_profile_smollm2_bfloat16.json
 
 # Each peer in an environment of its own. The files list all that it needs, so nothing is resolved: vLLM would bring
 # torchvision, torchaudio and torchcodec, whose CUDA builds do not go with torch's for CPUs. llama.cpp's server is built

@@ -30,6 +30,7 @@ from benchmarks import (
     report,
     scoring,
     serving,
+    step_profile,
     subjects,
     training,
     working_set,
@@ -418,6 +419,17 @@ def test_files_for_peers_hold_the_same(tmp_path, tiny_llama):
     turned = layer.self_attn.k_proj.weight.view(2, 2, 4, 32)  # heads, halves that are turned together, pairs
     assert torch.equal(found["blk.1.attn_k.weight"].view(2, 4, 2, 32), turned.transpose(1, 2))
     assert len(found) == 3 + 9 * 2
+
+
+def test_a_profile_of_a_step_shares_out_all_of_it(tiny_llama):
+    result = step_profile.run(subjects.silent(tiny_llama), rows=3, steps=2, repeats=1)
+    for batch in ("base", "mixed"):
+        shares = [
+            figure.value for name, figure in result.figures.items() if figure.unit == "share" and name.startswith(batch)
+        ]
+        assert sum(shares) == pytest.approx(1.0)
+        assert result.figures[f"{batch}_operations"].value > 50
+    assert result.figures["base_products_of_adapters"].value < result.figures["mixed_products_of_adapters"].value
 
 
 def test_scoring_gives_the_nats_of_the_script(tiny_llama, monkeypatch):
