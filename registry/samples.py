@@ -39,6 +39,14 @@ class Vectors:
     truncated: int = 0
     base_nll: np.ndarray | None = None
     """Sum of the base model's NLL of each text, where the embedding pass yields it."""
+    source: np.ndarray | None = None
+    """The number of the text that each unit is of; None for vectors that a client sent."""
+
+    def of(self, texts: Sequence[int]) -> np.ndarray:
+        """The vectors of these texts alone, by their numbers."""
+        if self.source is None:
+            raise InvalidSample("Vectors without text cannot be told apart by passage.", param="sample")
+        return self.array[np.isin(self.source, texts)]
 
 
 @dataclass(frozen=True)
@@ -165,6 +173,7 @@ def embed_texts(texts: tuple[str, ...], encoder: Encoder, progress: Progress | N
         data=save_embeddings(embedded.vectors),
         truncated=embedded.truncated,
         base_nll=embedded.nll,
+        source=embedded.source,
     )
 
 

@@ -6,7 +6,7 @@ that runs the fit job; a pool that has one answers with it, whatever has come or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,8 +57,12 @@ def select(
     spec: SelectorSpec,
     options: SelectOptions,
     fit: Fit,
+    passages: Sequence[int] | None = None,
 ) -> Chosen:
-    """Choose adapters of a pool for a sample; raises InvalidSample where its vectors are of another encoder."""
+    """Choose adapters of a pool for a sample, or for some of its `passages` by their numbers.
+
+    Raises InvalidSample where its vectors are of another encoder.
+    """
     base, members = pool_of(registry, caller, pool)
     encoder = encoder_for(spec, base.encoders())
     digest = None if encoder is None else encoder.digest
@@ -68,7 +72,9 @@ def select(
     with registry.database.read() as catalogue:
         gone = gone_members(catalogue, row)
         missing = missing_members(catalogue, row)
-    array = np.empty((0, 0), np.float32) if vectors is None else vectors.array
+    array = np.empty((0, 0), np.float32)
+    if vectors is not None:
+        array = vectors.array if passages is None else vectors.of(passages)
     ranking = selector.rank(array, options=options, exclude=gone)
     return Chosen(ranking.selection(), ranking, row, missing, vectors)
 

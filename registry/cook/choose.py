@@ -31,6 +31,8 @@ from registry.spec import (
 )
 from registry.stored_adapters import loadable
 
+EVERY = 5
+"""Each so manieth passage of a sample is held out where losses choose."""
 MOST = 64
 """Adapters that are looked at for one soup: the largest `max_ingredients` there is."""
 
@@ -38,9 +40,15 @@ MOST = 64
 def by_selection(
     registry: Registry, caller: Caller, request: CookRequest, *, sample: CheckedSample, fit: Fit
 ) -> tuple[Chosen, tuple[SoupPart, ...]]:
-    """The adapters a selector picks for a sample; no part means that it abstains."""
+    """The adapters a selector picks for a sample; no part means that it abstains.
+
+    With effort `quick` it looks at no passage that is held out (`split`).
+    """
     spec = request.selector or (GmmSpec() if request.effort is None else PosteriorSpec())
-    chosen = select(registry, caller, sample, pool=request.pool, spec=spec, options=request.options, fit=fit)
+    passages = split(len(sample.texts))[0] if request.effort == "quick" else None
+    chosen = select(
+        registry, caller, sample, pool=request.pool, spec=spec, options=request.options, fit=fit, passages=passages
+    )  # fmt: skip
     if chosen.selection.abstained:
         return chosen, ()
     with registry.database.read() as catalogue:
@@ -48,6 +56,12 @@ def by_selection(
     parts = {digest: part_of(row, "1", registry.blobs) for digest, row in rows.items()}
     chosen = replace(chosen, selection=_mixable(chosen, parts, request))
     return chosen, tuple(replace(parts[one.digest], weight=one.weight) for one in chosen.selection.selected)
+
+
+def split(count: int) -> tuple[list[int], list[int]]:
+    """The numbers of a sample's passages that choose, and of those that are held out to try what was chosen."""
+    held = [number for number in range(count) if number % EVERY == EVERY - 1]
+    return [number for number in range(count) if number % EVERY != EVERY - 1], held
 
 
 def with_note(registry: Registry, chosen: Chosen) -> Selection:

@@ -16,7 +16,7 @@ import numpy as np
 
 from registry.adapters import sites_of
 from registry.catalogue.rows import AdapterRow
-from registry.cook.choose import MOST, part_of
+from registry.cook.choose import EVERY, MOST, part_of, split
 from registry.cook.mix import Mixed, mix_ingredients
 from registry.cook.verify import check_verifiable, verify_soup
 from registry.errors import InvalidSample
@@ -41,9 +41,6 @@ from registry.spec import (
 
 Weigh = Callable[[str, WeighingRequest], Weighing]
 """(id of the base model, request) -> what was found: runs where gradients may run."""
-
-EVERY = 5
-"""Each so manieth passage is held out."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +68,7 @@ def search(
     `selected` is what the selector alone would mix, if anything. Raises InvalidSample for a sample of so few passages
     that none can be held out, InvalidParameter for a base or adapters without likelihoods.
     """
-    held = list(texts[EVERY - 1 :: EVERY])
-    seen = [text for number, text in enumerate(texts) if number % EVERY != EVERY - 1]
+    seen, held = ([texts[number] for number in part] for part in split(len(texts)))
     if not held:
         raise InvalidSample(f"Of {len(texts)} passages none can be held out: send {EVERY} or more.", param="sample")
     candidates = _candidates(registry, chosen)

@@ -59,6 +59,18 @@ def test_passages_that_were_held_out_are_not_weighed_on(pool):
     assert len(asked.candidates) == 4
 
 
+def test_passages_that_were_held_out_have_no_part_in_ranking_either(pool):
+    helps(pool, law=0.4)
+    pool.tiny.anything_helps = 0.1
+    texts = sample("law")["texts"]
+    texts[4::5] = sample("zoo", count=6)["texts"]
+    selection = pool.cook(sample={"texts": texts}, effort="quick", verify=True).evidence.selection
+    assert selection.units == 24
+    assert [one.domain for one in selection.selected] == ["law"]
+    whole = pool.cook(sample={"texts": texts}, effort="instant").evidence.selection
+    assert {one.domain for one in whole.selected} == {"law", "zoo"}
+
+
 def test_the_report_names_every_candidate_with_its_screen_best_first(pool):
     helps(pool, law=0.4, news=0.2)
     pool.tiny.anything_helps = 0.1
