@@ -10,7 +10,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from registry import cores
 from registry.base_model import BaseText, LoadedBase
@@ -192,23 +192,27 @@ class Engine(TextCalls):
         cores.take()
         try:
             while self._wait_for_work():
-                self._go_on_after(lambda: self.step() or self._wait_for_news())
+                try:
+                    if not self.step():
+                        self._wait_for_news()
+                except Exception:
+                    log.exception("the engine's step failed")
+                    self._fail_all(Internal("The engine failed; the server's log says where."))
         finally:
             cores.give_back()
             self._fail_all(Unavailable(STOPPING))
 
-    def _go_on_after(self, part: Callable[[], object]) -> None:
-        """Run a part of the loop; its failure is that of the requests there are, and the thread goes on."""
+    def _give_up_the_rest(self) -> None:
+        """Give up what ended requests leave when none is left. It may fail: the next step does it again."""
         try:
-            part()
+            self._upkeep.tidy({})
         except Exception:
-            log.exception("the engine's step failed")
-            self._fail_all(Internal("The engine failed; the server's log says where."))
+            log.exception("giving up what ended requests leave failed")
 
     def _wait_for_work(self) -> bool:
         """Block until there is something to run; False when it is time to stop."""
         if not self._scheduler.depth:  # only this thread makes it smaller
-            self._go_on_after(lambda: self._upkeep.tidy({}))
+            self._give_up_the_rest()
         with self._changed:
             if not self._scheduler.depth:
                 if not self._changed.wait_for(self._is_wanted, CORES_KEPT_SECONDS):
@@ -221,10 +225,10 @@ class Engine(TextCalls):
     def _is_wanted(self) -> bool:
         return bool(self._scheduler.depth) or self._stop_at is not None
 
-    def _wait_for_news(self) -> bool:
+    def _wait_for_news(self) -> None:
         """Block while nothing can run: base models are being loaded, or a request was cancelled."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._news != self._seen, POLL_SECONDS)
+            self._changed.wait_for(lambda: self._news != self._seen, POLL_SECONDS)
 
     def _try(self, base: LoadedBase) -> Runner:
         """The runner of a base model that was loaded. Called by the thread that loaded it."""

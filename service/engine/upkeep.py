@@ -101,8 +101,10 @@ class Upkeep:
 
     def _may_spare(self, more: int) -> bool:
         """Whether spare rows may take so many bytes more than they do."""
+        if self._space.limit is None:
+            return True
         spare = sum(runner.spare_positions * self._bytes_of(runner.base.entry.id) for runner in self._runners())
-        return self._space.limit is None or self._space.bytes + spare + more <= self._space.limit
+        return self._space.bytes + spare + more <= self._space.limit
 
     def _room_for_stacks(self, runner: Runner, needed: int) -> int:
         """Bytes that the stacks of a base model may take; those of others go where it would not get the `needed` ones.

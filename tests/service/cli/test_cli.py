@@ -43,7 +43,8 @@ SELECTION: dict[str, Any] = {
 SOUP: dict[str, Any] = {
     "object": "soup", "abstained": False, "reason": "", "model": "team/soup@1", "cached": False, "soup": ADAPTER,
     "selection": SELECTION, "sample": None, "selector": "sel-1", "not_yet_included": [],
-    "verification": {"difference": -0.1, "standard_error": 0.01, "passages": 20, "helps": True},
+    "verification": {"difference": -0.1, "standard_error": 0.01, "passages": 20, "helps": True,
+                     "held_out": False},
 }  # fmt: skip
 
 
@@ -587,13 +588,14 @@ class TestCompare:
         scored = [json.loads(r.content)["model"] for r in server.requests if r.url.path == "/v1/perplexity"]
         assert sorted(scored) == sorted(set(scored)) == ["base/tiny", "team/cosine@1", "team/gmm@1", "team/law@1"]
 
-    def test_only_the_last_row_is_verified(self, soup: Soup, server: Server, sample: Path) -> None:
+    def test_only_the_efforts_and_the_last_row_are_verified(self, soup: Soup, server: Server, sample: Path) -> None:
         server.on("POST /v1/soups", self.cook).on("POST /v1/perplexity", self.score)
         soup("compare", "--sample", sample, "--test", sample, "--json")
         asked = [json.loads(r.content) for r in server.requests if r.url.path == "/v1/soups"]
-        assert [body["verify"] for body in asked] == [False] * 7 + [True]
+        assert [body["verify"] for body in asked] == [False] * 7 + [True] * 3
+        assert [body.get("effort") for body in asked] == [None] * 7 + ["instant", "quick", None]
         modes = [((body.get("selector") or {}).get("kind"), (body.get("selector") or {}).get("mode"),
-                  body["options"]["single"]) for body in asked]  # fmt: skip
+                  body["options"]["single"], body.get("effort")) for body in asked]  # fmt: skip
         assert len(set(modes)) == len(modes)
 
     def test_a_soup_that_costs_more_than_one_adapter_says_so(self, soup: Soup, server: Server, sample: Path) -> None:

@@ -51,11 +51,12 @@ def entries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, BaseEntry]:
 
 @dataclass
 class Source:
-    """Loads anew each time, as the runtime's does, and remembers what it gave only weakly. Every base is of size 10."""
+    """Loads models anew each time, as the runtime's does, and remembers them only weakly. Every base is of size 10."""
 
     entries: dict[str, BaseEntry]
     sizes: dict[str, int] = field(default_factory=dict)
     models: list[weakref.ref[Any]] = field(default_factory=list)
+    texts: dict[str, BaseText] = field(default_factory=dict)
     loads: list[str] = field(default_factory=list)
     broken: set[str] = field(default_factory=set)
     gate: threading.Event | None = None
@@ -64,7 +65,9 @@ class Source:
     def text(self, base_id: str) -> BaseText:
         if base_id not in self.entries:
             raise NotFound(f"There is no base model {base_id!r} here.")
-        return load_text(self.entries[base_id])
+        if base_id not in self.texts:  # the engine asks at every step
+            self.texts[base_id] = load_text(self.entries[base_id])
+        return self.texts[base_id]
 
     def size(self, base_id: str) -> int:
         return self.sizes.get(base_id, 10)
