@@ -132,7 +132,9 @@ class Together:
             self._stacks.pop(key, None)
             self._taken.discard(key)
             return list(adapters)
-        stack = self._stacks.setdefault(key, Stack(adapters[0].module))
+        stack = self._stacks.get(key)
+        if stack is None:  # a stack copies its example
+            stack = self._stacks[key] = Stack(adapters[0].module)
         self._stacks.move_to_end(key)
         self._taken.add(key)
         slots = stack.arrange([adapter.module for adapter in adapters], room=room)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from registry.adapters import AdapterModule, attached, expected_tensors, from_tensors, paper_config
+from registry.adapters.stacked import Stack
 from registry.adapters.together import FEW, STACKS, ReadyAdapter
 from registry.base_model import LoadedBase, load_base
 from registry.likelihood import hidden_states, lm_logits
@@ -262,6 +263,26 @@ class TestStacks:
                     assert torch.equal(tensor[slot], dict(one.module.named_parameters())[name])
         world.runner.together.forget_stacks()
         assert world.runner.together.bytes == 0
+
+    def test_a_stack_is_made_once(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Making one copies a whole adapter: in every pass, that took a third of a step."""
+        together = world.runner.together
+        together.forget_stacks()
+        made: list[Stack] = []
+
+        class Counted(Stack):
+            def __init__(self, example: AdapterModule) -> None:
+                super().__init__(example)
+                made.append(self)
+
+        monkeypatch.setattr("registry.adapters.together.Stack", Counted)
+        pair = [one for one in world.ready[1:3] if one is not None]
+        for _ in range(3):
+            together.order(pair, 1)
+            with together.using([]):
+                pass
+        assert len(made) == 1
+        together.forget_stacks()
 
     def test_few_stacks_are_kept(self, world: World) -> None:
         together = world.runner.together
