@@ -1,7 +1,9 @@
 """What HTTP adds to the engine, and how long a server takes to start.
 
 - `http_overhead_streams`: 32 streamed completions at once from a server (`soup serve`, a process of its own) against
-  the same 32 requests to an engine in this process: the time of the one over the other, less 1.
+  the same 32 requests to an engine in this process, handed over one by one as they come over HTTP: the time of the one
+  over the other, less 1. `one_by_one_vs_at_once` is what it costs the engine that they do not come all at once:
+  prompts then run beside streams that have begun, at the pace that these are promised.
 - `http_overhead_scoring`: the same of 64 clients that ask for the perplexity of a passage each.
 - `start_s` is the time from the command to the address, base model loaded; `first_token_after_start_ms` that of the
   first token of the first request, beside that of a later one.
@@ -31,7 +33,7 @@ from demo.server import Server, running
 from registry.base_model import LoadedBase, load_base
 from registry.errors import Internal
 from registry.spec import BaseEntry
-from service.engine import Delta, Engine, GenerateRequest, SamplingParams, ScoreRequest
+from service.engine import Delta, Engine, GenerateRequest, SamplingParams, ScoreRequest, Ticket
 from service.engine.texts import has_bos, text_windows
 
 STREAMS, CLIENTS, PROMPT, TOKENS = 32, 64, 32, 32
@@ -74,13 +76,20 @@ class Setting:
 
     def streams_by_engine(self) -> list[str]:
         """The same from the engine, every token handed over."""
+        return self._from_engine(lambda asked: [self.engine.submit(one) for one in asked])
+
+    def streams_at_once(self) -> list[str]:
+        """The same, all requests handed over together."""
+        return self._from_engine(self.engine.submit_all)
+
+    def _from_engine(self, submit: Callable[[list[GenerateRequest]], list[Ticket]]) -> list[str]:
         params = SamplingParams(max_tokens=TOKENS, temperature=0)
         got: list[list[str]] = [[] for _ in self.prompts]
-        tickets = self.engine.submit_all([
+        asked = [
             GenerateRequest(self.base.entry.id, prompt, None, params, handed_to(texts))
             for prompt, texts in zip(self.prompts, got, strict=True)
-        ])  # fmt: skip
-        for ticket in tickets:
+        ]
+        for ticket in submit(asked):
             ticket.result()
         return ["".join(one) for one in got]
 
@@ -184,9 +193,12 @@ def run(base: LoadedBase, *, streams: int, clients: int, repeats: int, name: str
     ):
         firsts = [1000 * seconds_to_first(setting) for _ in range(1 + repeats)]
         calls: dict[str, Callable[[], list[Any]]] = {
-            "streams_over_http": setting.streams_over_http, "streams_by_engine": setting.streams_by_engine,
-            "scores_over_http": setting.scores_over_http, "scores_by_engine": setting.scores_by_engine,
-        }  # fmt: skip
+            "streams_over_http": setting.streams_over_http,
+            "streams_by_engine": setting.streams_by_engine,
+            "streams_at_once": setting.streams_at_once,
+            "scores_over_http": setting.scores_over_http,
+            "scores_by_engine": setting.scores_by_engine,
+        }
         check({way: call() for way, call in calls.items()}, setting.base.entry.dtype)
         times = interleaved(calls, repeats=repeats, warm=True, before=lambda repeat: setting.redraw(repeat + 1))
         result.rows += [
@@ -199,6 +211,8 @@ def run(base: LoadedBase, *, streams: int, clients: int, repeats: int, name: str
         result.figures[f"http_overhead_{figure}"] = repeated(
             found, "share", goal=GOAL, stretch=STRETCH, note=f"time; {count} at once"
         )
+    burst = ratios(times["streams_by_engine"], times["streams_at_once"])
+    result.figures["one_by_one_vs_at_once"] = repeated(burst, "ratio", note=f"time in the engine; {streams} requests")
     result.figures["start_s"] = Figure(start, "s", note="soup serve until it answers, base model loaded")
     result.figures["first_token_after_start_ms"] = Figure(firsts[0], "ms", note="the first request of all")
     result.figures["first_token_ms"] = repeated(firsts[1:], "ms", note="later ones, over HTTP")
