@@ -10,7 +10,6 @@ gradients.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -46,13 +45,11 @@ def weigh(base: LoadedBase, request: WeighingRequest, load: Load, *, progress: P
     """
     rows = _rows(base, request)
     work = _Work(base, request, load, progress)
-    screened_at = time.perf_counter()
     drawn = np.random.default_rng(request.seed).permutation(len(rows))
     looked_at = [rows[at] for at in drawn[: request.screened]]
     scores = work.screen(looked_at)
     best = sorted(range(len(scores)), key=lambda at: (-scores[at].score, at))
     kept = tuple(at for at in best[: request.keep] if scores[at].score > 0)
-    stepped_at = time.perf_counter()
     bank, losses, seen = work.learn(kept, rows) if kept else (None, [], 0)
     return Weighing(
         screened=tuple(scores),
@@ -61,8 +58,6 @@ def weigh(base: LoadedBase, request: WeighingRequest, load: Load, *, progress: P
         losses=tuple(losses),
         screen_tokens=_tokens(looked_at),
         step_tokens=seen,
-        screen_seconds=stepped_at - screened_at,
-        step_seconds=time.perf_counter() - stepped_at,
     )
 
 

@@ -20,7 +20,7 @@ Factor = Callable[[str], float]
 
 def everywhere(value: float) -> Factor:
     """The same factor at every site."""
-    return lambda _site_of: value
+    return lambda _site: value
 
 
 class Mixture(ABC):

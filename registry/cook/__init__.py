@@ -54,19 +54,17 @@ def cook(
     if parts is None:
         assert sample is not None  # a CookRequest has a sample where it has no recipe
         chosen, parts = by_selection(registry, caller, request, sample=sample, fit=fit)
-    evidence = _evidence(sample, chosen)
+    evidence, mixed = _evidence(sample, chosen), None
     if request.effort == "quick":
         assert sample is not None
         assert chosen is not None
-        searched = search(registry, base, request, chosen, parts, sample.texts, weigh=weigh, progress=progress)
-        evidence, mixed = evidence.model_copy(update={"search": searched.search}), None
-        if searched.best is not None:
-            mixed = searched.best.mixed
-            evidence = evidence.model_copy(update={"verification": searched.best.verification})
+        found = search(registry, base, request, chosen, parts, sample.texts, weigh=weigh, progress=progress)
+        evidence = evidence.model_copy(update={"search": found.search})
+        if found.best is not None:
+            mixed = found.best.mixed
+            evidence = evidence.model_copy(update={"verification": found.best.verification})
     elif parts:
         mixed, evidence = _mixed(registry, base, parts, request, sample, chosen, evidence, progress)
-    else:
-        mixed = None
     if mixed is None:
         return _abstain(base, "" if chosen is None else chosen.selection.reason, evidence)
     if evidence.verification is not None and not evidence.verification.helps:

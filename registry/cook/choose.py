@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 
 from registry.blobs import BlobStore
 from registry.catalogue.rows import AdapterRow
@@ -51,11 +50,15 @@ def by_selection(
     )  # fmt: skip
     if chosen.selection.abstained:
         return chosen, ()
-    with registry.database.read() as catalogue:
-        rows = {m.digest: catalogue.adapters.get(m.adapter_id) for m in chosen.selector.members}
-    parts = {digest: part_of(row, "1", registry.blobs) for digest, row in rows.items()}
+    parts = {digest: part_of(row, "1", registry.blobs) for digest, row in rows_of(registry, chosen).items()}
     chosen = replace(chosen, selection=_mixable(chosen, parts, request))
     return chosen, tuple(replace(parts[one.digest], weight=one.weight) for one in chosen.selection.selected)
+
+
+def rows_of(registry: Registry, chosen: Chosen) -> dict[str, AdapterRow]:
+    """The adapters that a selector was fitted over, by digest."""
+    with registry.database.read() as catalogue:
+        return {one.digest: catalogue.adapters.get(one.adapter_id) for one in chosen.selector.members}
 
 
 def split(count: int) -> tuple[list[int], list[int]]:
@@ -67,9 +70,7 @@ def split(count: int) -> tuple[list[int], list[int]]:
 def with_note(registry: Registry, chosen: Chosen) -> Selection:
     """A selection that nothing is cooked of, with a warning where it holds what does not go into one soup."""
     selected = {one.digest for one in chosen.selection.selected}
-    with registry.database.read() as catalogue:
-        rows = [catalogue.adapters.get(m.adapter_id) for m in chosen.selector.members if m.digest in selected]
-    kinds = sorted({row.config.kind for row in rows})
+    kinds = sorted({row.config.kind for digest, row in rows_of(registry, chosen).items() if digest in selected})
     if len(kinds) < 2:
         return chosen.selection
     warning = (
@@ -121,8 +122,7 @@ def _apart(
     """
     selected = [parts[one.digest] for one in every]
     best = selected[0] if ranked else best_unranked(selected, request.mixing)
-    kept = replace(best, load=cache(best.load))  # it may be compared with each of the others
-    return best, apart(kept, selected, request.mixing, ranked=ranked)
+    return best, apart(best, selected, request.mixing, ranked=ranked)
 
 
 def by_hand(registry: Registry, caller: Caller, recipe: HandRecipe) -> tuple[str, tuple[SoupPart, ...]]:

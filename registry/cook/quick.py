@@ -16,7 +16,7 @@ import numpy as np
 
 from registry.adapters import sites_of
 from registry.catalogue.rows import AdapterRow
-from registry.cook.choose import EVERY, MOST, part_of, split
+from registry.cook.choose import EVERY, MOST, part_of, rows_of, split
 from registry.cook.mix import Mixed, mix_ingredients
 from registry.cook.verify import check_verifiable, verify_soup
 from registry.errors import InvalidSample
@@ -24,15 +24,18 @@ from registry.progress import Progress
 from registry.registry import BaseModel, Registry
 from registry.select import Chosen
 from registry.soup import concat
+from registry.soup.auto import apart
 from registry.soup.compat import SoupPart
 from registry.spec import (
     BaseShape,
     ConcatMixing,
     CookRequest,
+    LeftOut,
     Search,
     StoredAdapter,
     Trial,
     Verification,
+    Way,
     WeighedCandidate,
     Weighing,
     WeighingRequest,
@@ -68,38 +71,42 @@ def search(
     `selected` is what the selector alone would mix, if anything. Raises InvalidSample for a sample of so few passages
     that none can be held out, InvalidParameter for a base or adapters without likelihoods.
     """
-    seen, held = ([texts[number] for number in part] for part in split(len(texts)))
-    if not held:
+    choosing, trying = split(len(texts))
+    if not trying:
         raise InvalidSample(f"Of {len(texts)} passages none can be held out: send {EVERY} or more.", param="sample")
-    candidates = _candidates(registry, chosen)
-    check_verifiable(base, [*selected, *(part for _, part in candidates)])
+    candidates, left_out = _candidates(registry, chosen)
+    parts = [part for _, part in candidates]
+    check_verifiable(base, [*selected, *parts])
+    progress(1, 4, f"weighing {len(candidates)} adapters on {len(choosing)} passages")
     began = time.perf_counter()
-    progress(1, 4, f"weighing {len(candidates)} adapters on {len(seen)} passages")
     weighing = None
     if candidates:
         asked = WeighingRequest(
-            texts=tuple(seen),
+            texts=tuple(texts[number] for number in choosing),
             candidates=tuple(StoredAdapter(config=row.config, blob=row.weights_blob) for row, _ in candidates),
-            keep=_most(request, [part for _, part in candidates]),
+            keep=_most(request, parts),
         )
         weighing = weigh(base.entry.id, asked)
-    ways: dict[str, tuple[Sequence[SoupPart], CookRequest]] = {}
-    parts = [] if weighing is None else _weighed(weighing, [part for _, part in candidates], base.shape)
-    if parts:
-        ways["weighed"] = parts, request.model_copy(update={"mixing": ConcatMixing()})
+    seconds = time.perf_counter() - began
+    ways: dict[Way, tuple[Sequence[SoupPart], CookRequest]] = {}
+    if weighing is not None and (weighed := _weighed(weighing, parts, base.shape)):
+        ways["weighed"] = weighed, request.model_copy(update={"mixing": ConcatMixing()})
     if selected:
         ways["selected"] = selected, request
-    weighed_at = time.perf_counter()
-    alone = base.score(held, None, progress=progress)
-    forward = time.perf_counter() - weighed_at
-    nll = np.array([score.nll for score in alone])
-    progress(2, 4, f"trying {len(ways)} soups on {len(held)} passages that were held out")
-    tried = {way: _tried(registry, base, *how, held, nll, progress) for way, how in ways.items()}
+    progress(2, 4, f"trying {len(ways)} soups on {len(trying)} passages that were held out")
+    held = [texts[number] for number in trying]
+    known = None if chosen.vectors is None else chosen.vectors.base_nll
+    if known is None:
+        base_nll = np.array([score.nll for score in base.score(held, None, progress=progress)])
+    else:
+        base_nll = known[trying]
+    tried = {way: _tried(registry, base, *how, held, base_nll, progress) for way, how in ways.items()}
     return Searched(
         best=min(tried.values(), key=lambda one: one.verification.soup_nll, default=None),
         search=Search(
             effort="quick",
             candidates=_reported(candidates, weighing, base.shape),
+            left_out=left_out,
             trials=tuple(
                 Trial(
                     way=way, members=len(one.mixed.parts), width=one.mixed.config.width,
@@ -107,25 +114,32 @@ def search(
                 )
                 for way, one in tried.items()
             ),
-            weighed_on=len(seen),
+            weighed_on=len(choosing),
             held_out=len(held),
-            forward_seconds=forward * sum(map(len, texts)) / max(1, sum(map(len, held))),
-            weighing_seconds=weighed_at - began,
+            tokens=0 if weighing is None else weighing.screen_tokens + weighing.step_tokens,
+            seconds=seconds,
         ),
     )  # fmt: skip
 
 
-def _candidates(registry: Registry, chosen: Chosen) -> list[tuple[AdapterRow, SoupPart]]:
-    """The best-ranked adapters that can be put side by side with the first of them that can be at all."""
-    with registry.database.read() as catalogue:
-        rows = {one.digest: catalogue.adapters.get(one.adapter_id) for one in chosen.selector.members}
+def _candidates(registry: Registry, chosen: Chosen) -> tuple[list[tuple[AdapterRow, SoupPart]], tuple[LeftOut, ...]]:
+    """The best-ranked adapters that can be put side by side with the first that can be at all; and why others not."""
+    rows = rows_of(registry, chosen)
     ranked = [rows[one.member.digest] for one in chosen.ranking.ranked]
-    found: list[tuple[AdapterRow, SoupPart]] = []
-    for row in ranked:
-        part = part_of(row, "1", registry.blobs)
-        if row.config.joinable and not concat.check([*(one for _, one in found[:1]), part], ConcatMixing()):
-            found.append((row, part))
-    return found[:MOST]
+    parts = [part_of(row, "1", registry.blobs) for row in ranked]
+    best = next((part for part in parts if part.config.joinable), None)
+    if best is None:
+        out = {part.digest: " ".join(concat.check([part], ConcatMixing())) for part in parts}
+    else:
+        out = apart(best, parts, ConcatMixing(), ranked=True)
+    found = [(row, part) for row, part in zip(ranked, parts, strict=True) if row.digest not in out]
+    out |= {row.digest: f"{MOST} better-ranked ones are weighed." for row, _ in found[MOST:]}
+    left = (
+        LeftOut(ref=row.ref, digest=row.digest, domain=row.domain, reason=out[row.digest])
+        for row in ranked
+        if row.digest in out
+    )
+    return found[:MOST], tuple(left)
 
 
 def _most(request: CookRequest, parts: Sequence[SoupPart]) -> int:

@@ -19,8 +19,8 @@ from registry.soup.compat import SoupPart
 from registry.spec import Verification
 from registry.uncertainty import paired_difference
 
-MARGINS = {False: 1.0, True: 2.0}
-"""Standard errors by which a soup has to be better, by whether the passages were held out."""
+MARGIN, HELD_OUT_MARGIN = 1.0, 2.0
+"""Standard errors by which a soup has to be better: on the sample that chose it, and on passages that were held out."""
 
 
 def check_verifiable(base: BaseModel, parts: Sequence[SoupPart]) -> None:
@@ -51,13 +51,14 @@ def verify_soup(
     if tokens.sum() == 0:
         raise InvalidSample("The sample holds no token that the base model can score.", param="sample")
     paired = paired_difference(soup, base, tokens)
+    margin = HELD_OUT_MARGIN if held_out else MARGIN
     return Verification(
         base_nll=float(base.sum() / tokens.sum()),
         soup_nll=float(soup.sum() / tokens.sum()),
         **vars(paired),
         passages=len(scores),
         tokens=int(tokens.sum()),
-        helps=paired.difference < -MARGINS[held_out] * paired.standard_error,
+        helps=paired.difference < -margin * paired.standard_error,
         held_out=held_out,
     )
 

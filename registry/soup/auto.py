@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 
 from registry.errors import Incompatible
 from registry.soup import MIXINGS, concat
@@ -141,6 +142,7 @@ def apart(best: SoupPart, others: Sequence[SoupPart], request: MixingRequest, *,
     train LayerNorms of their own) leave no place for those that can only be concatenated, and where nothing is
     ranked a wide soup of few does not replace the average of many.
     """
+    best = replace(best, load=cache(best.load))  # it may be compared with each of the others
     reasons: dict[str, dict[str, list[str]]] = {}
     for mixing in candidates([best, best], request):  # of several
         check = MIXINGS[mixing.method].check

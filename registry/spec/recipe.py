@@ -247,6 +247,8 @@ class CookRequest(Frozen):
             raise ValueError("a 'recipe' by hand leaves nothing to search: drop 'effort' or 'recipe'")
         if self.effort == "quick" and not self.verify:
             raise ValueError("effort 'quick' takes what beats the base on held-out passages: 'verify' cannot be false")
+        if self.effort == "quick" and self.options.single:
+            raise ValueError("effort 'quick' weighs several adapters: drop 'single', or set 'max_ingredients' to 1")
         if self.effort == "quick" and self.mixing != AutoMixing():
             raise ValueError("effort 'quick' finds its own mixing: drop 'mixing'")
         return self

@@ -9,9 +9,14 @@ from pydantic import Field
 from registry.names import Digest
 from registry.spec.config import AdapterConfig
 from registry.spec.frozen import Frozen
+from registry.spec.selection import LeftOut
 
 Effort = Literal["instant", "quick"]
 """How much a cook may spend on a sample: `instant` looks at no loss but to verify, `quick` weighs candidates."""
+
+
+Way = Literal["weighed", "selected"]
+"""How a soup that is tried was made: of the candidates with their coefficients, or as the selector alone would."""
 
 
 class StoredAdapter(Frozen):
@@ -64,8 +69,6 @@ class Weighing(Frozen):
     """Mean NLL per token of each step's texts, before the step."""
     screen_tokens: int
     step_tokens: int
-    screen_seconds: float
-    step_seconds: float
 
 
 class WeighedCandidate(Frozen):
@@ -82,11 +85,10 @@ class WeighedCandidate(Frozen):
 class Trial(Frozen):
     """One way of making a soup, tried on passages that had no part in making it.
 
-    `way` is "weighed" (the candidates with their coefficients) or "selected" (what the selector alone would give).
     `difference` is mean NLL per token, the soup minus the base; negative is better.
     """
 
-    way: Literal["weighed", "selected"]
+    way: Way
     members: int
     width: int
     difference: float
@@ -96,16 +98,17 @@ class Trial(Frozen):
 class Search(Frozen):
     """What an effort did: who was looked at on how much of the sample, and what was tried on the rest of it.
 
-    `forward_seconds` is what one forward pass of the base over the sample takes, by the passes that were measured;
-    `weighing_seconds` includes starting the process for it.
+    `tokens` are those that weighing took gradients over; `seconds` of weighing include starting the process for it.
     """
 
     effort: Effort
     candidates: tuple[WeighedCandidate, ...]
+    left_out: tuple[LeftOut, ...]
+    """Adapters of the pool that were not weighed, and why."""
     trials: tuple[Trial, ...]
     weighed_on: int
     """Passages."""
     held_out: int
     """Passages."""
-    forward_seconds: float
-    weighing_seconds: float
+    tokens: int
+    seconds: float

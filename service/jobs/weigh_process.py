@@ -13,13 +13,11 @@ import threading
 
 from registry.progress import Progress
 from registry.spec import BaseEntry, Weighing, WeighingRequest
-from service.jobs.train_process import outlive_nobody
+from service.jobs.train_process import NICENESS, outlive_nobody
 from service.logs import configure_logging
 from service.settings import Settings
 from training.process import TICK_SECONDS, Child, serve
 from training.weigh_worker import WeighSetup, begin
-
-NICENESS = 10
 
 
 class WeighProcess:

@@ -242,8 +242,6 @@ class ToyRegistry:
             losses=(3.0,),
             screen_tokens=10,
             step_tokens=10,
-            screen_seconds=1.0,
-            step_seconds=1.0,
         )
 
     def named(self, name: str) -> AdapterRow:

@@ -123,6 +123,15 @@ def test_only_what_can_be_put_side_by_side_is_weighed(pool):
     assert {one.config.method for one in pool.weighings[-1].candidates} == {"bottleneck"}
 
 
+def test_who_is_not_weighed_is_told_why(pool):
+    pool.ready("acme/lora", seed=9, config=LORA, provenance=OTHER_INIT, text="law")
+    helps(pool, law=0.4)
+    pool.tiny.anything_helps = 0.1
+    (out,) = quick(pool, "zoo").evidence.search.left_out
+    assert out.ref == "acme/lora@1"
+    assert "The methods differ" in out.reason
+
+
 def test_loras_that_know_different_modules_keep_the_factors_of_their_own(verbs):
     for seed, (name, config) in enumerate({"law": LORA, "zoo": WIDE_LORA}.items()):
         verbs.ready(f"acme/{name}", seed=seed, config=config, provenance={})
@@ -150,6 +159,7 @@ def test_instant_takes_the_posteriors_weights(pool):
     [
         ({"verify": False}, "'verify' cannot be false"),
         ({"mixing": {"method": "average"}}, "finds its own mixing"),
+        ({"options": {"single": True}}, "weighs several adapters"),
     ],
 )
 def test_contradictions_are_refused(request_, said):

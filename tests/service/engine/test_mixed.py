@@ -265,7 +265,7 @@ class TestStacks:
         assert world.runner.together.bytes == 0
 
     def test_a_stack_is_made_once(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Making one copies a whole adapter: in every pass, that took a third of a step."""
+        """Making one copies a whole adapter, which is nothing for every pass."""
         together = world.runner.together
         together.forget_stacks()
         made: list[Stack] = []
