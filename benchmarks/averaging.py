@@ -31,7 +31,7 @@ from registry.adapters import create, paper_config
 from registry.adapters.weights import adapter_digest, save_tensors
 from registry.blobs import LocalBlobs
 from registry.catalogue.database import Database
-from registry.cook import cook
+from registry.cook import Gradients, cook
 from registry.encoders import Encoder
 from registry.errors import Internal
 from registry.names import sha256_digest
@@ -162,8 +162,8 @@ class Store:
             {"recipe": {"ingredients": [{"ref": ref, "weight": weight} for ref, weight in weights.items()]}}
         )
         return cook(
-            self.registry, CALLER, request, namespace="default", fit=_no_model, weigh=_no_model,
-            progress=lambda *_: None,
+            self.registry, CALLER, request, namespace="default", fit=_no_model,
+            gradients=Gradients(_no_model, _no_model), progress=lambda *_: None,
         )  # fmt: skip
 
 

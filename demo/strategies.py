@@ -33,8 +33,9 @@ STRATEGIES = (
 """In the order of the table; the service's own comes last."""
 INSTANT = Strategy("effort instant", None, verify=True, effort="instant")
 QUICK = Strategy("effort quick", None, verify=True, effort="quick")
-EVERY = (*STRATEGIES[:-1], INSTANT, QUICK, SERVICE)
-"""With the efforts, for the main job: `quick` takes some passes of the base over each sample."""
+TUNE = Strategy("effort tune", None, verify=True, effort="tune")
+EVERY = (*STRATEGIES[:-1], INSTANT, QUICK, TUNE, SERVICE)
+"""With the efforts, for the main job: `quick` and `tune` take some passes of the base over each sample."""
 FEW = (_NEAREST, SIMILARITY, PAPER, SERVICE)
 """For a large base model, where each costs a minute."""
 FITS = tuple(

@@ -41,9 +41,14 @@ class BaseModel(Protocol):
 
 @dataclass(frozen=True)
 class SampleLimits:
-    """Sequences under which a sample is refused or noted, and over which it is drawn; characters of one text."""
+    """Sequences under which a sample is refused or noted, and over which it is drawn; characters of one text.
+
+    `minimum` is of an adapter's sample; one that a soup is cooked or chosen for needs `novel`, or as many where that
+    is fewer.
+    """
 
     minimum: int = 20
+    novel: int = 5
     good: int = 100
     maximum: int = 500
     max_chars: int = 1_000_000

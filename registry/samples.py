@@ -59,7 +59,9 @@ class CheckedSample:
     vectors: tuple[Vectors, ...] = ()
 
 
-def prepare(texts: Sequence[str], limits: SampleLimits = SampleLimits(), *, bos: str | None = None) -> CheckedSample:
+def prepare(
+    texts: Sequence[str], limits: SampleLimits = SampleLimits(), *, bos: str | None = None, novel: bool = False
+) -> CheckedSample:
     """Clean a sample: empty texts and exact duplicates go, over the maximum a seeded draw is taken.
 
     A text of nothing but `bos`, the base's BOS token, is empty.
@@ -74,10 +76,11 @@ def prepare(texts: Sequence[str], limits: SampleLimits = SampleLimits(), *, bos:
         )
     filled = [text for text in texts if text.strip() not in ("", bos)]
     unique = list(dict.fromkeys(filled))
-    if len(unique) < limits.minimum:
+    least = _least(limits, novel=novel)
+    if len(unique) < least:
         raise InvalidSample(
             f"The sample has {len(unique)} different sequences that are not empty ({len(texts)} were sent); "
-            f"at least {limits.minimum} are needed, about {limits.good} are good.",
+            f"at least {least} are needed, about {limits.good} are good.",
             param="sample",
         )
     kept, seed = draw(unique, limits.maximum)
@@ -95,6 +98,11 @@ def prepare(texts: Sequence[str], limits: SampleLimits = SampleLimits(), *, bos:
     return CheckedSample(report, tuple(kept), data)
 
 
+def _least(limits: SampleLimits, *, novel: bool) -> int:
+    """Sequences, or vectors, that a sample needs."""
+    return min(limits.novel, limits.minimum) if novel else limits.minimum
+
+
 def draw(texts: list[str], maximum: int) -> tuple[list[str], int | None]:
     """At most `maximum` texts, in their order, and the seed of the draw (None when nothing was left out)."""
     if len(texts) <= maximum:
@@ -104,19 +112,25 @@ def draw(texts: list[str], maximum: int) -> tuple[list[str], int | None]:
 
 
 def check_sample(
-    registry: Registry, caller: Caller, source: SampleSource, *, encoders: Mapping[str, Encoder], bos: str | None
-) -> CheckedSample:
-    """A sample as sent, cleaned and counted; raises InvalidSample, NotFound (its blob) or TooLarge."""
+    registry: Registry, caller: Caller, source: SampleSource, *, encoders: Mapping[str, Encoder], bos: str | None,
+    novel: bool = False,
+) -> CheckedSample:  # fmt: skip
+    """A sample as sent, cleaned and counted; raises InvalidSample, NotFound (its blob) or TooLarge.
+
+    `novel` is one that something is cooked or chosen for: it may be smaller than an adapter's.
+    """
     limits = registry.limits
     if source.embeddings is not None:
-        vectors = tuple(_read_vectors(registry, caller, one, encoders=encoders) for one in source.embeddings)
+        vectors = tuple(
+            _read_vectors(registry, caller, one, encoders=encoders, novel=novel) for one in source.embeddings
+        )
         return _checked_vectors(vectors, good=limits.sample.good)
     if source.blob is not None:
         data = read_blob(registry, caller, source.blob, what="sample", max_bytes=limits.sample_bytes)
         texts = decode_lines(data)
     else:
         texts = list(source.texts or ())
-    return prepare(texts, limits.sample, bos=bos)
+    return prepare(texts, limits.sample, bos=bos, novel=novel)
 
 
 def _checked_vectors(vectors: tuple[Vectors, ...], *, good: int) -> CheckedSample:
@@ -130,7 +144,7 @@ def _checked_vectors(vectors: tuple[Vectors, ...], *, good: int) -> CheckedSampl
 
 
 def _read_vectors(
-    registry: Registry, caller: Caller, source: EmbeddingSource, *, encoders: Mapping[str, Encoder]
+    registry: Registry, caller: Caller, source: EmbeddingSource, *, encoders: Mapping[str, Encoder], novel: bool
 ) -> Vectors:
     encoder = encoders.get(source.encoder)
     if encoder is None:
@@ -142,11 +156,11 @@ def _read_vectors(
         )
     most = registry.limits.embeddings_bytes
     array = read_embeddings(read_file(registry, caller, source.file, what="embeddings", max_bytes=most), max_bytes=most)
-    _check_array(array, source.unit, encoder, registry.limits.sample)
+    _check_array(array, source.unit, encoder, registry.limits.sample, novel=novel)
     return Vectors(encoder=source.encoder, array=array, data=save_embeddings(array))
 
 
-def _check_array(array: np.ndarray, unit: Unit, encoder: Encoder, limits: SampleLimits) -> None:
+def _check_array(array: np.ndarray, unit: Unit, encoder: Encoder, limits: SampleLimits, *, novel: bool) -> None:
     """Raises InvalidSample for vectors that are not the encoder's, too few or too many."""
     count, dimensions = array.shape
     if (unit, dimensions) != (encoder.unit, encoder.dimensions):
@@ -156,9 +170,10 @@ def _check_array(array: np.ndarray, unit: Unit, encoder: Encoder, limits: Sample
             param="sample",
         )
     most = limits.maximum * VECTORS_PER_SEQUENCE
-    if not limits.minimum <= count <= most:
+    least = _least(limits, novel=novel)
+    if not least <= count <= most:
         raise InvalidSample(
-            f"{count} vectors were sent: at least {limits.minimum} are needed, about {limits.good} are good, "
+            f"{count} vectors were sent: at least {least} are needed, about {limits.good} are good, "
             f"{most} are the most.",
             param="sample",
         )

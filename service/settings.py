@@ -71,7 +71,9 @@ class Settings(BaseSettings):
     max_page_size: int = Field(200, ge=1, le=1000, description="Largest page a request may ask for.")
 
     # --- samples ------------------------------------------------------------------------------------
-    min_passages: int = Field(20, ge=1, description="A sample with fewer passages is refused.")
+    min_passages: int = Field(
+        20, ge=1, description="An adapter's sample with fewer passages is refused; to cook or choose, 5 do."
+    )
     few_passages: int = Field(100, ge=1, description="A sample with fewer passages is noted.")
     max_passages: int = Field(500, ge=1, description="A larger sample is drawn down to this with a recorded seed.")
 

@@ -21,19 +21,14 @@ from registry.adapters import attached
 from registry.adapters.loadable import Tensors
 from registry.adapters.weighted import WeightedAdapter
 from registry.base_model import LoadedBase
-from registry.errors import InvalidSample
-from registry.likelihood import batches, padded, token_log_probs
 from registry.progress import Progress, silent
 from registry.spec import Screened, StoredAdapter, Weighing, WeighingRequest
+from training.passages import Rows, rows_of, slope, steps_of, tokens_of
 
 PARTS = 5
 """Of the screened texts, whose scores' spread is the screen's standard error."""
 LEAST = 0.01
 """A coefficient below it is 0."""
-CELLS = 4096
-"""Tokens of a forward pass whose backward pass is kept at a time."""
-
-Rows = Sequence[Sequence[int]]
 Load = Callable[[StoredAdapter], Tensors]
 
 
@@ -43,7 +38,7 @@ def weigh(base: LoadedBase, request: WeighingRequest, load: Load, *, progress: P
     Raises InvalidSample for texts without a token to predict, Incompatible for candidates of another base, and what
     `load` and `progress` raise.
     """
-    rows = _rows(base, request)
+    rows = [row for row in rows_of(base, request.texts, max_tokens=request.max_tokens) if row]
     work = _Work(base, request, load, progress)
     drawn = np.random.default_rng(request.seed).permutation(len(rows))
     looked_at = [rows[at] for at in drawn[: request.screened]]
@@ -56,7 +51,7 @@ def weigh(base: LoadedBase, request: WeighingRequest, load: Load, *, progress: P
         kept=kept,
         coefficients=() if bank is None else _by_site(bank),
         losses=tuple(losses),
-        screen_tokens=_tokens(looked_at),
+        screen_tokens=tokens_of(looked_at),
         step_tokens=seen,
     )
 
@@ -76,12 +71,12 @@ class _Work:
         with attached(self.base.model, bank):
             for number, part in enumerate(parts):
                 self._say(number, f"screening {len(self.request.candidates)} adapters")
-                self._slope(bank, part)
+                slope(self.base, part, before=bank.apply_coefficients)
                 assert bank.coefficients.grad is not None
                 found.append(-bank.coefficients.grad.sum(0).double())
                 bank.coefficients.grad = None
         falls = torch.stack(found)  # (parts, candidates)
-        tokens = torch.tensor([_tokens(part) for part in parts], dtype=torch.float64, device=falls.device)
+        tokens = torch.tensor([tokens_of(part) for part in parts], dtype=torch.float64, device=falls.device)
         scores = (tokens @ falls / tokens.sum()).tolist()
         errors = (falls.std(0) / len(parts) ** 0.5).tolist() if len(parts) > 1 else [None] * len(scores)
         return [Screened(score=score, standard_error=error) for score, error in zip(scores, errors, strict=True)]
@@ -93,13 +88,15 @@ class _Work:
             bank.coefficients.fill_(request.start)
         steps = torch.optim.Adam([bank.coefficients], lr=request.rate, betas=(0.9, 0.95))
         falling = torch.optim.lr_scheduler.LinearLR(steps, 1.0, 0.0, total_iters=request.steps)
+        draw = np.random.default_rng([request.seed, 1])
+        batched = steps_of(rows, batch=request.batch, steps=request.steps, draw=draw)
         losses: list[float] = []
         seen = 0
         with attached(self.base.model, bank):
-            for number, batch in enumerate(_drawn(rows, request)):
+            for number, batch in enumerate(batched):
                 self._say(PARTS + number, f"weighing {len(kept)} adapters")
-                losses.append(self._slope(bank, batch))
-                seen += _tokens(batch)
+                losses.append(slope(self.base, batch, before=bank.apply_coefficients))
+                seen += tokens_of(batch)
                 steps.step()
                 falling.step()
                 steps.zero_grad()
@@ -113,46 +110,11 @@ class _Work:
         device = self.base.model.device
         return WeightedAdapter([one.config for one in chosen], loaded, self.base.shape, device=device)
 
-    def _slope(self, bank: WeightedAdapter, rows: Rows) -> float:
-        """Add the gradient of the mean NLL per token of these rows to the coefficients; gives the mean."""
-        total, tokens = 0.0, _tokens(rows)
-        for some in batches([len(row) for row in rows], max_tokens=CELLS):
-            bank.apply_coefficients()
-            ids, mask = padded([rows[at] for at in some], pad_id=0, device=self.base.model.device)
-            loss = -token_log_probs(self.base.model, ids, mask).double().sum() / tokens
-            loss.backward()  # type: ignore[no-untyped-call]
-            total += float(loss.detach())
-        return total
-
     def _say(self, done: int, message: str) -> None:
         self.progress(done, PARTS + self.request.steps, message)
-
-
-def _rows(base: LoadedBase, request: WeighingRequest) -> list[list[int]]:
-    """The texts' tokens with the base's BOS, cut at `max_tokens`, without those that predict none."""
-    most = min(request.max_tokens, base.shape.context)
-    cut = [base.tokenize(text)[:most] for text in request.texts]
-    rows = [row for row in cut if len(row) > 1]
-    if not rows:
-        raise InvalidSample("The sample holds no token that the base model can predict.", param="sample")
-    return rows
-
-
-def _drawn(rows: Rows, request: WeighingRequest) -> list[Rows]:
-    """The rows of each step: all in a drawn order, and again in another when they are used up."""
-    draw = np.random.default_rng([request.seed, 1])
-    size = min(request.batch, len(rows))
-    order: list[int] = []
-    while len(order) < size * request.steps:
-        order += draw.permutation(len(rows)).tolist()
-    return [[rows[at] for at in order[start : start + size]] for start in range(0, size * request.steps, size)]
 
 
 def _by_site(bank: WeightedAdapter) -> tuple[dict[str, float], ...]:
     found = bank.coefficients.detach().double().cpu()
     found = torch.where(found < LEAST, torch.zeros_like(found), found)
     return tuple(dict(zip(bank.sites, column.tolist(), strict=True)) for column in found.T)
-
-
-def _tokens(rows: Rows) -> int:
-    return sum(len(row) - 1 for row in rows)

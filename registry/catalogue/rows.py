@@ -68,6 +68,11 @@ class AdapterRow(NewAdapter):
         """`ns/name@version`."""
         return f"{self.namespace}/{self.name}@{self.version}"
 
+    @property
+    def tuned(self) -> bool:
+        """Whether it was trained on the sample that it was cooked for: what is pushed has no recipe."""
+        return self.recipe_digest is not None and "tuning" in self.provenance.training
+
 
 @dataclass(frozen=True)
 class AliasRow:

@@ -1,29 +1,40 @@
 """The cook verb: a sample, or a recipe by hand, becomes a soup that is stored with its recipe and its evidence.
 
 Called by the cook job. Straight down: choose (every incompatibility surfaces before a tensor is mixed), mix, verify
-against the base, publish; one module each. With effort `quick` what is mixed is searched for. Models run behind
-`registry.bases` (the server's engine, or a test's), gradients behind `weigh`.
+against the base, publish; one module each. With effort `quick` what is mixed is searched for, with `tune` what was
+mixed is trained. Models run behind `registry.bases` (the server's engine, or a test's), gradients behind `Gradients`.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from registry.catalogue.rows import AdapterRow
 from registry.cook.choose import by_hand, by_selection
 from registry.cook.mix import Mixed, mix_ingredients
 from registry.cook.publish import publish_soup
 from registry.cook.quick import Weigh, search
+from registry.cook.tune import Tune, tune_soup
 from registry.cook.verify import check_verifiable, verify_soup, why_not
 from registry.errors import InvalidSample, Unavailable
 from registry.names import split_name
 from registry.pools import pool_base
 from registry.progress import Progress
 from registry.registry import BaseModel, Caller, Registry
-from registry.samples import CheckedSample, check_sample
+from registry.samples import CheckedSample, Vectors, check_sample, embed_texts
 from registry.select import Chosen, Fit
 from registry.soup.compat import SoupPart
 from registry.spec import Cooked, CookRequest, Evidence
 
 STEPS = 4
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """What a cook has done where gradients may run."""
+
+    weigh: Weigh
+    tune: Tune
 
 
 def cook(
@@ -33,7 +44,7 @@ def cook(
     *,
     namespace: str,
     fit: Fit,
-    weigh: Weigh,
+    gradients: Gradients,
     progress: Progress,
 ) -> Cooked:
     """Cook a request; `namespace` takes an unnamed soup. `progress` may raise Cancelled between two steps.
@@ -58,13 +69,19 @@ def cook(
     if request.effort == "quick":
         assert sample is not None
         assert chosen is not None
-        found = search(registry, base, request, chosen, parts, sample.texts, weigh=weigh, progress=progress)
+        found = search(
+            registry, base, request, chosen, parts, sample.texts, weigh=gradients.weigh, progress=progress
+        )  # fmt: skip
         evidence = evidence.model_copy(update={"search": found.search})
         if found.best is not None:
             mixed = found.best.mixed
             evidence = evidence.model_copy(update={"verification": found.best.verification})
     elif parts:
         mixed, evidence = _mixed(registry, base, parts, request, sample, chosen, evidence, progress)
+        if request.effort == "tune":
+            assert sample is not None
+            tuned = tune_soup(registry, base, request, mixed, sample, evidence, tune=gradients.tune, progress=progress)
+            mixed, evidence = tuned.mixed, tuned.evidence
     if mixed is None:
         return _abstain(base, "" if chosen is None else chosen.selection.reason, evidence)
     if evidence.verification is not None and not evidence.verification.helps:
@@ -73,8 +90,13 @@ def cook(
         return _alone(registry, mixed, request, evidence)
     unnamed = (namespace, "soup-" + mixed.digest.removeprefix("sha256:")[:12])
     target = split_name(request.name) if request.name else unnamed
-    vectors = None if chosen is None else chosen.vectors
-    row, created = publish_soup(registry, caller, mixed, evidence=evidence, vectors=vectors, target=target)
+    vectors: tuple[Vectors, ...] = () if chosen is None or chosen.vectors is None else (chosen.vectors,)
+    if request.keep is not None:  # other pools than the one that was chosen from will have it too
+        assert sample is not None
+        vectors = tuple(embed_texts(sample.texts, encoder) for encoder in base.encoders().values())
+    row, created = publish_soup(
+        registry, caller, mixed, evidence=evidence, vectors=vectors, target=target, keep=request.keep
+    )
     return _cooked(mixed, row, evidence, reason=_reason(mixed), created=created)
 
 
@@ -86,6 +108,8 @@ def _mixed(
     checked = sample if request.verify else None
     if checked is not None:
         check_verifiable(base, parts)
+    if request.effort == "tune":
+        checked = None  # on passages that are held out, once it is trained
     progress(2, STEPS, f"mixing {len(parts)} adapters")
     mixed = mix_ingredients(registry, base, parts, request=request)
     if checked is None:
@@ -100,7 +124,7 @@ def _sample(registry: Registry, caller: Caller, request: CookRequest, base: Base
     """The request's sample, if any; raises InvalidSample where it is to be verified on, and only vectors came."""
     if request.sample is None:
         return None
-    sample = check_sample(registry, caller, request.sample, encoders=base.encoders(), bos=base.bos)
+    sample = check_sample(registry, caller, request.sample, encoders=base.encoders(), bos=base.bos, novel=True)
     if request.verify and not sample.texts:
         raise InvalidSample(
             "Verifying a soup needs the sample's text, and only vectors came: send texts, or set 'verify' to false.",

@@ -30,8 +30,8 @@ from registry.spec import (
 )
 from registry.stored_adapters import loadable
 
-EVERY = 5
-"""Each so manieth passage of a sample is held out where losses choose."""
+EVERY, LEAST = 5, 3
+"""Each so manieth passage of a sample is held out where losses choose, and at least so many."""
 MOST = 64
 """Adapters that are looked at for one soup: the largest `max_ingredients` there is."""
 
@@ -63,8 +63,10 @@ def rows_of(registry: Registry, chosen: Chosen) -> dict[str, AdapterRow]:
 
 def split(count: int) -> tuple[list[int], list[int]]:
     """The numbers of a sample's passages that choose, and of those that are held out to try what was chosen."""
-    held = [number for number in range(count) if number % EVERY == EVERY - 1]
-    return [number for number in range(count) if number % EVERY != EVERY - 1], held
+    held = list(range(EVERY - 1, count, EVERY))
+    if len(held) < LEAST:
+        held = sorted({(2 * number + 1) * count // (2 * LEAST) for number in range(LEAST) if count > LEAST})
+    return [number for number in range(count) if number not in held], held
 
 
 def with_note(registry: Registry, chosen: Chosen) -> Selection:

@@ -43,12 +43,13 @@ class Mixed:
     @property
     def is_single(self) -> bool:
         """One ingredient at weight 1 is that adapter, not a soup."""
-        return len(self.parts) == 1 and self.recipe.mixing.scale == "1" and self.parts[0].layers is None
+        alone = len(self.parts) == 1 and self.recipe.mixing.scale == "1" and self.parts[0].layers is None
+        return alone and self.recipe.tuning is None
 
     @property
     def is_merge(self) -> bool:
         """The adapter of a bank of experts."""
-        return isinstance(self.recipe.mixing, MergeMixing)
+        return isinstance(self.recipe.mixing, MergeMixing) and self.recipe.tuning is None
 
 
 def mix_ingredients(registry: Registry, base: BaseModel, parts: tuple[SoupPart, ...], *, request: CookRequest) -> Mixed:

@@ -28,29 +28,32 @@ def publish_soup(
     mixed: Mixed,
     *,
     evidence: Evidence,
-    vectors: Vectors | None,
+    vectors: Sequence[Vectors],
     target: tuple[str, str],
+    keep: str | None = None,
 ) -> tuple[AdapterRow, bool]:
     """The soup's row under the namespace and name of `target`, and whether it is new.
 
-    `vectors` are the sample's, which make the soup selectable; the text of a novel sample is never kept. Pools that
+    With `keep`, the name of a domain, a tuned soup is an adapter of that domain, and in pools as others are. `vectors` are the sample's, which make the soup selectable; the text of a novel sample is never kept. Pools that
     take soups are fitted again later.
     """
-    sample = None if vectors is None or mixed.is_merge else evidence.sample  # a merge keeps its bank's
+    sample = evidence.sample if vectors and not mixed.is_merge else None  # a merge keeps its bank's
     registry.blobs.put_bytes(mixed.data)
-    encoder = None
-    if sample is not None and vectors is not None:
-        registry.blobs.put_bytes(vectors.data)
-        encoder = mixed.base.encoders()[vectors.encoder]
+    for one in vectors:
+        registry.blobs.put_bytes(one.data)
+    encoders = mixed.base.encoders()
     new = _new_row(mixed, target, sample, caller)
     with registry.database.write() as catalogue:
+        if keep is not None and mixed.recipe.tuning is not None:
+            new = replace(new, kind="adapter", domain=keep)
         if mixed.is_merge:
             new = _in_place_of(catalogue.adapters.get(mixed.parts[0].adapter_id), new)
         catalogue.blobs.seen(new.weights_blob, len(mixed.data))
         catalogue.soups.add_recipe(mixed.recipe, mixed.digest, new.weights_blob, mixed.report)
         row, created, changed = _stored(catalogue, new)
-        if created and encoder is not None and vectors is not None and sample is not None:
-            record_vectors(catalogue, sample.digest, vectors, encoder)
+        if created and sample is not None:
+            for one in vectors:
+                record_vectors(catalogue, sample.digest, one, encoders[one.encoder])
         if changed:
             enqueue_refits(catalogue, row, created_by=caller.key_id, delay=registry.refit_delay)
         if changed and row.sample_state == "pending":
@@ -66,7 +69,7 @@ def _stored(catalogue: Catalogue, new: NewAdapter) -> tuple[AdapterRow, bool, bo
     A merge that is known takes its bank's sample where the bank has got one since.
     """
     known = catalogue.adapters.find_same(new.namespace, new.name, new.digest)
-    if known is None:
+    if known is None or known.kind != new.kind:  # a tuned soup may be kept later
         return catalogue.adapters.add(new), True, True
     if new.kind == "soup" or new.sample is None or known.sample_state not in ("none", "failed"):
         return known, False, False
@@ -112,12 +115,17 @@ def _card(mixed: Mixed, namespace: str) -> Card:
     names = {p.digest: p.ref if p.ref.startswith(f"{namespace}/") else p.digest[:19] for p in mixed.parts}
     members = ", ".join(f"{names[part.digest]} at {part.weight}" for part in mixed.parts)
     described = f"Soup of {members}."
+    tuning = mixed.recipe.tuning
+    if tuning is not None:
+        described = f"{described} Tuned: it has learnt from sample {tuning.sample}."
     bank = mixed.parts[0].config
-    if bank.merged is not None:
+    if mixed.is_merge:
         described = f"Merge of {names[mixed.parts[0].digest]}, a {bank.described}."
     metadata: dict[str, str | int | float | bool | None] = {"mixing": mixed.recipe.mixing.method}
     if mixed.recipe.mixing.assume_same_init:
         metadata["assume_same_init"] = True
+    if tuning is not None:
+        metadata["tuned"] = True
     return Card(description=described[:20_000], metadata=metadata)
 
 
@@ -125,8 +133,10 @@ def inherited(parts: Sequence[SoupPart], recipe: Recipe) -> Provenance:
     """An average inherits an initialisation that all its ingredients share; any doubt makes it unknown.
 
     A concatenation has tensors of other shapes than any ingredient started from: unknown too. A bank's is that of its
-    merge (`adapters.experts`).
+    merge (`adapters.experts`). A tuned soup has gone elsewhere since; how is its training.
     """
+    if recipe.tuning is not None:
+        return Provenance(training={"tuning": recipe.tuning.model_dump(mode="json")})
     hashes = {part.provenance.init_hash for part in parts}
     keeps = recipe.mixing.keeps_init and not recipe.mixing.assume_same_init
     if keeps and len(hashes) == 1 and None not in hashes:

@@ -73,7 +73,7 @@ def search(
     """
     choosing, trying = split(len(texts))
     if not trying:
-        raise InvalidSample(f"Of {len(texts)} passages none can be held out: send {EVERY} or more.", param="sample")
+        raise InvalidSample(f"Of {len(texts)} passages too few can be held out: send {EVERY} or more.", param="sample")
     candidates, left_out = _candidates(registry, chosen)
     parts = [part for _, part in candidates]
     check_verifiable(base, [*selected, *parts])
@@ -114,7 +114,7 @@ def search(
                 )
                 for way, one in tried.items()
             ),
-            weighed_on=len(choosing),
+            decided_on=len(choosing),
             held_out=len(held),
             tokens=0 if weighing is None else weighing.screen_tokens + weighing.step_tokens,
             seconds=seconds,

@@ -48,6 +48,11 @@ def verify_soup(
     base = base_nll
     if base is None:
         base = np.array([score.nll for score in mixed.base.score(texts, None, progress=progress)])
+    return verification_of(soup, base, tokens, held_out=held_out)
+
+
+def verification_of(soup: np.ndarray, base: np.ndarray, tokens: np.ndarray, *, held_out: bool) -> Verification:
+    """What NLLs in nats and token counts of passages (passages,) say of a soup; raises InvalidSample without tokens."""
     if tokens.sum() == 0:
         raise InvalidSample("The sample holds no token that the base model can score.", param="sample")
     paired = paired_difference(soup, base, tokens)
@@ -56,7 +61,7 @@ def verify_soup(
         base_nll=float(base.sum() / tokens.sum()),
         soup_nll=float(soup.sum() / tokens.sum()),
         **vars(paired),
-        passages=len(scores),
+        passages=len(tokens),
         tokens=int(tokens.sum()),
         helps=paired.difference < -margin * paired.standard_error,
         held_out=held_out,

@@ -19,9 +19,9 @@ from registry.spec.adapter import (
     Unit,
 )
 from registry.spec.config import AdapterConfig
+from registry.spec.decimals import WEIGHT_PLACES, canonical_decimal, canonical_weights, weights_by_digest
 from registry.spec.frozen import Frozen, Words
 from registry.spec.recipe import (
-    WEIGHT_PLACES,
     AutoMixing,
     AverageMixing,
     ConcatMixing,
@@ -36,11 +36,9 @@ from registry.spec.recipe import (
     Recipe,
     RecipeIngredient,
     WeightedRef,
-    canonical_decimal,
-    canonical_weights,
-    weights_by_digest,
 )
 from registry.spec.score import BaselineReport, PassageScore, PerplexityReport, Verification
+from registry.spec.search import Effort, Search, Trial, Way
 from registry.spec.selection import (
     CosineSpec,
     EncoderName,
@@ -63,18 +61,9 @@ from registry.spec.structures.prefix import PrefixConfig
 from registry.spec.structures.pruned import MaskRule, Pruned, PruningScore
 from registry.spec.structures.structure import HeadConfig, without_none
 from registry.spec.structures.union import UnionConfig
+from registry.spec.tuning import Tuned, Tuning, TuningOptions, TuningReport, TuningRequest
 from registry.spec.unions import UNION_MEMBERS
-from registry.spec.weighing import (
-    Effort,
-    Screened,
-    Search,
-    StoredAdapter,
-    Trial,
-    Way,
-    WeighedCandidate,
-    Weighing,
-    WeighingRequest,
-)
+from registry.spec.weighing import Screened, StoredAdapter, WeighedCandidate, Weighing, WeighingRequest
 
 __all__ = [
     "UNION_MEMBERS",
@@ -136,6 +125,11 @@ __all__ = [
     "SelectorSpec",
     "StoredAdapter",
     "Trial",
+    "Tuned",
+    "Tuning",
+    "TuningOptions",
+    "TuningReport",
+    "TuningRequest",
     "UniformSpec",
     "UnionConfig",
     "Unit",

@@ -5,36 +5,20 @@ Weights are canonical decimals (nine places, summing to exactly 1), so a recipe 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from datetime import datetime
-from decimal import Decimal, InvalidOperation
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
 from registry.names import Digest, digest_of
 from registry.spec.adapter import SampleReport, SampleSource
-from registry.spec.frozen import Frozen
+from registry.spec.decimals import canonical_decimal
+from registry.spec.frozen import Frozen, Words
 from registry.spec.score import Verification
+from registry.spec.search import Effort, Search
 from registry.spec.selection import PoolRequest, Selection, SelectOptions, SelectorSpec
 from registry.spec.structures.pruned import MaskRule
-from registry.spec.weighing import Effort, Search
-
-WEIGHT_PLACES = Decimal("0.000000001")
-
-
-def canonical_decimal(value: object) -> str:
-    """A number as its shortest plain decimal of at most nine places; raises ValueError for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str | Decimal):
-        raise ValueError("must be a number")
-    try:
-        number = Decimal(repr(value) if isinstance(value, float) else value)
-    except InvalidOperation:
-        raise ValueError("must be a number") from None
-    if not number.is_finite() or number.copy_abs() > 1000:  # abs() computes, which overflows
-        raise ValueError("must be a finite number of at most 1000")
-    plain = format(number.quantize(WEIGHT_PLACES).normalize(), "f")
-    return "0" if plain == "-0" else plain
+from registry.spec.tuning import Tuning, TuningOptions
 
 
 def _not_nothing(scale: str) -> str:
@@ -178,12 +162,17 @@ class MixReport(Frozen):
 
 
 class Recipe(Frozen):
-    """What determines a soup's bytes, and nothing else. Ingredients are sorted by digest."""
+    """What determines a soup's bytes, and nothing else. Ingredients are sorted by digest.
+
+    With `tuning` the mixture is where a training on a sample started: then the bytes follow from the recipe and the
+    text of that sample, up to rounding.
+    """
 
     base_fingerprint: Digest
     ingredients: tuple[RecipeIngredient, ...] = Field(min_length=1)
     mixing: Mixing = AverageMixing()
     seed: int | None = None
+    tuning: Tuning | None = Field(default=None, exclude_if=_not_set)
 
     @property
     def digest(self) -> str:
@@ -222,7 +211,9 @@ class CookRequest(Frozen):
 
     `effort` says how much may be spent on choosing. `instant`: the weights are those of the `posterior` selector.
     `quick`: its best candidates are weighed on four fifths of the sample, and what comes of it has to beat the base
-    on the rest. Without it the selector alone chooses (`gmm` where none is named).
+    on the rest. `tune`: that soup, or one by hand, is trained on the sample (`tuning`), and has to beat the base on
+    passages that were held out; with `keep`, the name of a domain, it goes into the pool as an adapter of it. Without
+    an effort the selector alone chooses (`gmm` where none is named).
     """
 
     sample: SampleSource | None = None
@@ -236,6 +227,8 @@ class CookRequest(Frozen):
     """The widest bottleneck (or largest rank of a LoRA) that `concat` may make."""
     name: str | None = Field(default=None, max_length=129)
     verify: bool = True
+    tuning: TuningOptions | None = None
+    keep: Words | None = Field(default=None, min_length=1, max_length=200)
 
     @model_validator(mode="after")
     def _sample_or_recipe(self) -> Self:
@@ -243,10 +236,16 @@ class CookRequest(Frozen):
             raise ValueError("give a 'sample' to choose from, or a 'recipe' by hand")
         if self.recipe is not None and self.selector is not None:
             raise ValueError("a 'recipe' by hand leaves nothing to select: drop 'selector' or 'recipe'")
-        if self.recipe is not None and self.effort is not None:
+        if self.recipe is not None and self.effort not in (None, "tune"):
             raise ValueError("a 'recipe' by hand leaves nothing to search: drop 'effort' or 'recipe'")
-        if self.effort == "quick" and not self.verify:
-            raise ValueError("effort 'quick' takes what beats the base on held-out passages: 'verify' cannot be false")
+        if self.effort == "tune" and self.sample is None:
+            raise ValueError("effort 'tune' trains on a sample: give one")
+        if self.effort != "tune" and (self.tuning is not None or self.keep is not None):
+            raise ValueError("'tuning' and 'keep' are for effort 'tune'")
+        if self.effort in ("quick", "tune") and not self.verify:
+            raise ValueError(
+                f"effort '{self.effort}' takes what beats the base on held-out passages: 'verify' cannot be false"
+            )
         if self.effort == "quick" and self.options.single:
             raise ValueError("effort 'quick' weighs several adapters: drop 'single', or set 'max_ingredients' to 1")
         if self.effort == "quick" and self.mixing != AutoMixing():
@@ -284,27 +283,3 @@ class Cooked(Frozen):
     recipe_digest: Digest | None = None
     report: MixReport | None = None
     evidence: Evidence = Evidence()
-
-
-def canonical_weights(weights: Sequence[float | Decimal]) -> list[str]:
-    """Non-negative weights, normalised to nine decimal places that sum to exactly 1.
-
-    Whole units of 1e-9 are dealt by largest remainder, ties to the earlier entry, so the outcome depends on
-    the values and their order alone. Raises ValueError for a negative, non-finite or all-zero input.
-    """
-    exact = [Decimal(repr(w)) if isinstance(w, float) else Decimal(w) for w in weights]
-    if not exact or any(not w.is_finite() or w < 0 for w in exact) or sum(exact) <= 0:
-        raise ValueError("weights must be finite, not negative, and not all zero")
-    total = sum(exact)
-    units = [w / total * 10**9 for w in exact]
-    floors = [int(u) for u in units]
-    by_remainder = sorted(range(len(units)), key=lambda i: (floors[i] - units[i], i))
-    for i in by_remainder[: 10**9 - sum(floors)]:
-        floors[i] += 1
-    return [format((Decimal(n) * WEIGHT_PLACES).normalize(), "f") for n in floors]
-
-
-def weights_by_digest(weights: Mapping[str, float]) -> dict[str, str]:
-    """Canonical weights of ingredients by digest: the same set and weights give the same recipe in any order."""
-    ordered = sorted(weights)
-    return dict(zip(ordered, canonical_weights([weights[digest] for digest in ordered]), strict=True))

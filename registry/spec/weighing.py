@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import Field
 
 from registry.names import Digest
 from registry.spec.config import AdapterConfig
 from registry.spec.frozen import Frozen
-from registry.spec.selection import LeftOut
-
-Effort = Literal["instant", "quick"]
-"""How much a cook may spend on a sample: `instant` looks at no loss but to verify, `quick` weighs candidates."""
-
-
-Way = Literal["weighed", "selected"]
-"""How a soup that is tried was made: of the candidates with their coefficients, or as the selector alone would."""
 
 
 class StoredAdapter(Frozen):
@@ -80,35 +70,3 @@ class WeighedCandidate(Frozen):
     score: float
     standard_error: float | None
     coefficient: float | None = None
-
-
-class Trial(Frozen):
-    """One way of making a soup, tried on passages that had no part in making it.
-
-    `difference` is mean NLL per token, the soup minus the base; negative is better.
-    """
-
-    way: Way
-    members: int
-    width: int
-    difference: float
-    standard_error: float
-
-
-class Search(Frozen):
-    """What an effort did: who was looked at on how much of the sample, and what was tried on the rest of it.
-
-    `tokens` are those that weighing took gradients over; `seconds` of weighing include starting the process for it.
-    """
-
-    effort: Effort
-    candidates: tuple[WeighedCandidate, ...]
-    left_out: tuple[LeftOut, ...]
-    """Adapters of the pool that were not weighed, and why."""
-    trials: tuple[Trial, ...]
-    weighed_on: int
-    """Passages."""
-    held_out: int
-    """Passages."""
-    tokens: int
-    seconds: float

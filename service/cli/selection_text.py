@@ -6,6 +6,8 @@ from typing import Any
 
 from service.cli.output import WIDTH, columns, fields, talk
 
+WAYS = {"weighed": "The weighed soup", "selected": "The soup as selected", "tuned": "The tuned soup"}
+
 
 def selection_table(selection: dict[str, Any]) -> str:
     """The chosen adapters with their weights, then what was left out and why."""
@@ -35,7 +37,7 @@ def talk_about(answer: dict[str, Any]) -> None:
 
 
 def talk_about_search(search: dict[str, Any]) -> None:
-    """On stderr: who was weighed with what result, and what was tried on the passages that were held out."""
+    """On stderr: who was weighed, or how training went, and what was tried on the passages that were held out."""
     rows = [
         (
             one["ref"], one["domain"], f"{one['score']:+.4f}",
@@ -44,10 +46,22 @@ def talk_about_search(search: dict[str, Any]) -> None:
         )
         for one in search["candidates"]
     ]  # fmt: skip
-    talk(columns(("weighed", "domain", "takes off", "standard error", "coefficient"), rows, within=WIDTH))
+    if rows:
+        talk(columns(("weighed", "domain", "takes off", "standard error", "coefficient"), rows, within=WIDTH))
+    tuning = search.get("tuning")
+    if tuning is not None:
+        losses = ", ".join(f"{loss:.4f}" for loss in tuning["losses"])
+        talk(
+            f"Trained on {search['decided_on']} passages at rate {tuning['rate']}; mean NLL of held-out passages at "
+            f"the start and after each pass: {losses}; kept: {_state(tuning['kept'])}."
+        )
     for trial in search["trials"]:
-        name = {"weighed": "The weighed soup", "selected": "The selector's own soup"}[trial["way"]]
+        name = WAYS[trial["way"]]
         talk(
             f"{name} (of {trial['members']}, width {trial['width']}) on {search['held_out']} passages that were held "
             f"out: {trial['difference']:+.4f} (standard error {trial['standard_error']:.4f}) against the base."
         )
+
+
+def _state(kept: int) -> str:
+    return f"that after pass {kept}" if kept else "the start"

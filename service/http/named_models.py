@@ -40,6 +40,12 @@ class ResolvedModel:
         """What was used: the adapter's digest, else the base's fingerprint. Sent as `system_fingerprint`."""
         return self.digest or self.base.shape.fingerprint
 
+    @property
+    def headers(self) -> dict[str, str]:
+        """What every answer says of the model: what was used, and whether it has learnt from a sample."""
+        found = {"x-soup-digest": self.fingerprint}
+        return found | {"x-soup-tuned": "true"} if self.row is not None and self.row.tuned else found
+
 
 def name_ref(ns: str, name: str) -> NameRef:
     """The adapter or adapters that a path names, `name` with `@version` or `@alias` in it; raises InvalidName."""

@@ -8,11 +8,12 @@ from typing import Any, Literal
 
 from registry.catalogue import Catalogue
 from registry.catalogue.rows import JobRow, Namespaces, SelectorRow
+from registry.cook import Gradients
 from registry.progress import Progress
 from registry.registry import Caller
-from registry.spec import PoolSpec, SelectorSpec, Weighing, WeighingRequest
+from registry.spec import PoolSpec, SelectorSpec, Tuned, TuningRequest, Weighing, WeighingRequest
 from service.jobs.fit_process import FitProcess
-from service.jobs.weigh_process import WeighProcess
+from service.jobs.gradient_process import GradientProcess
 from service.parts import Parts
 
 Lane = Literal["quick", "training"]
@@ -24,7 +25,7 @@ class JobContext:
 
     parts: Parts
     fitting: FitProcess
-    weighing: WeighProcess
+    computing: GradientProcess
     row: JobRow
     progress: Progress
 
@@ -38,9 +39,17 @@ class JobContext:
         """Fit a pool in the process for it, as part of this job."""
         return self.fitting.fit(pool, spec, encoder_digest, progress=self.progress)
 
-    def weigh(self, base_id: str, request: WeighingRequest) -> Weighing:
-        """Weigh adapters of a base model in the process for it, as part of this job."""
-        return self.weighing.weigh(self.parts.bases[base_id].entry, request, progress=self.progress)
+    @property
+    def gradients(self) -> Gradients:
+        """Weighing and tuning on a base model in the process for it, as part of this job."""
+
+        def weigh(base_id: str, request: WeighingRequest) -> Weighing:
+            return self.computing.weigh(self.parts.bases[base_id].entry, request, progress=self.progress)
+
+        def tune(base_id: str, request: TuningRequest) -> Tuned:
+            return self.computing.tune(self.parts.bases[base_id].entry, request, progress=self.progress)
+
+        return Gradients(weigh, tune)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ def _run(context: JobContext) -> dict[str, Any]:
         CookRequest.model_validate(stored["request"]),
         namespace=arguments["namespace"],
         fit=context.fit,
-        weigh=context.weigh,
+        gradients=context.gradients,
         progress=context.progress,
     )
     return cooked.model_dump(mode="json")

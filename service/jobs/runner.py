@@ -23,9 +23,9 @@ from registry.errors import Busy, Cancelled, Internal, SoupError, Unavailable, a
 from registry.progress import Progress
 from service.jobs.contract import JobContext, Lane
 from service.jobs.fit_process import FitProcess
+from service.jobs.gradient_process import GradientProcess
 from service.jobs.kinds import KINDS
 from service.jobs.training_folder import sweep
-from service.jobs.weigh_process import WeighProcess
 from service.parts import Parts
 
 log = logging.getLogger("soup.jobs")
@@ -56,7 +56,7 @@ class JobRunner:
         self._claimable = True
         """False while the database does not answer: the log says that once, not every second of an outage."""
         self.fitting = FitProcess(self._database, self._settings.database, self._settings.blobs_dir)
-        self.weighing = WeighProcess(self._settings)
+        self.computing = GradientProcess(self._settings)
 
     def start(self) -> None:
         """Put back what a dead process left running, drop what nobody went on with, start workers and heartbeat."""
@@ -130,7 +130,7 @@ class JobRunner:
         try:
             if row.attempts > self._settings.job_attempts:
                 raise Internal(f"The process that ran it ended without a word, {row.attempts - 1} times.")
-            result = KINDS[row.kind].run(JobContext(self.parts, self.fitting, self.weighing, row, progress))
+            result = KINDS[row.kind].run(JobContext(self.parts, self.fitting, self.computing, row, progress))
             return self._store(lambda jobs: jobs.succeed(row.id, result, worker=self._name)) or self._is_cancelled(row)
         except Interrupted:
             self._store(lambda jobs: jobs.release(row.id, self._name))

@@ -76,7 +76,7 @@ def _run(context: JobContext) -> dict[str, Any]:
         merge_request(pushed.row.ref, name=request.name),
         namespace=split_name(request.name)[0],
         fit=context.fit,
-        weigh=context.weigh,
+        gradients=context.gradients,
         progress=context.progress,
     )
     return {**found, "bank": found["adapter"], "adapter": cooked.model, "digest": cooked.digest}

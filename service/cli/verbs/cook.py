@@ -22,8 +22,12 @@ COOK = Flags(
     {
         **SELECTION.only(*CHOOSING),
         "effort": Flag(
-            "effort", "How much to spend: instant (similarity), quick (what lowers the loss, tried on held-out text)."
+            "effort",
+            "How much to spend: instant (similarity), quick (what lowers the loss), tune (trains on the sample).",
         ),
+        "passes": Flag("tuning.passes", "Effort tune: times that training goes over the sample."),
+        "rate": Flag("tuning.rate", "Effort tune: AdamW's learning rate."),
+        "keep": Flag("keep", "Effort tune: the domain that the tuned adapter goes back into the pool as."),
         "verify": Flag(
             "verify", "Abstain unless the soup beats the base on the sample.", "--verify/--no-verify", shown=True
         ),
@@ -61,6 +65,7 @@ def cook(
     Examples:
       soup cook --sample contracts.jsonl
       soup cook --sample contracts.jsonl --effort quick
+      soup cook --sample contracts.jsonl --effort tune --keep contracts --name team/contracts
       soup cook --sample contracts.txt --selector cosine --single
       soup cook --sample contracts.jsonl --paper --no-verify --name team/contracts
       soup cook --recipe "team/law=0.5,team/finance=0.5"
@@ -71,7 +76,7 @@ def cook(
     """
     if sample is None and recipe is None:
         raise typer.BadParameter("Give --sample FILE to choose from, or --recipe REF=WEIGHT,... by hand.")
-    if recipe is not None and given.typed("effort", *CHOOSING, *POOL[1:]):
+    if recipe is not None and given.typed(*CHOOSING, *POOL[1:]):
         raise typer.BadParameter("--recipe leaves nothing to select: drop the options that choose.")
     how = _how(given)
     try:

@@ -32,7 +32,7 @@ async def chat_completions(request: Request, body: ChatRequest, parts: AppParts,
     model, ids = await run_in_threadpool(_prepare, parts, who, body)
     answers = ChatAnswers(body, model, len(ids))
     asked = _asked(body, model, ids, who)
-    headers = {"x-soup-digest": model.fingerprint}
+    headers = model.headers
     if body.stream:
         stream = TokenStream(parts.engine, [asked])
         await stream.start(request)

@@ -31,7 +31,7 @@ async def completions(request: Request, body: CompletionRequest, parts: AppParts
     model, prompts = await run_in_threadpool(_prepare, parts, who, body)
     answers = CompletionAnswers(body, model, prompts)
     requests = _asked(body, model, prompts, who)
-    headers = {"x-soup-digest": model.fingerprint}
+    headers = model.headers
     if body.stream:
         stream = TokenStream(parts.engine, requests)
         await stream.start(request)

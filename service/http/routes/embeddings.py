@@ -36,7 +36,7 @@ async def embeddings(request: Request, body: EmbeddingRequest, parts: AppParts, 
     model, asked = await run_in_threadpool(_prepare, parts, who, body, texts)
     (scores,) = await finish(request, parts.engine, [asked])
     answer = await run_in_threadpool(_answer, body, asked, scores)
-    return JSONResponse(answer, headers={"x-soup-digest": model.fingerprint})
+    return JSONResponse(answer, headers=model.headers)
 
 
 def _prepare(

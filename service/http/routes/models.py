@@ -99,4 +99,5 @@ def _adapter_card(parts: Parts, row: AdapterRow, name: str) -> ModelCard:
         speaks=not encoder and row.config.is_language_model,
         base_model=row.base_model,
         digest=row.digest,
+        tuned=row.tuned,
     )

@@ -35,7 +35,7 @@ async def perplexity(
     """Perplexity = exp(sum NLL / sum tokens); `standard_error` is that of `mean_nll` over texts, a lower bound."""
     asked = await run_in_threadpool(_prepare, parts, who, body)
     scores = await finish(request, parts.engine, [one.request() for one in asked])
-    response.headers["x-soup-digest"] = asked[0].model.fingerprint
+    response.headers.update(asked[0].model.headers)
     return await run_in_threadpool(_answer, body, asked, scores)
 
 

@@ -104,7 +104,7 @@ def _prepare(parts: AppParts, caller: Caller, body: SelectRequest) -> tuple[Chec
     """The sample, refused before anything is fitted for it, and whether the pool was fitted already."""
     base, pool = pool_of(parts.registry, caller, body.pool)
     encoders = base.encoders()
-    sample = check_sample(parts.registry, caller, body.sample, encoders=encoders, bos=base.bos)
+    sample = check_sample(parts.registry, caller, body.sample, encoders=encoders, bos=base.bos, novel=True)
     encoder = encoder_for(body.spec, encoders)
     digest = None if encoder is None else encoder.digest
     return sample, latest(pool, body.spec, digest, parts.registry.database) is not None

@@ -39,6 +39,8 @@ class Adapter(Wire):
     sample: SampleReport | None
     sample_state: Literal["none", "pending", "ready", "failed"]
     recipe_digest: Digest | None
+    tuned: bool
+    """Whether it is a soup that was trained on the sample that it was cooked for, and so has learnt from it."""
     created_at: datetime
     retired_at: datetime | None
     etag: str

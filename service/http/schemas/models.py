@@ -30,6 +30,8 @@ class ModelCard(Wire):
     speaks: bool
     base_model: str
     digest: str | None
+    tuned: bool = False
+    """Whether it is a soup that was trained on the sample that it was cooked for, and so has learnt from it."""
     max_model_len: int | None = None
     packed: bool | None = None
     """Of base models: whether sequences run together, packed in one pass, or one by one, which is slower with many. It

@@ -396,7 +396,7 @@ class TestRefusals:
             ({"recipe": {"ingredients": [{"ref": "base/tiny"}]}}, NotFound, "is a base model"),
             ({"recipe": {"ingredients": [{"ref": "acme/law", "weight": 0}]}}, InvalidRecipe, "Every weight"),
             ({"recipe": {"ingredients": [{"ref": "acme/law", "weight": 1e308}] * 2}}, InvalidRecipe, "must be finite"),
-            ({"sample": {"texts": ["one"]}}, InvalidSample, "at least 20"),
+            ({"sample": {"texts": ["one"]}}, InvalidSample, "at least 5"),
             ({"sample": sample("law"), "selector": UNIFORM, "options": {"single": True}}, InvalidParameter, "single"),
         ],
     )
@@ -458,8 +458,8 @@ class TestRefusals:
         request = CookRequest.model_validate({"sample": sample("law", "code"), "name": "acme/never"})
         with pytest.raises(Cancelled):
             cook(
-                stocked.registry, stocked.caller(), request, namespace="acme", fit=stocked.fit, weigh=stocked.weigh,
-                progress=stop,
+                stocked.registry, stocked.caller(), request, namespace="acme", fit=stocked.fit,
+                gradients=stocked.gradients, progress=stop,
             )  # fmt: skip
         with pytest.raises(NotFound):
             adapter(stocked, "acme/never")

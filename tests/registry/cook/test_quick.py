@@ -49,7 +49,7 @@ def test_the_coefficients_are_the_recipe_and_the_soup_is_accepted_on_held_out_pa
     assert cooked.evidence.search.trials[0].difference == pytest.approx(verification.difference)
 
 
-def test_passages_that_were_held_out_are_not_weighed_on(pool):
+def test_passages_that_were_held_out_are_not_decided_on(pool):
     helps(pool, law=0.4)
     pool.tiny.anything_helps = 0.1
     quick(pool)
@@ -78,7 +78,7 @@ def test_the_report_names_every_candidate_with_its_screen_best_first(pool):
     assert [(one.domain, one.score) for one in search.candidates[:2]] == [("law", 0.4), ("news", 0.2)]
     assert [one.coefficient for one in search.candidates[:2]] == pytest.approx([0.3, 0.15])
     assert all(one.coefficient is None and one.score == -0.1 for one in search.candidates[2:])
-    assert (search.effort, search.weighed_on, search.held_out) == ("quick", 24, 6)
+    assert (search.effort, search.decided_on, search.held_out) == ("quick", 24, 6)
 
 
 def test_the_better_of_both_ways_wins(pool):

@@ -121,7 +121,7 @@ class TestFollowing:
     def test_a_failure_is_shown_and_raised(self, world: World, client: SoupClient) -> None:
         cook(world, sample={"texts": ["one"]})  # it may have failed before the answer
         job = world.client.get("/v1/jobs?kind=cook&limit=1").json()["data"][0]["id"]
-        with pytest.raises(InvalidSample, match="at least 20"):
+        with pytest.raises(InvalidSample, match="at least 5"):
             client.wait_job(job)
         shown = job_of(world, job)
         assert (shown["state"], shown["error"]["code"], shown["result"]) == ("failed", "invalid_sample", None)
@@ -302,8 +302,8 @@ class TestWeighing:
 
     def stopped_child(self, world: World, seed: int) -> tuple[str, int]:
         """A job, and the process that weighs for it, made to stand still."""
-        job, weighing = self.quick(world, seed), world.runtime.jobs.weighing
-        pid = until(lambda: weighing._child and weighing._child.pid)
+        job, computing = self.quick(world, seed), world.runtime.jobs.computing
+        pid = until(lambda: computing._child and computing._child.pid)
         os.kill(pid, signal.SIGSTOP)
         return job, pid
 
@@ -314,7 +314,7 @@ class TestWeighing:
         assert world.client.post(f"/v1/jobs/{job}/cancel").json()["state"] == "cancelled"
         until(lambda: not alive(pid))
         assert client.wait_job(self.quick(world, 22))["state"] == "succeeded"
-        assert world.runtime.jobs.weighing._child is None
+        assert world.runtime.jobs.computing._child is None
 
     def test_one_whose_process_is_killed_is_tried_again(
         self, world: World, client: SoupClient, monkeypatch: pytest.MonkeyPatch
@@ -324,7 +324,7 @@ class TestWeighing:
         os.kill(pid, signal.SIGKILL)
         done = client.wait_job(job)
         assert (done["state"], done["attempts"], done["error"]) == ("succeeded", 2, None)
-        assert done["result"]["search"]["weighed_on"] == 20
+        assert done["result"]["search"]["decided_on"] == 20
 
 
 def alive(pid: int) -> bool:

@@ -76,7 +76,7 @@ def test_quick_weighs_adapters_and_proves_the_soup_on_held_out_passages(stocked)
     soup = answer.json()
     search, held = soup["search"], sample["texts"][4::5]
     assert {one["domain"] for one in search["candidates"]} == set(WORDS)
-    assert (search["weighed_on"], search["held_out"]) == (24, 6)
+    assert (search["decided_on"], search["held_out"]) == (24, 6)
     assert soup["recipe"]["mixing"]["method"] == "concat"
     assert all(set(one["layers"]) == {"layers.0.ffn", "layers.1.ffn"} for one in soup["recipe"]["ingredients"])
     scored = stocked.world.client.post(
@@ -96,6 +96,33 @@ def test_quick_weighs_adapters_and_proves_the_soup_on_held_out_passages(stocked)
     again = cook(stocked, recipe=by_hand)
     assert again.json()["digest"] == soup["digest"]
     assert again.json()["recipe_digest"] == soup["recipe_digest"]
+
+
+def test_a_tuned_soup_says_everywhere_that_it_has_learnt_from_the_sample(stocked):
+    client, sample = stocked.world.client, sample_of("kitchen")
+    answer = cook(stocked, sample=sample, effort="tune", verify=True, name="acme/tuned", tuning={"rate": 0.02})
+    assert answer.status_code == 201, answer.text
+    soup = answer.json()
+    search, tuning = soup["search"], soup["recipe"]["tuning"]
+    assert (search["effort"], search["decided_on"], search["held_out"]) == ("tune", 24, 6)
+    assert (tuning["rate"], tuning["sample"]) == ("0.02", soup["sample"]["digest"])
+    assert soup["soup"]["tuned"]
+    assert "learnt from sample" in soup["soup"]["card"]["description"]
+    assert client.get("/v1/models/acme/tuned").json()["tuned"]
+    assert not client.get("/v1/models/acme/kitchen").json()["tuned"]
+
+    trials = {one["way"]: one["difference"] for one in search["trials"]}
+    assert trials["tuned"] < trials["selected"] < 0
+    asked = {"model": soup["model"], "texts": sample["texts"][4::5], "baseline": "base/tiny"}
+    scored = client.post("/v1/perplexity", json=asked)
+    assert scored.headers["x-soup-tuned"] == "true"
+    kept = search["tuning"]["losses"][search["tuning"]["kept"]]
+    assert scored.json()["mean_nll"] == pytest.approx(kept, abs=1e-4)
+    plain = client.post("/v1/perplexity", json={**asked, "model": "acme/kitchen"})
+    assert "x-soup-tuned" not in plain.headers
+
+    again = cook(stocked, sample=sample, effort="tune", verify=True, name="acme/tuned", tuning={"rate": 0.02}).json()
+    assert (again["cached"], again["digest"], again["verification"]) == (True, soup["digest"], soup["verification"])
 
 
 def test_a_soup_is_cooked_once_and_served_like_any_adapter(stocked):

@@ -1,0 +1,188 @@
+"""Effort `tune`: a soup is trained on the sample, as far as passages that were held out say that it helps.
+
+Called by `cook`. The start is what the selector, or a recipe by hand, would mix; the training runs in a process of its
+own (`training.tuning`). What comes of it has learnt from the sample: its recipe says so (`Tuning`), and it is no
+mixture of the registry's adapters alone.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from registry.adapters.loadable import Tensors
+from registry.adapters.weights import adapter_digest, load_tensors, passing, save_tensors
+from registry.cook.choose import split
+from registry.cook.mix import Mixed
+from registry.cook.verify import verification_of
+from registry.progress import Progress
+from registry.registry import BaseModel, Registry
+from registry.samples import CheckedSample
+from registry.spec import (
+    CookRequest,
+    Evidence,
+    Recipe,
+    Search,
+    StoredAdapter,
+    Trial,
+    Tuned,
+    Tuning,
+    TuningOptions,
+    TuningReport,
+    TuningRequest,
+    Verification,
+    Way,
+)
+
+FEW, FOLDS = 20, 3
+"""With fewer passages than FEW each is held out of one of FOLDS trainings."""
+STEPS, MOST_PASSES = 20, 6
+"""Steps that a training has by default, if that takes no more passes."""
+MANY, RATE, LOWER_RATE = 24, "0.003", "0.001"
+"""Training passages from which on the rate is the higher one."""
+
+Tune = Callable[[str, TuningRequest], Tuned]
+"""(id of the base model, request) -> what came of it: runs where gradients may run."""
+
+
+@dataclass(frozen=True)
+class TunedSoup:
+    """What is the answer to effort `tune`: the soup after training or, where that is better, its start."""
+
+    mixed: Mixed
+    evidence: Evidence
+
+
+def tune_soup(
+    registry: Registry, base: BaseModel, request: CookRequest, start: Mixed, sample: CheckedSample, evidence: Evidence,
+    *, tune: Tune, progress: Progress,
+) -> TunedSoup:  # fmt: skip
+    """Train `start` on the sample, or take what an equal request gave before.
+
+    Raises InvalidSample for a sample of too few passages or tokens, InvalidParameter for a start that is not trained.
+    """
+    folds, whole = _folds(len(sample.texts))
+    tuning = _tuning(request.tuning or TuningOptions(), base, sample, folds, whole=whole)
+    recipe = start.recipe.model_copy(update={"tuning": tuning})
+    known = _again(registry, start, recipe, evidence)
+    if known is not None:
+        return known
+    progress(2, 4, "tuning the soup on the sample")
+    began = time.perf_counter()
+    tuned, tensors = _trained(registry, base, start, tuning, sample.texts, folds, whole=whole, tune=tune)
+    seconds = time.perf_counter() - began
+    tried: dict[Way, Verification] = {
+        "selected": _verification(tuned, tuned.nll[0]), "tuned": _verification(tuned, honest(tuned))
+    }  # fmt: skip
+    search = Search(
+        effort="tune",
+        trials=tuple(
+            Trial(
+                way=way, members=len(start.parts), width=start.config.width, difference=one.difference,
+                standard_error=one.standard_error,
+            )
+            for way, one in tried.items()
+        ),
+        decided_on=len(sample.texts) - (0 if whole else len(tuned.held_out)),
+        held_out=len(tuned.held_out),
+        tokens=tuned.trained_tokens,
+        seconds=seconds,
+        tuning=TuningReport(
+            passes=tuning.passes, kept=tuned.kept, rate=tuning.rate, trainings=len(folds) + whole,
+            losses=tuple(sum(nll) / sum(tuned.tokens) for nll in tuned.nll),
+        ),
+    )  # fmt: skip
+    better = tensors is not None and tried["tuned"].soup_nll < tried["selected"].soup_nll
+    found = evidence.model_copy(update={"search": search, "verification": tried["tuned" if better else "selected"]})
+    if not better or tensors is None:
+        return TunedSoup(start, found)
+    return TunedSoup(_made(start, recipe, tensors, save_tensors(tensors)), found)
+
+
+def honest(tuned: Tuned) -> tuple[float, ...]:
+    """NLL of each held-out passage under the state that all the others would have kept: (passages,).
+
+    So no passage has a part in choosing the state that it is scored under.
+    """
+    nll = np.array(tuned.nll)  # (states, passages)
+    others = nll.sum(axis=1, keepdims=True) - nll
+    return tuple(nll[others.argmin(axis=0), np.arange(nll.shape[1])].tolist())
+
+
+def _folds(count: int) -> tuple[tuple[tuple[int, ...], ...], bool]:
+    """Passages that are held out together, by their numbers, and whether a last training is on all."""
+    if count >= FEW:
+        return (tuple(split(count)[1]),), False
+    return tuple(tuple(range(first, count, FOLDS)) for first in range(FOLDS)), True
+
+
+def _tuning(
+    options: TuningOptions, base: BaseModel, sample: CheckedSample, folds: Sequence[Sequence[int]], *, whole: bool
+) -> Tuning:
+    """What is asked for, with all that was left open."""
+    passages = len(sample.texts) - (0 if whole else len(folds[0]))
+    by_default = min(MOST_PASSES, math.ceil(STEPS / math.ceil(passages / options.batch)))
+    return Tuning(
+        sample=sample.report.digest,
+        passes=options.passes or by_default,
+        rate=options.rate or (RATE if passages >= MANY else LOWER_RATE),
+        batch=options.batch,
+        max_tokens=options.max_tokens,
+        seed=options.seed,
+        dtype=base.entry.dtype,
+    )
+
+
+def _trained(
+    registry: Registry, base: BaseModel, start: Mixed, tuning: Tuning, texts: Sequence[str],
+    folds: tuple[tuple[int, ...], ...], *, whole: bool, tune: Tune,
+) -> tuple[Tuned, Tensors | None]:  # fmt: skip
+    """What the training says, and the tensors it kept, None for the start's.
+
+    The start and what is kept travel as blobs that nothing else names: they are deleted again.
+    """
+    sent = registry.blobs.put_bytes(passing(start.tensors))
+    try:
+        asked = tuning.model_dump(include={"passes", "rate", "batch", "max_tokens", "seed"})
+        stored = StoredAdapter(config=start.config, blob=sent)
+        tuned = tune(base.entry.id, TuningRequest(texts=tuple(texts), start=stored, folds=folds, whole=whole, **asked))
+    finally:
+        registry.blobs.delete(sent)
+    if tuned.blob is None:
+        return tuned, None
+    tensors = load_tensors(registry.blobs.read(tuned.blob))
+    registry.blobs.delete(tuned.blob)
+    return tuned, tensors
+
+
+def _verification(tuned: Tuned, nll: Sequence[float]) -> Verification:
+    return verification_of(np.array(nll), np.array(tuned.base_nll), np.array(tuned.tokens), held_out=True)
+
+
+def _again(registry: Registry, start: Mixed, recipe: Recipe, evidence: Evidence) -> TunedSoup | None:
+    """What an equal request gave before, with the evidence of then; None where there is none."""
+    with registry.database.read() as catalogue:
+        known = catalogue.soups.recipe(recipe.digest)
+        before = catalogue.soups.why(recipe.digest)
+    if known is None or before is None or not registry.blobs.has(known.weights_blob):
+        return None
+    data = registry.blobs.read(known.weights_blob)
+    then = Evidence.model_validate(before)
+    found = evidence.model_copy(update={"search": then.search, "verification": then.verification})
+    return TunedSoup(replace(_made(start, recipe, load_tensors(data), data), cached=True), found)
+
+
+def _made(start: Mixed, recipe: Recipe, tensors: Tensors, data: bytes) -> Mixed:
+    """The trained soup, as a mixture that no longer is the exact one of its ingredients."""
+    assert recipe.tuning is not None
+    digest = adapter_digest(recipe.base_fingerprint, start.config, tensors)
+    learnt = f"Tuned: it has learnt from sample {recipe.tuning.sample}, and is no mixture of its ingredients any more."
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    report = start.report.model_copy(update={"residual": None, "size_bytes": size, "notes": (learnt,)})
+    return replace(
+        start, recipe=recipe, tensors=tensors, data=data, digest=digest, report=report, cached=False, why="then tuned"
+    )

@@ -1,0 +1,46 @@
+"""Canonical decimals: numbers of recipes as text, the same everywhere for the same values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from decimal import Decimal, InvalidOperation
+
+WEIGHT_PLACES = Decimal("0.000000001")
+
+
+def canonical_decimal(value: object) -> str:
+    """A number as its shortest plain decimal of at most nine places; raises ValueError for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str | Decimal):
+        raise ValueError("must be a number")
+    try:
+        number = Decimal(repr(value) if isinstance(value, float) else value)
+    except InvalidOperation:
+        raise ValueError("must be a number") from None
+    if not number.is_finite() or number.copy_abs() > 1000:  # abs() computes, which overflows
+        raise ValueError("must be a finite number of at most 1000")
+    plain = format(number.quantize(WEIGHT_PLACES).normalize(), "f")
+    return "0" if plain == "-0" else plain
+
+
+def canonical_weights(weights: Sequence[float | Decimal]) -> list[str]:
+    """Non-negative weights, normalised to nine decimal places that sum to exactly 1.
+
+    Whole units of 1e-9 are dealt by largest remainder, ties to the earlier entry, so the outcome depends on
+    the values and their order alone. Raises ValueError for a negative, non-finite or all-zero input.
+    """
+    exact = [Decimal(repr(w)) if isinstance(w, float) else Decimal(w) for w in weights]
+    if not exact or any(not w.is_finite() or w < 0 for w in exact) or sum(exact) <= 0:
+        raise ValueError("weights must be finite, not negative, and not all zero")
+    total = sum(exact)
+    units = [w / total * 10**9 for w in exact]
+    floors = [int(u) for u in units]
+    by_remainder = sorted(range(len(units)), key=lambda i: (floors[i] - units[i], i))
+    for i in by_remainder[: 10**9 - sum(floors)]:
+        floors[i] += 1
+    return [format((Decimal(n) * WEIGHT_PLACES).normalize(), "f") for n in floors]
+
+
+def weights_by_digest(weights: Mapping[str, float]) -> dict[str, str]:
+    """Canonical weights of ingredients by digest: the same set and weights give the same recipe in any order."""
+    ordered = sorted(weights)
+    return dict(zip(ordered, canonical_weights([weights[digest] for digest in ordered]), strict=True))

@@ -1,0 +1,55 @@
+"""What an effort did: how much a cook may spend, what it tried, and what came of each way."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from registry.spec.frozen import Frozen
+from registry.spec.selection import LeftOut
+from registry.spec.tuning import TuningReport
+from registry.spec.weighing import WeighedCandidate
+
+Effort = Literal["instant", "quick", "tune"]
+"""How much a cook may spend on a sample.
+
+`instant` looks at no loss but to verify, `quick` weighs candidates, `tune` trains the soup on the sample.
+"""
+Way = Literal["weighed", "selected", "tuned"]
+"""How a soup that is tried was made.
+
+Of the candidates with their coefficients; as the selector alone, or the recipe by hand, would; or of that by training.
+"""
+
+
+class Trial(Frozen):
+    """One way of making a soup, tried on passages that had no part in making it.
+
+    `difference` is mean NLL per token, the soup minus the base; negative is better.
+    """
+
+    way: Way
+    members: int
+    width: int
+    difference: float
+    standard_error: float
+
+
+class Search(Frozen):
+    """What an effort did: who was looked at on how much of the sample, and what was tried on the rest of it.
+
+    `tokens` are those that gradients were taken over; `seconds` of that include starting the process for it. Where a
+    sample is small, tuning trains several times, and each passage is held out of one of the trainings.
+    """
+
+    effort: Effort
+    candidates: tuple[WeighedCandidate, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+    """Adapters of the pool that were not weighed, and why."""
+    trials: tuple[Trial, ...]
+    decided_on: int
+    """Passages that weights or steps of training came from."""
+    held_out: int
+    """Passages that the trials are on."""
+    tokens: int
+    seconds: float
+    tuning: TuningReport | None = None

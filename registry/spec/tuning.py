@@ -1,0 +1,109 @@
+"""Tuning: a soup is trained on the sample that it was cooked for. What is asked of it, recorded of it, and found.
+
+A tuned soup has learnt from the sample. Its recipe says so (`Tuning`), and its bytes follow from the recipe and the
+sample's text together, up to rounding.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+
+from registry.names import Digest
+from registry.spec.decimals import canonical_decimal
+from registry.spec.frozen import Frozen
+from registry.spec.weighing import StoredAdapter
+
+
+def _a_rate(rate: str) -> str:
+    if not 0 < float(rate) <= 1:
+        raise ValueError("must be more than 0 and at most 1")
+    return rate
+
+
+Rate = Annotated[
+    str,
+    BeforeValidator(canonical_decimal),
+    AfterValidator(_a_rate),
+    WithJsonSchema({"type": ["number", "string"]}),
+]
+
+
+class TuningOptions(Frozen):
+    """How a soup is trained on a sample; what is left out follows from how many passages there are.
+
+    Of `passes` over the training passages, each in steps of `batch` of them, the state after the best is kept, or the
+    start. By default there are as many passes as make 20 steps, at most 6. `rate` is AdamW's: by default 0.003, and
+    0.001 for fewer than 24 passages.
+    """
+
+    passes: int | None = Field(default=None, ge=1, le=50)
+    rate: Rate | None = None
+    batch: int = Field(default=4, ge=1, le=64)
+    max_tokens: int = Field(default=512, ge=2)
+    """Tokens of a passage that are trained on."""
+    seed: int = Field(default=0, ge=0, lt=2**32)
+
+
+class Tuning(Frozen):
+    """The training that a recipe's mixture went through: all that decides it beside the sample's text."""
+
+    sample: Digest
+    passes: int
+    rate: Rate
+    batch: int
+    max_tokens: int
+    seed: int
+    dtype: str
+    """The base model's."""
+
+
+class TuningRequest(Frozen):
+    """Train `start` on `texts`; `folds` have the numbers of texts that are held out together.
+
+    There is one training for each fold, on the texts that are not in it. With `whole` one on all texts comes after
+    them, and what is kept is of that; else there is one fold, and it is of its training.
+    """
+
+    texts: tuple[str, ...] = Field(min_length=1)
+    start: StoredAdapter
+    folds: tuple[tuple[int, ...], ...] = Field(min_length=1)
+    whole: bool
+    passes: int = Field(ge=1)
+    rate: Rate
+    batch: int = Field(ge=1)
+    max_tokens: int = Field(ge=2)
+    seed: int = Field(ge=0, lt=2**32)
+
+
+class Tuned(Frozen):
+    """What came of a training.
+
+    `held_out` are the numbers of the texts that were scored, each by the training that had no part of it; `tokens`
+    are theirs, and `base_nll` is their NLL under the base in nats. `nll` has for the start and then after each pass
+    theirs under the adapter. `kept` is the pass whose state was kept, 0 for the start; its tensors are in `blob`, None
+    for the start.
+    """
+
+    held_out: tuple[int, ...]
+    tokens: tuple[int, ...]
+    base_nll: tuple[float, ...]
+    nll: tuple[tuple[float, ...], ...]
+    kept: int
+    blob: Digest | None
+    trained_tokens: int
+
+
+class TuningReport(Frozen):
+    """What an answer says of a training: passes over the training passages, and the pass whose state was kept.
+
+    `losses` are mean NLL per token of the held-out passages, for the start and after each pass.
+    """
+
+    passes: int
+    kept: int
+    rate: Rate
+    losses: tuple[float, ...]
+    trainings: int
+    """One for each fold, and where there are several another on all passages."""

@@ -1,0 +1,209 @@
+"""Effort `tune`: what is trained on what, what is kept, how a tuned soup is marked, and when nothing is cooked."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from registry.cook.tune import honest
+from registry.errors import InvalidSample
+from registry.spec import CookRequest, PoolSpec, PosteriorSpec, Provenance, Tuned
+from tests.registry.toy_registry import SHAPE, ToyRegistry, passages, vectors_of
+
+
+def sample(*domains: str, count: int = 30) -> dict[str, list[str]]:
+    return {"texts": [text for domain in domains for text in passages(domain, count, seed=7)]}
+
+
+@pytest.fixture
+def pool(verbs) -> ToyRegistry:
+    """Four adapters that started from the same tensors."""
+    for seed, name in enumerate(("code", "law", "news", "zoo")):
+        verbs.ready(f"acme/{name}", seed=seed)
+    return verbs
+
+
+def tune(pool: ToyRegistry, *domains: str, count: int = 30, **request):
+    return pool.cook(sample=sample(*(domains or ("law", "zoo")), count=count), effort="tune", verify=True, **request)
+
+
+def stored(pool: ToyRegistry, cooked):
+    with pool.database.read() as catalogue:
+        return catalogue.adapters.get(cooked.soup_id)
+
+
+def test_the_start_is_the_selectors_soup_and_what_is_kept_is_published(pool):
+    cooked = tune(pool)
+    (asked,) = pool.tunings
+    assert not cooked.abstained
+    assert cooked.recipe.mixing.method == "average"
+    start = pool.cook(sample=sample("law", "zoo"), effort="instant")
+    assert cooked.recipe.ingredients == start.recipe.ingredients
+    assert asked.start.config == stored(pool, start).config
+    assert cooked.digest != start.digest
+    assert stored(pool, cooked).size_bytes == cooked.report.size_bytes
+
+
+def test_a_tuned_soup_is_marked(pool):
+    cooked = tune(pool)
+    row = stored(pool, cooked)
+    assert row.tuned
+    assert row.card.metadata["tuned"] is True
+    assert "it has learnt from sample" in row.card.description
+    assert row.provenance == Provenance(training={"tuning": cooked.recipe.tuning.model_dump(mode="json")})
+    assert cooked.recipe.tuning.sample == row.sample.digest
+    assert cooked.report.residual is None
+    assert any("no mixture" in note for note in cooked.report.notes)
+    assert not stored(pool, pool.cook(sample=sample("law", "zoo"), effort="instant")).tuned
+
+
+def test_a_recipe_without_tuning_has_no_word_of_it(pool):
+    assert "tuning" not in pool.cook(sample=sample("law", "zoo"), effort="instant").recipe.model_dump(mode="json")
+
+
+def test_every_fifth_passage_is_held_out_of_a_sample_that_is_large_enough(pool):
+    search = tune(pool, "law").evidence.search
+    (asked,) = pool.tunings
+    assert (asked.folds, asked.whole) == ((tuple(range(4, 30, 5)),), False)
+    assert (search.decided_on, search.held_out, search.tuning.trainings) == (24, 6, 1)
+
+
+def test_of_few_passages_each_is_held_out_once_and_the_last_training_is_on_all(pool):
+    search = tune(pool, "law", count=7).evidence.search
+    (asked,) = pool.tunings
+    assert asked.whole
+    assert sorted(number for fold in asked.folds for number in fold) == list(range(7))
+    assert (search.decided_on, search.held_out, search.tuning.trainings) == (7, 7, 4)
+
+
+@pytest.mark.parametrize(("count", "passes"), [(100, 1), (30, 4), (12, 6), (5, 6)])
+def test_few_passages_are_gone_over_more_often(pool, count, passes):
+    assert tune(pool, "law", count=count).recipe.tuning.passes == passes
+
+
+def test_what_is_asked_for_is_what_is_done_and_is_in_the_recipe(pool):
+    options = {"passes": 2, "rate": 0.01, "batch": 8, "max_tokens": 128, "seed": 5}
+    tuning = tune(pool, tuning=options).recipe.tuning
+    (asked,) = pool.tunings
+    for value in (tuning, asked):
+        assert (value.passes, value.rate, value.batch, value.max_tokens, value.seed) == (2, "0.01", 8, 128, 5)
+    assert tuning.dtype == "float32"
+
+
+def test_the_same_request_again_trains_nothing(pool):
+    first, again = tune(pool), tune(pool)
+    assert len(pool.tunings) == 1
+    assert (again.digest, again.cached, again.created) == (first.digest, True, False)
+    assert again.evidence.verification == first.evidence.verification
+    assert again.evidence.search == first.evidence.search
+
+
+def test_where_training_does_not_help_the_answer_is_the_start(pool):
+    pool.learns = -0.1
+    cooked = tune(pool)
+    assert cooked.recipe.tuning is None
+    assert cooked.digest == pool.cook(sample=sample("law", "zoo"), effort="instant").digest
+    assert cooked.evidence.search.tuning.kept == 0
+    assert cooked.evidence.verification.held_out
+
+
+def test_what_does_not_beat_the_base_is_not_cooked(pool):
+    pool.learns, pool.starts = -0.1, 3.2
+    cooked = tune(pool)
+    assert cooked.abstained
+    assert "does not beat the base model by two standard errors" in cooked.reason
+
+
+def test_a_recipe_by_hand_is_a_start_too(pool):
+    recipe = {"ingredients": [{"ref": "acme/law", "weight": 1}, {"ref": "acme/news", "weight": 1}]}
+    cooked = tune(pool, recipe=recipe)
+    assert {one.weight for one in cooked.recipe.ingredients} == {"0.5"}
+    assert cooked.recipe.tuning is not None
+
+
+def test_one_adapter_can_be_tuned(pool):
+    cooked = tune(pool, recipe={"ingredients": [{"ref": "acme/law"}]})
+    assert stored(pool, cooked).kind == "soup"
+    assert cooked.digest != pool.named("acme/law").digest
+
+
+def test_a_tuned_soup_can_go_back_into_the_pool(pool):
+    cooked = tune(pool, "law", keep="leases", name="acme/leases")
+    row = stored(pool, cooked)
+    assert (row.kind, row.domain, row.sample_state, row.tuned) == ("adapter", "leases", "ready", True)
+    fitted = pool.fit(PoolSpec(base_fingerprint=SHAPE.fingerprint), PosteriorSpec(), pool.base.digest)
+    assert "leases" in {one.domain for one in fitted.members}
+
+
+def test_a_tuned_soup_that_is_there_can_be_kept_later(pool):
+    first = tune(pool, "law", name="acme/leases")
+    again = tune(pool, "law", name="acme/leases", keep="leases")
+    assert (again.digest, again.created, len(pool.tunings)) == (first.digest, True, 1)
+    assert (stored(pool, again).kind, stored(pool, again).version) == ("adapter", 2)
+
+
+def test_nothing_that_only_passed_through_stays_in_the_blob_store(pool):
+    before = set(pool.blobs.digests())
+    pool.learns = -0.1
+    pool.starts = 3.2
+    tune(pool)
+    assert {one for one in set(pool.blobs.digests()) - before if b"passing" in pool.blobs.read(one)[:2000]} == set()
+
+
+def test_vectors_alone_cannot_be_trained_on(pool):
+    with pytest.raises(InvalidSample, match="needs the sample's text"):
+        pool.cook(sample=vectors_of(pool.base, passages("law", 30, seed=7)), effort="tune", verify=True)
+
+
+@pytest.mark.parametrize(
+    ("request_", "said"),
+    [
+        ({"sample": {"texts": ["a"]}, "verify": False}, "'verify' cannot be false"),
+        ({"recipe": {"ingredients": [{"ref": "a/b"}]}}, "trains on a sample"),
+        ({"sample": {"texts": ["a"]}, "tuning": {"rate": 0}}, "must be more than 0"),
+        ({"sample": {"texts": ["a"]}, "tuning": {"passes": 0}}, "greater than or equal to 1"),
+    ],
+)
+def test_contradictions_are_refused(request_, said):
+    with pytest.raises(ValidationError, match=said):
+        CookRequest.model_validate({"effort": "tune", **request_})
+
+
+@pytest.mark.parametrize("field", [{"tuning": {}}, {"keep": "law"}])
+def test_what_only_tuning_knows_is_refused_without_it(field):
+    with pytest.raises(ValidationError, match="are for effort 'tune'"):
+        CookRequest.model_validate({"sample": {"texts": ["a"]}, "effort": "instant", **field})
+
+
+@given(
+    st.integers(2, 4).flatmap(
+        lambda states: st.lists(st.lists(st.floats(1, 9), min_size=states, max_size=states), min_size=2, max_size=6)
+    )
+)
+def test_no_passage_has_a_part_in_choosing_the_state_that_it_is_scored_under(by_passage):
+    """Whatever a passage's own losses are, it is scored under the state that the others chose."""
+    count = len(by_passage)
+    nll = np.array(by_passage).T
+    found = honest(_tuned(nll))
+    for number in range(count):
+        others = np.delete(nll, number, axis=1).sum(axis=1)
+        assert found[number] in nll[np.isclose(others, others.min(), rtol=1e-12), number]
+
+
+def test_a_leak_would_be_seen():
+    """Of many states that are noise the best looks better than the start on the passages that chose it."""
+    nll = np.random.default_rng(0).normal(5.0, 1.0, size=(50, 8))
+    leaking = nll[nll.sum(axis=1).argmin()].mean()
+    assert leaking < 4.5
+    assert np.mean(honest(_tuned(nll))) > leaking + 0.4
+
+
+def _tuned(nll: np.ndarray) -> Tuned:
+    count = nll.shape[1]
+    return Tuned(
+        held_out=tuple(range(count)), tokens=(1,) * count, base_nll=(9.0,) * count,
+        nll=tuple(tuple(row) for row in nll.tolist()), kept=0, blob=None, trained_tokens=0,
+    )  # fmt: skip

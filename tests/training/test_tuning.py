@@ -1,0 +1,176 @@
+"""Tuning: what is trained on what, what is kept, and that nothing of the base changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+import torch
+from torch import Tensor
+
+from registry.adapters import attached, create, from_tensors, paper_config
+from registry.base_model import LoadedBase
+from registry.errors import Cancelled, InvalidParameter, InvalidSample
+from registry.names import sha256_digest
+from registry.spec import (
+    AdapterConfig,
+    LoraConfig,
+    LoraModule,
+    PrefixConfig,
+    Pruned,
+    StoredAdapter,
+    Tuned,
+    TuningRequest,
+    UnionConfig,
+)
+from tests.tiny_models import TINY_SENTENCES
+from training.tasks.language import passage_scores
+from training.tuning import tune
+
+ON_BASES = ("gpt2", "llama")
+TEXTS = tuple(f"{sentence} {number}" for number in range(3) for sentence in TINY_SENTENCES)
+START = sha256_digest(b"start")
+
+
+def structures(base: LoadedBase) -> dict[str, AdapterConfig]:
+    path = next(path for path in base.shape.linears if path.endswith(("c_attn", "q_proj")))
+    parallel = paper_config("parallel", bottleneck=4)
+    return {
+        **{name: paper_config(name, bottleneck=4) for name in ("bapna_firat", "houlsby", "parallel")},
+        "lora": LoraConfig.of({path: LoraModule(2, 4.0)}),
+        "mam": UnionConfig(members=(PrefixConfig(length=2), parallel)),
+    }
+
+
+def asked(config: AdapterConfig, **fields: object) -> TuningRequest:
+    given = {
+        "texts": TEXTS, "start": StoredAdapter(config=config, blob=START), "passes": 2, "rate": "0.01", "batch": 4,
+        "max_tokens": 64, "seed": 0, "whole": False, "folds": (tuple(range(4, len(TEXTS), 5)),),
+    }  # fmt: skip
+    return TuningRequest.model_validate({**given, **fields})
+
+
+def tuned(
+    base: LoadedBase, config: AdapterConfig, *, start: Mapping[str, Tensor] | None = None, progress=None, **fields
+) -> tuple[Tuned, dict[str, Tensor]]:
+    """What came of it, and the tensors that were kept."""
+    begun = create(config, base.shape, seed=0, base=base.model).state_dict() if start is None else start
+    kept: dict[str, Tensor] = {}
+
+    def keep(tensors: Mapping[str, Tensor]) -> str:
+        kept.update({name: tensor.clone() for name, tensor in tensors.items()})
+        return sha256_digest(b"kept")
+
+    found = tune(
+        base, asked(config, **fields), lambda _: begun, keep, progress=progress or (lambda *_: None)
+    )  # fmt: skip
+    return found, kept
+
+
+@pytest.mark.parametrize("structure", ["bapna_firat", "houlsby", "parallel", "lora", "mam"])
+def test_what_is_kept_says_of_held_out_passages_what_the_answer_says(base: LoadedBase, structure: str) -> None:
+    """The kept tensors, attached anew, have the likelihoods of the kept pass, and better ones than the start's."""
+    config = structures(base)[structure]
+    found, kept = tuned(base, config)
+    assert found.kept
+    held = [TEXTS[number] for number in found.held_out]
+    block = base.shape.context - config.prefix_length
+    alone = passage_scores(base, held, block=block)
+    assert [score.nll for score in alone] == pytest.approx(found.base_nll, rel=1e-6)
+    assert tuple(score.tokens for score in alone) == found.tokens
+    with attached(base.model, from_tensors(config, base.shape, kept)):
+        scores = passage_scores(base, held, block=block)
+    assert [score.nll for score in scores] == pytest.approx(found.nll[found.kept], rel=1e-6)
+    assert sum(found.nll[found.kept]) < sum(found.nll[0])
+
+
+def test_held_out_passages_are_not_trained_on(base: LoadedBase) -> None:
+    """Other text in their place changes what is said of them, and not what is trained."""
+    config = structures(base)["bapna_firat"]
+    other = tuple(f"{text} and other words" if number % 5 == 4 else text for number, text in enumerate(TEXTS))
+    (first, one), (second, two) = tuned(base, config, passes=1), tuned(base, config, passes=1, texts=other)
+    assert first.kept == second.kept == 1
+    assert first.nll != second.nll
+    for name, tensor in one.items():
+        assert torch.equal(tensor, two[name]), name
+
+
+def test_each_fold_is_held_out_of_its_own_training_and_the_last_is_on_all(base: LoadedBase) -> None:
+    config = structures(base)["bapna_firat"]
+    folds = tuple(tuple(range(first, len(TEXTS), 3)) for first in range(3))
+    found, kept = tuned(base, config, folds=folds, whole=True)
+    assert sorted(found.held_out) == list(range(len(TEXTS)))
+    alone, _ = tuned(base, config, folds=folds[:1])
+    of_first = [found.held_out.index(number) for number in folds[0]]
+    assert [found.nll[2][at] for at in of_first] == pytest.approx(alone.nll[2])
+    assert kept
+    begun = create(config, base.shape, seed=0).state_dict()
+    assert any(not torch.equal(kept[name], begun[name]) for name in kept)
+
+
+def test_the_same_request_gives_the_same_tensors(base: LoadedBase) -> None:
+    config = structures(base)["lora"]
+    (_, one), (_, two) = tuned(base, config), tuned(base, config)
+    (_, other) = tuned(base, config, seed=1)
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert any(not torch.equal(one[name], other[name]) for name in one)
+
+
+def test_training_begins_where_the_start_is(base: LoadedBase) -> None:
+    config = structures(base)["bapna_firat"]
+    drawn = {n: t + 0.05 for n, t in create(config, base.shape, seed=3).state_dict().items()}
+    found, _ = tuned(base, config, start=drawn)
+    with attached(base.model, from_tensors(config, base.shape, drawn)):
+        held = [TEXTS[number] for number in found.held_out]
+        scores = passage_scores(base, held, block=base.shape.context)
+    assert [score.nll for score in scores] == pytest.approx(found.nll[0], rel=1e-6)
+
+
+def test_where_no_pass_is_better_the_start_is_kept_and_nothing_is_stored(base: LoadedBase) -> None:
+    config = structures(base)["bapna_firat"]
+    (_, good) = tuned(base, config)
+    strange = tuple(text if number % 5 == 4 else "zq xv " * 8 + str(number) for number, text in enumerate(TEXTS))
+    found, kept = tuned(base, config, start=good, texts=strange, rate="0.1", passes=2)
+    assert (found.kept, found.blob, kept) == (0, None, {})
+    assert min(map(sum, found.nll[1:])) > sum(found.nll[0])
+
+
+def test_nothing_of_the_base_changes(base: LoadedBase) -> None:
+    before = {name: tensor.clone() for name, tensor in base.model.state_dict().items()}
+    config = structures(base)["houlsby"]
+    tuned(base, config)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in base.model.state_dict().items())
+    assert not base.model._forward_pre_hooks
+    assert all(parameter.grad is None for parameter in base.model.parameters())
+
+
+def test_too_few_tokens_are_refused_with_their_number(base: LoadedBase) -> None:
+    with pytest.raises(InvalidSample, match=r"has \d+ tokens, and tuning needs 400"):
+        tuned(base, structures(base)["lora"], texts=TEXTS[:5], folds=((4,),))
+
+
+def test_a_sample_with_text_in_held_out_passages_only_is_refused(base: LoadedBase) -> None:
+    texts = ("", *(TEXTS[:1] * 60))
+    with pytest.raises(InvalidSample, match="nothing to train on"):
+        tuned(base, structures(base)["lora"], texts=texts, folds=(tuple(range(1, 61)),))
+
+
+def test_a_pruned_start_is_refused(base: LoadedBase) -> None:
+    config = structures(base)["bapna_firat"]
+    pruned = config.with_pruned({"": Pruned(score="magnitude", sparsity=0.5, masked=4)})
+    with pytest.raises(InvalidParameter, match="pruned adapter is not tuned"):
+        tuned(base, pruned, start={})
+
+
+def test_it_can_be_cancelled_between_two_steps(base: LoadedBase) -> None:
+    said: list[tuple[int, int]] = []
+
+    def stop(done: int, total: int, _message: str) -> None:
+        said.append((done, total))
+        if done == 3:
+            raise Cancelled("enough")
+
+    with pytest.raises(Cancelled):
+        tuned(base, structures(base)["lora"], progress=stop)
+    assert [done for done, _ in said] == [0, 1, 2, 3]
+    assert not base.model._forward_pre_hooks

@@ -1,0 +1,72 @@
+"""What a process that computes gradients for a cook does: weighs adapters, or tunes a soup.
+
+It loads a base model, and reads and writes weights in a blob store. Run by the server under the module
+`service.jobs.gradient_process`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from registry.adapters.loadable import Tensors
+from registry.adapters.weights import load_tensors, passing
+from registry.base_model import load_base
+from registry.blobs import LocalBlobs
+from registry.progress import Progress
+from registry.spec import BaseEntry, Frozen, StoredAdapter, TuningRequest, WeighingRequest
+from training.coefficients import weigh
+from training.process import Handle, Json
+from training.tuning import tune
+
+
+class GradientSetup(Frozen):
+    """The first line: the base model, where its fingerprint and where blobs are kept, and threads of torch."""
+
+    entry: BaseEntry
+    cache: Path
+    blobs: Path
+    threads: int | None = None
+
+
+class WeighingTask(Frozen):
+    """Weigh adapters; answered with a Weighing."""
+
+    do: Literal["weigh"] = "weigh"
+    request: WeighingRequest
+
+
+class TuningTask(Frozen):
+    """Tune a soup; answered with a Tuned, whose blob is there when the answer comes."""
+
+    do: Literal["tune"] = "tune"
+    request: TuningRequest
+
+
+def begin(setup: Json) -> Handle:
+    """What answers a task, on the base model and the blobs of the first line; raises what its work does."""
+    given = GradientSetup.model_validate(setup)
+    if given.threads is not None:
+        torch.set_num_threads(given.threads)
+    blobs = LocalBlobs(given.blobs)
+
+    def load(stored: StoredAdapter) -> Tensors:
+        return load_tensors(blobs.read(stored.blob))
+
+    def keep(tensors: Mapping[str, Tensor]) -> str:
+        return blobs.put_bytes(passing(tensors))
+
+    def handle(task: Json, progress: Progress) -> Json:
+        progress(0, 1, "loading the base model")
+        base = load_base(given.entry, cache_dir=given.cache)
+        if task["do"] == "weigh":
+            weighing = WeighingTask.model_validate(task)
+            return weigh(base, weighing.request, load, progress=progress).model_dump(mode="json")
+        tuning = TuningTask.model_validate(task)
+        return tune(base, tuning.request, load, keep, progress=progress).model_dump(mode="json")
+
+    return handle
