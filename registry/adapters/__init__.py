@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from registry.adapters.attach import AdapterModule, attached
 from registry.adapters.bottleneck import BottleneckAdapter
 from registry.adapters.bottleneck_mixing import BottleneckMixture, join_bottlenecks
+from registry.adapters.bottleneck_narrowing import narrow_bottlenecks
 from registry.adapters.experts import BankAdapter, initial_bank, mean_routes, merge_bank
 from registry.adapters.fusion import FusionAdapter, initial_fusion
 from registry.adapters.head import HeadModule, initial_head
@@ -31,6 +32,7 @@ from registry.adapters.initial import Init, Shapes, initial_tensors
 from registry.adapters.loadable import Tensors
 from registry.adapters.lora import LORA_B, PREFIX, LoraAdapter, initial_lora
 from registry.adapters.lora_mixing import LoraMixture, join_loras
+from registry.adapters.lora_narrowing import narrow_loras
 from registry.adapters.masks import add_masks, is_mask
 from registry.adapters.mixture import Constant, Factor, Mixture
 from registry.adapters.prefix import PrefixAdapter, initial_prefix
@@ -61,8 +63,9 @@ class StructureEntry:
     """What a structure does with tensors. What its configuration alone can say is asked of that (`spec.structures`).
 
     `build` makes its module on the meta device and `initial` draws its first tensors for names and shapes. `join` puts
-    several side by side as one, `mixture` is their exact mixture: None where its configurations say that there is none
-    (`joinable`, `no_exact_mixture`). Only a bank of experts has a `merge`, and `routes`: the adapters whose mean output
+    several side by side as one, `narrow` makes what comes of it narrower (configuration, tensors, widths, seed),
+    `mixture` is their exact mixture: None where its configurations say that there is none (`joinable`,
+    `no_exact_mixture`). Only a bank of experts has a `merge`, and `routes`: the adapters whose mean output
     is that of all routes through it.
     """
 
@@ -71,6 +74,7 @@ class StructureEntry:
     build: Callable[[Any, BaseShape], AdapterModule]
     initial: Callable[..., dict[str, Tensor]]
     join: Callable[[Sequence[Any], Sequence[Tensors], Sequence[Factor]], dict[str, Tensor]] | None = None
+    narrow: Callable[[Any, Tensors, Mapping[str, int], int], dict[str, Tensor]] | None = None
     mixture: Callable[[Any, BaseShape], Mixture] | None = None
     merge: Callable[[Any, Tensors], dict[str, Tensor]] | None = None
     routes: Callable[[Any, Tensors], list[dict[str, Tensor]]] | None = None
@@ -97,6 +101,7 @@ STRUCTURES: dict[str, StructureEntry] = {
         build=BottleneckAdapter,
         initial=initial_tensors,
         join=join_bottlenecks,
+        narrow=narrow_bottlenecks,
         mixture=BottleneckMixture,
     ),
     "lora": StructureEntry(
@@ -105,6 +110,7 @@ STRUCTURES: dict[str, StructureEntry] = {
         build=LoraAdapter,
         initial=initial_lora,
         join=join_loras,
+        narrow=narrow_loras,
         mixture=LoraMixture,
     ),
     "prefix": StructureEntry(name="prefix", paper="Li & Liang, ACL 2021", build=PrefixAdapter, initial=initial_prefix),

@@ -88,11 +88,13 @@ class BottleneckMixture(Measured):
             own = factor(site) * update
             self._exact[site] = self._exact[site] + own if site in self._exact else own
 
-    def squares(self, config: BottleneckConfig, tensors: Tensors) -> tuple[float, float]:
-        """Over all sites and probes."""
+    def squares(self, config: BottleneckConfig, tensors: Tensors) -> dict[str, tuple[float, float]]:
+        """Over all probes."""
         soup = self._updates(config, tensors)
-        difference = sum(float((soup[site] - exact).square().sum()) for site, exact in self._exact.items())
-        return difference, sum(float(exact.square().sum()) for exact in self._exact.values())
+        return {
+            site: (float((soup[site] - exact).square().sum()), float(exact.square().sum()))
+            for site, exact in self._exact.items()
+        }
 
     @torch.no_grad()
     def _updates(self, config: BottleneckConfig, tensors: Tensors) -> dict[str, Tensor]:

@@ -50,19 +50,19 @@ class LoraMixture(Measured):
         for path, update in _updates(config, tensors, factor).items():
             self._updates.setdefault(path, []).append(update)
 
-    def squares(self, config: LoraConfig, tensors: Tensors) -> tuple[float, float]:
-        """Over all modules."""
-        difference = size = 0.0
+    def squares(self, config: LoraConfig, tensors: Tensors) -> dict[str, tuple[float, float]]:
+        """By the paths of modules."""
+        squares = {}
         soup = _updates(config, tensors, everywhere(1.0))
         for path, updates in self._updates.items():
             up, down = _stacked(updates)
             found, its_down = _stacked([soup[path]])
-            size += _squared_norm(up, down)
             if torch.equal(its_down, down):  # concatenated: half the work, and what is equal cancels to 0
-                difference += _squared_norm(up - found, down)
+                difference = _squared_norm(up - found, down)
             else:
-                difference += _squared_norm(torch.cat([up, -found], 1), torch.cat([down, its_down]))
-        return difference, size
+                difference = _squared_norm(torch.cat([up, -found], 1), torch.cat([down, its_down]))
+            squares[path] = difference, _squared_norm(up, down)
+        return squares
 
 
 class _Update(NamedTuple):

@@ -26,6 +26,10 @@ def everywhere(value: float) -> Factor:
 class Mixture(ABC):
     """What adapters add together, each times a factor. Configurations are those of the structure it is of."""
 
+    def residuals(self, config: Any, tensors: Tensors) -> dict[str, float] | None:  # noqa: ARG002
+        """The relative error of a soup at each site; None where it has no size at a site."""
+        return None
+
     @abstractmethod
     def add(self, config: Any, tensors: Tensors, factor: Factor) -> None:
         """Take `factor` times what an adapter adds into account."""
@@ -36,18 +40,27 @@ class Mixture(ABC):
 
 
 class Measured(Mixture):
-    """A mixture from which a soup's difference has a size."""
+    """A mixture from which a soup's difference has a size, at each site."""
 
     @abstractmethod
-    def squares(self, config: Any, tensors: Tensors) -> tuple[float, float]:
-        """Squared norms of the soup's difference from the exact mixture, and of the exact mixture."""
+    def squares(self, config: Any, tensors: Tensors) -> dict[str, tuple[float, float]]:
+        """Squared norms of the soup's difference from the exact mixture, and of the exact mixture, by site."""
 
     def residual(self, config: Any, tensors: Tensors) -> float | None:
         """The relative error of a soup; None where the ingredients cancel out and nothing is left to compare with."""
-        difference, size = self.squares(config, tensors)
-        if difference == 0.0:
-            return 0.0
-        return float(np.sqrt(difference / size)) if size > 0.0 else None
+        found = self.squares(config, tensors).values()
+        return _relative(sum(difference for difference, _ in found), sum(size for _, size in found))
+
+    def residuals(self, config: Any, tensors: Tensors) -> dict[str, float]:
+        """At each site; without those where the ingredients cancel out."""
+        found = {site: _relative(*squares) for site, squares in self.squares(config, tensors).items()}
+        return {site: error for site, error in found.items() if error is not None}
+
+
+def _relative(difference: float, size: float) -> float | None:
+    if difference == 0.0:
+        return 0.0
+    return float(np.sqrt(difference / size)) if size > 0.0 else None
 
 
 class Constant(Mixture):

@@ -44,7 +44,7 @@ class Mixed:
     def is_single(self) -> bool:
         """One ingredient at weight 1 is that adapter, not a soup."""
         alone = len(self.parts) == 1 and self.recipe.mixing.scale == "1" and self.parts[0].layers is None
-        return alone and self.recipe.tuning is None
+        return alone and self.recipe.tuning is None and self.config == self.parts[0].config
 
     @property
     def is_merge(self) -> bool:
@@ -111,6 +111,14 @@ def _make(
 ) -> tuple[Tensors, MixReport]:
     """The soup's tensors and the report on them; every ingredient is read once."""
     exact = ExactMixture(config, shape, recipe.mixing)
-    tensors = MIXINGS[recipe.mixing.method].mix([exact.watched(part) for part in parts], recipe.mixing)
-    residual = exact.residual(config, tensors)
-    return tensors, report_of(parts, recipe, config, tensors, shape=shape, residual=residual)
+    method = MIXINGS[recipe.mixing.method]
+    tensors = method.mix([exact.watched(part) for part in parts], recipe.mixing)
+    return tensors, report_of(
+        parts,
+        recipe,
+        config,
+        tensors,
+        shape=shape,
+        residual=exact.residual(config, tensors),
+        residuals=exact.residuals(config, tensors) if method.by_site else None,
+    )

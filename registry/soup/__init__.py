@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from registry.soup import average, concat, merge
+from registry.soup import average, concat, merge, recompress
 from registry.soup.compat import SoupPart
 from registry.spec import AdapterConfig
 
@@ -17,17 +17,20 @@ from registry.spec import AdapterConfig
 class MixingMethod:
     """One way of mixing, by its own member of `Mixing`.
 
-    `check` lists every reason against it, `result` is the soup's configuration, `mix` reads the ingredients.
+    `check` lists every reason against it, `result` is the soup's configuration, `mix` reads the ingredients. Reports
+    have the residual `by_site` where a method says so.
     """
 
     check: Callable[[Sequence[SoupPart], Any], list[str]]
     result: Callable[[Sequence[SoupPart], Any], AdapterConfig]
     mix: Callable[[Sequence[SoupPart], Any], dict[str, Tensor]]
+    by_site: bool = False
 
 
 MIXINGS = {
     "average": MixingMethod(average.check, average.result, average.mix),
     "concat": MixingMethod(concat.check, concat.result, concat.mix),
+    "recompress": MixingMethod(recompress.check, recompress.result, recompress.mix, by_site=True),
     "merge": MixingMethod(merge.check, merge.result, merge.mix),
 }
 """By the `method` of a `Mixing`."""

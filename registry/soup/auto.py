@@ -12,11 +12,26 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from registry.errors import Incompatible
-from registry.soup import MIXINGS, concat
+from registry.soup import MIXINGS, concat, recompress
 from registry.soup.compat import SoupPart, average_reasons, init_reasons
-from registry.spec import AutoMixing, AverageMixing, BankConfig, ConcatMixing, MergeMixing, Mixing, MixingRequest
+from registry.spec import (
+    AutoMixing,
+    AverageMixing,
+    BankConfig,
+    ConcatMixing,
+    MergeMixing,
+    Mixing,
+    MixingRequest,
+    RecompressMixing,
+)
 
-_REFUSED = {"average": "averaged", "concat": "concatenated", "merge": "merged", "auto": "mixed"}
+_REFUSED = {
+    "average": "averaged",
+    "concat": "concatenated",
+    "recompress": "recompressed",
+    "merge": "merged",
+    "auto": "mixed",
+}
 
 
 @dataclass(frozen=True)
@@ -62,7 +77,9 @@ def settle(parts: Sequence[SoupPart], request: MixingRequest, *, max_width: int)
 
 
 def too_wide(parts: Sequence[SoupPart], mixing: Mixing, max_width: int) -> list[str]:
-    """One sentence with the numbers where concatenating would exceed `max_width`; one adapter is as wide as it is."""
+    """One sentence with the numbers where the soup would exceed `max_width`; one adapter is as wide as it is."""
+    if isinstance(mixing, RecompressMixing):
+        return recompress.too_wide(parts, mixing, max_width)
     if len(parts) < 2 or not isinstance(mixing, ConcatMixing) or concat.width(parts) <= max_width:
         return []
     own = ", ".join(str(part.config.width) for part in parts[:8]) + (", ..." if len(parts) > 8 else "")
@@ -126,7 +143,7 @@ def _joinable(part: SoupPart) -> object:
 def _alike(part: SoupPart, request: MixingRequest) -> object:
     """Equal for adapters that can be averaged; what cannot be averaged with anything is alone."""
     on_request = isinstance(request, AutoMixing) and part.config.average_on_request
-    if isinstance(request, ConcatMixing | MergeMixing) or on_request:
+    if isinstance(request, ConcatMixing | RecompressMixing | MergeMixing) or on_request:
         return part.digest
     if average_reasons([part, part], request.scale):  # a fusion
         return part.digest

@@ -107,7 +107,7 @@ def average_reasons(parts: Sequence[SoupPart], scale: str) -> list[str]:
 def layer_reasons(parts: Sequence[SoupPart]) -> list[str]:
     """Reasons of factors by layer, which are of outputs: an average has one weight for all tensors."""
     layered = [part.ref for part in parts if part.layers is not None]
-    return [f"{layered[0]} has factors by layer, which only 'concat' can keep."] if layered else []
+    return [f"{layered[0]} has factors by layer, which only 'concat' and 'recompress' can keep."] if layered else []
 
 
 def bank_reasons(parts: Sequence[SoupPart]) -> list[str]:

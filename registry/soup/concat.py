@@ -72,10 +72,10 @@ def is_itself(parts: Sequence[SoupPart], mixing: ConcatMixing) -> bool:
 
 def width(parts: Sequence[SoupPart]) -> int:
     """The bottleneck, or the largest rank of any module, that concatenating these would give."""
-    return max(_added_up(parts).values(), default=0)
+    return max(added_up(parts).values(), default=0)
 
 
-def _added_up(parts: Sequence[SoupPart]) -> dict[str, int]:
+def added_up(parts: Sequence[SoupPart]) -> dict[str, int]:
     """Widths by site, side by side."""
     total: Counter[str] = Counter()
     for part in parts:
@@ -88,11 +88,13 @@ def result(parts: Sequence[SoupPart], mixing: ConcatMixing) -> AdapterConfig:
 
     Raises InvalidRecipe where modules of so many different ranks are more than a LoRA can have.
     """
-    first = by_digest(parts)[0].config
-    if is_itself(parts, mixing):
-        return first
+    return parts[0].config if is_itself(parts, mixing) else joined(parts, added_up(parts))
+
+
+def joined(parts: Sequence[SoupPart], widths: Mapping[str, int]) -> AdapterConfig:
+    """The structure of these side by side with these widths; raises InvalidRecipe where a LoRA cannot have them."""
     try:
-        return first.joined(_added_up(parts))
+        return by_digest(parts)[0].config.joined(widths)
     except ValidationError as error:
         raise InvalidRecipe(f"The LoRAs are too many for one: {error.errors()[0]['msg']}.", param="recipe") from None
 
@@ -102,12 +104,15 @@ def mix(parts: Sequence[SoupPart], mixing: ConcatMixing) -> dict[str, Tensor]:
 
     Raises InvalidRecipe where an ingredient holds NaN or infinity, or a value leaves the range of fp32.
     """
-    if is_itself(parts, mixing):
-        return dict(parts[0].load())
+    return dict(parts[0].load()) if is_itself(parts, mixing) else side_by_side(parts, mixing.scale)
+
+
+def side_by_side(parts: Sequence[SoupPart], scale: str) -> dict[str, Tensor]:
+    """The tensors of `joined` with all their widths, fp32, also of one ingredient; raises what `mix` does."""
     ordered = by_digest(parts)
     join = entry_of(ordered[0].config).join
     if join is None:
         raise Internal(f"Adapters of method {ordered[0].config.method!r} were to be put side by side.")
-    factors = [part.factor(float(mixing.scale)) for part in ordered]
+    factors = [part.factor(float(scale)) for part in ordered]
     mixed = join([part.config for part in ordered], [part.load() for part in ordered], factors)
     return cast_finite(mixed, torch.float32)

@@ -44,6 +44,10 @@ class ExactMixture:
 
         return replace(part, load=load)
 
+    def residuals(self, config: AdapterConfig, tensors: Tensors) -> dict[str, float] | None:
+        """The same at each site; None where it has no size at a site."""
+        return self._mixture.residuals(config, tensors)
+
     def residual(self, config: AdapterConfig, tensors: Tensors) -> float | None:
         """The relative error of a soup; None where there is none, for the structure or as the ingredients cancel."""
         return self._mixture.residual(config, tensors)
@@ -57,6 +61,7 @@ def report_of(
     *,
     shape: BaseShape,
     residual: float | None,
+    residuals: dict[str, float] | None = None,
 ) -> MixReport:
     """The report of a soup of `config` and `tensors`; `parts` are in the order of the recipe."""
     no_residual = config.no_exact_mixture or "The ingredients cancel each other out: no residual can be given."
@@ -70,6 +75,7 @@ def report_of(
         width_out=config.width,
         relative_cost=relative_cost([part.config for part in parts], config, shape),
         residual=residual,
+        residuals=residuals,
         notes=sparse.notes(parts, recipe, config) + (() if residual is not None else (no_residual,)),
     )
 

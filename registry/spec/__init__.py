@@ -35,6 +35,7 @@ from registry.spec.recipe import (
     MixReport,
     Recipe,
     RecipeIngredient,
+    RecompressMixing,
     WeightedRef,
 )
 from registry.spec.score import BaselineReport, PassageScore, PerplexityReport, Verification
@@ -116,6 +117,7 @@ __all__ = [
     "Quantization",
     "Recipe",
     "RecipeIngredient",
+    "RecompressMixing",
     "SampleReport",
     "SampleSource",
     "Screened",

@@ -101,6 +101,23 @@ class ConcatMixing(Frozen):
     keeps_init: ClassVar[bool] = False
 
 
+class RecompressMixing(Frozen):
+    """The exact mixture brought back to a smaller width: the ingredients' neurons or ranks that say most of it.
+
+    Needs what `concat` needs. `width` is the bottleneck or the rank of every module; without it the largest that an
+    ingredient has there. `seed` draws the probes that neurons are picked by. `scale` as for `average`.
+    """
+
+    method: Literal["recompress"] = "recompress"
+    scale: Scale = "1"
+    width: int | None = Field(default=None, ge=1, le=65536, exclude_if=_not_set)
+    seed: int = Field(default=0, ge=0, lt=2**32)
+
+    assume_same_init: ClassVar[bool] = False
+    masks: ClassVar[None] = None
+    keeps_init: ClassVar[bool] = False
+
+
 class MergeMixing(Frozen):
     """The adapter of a bank of experts: the mean of their weights and biases (AdaMix, section 3.3).
 
@@ -127,7 +144,7 @@ class AutoMixing(Frozen):
     assume_same_init: bool = False
 
 
-Mixing = Annotated[AverageMixing | ConcatMixing | MergeMixing, Field(discriminator="method")]
+Mixing = Annotated[AverageMixing | ConcatMixing | RecompressMixing | MergeMixing, Field(discriminator="method")]
 
 
 def _auto_by_default(value: object) -> object:
@@ -136,7 +153,9 @@ def _auto_by_default(value: object) -> object:
 
 
 MixingRequest = Annotated[
-    Annotated[AutoMixing | AverageMixing | ConcatMixing | MergeMixing, Field(discriminator="method")],
+    Annotated[
+        AutoMixing | AverageMixing | ConcatMixing | RecompressMixing | MergeMixing, Field(discriminator="method")
+    ],
     BeforeValidator(_auto_by_default),
 ]
 
@@ -158,6 +177,8 @@ class MixReport(Frozen):
     residual: float | None = None
     """Relative error of the soup's layer outputs against the exact mixture (`scale` times the weighted mean of its
     ingredients'): for LoRA in the Frobenius norm of the weight updates, for bottlenecks on fixed normal probes."""
+    residuals: dict[str, float] | None = Field(default=None, exclude_if=_not_set)
+    """Of a recompressed soup the same at each site; a site to which nothing is added has none."""
     notes: tuple[str, ...] = ()
 
 
@@ -224,7 +245,7 @@ class CookRequest(Frozen):
     recipe: HandRecipe | None = None
     mixing: MixingRequest = AutoMixing()
     max_width: int = Field(default=512, ge=1, le=65536)
-    """The widest bottleneck (or largest rank of a LoRA) that `concat` may make."""
+    """The widest bottleneck (or largest rank of a LoRA) that a mixture may have."""
     name: str | None = Field(default=None, max_length=129)
     verify: bool = True
     tuning: TuningOptions | None = None

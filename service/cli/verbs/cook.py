@@ -34,12 +34,17 @@ COOK = Flags(
         "name": Flag("name", "namespace/name of the soup."),
         "mixing": Flag(
             "mixing.method",
-            "average: the cost of one adapter; concat: exact; merge: a bank of experts, alone; auto: what fits.",
+            "average: the cost of one adapter; concat: exact; recompress: nearly, at the cost of one; merge: a bank of "
+            "experts, alone; auto: what fits.",
             shown=True,
         ),
         "max_width": Flag(
-            "max_width", "The widest soup that concat may make; by default {default}.", limits=(None, None)
+            "max_width",
+            "The widest soup that concat or recompress may make; by default {default}.",
+            limits=(None, None),
         ),
+        "width": Flag("mixing.width", "How wide recompress makes it; by default as the widest ingredient."),
+        "seed": Flag("mixing.seed", "Of the probes that recompress picks neurons by; by default {default}."),
         "scale": Flag("mixing.scale", "Factor on the soup's output; by default {default}."),
         "assume_same_init": Flag("mixing.assume_same_init", "Vouch for one initialisation; the recipe says so."),
         "masks": Flag("mixing.masks", "The one mask of an average of pruned adapters; by default their union."),
@@ -113,8 +118,10 @@ def _how(given: Given) -> dict[str, Any]:
         raise typer.BadParameter(f"--mixing {method} keeps no mask: drop --masks, or mix by average.")
     if method == "merge" and given.typed("scale", "assume_same_init", "max_width"):
         raise typer.BadParameter("--mixing merge is of one bank: drop --scale, --assume-same-init and --max-width.")
-    if method == "concat" and "assume_same_init" in given:
-        raise typer.BadParameter("--mixing concat needs no common initialisation: drop --assume-same-init.")
+    if method in ("concat", "recompress") and "assume_same_init" in given:
+        raise typer.BadParameter(f"--mixing {method} needs no common initialisation: drop --assume-same-init.")
+    if method != "recompress" and given.typed("width", "seed"):
+        raise typer.BadParameter("--width and --seed are of --mixing recompress: drop them, or mix by it.")
     if "masks" in given:
         fields["mixing"]["method"] = method = "average"
     if method == "average" and "max_width" in given:

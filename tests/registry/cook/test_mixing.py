@@ -11,7 +11,15 @@ import torch
 from registry.adapters import expected_tensors
 from registry.adapters.weights import adapter_digest, load_tensors, save_tensors
 from registry.errors import Incompatible, Internal, InvalidRecipe
-from registry.spec import AutoMixing, AverageMixing, BottleneckConfig, ConcatMixing, CookRequest, MixReport
+from registry.spec import (
+    AutoMixing,
+    AverageMixing,
+    BottleneckConfig,
+    ConcatMixing,
+    CookRequest,
+    MixReport,
+    RecompressMixing,
+)
 from tests.registry.toy_registry import (
     CONFIG,
     INIT,
@@ -339,6 +347,58 @@ def test_requests_that_are_none(fields):
 SITES = {f"layers.{layer}.ffn": f"0.{layer + 3}" for layer in range(2)}
 
 
+class TestRecompressed:
+    def test_bottlenecks_are_as_wide_as_one(self, strangers):
+        self.as_wide_as_one(strangers)
+
+    def test_loras_are_as_wide_as_one(self, loras):
+        self.as_wide_as_one(loras)
+
+    def as_wide_as_one(self, verbs) -> None:
+        """And the report tells how far off it is at which site."""
+        cooked = verbs.cook(recipe=by_hand("acme/law", "acme/zoo"), mixing={"method": "recompress"}, name="acme/one")
+        exact = verbs.cook(recipe=by_hand("acme/law", "acme/zoo"), mixing={"method": "concat"})
+        report, row = cooked.report, verbs.row(cooked.soup_id)
+        assert cooked.recipe.mixing == RecompressMixing()
+        assert (report.width_out, report.relative_cost) == (report.width_in[0], 1.0)
+        assert exact.report.residual < 1e-6 < report.residual < 1
+        assert report.residuals
+        assert all(0 <= one < 1 for one in report.residuals.values())
+        assert exact.report.residuals is None
+        assert row.provenance.init_source == "unknown"
+        assert row.card.metadata == {"mixing": "recompress"}
+
+    def test_lost_bytes_are_made_again_to_the_last_bit(self, loras):
+        mixing = {"method": "recompress", "width": 1, "seed": 3}
+        first = loras.cook(recipe=by_hand("acme/law", "acme/code"), mixing=mixing)
+        blob = loras.row(first.soup_id).weights_blob
+        data = loras.blobs.read(blob)
+        loras.blobs.delete(blob)
+        again = loras.cook(recipe=by_hand("acme/code", "acme/law"), mixing=mixing)
+        assert (again.cached, again.digest, again.report) == (False, first.digest, first.report)
+        assert loras.blobs.read(blob) == data
+
+    def test_one_adapter_is_itself_or_a_narrower_soup(self, strangers):
+        alone = strangers.cook(recipe=by_hand("acme/law"), mixing={"method": "recompress"})
+        assert alone.model == "acme/law@1"
+        narrow = strangers.cook(recipe=by_hand("acme/law"), mixing={"method": "recompress", "width": 1})
+        assert narrow.created
+        assert strangers.row(narrow.soup_id).config.bottleneck == 1
+
+    def test_recipes_with_layers_are_recompressed(self, strangers):
+        rows = [{"ref": ref, "weight": 0.7, "layers": SITES} for ref in ("acme/law", "acme/code")]
+        cooked = strangers.cook(recipe={"ingredients": rows}, mixing={"method": "recompress"})
+        assert cooked.report.width_out == 2
+        assert all(one.layers == SITES for one in cooked.recipe.ingredients)
+
+    def test_of_a_sample(self, strangers):
+        cooked = strangers.cook(
+            sample=texts(law=30), selector={"kind": "uniform"}, mixing={"method": "recompress"}, verify=False
+        )
+        assert cooked.report.members == 3
+        assert cooked.report.width_out == 2
+
+
 class TestWeightsByLayer:
     def recipe(self, *refs: str, **first: object) -> dict[str, object]:
         rows = [{"ref": ref, "weight": 0.4 + number, "layers": SITES} for number, ref in enumerate(refs)]
@@ -378,5 +438,5 @@ class TestWeightsByLayer:
             strangers.cook(recipe=self.recipe("acme/law", "acme/code", **first))
 
     def test_an_average_of_them_is_refused(self, strangers):
-        with pytest.raises(Incompatible, match="factors by layer, which only 'concat' can keep"):
+        with pytest.raises(Incompatible, match="factors by layer, which only 'concat' and 'recompress' can keep"):
             strangers.cook(recipe=self.recipe("acme/law", "acme/code"), mixing={"method": "average"})

@@ -95,10 +95,12 @@ def test_one_ingredient_with_layers_is_a_soup_and_not_the_adapter_itself():
     )
 
 
-def test_only_concat_keeps_them():
+def test_an_average_does_not_keep_them():
     parts = [layered(n, bottleneck("pfeiffer"), [0.5] * 12) for n in range(2)]
     assert settle(parts, AutoMixing(), max_width=512).mixing == ConcatMixing()
-    assert any("only 'concat' can keep" in why for why in MIXINGS["average"].check(parts, AverageMixing()))
+    assert any(
+        "only 'concat' and 'recompress' can keep" in why for why in MIXINGS["average"].check(parts, AverageMixing())
+    )
     with pytest.raises(Incompatible, match="factors by layer"):
         settle(parts, AverageMixing(assume_same_init=True), max_width=512)
 

@@ -77,8 +77,10 @@ def reported(parts: list[SoupPart], mixing: Mixing) -> tuple[dict[str, torch.Ten
         ingredients=tuple(RecipeIngredient(digest=one.digest, weight=one.weight) for one in ordered),
         mixing=mixing,
     )
+    residuals = exact.residuals(config, tensors) if method.by_site else None
     residual = exact.residual(config, tensors)
-    return tensors, report_of(ordered, recipe, config, tensors, shape=SHAPE, residual=residual)
+    report = report_of(ordered, recipe, config, tensors, shape=SHAPE, residual=residual, residuals=residuals)
+    return tensors, report
 
 
 # --- what can be averaged -------------------------------------------------------------------------

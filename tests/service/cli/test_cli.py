@@ -487,6 +487,12 @@ class TestCook:
         assert soup("cook", "--recipe", "team/a")[2].splitlines()[-1] == "team/a@1 alone."
         assert "2 adapters by concat. (1.20 times the cost of one adapter, width 16, 3e-08 from the exact" in err
 
+    def test_how_narrow(self, soup: Soup, server: Server) -> None:
+        server.on("POST /v1/soups", ok({**SOUP, "selection": None, "verification": None}))
+        flags = ("--mixing", "recompress", "--width", "8", "--seed", "3", "--max-width", "9")
+        assert soup("cook", "--recipe", "team/a,team/b", *flags)[0] == 0
+        assert server.body()["mixing"] == {"method": "recompress", "scale": "1", "width": 8, "seed": 3}
+
     def test_a_rule_for_masks_asks_for_an_average(self, soup: Soup, server: Server) -> None:
         server.on("POST /v1/soups", ok({**SOUP, "selection": None, "verification": None}))
         assert soup("cook", "--recipe", "team/a,team/b", "--masks", "intersect")[0] == 0
@@ -502,6 +508,10 @@ class TestCook:
             (("--mixing", "blend"), "--mixing"),
             (("--mixing", "concat", "--masks", "union"), "--masks"),
             (("--masks", "xor"), "--masks"),
+            (("--mixing", "recompress", "--assume-same-init"), "--assume-same-init"),
+            (("--mixing", "concat", "--width", "8"), "--width"),
+            (("--seed", "1"), "--seed"),
+            (("--mixing", "recompress", "--width", "0"), "--width"),
         ],
     )
     def test_ways_to_mix_that_are_none(self, soup: Soup, server: Server, flags: tuple[str, ...], about: str) -> None:
