@@ -18,7 +18,7 @@ from registry.adapters.together import ReadyAdapter
 from registry.errors import InvalidWeights, SoupError, Unavailable
 from service.engine.bank import Bank
 from service.engine.draft import Draft, GenerationDraft, ScoreDraft
-from service.engine.request import TopTokens
+from service.engine.request import GenerateRequest, TopTokens
 from service.engine.runner import Found, Runner, Task
 from service.engine.sampler import Draw, choose, chosen_log_probs, log_probs, top_tokens
 from service.engine.steps import KeptText, Segment, Sequence, Step, Work
@@ -56,7 +56,7 @@ class Executor:
                         done.append(segment.sequence)
                 except Exception as error:  # a listener that raises, logits that are no numbers: this request only
                     failures.append((segment.sequence.work, error))
-        return done, failures
+        return done, failures + _step_told(step.works)
 
     def _adapters(self, step: Step, runner: Runner) -> tuple[dict[str, ReadyAdapter], Failures]:
         """The adapters of a step, by digest, and the requests whose adapter cannot be loaded."""
@@ -190,6 +190,21 @@ class Executor:
         if draft.silent:
             draft.silent = False
             self._tally.first_token(digest, time.monotonic() - draft.came)
+
+
+def _step_told(works: list[Work]) -> Failures:
+    """Tell the listeners of these requests that the step is over, each once; the requests of those that raise."""
+    listeners: dict[Callable[[], None], list[Work]] = {}
+    for work in works:
+        if isinstance(work.request, GenerateRequest) and work.request.on_step is not None:
+            listeners.setdefault(work.request.on_step, []).append(work)
+    failures: Failures = []
+    for told, of in listeners.items():
+        try:
+            told()
+        except Exception as error:
+            failures += [(work, error) for work in of]
+    return failures
 
 
 def not_numbers(work: Work) -> SoupError:

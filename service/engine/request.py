@@ -90,6 +90,9 @@ class SamplingParams:
 class GenerateRequest:
     """Continue one prompt `params.n` times; `on_token` is called in the engine thread and must only hand over.
 
+    So is `on_step`, after every step that had a part of the request, behind all tokens of the step, and once for all
+    requests that have the same: who wakes somebody up for new tokens does it here.
+
     `namespace` tells the keys apart that must not learn what others ask: keys and values are shared within one. None
     shares none, with nobody.
     """
@@ -99,6 +102,7 @@ class GenerateRequest:
     adapter: LoadableAdapter | None = None
     params: SamplingParams = SamplingParams()
     on_token: Callable[[Delta], None] | None = None
+    on_step: Callable[[], None] | None = None
     namespace: str | None = None
 
     def check(self, shape: BaseShape) -> None:

@@ -1,36 +1,33 @@
 """Waiting for what the engine computes, whole or token by token as server-sent events, until the client is gone.
 
 Used by every route that infers; what an answer looks like is not known here. The engine's thread only hands values
-over (`call_soon_threadsafe`); the event loop only waits. However a request ends, its tickets are cancelled, so that
-the engine never works for nobody.
+over, all tokens of a step at once (`Outbox`); the event loop only waits. Both take turns at the interpreter's lock,
+so that what one of them does for a token keeps the other from the next. However a request ends, its tickets are
+cancelled, so that the engine never works for nobody.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import CancelledError as TicketCancelled
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from fastapi import Request
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.types import Receive, Scope, Send
 
 from registry.errors import Cancelled, SoupError, Unavailable
 from service.engine import Delta, Engine, GenerateRequest, Generation, ScoreRequest, Ticket
 from service.http import problems
+from service.http.events import DONE, Events, event
 
 STREAM_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 """Streams pass proxies unbuffered."""
-JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
-"""Made once: `json.dumps` would make one for every token."""
-DONE = "data: [DONE]\n\n"
 JSON_OR_STREAM: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "JSON, or a stream of it."}
 }
@@ -74,15 +71,59 @@ async def _disconnected(request: Request) -> None:
 # --- streams --------------------------------------------------------------------------------------
 
 
-class TokenStream:
-    """The tokens of several generate requests as they come: (prompt number, Delta), then each prompt's Generation."""
+class Outbox:
+    """What the engine's thread has for the streams of one event loop, until they are woken up for all of it at once.
 
-    def __init__(self, engine: Engine, requests: Sequence[GenerateRequest]) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._queue: asyncio.Queue[tuple[int, Delta | None]] = asyncio.Queue()
+    To wake an event loop is a system call, which gives it the interpreter's lock, too: once a step, not once a token.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._things: deque[tuple[TokenStream, int, Delta | None]] = deque()
+        self._woken = False
+
+    def put(self, stream: TokenStream, number: int, delta: Delta | None) -> None:
+        """A token of a stream's prompt `number`, or None at its end; nobody is woken up. From any thread."""
+        self._things.append((stream, number, delta))
+
+    def flush(self) -> None:
+        """Have everything delivered soon. From any thread."""
+        if self._woken or not self._things:
+            return
+        self._woken = True
+        try:
+            self.loop.call_soon_threadsafe(self._deliver)
+        except RuntimeError:  # the event loop is closed: nobody listens
+            self._things.clear()
+
+    def _deliver(self) -> None:
+        self._woken = False  # before the last look: what comes after it is flushed again
+        while self._things:
+            stream, number, delta = self._things.popleft()
+            stream.take(number, delta)
+
+
+def outbox_of(request: Request) -> Outbox:
+    """The outbox that all streams of an application share in the running event loop."""
+    state, loop = request.app.state, asyncio.get_running_loop()
+    found: Outbox | None = getattr(state, "outbox", None)
+    if found is None or found.loop is not loop:
+        found = state.outbox = Outbox(loop)
+    return found
+
+
+class TokenStream:
+    """The tokens of several generate requests as they come, then each prompt's Generation."""
+
+    def __init__(self, engine: Engine, requests: Sequence[GenerateRequest], outbox: Outbox) -> None:
         self._engine = engine
-        self._requests = [replace(request, on_token=partial(self._put, i)) for i, request in enumerate(requests)]
-        self._first: tuple[int, Delta | None] | None = None
+        self._outbox = outbox
+        self._requests = [
+            replace(request, on_token=partial(outbox.put, self, number), on_step=outbox.flush)
+            for number, request in enumerate(requests)
+        ]
+        self._there: list[tuple[int, Delta | None]] = []
+        self._news = asyncio.Event()
         self.tickets: list[Ticket] = []
 
     async def start(self, request: Request) -> None:
@@ -91,76 +132,78 @@ class TokenStream:
         for number, ticket in enumerate(self.tickets):
             ticket.add_done_callback(partial(self._ended, number))
         try:
-            self._first = await unless_gone(request, asyncio.ensure_future(self._queue.get()))
-            number, delta = self._first
+            await unless_gone(request, asyncio.ensure_future(self._news.wait()))
+            number, delta = self._there[0]
             if delta is None:
-                self._result(number)
+                self.result(number)
         except BaseException:
             self.cancel()
             raise
 
-    async def events(self) -> AsyncIterator[tuple[int, Delta | Generation]]:
-        """Everything in the order it comes; raises what the engine raises."""
-        left = len(self.tickets)
-        while left:
-            number, delta = self._first or await self._queue.get()
-            self._first = None
-            if delta is None:
-                left -= 1
-                yield number, self._result(number)
-            else:
-                yield number, delta
+    def take(self, number: int, delta: Delta | None) -> None:
+        """A token of prompt `number`, or None at its end. In the event loop."""
+        self._there.append((number, delta))
+        self._news.set()
 
-    def cancel(self) -> None:
-        """Drop what is not finished."""
-        for ticket in self.tickets:
-            ticket.cancel()
+    async def arrived(self) -> list[tuple[int, Delta | None]]:
+        """What has come since the last call, at least one thing, in its order: prompt numbers with tokens or None."""
+        if not self._there:
+            self._news.clear()
+            await self._news.wait()
+        found, self._there = self._there, []
+        return found
 
-    def _result(self, number: int) -> Generation:
+    def result(self, number: int) -> Generation:
+        """What came of a prompt that has ended; raises what the engine raises."""
         try:
             result: Generation = self.tickets[number].result(0)
         except TicketCancelled as error:
             raise Unavailable("The engine stopped before the answer was complete.") from error
         return result
 
-    def _ended(self, number: int, _: Any) -> None:
-        self._put(number, None)
+    def cancel(self) -> None:
+        """Drop what is not finished."""
+        for ticket in self.tickets:
+            ticket.cancel()
 
-    def _put(self, number: int, delta: Delta | None) -> None:
-        with suppress(RuntimeError):  # the event loop is closed: nobody listens
-            self._loop.call_soon_threadsafe(self._queue.put_nowait, (number, delta))
+    def _ended(self, number: int, _: Any) -> None:
+        self._outbox.put(self, number, None)
+        self._outbox.flush()
 
 
 class EventStream(StreamingResponse):
-    """Chunks as server-sent events, [DONE] as the last; their source is cancelled however they end."""
+    """Server-sent events of a stream that has started; it is cancelled however they end."""
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self, chunks: AsyncIterator[BaseModel], *, cancel: Callable[[], None], headers: Mapping[str, str]
-    ) -> None:
-        super().__init__(_lines(chunks), headers={**STREAM_HEADERS, **headers})
-        self._cancel = cancel
+    def __init__(self, stream: TokenStream, events: Events, *, headers: Mapping[str, str]) -> None:
+        super().__init__(_parts(stream, events), headers={**STREAM_HEADERS, **headers})
+        self._stream = stream
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send, and cancel whatever is left when the client goes away."""
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._cancel()
+            self._stream.cancel()
 
 
-async def _lines(chunks: AsyncIterator[BaseModel]) -> AsyncIterator[str]:
-    """One event a chunk; an error is the last event, in the shape OpenAI's client raises from."""
+async def _parts(stream: TokenStream, events: Events) -> AsyncIterator[bytes]:
+    """The events, those that are ready together in one part, [DONE] as the last.
+
+    An error is the last event instead, in the shape OpenAI's client raises from.
+    """
+    ready = events.first()
+    left = len(stream.tickets)
     try:
-        async for chunk in chunks:
-            yield event(chunk)
+        while left:
+            for number, delta in await stream.arrived():
+                left -= delta is None
+                ready += events.of(number, stream.result(number) if delta is None else delta)
+            if left and ready:
+                yield ready.encode()
+                ready = ""
+        ready += events.last() + DONE
     except SoupError as error:
-        yield event(problems.body_of(error))
-    else:
-        yield DONE
-
-
-def event(value: BaseModel) -> str:
-    """One server-sent event of a value's JSON; what is unset is left out."""
-    return f"data: {JSON.encode(value.model_dump(exclude_unset=True))}\n\n"
+        ready += event(problems.body_of(error))
+    yield ready.encode()

@@ -19,7 +19,7 @@ from service.http.auth import ModelUser
 from service.http.inference_limits import check_sampling, check_text
 from service.http.named_models import ResolvedModel, language_model
 from service.http.schemas.chat import ChatAnswer, ChatRequest
-from service.http.streaming import JSON_OR_STREAM, EventStream, TokenStream, finish
+from service.http.streaming import JSON_OR_STREAM, EventStream, TokenStream, finish, outbox_of
 from service.keys import Principal
 from service.parts import Parts
 
@@ -34,9 +34,9 @@ async def chat_completions(request: Request, body: ChatRequest, parts: AppParts,
     asked = _asked(body, model, ids, who)
     headers = model.headers
     if body.stream:
-        stream = TokenStream(parts.engine, [asked])
+        stream = TokenStream(parts.engine, [asked], outbox_of(request))
         await stream.start(request)
-        return EventStream(answers.chunks(stream.events()), cancel=stream.cancel, headers=headers)
+        return EventStream(stream, answers.events(), headers=headers)
     (generation,) = await finish(request, parts.engine, [asked])
     return JSONResponse(answers.whole(generation), headers=headers)
 

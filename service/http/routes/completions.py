@@ -15,7 +15,7 @@ from service.http.auth import ModelUser
 from service.http.inference_limits import check_best_of, check_ids, check_sampling, check_text
 from service.http.named_models import ResolvedModel, language_model
 from service.http.schemas.completions import CompletionAnswer, CompletionRequest
-from service.http.streaming import JSON_OR_STREAM, EventStream, TokenStream, finish
+from service.http.streaming import JSON_OR_STREAM, EventStream, TokenStream, finish, outbox_of
 from service.keys import Principal
 from service.parts import Parts
 
@@ -33,9 +33,9 @@ async def completions(request: Request, body: CompletionRequest, parts: AppParts
     requests = _asked(body, model, prompts, who)
     headers = model.headers
     if body.stream:
-        stream = TokenStream(parts.engine, requests)
+        stream = TokenStream(parts.engine, requests, outbox_of(request))
         await stream.start(request)
-        return EventStream(answers.chunks(stream.events()), cancel=stream.cancel, headers=headers)
+        return EventStream(stream, answers.events(), headers=headers)
     generations = await finish(request, parts.engine, requests)
     return JSONResponse(answers.whole(generations).model_dump(), headers=headers)
 

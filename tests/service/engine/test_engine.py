@@ -455,6 +455,36 @@ class TestStreams:
         assert isinstance(bad.exception(0), Internal)
         assert good.result(0).choices[0].token_ids == reference(base, prompt, 5, None)
 
+    def test_who_listens_to_several_requests_is_told_of_a_step_once_behind_its_tokens(self, base: LoadedBase) -> None:
+        engine, prompts = engine_of(base), prompts_of(base)
+        heard: list[object] = []
+
+        def told(delta: Delta) -> None:
+            heard.append(delta.index)
+
+        def stepped() -> None:
+            heard.append("step")
+
+        tickets = engine.submit_all([
+            GenerateRequest("tiny", prompt, params=greedy(3), on_token=told, on_step=stepped) for prompt in prompts[:2]
+        ])  # fmt: skip
+        other = engine.submit(GenerateRequest("tiny", prompts[2], params=greedy(6)))
+        run(engine)
+        assert heard == [0, 0, "step"] * 3
+        assert all(ticket.result(0) for ticket in (*tickets, other))
+
+    def test_a_listener_to_steps_that_raises_fails_its_requests_alone(self, base: LoadedBase) -> None:
+        engine, prompts = engine_of(base), prompts_of(base)
+
+        def broken() -> None:
+            raise RuntimeError("event loop is closed")
+
+        bad = [engine.submit(GenerateRequest("tiny", one, params=greedy(5), on_step=broken)) for one in prompts[:2]]
+        good = engine.submit(GenerateRequest("tiny", prompts[2], params=greedy(5)))
+        run(engine)
+        assert all(isinstance(one.exception(0), Internal) for one in bad)
+        assert good.result(0).choices[0].token_ids == reference(base, prompts[2], 5, None)
+
 
 class TestRefusals:
     def test_what_the_base_cannot_take_is_refused_at_submit(self, base: LoadedBase) -> None:

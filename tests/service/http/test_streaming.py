@@ -1,0 +1,351 @@
+"""What a stream sends for what the engine says: every event as the schema has it, in order, together where it is ready.
+
+The engine is one of prepared tokens, so that the tests say when they come and what is in them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import CancelledError as TicketCancelled
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+from starlette.requests import Request
+
+from registry.errors import Internal, Unavailable
+from service.engine import Completion, Delta, GenerateRequest, Generation, ScoreRequest, Ticket
+from service.http.answers.chat import ChatAnswers
+from service.http.answers.completions import CompletionAnswers, Prompt
+from service.http.events import DONE, Events, event
+from service.http.schemas.chat import ChatChunk, ChatRequest
+from service.http.schemas.completions import CompletionAnswer, CompletionRequest
+from service.http.streaming import EventStream, Outbox, TokenStream, _parts
+
+TEXTS = st.text(alphabet=st.characters(exclude_categories=["Cs"])) | st.sampled_from(
+    ["", '"', "\\", "\n\n", "data: [DONE]\n\n", "\u2028", "\x00", "🦜", "e\u0301", "</script>", "\ufffd"]
+)
+HELLO: Any = [{"role": "user", "content": "a"}]
+LOGPROBS = st.floats(max_value=0, allow_nan=False, allow_infinity=False)
+TOPS = st.lists(st.tuples(st.integers(0, 9), LOGPROBS), max_size=3).map(tuple)
+
+
+class Vocabulary:
+    """A tokenizer whose ten tokens are hard to write as JSON."""
+
+    words = ('"', "\\", "\n", "\u2028", "é", "🦜", "\x07", " a", "{", "data: ")
+
+    def decode(self, tokens: Sequence[int], **_: Any) -> str:
+        return "".join(self.words[token] for token in tokens)
+
+    def convert_ids_to_tokens(self, token: int) -> str:
+        return self.words[token]
+
+
+def events_of(body: CompletionRequest | ChatRequest, prompts: Sequence[str] = ("a",)) -> Events:
+    model: Any = SimpleNamespace(base=SimpleNamespace(tokenizer=Vocabulary()), fingerprint="sha256:" + "0" * 64)
+    if isinstance(body, ChatRequest):
+        return ChatAnswers(body, model, 3).events()
+    return CompletionAnswers(body, model, [Prompt((1, 2), text, 0) for text in prompts]).events()
+
+
+def parsed(text: str, schema: type[BaseModel]) -> list[Any]:
+    """The events of a text, each of which is to the byte what the schema makes of it."""
+    found = []
+    for one in text.split("\n\n")[:-1]:
+        value = schema.model_validate(json.loads(one.removeprefix("data: ")))
+        assert event(value) == one + "\n\n"
+        found.append(value)
+    return found
+
+
+@st.composite
+def tokens_of(draw: st.DrawFn, n: int) -> list[Delta]:
+    """The tokens of `n` choices, mixed, each choice's last with its finish reason."""
+    left = [draw(st.integers(1, 4)) for _ in range(n)]
+    found = []
+    while any(left):
+        index = draw(st.sampled_from([i for i in range(n) if left[i]]))
+        left[index] -= 1
+        reason: Any = None if left[index] else draw(st.sampled_from(["stop", "length"]))
+        token, offset = draw(st.integers(0, 9)), draw(st.integers(0, 9))
+        found.append(Delta(index, token, draw(TEXTS), offset, draw(LOGPROBS), draw(TOPS), reason))
+    return found
+
+
+def ended(tokens: Sequence[Delta], n: int) -> Generation:
+    ids = [tuple(one.token_id for one in tokens if one.index == index) for index in range(n)]
+    return Generation(tuple(Completion(one, "", "length") for one in ids), reused=1)
+
+
+def asked_for(model: str, n: int, *, usage: bool) -> dict[str, Any]:
+    """Fields of either request."""
+    return {"model": model[:200], "n": n, "stream": True} | (
+        {"stream_options": {"include_usage": True}} if usage else {}
+    )
+
+
+class TestEvents:
+    @given(st.data(), st.integers(1, 3), st.sampled_from([None, 0, 2]), st.booleans(), TEXTS.filter(bool))
+    def test_completions(self, data: st.DataObject, n: int, logprobs: int | None, usage: bool, model: str) -> None:
+        echo = logprobs is None and data.draw(st.booleans())
+        prompts = data.draw(st.lists(TEXTS, min_size=1, max_size=2))
+        asked = asked_for(model, n, usage=usage)
+        body = CompletionRequest(**asked, prompt="a", echo=echo, logprobs=logprobs)
+        events, said, sent = events_of(body, prompts), [], ""
+        sent += events.first()
+        for number in range(len(prompts)):
+            tokens = data.draw(tokens_of(n))
+            said += [(number * n + one.index, one) for one in tokens]
+            sent += "".join(events.of(number, one) for one in tokens)
+            sent += events.of(number, ended(tokens, n))
+        sent += events.last()
+        chunks: list[CompletionAnswer] = parsed(sent, CompletionAnswer)
+        written = [chunk.choices[0] for chunk in chunks if chunk.choices]
+        for choice in range(n * len(prompts)):
+            own, deltas = [one for one in written if one.index == choice], [one for at, one in said if at == choice]
+            before = prompts[choice // n] if echo else ""
+            assert "".join(one.text for one in own) == before + "".join(one.text for one in deltas)
+            assert [one.finish_reason for one in own if one.finish_reason] == [deltas[-1].finish_reason]
+            assert own[-1].finish_reason is not None
+            if logprobs is not None:
+                assert [one.logprobs and one.logprobs.token_logprobs for one in own] == [
+                    [one.logprob] for one in deltas
+                ]
+        assert all(chunk.model == model[:200] and chunk.id == chunks[0].id for chunk in chunks)
+        assert [chunk.usage.completion_tokens for chunk in chunks if chunk.usage] == [len(said)] * usage
+        assert all(("usage" in chunk.model_fields_set) == usage for chunk in chunks)
+
+    @given(st.data(), st.integers(1, 3), st.sampled_from([None, 0, 2]), st.booleans(), TEXTS.filter(bool))
+    def test_chat(self, data: st.DataObject, n: int, top: int | None, usage: bool, model: str) -> None:
+        body = ChatRequest(
+            **asked_for(model, n, usage=usage), messages=HELLO, logprobs=top is not None, top_logprobs=top
+        )
+        tokens, events = data.draw(tokens_of(n)), events_of(body)
+        sent = events.first() + "".join(events.of(0, one) for one in tokens)
+        sent += events.of(0, ended(tokens, n)) + events.last()
+        chunks: list[ChatChunk] = parsed(sent, ChatChunk)
+        written = [chunk.choices[0] for chunk in chunks if chunk.choices]
+        assert [one.delta.role for one in written[:n]] == ["assistant"] * n
+        for index in range(n):
+            own, deltas = [one for one in written if one.index == index], [one for one in tokens if one.index == index]
+            assert "".join(one.delta.content or "" for one in own) == "".join(one.text for one in deltas)
+            assert [one.finish_reason for one in own] == [None] * (len(own) - 1) + [deltas[-1].finish_reason]
+            if top is not None:
+                assert [one.logprobs.content[0].logprob for one in own if one.logprobs] == [
+                    one.logprob for one in deltas
+                ]
+        assert [chunk.usage.completion_tokens for chunk in chunks if chunk.usage] == [len(tokens)] * usage
+        assert all(("usage" in chunk.model_fields_set) == usage for chunk in chunks)
+
+    @pytest.mark.parametrize("schema", [CompletionAnswer, ChatChunk])
+    def test_a_choice_without_tokens_still_ends(self, schema: type[BaseModel]) -> None:
+        chat = ChatRequest(model="a", messages=HELLO, n=2)
+        events = events_of(chat if schema is ChatChunk else CompletionRequest(model="a", prompt="a", n=2))
+        found = parsed(events.of(0, ended([], 2)), schema)
+        assert [(one.choices[0].index, one.choices[0].finish_reason) for one in found] == [(0, "length"), (1, "length")]
+
+
+class Prepared:
+    """An engine that takes requests; the test says what comes of them."""
+
+    def __init__(self) -> None:
+        self.requests: list[Any] = []
+        self.tickets: list[Ticket] = []
+        self.asked = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    def submit_all(self, requests: Sequence[GenerateRequest | ScoreRequest]) -> list[Ticket]:
+        self.requests += requests
+        self.tickets += [Ticket(1) for _ in requests]
+        self._loop.call_soon_threadsafe(self.asked.set)
+        return self.tickets[-len(requests) :]
+
+    def step(self, texts: Sequence[str | None]) -> None:
+        """A step that gives each request the token of a text, or none."""
+        for request, text in zip(self.requests, texts, strict=True):
+            if text is not None:
+                request.on_token(Delta(0, 1, text, 0))
+        for listener in dict.fromkeys(request.on_step for request in self.requests):
+            listener()
+
+
+class Raw:
+    """Events that show what they are of."""
+
+    def first(self) -> str:
+        return "<"
+
+    def of(self, number: int, found: Delta | Generation, /) -> str:
+        return f"{number}{found.text if isinstance(found, Delta) else '.'} "
+
+    def last(self) -> str:
+        return ">"
+
+
+async def nothing_received() -> Any:
+    await asyncio.Event().wait()
+
+
+def streaming(play: Callable[[Prepared, Callable[..., Awaitable[TokenStream]]], Awaitable[None]]) -> None:
+    """Run a play with an engine and a way to start streams in one event loop."""
+
+    async def whole() -> None:
+        engine, outbox = Prepared(), Outbox(asyncio.get_running_loop())
+
+        async def started(prompts: int = 1, text: str = "a") -> TokenStream:
+            asked = [GenerateRequest("tiny", (1,)) for _ in range(prompts)]
+            stream = TokenStream(engine, asked, outbox)  # type: ignore[arg-type]
+            before = len(engine.requests)
+            engine.asked.clear()
+            starting = asyncio.ensure_future(stream.start(Request({"type": "http"}, nothing_received)))
+            await engine.asked.wait()
+            engine.step([None] * before + [text] * prompts)
+            await starting
+            return stream
+
+        await play(engine, started)
+
+    asyncio.run(whole())
+
+
+class TestHandingOver:
+    def test_a_step_wakes_the_event_loop_once_for_all_streams(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def play(engine: Prepared, started: Any) -> None:
+            streams = [await started(2), await started(), await started()]
+            for stream in streams:
+                await stream.arrived()
+            loop, woken = asyncio.get_running_loop(), []
+            wake = loop.call_soon_threadsafe
+
+            def counted(callback: Any) -> Any:
+                woken.append(callback)
+                return wake(callback)
+
+            monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
+            engine.step(["b", "c", None, "d"])
+            assert len(woken) == 1
+            assert [(number, delta.text) for number, delta in await streams[0].arrived()] == [(0, "b"), (1, "c")]
+            assert [delta.text for _, delta in await streams[2].arrived()] == ["d"]
+            engine.step([None] * 4)
+            assert len(woken) == 1, "a step without tokens wakes nobody"
+            engine.step([None, None, "e", None])
+            assert [delta.text for _, delta in await streams[1].arrived()] == ["e"]
+            assert len(woken) == 2
+
+        streaming(play)
+
+    def test_nothing_is_lost_between_threads(self) -> None:
+        """Tokens that are put while others are delivered come too, in their order, without another step."""
+
+        async def play(engine: Prepared, started: Any) -> None:
+            stream = await started(text="0")
+            tokens = [str(number) for number in range(1, 3000)]
+
+            def steps() -> None:
+                for text in tokens:
+                    engine.step([text])
+
+            thread = threading.Thread(target=steps)
+            thread.start()
+            found: list[str] = []
+            while len(found) < 3000:
+                found += [delta.text for _, delta in await stream.arrived()]
+            thread.join()
+            assert found == ["0", *tokens]
+
+        streaming(play)
+
+    def test_an_event_loop_that_is_closed_is_told_nothing(self) -> None:
+        loop = asyncio.new_event_loop()
+        outbox = Outbox(loop)
+        loop.close()
+        for _ in range(2):
+            outbox.put(None, 0, None)  # type: ignore[arg-type]
+            outbox.flush()
+
+    def test_what_is_ready_goes_together_and_the_end_with_the_last_token(self) -> None:
+        async def play(engine: Prepared, started: Any) -> None:
+            stream = await started(2)
+            parts = _parts(stream, Raw())
+            assert await anext(parts) == b"<0a 1a "
+            engine.step(["b", None])
+            engine.step(["c", "é"])
+            assert await anext(parts) == "0b 0c 1é ".encode()
+            engine.tickets[0].set_result(ended([], 1))
+            engine.step([None, "d"])
+            assert await anext(parts) == b"0. 1d "
+            engine.step([None, "e"])
+            engine.tickets[1].set_result(ended([], 1))
+            assert [part async for part in parts] == [b"1e 1. >" + DONE.encode()]
+
+        streaming(play)
+
+    @pytest.mark.parametrize("error", [Internal("it broke"), None])
+    def test_an_error_is_the_last_event_behind_the_tokens_that_came(self, error: Exception | None) -> None:
+        async def play(engine: Prepared, started: Any) -> None:
+            stream = await started()
+            engine.step(["b"])
+            if error is None:
+                engine.tickets[0].cancel()
+            else:
+                engine.tickets[0].set_exception(error)
+            part = b"".join([part async for part in _parts(stream, Raw())])
+            assert part.startswith(b'<0a 0b data: {"error": {"message": ')
+            assert b"[DONE]" not in part
+            assert part.count(b"\n\n") == 1
+
+        streaming(play)
+
+    @pytest.mark.parametrize(("error", "raised"), [(Internal("no"), Internal), (TicketCancelled(), Unavailable)])
+    def test_what_fails_before_the_first_token_fails_the_start(self, error: Exception, raised: type[Exception]) -> None:
+        async def play(engine: Prepared, started: Any) -> None:
+            asked, outbox = [GenerateRequest("tiny", (1,))] * 2, Outbox(asyncio.get_running_loop())
+            stream = TokenStream(engine, asked, outbox)  # type: ignore[arg-type]
+            starting = asyncio.ensure_future(stream.start(Request({"type": "http"}, nothing_received)))
+            await engine.asked.wait()
+            if isinstance(error, TicketCancelled):
+                engine.tickets[1].cancel()
+            else:
+                engine.tickets[1].set_exception(error)
+            with pytest.raises(raised):
+                await starting
+            assert engine.tickets[0].cancelled(), "the others are dropped"
+
+        streaming(play)
+
+    def test_a_client_that_is_slow_gets_the_rest_in_one_part_and_one_that_leaves_cancels(self) -> None:
+        async def play(engine: Prepared, started: Any) -> None:
+            stream = await started()
+            response, sent, gone = EventStream(stream, Raw(), headers={}), [], asyncio.Event()
+            taken, go_on = asyncio.Event(), asyncio.Event()
+
+            async def send(message: Any) -> None:
+                if message.get("body"):
+                    sent.append(message["body"])
+                    taken.set()
+                    await go_on.wait()
+
+            async def receive() -> Any:
+                await gone.wait()
+                return {"type": "http.disconnect"}
+
+            answering = asyncio.ensure_future(response({"type": "http"}, receive, send))
+            await taken.wait()
+            for text in "bcd":
+                engine.step([text])
+            taken.clear()
+            go_on.set()
+            await taken.wait()
+            assert sent == [b"<0a ", b"0b 0c 0d "]
+            gone.set()
+            await answering
+            assert engine.tickets[0].cancelled()
+
+        streaming(play)
