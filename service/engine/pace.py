@@ -8,6 +8,12 @@ LEAST = 16
 """Tokens that a step takes in any case: without them, prompts and texts would stand still beside streams."""
 SHARE = 4
 """Before anything was measured, a step takes one part in so many of what it may."""
+GAP_SECONDS = 0.2
+"""How long a step may take in any case where prompts wait for streams of their own key only.
+
+A stream loses nothing by it but its evenness: prompts that are computed sooner are out of its way sooner, and the step
+of a token is paid less often beside them.
+"""
 SMOOTH = 0.2
 AGAIN = 64
 """One step in so many is the streams' alone."""
@@ -16,8 +22,8 @@ AGAIN = 64
 class Pace:
     """Seconds that steps took, by base model: those of streams alone, and of a token beside them.
 
-    A step beside streams is to take no more than twice as long as one of streams alone, and a step between those of
-    other base models with streams no longer than these.
+    A step beside streams is to take no more than twice as long as one of streams alone, or `GAP_SECONDS` where nobody
+    else has work; and a step between those of other base models with streams no longer than these.
     """
 
     def __init__(self) -> None:
@@ -25,15 +31,20 @@ class Pace:
         self._streams: dict[str, float] = {}  # seconds of a step of newest tokens alone
         self._token: dict[str, float] = {}  # seconds of any other token
 
-    def beside(self, base_id: str, most: int) -> int:
+    def beside(self, base_id: str, most: int, *, among_themselves: bool = False) -> int:
         """Tokens that the next step of a base model may take beside the newest ones, at most `most`.
 
-        The first step, and one now and then, is the streams' alone: what it takes tells what the others may.
+        `among_themselves` says that streams and prompts are of one key, and nobody else has work. The first step, and
+        one now and then, is the streams' alone: what it takes tells what the others may.
         """
         self._asked[base_id] = self._asked.get(base_id, -1) + 1
         if self._asked[base_id] % AGAIN == 0:
             return 0
-        return self._in_the_time_of(base_id, base_id, most)
+        promised = self._in_the_time_of(base_id, base_id, most)
+        streams, token = self._streams.get(base_id), self._token.get(base_id)
+        if not among_themselves or streams is None or not token:
+            return promised
+        return max(promised, min(most, int((GAP_SECONDS - streams) / token)))
 
     def between(self, base_id: str, streaming: Iterable[str], most: int) -> int:
         """Tokens that a step may take which has no streams, between those of base models that have, at most `most`.

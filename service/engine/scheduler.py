@@ -148,7 +148,8 @@ class Scheduler:
             room.streams_elsewhere = bool(others)
             room.left = self.pace.between(base_id, others, self.max_step_tokens)
             if room.newest:
-                room.left = self.pace.beside(base_id, self.max_step_tokens)
+                one_key = self._waiting.of_one_key(self._running, self._scores)
+                room.left = self.pace.beside(base_id, self.max_step_tokens, among_themselves=one_key)
             starts = ready is None or base_id in ready
             kinds = [self._of_prompts, self._of_scores]
             for fill in reversed(kinds) if base_id in self._scores_first else kinds:

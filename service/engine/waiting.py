@@ -6,8 +6,9 @@ Of the scheduler, under the engine's lock. Knows no tensors.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Container, Iterable
+from collections.abc import Collection, Container, Iterable
 
+from service.engine.request import GenerateRequest
 from service.engine.steps import Key, Sequence, Work
 
 PATIENCE = 16
@@ -55,6 +56,13 @@ class Waiting:
             if work.waiting and not begun and work.waiting[0] not in besides:
                 return work.waiting[0]
         return None
+
+    def of_one_key(self, running: Iterable[Sequence], texts: Collection[Work]) -> bool:
+        """Whether all work is prompts and streams of one namespace and one base model."""
+        works = [work for queue in self._prompts.values() for work in queue] + [one.work for one in running]
+        owners = {(work.key[0], work.request.namespace) for work in works if isinstance(work.request, GenerateRequest)}
+        scores = texts or any(not isinstance(work.request, GenerateRequest) for work in works)
+        return not scores and len(owners) == 1 and not any(owner is None for _, owner in owners)
 
     def had_turn(self, key: Key) -> None:
         """An adapter is the last in turn now."""

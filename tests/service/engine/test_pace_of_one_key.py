@@ -1,0 +1,75 @@
+"""Prompts wait less for streams of their own key, and nobody else's stream waits for them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.engine.pace import GAP_SECONDS, LEAST
+from service.engine.request import Request
+from service.engine.scheduler import Scheduler
+from tests.service.engine.simulation import Simulation, drain, generate, scheduler_of, score
+
+ALONE, TOKEN = 0.02, 0.001
+"""Seconds of a step of streams alone, and of a token beside them."""
+
+
+def streaming(streams: int, *, tokens: int = 2048, alone: float = ALONE) -> tuple[Scheduler, Simulation]:
+    """A scheduler with so many streams of one key, whose pace is known."""
+    scheduler = scheduler_of(rows=24, tokens=tokens)
+    scheduler.pace.beside("b", tokens)
+    scheduler.pace.took("b", alone, newest=1, others=0)
+    scheduler.pace.took("b", TOKEN, newest=0, others=1)
+    simulation = Simulation(scheduler)
+    scheduler.add([generate(1, tokens=99, namespace="k") for _ in range(streams)])
+    simulation.step()
+    return scheduler, simulation
+
+
+@given(
+    st.integers(1, 4), st.integers(1, 20), st.integers(1, 60), st.integers(4, 400), st.floats(0.001, 2 * GAP_SECONDS)
+)
+def test_a_step_takes_as_long_as_the_gap_or_twice_as_long_as_alone(
+    streams: int, prompts: int, length: int, tokens: int, alone: float
+) -> None:
+    scheduler, simulation = streaming(streams, tokens=tokens, alone=alone)
+    scheduler.add([generate(length, namespace="k") for _ in range(prompts)])
+    step = simulation.step()
+    assert step is not None
+    beside = step.tokens - streams
+    assert beside <= max(LEAST, tokens)
+    assert alone + beside * TOKEN <= max(GAP_SECONDS, 2 * alone, alone + LEAST * TOKEN) + 1e-9
+    allowed = max(LEAST, min(tokens, int(max(GAP_SECONDS - alone, alone) / TOKEN)))
+    assert beside == min(allowed, prompts * length)
+    drain(simulation)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        generate(1, tokens=99, namespace="l"),
+        generate(1, tokens=99, namespace=None),
+        generate(1, tokens=99, namespace="k", base="c"),
+        score(9_999),
+    ],
+    ids=["of another key", "of nobody", "on another base model", "a text to score"],
+)
+@pytest.mark.parametrize("runs", [False, True])
+def test_where_anybody_else_has_work_streams_keep_their_pace(other: Request, runs: bool) -> None:
+    scheduler, simulation = streaming(1)
+    if runs:
+        scheduler.add([other])
+        simulation.step()
+    scheduler.add([generate(20, namespace="k") for _ in range(10)])
+    if not runs:
+        scheduler.add([other])
+    steps = [simulation.step() for _ in range(3)]
+    most = ALONE / TOKEN
+    assert all(step is not None and step.tokens <= most + 6 for step in steps), "and six newest ones"
+
+
+def test_before_anything_was_measured_prompts_of_one_key_take_the_same_part_of_a_step() -> None:
+    scheduler = scheduler_of(rows=24, tokens=400)
+    assert scheduler.pace.beside("b", 400, among_themselves=True) == 0
+    assert scheduler.pace.beside("b", 400, among_themselves=True) == scheduler.pace.beside("b", 400) == 100
