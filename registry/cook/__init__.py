@@ -23,8 +23,9 @@ from registry.progress import Progress
 from registry.registry import BaseModel, Caller, Registry
 from registry.samples import CheckedSample, Vectors, check_sample, embed_texts
 from registry.select import Chosen, Fit
+from registry.soup.auto import settle
 from registry.soup.compat import SoupPart
-from registry.spec import Cooked, CookRequest, Evidence
+from registry.spec import AutoMixing, ConcatMixing, Cooked, CookRequest, Evidence, MixingRequest, RecompressMixing
 
 STEPS = 4
 
@@ -110,6 +111,7 @@ def _mixed(
         check_verifiable(base, parts)
     if request.effort == "tune":
         checked = None  # on passages that are held out, once it is trained
+        request = request.model_copy(update={"mixing": _to_tune(parts, request)})
     progress(2, STEPS, f"mixing {len(parts)} adapters")
     mixed = mix_ingredients(registry, base, parts, request=request)
     if checked is None:
@@ -118,6 +120,13 @@ def _mixed(
     known = None if chosen is None or chosen.vectors is None else chosen.vectors.base_nll
     verification = verify_soup(mixed, checked.texts, base_nll=known, progress=progress)
     return mixed, evidence.model_copy(update={"verification": verification})
+
+
+def _to_tune(parts: tuple[SoupPart, ...], request: CookRequest) -> MixingRequest:
+    """How the start of a training is mixed: as wide as one adapter, where the request leaves that open."""
+    found = settle(parts, request.mixing, max_width=request.max_width).mixing
+    wide = isinstance(request.mixing, AutoMixing) and isinstance(found, ConcatMixing) and len(parts) > 1
+    return RecompressMixing(scale=request.mixing.scale) if wide else request.mixing
 
 
 def _sample(registry: Registry, caller: Caller, request: CookRequest, base: BaseModel) -> CheckedSample | None:

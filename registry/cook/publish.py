@@ -34,8 +34,9 @@ def publish_soup(
 ) -> tuple[AdapterRow, bool]:
     """The soup's row under the namespace and name of `target`, and whether it is new.
 
-    With `keep`, the name of a domain, a tuned soup is an adapter of that domain, and in pools as others are. `vectors` are the sample's, which make the soup selectable; the text of a novel sample is never kept. Pools that
-    take soups are fitted again later.
+    With `keep`, the name of a domain, a tuned soup is an adapter of that domain, and in pools as others are. `vectors`
+    are the sample's, which make the soup selectable; the text of a novel sample is never kept. Pools that take soups
+    are fitted again later.
     """
     sample = evidence.sample if vectors and not mixed.is_merge else None  # a merge keeps its bank's
     registry.blobs.put_bytes(mixed.data)

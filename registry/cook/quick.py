@@ -8,7 +8,7 @@ against the base, on passages that had no part in either.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -18,12 +18,12 @@ from registry.adapters import sites_of
 from registry.catalogue.rows import AdapterRow
 from registry.cook.choose import EVERY, MOST, part_of, rows_of, split
 from registry.cook.mix import Mixed, mix_ingredients
-from registry.cook.verify import check_verifiable, verify_soup
+from registry.cook.verify import check_verifiable, nll_of, verification_of
 from registry.errors import InvalidSample
 from registry.progress import Progress
 from registry.registry import BaseModel, Registry
 from registry.select import Chosen
-from registry.soup import concat
+from registry.soup import concat, recompress
 from registry.soup.auto import apart
 from registry.soup.compat import SoupPart
 from registry.spec import (
@@ -31,6 +31,7 @@ from registry.spec import (
     ConcatMixing,
     CookRequest,
     LeftOut,
+    RecompressMixing,
     Search,
     StoredAdapter,
     Trial,
@@ -41,6 +42,7 @@ from registry.spec import (
     WeighingRequest,
     canonical_decimal,
 )
+from registry.uncertainty import paired_difference
 
 Weigh = Callable[[str, WeighingRequest], Weighing]
 """(id of the base model, request) -> what was found: runs where gradients may run."""
@@ -48,10 +50,12 @@ Weigh = Callable[[str, WeighingRequest], Weighing]
 
 @dataclass(frozen=True)
 class Tried:
-    """A soup, and how it did on the passages that were held out."""
+    """A soup, and how it did on the passages that were held out: NLL in nats and tokens of each, (passages,)."""
 
     mixed: Mixed
     verification: Verification
+    nll: np.ndarray
+    tokens: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,8 @@ def search(
     ways: dict[Way, tuple[Sequence[SoupPart], CookRequest]] = {}
     if weighing is not None and (weighed := _weighed(weighing, parts, base.shape)):
         ways["weighed"] = weighed, request.model_copy(update={"mixing": ConcatMixing()})
+        if len(weighed) > 1 and not recompress.too_wide(weighed, RecompressMixing(), request.max_width):
+            ways["recompressed"] = weighed, request.model_copy(update={"mixing": RecompressMixing()})
     if selected:
         ways["selected"] = selected, request
     progress(2, 4, f"trying {len(ways)} soups on {len(trying)} passages that were held out")
@@ -102,7 +108,7 @@ def search(
         base_nll = known[trying]
     tried = {way: _tried(registry, base, *how, held, base_nll, progress) for way, how in ways.items()}
     return Searched(
-        best=min(tried.values(), key=lambda one: one.verification.soup_nll, default=None),
+        best=_best(tried),
         search=Search(
             effort="quick",
             candidates=_reported(candidates, weighing, base.shape),
@@ -173,7 +179,18 @@ def _tried(
     base_nll: np.ndarray, progress: Progress,
 ) -> Tried:  # fmt: skip
     mixed = mix_ingredients(registry, base, tuple(parts), request=request)
-    return Tried(mixed, verify_soup(mixed, held, base_nll=base_nll, progress=progress, held_out=True))
+    nll, tokens = nll_of(mixed, held, progress=progress)
+    return Tried(mixed, verification_of(nll, base_nll, tokens, held_out=True), nll, tokens)
+
+
+def _best(tried: Mapping[Way, Tried]) -> Tried | None:
+    """The one with the lowest loss; of the weighed soup the narrow form, unless it is worse by a standard error."""
+    left = dict(tried)
+    wide, narrow = left.get("weighed"), left.get("recompressed")
+    if wide is not None and narrow is not None:
+        worse = paired_difference(narrow.nll, wide.nll, wide.tokens)
+        del left["weighed" if worse.difference <= worse.standard_error else "recompressed"]
+    return min(left.values(), key=lambda one: one.verification.soup_nll, default=None)
 
 
 def _reported(

@@ -35,24 +35,26 @@ def check_verifiable(base: BaseModel, parts: Sequence[SoupPart]) -> None:
         )
 
 
-def verify_soup(
-    mixed: Mixed, texts: Sequence[str], *, base_nll: np.ndarray | None, progress: Progress, held_out: bool = False
-) -> Verification:
-    """The soup against the base on texts; a pass before may have yielded the base's NLL (texts,) already.
-
-    On texts that had a part in choosing one standard error is asked for, on those that were held out two.
-    """
-    scores = mixed.base.score(texts, mixed.adapter, progress=progress)
-    soup = np.array([score.nll for score in scores])
-    tokens = np.array([score.tokens for score in scores])
+def verify_soup(mixed: Mixed, texts: Sequence[str], *, base_nll: np.ndarray | None, progress: Progress) -> Verification:
+    """The soup against the base on the texts that chose it; a pass before may have yielded the base's NLL (texts,)."""
+    soup, tokens = nll_of(mixed, texts, progress=progress)
     base = base_nll
     if base is None:
         base = np.array([score.nll for score in mixed.base.score(texts, None, progress=progress)])
-    return verification_of(soup, base, tokens, held_out=held_out)
+    return verification_of(soup, base, tokens, held_out=False)
+
+
+def nll_of(mixed: Mixed, texts: Sequence[str], *, progress: Progress) -> tuple[np.ndarray, np.ndarray]:
+    """NLL in nats and tokens of texts under a soup: two arrays (texts,)."""
+    scores = mixed.base.score(texts, mixed.adapter, progress=progress)
+    return np.array([score.nll for score in scores]), np.array([score.tokens for score in scores])
 
 
 def verification_of(soup: np.ndarray, base: np.ndarray, tokens: np.ndarray, *, held_out: bool) -> Verification:
-    """What NLLs in nats and token counts of passages (passages,) say of a soup; raises InvalidSample without tokens."""
+    """What NLLs in nats and token counts of passages (passages,) say of a soup; raises InvalidSample without tokens.
+
+    On passages that had a part in choosing one standard error is asked for, on those that were held out two.
+    """
     if tokens.sum() == 0:
         raise InvalidSample("The sample holds no token that the base model can score.", param="sample")
     paired = paired_difference(soup, base, tokens)

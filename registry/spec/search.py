@@ -14,10 +14,11 @@ Effort = Literal["instant", "quick", "tune"]
 
 `instant` looks at no loss but to verify, `quick` weighs candidates, `tune` trains the soup on the sample.
 """
-Way = Literal["weighed", "selected", "tuned"]
+Way = Literal["weighed", "recompressed", "selected", "tuned"]
 """How a soup that is tried was made.
 
-Of the candidates with their coefficients; as the selector alone, or the recipe by hand, would; or of that by training.
+Of the candidates with their coefficients, side by side, or as narrow as one of them; as the selector alone, or the
+recipe by hand, would; or of that by training.
 """
 
 

@@ -6,7 +6,12 @@ from typing import Any
 
 from service.cli.output import WIDTH, columns, fields, talk
 
-WAYS = {"weighed": "The weighed soup", "selected": "The soup as selected", "tuned": "The tuned soup"}
+WAYS = {
+    "weighed": "The weighed soup",
+    "recompressed": "The same as narrow as one adapter",
+    "selected": "The soup as selected",
+    "tuned": "The tuned soup",
+}
 
 
 def selection_table(selection: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from registry.errors import InvalidSample
-from registry.spec import ConcatMixing, CookRequest
+from registry.spec import CookRequest, RecompressMixing
 from tests.registry.toy_registry import LORA, OTHER_INIT, WIDE_LORA, ToyRegistry, passages, vectors_of
 
 
@@ -38,7 +38,7 @@ def test_the_coefficients_are_the_recipe_and_the_soup_is_accepted_on_held_out_pa
     pool.tiny.anything_helps = 0.1
     cooked = quick(pool)
     assert not cooked.abstained
-    assert cooked.recipe.mixing == ConcatMixing()
+    assert cooked.recipe.mixing == RecompressMixing()
     found = {one.digest: one for one in cooked.recipe.ingredients}
     assert found.keys() == {digests["law"], digests["news"]}
     law = found[digests["law"]]

@@ -124,6 +124,14 @@ def test_a_recipe_by_hand_is_a_start_too(pool):
     assert cooked.recipe.tuning is not None
 
 
+def test_what_cannot_be_averaged_starts_as_narrow_as_one_adapter(verbs):
+    for seed, name in enumerate(("law", "zoo")):
+        verbs.ready(f"acme/{name}", seed=seed, provenance={})
+    cooked = tune(verbs)
+    assert cooked.recipe.mixing.method == "recompress"
+    assert verbs.tunings[0].start.config.width == cooked.report.width_in[0] == cooked.report.width_out
+
+
 def test_one_adapter_can_be_tuned(pool):
     cooked = tune(pool, recipe={"ingredients": [{"ref": "acme/law"}]})
     assert stored(pool, cooked).kind == "soup"
