@@ -1,0 +1,293 @@
+"""Soups worth having: every effort beside the paper's modes, oracles and trainings, on a bank of adapters.
+
+For each novel domain a sample is drawn from `valid`, every figure comes from `test`. Perplexities are geometric means
+over domains, as ratios over the base's (or, with `--over control`, over the control adapter's), standard errors paired
+over passages. Everything goes over HTTP to a server with the bank (`benchmarks.soups`), as people would ask for it; a
+run that was stopped goes on where it was. Draws and sizes are options: a shorter run says so in its results.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from benchmarks.report import Result, options
+from benchmarks.soups.cells import FRESH_RATES, Answer, Answers, Cell, fresh, mixed, scored
+from benchmarks.soups.setting import HOSTILE, NAMESPACE, TEST, Setting, opened
+from demo.results import Figure
+from registry.spec import CookRequest, HandRecipe, WeightedRef
+from registry.uncertainty import Difference, paired_difference
+
+EFFORTS = ("instant", "quick", "tune")
+PAPER = ("uniform", "similarity", "clustering")
+STARTS = ("tune uniform", "tune control")
+FULL = 100
+GOALS = {
+    "base": {
+        "instant": 0.957, "quick": 0.938, "tune": 0.88, "tune_5": 0.955, "tune_15": 0.925, "greedy": 0.985, "kept": 0.9,
+        "fresh_15": 6, "fresh_30": 5, "fresh_100": 0,
+    },
+    "control": {
+        "instant": 0.925, "quick": 0.905, "tune": 0.85, "tune_5": 0.92, "tune_15": 0.885, "greedy": 0.98, "kept": 0.85,
+        "fresh_15": 9, "fresh_30": 7, "fresh_100": 2,
+    },
+}  # fmt: skip
+
+
+@dataclass
+class Run:
+    """A run: what is there to ask, and what is asked of it."""
+
+    setting: Setting
+    answers: Answers
+    over: str
+    draws: int
+    sizes: Sequence[int]
+    result: Result
+    forward: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def domains(self) -> tuple[str, ...]:
+        """The novel ones."""
+        return self.setting.job.novel
+
+    def answer(self, way: str, domain: str, size: int = FULL, draw: int = 0) -> Answer:
+        """What a way answers."""
+        return self.answers.get(self.setting, Cell(way, domain, draw, size))
+
+    def nll(self, answer: Answer) -> np.ndarray:
+        """NLL of the domain's test passages under the answer."""
+        return scored(self.setting, answer.cell.domain, answer.model, answer.digest)[0]
+
+    def tokens(self, domain: str) -> np.ndarray:
+        """Of the domain's test passages."""
+        return scored(self.setting, domain, self.setting.base, None)[1]
+
+    def base(self, domain: str) -> np.ndarray:
+        """NLL under the base."""
+        return scored(self.setting, domain, self.setting.base, None)[0]
+
+    def single(self, domain: str, name: str) -> np.ndarray:
+        """NLL under one adapter of the bank."""
+        row = self.setting.client.adapter(f"{NAMESPACE}/{name}")
+        return scored(self.setting, domain, str(row["ref"]), str(row["digest"]))[0]
+
+    def zero(self, domain: str) -> np.ndarray:
+        """NLL under what ratios are over: the base, or the control adapter."""
+        return self.base(domain) if self.over == "base" else self.single(domain, self.setting.job.control)
+
+    def against(self, nll: np.ndarray, other: np.ndarray, domain: str) -> Difference:
+        """The paired difference of mean NLL per token."""
+        return paired_difference(nll, other, self.tokens(domain))
+
+    def ratio(self, nll: dict[str, list[np.ndarray]]) -> float:
+        """Geometric mean over domains and draws of the perplexity over the zero's."""
+        found = [
+            self.against(one, self.zero(domain), domain).difference for domain, many in nll.items() for one in many
+        ]
+        return math.exp(float(np.mean(found)))
+
+    def of(self, way: str, size: int = FULL, draws: int = 1) -> dict[str, list[np.ndarray]]:
+        """NLL of a way by domain, one for each draw."""
+        return {
+            domain: [self.nll(self.answer(way, domain, size, draw)) for draw in range(draws)] for domain in self.domains
+        }
+
+    def add(self, name: str, value: float, unit: str = "ratio", goal: float | None = None, note: str = "") -> None:
+        """A figure."""
+        self.result.figures[name] = Figure(value, unit, goal, note=note)
+
+
+# --- the tables ------------------------------------------------------------------------------------
+
+
+def tables(run: Run) -> None:
+    """The paper's modes, efforts and starts on a hundred passages; efforts and the fresh adapter on fewer."""
+    goals, suffix = GOALS[run.over], "ratio" if run.over == "base" else "over_control"
+    for way in (*PAPER, *EFFORTS):
+        found = run.of(way, draws=run.draws)
+        goal = goals.get(way)
+        name = {"tune": "tune_pass"}.get(way, way)
+        run.add(f"{name}_{suffix}", run.ratio(found), goal=goal, note=f"{run.draws} draws of {FULL} passages")
+    for way in STARTS:
+        run.add(f"{way.replace(' ', '_from_')}_{suffix}", run.ratio(run.of(way)), note="one draw")
+    for size in run.sizes:
+        for way in EFFORTS:
+            goal = goals.get(f"{way}_{size}")
+            run.add(f"{way}_{size}_{suffix}", run.ratio(run.of(way, size)), goal=goal, note="one draw")
+    _oracles(run, suffix)
+
+
+def _oracles(run: Run, suffix: str) -> None:
+    """Those that saw the test passages: the best single adapter, and the average that greedy search finds on them."""
+    best: dict[str, np.ndarray] = {}
+    greedy: dict[str, np.ndarray] = {}
+    names = (*run.setting.job.training, *([run.setting.job.control] if run.over == "control" else []))
+    for domain in run.domains:
+        singles = {name: run.single(domain, name) for name in names}
+        first = min(singles, key=lambda name: float(singles[name].sum()))
+        best[domain] = singles[first]
+        greedy[domain] = _greedy(run, domain, first, singles)
+    quick = {domain: run.nll(run.answer("quick", domain)) for domain in run.domains}
+    run.add(f"oracle_single_{suffix}", run.ratio({domain: [one] for domain, one in best.items()}), note="saw the test")
+    run.add(f"oracle_greedy_{suffix}", run.ratio({domain: [one] for domain, one in greedy.items()}), note="saw it too")
+    wins = [run.against(quick[domain], best[domain], domain) for domain in run.domains]
+    run.add(
+        "quick_beats_oracle_single", sum(one.difference < -one.standard_error for one in wins), "domains", 8,
+        f"of {len(wins)}, by more than one standard error",
+    )  # fmt: skip
+    over = [run.against(quick[domain], greedy[domain], domain).difference for domain in run.domains]
+    run.add("quick_vs_oracle_greedy", math.exp(float(np.mean(over))), goal=GOALS[run.over]["greedy"])
+
+
+def _greedy(run: Run, domain: str, first: str, singles: dict[str, np.ndarray]) -> np.ndarray:
+    """Uniform averages: the best single, then as long as it helps the one that helps most; the base is a candidate."""
+    chosen, found = [first], singles[first]
+    order = sorted(singles, key=lambda name: float(singles[name].sum()))
+    while len(chosen) < 5:
+        tried = {}
+        for name in order[:8]:
+            if name in chosen:
+                continue
+            refs = tuple(WeightedRef(ref=f"{NAMESPACE}/{one}") for one in (*chosen, name))
+            cooked = run.setting.client.cook(CookRequest(recipe=HandRecipe(ingredients=refs)))
+            tried[name] = scored(run.setting, domain, str(cooked["model"]), str(cooked["digest"]))[0]
+        name = min(tried, key=lambda one: float(tried[one].sum()))
+        if tried[name].sum() >= found.sum():
+            break
+        chosen.append(name)
+        found = tried[name]
+    base = run.base(domain)
+    return found if found.sum() < base.sum() else base
+
+
+def beside_fresh(run: Run) -> None:
+    """A fresh adapter at the best of its rates and passes, as held-out passages have it, beside the tuned soup."""
+    for size in (*run.sizes, FULL):
+        better = worse = 0
+        for domain in run.domains:
+            ways = [fresh(rate) for rate in FRESH_RATES]
+            if size == FULL:
+                ways += [fresh(rate, passes=2) for rate in FRESH_RATES]
+            tried = [run.answer(way, domain, size) for way in ways]
+            best = min(tried, key=lambda one: 0.0 if one.abstained or one.held_out is None else one.held_out)
+            found = run.against(run.nll(run.answer("tune", domain, size)), run.nll(best), domain)
+            better += found.difference < -found.standard_error
+            worse += found.difference > found.standard_error
+        goal = GOALS[run.over].get(f"fresh_{size}")
+        run.add(
+            f"tune_vs_fresh_{size}", better - worse, "domains", goal, f"{better} better, {worse} worse by more than "
+            "one standard error, than a fresh adapter at its best of two rates and twice the passes at 100",
+        )  # fmt: skip
+
+
+def kept_when_narrow(run: Run) -> None:
+    """The share of what quick's exact mixture takes off that the same, recompressed, takes off."""
+    wide: list[float] = []
+    narrow: list[float] = []
+    for domain in run.domains:
+        answer = run.answer("quick", domain)
+        if answer.abstained or answer.recipe is None or answer.recipe["ingredients"][0].get("layers") is None:
+            continue
+        for method, into in (("concat", wide), ("recompress", narrow)):
+            one = mixed(run.setting, answer, method)
+            into.append(run.against(run.nll(one), run.zero(domain), domain).difference)
+    if wide:
+        run.add(
+            "recompressed_kept", sum(narrow) / sum(wide), "share", GOALS[run.over]["kept"],
+            f"on test passages of {len(wide)} domains whose quick soup is weighed",
+        )  # fmt: skip
+
+
+def nothing_claimed(run: Run) -> None:
+    """How often an answer is worse than the base by more than a standard error: novel domains and hostile sets."""
+    worse: list[str] = []
+    claims = 0
+    for domain in (*run.domains, *HOSTILE):
+        for way in EFFORTS:
+            for size in (FULL, *(run.sizes if domain in run.domains else ())):
+                answer = run.answer(way, domain, size)
+                found = run.against(run.nll(answer), run.base(domain), domain)
+                if found.difference > found.standard_error:
+                    worse.append(f"{way} {domain} {size}")
+                claims += domain in HOSTILE and not answer.abstained
+    note = f"domains, sizes and hostile sets; {claims} soups for hostile sets" + "".join(f"; {one}" for one in worse)
+    run.add("worse_than_base", len(worse), "answers", 0, note)
+
+
+def tuned_worst(run: Run) -> None:
+    """How often the tuned soup is worse than quick's by more than a standard error, at any size."""
+    worse = [
+        f"{domain} {size}"
+        for domain in run.domains
+        for size in (FULL, *run.sizes)
+        if _is_worse(run, run.answer("tune", domain, size), run.answer("quick", domain, size))
+    ]
+    run.add("tune_worst", len(worse), "answers", 0, "worse than quick: " + (", ".join(worse) or "none"))
+
+
+def _is_worse(run: Run, one: Answer, other: Answer) -> bool:
+    found = run.against(run.nll(one), run.nll(other), one.cell.domain)
+    return found.difference > found.standard_error
+
+
+def wall(run: Run) -> None:
+    """Seconds of a whole answer over one pass of the base over the sample."""
+    for way, goal in (("quick", 9), ("tune", 5)):
+        found = []
+        for domain in run.domains:
+            texts = run.setting.sample(domain, size=FULL, seed=0)
+            if domain not in run.forward:
+                began = time.perf_counter()
+                run.setting.client.perplexity(run.setting.base, texts)
+                run.forward[domain] = time.perf_counter() - began
+            found.append(run.answer(way, domain).seconds / run.forward[domain])
+        name = {"quick": "cook_quick_vs_forward", "tune": "tune_pass_vs_forward"}[way]
+        run.add(name, median(found), "F", goal, "with choosing, verifying and the start of the process for gradients")
+
+
+def rows(run: Run) -> None:
+    """Every answer, with the difference that the test passages show."""
+    for cell, answer in sorted(run.answers.known.items(), key=lambda one: repr(one[0])):
+        found = run.against(run.nll(answer), run.base(cell.domain), cell.domain)
+        run.result.rows.append({
+            "domain": cell.domain, "way": cell.way, "passages": cell.size, "draw": cell.draw,
+            "difference": found.difference, "standard_error": found.standard_error, "abstained": answer.abstained,
+            "width": answer.width, "wall_s": answer.seconds, "refused": answer.refused,
+        })  # fmt: skip
+
+
+def run(setting: Setting, home: Path, *, over: str, draws: int, sizes: Sequence[int], name: str) -> Result:
+    """Everything; `over` is `base` or `control`."""
+    work = Run(setting, Answers(home / "answers.jsonl"), over, draws, sizes, Result(name))
+    for part in (tables, wall, kept_when_narrow, tuned_worst, nothing_claimed, beside_fresh, rows):
+        part(work)
+    return work.result
+
+
+def main() -> None:
+    """The command line."""
+    parser = options(__doc__)
+    parser.add_argument("--data", type=Path, required=True, help="train/, novel/ and general/ of domains' text")
+    parser.add_argument("--base", required=True, help="the base model's folder")
+    parser.add_argument("--adapters", type=Path, required=True, help="the bank, in the neutral form")
+    parser.add_argument("--over", choices=("base", "control"), default="base", help="what ratios are over")
+    parser.add_argument("--draws", type=int, default=3, help="draws of a sample")
+    parser.add_argument("--sizes", type=int, nargs="*", default=[5, 15, 30], help="passages, besides 100")
+    parser.add_argument("--passages", type=int, default=TEST, help="test passages of a domain")
+    parser.add_argument("--home", type=Path, default=Path(".reproduce/adaptersoup"), help="what is kept between runs")
+    given = parser.parse_args()
+    name = "adaptersoup" if given.out is None else given.out.stem
+    with opened(given.data, given.base, given.adapters, given.home, passages=given.passages) as setting:
+        found = run(setting, given.home, over=given.over, draws=given.draws, sizes=given.sizes, name=name)
+    found.finish(given.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""The cells of `benchmarks.adaptersoup`: a way to answer for a domain, on a draw of so many passages.
+
+A way is a request to the server, as people would make it. Its answer is kept as a line of a file, so that a run that
+was stopped goes on; what the answer says of the test passages is kept with the scores.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.soups.setting import FRESH, NAMESPACE, Setting
+from registry.errors import SoupError
+from registry.spec import (
+    CookRequest,
+    CosineSpec,
+    GmmSpec,
+    HandRecipe,
+    PoolRequest,
+    SampleSource,
+    TuningOptions,
+    UniformSpec,
+    WeightedRef,
+)
+
+POOL = PoolRequest(namespaces=(NAMESPACE,))
+PAPERS_THRESHOLD = 0.15
+FRESH_RATES = ("0.003", "0.01")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One answer that is asked for."""
+
+    way: str
+    domain: str
+    draw: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the server answered: the model (the base where it abstained), seconds, and what it says of itself.
+
+    `held_out` is the difference from the base on passages that were held out, None where there were none; `trials`
+    are those of a search by way; `refused` is why there is no answer.
+    """
+
+    cell: Cell
+    model: str
+    digest: str | None
+    abstained: bool
+    seconds: float
+    held_out: float | None = None
+    trials: Mapping[str, float] | None = None
+    width: int = 0
+    recipe: Mapping[str, Any] | None = None
+    refused: str = ""
+
+
+Request = Callable[[Setting, Cell, SampleSource], CookRequest]
+
+
+def _effort(effort: str) -> Request:
+    return lambda _setting, _cell, sample: CookRequest.model_validate(
+        {"sample": sample, "effort": effort, "pool": POOL, "verify": True}
+    )
+
+
+def _tuned(refs: Callable[[Setting], list[str]], tuning: TuningOptions | None = None) -> Request:
+    def request(setting: Setting, _cell: Cell, sample: SampleSource) -> CookRequest:
+        recipe = HandRecipe(ingredients=tuple(WeightedRef(ref=f"{NAMESPACE}/{ref}") for ref in refs(setting)))
+        return CookRequest(sample=sample, effort="tune", recipe=recipe, pool=POOL, tuning=tuning)
+
+    return request
+
+
+def fresh(rate: str, *, passes: int | None = None) -> str:
+    """The name of a fresh adapter's training."""
+    return f"tune fresh {rate}" + (f" {passes} passes" if passes else "")
+
+
+WAYS: dict[str, Request] = {
+    "uniform": lambda _setting, _cell, sample: CookRequest(
+        sample=sample, selector=UniformSpec(), pool=POOL, verify=False
+    ),
+    "similarity": lambda _setting, _cell, sample: CookRequest(
+        sample=sample, selector=CosineSpec(threshold=PAPERS_THRESHOLD), pool=POOL, verify=False
+    ),
+    "clustering": lambda _setting, cell, sample: CookRequest(
+        sample=sample, selector=GmmSpec(mode="paper", seed=cell.draw), pool=POOL, verify=False
+    ),
+    "instant": _effort("instant"),
+    "quick": _effort("quick"),
+    "tune": _effort("tune"),
+    "tune uniform": _tuned(lambda setting: list(setting.job.training)),
+    "tune control": _tuned(lambda setting: [setting.job.control]),
+    **{fresh(rate): _tuned(lambda _: [FRESH], TuningOptions(rate=rate)) for rate in FRESH_RATES},
+    **{
+        fresh(rate, passes=2): _tuned(lambda _: [FRESH], TuningOptions(rate=rate, passes=2)) for rate in FRESH_RATES
+    },
+}  # fmt: skip
+
+
+class Answers:
+    """Every answer so far, in a file of lines."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.known: dict[Cell, Answer] = {}
+        if path.is_file():
+            for line in path.read_text(encoding="utf-8").splitlines():
+                value = json.loads(line)
+                cell = Cell(**value.pop("cell"))
+                self.known[cell] = Answer(cell=cell, **value)
+
+    def get(self, setting: Setting, cell: Cell) -> Answer:
+        """The answer of a cell, asked for if need be."""
+        if cell not in self.known:
+            self.known[cell] = asked(setting, cell)
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(self.known[cell])) + "\n")
+        return self.known[cell]
+
+
+def asked(setting: Setting, cell: Cell) -> Answer:
+    """What the server answers now; a request that it refuses is answered with the base, and says why."""
+    texts = setting.sample(cell.domain, size=cell.size, seed=cell.draw)
+    request = WAYS[cell.way](setting, cell, setting.source(texts))
+    began = time.perf_counter()
+    try:
+        cooked = setting.client.cook(request)
+    except SoupError as error:
+        return Answer(cell, setting.base, None, abstained=True, seconds=0.0, refused=error.message)
+    seconds = time.perf_counter() - began
+    search, check = cooked.get("search"), cooked.get("verification")
+    return Answer(
+        cell, str(cooked["model"]), None if cooked["abstained"] else str(cooked["digest"]),
+        abstained=bool(cooked["abstained"]), seconds=seconds,
+        held_out=check["difference"] if check and check["held_out"] else None,
+        trials={one["way"]: one["difference"] for one in search["trials"]} if search else None,
+        width=(cooked.get("report") or {}).get("width_out") or 0, recipe=cooked.get("recipe"),
+    )  # fmt: skip
+
+
+def mixed(setting: Setting, answer: Answer, method: str) -> Answer:
+    """The ingredients of an answer mixed by another method, not verified."""
+    assert answer.recipe is not None
+    recipe = {
+        "ingredients": [
+            {"ref": one["digest"], "weight": float(one["weight"]), "layers": one.get("layers")}
+            for one in answer.recipe["ingredients"]
+        ]
+    }
+    cooked = setting.client.cook(
+        CookRequest.model_validate({"recipe": recipe, "mixing": {"method": method}, "max_width": 1024})
+    )
+    return replace(answer, model=str(cooked["model"]), digest=str(cooked["digest"]))
+
+
+def scored(setting: Setting, domain: str, model: str, digest: str | None) -> tuple[np.ndarray, np.ndarray]:
+    """NLL in nats and tokens of a domain's test passages under a model, the base where `digest` is None."""
+    texts = setting.test(domain)
+    cell = setting.scores.get(digest or setting.base_digest, texts, lambda: setting.client.perplexity(model, texts))
+    return np.array(cell.nll), np.array(cell.tokens)

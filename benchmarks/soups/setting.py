@@ -1,0 +1,148 @@
+"""The setting of `benchmarks.adaptersoup`: a bank of adapters on a running server, and the texts of every domain.
+
+Beside the bank a fresh adapter is pushed, near the identity, which training can start from as it does from a soup.
+Hostile sets are text that no adapter of the bank can help with more than by chance: nothing should be claimed there.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from demo.adapters import convert_all
+from demo.cells import Cells
+from demo.convert import neutral_domains
+from demo.job import Job
+from demo.passages import shorten
+from demo.prepare import base_entry, own_job
+from demo.progress import Talk
+from demo.results import ROOT
+from demo.server import running
+from registry.adapters import create
+from registry.adapters.weights import save_tensors
+from registry.base_model import shape_of
+from registry.errors import NotFound
+from registry.formats import AdapterContents, read_directory, write_directory
+from registry.spec import SampleSource
+from service.client.client import SoupClient
+from service.client.transfer import push_folder
+from training.data import draw, read_texts
+
+NAMESPACE = "bank"
+FRESH = "fresh"
+GENERAL = "general"
+TEST = 40
+"""Passages that every figure of a domain comes from."""
+WORDS = 60
+"""Of a passage that is made here."""
+SENTENCE = "The ferry leaves the harbour at noon. "
+HOSTILE = ("source_code", "shuffled_words", "digits", "one_sentence", GENERAL)
+
+
+@dataclass
+class Setting:
+    """A server with the bank pushed, its client, scores kept on disk, and the texts."""
+
+    job: Job
+    client: SoupClient
+    scores: Cells
+    base_digest: str
+    test_passages: int = TEST
+
+    @property
+    def base(self) -> str:
+        """The base model, as a ref."""
+        return f"base/{self.job.base.id}"
+
+    def sample(self, domain: str, *, size: int, seed: int) -> list[str]:
+        """Passages of a domain that a soup is cooked from; smaller ones are the first of the larger of their draw."""
+        return self._short(draw(self._texts(domain, "valid"), max(size, 100), seed=seed)[:size])
+
+    def test(self, domain: str) -> list[str]:
+        """Passages that figures come from; none of them is in a sample."""
+        return self._short(draw(self._texts(domain, "test"), self.test_passages, seed=0))
+
+    def source(self, texts: list[str]) -> SampleSource:
+        """A sample as it is sent."""
+        return self.client.sample(texts)
+
+    def _short(self, texts: list[str]) -> list[str]:
+        return texts if self.job.longest is None else [shorten(text, self.job.longest) for text in texts]
+
+    def _texts(self, domain: str, split: str) -> list[str]:
+        if domain not in HOSTILE:
+            return self.job.texts("novel", domain, split)
+        return self._hostile[domain][0 if split == "valid" else 1]
+
+    @cached_property
+    def _hostile(self) -> dict[str, tuple[list[str], list[str]]]:
+        """(sample, test) of each hostile set."""
+        general = _general(self.job.data)
+        words = [word for text in general for word in text.split()]
+        random.Random(1).shuffle(words)
+        digits = random.Random(2)
+        made = {
+            "source_code": _source_code(),
+            "shuffled_words": _passages(words),
+            "digits": _passages([str(digits.randrange(10**6)) for _ in range(300 * WORDS)]),
+            "one_sentence": [
+                ("The ferry leaves the harbour at noon. " * (1 + number)).strip() for number in range(150)
+            ],
+            GENERAL: general,
+        }
+        return {name: (texts[0::2], texts[1::2]) for name, texts in made.items()}
+
+
+def _general(data: Path) -> list[str]:
+    folder = data / "general"
+    for name in ("valid.jsonl", "valid.jsonl.gz"):
+        if (folder / name).is_file():
+            return read_texts(folder / name)[:600]
+    raise NotFound(f"{folder} has no valid.jsonl and no valid.jsonl.gz.")
+
+
+def _passages(words: list[str]) -> list[str]:
+    return [" ".join(words[start : start + WORDS]) for start in range(0, min(len(words), 300 * WORDS), WORDS)]
+
+
+def _source_code() -> list[str]:
+    """This project's own, in pieces of some lines."""
+    lines = [line for path in sorted((ROOT / "registry").rglob("*.py")) for line in path.read_text().splitlines()]
+    return ["\n".join(lines[start : start + 12]) for start in range(0, 300 * 12, 12)]
+
+
+@contextmanager
+def opened(data: Path, base: str, adapters: Path, home: Path, *, passages: int) -> Iterator[Setting]:
+    """The setting while open: the bank converted and pushed once, a server over `home`; raises as the demo does."""
+    talk = Talk(1)
+    names = neutral_domains(adapters)
+    found = own_job(data, base_entry(base, talk), adapters, names)
+    job = Job(**{**vars(found), "home": home, "adapters": home / "adapters"})
+    if not all((job.adapters / name / "adapter_config.json").is_file() for name in job.pushed):
+        convert_all(job, adapters, names, talk)
+    job.write_bases()
+    shape = shape_of(job.base, job.home / "cache")
+    _write_fresh(job, shape.fingerprint)
+    with running(job.bases, job.home / "server") as server, server.client() as client:
+        there = {one["name"] for one in client.adapters(kind="adapter")}
+        for name in (*job.pushed, FRESH):
+            if name not in there:
+                pushed = push_folder(client, job.adapters / name, name=f"{NAMESPACE}/{name}")
+                if pushed.get("job"):
+                    client.wait_job(pushed["job"])
+        yield Setting(job, client, Cells(job.home / "scores.jsonl"), shape.fingerprint, passages)
+
+
+def _write_fresh(job: Job, fingerprint: str) -> None:
+    """An adapter of the bank's structure that nothing was trained into."""
+    like = read_directory(job.adapters / job.training[0])
+    shape = shape_of(job.base, job.home / "cache")
+    contents = AdapterContents(
+        config=like.config, domain=FRESH, weights=save_tensors(create(like.config, shape, seed=0).state_dict()),
+        base_model=job.base.id, base_fingerprint=fingerprint,
+    )  # fmt: skip
+    write_directory(job.adapters / FRESH, contents, replace=True)
