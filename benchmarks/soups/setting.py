@@ -35,6 +35,8 @@ from training.data import draw, read_texts
 NAMESPACE = "bank"
 FRESH = "fresh"
 GENERAL = "general"
+LARGEST = 100
+"""Passages of a sample."""
 TEST = 40
 """Passages that every figure of a domain comes from."""
 WORDS = 60
@@ -59,8 +61,8 @@ class Setting:
         return f"base/{self.job.base.id}"
 
     def sample(self, domain: str, *, size: int, seed: int) -> list[str]:
-        """Passages of a domain that a soup is cooked from; smaller ones are the first of the larger of their draw."""
-        return self._short(draw(self._texts(domain, "valid"), max(size, 100), seed=seed)[:size])
+        """Passages of a domain that a soup is cooked from; smaller ones are of the largest of their draw."""
+        return self._short(draw(draw(self._texts(domain, "valid"), LARGEST, seed=seed), size, seed=seed + 1000))
 
     def test(self, domain: str) -> list[str]:
         """Passages that figures come from; none of them is in a sample."""
