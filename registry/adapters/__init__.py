@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from registry.adapters.attach import AdapterModule, attached
 from registry.adapters.bottleneck import BottleneckAdapter
+from registry.adapters.bottleneck_alignment import align_bottlenecks
 from registry.adapters.bottleneck_mixing import BottleneckMixture, join_bottlenecks
 from registry.adapters.bottleneck_narrowing import narrow_bottlenecks
 from registry.adapters.experts import BankAdapter, initial_bank, mean_routes, merge_bank
@@ -64,8 +65,9 @@ class StructureEntry:
 
     `build` makes its module on the meta device and `initial` draws its first tensors for names and shapes. `join` puts
     several side by side as one, `narrow` makes what comes of it narrower (configuration, tensors, widths, seed),
-    `mixture` is their exact mixture: None where its configurations say that there is none (`joinable`,
-    `no_exact_mixture`). Only a bank of experts has a `merge`, and `routes`: the adapters whose mean output
+    `align` puts the neurons of one into the order of another's, `mixture` is their exact mixture: None where its
+    configurations say that there is none (`joinable`, `no_exact_mixture`), or where it has no neurons. Only a bank of
+    experts has a `merge`, and `routes`: the adapters whose mean output
     is that of all routes through it.
     """
 
@@ -74,6 +76,7 @@ class StructureEntry:
     build: Callable[[Any, BaseShape], AdapterModule]
     initial: Callable[..., dict[str, Tensor]]
     join: Callable[[Sequence[Any], Sequence[Tensors], Sequence[Factor]], dict[str, Tensor]] | None = None
+    align: Callable[[Any, Tensors, Tensors | None], dict[str, Tensor]] | None = None
     narrow: Callable[[Any, Tensors, Mapping[str, int], int], dict[str, Tensor]] | None = None
     mixture: Callable[[Any, BaseShape], Mixture] | None = None
     merge: Callable[[Any, Tensors], dict[str, Tensor]] | None = None
@@ -101,6 +104,7 @@ STRUCTURES: dict[str, StructureEntry] = {
         build=BottleneckAdapter,
         initial=initial_tensors,
         join=join_bottlenecks,
+        align=align_bottlenecks,
         narrow=narrow_bottlenecks,
         mixture=BottleneckMixture,
     ),

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from registry.soup import average, concat, merge, recompress
+from registry.soup import align, average, concat, dare, entrywise, merge, recompress, slerp, ties
 from registry.soup.compat import SoupPart
 from registry.spec import AdapterConfig
 
@@ -18,19 +18,27 @@ class MixingMethod:
     """One way of mixing, by its own member of `Mixing`.
 
     `check` lists every reason against it, `result` is the soup's configuration, `mix` reads the ingredients. Reports
-    have the residual `by_site` where a method says so.
+    have the residual `by_site` where a method says so. `too_wide` says why the parts would be too many, or the soup
+    wider than a width: of a ranking the last ones are left out until it says nothing.
     """
 
     check: Callable[[Sequence[SoupPart], Any], list[str]]
     result: Callable[[Sequence[SoupPart], Any], AdapterConfig]
     mix: Callable[[Sequence[SoupPart], Any], dict[str, Tensor]]
+    too_wide: Callable[[Sequence[SoupPart], Any, int], list[str]] = lambda _parts, _mixing, _max_width: []
     by_site: bool = False
 
 
 MIXINGS = {
     "average": MixingMethod(average.check, average.result, average.mix),
-    "concat": MixingMethod(concat.check, concat.result, concat.mix),
-    "recompress": MixingMethod(recompress.check, recompress.result, recompress.mix, by_site=True),
+    "concat": MixingMethod(concat.check, concat.result, concat.mix, too_wide=concat.too_wide),
+    "recompress": MixingMethod(
+        recompress.check, recompress.result, recompress.mix, too_wide=recompress.too_wide, by_site=True
+    ),
+    "align": MixingMethod(align.check, align.result, align.mix),
+    "ties": MixingMethod(entrywise.check, entrywise.result, ties.mix),
+    "dare": MixingMethod(entrywise.check, entrywise.result, dare.mix),
+    "slerp": MixingMethod(entrywise.check, entrywise.result, slerp.mix, too_wide=slerp.too_many),
     "merge": MixingMethod(merge.check, merge.result, merge.mix),
 }
 """By the `method` of a `Mixing`."""

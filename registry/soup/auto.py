@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from registry.errors import Incompatible
-from registry.soup import MIXINGS, concat, recompress
+from registry.soup import MIXINGS, concat
 from registry.soup.compat import SoupPart, average_reasons, init_reasons
 from registry.spec import (
+    AlignMixing,
     AutoMixing,
     AverageMixing,
     BankConfig,
@@ -29,9 +30,13 @@ _REFUSED = {
     "average": "averaged",
     "concat": "concatenated",
     "recompress": "recompressed",
+    "align": "aligned",
     "merge": "merged",
-    "auto": "mixed",
 }
+
+
+_OF_ONE_START = ("average", "ties", "dare", "slerp")
+"""Methods that mix values in the places where they are, and so ask for one initialisation."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,8 @@ def settle(parts: Sequence[SoupPart], request: MixingRequest, *, max_width: int)
     """The first mixing that nothing stands against; raises Incompatible with everything that does."""
     against: dict[str, list[str]] = {}
     for mixing in candidates(parts, request):
-        reasons = MIXINGS[mixing.method].check(parts, mixing) or too_wide(parts, mixing, max_width)
+        method = MIXINGS[mixing.method]
+        reasons = method.check(parts, mixing) or method.too_wide(parts, mixing, max_width)
         if isinstance(mixing, MergeMixing) and isinstance(request, AutoMixing) and request.scale != "1":
             asked = f"A merge has no scale, and {request.scale} is asked for"
             reasons.append(f"{asked}: merge the bank, then scale what comes of it.")
@@ -70,20 +76,11 @@ def settle(parts: Sequence[SoupPart], request: MixingRequest, *, max_width: int)
         against[mixing.method] = reasons
     problems = list(dict.fromkeys(reason for reasons in against.values() for reason in reasons))
     raise Incompatible(
-        f"These adapters cannot be {_REFUSED[request.method]}. {' '.join(problems)} {_instead(parts, against)}",
+        f"These adapters cannot be {_REFUSED.get(request.method, 'mixed')}. {' '.join(problems)} "
+        f"{_instead(parts, against)}",
         param="recipe",
         problems=problems,
     )
-
-
-def too_wide(parts: Sequence[SoupPart], mixing: Mixing, max_width: int) -> list[str]:
-    """One sentence with the numbers where the soup would exceed `max_width`; one adapter is as wide as it is."""
-    if isinstance(mixing, RecompressMixing):
-        return recompress.too_wide(parts, mixing, max_width)
-    if len(parts) < 2 or not isinstance(mixing, ConcatMixing) or concat.width(parts) <= max_width:
-        return []
-    own = ", ".join(str(part.config.width) for part in parts[:8]) + (", ..." if len(parts) > 8 else "")
-    return [f"Concatenated they would be {concat.width(parts)} wide ({own}), and max_width is {max_width}."]
 
 
 def _why(parts: Sequence[SoupPart], mixing: Mixing, against: Mapping[str, Sequence[str]]) -> str:
@@ -116,7 +113,7 @@ def _instead(parts: Sequence[SoupPart], against: Mapping[str, Sequence[str]]) ->
         ways.append("mix by 'average', which takes the factors of a LoRA apart")
     if "average" in against and not MIXINGS["average"].check(parts, AverageMixing()):
         ways.append("leave 'scale' at 1")
-    if "average" in against and list(against["average"]) == init_reasons(parts):
+    if any(list(against.get(method, ())) == init_reasons(parts) != [] for method in _OF_ONE_START):
         ways.append("set mixing.assume_same_init if you know that they started from the same tensors")
     if not ways:
         several = len({part.config.method for part in parts}) > 1
@@ -143,7 +140,7 @@ def _joinable(part: SoupPart) -> object:
 def _alike(part: SoupPart, request: MixingRequest) -> object:
     """Equal for adapters that can be averaged; what cannot be averaged with anything is alone."""
     on_request = isinstance(request, AutoMixing) and part.config.average_on_request
-    if isinstance(request, ConcatMixing | RecompressMixing | MergeMixing) or on_request:
+    if isinstance(request, ConcatMixing | RecompressMixing | AlignMixing | MergeMixing) or on_request:
         return part.digest
     if average_reasons([part, part], request.scale):  # a fusion
         return part.digest
@@ -184,7 +181,7 @@ def within_width(parts: Sequence[SoupPart], request: MixingRequest, *, max_width
     count, reason = len(parts), ""
     while count > 1:
         mixing = _cheapest(parts[:count], request)
-        found = too_wide(parts[:count], mixing, max_width)
+        found = MIXINGS[mixing.method].too_wide(parts[:count], mixing, max_width)
         if not found:
             break
         count, reason = count - 1, found[0]

@@ -75,6 +75,14 @@ def width(parts: Sequence[SoupPart]) -> int:
     return max(added_up(parts).values(), default=0)
 
 
+def too_wide(parts: Sequence[SoupPart], _mixing: ConcatMixing, max_width: int) -> list[str]:
+    """One sentence with the numbers where the soup would exceed `max_width`; one adapter is as wide as it is."""
+    if len(parts) < 2 or width(parts) <= max_width:
+        return []
+    own = ", ".join(str(part.config.width) for part in parts[:8]) + (", ..." if len(parts) > 8 else "")
+    return [f"Concatenated they would be {width(parts)} wide ({own}), and max_width is {max_width}."]
+
+
 def added_up(parts: Sequence[SoupPart]) -> dict[str, int]:
     """Widths by site, side by side."""
     total: Counter[str] = Counter()

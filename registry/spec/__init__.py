@@ -21,21 +21,27 @@ from registry.spec.adapter import (
 from registry.spec.config import AdapterConfig
 from registry.spec.decimals import WEIGHT_PLACES, canonical_decimal, canonical_weights, weights_by_digest
 from registry.spec.frozen import Frozen, Words
-from registry.spec.recipe import (
+from registry.spec.mixing import (
+    AlignMixing,
     AutoMixing,
     AverageMixing,
     ConcatMixing,
+    DareMixing,
+    MergeMixing,
+    Mixing,
+    MixingRequest,
+    RecompressMixing,
+    SlerpMixing,
+    TiesMixing,
+)
+from registry.spec.recipe import (
     Cooked,
     CookRequest,
     Evidence,
     HandRecipe,
-    MergeMixing,
-    Mixing,
-    MixingRequest,
     MixReport,
     Recipe,
     RecipeIngredient,
-    RecompressMixing,
     WeightedRef,
 )
 from registry.spec.score import BaselineReport, PassageScore, PerplexityReport, Verification
@@ -70,6 +76,7 @@ __all__ = [
     "UNION_MEMBERS",
     "WEIGHT_PLACES",
     "AdapterConfig",
+    "AlignMixing",
     "AutoMixing",
     "AverageMixing",
     "BankConfig",
@@ -83,6 +90,7 @@ __all__ = [
     "CookRequest",
     "Cooked",
     "CosineSpec",
+    "DareMixing",
     "Effort",
     "EmbeddingSource",
     "EncoderName",
@@ -125,7 +133,9 @@ __all__ = [
     "SelectOptions",
     "Selection",
     "SelectorSpec",
+    "SlerpMixing",
     "StoredAdapter",
+    "TiesMixing",
     "Trial",
     "Tuned",
     "Tuning",

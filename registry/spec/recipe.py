@@ -6,7 +6,7 @@ Weights are canonical decimals (nine places, summing to exactly 1), so a recipe 
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
@@ -14,30 +14,11 @@ from registry.names import Digest, digest_of
 from registry.spec.adapter import SampleReport, SampleSource
 from registry.spec.decimals import canonical_decimal
 from registry.spec.frozen import Frozen, Words
+from registry.spec.mixing import AutoMixing, AverageMixing, Mixing, MixingRequest, not_set
 from registry.spec.score import Verification
 from registry.spec.search import Effort, Search
 from registry.spec.selection import PoolRequest, Selection, SelectOptions, SelectorSpec
-from registry.spec.structures.pruned import MaskRule
 from registry.spec.tuning import Tuning, TuningOptions
-
-
-def _not_nothing(scale: str) -> str:
-    if scale == "0":
-        raise ValueError("must not be 0: nothing of any adapter would be left, which is the base model")
-    return scale
-
-
-Scale = Annotated[
-    str,
-    BeforeValidator(canonical_decimal),
-    AfterValidator(_not_nothing),
-    WithJsonSchema({"type": ["number", "string"]}),
-]
-
-
-def _not_set(value: object) -> bool:
-    """A field that came later is in a recipe only where it is set, so that digests stay what they were."""
-    return value is None
 
 
 def _not_negative(factor: str) -> str:
@@ -67,97 +48,7 @@ class RecipeIngredient(Frozen):
 
     digest: Digest
     weight: str
-    layers: LayerFactors | None = Field(default=None, exclude_if=_not_set)
-
-
-class AverageMixing(Frozen):
-    """The weighted average of tensors, sum w_i theta_i (AdapterSoup, section 2).
-
-    `scale` multiplies the up-projections (U and b_U). `assume_same_init` vouches for initialisations that are unknown
-    or differ; it stays in the recipe and card. `masks` says which mask the soup of pruned adapters has: without it,
-    `union`.
-    """
-
-    method: Literal["average"] = "average"
-    scale: Scale = "1"
-    assume_same_init: bool = False
-    masks: MaskRule | None = Field(default=None, exclude_if=_not_set)
-
-    keeps_init: ClassVar[bool] = True
-    """Whether the soup started where all of its ingredients did; `concat` makes tensors of other shapes."""
-
-
-class ConcatMixing(Frozen):
-    """The exact mixture: an adapter whose output is the weighted sum of its ingredients'.
-
-    Bottlenecks or ranks add up. Needs one structure and no common initialisation; `scale` as for `average`.
-    """
-
-    method: Literal["concat"] = "concat"
-    scale: Scale = "1"
-
-    assume_same_init: ClassVar[bool] = False
-    masks: ClassVar[None] = None
-    keeps_init: ClassVar[bool] = False
-
-
-class RecompressMixing(Frozen):
-    """The exact mixture brought back to a smaller width: the ingredients' neurons or ranks that say most of it.
-
-    Needs what `concat` needs. `width` is the bottleneck or the rank of every module; without it the largest that an
-    ingredient has there. `seed` draws the probes that neurons are picked by. `scale` as for `average`.
-    """
-
-    method: Literal["recompress"] = "recompress"
-    scale: Scale = "1"
-    width: int | None = Field(default=None, ge=1, le=65536, exclude_if=_not_set)
-    seed: int = Field(default=0, ge=0, lt=2**32)
-
-    assume_same_init: ClassVar[bool] = False
-    masks: ClassVar[None] = None
-    keeps_init: ClassVar[bool] = False
-
-
-class MergeMixing(Frozen):
-    """The adapter of a bank of experts: the mean of their weights and biases (AdaMix, section 3.3).
-
-    Has one ingredient, the bank.
-    """
-
-    method: Literal["merge"] = "merge"
-
-    scale: ClassVar[None] = None
-    assume_same_init: ClassVar[bool] = False
-    masks: ClassVar[None] = None
-    keeps_init: ClassVar[bool] = True
-
-
-class AutoMixing(Frozen):
-    """`average` where that is what the paper does, else `concat`: a choice, made before a recipe is written.
-
-    Bottlenecks are averaged where structure, scale and initialisation agree (or `assume_same_init` vouches for it)
-    and concatenated where only the structure does; LoRAs are concatenated, and a bank alone is merged.
-    """
-
-    method: Literal["auto"] = "auto"
-    scale: Scale = "1"
-    assume_same_init: bool = False
-
-
-Mixing = Annotated[AverageMixing | ConcatMixing | RecompressMixing | MergeMixing, Field(discriminator="method")]
-
-
-def _auto_by_default(value: object) -> object:
-    """A mixing that names no method leaves the method open."""
-    return {"method": "auto", **value} if isinstance(value, dict) else value
-
-
-MixingRequest = Annotated[
-    Annotated[
-        AutoMixing | AverageMixing | ConcatMixing | RecompressMixing | MergeMixing, Field(discriminator="method")
-    ],
-    BeforeValidator(_auto_by_default),
-]
+    layers: LayerFactors | None = Field(default=None, exclude_if=not_set)
 
 
 class MixReport(Frozen):
@@ -177,7 +68,7 @@ class MixReport(Frozen):
     residual: float | None = None
     """Relative error of the soup's layer outputs against the exact mixture (`scale` times the weighted mean of its
     ingredients'): for LoRA in the Frobenius norm of the weight updates, for bottlenecks on fixed normal probes."""
-    residuals: dict[str, float] | None = Field(default=None, exclude_if=_not_set)
+    residuals: dict[str, float] | None = Field(default=None, exclude_if=not_set)
     """Of a recompressed soup the same at each site; a site to which nothing is added has none."""
     notes: tuple[str, ...] = ()
 
@@ -193,7 +84,7 @@ class Recipe(Frozen):
     ingredients: tuple[RecipeIngredient, ...] = Field(min_length=1)
     mixing: Mixing = AverageMixing()
     seed: int | None = None
-    tuning: Tuning | None = Field(default=None, exclude_if=_not_set)
+    tuning: Tuning | None = Field(default=None, exclude_if=not_set)
 
     @property
     def digest(self) -> str:

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, get_args
 
 from registry.spec.config import AdapterConfig
-from registry.spec.recipe import MixingRequest
+from registry.spec.mixing import MixingRequest
 from registry.spec.selection import SelectorSpec
 
 

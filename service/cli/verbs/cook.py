@@ -17,6 +17,9 @@ from service.cli.selection_text import selection_table, talk_about, talk_about_s
 from service.client.samples import read_texts
 
 CHOOSING = ("selector", "paper", "single", "encoder", "set", "max_ingredients", "top")
+_OF_SOME = {"width": ("recompress",), "seed": ("recompress", "dare"), "density": ("ties", "dare")}
+"""Flags by the mixing methods that have them."""
+
 COOK = Flags(
     CookRequest,
     {
@@ -34,8 +37,8 @@ COOK = Flags(
         "name": Flag("name", "namespace/name of the soup."),
         "mixing": Flag(
             "mixing.method",
-            "average: the cost of one adapter; concat: exact; recompress: nearly, at the cost of one; merge: a bank of "
-            "experts, alone; auto: what fits.",
+            "average: the cost of one adapter; concat: exact; recompress: nearly, at the cost of one; align, ties, "
+            "dare, slerp: other averages; merge: a bank of experts, alone; auto: what fits.",
             shown=True,
         ),
         "max_width": Flag(
@@ -44,7 +47,8 @@ COOK = Flags(
             limits=(None, None),
         ),
         "width": Flag("mixing.width", "How wide recompress makes it; by default as the widest ingredient."),
-        "seed": Flag("mixing.seed", "Of the probes that recompress picks neurons by; by default {default}."),
+        "seed": Flag("mixing.seed", "Of what recompress or dare draws; by default {default}."),
+        "density": Flag("mixing.density", "The share of entries that ties or dare keeps."),
         "scale": Flag("mixing.scale", "Factor on the soup's output; by default {default}."),
         "assume_same_init": Flag("mixing.assume_same_init", "Vouch for one initialisation; the recipe says so."),
         "masks": Flag("mixing.masks", "The one mask of an average of pruned adapters; by default their union."),
@@ -118,14 +122,15 @@ def _how(given: Given) -> dict[str, Any]:
         raise typer.BadParameter(f"--mixing {method} keeps no mask: drop --masks, or mix by average.")
     if method == "merge" and given.typed("scale", "assume_same_init", "max_width"):
         raise typer.BadParameter("--mixing merge is of one bank: drop --scale, --assume-same-init and --max-width.")
-    if method in ("concat", "recompress") and "assume_same_init" in given:
+    if method in ("concat", "recompress", "align") and "assume_same_init" in given:
         raise typer.BadParameter(f"--mixing {method} needs no common initialisation: drop --assume-same-init.")
-    if method != "recompress" and given.typed("width", "seed"):
-        raise typer.BadParameter("--width and --seed are of --mixing recompress: drop them, or mix by it.")
+    for name, methods in _OF_SOME.items():
+        if given.typed(name) and method not in methods:
+            raise typer.BadParameter(f"--{name} is of --mixing {' or '.join(methods)}: drop it, or mix so.")
     if "masks" in given:
         fields["mixing"]["method"] = method = "average"
-    if method == "average" and "max_width" in given:
-        raise typer.BadParameter("--mixing average makes nothing wider: drop --max-width.")
+    if method in ("average", "align", "ties", "dare", "slerp") and "max_width" in given:
+        raise typer.BadParameter(f"--mixing {method} makes nothing wider: drop --max-width.")
     return fields
 
 

@@ -14,7 +14,7 @@ from registry.spec import UNION_MEMBERS, AdapterConfig, CookRequest, MixingReque
     ("field", "union", "tag", "some"),
     [
         ("config", AdapterConfig, "method", {"bottleneck", "lora"}),
-        ("mixing", MixingRequest, "method", {"auto", "average", "concat", "recompress"}),
+        ("mixing", MixingRequest, "method", {"auto", "average", "concat", "recompress", "align", "ties"}),
         ("selector", SelectorSpec, "kind", {"gmm", "cosine", "uniform"}),
     ],
 )

@@ -493,6 +493,13 @@ class TestCook:
         assert soup("cook", "--recipe", "team/a,team/b", *flags)[0] == 0
         assert server.body()["mixing"] == {"method": "recompress", "scale": "1", "width": 8, "seed": 3}
 
+    def test_how_much_is_dropped(self, soup: Soup, server: Server) -> None:
+        server.on("POST /v1/soups", ok({**SOUP, "selection": None, "verification": None}))
+        flags = ("--mixing", "dare", "--density", "0.10", "--seed", "3")
+        assert soup("cook", "--recipe", "team/a,team/b", *flags)[0] == 0
+        mixing = {"method": "dare", "scale": "1", "density": "0.1", "seed": 3, "assume_same_init": False}
+        assert server.body()["mixing"] == mixing
+
     def test_a_rule_for_masks_asks_for_an_average(self, soup: Soup, server: Server) -> None:
         server.on("POST /v1/soups", ok({**SOUP, "selection": None, "verification": None}))
         assert soup("cook", "--recipe", "team/a,team/b", "--masks", "intersect")[0] == 0
@@ -512,6 +519,10 @@ class TestCook:
             (("--mixing", "concat", "--width", "8"), "--width"),
             (("--seed", "1"), "--seed"),
             (("--mixing", "recompress", "--width", "0"), "--width"),
+            (("--mixing", "align", "--assume-same-init"), "--assume-same-init"),
+            (("--mixing", "slerp", "--density", "0.5"), "--density"),
+            (("--mixing", "ties", "--density", "0"), "--density"),
+            (("--mixing", "dare", "--max-width", "9"), "--max-width"),
         ],
     )
     def test_ways_to_mix_that_are_none(self, soup: Soup, server: Server, flags: tuple[str, ...], about: str) -> None:

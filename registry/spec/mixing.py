@@ -1,0 +1,194 @@
+"""Mixings: the methods that make one adapter of several, each with what it is asked by; a recipe has one of them."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+
+from registry.spec.decimals import canonical_decimal
+from registry.spec.frozen import Frozen
+from registry.spec.structures.pruned import MaskRule
+
+
+def _not_nothing(scale: str) -> str:
+    if scale == "0":
+        raise ValueError("must not be 0: nothing of any adapter would be left, which is the base model")
+    return scale
+
+
+Scale = Annotated[
+    str,
+    BeforeValidator(canonical_decimal),
+    AfterValidator(_not_nothing),
+    WithJsonSchema({"type": ["number", "string"]}),
+]
+
+
+def _a_share(density: str) -> str:
+    if not 0 < Decimal(density) <= 1:
+        raise ValueError("must be above 0 and at most 1")
+    return density
+
+
+Density = Annotated[
+    str,
+    BeforeValidator(canonical_decimal),
+    AfterValidator(_a_share),
+    WithJsonSchema({"type": ["number", "string"]}),
+]
+"""The share of entries that is kept."""
+
+
+def not_set(value: object) -> bool:
+    """A field that came later is in a recipe only where it is set, so that digests stay what they were."""
+    return value is None
+
+
+class AverageMixing(Frozen):
+    """The weighted average of tensors, sum w_i theta_i (AdapterSoup, section 2).
+
+    `scale` multiplies the up-projections (U and b_U). `assume_same_init` vouches for initialisations that are unknown
+    or differ; it stays in the recipe and card. `masks` says which mask the soup of pruned adapters has: without it,
+    `union`.
+    """
+
+    method: Literal["average"] = "average"
+    scale: Scale = "1"
+    assume_same_init: bool = False
+    masks: MaskRule | None = Field(default=None, exclude_if=not_set)
+
+    keeps_init: ClassVar[bool] = True
+    """Whether the soup started where all of its ingredients did; `concat` makes tensors of other shapes."""
+
+
+class ConcatMixing(Frozen):
+    """The exact mixture: an adapter whose output is the weighted sum of its ingredients'.
+
+    Bottlenecks or ranks add up. Needs one structure and no common initialisation; `scale` as for `average`.
+    """
+
+    method: Literal["concat"] = "concat"
+    scale: Scale = "1"
+
+    assume_same_init: ClassVar[bool] = False
+    masks: ClassVar[None] = None
+    keeps_init: ClassVar[bool] = False
+
+
+class RecompressMixing(Frozen):
+    """The exact mixture brought back to a smaller width: the ingredients' neurons or ranks that say most of it.
+
+    Needs what `concat` needs. `width` is the bottleneck or the rank of every module; without it the largest that an
+    ingredient has there. `seed` draws the probes that neurons are picked by. `scale` as for `average`.
+    """
+
+    method: Literal["recompress"] = "recompress"
+    scale: Scale = "1"
+    width: int | None = Field(default=None, ge=1, le=65536, exclude_if=not_set)
+    seed: int = Field(default=0, ge=0, lt=2**32)
+
+    assume_same_init: ClassVar[bool] = False
+    masks: ClassVar[None] = None
+    keeps_init: ClassVar[bool] = False
+
+
+class AlignMixing(Frozen):
+    """The average of bottlenecks whose neurons have been matched: no common initialisation is needed.
+
+    `scale` as for `average`.
+    """
+
+    method: Literal["align"] = "align"
+    scale: Scale = "1"
+
+    assume_same_init: ClassVar[bool] = False
+    masks: ClassVar[None] = None
+    keeps_init: ClassVar[bool] = False
+
+
+class TiesMixing(Frozen):
+    """TIES (Yadav et al., NeurIPS 2023): entries trimmed to the largest, a sign elected, those of that sign averaged.
+
+    `density` is the share of each projection's entries that is kept, by default all (the paper trims to 0.2). `scale`
+    and `assume_same_init` as for `average`.
+    """
+
+    method: Literal["ties"] = "ties"
+    scale: Scale = "1"
+    density: Density = "1"
+    assume_same_init: bool = False
+
+    masks: ClassVar[None] = None
+    keeps_init: ClassVar[bool] = True
+
+
+class DareMixing(Frozen):
+    """DARE (Yu et al., ICML 2024): entries dropped at random by `seed`, the others rescaled, then averaged.
+
+    `density` is the share of entries that is kept. `scale` and `assume_same_init` as for `average`.
+    """
+
+    method: Literal["dare"] = "dare"
+    scale: Scale = "1"
+    density: Density = "0.5"
+    seed: int = Field(default=0, ge=0, lt=2**32)
+    assume_same_init: bool = False
+
+    masks: ClassVar[None] = None
+    keeps_init: ClassVar[bool] = True
+
+
+class SlerpMixing(Frozen):
+    """Spherical interpolation of two adapters' projections. `scale` and `assume_same_init` as for `average`."""
+
+    method: Literal["slerp"] = "slerp"
+    scale: Scale = "1"
+    assume_same_init: bool = False
+
+    masks: ClassVar[None] = None
+    keeps_init: ClassVar[bool] = True
+
+
+class MergeMixing(Frozen):
+    """The adapter of a bank of experts: the mean of their weights and biases (AdaMix, section 3.3).
+
+    Has one ingredient, the bank.
+    """
+
+    method: Literal["merge"] = "merge"
+
+    scale: ClassVar[None] = None
+    assume_same_init: ClassVar[bool] = False
+    masks: ClassVar[None] = None
+    keeps_init: ClassVar[bool] = True
+
+
+class AutoMixing(Frozen):
+    """`average` where that is what the paper does, else `concat`: a choice, made before a recipe is written.
+
+    Bottlenecks are averaged where structure, scale and initialisation agree (or `assume_same_init` vouches for it)
+    and concatenated where only the structure does; LoRAs are concatenated, and a bank alone is merged.
+    """
+
+    method: Literal["auto"] = "auto"
+    scale: Scale = "1"
+    assume_same_init: bool = False
+
+
+_Settled = (
+    AverageMixing | ConcatMixing | RecompressMixing | AlignMixing | TiesMixing | DareMixing | SlerpMixing | MergeMixing
+)
+Mixing = Annotated[_Settled, Field(discriminator="method")]
+
+
+def _auto_by_default(value: object) -> object:
+    """A mixing that names no method leaves the method open."""
+    return {"method": "auto", **value} if isinstance(value, dict) else value
+
+
+MixingRequest = Annotated[
+    Annotated[AutoMixing | _Settled, Field(discriminator="method")],
+    BeforeValidator(_auto_by_default),
+]
