@@ -132,7 +132,7 @@ class DareMixing(Frozen):
 
     method: Literal["dare"] = "dare"
     scale: Scale = "1"
-    density: Density = "0.5"
+    density: Density = "0.9"
     seed: int = Field(default=0, ge=0, lt=2**32)
     assume_same_init: bool = False
 

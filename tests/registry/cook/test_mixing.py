@@ -399,6 +399,38 @@ class TestRecompressed:
         assert cooked.report.width_out == 2
 
 
+class TestOtherAverages:
+    @pytest.mark.parametrize("method", ["align", "ties", "dare", "slerp"])
+    def test_lost_bytes_are_made_again_to_the_last_bit(self, verbs, method):
+        for seed, name in enumerate(("acme/law", "acme/code")):
+            verbs.push(name, seed=seed)
+        first = verbs.cook(recipe=by_hand("acme/law", "acme/code"), mixing={"method": method})
+        row = verbs.row(first.soup_id)
+        assert (first.report.width_out, first.report.relative_cost, first.recipe.mixing.method) == (2, 1.0, method)
+        assert (row.provenance == INIT) == (method != "align")
+        data = verbs.blobs.read(row.weights_blob)
+        verbs.blobs.delete(row.weights_blob)
+        again = verbs.cook(recipe=by_hand("acme/code", "acme/law"), mixing={"method": method})
+        assert (again.cached, again.digest, again.report) == (False, first.digest, first.report)
+        assert verbs.blobs.read(row.weights_blob) == data
+        assert verbs.cook(recipe=by_hand("acme/law"), mixing={"method": method}).model == "acme/law@1"
+
+    def test_strangers_are_aligned_and_by_ties_refused_with_what_helps(self, strangers):
+        aligned = strangers.cook(recipe=by_hand("acme/law", "acme/zoo"), mixing={"method": "align"})
+        averaged = strangers.cook(recipe=by_hand("acme/law", "acme/zoo"), mixing={"assume_same_init": True})
+        assert aligned.report.residual < averaged.report.residual
+        with pytest.raises(Incompatible, match=r"set mixing\.assume_same_init"):
+            strangers.cook(recipe=by_hand("acme/law", "acme/zoo"), mixing={"method": "ties"})
+
+    def test_slerp_of_a_sample_takes_the_best_two(self, verbs):
+        for seed, name in enumerate(("law", "code", "zoo")):
+            verbs.ready(f"acme/{name}", seed=seed)
+        cooked = verbs.cook(
+            sample=texts(law=30), selector={"kind": "uniform"}, mixing={"method": "slerp"}, verify=False
+        )
+        assert cooked.report.members == 2
+
+
 class TestWeightsByLayer:
     def recipe(self, *refs: str, **first: object) -> dict[str, object]:
         rows = [{"ref": ref, "weight": 0.4 + number, "layers": SITES} for number, ref in enumerate(refs)]

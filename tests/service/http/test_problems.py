@@ -166,7 +166,7 @@ def test_json_that_is_none(client: TestClient) -> None:
     [
         ("mixing", {"scale": "nan"}, "mixing.scale"),
         ("mixing", {"method": "concat", "assume_same_init": True}, "mixing.assume_same_init"),
-        ("mixing", {"method": "ties"}, "mixing.method"),
+        ("mixing", {"method": "blend"}, "mixing.method"),
         ("selector", {"kind": "gmm", "dimensions": 0}, "selector.dimensions"),
         ("selector", {"kind": "uniform", "threshold": 1}, "selector.threshold"),
         ("selector", {"kind": "cosine", "threshold": "x"}, "selector.threshold"),
