@@ -101,14 +101,21 @@ def _mixable(chosen: Chosen, parts: Mapping[str, SoupPart], request: CookRequest
     reasons |= {digest: f"Cannot be mixed with {best.ref}: {reason}" for digest, reason in out.items()}
     taken = taken[:count]
     weights = chosen.ranking.weights(one.digest for one in taken)
+    most = count if wide else request.options.max_ingredients
+    stable = chosen.ranking.stability(most, without=out)
     left = [
-        LeftOut(**one.model_dump(exclude={"weight"}), reason=reasons[one.digest]) for one in every if one not in taken
+        LeftOut(**one.model_dump(exclude={"weight", "stability"}), reason=reasons[one.digest])
+        for one in every
+        if one not in taken
     ]
     seen = {one.digest for one in every}
     narrow = f", {count} fit into max_width {request.max_width}" if wide else f", {count} taken"
     return chosen.selection.model_copy(
         update={
-            "selected": tuple(one.model_copy(update={"weight": weights[one.digest]}) for one in taken),
+            "selected": tuple(
+                one.model_copy(update={"weight": weights[one.digest], "stability": stable.get(one.digest)})
+                for one in taken
+            ),
             "left_out": (*left, *(one for one in chosen.selection.left_out if one.digest not in seen)),
             "reason": f"{len(every)} domains pass, {len(fitting)} can be mixed with {best.ref}{narrow}.",
         }

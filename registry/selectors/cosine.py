@@ -19,6 +19,7 @@ from registry.selectors.contract import Arrays, Domain, Float64, Floats, Selecto
 from registry.selectors.drawing import MIN_UNITS, draw_units, labels
 from registry.selectors.novelty import novelty
 from registry.selectors.ranking import Candidate, Evidence, Member, Ranking, split_excluded
+from registry.selectors.stability import COMPETITORS, UnitScores
 from registry.spec import CosineSpec, SelectOptions
 
 SBERT_THRESHOLD = 0.15
@@ -82,20 +83,23 @@ class CosineSelector(Selector[CosineSpec]):
         warnings = list(self.report_["warnings"])
         if options.min_share is not None:
             warnings.append("'min_share' is an option of gmm selectors; cosine goes by 'threshold'.")
+        order = sorted(kept, key=lambda d: (-scores[d], d))
         ranked = [
             Candidate(
                 member=self.members_[d],
                 score=float(scores[d]),
                 fails="" if scores[d] >= threshold else f"Similarity {scores[d]:.4f} is below {threshold:.4f}.",
             )
-            for d in sorted(kept, key=lambda d: (-scores[d], d))
+            for d in order
         ]
+        best_ranked = np.array(order[:COMPETITORS], dtype=np.int64)
         best = f"; the best is {ranked[0].member.domain} with {ranked[0].score:.4f}" if ranked else ""
         return Ranking(
             ranked=ranked,
             excluded=out,
             options=options,
             none_passes=f"No domain reaches similarity {threshold:.4f}{best}.",
+            units=UnitScores(units @ self.means_[best_ranked].T, least=threshold, order=best_ranked),
             evidence=Evidence(
                 units=len(units),
                 scores={candidate.member.domain: candidate.score for candidate in ranked},

@@ -21,6 +21,7 @@ from registry.selectors.gaussian_mixture import Mixture, precision_shape
 from registry.selectors.novelty import NOVEL, novelty, strange_sample
 from registry.selectors.projection import Projection
 from registry.selectors.ranking import Candidate, Evidence, Member, Ranking, split_excluded
+from registry.selectors.stability import COMPETITORS, UnitScores
 from registry.spec import GmmSpec, SelectOptions
 
 Zero = Literal["keep", "drop"]
@@ -77,7 +78,8 @@ class GmmSelector(Selector[GmmSpec]):
         warnings = list(self.report_["warnings"])
         if options.threshold is not None:
             warnings.append("'threshold' is an option of cosine selectors; gmm goes by 'min_share'.")
-        per_cluster = self._count(points, kept) if kept else np.zeros(len(clusters.table), dtype=np.int64)
+        cluster = self._assign(points, kept) if kept else np.empty(0, dtype=np.int64)
+        per_cluster = np.bincount(cluster, minlength=len(clusters.table)).astype(np.int64)
         strange = novelty(clusters.distances(points)[:, kept], self.own_distances_) if kept else None
         if strange is not None and strange >= NOVEL:
             warnings.append(strange_sample(strange))
@@ -89,6 +91,7 @@ class GmmSelector(Selector[GmmSpec]):
             excluded=out,
             options=options,
             none_passes=f"No domain has {least} of the sample's {len(points)} units.",
+            units=self._by_unit(cluster, ranked, share) if kept else None,
             evidence=Evidence(
                 units=len(points),
                 counts={str(cluster): int(count) for cluster, count in enumerate(per_cluster) if count},
@@ -99,12 +102,21 @@ class GmmSelector(Selector[GmmSpec]):
             ),
         )
 
-    def _count(self, points: Float64, kept: Sequence[int]) -> Int64:
-        """Units per cluster, among the clusters that count for a domain that is `kept`."""
-        owners = self.clusters_.owners
-        usable = np.array([any(domain in kept for domain in owned) for owned in owners])
+    def _assign(self, points: Float64, kept: Sequence[int]) -> Int64:
+        """The cluster of every unit (n,), among the clusters that count for a domain that is `kept`."""
+        usable = np.array([any(domain in kept for domain in owned) for owned in self.clusters_.owners])
         cluster, _ = self.clusters_.assign(points, usable=usable)
-        return np.bincount(cluster, minlength=len(owners)).astype(np.int64)
+        return cluster
+
+    def _by_unit(self, cluster: Int64, ranked: Sequence[Candidate], least: float) -> UnitScores:
+        """For whom each unit counts, by its cluster; equal counts go as `_rank` has them."""
+        place = {member.digest: at for at, member in enumerate(self.members_)}
+        order = np.array([place[one.member.digest] for one in ranked[:COMPETITORS]], dtype=np.int64)
+        owners, table = self.clusters_.owners, self.clusters_.table
+        counts_for = np.array([[domain in owned for domain in order] for owned in owners], dtype=np.float64)
+        part = counts_for * table[:, order] / np.maximum(table.sum(axis=1, keepdims=True), 1)
+        never_without_a_unit = max(least, 0.5 / len(cluster))
+        return UnitScores(counts_for[cluster], least=never_without_a_unit, order=order, ties=part[cluster])
 
     def _rank(self, per_cluster: Int64, kept: Sequence[int], units: int, options: SelectOptions) -> list[Candidate]:
         """Candidates by count; ties to the domain that makes up more of its clusters, then by label."""

@@ -21,6 +21,7 @@ from registry.selectors.drawing import MIN_UNITS, draw_units, labels
 from registry.selectors.novelty import NOVEL, mahalanobis, novelty, strange_sample, whitening
 from registry.selectors.projection import Projection, fit_projection
 from registry.selectors.ranking import Candidate, Evidence, Member, Ranking, split_excluded
+from registry.selectors.stability import COMPETITORS, UnitScores
 from registry.spec import PosteriorSpec, SelectOptions
 
 LIGHTEST = 1e-6
@@ -90,7 +91,9 @@ class PosteriorSelector(Selector[PosteriorSpec]):
         kept, out = split_excluded(self.members_, exclude)
         distances = self.gaussians_.distances(points)[:, kept]
         strange = novelty(distances, self.own_distances_) if kept else None
-        shares = _posteriors(distances, self.spec.temperature).mean(axis=0) if kept else np.empty(0)
+        posteriors = _posteriors(distances, self.spec.temperature) if kept else np.empty((len(points), 0))
+        shares = posteriors.mean(axis=0)
+        order = sorted(range(len(kept)), key=lambda at: (-shares[at], at))
         least = max(self.spec.least if options.min_share is None else options.min_share, LIGHTEST)
         warnings = [] if strange is None or strange < NOVEL else [strange_sample(strange)]
         if options.threshold is not None:
@@ -102,13 +105,15 @@ class PosteriorSelector(Selector[PosteriorSpec]):
                 weight=float(shares[at]),
                 fails="" if shares[at] >= least else f"A posterior of {shares[at]:.4f}, below {least:g}.",
             )
-            for at in sorted(range(len(kept)), key=lambda at: (-shares[at], at))
+            for at in order
         ]
+        best_ranked = np.array(order[:COMPETITORS], dtype=np.int64)
         return Ranking(
             ranked=ranked,
             excluded=out,
             options=options,
             none_passes=f"No domain has a posterior of {least:g} on the sample.",
+            units=UnitScores(posteriors[:, best_ranked], least=least, order=best_ranked),
             evidence=Evidence(
                 units=len(points),
                 scores={candidate.member.domain: candidate.score for candidate in ranked},

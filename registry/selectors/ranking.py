@@ -5,9 +5,12 @@ Selectors differ in their scores only; this part is the same for all of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from registry.selectors.stability import COMPETITORS, UnitScores
 from registry.spec import Ingredient, LeftOut, Selection, SelectOptions, weights_by_digest
 
 
@@ -57,7 +60,7 @@ class Ranking:
     """The candidates of one sample, best first, and what is said of them; `selection` chooses among them.
 
     `capped` is False for a selector that ranks nothing, so that no cap can be meant. `none_passes` is the sentence for
-    a sample nothing was good enough for.
+    a sample nothing was good enough for. `units` is None for a selector that looks at no text.
     """
 
     ranked: Sequence[Candidate]
@@ -66,13 +69,24 @@ class Ranking:
     evidence: Evidence
     none_passes: str = ""
     capped: bool = True
+    units: UnitScores | None = None
 
     def selection(self, *, max_ingredients: int | None = None) -> Selection:
         """Those that pass, at most as many as the options say, or `max_ingredients`, with weights that sum to 1."""
-        taken, reason = self._taken(max_ingredients or self.options.max_ingredients)
+        most = max_ingredients or self.options.max_ingredients
+        taken, reason = self._taken(most)
         weights = self.weights(c.member.digest for c in taken)
+        stable = self.stability(most)
         return Selection(
-            selected=tuple(Ingredient(**vars(c.member), weight=weights[c.member.digest], score=c.score) for c in taken),
+            selected=tuple(
+                Ingredient(
+                    **vars(c.member),
+                    weight=weights[c.member.digest],
+                    score=c.score,
+                    stability=stable.get(c.member.digest),
+                )
+                for c in taken
+            ),
             left_out=(
                 *(
                     LeftOut(**vars(c.member), reason=self._why(c, len(taken)), score=c.score)
@@ -91,6 +105,22 @@ class Ranking:
         own = {candidate.member.digest: candidate.weight for candidate in self.ranked}
         chosen = {digest: own[digest] for digest in digests}
         return weights_by_digest(chosen) if chosen else {}
+
+    def stability(self, most: int, *, without: Collection[str] = ()) -> dict[str, float]:
+        """The share of draws of the sample's units in which each candidate is among the `most` taken, by digest.
+
+        `without` are digests that take no part. Empty for a selector that looks at no text.
+        """
+        if self.units is None or not self.ranked:
+            return {}
+        digests = [candidate.member.digest for candidate in self.ranked[:COMPETITORS]]
+        shares = self.units.chosen(
+            np.array([digest not in without for digest in digests]),
+            most=1 if self.options.single else most,
+            best_anyway=self.options.single or self.options.when_none == "top",
+            least=-np.inf if self.options.single else None,
+        )
+        return {digest: float(share) for digest, share in zip(digests, shares, strict=True)}
 
     def _taken(self, most: int) -> tuple[Sequence[Candidate], str]:
         """The candidates that are chosen, and the sentence that says why."""

@@ -136,6 +136,8 @@ class Ingredient(Frozen):
     domain: str
     weight: str
     score: float | None = None
+    stability: float | None = None
+    """The share of 200 bootstrap draws of the sample's units in which it is chosen; None where no text is looked at."""
 
 
 class LeftOut(Frozen):

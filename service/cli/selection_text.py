@@ -15,10 +15,17 @@ WAYS = {
 
 
 def selection_table(selection: dict[str, Any]) -> str:
-    """The chosen adapters with their weights, then what was left out and why."""
-    chosen = [(row["ref"], row["domain"], row.get("score"), row["weight"], "") for row in selection["selected"]]
-    others = [(row["ref"], row["domain"], row.get("score"), "-", row["reason"]) for row in selection["left_out"]]
-    return columns(("adapter", "domain", "score", "weight", "why not"), chosen + others, within=WIDTH)
+    """The chosen adapters with their weights and how stable they are, then what was left out and why."""
+    chosen = [
+        (row["ref"], row["domain"], row.get("score"), row["weight"], _share(row.get("stability")), "")
+        for row in selection["selected"]
+    ]
+    others = [(row["ref"], row["domain"], row.get("score"), "-", "-", row["reason"]) for row in selection["left_out"]]
+    return columns(("adapter", "domain", "score", "weight", "stability", "why not"), chosen + others, within=WIDTH)
+
+
+def _share(stability: float | None) -> str:
+    return "-" if stability is None else f"{100 * stability:.0f} %"
 
 
 def talk_about(answer: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from decimal import Decimal
 from typing import Any
 
@@ -12,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from registry.errors import Cancelled, Internal, InvalidParameter, InvalidSample
-from registry.selectors import SELECTORS
+from registry.selectors import SELECTORS, posterior, stability
+from registry.selectors import ranking as ranking_module
 from registry.selectors.contract import Selector
 from registry.selectors.ranking import Candidate, Evidence, Member, Ranking
 from registry.spec import CosineSpec, GmmSpec, PosteriorSpec, SelectOptions, UniformSpec
@@ -216,6 +218,73 @@ class TestThoseThatLookAtText:
         assert strange.novelty > 95
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        SelectOptions(threshold=0.2),
+        SelectOptions(max_ingredients=1),
+        SelectOptions(single=True),
+        SelectOptions(min_share=0.4, threshold=0.6, when_none="top"),
+    ],
+)
+@pytest.mark.parametrize(("kind", "spec"), [case for case in CASES if case.values[0] != "uniform"])
+class TestStability:
+    """Against the slow way: draw the sample's units again, and ask the selector itself."""
+
+    def test_it_is_the_share_of_draws_that_choose_the_adapter(
+        self, kind: str, spec: Any, options: SelectOptions, fitted: dict[str, Selector]
+    ) -> None:
+        selector = fitted[f"{kind}-{SPECS[kind].index(spec)}"]
+        sample = np.concatenate([around(centres(4, 12)[n], size, seed=n) for n, size in ((0, 9), (1, 7), (2, 3))])
+        times = np.random.default_rng(stability.SEED).multinomial(19, np.full(19, 1 / 19), size=stability.DRAWS)
+        exclude = {digest_for("d1"): "Out."}
+        wanted: Counter[str] = Counter()
+        for draw in times:
+            drawn = selector.rank(np.repeat(sample, draw, axis=0), options=options, exclude=exclude).selection()
+            wanted.update(one.digest for one in drawn.selected)
+        ranking = selector.rank(sample, options=options, exclude=exclude)
+        found = ranking.stability(options.max_ingredients)
+        assert {digest: share for digest, share in found.items() if share} == {
+            digest: count / stability.DRAWS for digest, count in wanted.items()
+        }
+        selection = ranking.selection()
+        assert {one.digest: one.stability for one in selection.selected}.items() <= found.items()
+        assert selection == selector.rank(sample, options=options, exclude=exclude).selection()
+
+    def test_the_same_of_more_text_is_more_stable(
+        self, kind: str, spec: Any, options: SelectOptions, fitted: dict[str, Selector]
+    ) -> None:
+        selector = fitted[f"{kind}-{SPECS[kind].index(spec)}"]
+        if options.single:
+            pytest.skip("asks for one, which is as stable as can be")
+        sample = np.concatenate([SAMPLE[:4], SAMPLE[50:52]])
+        loose = options.model_copy(update={"min_share": 0.3})
+        once, often = (selector.rank(np.tile(sample, (n, 1)), options=loose).selection().selected for n in (1, 40))
+        assert [one.digest for one in once] == [one.digest for one in often]
+        assert sum(one.stability or 0 for one in once) <= sum(one.stability or 0 for one in often)
+
+
+def test_who_takes_no_part_makes_room() -> None:
+    """Cooking leaves out what cannot be mixed: others then move up, in every draw."""
+    selector = SELECTORS["cosine"](CosineSpec(threshold=-1.0)).fit(DOMAINS)
+    ranking = selector.rank(SAMPLE, options=SelectOptions(max_ingredients=2))
+    before = ranking.stability(2)
+    best = max(before, key=lambda digest: before[digest])
+    after = ranking.stability(2, without={best})
+    assert after[best] == 0
+    assert sum(after.values()) == sum(before.values()) == 2
+    assert all(after[digest] >= before[digest] for digest in before if digest != best)
+
+
+def test_only_the_best_of_a_large_pool_are_ranked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = SELECTORS["posterior"](PosteriorSpec()).fit(DOMAINS).rank(SAMPLE).selection()
+    for module in (posterior, ranking_module):
+        monkeypatch.setattr(module, "COMPETITORS", 2)
+    part = SELECTORS["posterior"](PosteriorSpec()).fit(DOMAINS).rank(SAMPLE)
+    assert part.selection() == whole
+    assert list(part.stability(5)) == [one.member.digest for one in part.ranked[:2]]
+
+
 @settings(max_examples=15)
 @given(
     kept=st.sets(st.integers(0, 3)),
@@ -258,6 +327,7 @@ class TestUniform:
         assert {entry.weight for entry in selection.selected} == {"0.142857143", "0.142857142"}
         assert selection.scores == {f"d{i}": pytest.approx(1 / 7) for i in range(7)}
         assert (selection.units, selection.abstained, selection.novelty) == (0, False, None)
+        assert {entry.stability for entry in selection.selected} == {None}
 
     def test_single_has_no_meaning_there(self) -> None:
         with pytest.raises(InvalidParameter, match="ranks nothing"):

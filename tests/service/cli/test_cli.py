@@ -36,7 +36,8 @@ ADAPTER: dict[str, Any] = {
     "sample_state": "ready", "created_at": "2026-01-02T03:04:05Z", "retired_at": None, "etag": "e", "warnings": [],
 }  # fmt: skip
 SELECTION: dict[str, Any] = {
-    "selected": [{"ref": "team/law@1", "digest": DIGEST, "domain": "US law", "weight": "1", "score": 0.75}],
+    "selected": [{"ref": "team/law@1", "digest": DIGEST, "domain": "US law", "weight": "1", "score": 0.75,
+                  "stability": 0.985}],
     "left_out": [{"ref": "team/tax@1", "digest": DIGEST, "domain": "tax", "reason": "below 0.1", "score": 0.05}],
     "abstained": False, "reason": "", "units": 25, "counts": {"0": 3}, "novelty": 40.0, "warnings": ["few units"],
 }  # fmt: skip
@@ -431,6 +432,7 @@ class TestChoosing:
         code, out, err = soup("select", "--sample", sample, "--paper", "--max-ingredients", "2", *narrowed)
         assert code == 0
         assert "below 0.1" in out
+        assert out.splitlines()[1].split()[-2:] == ["98", "%"]
         assert "few units" in err
         assert "percentile" in err
         body = server.body()
