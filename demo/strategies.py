@@ -13,13 +13,15 @@ from service.client.client import SoupClient
 NAMESPACE = "demo"
 """Where the demo's adapters are, and the pool that it asks for: nothing that others pushed changes its figures."""
 _PAPER = GmmSpec(mode="paper")
-SIMILARITY = Strategy("soup, similarity", CosineSpec())
+_LIKE = CosineSpec(threshold=0.15)
+"""As in the paper."""
+SIMILARITY = Strategy("soup, similarity", _LIKE)
 PAPER = Strategy("soup, clustering (paper)", _PAPER)
 CLUSTERING = Strategy("soup, clustering (default)", GmmSpec())
 UNIFORM = Strategy("soup, uniform", UniformSpec())
 SERVICE = Strategy("the service, verified", None, verify=True)
 """What people get who ask for nothing in particular."""
-_NEAREST = Strategy("single, similarity", CosineSpec(), single=True)
+_NEAREST = Strategy("single, similarity", _LIKE, single=True)
 STRATEGIES = (
     _NEAREST,
     SIMILARITY,
@@ -39,7 +41,8 @@ EVERY = (*STRATEGIES[:-1], INSTANT, QUICK, TUNE, SERVICE)
 FEW = (_NEAREST, SIMILARITY, PAPER, SERVICE)
 """For a large base model, where each costs a minute."""
 FITS = tuple(
-    (*fit, "--pool-namespace", NAMESPACE) for fit in (("--selector", "cosine"), ("--paper",), ("--selector", "gmm"))
+    (*fit, "--pool-namespace", NAMESPACE)
+    for fit in (("--selector", "cosine", "--set", "threshold=0.15"), ("--paper",), ("--selector", "gmm"))
 )
 """What `soup fit` is told, once each, before anything is cooked."""
 

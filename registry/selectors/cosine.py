@@ -1,8 +1,8 @@
 """`cosine`: mean cosine between a sample and each domain (docs/explanation/methods.md#sentence-similarity).
 
 The mean over all pairs is the dot product of the two means of unit vectors, so one mean a domain is stored. The
-threshold belongs to the encoder: 0.15 for sentence-BERT (the paper's); mean-pooled states have cosines near 1, so
-for the base encoder it is the 5th percentile of the scores the pool's domains have with themselves on other text.
+threshold belongs to the encoder and to the pool: unless one is asked for, such as the paper's 0.15 for sentence-BERT,
+it is the 5th percentile of the scores the pool's domains have with themselves on other text.
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ from registry.selectors.ranking import Candidate, Evidence, Member, Ranking, spl
 from registry.selectors.stability import COMPETITORS, UnitScores
 from registry.spec import CosineSpec, SelectOptions
 
-SBERT_THRESHOLD = 0.15
 OWN_PERCENTILE = 5.0
+STRICT_SHARE = 0.25
+"""A threshold that more than this share of domains does not reach with their own other half is worth a warning."""
 
 
 class CosineSelector(Selector[CosineSpec]):
-    """Mean cosine with a threshold; learned: `members_`, `means_` (k, d), `threshold_`, `own_distances_`, `report_`."""
+    """Mean cosine with a threshold; learned: `members_`, `means_` (k, d), `threshold_`, `report_`, and of own text:
+    `own_distances_` of held-out units, sorted, and `half_scores_` (k,), of one half of each domain with its other.
+    """
 
     kind: ClassVar[str] = "cosine"
 
@@ -46,6 +49,7 @@ class CosineSelector(Selector[CosineSpec]):
         units, domain = np.concatenate(tests), labels(tests)
         self.members_: tuple[Member, ...] = tuple(d.member for d in ordered)
         self.means_: Float64 = _means(drawn.fitted)
+        self.half_scores_: Float64 = np.array([_half_score(part) for part in drawn.fitted])
         self.own_distances_: Float64 = np.sort(_distances(units, proof_means)[np.arange(len(units)), domain])
         self.threshold_, source = self._calibrated(np.diagonal(scores))
         passing = (scores >= self.threshold_).sum(axis=1)
@@ -58,6 +62,7 @@ class CosineSelector(Selector[CosineSpec]):
             "own_scores": {d.domain: float(score) for d, score in zip(ordered, np.diagonal(scores), strict=True)},
             "threshold": self.threshold_,
             "threshold_from": source,
+            "domains_below_with_own_half": int((self.half_scores_ < self.threshold_).sum()),
             "domains_passing": float(passing.mean()),
             "warnings": _warnings(passing, self.threshold_),
         }
@@ -68,8 +73,6 @@ class CosineSelector(Selector[CosineSpec]):
         """The threshold and where it comes from."""
         if self.spec.threshold is not None:
             return self.spec.threshold, "spec"
-        if self.spec.encoder == "sbert":
-            return SBERT_THRESHOLD, "paper"
         return float(np.percentile(own_scores, OWN_PERCENTILE)), "own_scores_5th_percentile"
 
     def rank(
@@ -81,6 +84,8 @@ class CosineSelector(Selector[CosineSpec]):
         scores = self.means_ @ units.mean(axis=0)
         threshold = self.threshold_ if options.threshold is None else options.threshold
         warnings = list(self.report_["warnings"])
+        if options.threshold is not None or self.spec.threshold is not None:
+            warnings += _too_strict(self.half_scores_, threshold)
         if options.min_share is not None:
             warnings.append("'min_share' is an option of gmm selectors; cosine goes by 'threshold'.")
         order = sorted(kept, key=lambda d: (-scores[d], d))
@@ -111,7 +116,8 @@ class CosineSelector(Selector[CosineSpec]):
 
     def _arrays(self) -> Arrays:
         threshold = np.array([self.threshold_], dtype=np.float64)
-        return {"means": self.means_, "threshold": threshold, "own_distances": self.own_distances_}
+        return {"means": self.means_, "threshold": threshold, "own_distances": self.own_distances_,
+                "half_scores": self.half_scores_}  # fmt: skip
 
     def _restore(self, arrays: Arrays) -> None:
         means, own = arrays.get("means"), arrays.get("own_distances")
@@ -119,6 +125,7 @@ class CosineSelector(Selector[CosineSpec]):
             raise Internal("Stored selector has no means: fit it again.")
         self.means_ = self._stored(arrays, "means", np.float64, (len(self.members_), means.shape[1]))
         self.own_distances_ = self._stored(arrays, "own_distances", np.float64, (own.size,))
+        self.half_scores_ = self._stored(arrays, "half_scores", np.float64, (len(self.members_),))
         self.threshold_ = float(self._stored(arrays, "threshold", np.float64, (1,))[0])
 
 
@@ -130,6 +137,24 @@ def _unit(vectors: Float64) -> Float64:
 
 def _means(parts: Sequence[Float64]) -> Float64:
     return np.stack([_unit(part).mean(axis=0) for part in parts])
+
+
+def _half_score(part: Float64) -> float:
+    """The score of a domain's units (n, d) when one half of them is the sample and the other the domain."""
+    one, other = _means((part[: len(part) // 2], part[len(part) // 2 :]))
+    return float(one @ other)
+
+
+def _too_strict(half_scores: Float64, threshold: float) -> list[str]:
+    """What to know of a threshold that was asked for; a calibrated one is below most of these by construction."""
+    below = int((half_scores < threshold).sum())
+    if below <= STRICT_SHARE * len(half_scores):
+        return []
+    return [
+        f"Threshold {threshold:.4f} is strict for this pool: {below} of {len(half_scores)} domains do not reach it "
+        f"with one half of their own text against the other (median {np.median(half_scores):.4f}); without a "
+        "threshold it is calibrated."
+    ]
 
 
 def _distances(units: Float64, means: Float64) -> Float64:

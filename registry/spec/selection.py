@@ -61,7 +61,8 @@ class GmmSpec(_Spec):
 class CosineSpec(_Spec):
     """Mean cosine between the sample and each domain (AdapterSoup, section 2).
 
-    `threshold=None`: 0.15 for sentence-BERT (the paper's), the 5th percentile of own-domain scores for the base.
+    `threshold=None`: the 5th percentile of the scores that the pool's domains have with their own other text. The
+    paper's is 0.15, for sentence-BERT.
     """
 
     kind: Literal["cosine"] = "cosine"

@@ -145,7 +145,7 @@ def test_a_sample_that_the_bank_gets_later_is_the_merges_too_once_it_is_merged_a
     row = verbs.row(again.soup_id)
     assert (again.soup_id, again.created) == (first.soup_id, False)
     assert (row.sample_state, row.sample) == ("ready", verbs.row(bank.id).sample)
-    soup = verbs.cook(sample={"texts": passages("law", seed=9)}, selector={"kind": "cosine"})
+    soup = verbs.cook(sample={"texts": passages("law", seed=9)}, selector={"kind": "cosine", "threshold": 0.15})
     assert soup.model == "acme/merged@1"
 
 
@@ -170,7 +170,7 @@ def test_the_merge_of_a_bank_that_is_retired_stays(world):
     with world.database.read() as catalogue:
         ((digest, _, parent),) = catalogue.soups.parents(world.row(merged.soup_id).recipe_digest, None)
     assert (digest, parent.retired_at is not None) == (bank.digest, True)
-    soup = world.cook(sample={"texts": passages("law", seed=9)}, selector={"kind": "cosine"})
+    soup = world.cook(sample={"texts": passages("law", seed=9)}, selector={"kind": "cosine", "threshold": 0.15})
     assert soup.digest == merged.digest
     with pytest.raises(Retired):
         merge(world)

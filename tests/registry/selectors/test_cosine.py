@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 
 from registry.selectors.cosine import CosineSelector
-from registry.spec import CosineSpec, SelectOptions
+from registry.selectors.drawing import draw_units
+from registry.spec import CosineSpec, EncoderName, SelectOptions
 from tests.registry.gaussian_domains import around, digest_for, domain, gaussian_domains
+
+PAPER = CosineSpec(threshold=0.15)
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:
@@ -37,9 +40,9 @@ def test_lengths_do_not_matter() -> None:
     assert one.scores == pytest.approx(two.scores, abs=1e-6)
 
 
-def test_sentence_bert_goes_by_the_papers_threshold() -> None:
-    selector = CosineSelector(CosineSpec()).fit(axis_domains())
-    assert (selector.threshold_, selector.report_["threshold_from"]) == (0.15, "paper")
+def test_the_papers_threshold_is_there_for_who_asks() -> None:
+    selector = CosineSelector(PAPER).fit(axis_domains())
+    assert (selector.threshold_, selector.report_["threshold_from"]) == (0.15, "spec")
     direction = np.array([1, 0.5, 0.2, 0.17, 0.01, 0, 0])
     selection = selector.rank(np.tile(direction, (30, 1))).selection()
     assert [s.domain for s in selection.selected] == ["d0", "d1", "d2"]
@@ -50,17 +53,16 @@ def test_sentence_bert_goes_by_the_papers_threshold() -> None:
 
 
 def test_at_most_five_best_first() -> None:
-    selection = (
-        CosineSelector(CosineSpec()).fit(axis_domains()).rank(np.arange(7.0, 0, -1)[None].repeat(9, 0)).selection()
-    )
+    selection = CosineSelector(PAPER).fit(axis_domains()).rank(np.arange(7.0, 0, -1)[None].repeat(9, 0)).selection()
     assert [s.domain for s in selection.selected] == ["d0", "d1", "d2", "d3", "d4"]
     assert "taken already" in selection.left_out[0].reason
 
 
-def test_the_base_encoders_threshold_is_the_fifth_percentile_of_own_scores() -> None:
+@pytest.mark.parametrize("encoder", ["base", "sbert"])
+def test_the_threshold_is_the_fifth_percentile_of_own_scores(encoder: EncoderName) -> None:
     shared = np.full(12, 30.0)  # as mean-pooled states have: cosines near 1 between all domains
     domains = [domain(d.domain, d.vectors + shared) for d in gaussian_domains(6, n=200)]
-    selector = CosineSelector(CosineSpec(encoder="base")).fit(domains)
+    selector = CosineSelector(CosineSpec(encoder=encoder)).fit(domains)
     own = list(selector.report_["own_scores"].values())
     assert selector.threshold_ == pytest.approx(np.percentile(own, 5))
     assert selector.report_["threshold_from"] == "own_scores_5th_percentile"
@@ -86,14 +88,14 @@ def test_the_threshold_is_the_specs_or_the_requests() -> None:
     asked = selector.rank(sample, options=SelectOptions(threshold=0.7)).selection()
     assert [s.domain for s in asked.selected] == ["d0"]
     assert asked.thresholds == {"similarity": 0.7}
-    exact = CosineSelector(CosineSpec()).fit(domains)
+    exact = CosineSelector(PAPER).fit(domains)
     reached = exact.rank(sample).selection().scores["d1"]
     selection = exact.rank(sample, options=SelectOptions(threshold=reached)).selection()
     assert len(selection.selected) == 2  # reaching is enough
 
 
 def test_none_reaches_it_and_the_reason_names_the_best() -> None:
-    selection = CosineSelector(CosineSpec()).fit(axis_domains(3)).rank(-np.array([[1.0, 2.0, 3.0]] * 5)).selection()
+    selection = CosineSelector(PAPER).fit(axis_domains(3)).rank(-np.array([[1.0, 2.0, 3.0]] * 5)).selection()
     assert selection.abstained
     assert "the best is d0" in selection.reason
     assert "0.1500" in selection.reason
@@ -106,6 +108,33 @@ def test_a_threshold_that_tells_nothing_apart_is_warned_about() -> None:
     assert selector.report_["domains_passing"] == 6
     assert "tells little apart" in selector.rank(domains[0].vectors).selection().warnings[0]
     assert CosineSelector(CosineSpec()).fit(axis_domains()).report_["warnings"] == []
+
+
+def test_a_threshold_that_domains_do_not_reach_with_their_own_text_is_warned_about() -> None:
+    domains = [domain(d.domain, d.vectors[:100]) for d in gaussian_domains(6, apart=2.0, spread=1.5)]
+    halves = sorted(CosineSelector(CosineSpec()).fit(domains).half_scores_)
+    strict = CosineSelector(CosineSpec(threshold=halves[1] + 1e-9)).fit(domains)
+    (said,) = [w for w in strict.rank(domains[0].vectors).selection().warnings if "strict" in w]
+    assert "2 of 6 domains do not reach it" in said
+    assert f"median {np.median(halves):.4f}" in said
+    assert strict.report_["domains_below_with_own_half"] == 2
+    loose = CosineSelector(CosineSpec(threshold=halves[1] - 1e-9)).fit(domains)
+    asked = SelectOptions(threshold=halves[3])
+    for selector, options, warned in (
+        (loose, SelectOptions(), False),
+        (loose, asked, True),
+        (CosineSelector(CosineSpec()).fit(domains), SelectOptions(), False),  # calibrated: below them by construction
+        (CosineSelector(CosineSpec()).fit(domains), asked, True),
+    ):
+        found = selector.rank(domains[0].vectors, options=options).selection().warnings
+        assert any("strict" in warning for warning in found) is warned
+
+
+def test_a_half_scores_the_mean_cosine_with_the_other_half() -> None:
+    vectors = around(np.eye(4)[0], 80, seed=0, spread=1.0)
+    selector = CosineSelector(CosineSpec(seed=5)).fit([domain("a", vectors)])
+    drawn = draw_units([domain("a", vectors)], seed=5).fitted[0]
+    assert selector.half_scores_[0] == pytest.approx((unit(drawn[:40]) @ unit(drawn[40:]).T).mean())
 
 
 def test_held_out_accuracy_is_of_single_units() -> None:
