@@ -1,12 +1,13 @@
 """The fit verb: a pool and a spec become a fitted, immutable selector.
 
 Called in the child process of the fit job, so that a long fit keeps nobody waiting. Fitting the same members again
-gives the selector there is.
+gives the selector there is; where members came or went, a selector that can be updated is.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,8 +23,8 @@ from registry.pools import as_members, current_members, embedding_of
 from registry.progress import Progress
 from registry.registry import Registry
 from registry.selectors import SELECTORS
-from registry.selectors.contract import Domain
-from registry.selectors.state import dump_state
+from registry.selectors.contract import Domain, Selector
+from registry.selectors.state import dump_state, load_state
 from registry.spec import PoolSpec, SelectorSpec
 
 
@@ -35,12 +36,18 @@ def fit(
         rows = current_members(catalogue, pool, encoder_digest)
         _check_not_empty(catalogue, pool, rows)
         known = catalogue.selectors.latest(pool.digest, spec.digest)
-        vectors = {row.id: _embedding_blob(catalogue, row, encoder_digest) for row in rows}
-    members = as_members(rows)
-    if known is not None and known.members == members and known.encoder_digest == encoder_digest:
-        return known
-    domains = [_domain(row, vectors[row.id], registry.blobs) for row in rows]
-    selector = SELECTORS[spec.kind](spec.resolved()).fit(domains, progress=progress)
+        members = as_members(rows)
+        if known is not None and known.encoder_digest != encoder_digest:
+            known = None
+        if known is not None and known.members == members:
+            return known
+        changes = None if known is None else _changes(catalogue, known, members)
+        used = {row.id: row for row in (*rows, *(() if changes is None else changes.removed_rows))}
+        blobs = {id: _embedding_blob(catalogue, row, encoder_digest) for id, row in used.items()}
+    domains = _Domains(registry.blobs, blobs)
+    selector = None if known is None or changes is None else _updated(known, changes, domains)
+    if selector is None:
+        selector = SELECTORS[spec.kind](spec.resolved()).fit(list(map(domains.of, members)), progress=progress)
     data = dump_state(*selector.to_state())
     state_blob = registry.blobs.put_bytes(data)  # before the row that names it
     new = _new_row(
@@ -71,10 +78,44 @@ def _embedding_blob(catalogue: Catalogue, row: AdapterRow, encoder_digest: str |
     return embedding.blob_digest
 
 
-def _domain(row: AdapterRow, blob: str | None, blobs: BlobStore) -> Domain:
-    empty = np.empty((0, 0), np.float32)  # a selector that looks at no text
-    vectors = empty if blob is None else read_embeddings(blobs.read(blob), max_bytes=2**40)
-    return Domain(ref=row.ref, digest=row.digest, domain=row.domain, vectors=vectors)
+@dataclass(frozen=True)
+class _Domains:
+    """Reads members' vectors; `embeddings` has their blobs by adapter id, None for a selector that looks at no text."""
+
+    blobs: BlobStore
+    embeddings: Mapping[int, str | None]
+
+    def of(self, member: MemberRow) -> Domain:
+        """A member with its vectors."""
+        blob, vectors = self.embeddings[member.adapter_id], np.empty((0, 0), np.float32)
+        if blob is not None:
+            vectors = read_embeddings(self.blobs.read(blob), max_bytes=2**40)
+        return Domain(ref=member.ref, digest=member.digest, domain=member.domain, vectors=vectors)
+
+
+@dataclass(frozen=True)
+class _Changes:
+    """Members that came since a selector was fitted, and that went, with the rows of these."""
+
+    added: tuple[MemberRow, ...]
+    removed: tuple[MemberRow, ...]
+    removed_rows: tuple[AdapterRow, ...]
+
+
+def _changes(catalogue: Catalogue, known: SelectorRow, members: tuple[MemberRow, ...]) -> _Changes:
+    before, now = set(known.members), set(members)
+    removed = tuple(member for member in known.members if member not in now)
+    return _Changes(
+        added=tuple(member for member in members if member not in before),
+        removed=removed,
+        removed_rows=tuple(catalogue.adapters.get(member.adapter_id) for member in removed),
+    )
+
+
+def _updated(known: SelectorRow, changes: _Changes, domains: _Domains) -> Selector[Any] | None:
+    """The serving selector after these changes, None where a whole fit is due."""
+    before = SELECTORS[known.spec.kind].from_state(*load_state(domains.blobs.read(known.state_blob)))
+    return before.updated(list(map(domains.of, changes.added)), list(map(domains.of, changes.removed)))
 
 
 def _new_row(

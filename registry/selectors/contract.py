@@ -22,7 +22,7 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 Spec = TypeVar("Spec", bound=GmmSpec | CosineSpec | PosteriorSpec | UniformSpec)
 
 SPECS: TypeAdapter[Any] = TypeAdapter(SelectorSpec)
-STATE_VERSION = 1
+STATE_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,13 @@ class Selector(ABC, Generic[Spec]):
     @abstractmethod
     def fit(self, domains: Sequence[Domain], *, progress: Progress | None = None) -> Self:
         """Learn from the domains, in whatever order they come; raises InvalidParameter."""
+
+    def updated(self, added: Sequence[Domain], removed: Sequence[Domain]) -> Self | None:  # noqa: ARG002
+        """A selector as after a fit on other domains, without one; None where a whole fit is needed.
+
+        None of a digest in `added` is a member, unless it is in `removed` too. Raises InvalidParameter as `fit` does.
+        """
+        return None
 
     @abstractmethod
     def rank(

@@ -7,8 +7,9 @@ it is the 5th percentile of the scores the pool's domains have with themselves o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Self
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +17,11 @@ import numpy.typing as npt
 from registry.errors import Internal
 from registry.progress import Progress, Steps
 from registry.selectors.contract import Arrays, Domain, Float64, Floats, Selector, check_sample, ordered_domains
-from registry.selectors.drawing import MIN_UNITS, draw_units, labels
+from registry.selectors.drawing import HELD_OUT, MIN_UNITS, DomainDraw, draw_domain, proof_name
 from registry.selectors.novelty import novelty
 from registry.selectors.ranking import Candidate, Evidence, Member, Ranking, split_excluded
 from registry.selectors.stability import COMPETITORS, UnitScores
+from registry.selectors.updating import LARGE, PROOF_UNITS, Age, Change, is_due, proof_members
 from registry.spec import CosineSpec, SelectOptions
 
 OWN_PERCENTILE = 5.0
@@ -27,12 +29,58 @@ STRICT_SHARE = 0.25
 """A threshold that more than this share of domains does not reach with their own other half is worth a warning."""
 
 
+@dataclass(frozen=True)
+class Rows:
+    """What is learnt of each domain by itself, a row a domain.
+
+    `means` (k, d) of unit vectors, `proof_means` of those that the proof learns from; `own_scores` (k,) of held-out
+    text, `half_scores` (k,) of one half of a domain with its other, `units` (k,) learnt from.
+    """
+
+    means: Float64
+    proof_means: Float64
+    own_scores: Float64
+    half_scores: Float64
+    units: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, parts: Iterable[DomainDraw], dimensions: int) -> Rows:
+        """The rows of these domains; there may be none."""
+        rows: list[tuple[Float64, Float64, float, float, int]] = []
+        for part in parts:
+            proof = _mean(part.proof_fit)
+            own = float(_mean(part.proof_test) @ proof)
+            rows.append((_mean(part.fitted), proof, own, _half_score(part.fitted), len(part.fitted)))
+        return cls(
+            means=np.array([row[0] for row in rows]).reshape(-1, dimensions),
+            proof_means=np.array([row[1] for row in rows]).reshape(-1, dimensions),
+            own_scores=np.array([row[2] for row in rows], dtype=np.float64),
+            half_scores=np.array([row[3] for row in rows], dtype=np.float64),
+            units=np.array([row[4] for row in rows], dtype=np.int64),
+        )
+
+    def updated(self, change: Change, new: Rows) -> Rows:
+        """After domains came, whose rows are `new`, and went."""
+        return Rows(**{name: change.rows(before, getattr(new, name)) for name, before in vars(self).items()})
+
+
 class CosineSelector(Selector[CosineSpec]):
-    """Mean cosine with a threshold; learned: `members_`, `means_` (k, d), `threshold_`, `report_`, and of own text:
-    `own_distances_` of held-out units, sorted, and `half_scores_` (k,), of one half of each domain with its other.
+    """Mean cosine with a threshold; learned: `members_`, `rows_`, `threshold_`, `own_distances_`, `report_`.
+
+    To be updated it also keeps the held-out unit vectors of the domains it is proved on, and `age_`.
     """
 
     kind: ClassVar[str] = "cosine"
+
+    @property
+    def means_(self) -> Float64:
+        """The domains' means of unit vectors (k, d)."""
+        return self.rows_.means
+
+    @property
+    def half_scores_(self) -> Float64:
+        """The score (k,) of one half of each domain's text with its other half."""
+        return self.rows_.half_scores
 
     def fit(self, domains: Sequence[Domain], *, progress: Progress | None = None) -> Self:
         """Take the means of 100 units a domain, drawn with the spec's seed, and prove them on others.
@@ -41,33 +89,67 @@ class CosineSelector(Selector[CosineSpec]):
         """
         steps = Steps(progress, 2)
         ordered = ordered_domains(domains, min_units=MIN_UNITS)
-        drawn = draw_units(ordered, seed=self.spec.seed)
-        steps.step("units drawn")
-        proof_means = _means(drawn.proof_fit)
-        tests = [_unit(part) for part in drawn.proof_test]
-        scores = np.stack([part.mean(axis=0) for part in tests]) @ proof_means.T  # (held-out domain, domain)
-        units, domain = np.concatenate(tests), labels(tests)
-        self.members_: tuple[Member, ...] = tuple(d.member for d in ordered)
-        self.means_: Float64 = _means(drawn.fitted)
-        self.half_scores_: Float64 = np.array([_half_score(part) for part in drawn.fitted])
-        self.own_distances_: Float64 = np.sort(_distances(units, proof_means)[np.arange(len(units)), domain])
-        self.threshold_, source = self._calibrated(np.diagonal(scores))
-        passing = (scores >= self.threshold_).sum(axis=1)
-        self.report_: dict[str, Any] = {
-            "domains": len(ordered),
-            "units_fitted": sum(map(len, drawn.fitted)),
-            "units_held_out": len(units),
-            "held_out_by": drawn.proof,
-            "held_out_accuracy": float(((units @ proof_means.T).argmax(axis=1) == domain).mean()),
-            "own_scores": {d.domain: float(score) for d, score in zip(ordered, np.diagonal(scores), strict=True)},
-            "threshold": self.threshold_,
-            "threshold_from": source,
-            "domains_below_with_own_half": int((self.half_scores_ < self.threshold_).sum()),
-            "domains_passing": float(passing.mean()),
-            "warnings": _warnings(passing, self.threshold_),
-        }
+        self.age_ = Age.of(ordered)
+        self.members_: tuple[Member, ...] = tuple(one.member for one in ordered)
+        self.rows_ = Rows.of(map(self._drawn, ordered), ordered[0].vectors.shape[1])
+        steps.step("means taken")
+        self._keep_held_out({one.digest: one for one in ordered}, {})
+        self._settle()
         steps.step("means proved on held-out units")
         return self
+
+    def updated(self, added: Sequence[Domain], removed: Sequence[Domain]) -> Self | None:
+        """This selector after domains came and went, None where a whole fit is due (`registry.selectors.updating`)."""
+        if is_due(self.members_, self.age_, added, removed, learns_of_all=False):
+            return None
+        ordered = ordered_domains(added, min_units=MIN_UNITS) if added else []
+        change = Change.of(self.members_, ordered, removed)
+        new = type(self)(self.spec)
+        new.members_, new.age_ = change.members, self.age_.after(added, removed)
+        new.rows_ = self.rows_.updated(change, Rows.of(map(new._drawn, ordered), self.means_.shape[1]))
+        new._keep_held_out({one.digest: one for one in ordered}, self.held_out_)
+        new._settle()
+        return new
+
+    def _drawn(self, domain: Domain) -> DomainDraw:
+        return draw_domain(domain, seed=self.spec.seed, cross_fit=self.age_.cross_fit)
+
+    def _keep_held_out(self, domains: Mapping[str, Domain], known: Mapping[str, Float64]) -> None:
+        """Held-out unit vectors of the domains that are proved on: of `domains` by digest, or as they are known."""
+        most = HELD_OUT if len(self.members_) <= LARGE else PROOF_UNITS
+        self.held_out_: dict[str, Float64] = {}
+        for number in proof_members(self.members_):
+            digest = self.members_[number].digest
+            if digest in domains:
+                self.held_out_[digest] = _unit(self._drawn(domains[digest]).proof_test[:most])
+            else:
+                self.held_out_[digest] = known[digest]
+
+    def _settle(self) -> None:
+        """The threshold, the proof and the report: what follows from all the rest."""
+        rows = self.rows_
+        self.threshold_, source = self._calibrated(rows.own_scores)
+        place = {member.digest: number for number, member in enumerate(self.members_)}
+        domain = np.repeat([place[digest] for digest in self.held_out_], list(map(len, self.held_out_.values())))
+        units = np.concatenate(list(self.held_out_.values()))
+        own = 1.0 - (units * _unit(rows.proof_means)[domain]).sum(axis=1)
+        self.own_distances_: Float64 = np.sort(own)
+        tested = np.stack([part.mean(axis=0) for part in self.held_out_.values()])
+        passing = (tested @ rows.proof_means.T >= self.threshold_).sum(axis=1)
+        self.report_: dict[str, Any] = {
+            "domains": len(self.members_),
+            "units_fitted": int(rows.units.sum()),
+            "units_held_out": len(units),
+            "held_out_by": proof_name(self.age_.cross_fit),
+            "held_out_accuracy": float(((units @ rows.proof_means.T).argmax(axis=1) == domain).mean()),
+            "own_scores": {m.domain: float(score) for m, score in zip(self.members_, rows.own_scores, strict=True)},
+            "threshold": self.threshold_,
+            "threshold_from": source,
+            "domains_below_with_own_half": int((rows.half_scores < self.threshold_).sum()),
+            "domains_passing": float(passing.mean()),
+            "changes_since_whole_fit": self.age_.changed,
+            "warnings": _warnings(passing, len(self.members_), self.threshold_),
+        }
 
     def _calibrated(self, own_scores: Float64) -> tuple[float, str]:
         """The threshold and where it comes from."""
@@ -115,18 +197,35 @@ class CosineSelector(Selector[CosineSpec]):
         )
 
     def _arrays(self) -> Arrays:
-        threshold = np.array([self.threshold_], dtype=np.float64)
-        return {"means": self.means_, "threshold": threshold, "own_distances": self.own_distances_,
-                "half_scores": self.half_scores_}  # fmt: skip
+        return {
+            **vars(self.rows_),
+            "threshold": np.array([self.threshold_], dtype=np.float64),
+            "own_distances": self.own_distances_,
+            "age": self.age_.array,
+            "held_out": np.concatenate(list(self.held_out_.values())),
+            "held_out_units": np.array([len(part) for part in self.held_out_.values()], dtype=np.int64),
+        }
 
     def _restore(self, arrays: Arrays) -> None:
         means, own = arrays.get("means"), arrays.get("own_distances")
         if means is None or means.ndim != 2 or own is None or own.size == 0:
             raise Internal("Stored selector has no means: fit it again.")
-        self.means_ = self._stored(arrays, "means", np.float64, (len(self.members_), means.shape[1]))
-        self.own_distances_ = self._stored(arrays, "own_distances", np.float64, (own.size,))
-        self.half_scores_ = self._stored(arrays, "half_scores", np.float64, (len(self.members_),))
-        self.threshold_ = float(self._stored(arrays, "threshold", np.float64, (1,))[0])
+        k, d = len(self.members_), means.shape[1]
+
+        def floats(name: str, *shape: int) -> Float64:
+            return cast(Float64, self._stored(arrays, name, np.float64, shape))
+
+        self.rows_ = Rows(
+            means=floats("means", k, d), proof_means=floats("proof_means", k, d), own_scores=floats("own_scores", k),
+            half_scores=floats("half_scores", k), units=self._stored(arrays, "units", np.int64, (k,)),
+        )  # fmt: skip
+        self.own_distances_ = floats("own_distances", own.size)
+        self.threshold_ = float(floats("threshold", 1)[0])
+        self.age_ = Age(*map(int, self._stored(arrays, "age", np.int64, (3,))))
+        digests = [self.members_[number].digest for number in proof_members(self.members_)]
+        count = self._stored(arrays, "held_out_units", np.int64, (len(digests),))
+        units = floats("held_out", int(count.sum()), d)
+        self.held_out_ = dict(zip(digests, np.split(units, np.cumsum(count)[:-1]), strict=True))
 
 
 def _unit(vectors: Float64) -> Float64:
@@ -135,14 +234,15 @@ def _unit(vectors: Float64) -> Float64:
     return np.asarray(vectors / np.where(norms > 0, norms, 1.0))
 
 
-def _means(parts: Sequence[Float64]) -> Float64:
-    return np.stack([_unit(part).mean(axis=0) for part in parts])
+def _mean(part: Float64) -> Float64:
+    """The mean (d,) of the unit vectors of a domain's vectors (n, d)."""
+    return np.asarray(_unit(part).mean(axis=0))
 
 
 def _half_score(part: Float64) -> float:
     """The score of a domain's units (n, d) when one half of them is the sample and the other the domain."""
-    one, other = _means((part[: len(part) // 2], part[len(part) // 2 :]))
-    return float(one @ other)
+    half = len(part) // 2
+    return float(_mean(part[:half]) @ _mean(part[half:]))
 
 
 def _too_strict(half_scores: Float64, threshold: float) -> list[str]:
@@ -162,11 +262,11 @@ def _distances(units: Float64, means: Float64) -> Float64:
     return np.asarray(1.0 - units @ _unit(means).T)
 
 
-def _warnings(passing: npt.NDArray[np.int64], threshold: float) -> list[str]:
-    """`passing` (k,): how many domains reach the threshold for held-out text of each."""
-    if len(passing) < 4 or passing.mean() <= len(passing) / 2:
+def _warnings(passing: npt.NDArray[np.int64], domains: int, threshold: float) -> list[str]:
+    """`passing` (proved on,): how many domains reach the threshold for held-out text of each."""
+    if domains < 4 or passing.mean() <= domains / 2:
         return []
     return [
         f"Threshold {threshold:.4f} tells little apart: held-out text of one domain reaches it with "
-        f"{passing.mean():.1f} of {len(passing)} domains on average."
+        f"{passing.mean():.1f} of {domains} domains on average."
     ]

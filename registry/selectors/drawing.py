@@ -36,23 +36,49 @@ class Draw:
     @property
     def proof(self) -> str:
         """How the held-out figures came about, for the report."""
-        return "cross_fit_80_20" if self.cross_fit else "other_units"
+        return proof_name(self.cross_fit)
+
+
+def proof_name(cross_fit: bool) -> str:
+    """The same of any draw."""
+    return "cross_fit_80_20" if cross_fit else "other_units"
 
 
 def draw_units(domains: Sequence[Domain], *, seed: int) -> Draw:
     """Split every domain's vectors; a domain's draw depends on the seed and its digest, not on its neighbours."""
-    shuffled = [_shuffled(domain, seed) for domain in domains]
-    fitted = [vectors[:UNITS] for vectors in shuffled]
-    rest = [vectors[UNITS : UNITS + HELD_OUT] for vectors in shuffled]
-    if all(len(vectors) >= MIN_HELD_OUT for vectors in rest):
-        return Draw(fitted=fitted, proof_fit=fitted, proof_test=rest, cross_fit=False)
-    cuts = [len(vectors) * 4 // 5 for vectors in fitted]
+    cross_fit = any(has_few_units(domain) for domain in domains)
+    drawn = [draw_domain(domain, seed=seed, cross_fit=cross_fit) for domain in domains]
+    fitted = [one.fitted for one in drawn]
     return Draw(
         fitted=fitted,
-        proof_fit=[vectors[:cut] for vectors, cut in zip(fitted, cuts, strict=True)],
-        proof_test=[vectors[cut:] for vectors, cut in zip(fitted, cuts, strict=True)],
-        cross_fit=True,
+        proof_fit=[one.proof_fit for one in drawn] if cross_fit else fitted,
+        proof_test=[one.proof_test for one in drawn],
+        cross_fit=cross_fit,
     )
+
+
+@dataclass(frozen=True)
+class DomainDraw:
+    """One domain's part of a `Draw`."""
+
+    fitted: Float64
+    proof_fit: Float64
+    proof_test: Float64
+
+
+def has_few_units(domain: Domain) -> bool:
+    """Whether too few units are left to be held out; one such domain has the whole pool proved by 80/20 splits."""
+    return len(domain.vectors) < UNITS + MIN_HELD_OUT
+
+
+def draw_domain(domain: Domain, *, seed: int, cross_fit: bool) -> DomainDraw:
+    """The units of one domain."""
+    shuffled = _shuffled(domain, seed)
+    fitted = shuffled[:UNITS]
+    if not cross_fit:
+        return DomainDraw(fitted, proof_fit=fitted, proof_test=shuffled[UNITS : UNITS + HELD_OUT])
+    cut = len(fitted) * 4 // 5
+    return DomainDraw(fitted, proof_fit=fitted[:cut], proof_test=fitted[cut:])
 
 
 def labels(parts: Sequence[Float64]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

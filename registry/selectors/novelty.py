@@ -35,20 +35,38 @@ def novelty(distances: Float64, own: Float64) -> float:
 
 
 def whitening(residuals: Float64) -> Float64:
-    """W (d, d) such that ||x W|| is the Mahalanobis norm under the covariance of `residuals` (n, d).
+    """`whitening_of` residuals (n, d), taken against the means of their own domains and pooled."""
+    fourth = float(np.square(np.square(residuals).sum(axis=1)).sum())
+    return whitening_of(len(residuals), residuals.T @ residuals, fourth)
 
-    The residuals are taken against the means of their own domains and pooled; the covariance is shrunk after
-    Ledoit and Wolf (2004), so that it can be inverted also where units are few.
+
+def whitening_of(count: int, scatter: Float64, fourth: float) -> Float64:
+    """W (d, d) such that ||x W|| is the Mahalanobis norm under the covariance of `count` residuals r.
+
+    The covariance is shrunk after Ledoit and Wolf (2004), so that it can be inverted also where units are few. It
+    needs sums over residuals only: `scatter` (d, d) of r r', and `fourth` of ||r||^4.
     """
     from scipy.linalg import solve_triangular
-    from sklearn.covariance import ledoit_wolf
 
-    covariance, _ = ledoit_wolf(residuals, assume_centered=True)
+    covariance = _ledoit_wolf(count, scatter, fourth)
     # All domains without spread leave nothing to scale by: any positive floor makes their distances huge, rightly.
     floor = max(float(np.trace(covariance)) / len(covariance), 1e-12) * 1e-6
     lower = np.linalg.cholesky(covariance + floor * np.eye(len(covariance)))
     inverse = solve_triangular(lower, np.eye(len(lower)), lower=True)
     return np.ascontiguousarray(inverse.T)
+
+
+def _ledoit_wolf(count: int, scatter: Float64, fourth: float) -> Float64:
+    """The shrunk covariance, as scikit-learn's `ledoit_wolf` has it of the residuals themselves."""
+    size = len(scatter)
+    covariance = scatter / count
+    scale = float(np.trace(covariance)) / size
+    squared = float(np.square(covariance).sum())
+    noise = (fourth / count - squared) / (size * count)
+    distance = (squared - size * scale**2) / size
+    noise = min(noise, distance)
+    shrinkage = 0.0 if noise <= 0 else noise / distance
+    return np.asarray((1 - shrinkage) * covariance + shrinkage * scale * np.eye(size))
 
 
 def mahalanobis(points: Float64, means: Float64, whiten: Float64) -> Float64:

@@ -8,8 +8,9 @@ sample's units (docs/explanation/selection.md). The paper has none of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar, Self, cast
 
 import numpy as np
@@ -17,11 +18,12 @@ import numpy as np
 from registry.errors import Internal
 from registry.progress import Progress, Steps
 from registry.selectors.contract import Arrays, Domain, Float64, Floats, Selector, check_sample, ordered_domains
-from registry.selectors.drawing import MIN_UNITS, draw_units, labels
-from registry.selectors.novelty import NOVEL, mahalanobis, novelty, strange_sample, whitening
-from registry.selectors.projection import Projection, fit_projection
+from registry.selectors.drawing import HELD_OUT, MIN_UNITS, DomainDraw, draw_domain, proof_name
+from registry.selectors.novelty import NOVEL, mahalanobis, novelty, strange_sample, whitening_of
+from registry.selectors.projection import FittedProjection, Projection, Spread
 from registry.selectors.ranking import Candidate, Evidence, Member, Ranking, split_excluded
 from registry.selectors.stability import COMPETITORS, UnitScores
+from registry.selectors.updating import LARGE, PROOF_UNITS, Age, Change, is_due, proof_members
 from registry.spec import PosteriorSpec, SelectOptions
 
 LIGHTEST = 1e-6
@@ -30,19 +32,49 @@ LIGHTEST = 1e-6
 
 @dataclass(frozen=True)
 class Gaussians:
-    """One Gaussian a domain: `means` (domains, m) behind `projection`, and `whiten` (m, m) for all of them."""
+    """One Gaussian a domain behind a `projection`, with sums that they can be brought up to date by.
+
+    `means` (domains, m); of the `count` residuals r to their own domains' means, `scatter` (m, m) sums r r' and
+    `fourth` ||r||^4. `whiten` (m, m) follows from these three and is the same for all domains.
+    """
 
     projection: Projection
     means: Float64
-    whiten: Float64
+    count: int
+    scatter: Float64
+    fourth: float
+
+    @cached_property
+    def whiten(self) -> Float64:
+        """W such that ||x W|| is the Mahalanobis norm."""
+        return whitening_of(self.count, self.scatter, self.fourth)
 
     def distances(self, vectors: Float64) -> Float64:
         """Mahalanobis distances (n, domains) of vectors (n, d) to the domains' means."""
-        return mahalanobis(self.projection(vectors), self.means, self.whiten)
+        return self.distances_at(self.projection(vectors))
+
+    def distances_at(self, points: Float64) -> Float64:
+        """The same of points (n, m) of the projection."""
+        return mahalanobis(points, self.means, self.whiten)
+
+    def updated(self, change: Change, added: Sequence[Float64], removed: Sequence[Float64]) -> Gaussians:
+        """After domains of these vectors came and went; the projection stays."""
+        new, old = (_gaussians(self.projection, parts) for parts in (added, removed))
+        return replace(
+            self,
+            means=change.rows(self.means, new.means),
+            count=self.count + new.count - old.count,
+            scatter=self.scatter + new.scatter - old.scatter,
+            fourth=self.fourth + new.fourth - old.fourth,
+        )
 
 
 class PosteriorSelector(Selector[PosteriorSpec]):
-    """Tempered posteriors of Gaussians; learned: `members_`, `gaussians_`, `own_distances_`, `report_`."""
+    """Tempered posteriors of Gaussians; learned: `members_`, `gaussians_`, `own_distances_`, `report_`.
+
+    To be updated it also keeps `proved_` (Gaussians that have not seen what they are proved on: `gaussians_`, but
+    for a split of 80/20), the held-out points of the domains they are proved on, and `age_`.
+    """
 
     kind: ClassVar[str] = "posterior"
 
@@ -53,32 +85,101 @@ class PosteriorSelector(Selector[PosteriorSpec]):
         """
         steps = Steps(progress, 3)
         ordered = ordered_domains(domains, min_units=MIN_UNITS)
-        drawn = draw_units(ordered, seed=self.spec.seed)
-        steps.step("units drawn")
-        proved, explained = _fit(drawn.proof_fit, dimensions=self.spec.dimensions)
-        units, domain = np.concatenate(drawn.proof_test), labels(drawn.proof_test)
-        distances = proved.distances(units)
-        own = distances[np.arange(len(units)), domain]
-        shares = _posteriors(distances, self.spec.temperature)
-        steps.step("Gaussians proved on held-out units")
-        if drawn.cross_fit:
-            proved, explained = _fit(drawn.fitted, dimensions=self.spec.dimensions)
+        self.age_ = Age.of(ordered)
+        proved, kept = self._projections(ordered)
+        steps.step("principal components found")
+        return self._learn(ordered, proved, kept, steps)
+
+    def fit_behind(self, projections: tuple[FittedProjection, FittedProjection], domains: Sequence[Domain]) -> Self:
+        """Learn all but the projections, of the proof and of what is kept: what updates come to."""
+        ordered = ordered_domains(domains, min_units=MIN_UNITS)
+        self.age_ = Age.of(ordered)
+        return self._learn(ordered, *projections, Steps(None, 2))
+
+    def _learn(self, ordered: Sequence[Domain], proved: FittedProjection, kept: FittedProjection, steps: Steps) -> Self:
         self.members_: tuple[Member, ...] = tuple(one.member for one in ordered)
-        self.gaussians_ = proved
-        self.own_distances_: Float64 = np.sort(own)
-        self.report_: dict[str, Any] = {
-            "domains": len(ordered),
-            "dimensions": len(proved.projection.components),
-            "explained_variance": explained,
-            "units_fitted": sum(map(len, drawn.fitted)),
-            "units_held_out": len(units),
-            "held_out_by": drawn.proof,
-            "held_out_accuracy": float((distances.argmin(axis=1) == domain).mean()),
-            "held_out_posterior": float(shares[np.arange(len(units)), domain].mean()),
-            "warnings": [],
-        }
+        self.explained_ = kept.explained
+        parts = (self._drawn(one).proof_fit for one in ordered)
+        self.proved_ = _gaussians(proved.projection, parts)
+        self._keep_held_out({one.digest: one for one in ordered}, None)
+        steps.step("Gaussians proved on held-out units")
+        self.gaussians_ = self.proved_
+        if self.age_.cross_fit:
+            self.gaussians_ = _gaussians(kept.projection, (self._drawn(one).fitted for one in ordered))
+        self._settle()
         steps.step("Gaussians fitted on all units")
         return self
+
+    def updated(self, added: Sequence[Domain], removed: Sequence[Domain]) -> Self | None:
+        """This selector after domains came and went, None where a whole fit is due (`registry.selectors.updating`).
+
+        Projections stay as the last whole fit found them; all else is as if it were fitted behind them.
+        """
+        if is_due(self.members_, self.age_, added, removed, learns_of_all=True):
+            return None
+        ordered = ordered_domains([*added], min_units=MIN_UNITS) if added else []
+        change = Change.of(self.members_, ordered, removed)
+        new = type(self)(self.spec)
+        new.members_, new.explained_ = change.members, self.explained_
+        new.age_ = self.age_.after(added, removed)
+        came, went = ([new._drawn(one) for one in some] for some in (ordered, removed))
+        new.proved_ = self.proved_.updated(change, *([one.proof_fit for one in some] for some in (came, went)))
+        new.gaussians_ = new.proved_
+        if new.age_.cross_fit:
+            new.gaussians_ = self.gaussians_.updated(change, *([one.fitted for one in some] for some in (came, went)))
+        new._keep_held_out({one.digest: one for one in ordered}, self)
+        new._settle()
+        return new
+
+    def _projections(self, ordered: Sequence[Domain]) -> tuple[FittedProjection, FittedProjection]:
+        """Principal components of what the proof learns from, and of what the selector kept learns from."""
+        origin = ordered[0].vectors[0].astype(np.float64)
+        proof, rest = Spread(origin), Spread(origin)
+        for one in ordered:
+            drawn = self._drawn(one)
+            proof.add(drawn.proof_fit)
+            if self.age_.cross_fit:
+                rest.add(drawn.proof_test)
+        found = proof.projection(dimensions=self.spec.dimensions)
+        if not self.age_.cross_fit:
+            return found, found
+        return found, proof.with_more(rest).projection(dimensions=self.spec.dimensions)
+
+    def _drawn(self, domain: Domain) -> DomainDraw:
+        return draw_domain(domain, seed=self.spec.seed, cross_fit=self.age_.cross_fit)
+
+    def _keep_held_out(self, domains: Mapping[str, Domain], before: Self | None) -> None:
+        """Held-out points of the domains that are proved on: of `domains` by digest, or as `before` has them."""
+        most = HELD_OUT if len(self.members_) <= LARGE else PROOF_UNITS
+        known = {} if before is None else before.held_out_
+        self.held_out_: dict[str, Float64] = {}
+        for number in proof_members(self.members_):
+            digest = self.members_[number].digest
+            if digest in domains:
+                self.held_out_[digest] = self.proved_.projection(self._drawn(domains[digest]).proof_test[:most])
+            else:
+                self.held_out_[digest] = known[digest]
+
+    def _settle(self) -> None:
+        """The proof, and the report: what follows from all the rest."""
+        place = {member.digest: number for number, member in enumerate(self.members_)}
+        domain = np.repeat([place[digest] for digest in self.held_out_], list(map(len, self.held_out_.values())))
+        distances = self.proved_.distances_at(np.concatenate(list(self.held_out_.values())))
+        rows = np.arange(len(domain))
+        own = distances[rows, domain]
+        self.own_distances_: Float64 = np.sort(own)
+        self.report_: dict[str, Any] = {
+            "domains": len(self.members_),
+            "dimensions": len(self.gaussians_.projection.components),
+            "explained_variance": self.explained_,
+            "units_fitted": self.gaussians_.count,
+            "units_held_out": len(domain),
+            "held_out_by": proof_name(self.age_.cross_fit),
+            "held_out_accuracy": float((distances.argmin(axis=1) == domain).mean()),
+            "held_out_posterior": float(_posteriors(distances, self.spec.temperature)[rows, domain].mean()),
+            "changes_since_whole_fit": self.age_.changed,
+            "warnings": [],
+        }
 
     def rank(
         self, vectors: Floats, *, options: SelectOptions = SelectOptions(), exclude: Mapping[str, str] = {}
@@ -124,39 +225,69 @@ class PosteriorSelector(Selector[PosteriorSpec]):
         )
 
     def _arrays(self) -> Arrays:
-        return {
-            "projection_mean": self.gaussians_.projection.mean,
-            "projection_components": self.gaussians_.projection.components,
-            "means": self.gaussians_.means,
-            "whiten": self.gaussians_.whiten,
-            "own_distances": self.own_distances_,
-        }
+        found = {"age": self.age_.array, "own_distances": self.own_distances_, **_stored_gaussians("", self.gaussians_)}
+        if self.age_.cross_fit:
+            found |= _stored_gaussians("proof_", self.proved_)
+        found["explained"] = np.array([self.explained_])
+        found["held_out"] = np.concatenate(list(self.held_out_.values()))
+        found["held_out_units"] = np.array([len(part) for part in self.held_out_.values()], dtype=np.int64)
+        return found
 
     def _restore(self, arrays: Arrays) -> None:
-        components = arrays.get("projection_components")
+        self.age_ = Age(*map(int, self._stored(arrays, "age", np.int64, (3,))))
+        self.explained_ = float(self._stored(arrays, "explained", np.float64, (1,))[0])
+        self.own_distances_ = self._stored(
+            arrays, "own_distances", np.float64, (arrays.get("own_distances", np.empty(0)).size,)
+        )
+        self.gaussians_ = self._restored_gaussians(arrays, "")
+        self.proved_ = self._restored_gaussians(arrays, "proof_") if self.age_.cross_fit else self.gaussians_
+        digests = [self.members_[number].digest for number in proof_members(self.members_)]
+        units = self._stored(arrays, "held_out_units", np.int64, (len(digests),))
+        m = len(self.proved_.projection.components)
+        points = self._stored(arrays, "held_out", np.float64, (int(units.sum()), m))
+        self.held_out_ = dict(zip(digests, np.split(points, np.cumsum(units)[:-1]), strict=True))
+
+    def _restored_gaussians(self, arrays: Arrays, prefix: str) -> Gaussians:
+        components = arrays.get(f"{prefix}projection_components")
         if components is None or components.ndim != 2:
             raise Internal("Stored selector has no projection: fit it again.")
         m, d = components.shape
 
         def floats(name: str, *shape: int) -> Float64:
-            return cast(Float64, self._stored(arrays, name, np.float64, shape))
+            return cast(Float64, self._stored(arrays, prefix + name, np.float64, shape))
 
-        self.own_distances_ = floats("own_distances", arrays.get("own_distances", np.empty(0)).size)
-        self.gaussians_ = Gaussians(
+        return Gaussians(
             projection=Projection(mean=floats("projection_mean", d), components=floats("projection_components", m, d)),
             means=floats("means", len(self.members_), m),
-            whiten=floats("whiten", m, m),
+            count=int(self._stored(arrays, f"{prefix}count", np.int64, (1,))[0]),
+            scatter=floats("scatter", m, m),
+            fourth=float(floats("fourth", 1)[0]),
         )
 
 
-def _fit(parts: Sequence[Float64], *, dimensions: int) -> tuple[Gaussians, float]:
-    """The Gaussians of domains' vectors, each (n_i, d), and the share of the variance that their projection keeps."""
-    vectors, domain = np.concatenate(parts), labels(parts)
-    projected = fit_projection(vectors, dimensions=dimensions, drop_first=False)
-    points = projected.projection(vectors)
-    means = np.stack([points[domain == d].mean(axis=0) for d in range(len(parts))])
-    gaussians = Gaussians(projection=projected.projection, means=means, whiten=whitening(points - means[domain]))
-    return gaussians, projected.explained
+def _stored_gaussians(prefix: str, gaussians: Gaussians) -> dict[str, Any]:
+    return {
+        f"{prefix}projection_mean": gaussians.projection.mean,
+        f"{prefix}projection_components": gaussians.projection.components,
+        f"{prefix}means": gaussians.means,
+        f"{prefix}count": np.array([gaussians.count], dtype=np.int64),
+        f"{prefix}scatter": gaussians.scatter,
+        f"{prefix}fourth": np.array([gaussians.fourth]),
+    }
+
+
+def _gaussians(projection: Projection, parts: Iterable[Float64]) -> Gaussians:
+    """The Gaussians of domains' vectors, each (n_i, d), which need not be there at once; there may be none."""
+    m = len(projection.components)
+    means, count, scatter, fourth = [], 0, np.zeros((m, m)), 0.0
+    for part in parts:
+        points = projection(part)
+        means.append(points.mean(axis=0))
+        residuals = points - means[-1]
+        count += len(residuals)
+        scatter += residuals.T @ residuals
+        fourth += float(np.square(np.square(residuals).sum(axis=1)).sum())
+    return Gaussians(projection, np.array(means).reshape(-1, m), count, scatter, fourth)
 
 
 def _posteriors(distances: Float64, temperature: float) -> Float64:

@@ -10,6 +10,8 @@ from registry.names import Digest, Part, digest_of
 from registry.spec.frozen import Frozen
 
 EncoderName = Literal["base", "sbert"]
+FIT_VERSION = 2
+"""Counts up where a fit of the same spec learns something else: pools are then fitted anew when they are asked."""
 
 
 class _Spec(Frozen):
@@ -26,8 +28,8 @@ class _Spec(Frozen):
 
     @property
     def digest(self) -> str:
-        """The identity of what is fitted: the spec with every open field filled in."""
-        return digest_of(self.resolved())
+        """The identity of what is fitted: the spec with every open field filled in, and how fits are made."""
+        return digest_of({"fit": FIT_VERSION, "spec": self.resolved().model_dump(mode="json")})
 
 
 class GmmSpec(_Spec):

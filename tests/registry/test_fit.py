@@ -7,6 +7,7 @@ import pytest
 from registry.errors import Forbidden, InvalidParameter
 from registry.pools import current_members, enqueue_refits, gone_members, missing_members, pool_base, pool_spec
 from registry.select import latest, load
+from registry.selectors import cosine, posterior, updating
 from registry.spec import (
     BankConfig,
     BottleneckConfig,
@@ -15,6 +16,7 @@ from registry.spec import (
     HeadConfig,
     PoolRequest,
     PoolSpec,
+    PosteriorSpec,
     UniformSpec,
 )
 from tests.registry.toy_registry import CONFIG, OTHER_CONFIG, SHAPE, ToyRegistry, passages, vectors_of
@@ -183,3 +185,50 @@ class TestComingAndGoing:
         with verbs.database.write() as catalogue:
             assert len(enqueue_refits(catalogue, row, created_by="k", delay=0)) == 1
         assert isinstance(OTHER_CONFIG, BottleneckConfig)
+
+
+class TestUpdates:
+    """A large pool: what came and went is brought into the selector there is."""
+
+    @pytest.fixture
+    def whole_fits(self, monkeypatch):
+        """How often a selector was fitted from all vectors, where three domains are a large pool."""
+        for module in (updating, cosine, posterior):
+            monkeypatch.setattr(module, "LARGE", 3)
+        monkeypatch.setattr(updating, "DRIFT", 1.0)
+        fitted = []
+        for kind in (cosine.CosineSelector, posterior.PosteriorSelector):
+            fit = kind.fit
+            monkeypatch.setattr(kind, "fit", lambda *args, fit=fit, **more: fitted.append(1) or fit(*args, **more))
+        return fitted
+
+    @pytest.mark.parametrize("spec", [CosineSpec(encoder="base"), PosteriorSpec(dimensions=3)])
+    def test_a_push_and_a_retirement_update_it(self, verbs, spec, whole_fits):
+        rows = [
+            verbs.ready(f"acme/{name}", seed=seed) for seed, name in enumerate(("law", "code", "zoo", "tax", "sea"))
+        ]
+        before = verbs.fit(POOL, spec, verbs.base.digest)
+        came = verbs.ready("acme/art", seed=9)
+        gone = max(rows, key=lambda row: row.digest)  # not one that it is proved on
+        retire(verbs, gone.id)
+        after = verbs.fit(POOL, spec, verbs.base.digest)
+        assert whole_fits == [1]
+        assert after.id != before.id
+        names = sorted({row.domain for row in (*rows, came)} - {gone.domain})
+        assert [member.domain for member in after.members] == names
+        assert after.report["changes_since_whole_fit"] == 2
+        (one, *_) = load(after, verbs.blobs).rank(verbs.base.encode(passages("art", seed=5)).vectors).ranked
+        assert one.member.domain == "art"
+
+    def test_a_renamed_domain_keeps_its_vectors(self, verbs, whole_fits):
+        rows = [
+            verbs.ready(f"acme/{name}", seed=seed) for seed, name in enumerate(("law", "code", "zoo", "tax", "sea"))
+        ]
+        verbs.fit(POOL, CosineSpec(encoder="base"), verbs.base.digest)
+        last = max(rows, key=lambda row: row.digest)
+        with verbs.database.write() as catalogue:
+            catalogue.adapters.update_card(last.id, domain="renamed")
+        after = verbs.fit(POOL, CosineSpec(encoder="base"), verbs.base.digest)
+        assert whole_fits == [1]
+        (one, *_) = load(after, verbs.blobs).rank(verbs.base.encode(passages(last.domain, seed=5)).vectors).ranked
+        assert one.member.domain == "renamed"

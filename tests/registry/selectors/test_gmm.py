@@ -16,6 +16,7 @@ from sklearn.mixture import GaussianMixture
 from registry.errors import Cancelled, InvalidParameter
 from registry.progress import Steps
 from registry.selectors.clusters import Clusters
+from registry.selectors.contract import STATE_VERSION
 from registry.selectors.drawing import HELD_OUT, UNITS, draw_units
 from registry.selectors.gaussian_mixture import Mixture, fit_mixture
 from registry.selectors.gmm import GmmSelector
@@ -51,7 +52,7 @@ def handmade(table: list[list[int]], means: list[list[float]]) -> GmmSelector:
         "whiten": np.eye(2), "own_distances": np.arange(1.0, 101.0),
     }  # fmt: skip
     members = [{"ref": f"t/d{i}@1", "digest": digest_for(f"d{i}"), "domain": f"d{i}"} for i in range(k)]
-    meta = {"version": 1, "kind": "gmm", "spec": {}, "members": members, "report": {"warnings": []}}
+    meta = {"version": STATE_VERSION, "kind": "gmm", "spec": {}, "members": members, "report": {"warnings": []}}
     return GmmSelector.from_state(arrays, meta)
 
 

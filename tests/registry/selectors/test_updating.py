@@ -1,0 +1,177 @@
+"""A selector that is brought up to date against one that is fitted on the same domains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.covariance import ledoit_wolf
+from sklearn.decomposition import PCA
+
+from registry.selectors import SELECTORS, cosine, posterior, updating
+from registry.selectors.contract import Domain, Selector
+from registry.selectors.drawing import draw_units
+from registry.selectors.novelty import whitening
+from registry.selectors.posterior import PosteriorSelector
+from registry.selectors.projection import FittedProjection, Spread
+from registry.spec import CosineSpec, GmmSpec, PosteriorSpec, UniformSpec
+from tests.registry.gaussian_domains import around, digest_for, domain, gaussian_domains
+
+LARGE = 3
+MANY = gaussian_domains(12, n=130, dimensions=10, apart=3.0)
+FEW_UNITS = [domain(one.domain, one.vectors[:40]) for one in MANY]
+SAMPLE = around(np.zeros(10), 40, seed=3, spread=3.0)
+SPECS = [CosineSpec(), CosineSpec(encoder="base", seed=4), PosteriorSpec(dimensions=5), PosteriorSpec(seed=2)]
+
+
+@pytest.fixture(autouse=True)
+def small_pools_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (updating, cosine, posterior):
+        monkeypatch.setattr(module, "LARGE", LARGE)
+
+
+def proved_on(domains: Sequence[Domain]) -> set[str]:
+    return set(sorted(one.digest for one in domains)[:LARGE])
+
+
+def refitted(before: Selector[Any], domains: Sequence[Domain]) -> Selector[Any]:
+    """Fitted on these domains, behind the projections that `before` has."""
+    if not isinstance(before, PosteriorSelector):
+        return SELECTORS[before.kind](before.spec).fit(domains)
+    projections = tuple(
+        FittedProjection(one.projection, before.explained_, 0) for one in (before.proved_, before.gaussians_)
+    )
+    return PosteriorSelector(before.spec).fit_behind((projections[0], projections[1]), domains)
+
+
+def without_age(selector: Selector[Any]) -> dict[str, Any]:
+    own = {f"own score of {name}": score for name, score in selector.report_.get("own_scores", {}).items()}
+    return own | {
+        name: value
+        for name, value in selector.report_.items()
+        if name not in ("changes_since_whole_fit", "own_scores", "warnings")
+    }
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), spec=st.sampled_from(SPECS), pool=st.sampled_from([MANY, FEW_UNITS]))
+def test_an_update_is_a_fit(data: st.DataObject, spec: Any, pool: list[Domain]) -> None:
+    """Law: whatever comes and goes, in however many steps, the state is a fit's to 1e-6, and so is each answer."""
+    order = [pool[number] for number in data.draw(st.permutations(range(len(pool))))]
+    members = order[: data.draw(st.integers(LARGE + 1, 8))]
+    selector: Selector[Any] = SELECTORS[spec.kind](spec).fit(members)
+    for _ in range(data.draw(st.integers(1, 3))):
+        came = data.draw(st.sets(st.integers(0, 11), max_size=3))
+        went = data.draw(st.sets(st.integers(0, 11), max_size=3))
+        inside = {one.digest for one in members}
+        added = [pool[number] for number in came if pool[number].digest not in inside]
+        free = [pool[number] for number in went if pool[number].digest in inside - proved_on(members)]
+        removed = free[: len(members) + len(added) - LARGE - 1]
+        gone = {one.digest for one in removed}
+        members = [one for one in members if one.digest not in gone] + added
+        with pytest.MonkeyPatch.context() as monkey:
+            monkey.setattr(updating, "DRIFT", 100.0)
+            updated = selector.updated(added, removed)
+        assert updated is not None
+        selector = updated
+    whole = refitted(selector, members)
+    assert selector.members_ == whole.members_
+    (found, _), (wanted, _) = selector.to_state(), whole.to_state()
+    assert found.keys() == wanted.keys()
+    for name in found.keys() - {"age"}:
+        assert np.allclose(found[name], wanted[name], rtol=1e-6, atol=1e-6), name
+    assert without_age(selector) == pytest.approx(without_age(whole), abs=1e-6)
+    one, other = selector.rank(SAMPLE), whole.rank(SAMPLE)
+    assert one.evidence.scores == pytest.approx(other.evidence.scores, abs=1e-6)
+    assert one.evidence.novelty == pytest.approx(other.evidence.novelty, abs=1e-6)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+class TestWhenAWholeFitIsDue:
+    def fitted(self, spec: Any, domains: Sequence[Domain]) -> Selector[Any]:
+        return SELECTORS[spec.kind](spec).fit(domains)
+
+    def test_a_small_pool_is_always_fitted_whole(self, spec: Any) -> None:
+        assert self.fitted(spec, MANY[:LARGE]).updated(MANY[LARGE : LARGE + 1], []) is None
+        pool = MANY[: LARGE + 1]
+        free = [one for one in pool if one.digest not in proved_on(pool)]
+        assert self.fitted(spec, pool).updated([], free) is None
+
+    def test_a_domain_that_it_is_proved_on_went(self, spec: Any) -> None:
+        gone = min(MANY, key=lambda one: one.digest)
+        assert self.fitted(spec, MANY).updated([], [gone]) is None
+
+    def test_a_domain_came_that_has_the_pool_proved_in_another_way(self, spec: Any) -> None:
+        small = domain("small", around(np.ones(10), 40, seed=9))
+        assert self.fitted(spec, MANY).updated([small], []) is None
+        high = max(range(99), key=lambda number: digest_for(f"small{number}"))  # not one that is proved on
+        small = domain(f"small{high}", small.vectors)
+        mixed = self.fitted(spec, [*MANY, small])
+        assert mixed.updated([], [small]) is None
+        more = domain("more", around(np.ones(10), 130, seed=8))
+        assert mixed.updated([more], []) is not None
+
+    def test_the_pool_drifted_away_from_what_was_learnt_of_all(self, spec: Any) -> None:
+        selector: Selector[Any] | None = self.fitted(spec, MANY[:8])
+        assert selector is not None
+        for new in MANY[8:10]:
+            selector = selector.updated([new], [])
+            assert selector is not None
+        assert selector.report_["changes_since_whole_fit"] == 2
+        assert (selector.updated([MANY[10]], []) is None) is (spec.kind == "posterior")
+
+    def test_a_restored_selector_goes_on(self, spec: Any) -> None:
+        selector = self.fitted(spec, MANY[:8])
+        again = SELECTORS[spec.kind].from_state(*selector.to_state())
+        one, other = selector.updated([MANY[8]], []), again.updated([MANY[8]], [])
+        assert one is not None
+        assert other is not None
+        (before, meta), (after, other_meta) = one.to_state(), other.to_state()
+        assert meta == other_meta
+        assert all(before[name].tobytes() == after[name].tobytes() for name in before)
+
+    def test_nothing_of_the_selector_before_is_changed(self, spec: Any) -> None:
+        selector = self.fitted(spec, MANY[:8])
+        before = {name: array.tobytes() for name, array in selector.to_state()[0].items()}
+        assert selector.updated([MANY[8]], []) is not None
+        assert {name: array.tobytes() for name, array in selector.to_state()[0].items()} == before
+
+
+@pytest.mark.parametrize("spec", [GmmSpec(), UniformSpec()])
+def test_clusters_are_always_fitted_whole(spec: Any) -> None:
+    assert SELECTORS[spec.kind](spec).fit(MANY).updated([domain("more", MANY[0].vectors)], []) is None
+
+
+class TestSums:
+    """What is summed is what scikit-learn makes of the vectors themselves."""
+
+    def test_principal_components(self) -> None:
+        parts = [one.vectors.astype(np.float64) + 1e3 for one in MANY]
+        spread = Spread(parts[0][0])
+        for part in parts:
+            spread.add(part)
+        found, wanted = spread.projection(dimensions=4), PCA(n_components=4).fit(np.concatenate(parts))
+        assert np.allclose(np.abs(found.projection.components @ wanted.components_.T), np.eye(4), atol=1e-8)
+        assert np.allclose(found.projection.mean, wanted.mean_)
+        assert found.explained == pytest.approx(wanted.explained_variance_ratio_.sum())
+        assert spread.projection(dimensions=99).available == 10
+
+    @given(n=st.integers(2, 40), d=st.integers(1, 12), seed=st.integers(0, 99))
+    def test_the_shrunk_covariance(self, n: int, d: int, seed: int) -> None:
+        residuals = np.random.default_rng(seed).normal(size=(n, d)) * np.arange(1, d + 1)
+        covariance, _ = ledoit_wolf(residuals, assume_centered=True)
+        white = whitening(residuals)
+        assert np.allclose(np.linalg.inv(white @ white.T), covariance, rtol=1e-4, atol=1e-5 * np.trace(covariance))
+
+
+def test_a_small_pool_is_proved_on_all_held_out_units() -> None:
+    drawn = draw_units(MANY[:LARGE], seed=0)
+    for spec in (CosineSpec(), PosteriorSpec()):
+        fitted = SELECTORS[spec.kind](spec).fit(MANY[:LARGE])
+        assert fitted.report_["units_held_out"] == sum(map(len, drawn.proof_test))
+        large = SELECTORS[spec.kind](spec).fit(MANY)
+        assert large.report_["units_held_out"] == LARGE * updating.PROOF_UNITS
