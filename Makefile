@@ -77,6 +77,7 @@ bench: $(VENV)/.dev  ## the quick forms of the benchmarks, beside their peers
 	$(RUN) -m benchmarks.cold_start --out benchmarks/results/cold_start.json
 	$(RUN) -m benchmarks.cores --out benchmarks/results/cores.json
 	$(RUN) -m benchmarks.averaging --out benchmarks/results/averaging.json
+	$(RUN) -m benchmarks.selection --out benchmarks/results/selection.json
 	$(RUN) -m benchmarks.serving --out benchmarks/results/serving.json
 	$(RUN) -m benchmarks.breadth --out benchmarks/results/breadth.json
 	$(RUN) -m benchmarks.decoding --out benchmarks/results/decoding_gpt2.json

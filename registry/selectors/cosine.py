@@ -8,7 +8,8 @@ it is the 5th percentile of the scores the pool's domains have with themselves o
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any, ClassVar, Self, cast
 
 import numpy as np
@@ -59,9 +60,19 @@ class Rows:
             units=np.array([row[4] for row in rows], dtype=np.int64),
         )
 
+    @cached_property
+    def directions(self) -> Float64:
+        """The means, scaled to length 1."""
+        return _unit(self.means)
+
+    @property
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """What is learnt, by name."""
+        return {one.name: getattr(self, one.name) for one in fields(self)}
+
     def updated(self, change: Change, new: Rows) -> Rows:
         """After domains came, whose rows are `new`, and went."""
-        return Rows(**{name: change.rows(before, getattr(new, name)) for name, before in vars(self).items()})
+        return Rows(**{name: change.rows(before, new.arrays[name]) for name, before in self.arrays.items()})
 
 
 class CosineSelector(Selector[CosineSpec]):
@@ -191,14 +202,14 @@ class CosineSelector(Selector[CosineSpec]):
                 units=len(units),
                 scores={candidate.member.domain: candidate.score for candidate in ranked},
                 thresholds={"similarity": threshold},
-                novelty=novelty(_distances(units, self.means_[kept]), self.own_distances_) if kept else None,
+                novelty=novelty(1.0 - units @ self.rows_.directions[kept].T, self.own_distances_) if kept else None,
                 warnings=tuple(warnings),
             ),
         )
 
     def _arrays(self) -> Arrays:
         return {
-            **vars(self.rows_),
+            **self.rows_.arrays,
             "threshold": np.array([self.threshold_], dtype=np.float64),
             "own_distances": self.own_distances_,
             "age": self.age_.array,
@@ -255,11 +266,6 @@ def _too_strict(half_scores: Float64, threshold: float) -> list[str]:
         f"with one half of their own text against the other (median {np.median(half_scores):.4f}); without a "
         "threshold it is calibrated."
     ]
-
-
-def _distances(units: Float64, means: Float64) -> Float64:
-    """1 - cosine of every unit vector (n, d) to the direction of every mean (k, d)."""
-    return np.asarray(1.0 - units @ _unit(means).T)
 
 
 def _warnings(passing: npt.NDArray[np.int64], domains: int, threshold: float) -> list[str]:

@@ -10,7 +10,9 @@ import subprocess
 import sys
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -29,6 +31,8 @@ from benchmarks import (
     prompts_again,
     report,
     scoring,
+    selection,
+    selector_choice,
     serving,
     step_profile,
     subjects,
@@ -39,10 +43,13 @@ from benchmarks import (
 from benchmarks.peers import process
 from benchmarks.peers.files import write_gguf, write_peft
 from demo import results
+from demo.cells import Cell, Cells
 from registry.base_model import load_base
 from registry.errors import Internal
-from registry.spec import AverageMixing, BaseEntry
+from registry.selectors import cosine, posterior, updating
+from registry.spec import AverageMixing, BaseEntry, CosineSpec
 from service.engine.bases import held_bytes
+from tests.registry.gaussian_domains import digest_for
 from tests.tiny_models import build_tiny_base
 
 pytestmark = pytest.mark.slow
@@ -521,3 +528,91 @@ def test_a_prompt_that_begins_alike_is_timed_when_it_takes_over_what_it_shares(m
     assert set(result.figures) == {"second_over_first_16", "second_over_first_40"}
     with pytest.raises(Internal, match="of 15 tokens"):
         prompts_again.run(TINY, shared=(15,), repeats=1)
+
+
+def test_selection_in_large_pools(monkeypatch):
+    for module in (updating, cosine, posterior):
+        monkeypatch.setattr(module, "LARGE", 3)
+    result = selection.run(pools=(6, 12), units=20, dimensions=40, size=TINY, repeats=1)
+    fits = [(row["selector"], row["adapters"]) for row in result.rows if "fit_s" in row]
+    assert fits == [(kind, size) for kind in ("posterior", "cosine") for size in (6, 12)]
+    assert min(row["held_out_accuracy"] for row in result.rows if "fit_s" in row) > 0.9
+    assert [row["domains"] for row in result.rows if "domains" in row] == [["a000000"]] * 2
+    for kind in ("posterior", "cosine"):
+        for figure in (f"fit_growth_{kind}", f"add_one_{kind}_s", f"select_{kind}_ms", f"state_{kind}_mib"):
+            assert result.figures[figure].value != 0
+    assert result.figures["average_vs_memory_pass"].goal == 3.0
+    assert "lora_svd_vs_peft" not in result.figures
+    monkeypatch.setattr(updating, "LARGE", 300)
+    with pytest.raises(Internal, match="are a small pool"):
+        selection.run(pools=(6, 12), units=20, dimensions=40, size=TINY, repeats=1)
+
+
+class NamedTexts:
+    """Texts that name their domain, for vectors and losses that can be worked out by hand."""
+
+    def pool(self, domain: str) -> list[str]:
+        return [f"{domain} pool {number}" for number in range(120)]
+
+    def sample(self, domain: str, seed: int) -> list[str]:
+        return [f"{domain} sample {seed} {number}" for number in range(30)]
+
+    def test(self, domain: str) -> list[str]:
+        return [f"{domain} test {number}" for number in range(5)]
+
+
+def test_selectors_are_chosen_by_the_losses_of_soups_for_a_domain_left_out(tmp_path):
+    """Domains on a ring: who takes both neighbours has less loss than who takes one."""
+    domains = {f"d{number}": digest_for(f"d{number}") for number in range(6)}
+    seen: list[tuple[str, frozenset[str]]] = []
+
+    class Ring:
+        digest = "sha256:" + "0" * 64
+
+        def encode(self, texts):
+            angle = [int(text[1]) * np.pi / 3 for text in texts]
+            noise = np.random.default_rng(len(texts[0])).normal(size=(len(texts), 6)) / 10
+            vectors = np.stack([np.cos(angle), np.sin(angle), *np.zeros((4, len(texts)))], axis=1) + noise
+            return SimpleNamespace(vectors=vectors.astype(np.float32))
+
+    def score(chosen, passages):
+        names = frozenset(one.domain for one in chosen.selected)
+        seen.append((passages[0][:2], names))
+        rates = np.linspace(2.0, 2.1, 5) - 0.1 * len(names)
+        return Cell(nll=tuple(10 * rates), tokens=(10,) * 5, bytes=200)
+
+    ring = Ring()
+    result = report.Result("x")
+    strategies = {
+        "gmm_tied": selector_choice.STRATEGIES["gmm_tied"],
+        "cosine_base": CosineSpec(encoder="base", threshold=0.3),
+    }
+    selector_choice.measure(
+        result, domains, NamedTexts(), selector_choice.Embeddings({"base": ring, "sbert": ring}, tmp_path), score,
+        strategies=strategies,
+    )  # fmt: skip
+    assert not any(novel in names for novel, names in seen)
+    tied, cosine_row = result.rows
+    assert cosine_row["mean_ingredients"] == 2
+    assert cosine_row["difference"] == pytest.approx(-0.2)
+    assert cosine_row["domains_worse"] == 0
+    assert result.figures["perplexity_cosine_base"].value == pytest.approx(np.exp(-0.2))
+    assert cosine_row["to_tied"] == pytest.approx(cosine_row["difference"] - tied["difference"])
+    assert (tied["answers"], tied["domains"]) == (12, 6)
+    again = selector_choice.Embeddings({"base": None, "sbert": None}, tmp_path)  # nothing is computed twice
+    again.encoders = {"base": SimpleNamespace(digest=ring.digest)}
+    assert again.of("base", NamedTexts().pool("d1")).shape == (120, 6)
+
+
+def test_soups_are_made_of_stored_adapters_and_scored_on_passages(tmp_path):
+    base = load_base(BaseEntry(id="tiny", source=str(build_tiny_base(tmp_path / "base"))))
+    texts = ["The quick brown fox jumps over the lazy dog.", "It does so again."]
+    for found, text in zip(selector_choice.mean_pooled(base, texts), texts, strict=True):
+        ids = torch.tensor([base.tokenize(text)])
+        with torch.inference_mode():
+            states = base.model(ids, output_hidden_states=True).hidden_states[-1][0, 1:]
+        assert np.allclose(found.vector, states.mean(dim=0).numpy(), atol=1e-5)
+    soups = selector_choice.Soups(base, {}, Cells(tmp_path / "cells.jsonl"))
+    cell = soups.score(selector_choice._abstention(), texts)
+    assert len(cell.nll) == 2
+    assert soups.score(selector_choice._abstention(), texts) == cell
