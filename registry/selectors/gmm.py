@@ -1,8 +1,9 @@
 """`gmm`: clusters over mean-pooled base embeddings (docs/explanation/methods.md#clustering).
 
 The sample's units are assigned to clusters, clusters stand for domains, and domains with at least `min_share` of the
-units are taken, by count. The paper's mode (full covariance, component 0 dropped) is kept for comparison: on a hundred
-passages a domain its covariances are singular, which held-out accuracy shows and training purity does not (trap a).
+units are taken, by count. In the paper's mode (full covariance, component 0 dropped) covariances are nearly singular on
+a hundred passages a domain, which held-out accuracy shows and training purity does not. Which makes the better soups is
+a question of their held-out loss (docs/explanation/selection.md#gmm-clusters-of-passages).
 """
 
 from __future__ import annotations
