@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from demo.table import TUNED
 from registry.spec import CosineSpec, GmmSpec, PoolRequest, UniformSpec
 from service.cli.verbs.compare import Strategy
 from service.client.client import SoupClient
@@ -35,10 +36,10 @@ STRATEGIES = (
 """In the order of the table; the service's own comes last."""
 INSTANT = Strategy("effort instant", None, verify=True, effort="instant")
 QUICK = Strategy("effort quick", None, verify=True, effort="quick")
-TUNE = Strategy("effort tune", None, verify=True, effort="tune")
+TUNE = Strategy(TUNED, None, verify=True, effort="tune")
 EVERY = (*STRATEGIES[:-1], INSTANT, QUICK, TUNE, SERVICE)
 """With the efforts, for the main job: `quick` and `tune` take some passes of the base over each sample."""
-FEW = (_NEAREST, SIMILARITY, PAPER, SERVICE)
+FEW = (_NEAREST, SIMILARITY, PAPER, INSTANT, QUICK, TUNE, SERVICE)
 """For a large base model, where each costs a minute."""
 FITS = tuple(
     (*fit, "--pool-namespace", NAMESPACE)

@@ -19,6 +19,8 @@ from registry.uncertainty import Difference
 
 CONTROL = "control"
 """The name of the control's row."""
+TUNED = "effort tune"
+"""That of the soups which were trained on their samples."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,7 @@ def _over(row: Row, other: Row) -> float:
 
 
 def sentence(table: Table, *, answer: Row, seconds: float) -> str:
-    """What happened, in one sentence: the geometric means of base, control and the service's answer.
+    """What happened, in one sentence: the geometric means of base, control, the service's answer and tuned soups.
 
     `answer` wins a domain where its perplexity there is below that of the base and of the control.
     """
@@ -192,9 +194,11 @@ def sentence(table: Table, *, answer: Row, seconds: float) -> str:
     )
     count = len(table.domains)
     means = ", ".join(f"{name} {row.geometric():.1f}" for name, row in zip(("base", "control"), beside, strict=False))
+    tuned = next((row for row in table.rows if row.name == TUNED), None)
+    also = "" if tuned is None else f", trained on the sample {tuned.geometric():.1f}"
     return (
         f"{count} novel domain{'s' if count > 1 else ''}: {means}, {whose} {answer.geometric():.1f} (perplexity, "
-        f"geometric mean), better than {'both' if len(beside) == 2 else 'the base'} on {won} of {count}; "
+        f"geometric mean), better than {'both' if len(beside) == 2 else 'the base'} on {won} of {count}{also}; "
         f"{seconds:.0f} s of choosing."
     )
 

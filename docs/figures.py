@@ -80,12 +80,16 @@ def _sentence(result: Result) -> list[str]:
     base, control, answer = (methods[name] for name in ("base_model", "control", "the_service_verified"))
     won = sum(answer[d]["perplexity"] < min(base[d]["perplexity"], control[d]["perplexity"]) for d in base)
     gain = 100 * (1 - _geometric(answer) / _geometric(control))
+    tuned = methods.get("effort_tune")
+    also = (
+        "" if tuned is None else f" Trained on the sample as well, which effort `tune` does, {_geometric(tuned):.1f}."
+    )
     whose = answered([(str(row.get("taken", "")), bool(row.get("abstained"))) for row in answer.values()])
     return [
         f"Perplexity on {len(base)} domains that no adapter was trained on, geometric mean: base model "
         f"{_geometric(base):.1f}, control {_geometric(control):.1f}, {whose} {_geometric(answer):.1f}: "
         f"{abs(gain):.1f} % {'below' if gain > 0 else 'above'} the control, and below both on {won} of {len(base)} "
-        "domains."
+        f"domains.{also}"
     ]
 
 

@@ -176,6 +176,12 @@ def test_the_sentence_says_base_control_soup_and_where_it_beats_both(controlled)
     assert "better than the base on 2 of 2" in table.sentence(alone, answer=alone.rows[1], seconds=1)
 
 
+def test_the_sentence_has_the_soups_that_were_trained_on_their_samples(controlled):
+    rows = [*controlled.rows, Row("effort tune", controlled.rows[4].entries)]
+    said = table.sentence(Table(rows, {}), answer=rows[2], seconds=1)
+    assert f"on 1 of 2, trained on the sample {rows[-1].geometric():.1f}; " in said
+
+
 def test_the_sentence_calls_no_base_model_a_soup(small):
     said = table.sentence(small, answer=small.rows[2], seconds=1)
     assert ", the answer (one adapter for 1, the base model for 1) " in said
