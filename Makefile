@@ -8,7 +8,7 @@ RUN := $(VENV)/bin/python
 FLOORS := registry:98.6 service:96.4 training:96.5
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test quick soak check format serve demo demo-tiny main-job bench bench-engine bench-peers bench-training reproduce-lm reproduce-single openapi clean
+.PHONY: help setup test quick soak check format serve demo demo-tiny main-job bench bench-engine bench-peers bench-training reproduce-lm reproduce-single reproduce-adaptersoup openapi clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -133,6 +133,12 @@ reproduce-lm: $(VENV)/.dev  ## three adapter papers on language models, 286 smal
 
 reproduce-single: $(VENV)/.dev  ## the single-domain soups of AdapterSoup (an hour; resumable; LONG=1: larger)
 	$(RUN) -m benchmarks.single_domain --out benchmarks/results/single_domain.json $(if $(LONG),--long)
+
+reproduce-adaptersoup: $(VENV)/.dev $(SMOLLM2)  ## every effort beside the paper's modes and trainings, on two banks (hours; resumable)
+	$(RUN) -m benchmarks.adaptersoup --data ../shared/corpora --base ../shared/base-lm --adapters ../shared/adapters/main \
+	  --home .reproduce/adaptersoup-main --out benchmarks/results/adaptersoup.json
+	$(RUN) -m benchmarks.adaptersoup --data ../shared/corpora --base $(SMOLLM2) --adapters ../shared/adapters/smollm2 --over control \
+	  --draws 1 --home .reproduce/adaptersoup-smollm2 --out benchmarks/results/adaptersoup_smollm2.json
 
 openapi: $(VENV)/.runtime  ## regenerate docs/reference/openapi.json and the API reference from the schema
 	$(RUN) -m docs.generate

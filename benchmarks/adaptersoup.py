@@ -147,14 +147,14 @@ def _oracles(run: Run, suffix: str) -> None:
 
 
 def _greedy(run: Run, domain: str, first: str, singles: dict[str, np.ndarray]) -> np.ndarray:
-    """Uniform averages: the best single, then as long as it helps the one that helps most; the base is a candidate."""
+    """Uniform averages: the best single, then while it helps the one that helps most; or the base.
+
+    No adapter is in it twice, and all is chosen on the test passages themselves.
+    """
     chosen, found = [first], singles[first]
-    order = sorted(singles, key=lambda name: float(singles[name].sum()))
-    while len(chosen) < 5:
+    while len(chosen) < len(singles):
         tried = {}
-        for name in order[:8]:
-            if name in chosen:
-                continue
+        for name in sorted(singles.keys() - set(chosen)):
             refs = tuple(WeightedRef(ref=f"{NAMESPACE}/{one}") for one in (*chosen, name))
             cooked = run.setting.client.cook(CookRequest(recipe=HandRecipe(ingredients=refs)))
             tried[name] = scored(run.setting, domain, str(cooked["model"]), str(cooked["digest"]))[0]

@@ -91,9 +91,7 @@ class Setting:
             "source_code": _source_code(),
             "shuffled_words": _passages(words),
             "digits": _passages([str(digits.randrange(10**6)) for _ in range(300 * WORDS)]),
-            "one_sentence": [
-                ("The ferry leaves the harbour at noon. " * (1 + number)).strip() for number in range(150)
-            ],
+            "one_sentence": [(SENTENCE * 16)[number % 20 : 40 + number] for number in range(400)],
             GENERAL: general,
         }
         return {name: (texts[0::2], texts[1::2]) for name, texts in made.items()}

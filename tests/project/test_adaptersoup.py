@@ -1,0 +1,154 @@
+"""benchmarks.adaptersoup: what is drawn, what is kept between runs, what figures count; over a made-up server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from benchmarks import adaptersoup
+from benchmarks.soups import setting as settings
+from benchmarks.soups.cells import Answers, Cell, asked
+from benchmarks.soups.setting import HOSTILE, Setting
+from demo.cells import Cells
+from demo.job import Job
+from registry.errors import InvalidSample
+from registry.names import sha256_digest
+from registry.spec import BaseEntry, CookRequest, SampleSource
+
+DOMAINS = ("novel_one", "novel_two")
+BANK = ("law", "zoo")
+NLL = {"base": 3.0, "control": 2.9, "law": 2.8, "zoo": 3.1, "fresh": 3.0}
+"""Nats a token of each model on every novel domain; hostile text has 3 under all of them."""
+BY_EFFORT = {"instant": 2.7, "quick": 2.6, "tune": 2.4, None: 2.75}
+
+
+def lines(path: Path, texts: list[str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    for domain in DOMAINS:
+        for split in ("valid", "test"):
+            lines(tmp_path / "novel" / domain / f"{split}.jsonl", [f"{domain} {split} {n}" for n in range(130)])
+    lines(tmp_path / "general" / "valid.jsonl", [f"general words number {n} of many " * 10 for n in range(300)])
+    return tmp_path
+
+
+class FakeClient:
+    """Answers as a server would, by the tables above; a token is a word."""
+
+    def __init__(self) -> None:
+        self.cooked: list[CookRequest] = []
+        self.models: dict[str, float] = {}
+
+    def sample(self, texts: list[str]) -> SampleSource:
+        return SampleSource(texts=tuple(texts))
+
+    def adapter(self, ref: str) -> dict[str, str]:
+        return {"ref": ref, "digest": sha256_digest(ref.encode())}
+
+    def cook(self, request: CookRequest) -> dict[str, Any]:
+        self.cooked.append(request)
+        if request.recipe is None:
+            hostile = request.sample is not None and "novel" not in (request.sample.texts or ("",))[0]
+            nll = 3.0 if hostile else BY_EFFORT[request.effort]
+        else:
+            refs = [one.ref.removeprefix("bank/") for one in request.recipe.ingredients]
+            own = min(NLL.get(ref, 2.65) for ref in refs)
+            hostile, nll = False, own - (0.3 if request.effort == "tune" else 0.0)
+            if getattr(request.mixing, "method", "") == "recompress":
+                nll += 0.04
+        model = f"soup-{len(self.cooked)}"
+        self.models[model] = nll
+        layers = {"layers.0.ffn": "1"} if request.effort == "quick" else None
+        return {
+            "model": "base/tiny" if hostile else model, "digest": sha256_digest(model.encode()), "abstained": hostile,
+            "verification": {"difference": nll - 3.0, "held_out": request.effort in ("quick", "tune")},
+            "search": {"trials": [{"way": "weighed", "difference": nll - 3.0}]} if request.effort == "quick" else None,
+            "report": {"width_out": 4},
+            "recipe": {"ingredients": [{"digest": sha256_digest(b"x"), "weight": "1", "layers": layers}]},
+        }  # fmt: skip
+
+    def perplexity(self, model: str, texts: list[str]) -> dict[str, Any]:
+        nll = self.models.get(model, NLL.get(model.rpartition("/")[2], 3.0))
+        if "novel" not in texts[0]:
+            nll = 3.0
+        words = [len(text.split()) for text in texts]
+        rows = [{"nll": nll * n + 0.01 * (at % 3), "tokens": n, "bytes": 5 * n} for at, n in enumerate(words)]
+        return {"texts": rows}
+
+
+@pytest.fixture
+def setting(data: Path) -> Setting:
+    job = Job("bank", data / "home", data, BaseEntry(id="tiny", source="x"), BANK, DOMAINS, "control", data / "a")
+    client: Any = FakeClient()
+    (data / "home").mkdir()
+    return Setting(job, client, Cells(data / "home" / "scores.jsonl"), sha256_digest(b"base"), test_passages=20)
+
+
+def test_samples_and_test_passages_share_nothing_and_smaller_samples_are_of_the_larger(setting: Setting) -> None:
+    for domain in (*DOMAINS, *HOSTILE):
+        large = setting.sample(domain, size=100, seed=3)
+        assert len(large) == len(set(large)) == 100
+        assert set(setting.sample(domain, size=5, seed=3)) < set(large)
+        assert set(setting.sample(domain, size=100, seed=4)) != set(large)
+        assert not set(setting.test(domain)) & set(large)
+        assert len(setting.test(domain)) == 20
+
+
+def run(setting: Setting, tmp_path: Path, over: str = "base") -> dict[str, float]:
+    result = adaptersoup.run(setting, tmp_path, over=over, draws=2, sizes=[15, 30], name="adaptersoup")
+    return {name: figure.value for name, figure in result.figures.items()}
+
+
+def test_the_figures(setting: Setting, tmp_path: Path) -> None:
+    found = run(setting, tmp_path)
+    assert found["instant_ratio"] == pytest.approx(2.718281828**-0.3, rel=1e-6)
+    assert found["tune_pass_ratio"] == pytest.approx(2.718281828**-0.6, rel=1e-6)
+    assert found["oracle_single_ratio"] == pytest.approx(2.718281828**-0.2, rel=1e-6)
+    assert found["quick_beats_oracle_single"] == 2
+    assert found["recompressed_kept"] == pytest.approx(0.31 / 0.35, rel=1e-6)
+    assert found["worse_than_base"] == found["tune_worst"] == 0
+    assert found["tune_vs_fresh_100"] == 2  # 2.4 against 2.7
+    assert found["tune_from_control_ratio"] == pytest.approx(2.718281828**-0.4, rel=1e-6)
+
+
+def test_over_the_control(setting: Setting, tmp_path: Path) -> None:
+    assert run(setting, tmp_path, over="control")["instant_over_control"] == pytest.approx(2.718281828**-0.2, rel=1e-6)
+
+
+def test_answers_that_are_there_are_not_asked_for_again(setting: Setting, tmp_path: Path) -> None:
+    first = run(setting, tmp_path)
+    client: Any = setting.client
+    searched = [one for one in client.cooked if one.effort]
+    client.cooked.clear()
+    assert run(setting, tmp_path)["tune_pass_ratio"] == first["tune_pass_ratio"]
+    assert searched
+    assert not [one for one in client.cooked if one.effort]
+
+
+def test_what_the_server_refuses_is_the_base_and_says_why(
+    setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_request: CookRequest) -> None:
+        raise InvalidSample("too short", param="sample")
+
+    monkeypatch.setattr(setting, "client", SimpleNamespace(cook=refuse, sample=setting.client.sample))
+    answer = asked(setting, Cell("tune", DOMAINS[0], 0, 5))
+    assert (answer.abstained, answer.model, answer.refused) == (True, "base/tiny", "too short")
+    answers = Answers(tmp_path / "answers.jsonl")
+    answers.get(setting, answer.cell)
+    assert Answers(tmp_path / "answers.jsonl").known == answers.known
+
+
+def test_hostile_sets_are_the_same_every_time(setting: Setting, data: Path) -> None:
+    again = Setting(setting.job, setting.client, setting.scores, setting.base_digest, test_passages=20)
+    for name in HOSTILE:
+        assert setting.test(name) == again.test(name)
+    assert settings.GENERAL in HOSTILE
