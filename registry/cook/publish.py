@@ -51,7 +51,7 @@ def publish_soup(
             new = _in_place_of(catalogue.adapters.get(mixed.parts[0].adapter_id), new)
         catalogue.blobs.seen(new.weights_blob, len(mixed.data))
         catalogue.soups.add_recipe(mixed.recipe, mixed.digest, new.weights_blob, mixed.report)
-        row, created, changed = _stored(catalogue, new)
+        row, created, changed = _stored(catalogue, new, keep=keep)
         if created and sample is not None:
             for one in vectors:
                 record_vectors(catalogue, sample.digest, one, encoders[one.encoder])
@@ -64,13 +64,16 @@ def publish_soup(
     return row, created
 
 
-def _stored(catalogue: Catalogue, new: NewAdapter) -> tuple[AdapterRow, bool, bool]:
+def _stored(catalogue: Catalogue, new: NewAdapter, *, keep: str | None) -> tuple[AdapterRow, bool, bool]:
     """The row of these bytes under this name, whether it is new, and whether pools change by it.
 
-    A merge that is known takes its bank's sample where the bank has got one since.
+    A tuned soup may be kept later, or as another domain than before: a new version. One that is kept stays so: a soup
+    as a newer version of its name would take it out of pools. A merge that is known takes its bank's sample where the
+    bank has got one since.
     """
     known = catalogue.adapters.find_same(new.namespace, new.name, new.digest)
-    if known is None or known.kind != new.kind:  # a tuned soup may be kept later
+    relabelled = known is not None and keep is not None and (known.kind, known.domain) != (new.kind, new.domain)
+    if known is None or relabelled:
         return catalogue.adapters.add(new), True, True
     if new.kind == "soup" or new.sample is None or known.sample_state not in ("none", "failed"):
         return known, False, False
