@@ -46,14 +46,16 @@ def tune(base: LoadedBase, request: TuningRequest, load: Load, keep: Keep, *, pr
     rows = rows_of(base, request.texts, max_tokens=request.max_tokens)
     if tokens_of(rows) < LEAST_TOKENS:
         raise InvalidSample(
-            f"The sample has {tokens_of(rows)} tokens, and tuning needs {LEAST_TOKENS}: send more text, or choose "
-            "effort 'quick'.",
+            f"The sample has {tokens_of(rows)} tokens to train on with 'max_tokens' {request.max_tokens}, and tuning "
+            f"needs {LEAST_TOKENS}: send more text, or choose effort 'quick'.",
             param="sample",
         )
     if any(not any(row for number, row in enumerate(rows) if number not in fold) for fold in request.folds):
         raise InvalidSample("All passages with text would be held out: there is nothing to train on.", param="sample")
-    work = _Work(base, request, load(request.start), rows, progress)
     held_out = [number for fold in request.folds for number in fold if rows[number]]
+    if not held_out:
+        raise InvalidSample("No passage that is held out has a token to score: send others.", param="sample")
+    work = _Work(base, request, load(request.start), rows, progress)
     alone = work.score(held_out)
     under: list[dict[int, PassageScore]] = [{} for _ in range(request.passes + 1)]
     states: list[State] = []

@@ -145,7 +145,7 @@ def test_nothing_of_the_base_changes(base: LoadedBase) -> None:
 
 
 def test_too_few_tokens_are_refused_with_their_number(base: LoadedBase) -> None:
-    with pytest.raises(InvalidSample, match=r"has \d+ tokens, and tuning needs 400"):
+    with pytest.raises(InvalidSample, match=r"has \d+ tokens to train on with 'max_tokens' 64, and tuning needs 400"):
         tuned(base, structures(base)["lora"], texts=TEXTS[:5], folds=((4,),))
 
 
@@ -174,3 +174,10 @@ def test_it_can_be_cancelled_between_two_steps(base: LoadedBase) -> None:
         tuned(base, structures(base)["lora"], progress=stop)
     assert [done for done, _ in said] == [0, 1, 2, 3]
     assert not base.model._forward_pre_hooks
+
+
+def test_held_out_passages_without_a_token_are_refused(base: LoadedBase) -> None:
+    """Nothing would say whether training helps."""
+    texts = tuple("" if number % 5 == 4 else text for number, text in enumerate(TEXTS))
+    with pytest.raises(InvalidSample, match="No passage that is held out has a token"):
+        tuned(base, paper_config("bapna_firat", bottleneck=4), texts=texts)
