@@ -153,7 +153,7 @@ def parse_recipe(text: str) -> HandRecipe:
 def _tell(cooked: dict[str, Any]) -> None:
     """On stderr: why this model."""
     if cooked.get("selection"):
-        if not cooked.get("search"):  # its table has the same adapters, and what losses say of them
+        if not (cooked.get("search") or {}).get("candidates"):  # their table has the same adapters, and their losses
             talk(selection_table(cooked["selection"]))
         talk_about(cooked)
     if cooked.get("abstained"):

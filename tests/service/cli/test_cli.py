@@ -462,6 +462,17 @@ class TestCook:
         assert (body["verify"], body["name"], body["options"]["single"]) == (False, "team/soup", True)
         assert "selector" not in body
 
+    def test_who_was_selected_is_told_of_a_tuned_soup_too(self, soup: Soup, server: Server, sample: Path) -> None:
+        """Tuning weighs no candidates, so that no other table says of whom the soup is made."""
+        trial = {"way": "tuned", "members": 1, "width": 4, "difference": -0.2, "standard_error": 0.01}
+        tuning = {"passes": 1, "kept": 1, "rate": "0.003", "losses": [3.0, 2.8], "trainings": 1}
+        search = {"candidates": [], "trials": [trial], "tuning": tuning, "decided_on": 16, "held_out": 4}
+        server.on("POST /v1/soups", ok({**SOUP, "search": search}, 201))
+        code, _, err = soup("cook", "--sample", sample, "--effort", "tune")
+        assert code == 0
+        assert "US law" in err
+        assert "3.0000, 2.8000; kept: that after pass 1" in err
+
     def test_abstaining_is_an_answer(self, soup: Soup, server: Server, sample: Path) -> None:
         answer = {**SOUP, "abstained": True, "model": "base/tiny", "reason": "It does not help."}
         server.on("POST /v1/soups", ok(answer))
