@@ -98,7 +98,7 @@ def cook(
     row, created = publish_soup(
         registry, caller, mixed, evidence=evidence, vectors=vectors, target=target, keep=request.keep
     )
-    return _cooked(mixed, row, evidence, reason=_reason(mixed), created=created)
+    return _cooked(mixed, row, evidence, reason=_reason(mixed, request), created=created)
 
 
 def _mixed(
@@ -108,7 +108,7 @@ def _mixed(
     """The soup of these parts, and where it is to be verified what that found."""
     checked = sample if request.verify else None
     if checked is not None:
-        check_verifiable(base, parts)
+        check_verifiable(base, parts, effort=request.effort)
     if request.effort == "tune":
         checked = None  # on passages that are held out, once it is trained
         request = request.model_copy(update={"mixing": _to_tune(parts, request)})
@@ -164,7 +164,7 @@ def _alone(registry: Registry, mixed: Mixed, request: CookRequest, evidence: Evi
     with registry.database.read() as catalogue:
         row = catalogue.adapters.get(mixed.parts[0].adapter_id)
     unused = f" The name {request.name} was not needed." if request.name else ""
-    reason = f"{row.ref} alone: one ingredient at weight 1 is that adapter.{unused}"
+    reason = f"{row.ref} alone: one ingredient at weight 1 is that adapter.{unused}{_untuned(mixed, request)}"
     return _cooked(mixed, row, evidence, reason=reason, created=False)
 
 
@@ -184,8 +184,22 @@ def _cooked(mixed: Mixed, row: AdapterRow, evidence: Evidence, *, reason: str, c
     )
 
 
-def _reason(mixed: Mixed) -> str:
-    """How many by what, and why by that where the request left it open."""
-    count = len(mixed.parts)
-    some = f"{count} adapters" if count > 1 else "One adapter"
-    return f"{some} by {mixed.recipe.mixing.method}" + (f": {mixed.why}." if mixed.why else ".")
+def _reason(mixed: Mixed, request: CookRequest) -> str:
+    """How many by what, and why by that where the request left it open; then what training did, if any was asked for.
+
+    An adapter that was tuned alone is mixed by nothing.
+    """
+    count, method = len(mixed.parts), mixed.recipe.mixing.method
+    some = f"{count} adapters by {method}" if count > 1 else "One adapter"
+    if mixed.recipe.tuning is not None:
+        return f"{some}, then tuned on the sample."
+    how = some if count > 1 else f"{some} by {method}"
+    return how + (f": {mixed.why}." if mixed.why else ".") + _untuned(mixed, request)
+
+
+def _untuned(mixed: Mixed, request: CookRequest) -> str:
+    """What is to be said where effort `tune` ends with its start."""
+    if request.effort != "tune" or mixed.recipe.tuning is not None:
+        return ""
+    kept = "" if request.keep is None else f" Nothing is kept as domain {request.keep!r}."
+    return f" Training did not better it on the held-out passages.{kept}"

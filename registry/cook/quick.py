@@ -80,7 +80,7 @@ def search(
         raise InvalidSample(f"Of {len(texts)} passages too few can be held out: send {EVERY} or more.", param="sample")
     candidates, left_out = _candidates(registry, chosen)
     parts = [part for _, part in candidates]
-    check_verifiable(base, [*selected, *parts])
+    check_verifiable(base, [*selected, *parts], effort=request.effort)
     progress(1, 4, f"weighing {len(candidates)} adapters on {len(choosing)} passages")
     began = time.perf_counter()
     weighing = None

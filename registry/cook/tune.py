@@ -183,6 +183,4 @@ def _made(start: Mixed, recipe: Recipe, tensors: Tensors, data: bytes) -> Mixed:
     learnt = f"Tuned: it has learnt from sample {recipe.tuning.sample}, and is no mixture of its ingredients any more."
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     report = start.report.model_copy(update={"residual": None, "size_bytes": size, "notes": (learnt,)})
-    return replace(
-        start, recipe=recipe, tensors=tensors, data=data, digest=digest, report=report, cached=False, why="then tuned"
-    )
+    return replace(start, recipe=recipe, tensors=tensors, data=data, digest=digest, report=report, cached=False, why="")

@@ -16,20 +16,22 @@ from registry.errors import InvalidParameter, InvalidSample
 from registry.progress import Progress
 from registry.registry import BaseModel
 from registry.soup.compat import SoupPart
-from registry.spec import Verification
+from registry.spec import Effort, Verification
 from registry.uncertainty import paired_difference
 
 MARGIN, HELD_OUT_MARGIN = 1.0, 2.0
 """Standard errors by which a soup has to be better: on the sample that chose it, and on passages that were held out."""
 
 
-def check_verifiable(base: BaseModel, parts: Sequence[SoupPart]) -> None:
+def check_verifiable(base: BaseModel, parts: Sequence[SoupPart], *, effort: Effort | None) -> None:
     """Raises InvalidParameter where a soup of these parts has no likelihood of a text, before anything is mixed."""
     named = f"base model {base.entry.id!r} is an encoder" if base.shape.kind == "encoder" else None
     headed = next((part for part in parts if part.config.head is not None), None)
     if named is None and headed is not None:
         named = f"{headed.ref} answers with a head"
     if named is not None:
+        if effort in ("quick", "tune"):  # these never go unverified
+            raise InvalidParameter(f"Effort {effort!r} goes by losses on text, and {named}.", param="effort")
         raise InvalidParameter(
             f"Verifying scores the sample as text, and {named}: set 'verify' to false.", param="verify"
         )

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from registry.cook.tune import honest
-from registry.errors import InvalidSample
-from registry.spec import CookRequest, PoolSpec, PosteriorSpec, Provenance, Tuned
-from tests.registry.toy_registry import SHAPE, ToyRegistry, passages, vectors_of
+from registry.errors import InvalidParameter, InvalidSample
+from registry.spec import CookRequest, HeadConfig, PoolSpec, PosteriorSpec, Provenance, Tuned, UnionConfig
+from tests.registry.toy_registry import CONFIG, SHAPE, ToyRegistry, passages, vectors_of
+
+HEADED = UnionConfig(members=(CONFIG, HeadConfig(task="classification", labels=("bad", "good"))))
 
 
 def sample(*domains: str, count: int = 30) -> dict[str, list[str]]:
@@ -151,6 +153,44 @@ def test_a_tuned_soup_that_is_there_can_be_kept_later(pool):
     again = tune(pool, "law", name="acme/leases", keep="leases")
     assert (again.digest, again.created, len(pool.tunings)) == (first.digest, True, 1)
     assert (stored(pool, again).kind, stored(pool, again).version) == ("adapter", 2)
+
+
+def test_what_is_kept_stays_in_the_pool_when_the_same_is_asked_for_without(pool):
+    kept = tune(pool, "law", keep="leases", name="acme/leases")
+    again = tune(pool, "law", name="acme/leases")
+    assert (again.soup_id, again.created) == (kept.soup_id, False)
+    fitted = pool.fit(PoolSpec(base_fingerprint=SHAPE.fingerprint), PosteriorSpec(), pool.base.digest)
+    assert "leases" in {one.domain for one in fitted.members}
+
+
+def test_what_is_kept_can_be_kept_as_another_domain(pool):
+    tune(pool, "law", keep="leases", name="acme/leases")
+    again = tune(pool, "law", keep="rents", name="acme/leases")
+    assert (stored(pool, again).domain, again.created, len(pool.tunings)) == ("rents", True, 1)
+    fitted = pool.fit(PoolSpec(base_fingerprint=SHAPE.fingerprint), PosteriorSpec(), pool.base.digest)
+    assert {"leases", "rents"} & {one.domain for one in fitted.members} == {"rents"}
+
+
+@pytest.mark.parametrize("recipe", [None, {"ingredients": [{"ref": "acme/law"}]}])
+def test_an_answer_that_is_the_start_says_that_nothing_is_kept(pool, recipe):
+    pool.learns = -0.1
+    cooked = tune(pool, keep="leases", recipe=recipe)
+    assert "Training did not better it" in cooked.reason
+    assert "Nothing is kept as domain 'leases'" in cooked.reason
+    assert stored(pool, cooked).domain != "leases"
+
+
+def test_the_reason_says_what_was_mixed_and_that_it_was_trained(pool):
+    assert tune(pool).reason == "2 adapters by average, then tuned on the sample."
+    alone = tune(pool, recipe={"ingredients": [{"ref": "acme/law"}]})
+    assert alone.reason == "One adapter, then tuned on the sample."
+
+
+def test_what_has_no_likelihood_is_refused_without_a_word_of_verify(pool):
+    pool.ready("acme/headed", seed=9, config=HEADED)
+    with pytest.raises(InvalidParameter, match="goes by losses on text, and acme/headed") as refused:
+        tune(pool, recipe={"ingredients": [{"ref": "acme/headed"}]})
+    assert (refused.value.param, "verify" in refused.value.message) == ("effort", False)
 
 
 def test_nothing_that_only_passed_through_stays_in_the_blob_store(pool):
