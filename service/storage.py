@@ -18,6 +18,7 @@ from pathlib import Path
 import migrations
 from registry.blobs import BlobStore
 from registry.catalogue.database import Database
+from registry.catalogue.jobs import COOKS
 from registry.errors import Unavailable
 from registry.files import sync_directory
 
@@ -83,7 +84,7 @@ def delete_unnamed(database: Database, blobs: BlobStore) -> int:
     """
     with database.read() as catalogue:
         named = catalogue.blobs.digests()
-        named |= {job.arguments["request"] for job in catalogue.jobs.unended("cook")}
+        named |= {job.arguments["request"] for kind in COOKS for job in catalogue.jobs.unended(kind)}
     return _delete(blobs, [digest for digest in blobs.digests() if digest not in named])
 
 
@@ -93,7 +94,7 @@ def delete_ended_requests(database: Database, blobs: BlobStore) -> int:
     For those who share database and blobs: texts of a novel domain are not kept there either.
     """
     with database.read() as catalogue:
-        jobs = catalogue.jobs.list(None, kind="cook", limit=LATEST).rows
+        jobs = [job for kind in COOKS for job in catalogue.jobs.list(None, kind=kind, limit=LATEST).rows]
     ended = [job.arguments["request"] for job in jobs if job.state not in ("queued", "running")]
     return _delete(blobs, [digest for digest in ended if blobs.has(digest)])
 

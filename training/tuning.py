@@ -20,14 +20,16 @@ from registry.adapters import AdapterModule, attached, from_tensors
 from registry.adapters.loadable import Tensors
 from registry.base_model import LoadedBase
 from registry.errors import InvalidParameter, InvalidSample
+from registry.likelihood import score_windows
 from registry.progress import Progress, silent
-from registry.spec import PassageScore, StoredAdapter, Tuned, TuningRequest
-from training.passages import Rows, rows_of, slope, steps_of, tokens_of
-from training.tasks.language import passage_scores
+from registry.spec import StoredAdapter, Tuned, TuningRequest
+from training.passages import CELLS, Rows, rows_of, slope, steps_of, tokens_of
 
 LEAST_TOKENS = 400
 """Of a sample that can be trained on."""
 WARMUP, CLIP = 0.1, 1.0
+PATIENCE = 3
+"""Passes without a lower loss of the held-out passages, after which a training that is the only one ends."""
 
 Load = Callable[[StoredAdapter], Tensors]
 Keep = Callable[[Mapping[str, Tensor]], str]
@@ -43,7 +45,8 @@ def tune(base: LoadedBase, request: TuningRequest, load: Load, keep: Keep, *, pr
     """
     if request.start.config.pruned_parts():
         raise InvalidParameter("A pruned adapter is not tuned: its masks would not hold.", param="effort")
-    rows = rows_of(base, request.texts, max_tokens=request.max_tokens)
+    most = min(request.max_tokens, base.shape.context - request.start.config.prefix_length)
+    rows = rows_of(base, request.texts, max_tokens=most)
     if tokens_of(rows) < LEAST_TOKENS:
         raise InvalidSample(
             f"The sample has {tokens_of(rows)} tokens to train on with 'max_tokens' {request.max_tokens}, and tuning "
@@ -57,28 +60,36 @@ def tune(base: LoadedBase, request: TuningRequest, load: Load, keep: Keep, *, pr
         raise InvalidSample("No passage that is held out has a token to score: send others.", param="sample")
     work = _Work(base, request, load(request.start), rows, progress)
     alone = work.score(held_out)
-    under: list[dict[int, PassageScore]] = [{} for _ in range(request.passes + 1)]
+    under: list[dict[int, float]] = []
     states: list[State] = []
     for turn, fold in enumerate(request.folds):
         scored = [number for number in fold if rows[number]]
         for reached, adapter in enumerate(work.passes(turn, [one for one in range(len(rows)) if one not in fold])):
+            under += [{}] if reached == len(under) else []
             under[reached] |= work.score(scored)
             if not request.whole:
                 states.append({name: tensor.detach().clone() for name, tensor in adapter.state_dict().items()})
-    totals = [sum(score.nll for score in found.values()) for found in under]
-    kept = totals.index(min(totals))
+                if reached - _lowest(under) >= PATIENCE:
+                    break
+    kept = _lowest(under)
     if kept and request.whole:
         *_, last = work.passes(len(request.folds), range(len(rows)), until=kept)
         states = [last.state_dict()] * (kept + 1)
     return Tuned(
         held_out=tuple(held_out),
-        tokens=tuple(alone[number].tokens for number in held_out),
-        base_nll=tuple(alone[number].nll for number in held_out),
-        nll=tuple(tuple(found[number].nll for number in held_out) for found in under),
+        tokens=tuple(tokens_of([rows[number]]) for number in held_out),
+        base_nll=tuple(alone[number] for number in held_out),
+        nll=tuple(tuple(found[number] for number in held_out) for found in under),
         kept=kept,
         blob=keep({name: tensor.detach().cpu() for name, tensor in states[kept].items()}) if kept else None,
         trained_tokens=work.trained,
     )
+
+
+def _lowest(under: Sequence[dict[int, float]]) -> int:
+    """The state with the lowest NLL over all passages, of equal ones the first."""
+    totals = [sum(found.values()) for found in under]
+    return totals.index(min(totals))
 
 
 @dataclass
@@ -91,13 +102,11 @@ class _Work:
     rows: Rows
     progress: Progress
     trained: int = 0
-    done: int = 0
 
-    def score(self, numbers: Sequence[int]) -> dict[int, PassageScore]:
-        """The log-likelihoods of whole texts by their numbers, under the base with what is attached to it."""
-        block = self.base.shape.context - self.request.start.config.prefix_length
-        texts = [self.request.texts[number] for number in numbers]
-        return dict(zip(numbers, passage_scores(self.base, texts, block=block), strict=True))
+    def score(self, numbers: Sequence[int]) -> dict[int, float]:
+        """NLL in nats of texts by their numbers, cut as they are trained on, under the base with what is attached."""
+        found = score_windows(self.base.model, [self.rows[number] for number in numbers], max_tokens=CELLS, pad_id=0)
+        return dict(zip(numbers, found, strict=True))
 
     def passes(self, turn: int, on: Sequence[int], *, until: int | None = None) -> Iterator[AdapterModule]:
         """The adapter, attached, at the start and after each pass over these texts, up to pass `until`."""

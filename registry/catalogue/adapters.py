@@ -143,6 +143,11 @@ class Adapters(Repository[AdapterRow]):
         query = select(adapters).where(meant, _live(), seen_by(visible, adapters.c.namespace))
         return self._all(query.order_by(adapters.c.id.desc()))
 
+    def of_recipe(self, visible: Namespaces, recipe_digest: str) -> AdapterRow | None:
+        """The newest visible live row that was cooked by a recipe."""
+        found = self.live(visible, adapters.c.recipe_digest == recipe_digest)
+        return found[0] if found else None
+
     def _of_name(self, ref: NameRef) -> ColumnElement[bool]:
         """Whether a row is of the name, and of the version or alias that the ref says, if any."""
         version = ref.version

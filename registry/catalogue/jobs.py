@@ -29,6 +29,10 @@ Without keys nobody is asked for one, and there is no name.
 """
 
 
+COOKS = ("cook", "search")
+"""Kinds of job that cook: a request of theirs waits in a blob."""
+
+
 class Jobs(Repository[JobRow]):
     """Job rows. Every change of state is one UPDATE that names the state it starts from."""
 

@@ -51,12 +51,6 @@ class Soups(Repository[RecipeRow]):
         rows = self._connection.execute(query).mappings()
         return [{**row["evidence"], "created_at": row["created_at"].isoformat()} for row in rows]
 
-    def why(self, recipe_digest: str) -> dict[str, Any] | None:
-        """The newest evidence that a recipe was cooked on, None where there is none."""
-        query = select(evidence.c.evidence).where(evidence.c.recipe_digest == recipe_digest)
-        found = self._connection.execute(query.order_by(evidence.c.id.desc()).limit(1)).scalar()
-        return None if found is None else dict(found)
-
     def parents(self, recipe_digest: str | None, visible: Namespaces) -> list[tuple[str, str, AdapterRow | None]]:
         """(digest, weight, row) of a recipe's ingredients; the row is None where it is not visible."""
         if recipe_digest is None:

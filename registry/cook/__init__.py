@@ -81,7 +81,9 @@ def cook(
         mixed, evidence = _mixed(registry, base, parts, request, sample, chosen, evidence, progress)
         if request.effort == "tune":
             assert sample is not None
-            tuned = tune_soup(registry, base, request, mixed, sample, evidence, tune=gradients.tune, progress=progress)
+            tuned = tune_soup(
+                registry, caller, base, request, mixed, sample, evidence, tune=gradients.tune, progress=progress
+            )  # fmt: skip
             mixed, evidence = tuned.mixed, tuned.evidence
     if mixed is None:
         return _abstain(base, "" if chosen is None else chosen.selection.reason, evidence)

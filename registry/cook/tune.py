@@ -20,7 +20,7 @@ from registry.cook.choose import split
 from registry.cook.mix import Mixed
 from registry.cook.verify import verification_of
 from registry.progress import Progress
-from registry.registry import BaseModel, Registry
+from registry.registry import BaseModel, Caller, Registry
 from registry.samples import CheckedSample
 from registry.spec import (
     CookRequest,
@@ -58,17 +58,17 @@ class TunedSoup:
 
 
 def tune_soup(
-    registry: Registry, base: BaseModel, request: CookRequest, start: Mixed, sample: CheckedSample, evidence: Evidence,
-    *, tune: Tune, progress: Progress,
+    registry: Registry, caller: Caller, base: BaseModel, request: CookRequest, start: Mixed, sample: CheckedSample,
+    evidence: Evidence, *, tune: Tune, progress: Progress,
 ) -> TunedSoup:  # fmt: skip
-    """Train `start` on the sample, or take what an equal request gave before.
+    """Train `start` on the sample, or take what an equal request gave before, where the caller sees that.
 
     Raises InvalidSample for a sample of too few passages or tokens, InvalidParameter for a start that is not trained.
     """
     folds, whole = _folds(len(sample.texts))
     tuning = _tuning(request.tuning or TuningOptions(), base, sample, folds, whole=whole)
     recipe = start.recipe.model_copy(update={"tuning": tuning})
-    known = _again(registry, start, recipe, evidence)
+    known = _again(registry, caller, start, recipe, evidence)
     if known is not None:
         return known
     progress(2, 4, "tuning the soup on the sample")
@@ -163,15 +163,18 @@ def _verification(tuned: Tuned, nll: Sequence[float]) -> Verification:
     return verification_of(np.array(nll), np.array(tuned.base_nll), np.array(tuned.tokens), held_out=True)
 
 
-def _again(registry: Registry, start: Mixed, recipe: Recipe, evidence: Evidence) -> TunedSoup | None:
-    """What an equal request gave before, with the evidence of then; None where there is none."""
+def _again(registry: Registry, caller: Caller, start: Mixed, recipe: Recipe, evidence: Evidence) -> TunedSoup | None:
+    """What an equal request gave before, with the evidence of then; None where the caller sees no such live soup.
+
+    So nobody learns from a quick answer that others have trained on the very same sample.
+    """
     with registry.database.read() as catalogue:
-        known = catalogue.soups.recipe(recipe.digest)
-        before = catalogue.soups.why(recipe.digest)
-    if known is None or before is None or not registry.blobs.has(known.weights_blob):
+        row = catalogue.adapters.of_recipe(caller.namespaces, recipe.digest)
+        before = [] if row is None else catalogue.soups.evidence(row.id)
+    if row is None or not before or not registry.blobs.has(row.weights_blob):
         return None
-    data = registry.blobs.read(known.weights_blob)
-    then = Evidence.model_validate(before)
+    data = registry.blobs.read(row.weights_blob)
+    then = Evidence.model_validate({name: value for name, value in before[-1].items() if name != "created_at"})
     found = evidence.model_copy(update={"search": then.search, "verification": then.verification})
     return TunedSoup(replace(_made(start, recipe, load_tensors(data), data), cached=True), found)
 

@@ -41,8 +41,8 @@ class TuningOptions(Frozen):
     passes: int | None = Field(default=None, ge=1, le=50)
     rate: Rate | None = None
     batch: int = Field(default=4, ge=1, le=64)
-    max_tokens: int = Field(default=512, ge=2)
-    """Tokens of a passage that are trained on."""
+    max_tokens: int = Field(default=512, ge=2, le=65536)
+    """Tokens of a passage that are trained on, and that a held-out one is scored on."""
     seed: int = Field(default=0, ge=0, lt=2**32)
 
 
@@ -81,9 +81,9 @@ class Tuned(Frozen):
     """What came of a training.
 
     `held_out` are the numbers of the texts that were scored, each by the training that had no part of it; `tokens`
-    are theirs, and `base_nll` is their NLL under the base in nats. `nll` has for the start and then after each pass
-    theirs under the adapter. `kept` is the pass whose state was kept, 0 for the start; its tensors are in `blob`, None
-    for the start.
+    are those that were scored, and `base_nll` is their NLL under the base in nats. `nll` has for the start and then
+    after each pass theirs under the adapter. `kept` is the pass whose state was kept, 0 for the start; its tensors are
+    in `blob`, None for the start.
     """
 
     held_out: tuple[int, ...]
@@ -98,7 +98,8 @@ class Tuned(Frozen):
 class TuningReport(Frozen):
     """What an answer says of a training: passes over the training passages, and the pass whose state was kept.
 
-    `losses` are mean NLL per token of the held-out passages, for the start and after each pass.
+    `losses` are mean NLL per token of the held-out passages, for the start and after each pass; there are fewer than
+    `passes` where a training ended early.
     """
 
     passes: int

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from dataclasses import replace
 from typing import Any
 
 from registry.cook import cook
@@ -35,8 +36,15 @@ def _run(context: JobContext) -> dict[str, Any]:
     return cooked.model_dump(mode="json")
 
 
+def kind_of(request: CookRequest) -> str:
+    """The kind of the job that cooks this request: one that computes gradients is a `search`."""
+    return "search" if request.effort in ("quick", "tune") else "cook"
+
+
 COOK = JobKind(
     run=_run,
     reach=lambda row: namespaces_of(row.arguments["scope"]),
     clean=lambda parts, row: parts.registry.blobs.delete(row.arguments["request"]),
 )
+SEARCH = replace(COOK, lane="search")
+"""A cook with an effort that computes gradients, for a minute or more: others do not wait behind it."""

@@ -42,7 +42,7 @@ class Interrupted(SoupError):
 
 
 class JobRunner:
-    """Threads that run jobs one at a time each: `settings.job_workers` for what is quick, others for trainings."""
+    """Threads that run jobs, one at a time each: `settings.job_workers` for quick ones, others for the other lanes."""
 
     def __init__(self, parts: Parts, *, sole_owner: bool) -> None:
         self.parts = parts
@@ -64,7 +64,10 @@ class JobRunner:
             catalogue.jobs.requeue_expired(_now() + timedelta(days=3650) if self._sole_owner else _now())
         sweep(self._settings.trainings_dir, older_than=self._settings.keep_training_seconds)
         quick, training = self._settings.job_workers, self._settings.training_workers
-        loops = [partial(self._work, "quick")] * quick + [partial(self._work, "training")] * training + [self._beat]
+        workers: dict[Lane, int] = {"quick": quick, "search": min(quick, 1), "training": training}
+        lanes = [lane for lane, count in workers.items() for _ in range(count)]
+        loops: list[Callable[[], None]] = [partial(self._work, lane) for lane in lanes]
+        loops.append(self._beat)
         self._threads = [
             threading.Thread(target=loop, name=f"soup-jobs-{number}", daemon=True) for number, loop in enumerate(loops)
         ]

@@ -135,6 +135,20 @@ def test_where_no_pass_is_better_the_start_is_kept_and_nothing_is_stored(base: L
     assert min(map(sum, found.nll[1:])) > sum(found.nll[0])
 
 
+def test_a_training_ends_after_three_passes_without_gain(base: LoadedBase) -> None:
+    config = structures(base)["bapna_firat"]
+    (_, good) = tuned(base, config)
+    strange = tuple(text if number % 5 == 4 else "zq xv " * 8 + str(number) for number, text in enumerate(TEXTS))
+    found, _ = tuned(base, config, start=good, texts=strange, rate="0.1", passes=40)
+    assert (found.kept, len(found.nll)) == (0, 4)
+
+
+def test_long_passages_are_scored_on_as_many_tokens_as_are_trained_on(base: LoadedBase) -> None:
+    long = tuple(" ".join([text] * 40) for text in TEXTS)
+    found, _ = tuned(base, structures(base)["lora"], texts=long, passes=1, max_tokens=32)
+    assert set(found.tokens) == {31}
+
+
 def test_nothing_of_the_base_changes(base: LoadedBase) -> None:
     before = {name: tensor.clone() for name, tensor in base.model.state_dict().items()}
     config = structures(base)["houlsby"]

@@ -6,6 +6,7 @@ spans all.
 
 from __future__ import annotations
 
+from registry.catalogue.jobs import COOKS
 from registry.catalogue.rows import JobRow, Namespaces
 from registry.errors import Forbidden
 from registry.spec import Cooked
@@ -54,7 +55,7 @@ def job_shown(parts: Parts, row: JobRow, who: Principal) -> Job:
         progress = body.progress.model_copy(update={"message": ""})
         hidden = {"result": None, "error": error, "progress": progress, "owner": None, "created_by": None}
         return body.model_copy(update=hidden)
-    if row.kind != "cook" or row.result is None:
+    if row.kind not in COOKS or row.result is None:
         return body
     cooked = Cooked.model_validate(row.result)
     return body.model_copy(update={"result": soup_of(parts, cooked).model_dump(mode="json")})

@@ -103,6 +103,23 @@ def test_the_same_request_again_trains_nothing(pool):
     assert again.evidence.search == first.evidence.search
 
 
+def test_who_does_not_see_the_soup_of_an_equal_request_does_not_learn_that_there_is_one(pool):
+    for row in [pool.named(f"acme/{name}") for name in ("code", "law", "news", "zoo")]:
+        assert row.namespace == "acme"
+    first = tune(pool, name="other/mine", scope=("acme", "other"))
+    again = tune(pool, name="acme/yours", scope=("acme",))
+    assert (len(pool.tunings), again.cached, again.digest) == (2, False, first.digest)
+    assert tune(pool, name="acme/again", scope=("acme",)).cached
+
+
+def test_a_retired_soup_is_trained_anew(pool):
+    first = tune(pool, name="acme/tuned")
+    with pool.database.write() as catalogue:
+        catalogue.adapters.retire(first.soup_id)
+    assert not tune(pool, name="acme/tuned").cached
+    assert len(pool.tunings) == 2
+
+
 def test_where_training_does_not_help_the_answer_is_the_start(pool):
     pool.learns = -0.1
     cooked = tune(pool)

@@ -316,6 +316,15 @@ class TestWeighing:
         assert client.wait_job(self.quick(world, 22))["state"] == "succeeded"
         assert world.runtime.jobs.computing._child is None
 
+    def test_others_do_not_wait_behind_it(self, world: World, client: SoupClient) -> None:
+        job, _ = self.stopped_child(world, 24)
+        plain = cook(world, recipe=by_hand("acme/court", "acme/kitchen"), name="acme/meanwhile", wait=60)
+        assert plain.status_code in (200, 201), plain.text
+        shown = job_of(world, job)
+        assert (shown["state"], shown["kind"]) == ("running", "search")
+        world.client.post(f"/v1/jobs/{job}/cancel")
+        until(lambda: world.runtime.jobs.computing._child is None)
+
     def test_one_whose_process_is_killed_is_tried_again(
         self, world: World, client: SoupClient, monkeypatch: pytest.MonkeyPatch
     ) -> None:
