@@ -106,6 +106,7 @@ def _check(registry: Registry, caller: Caller, manifest: Manifest) -> _Checked:
         sample=None if sample is None else sample.report,
         sample_state="none" if sample is None else "pending",
         recipe_digest=None,
+        tuned_on=None,
         created_by=caller.key_id,
     )
     return _Checked(new, data, sample, encoders)

@@ -167,11 +167,11 @@ class Adapters(Repository[AdapterRow]):
 
     def list(
         self, visible: Namespaces, *, base_model: str | None = None, method: str | None = None,
-        domain: str | None = None, tag: str | None = None, kind: str | None = None, q: str | None = None, limit: int,
-        cursor: str | None = None,
+        domain: str | None = None, tag: str | None = None, kind: str | None = None, tuned_on: str | None = None,
+        q: str | None = None, limit: int, cursor: str | None = None,
     ) -> Page[AdapterRow]:  # fmt: skip
         """Live adapters of the visible namespaces that match every filter, newest first."""
-        equal = matching(adapters, base_model=base_model, method=method, domain=domain, kind=kind)
+        equal = matching(adapters, base_model=base_model, method=method, domain=domain, kind=kind, tuned_on=tuned_on)
         query = select(adapters).where(seen_by(visible, adapters.c.namespace), _live(), *equal)
         if tag is not None:
             query = query.where(_tagged(tag))

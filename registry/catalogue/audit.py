@@ -21,7 +21,7 @@ class Audit(Repository[AuditRow]):
     def record(
         self, action: str, subject: str, *, key_id: str | None, request_id: str | None, detail: Mapping[str, Any]
     ) -> None:
-        """Write an entry; a subject `ns/name...` belongs to that namespace, any other to nobody but all-seeing keys."""
+        """Write an entry; a subject `ns/...` belongs to that namespace, any other to nobody but all-seeing keys."""
         namespace, slash, _ = subject.partition("/")
         self._insert(
             audit,

@@ -25,6 +25,7 @@ from registry.catalogue.audit import Audit
 from registry.catalogue.blobs import Blobs
 from registry.catalogue.jobs import Jobs
 from registry.catalogue.keys import Keys
+from registry.catalogue.namespaces import NamespaceSettings
 from registry.catalogue.rows import Mode
 from registry.catalogue.samples import Samples
 from registry.catalogue.selectors import Selectors
@@ -71,6 +72,7 @@ class Catalogue:
         self.soups = Soups(connection)
         self.jobs = Jobs(connection)
         self.keys = Keys(connection)
+        self.namespaces = NamespaceSettings(connection)
         self.audit = Audit(connection)
         self.blobs = Blobs(connection)
 

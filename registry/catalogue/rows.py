@@ -9,7 +9,18 @@ from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import SkipValidation
 
-from registry.spec import AdapterConfig, Card, MixReport, PoolSpec, Provenance, Recipe, SampleReport, SelectorSpec, Unit
+from registry.spec import (
+    AdapterConfig,
+    Card,
+    MixReport,
+    PoolSpec,
+    Provenance,
+    Recipe,
+    SampleReport,
+    SelectorSpec,
+    TuningSetting,
+    Unit,
+)
 
 Namespaces = tuple[str, ...] | None
 """Namespaces that are visible; None for all."""
@@ -50,6 +61,8 @@ class NewAdapter:
     sample: SampleReport | None
     sample_state: SampleState
     recipe_digest: str | None
+    tuned_on: str | None
+    """The digest of the sample that a tuned soup has learnt from."""
     created_by: str
 
 
@@ -70,8 +83,8 @@ class AdapterRow(NewAdapter):
 
     @property
     def tuned(self) -> bool:
-        """Whether it was trained on the sample that it was cooked for: what is pushed has no recipe."""
-        return self.recipe_digest is not None and "tuning" in self.provenance.training
+        """Whether it was trained on the sample that it was cooked for."""
+        return self.tuned_on is not None
 
 
 @dataclass(frozen=True)
@@ -82,6 +95,15 @@ class AliasRow:
     name: str
     alias: str
     version: int
+    etag: str
+
+
+@dataclass(frozen=True)
+class NamespaceRow:
+    """The settings of a namespace."""
+
+    namespace: str
+    tuning: TuningSetting
     etag: str
 
 

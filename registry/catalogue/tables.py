@@ -103,6 +103,7 @@ adapters = Table(
     Column("sample_digest", DIGEST, index=True),
     Column("sample_state", String(16), nullable=False),
     Column("recipe_digest", DIGEST, index=True),
+    Column("tuned_on", DIGEST, index=True),
     Column("created_by", String(64), nullable=False),
     Column("created_at", Microseconds, nullable=False),
     Column("retired_at", Microseconds),
@@ -126,6 +127,14 @@ aliases = Table(
     Column("alias", PART, primary_key=True),
     Column("version", Integer, nullable=False),
     Column("revision", Integer, nullable=False),
+)
+namespaces = Table(
+    "namespaces",
+    metadata,
+    Column("namespace", PART, primary_key=True),
+    Column("tuning", String(16), nullable=False),
+    Column("revision", Integer, nullable=False),
+    CheckConstraint("tuning IN ('forbid', 'allow', 'default')", name="tuning"),
 )
 embeddings = Table(
     "embeddings",

@@ -14,6 +14,7 @@ from registry.cook.choose import by_hand, by_selection
 from registry.cook.mix import Mixed, mix_ingredients
 from registry.cook.publish import publish_soup
 from registry.cook.quick import Weigh, search
+from registry.cook.setting import by_setting
 from registry.cook.tune import Tune, tune_soup
 from registry.cook.verify import check_verifiable, verify_soup, why_not
 from registry.errors import InvalidSample, Unavailable
@@ -50,8 +51,23 @@ def cook(
 ) -> Cooked:
     """Cook a request; `namespace` takes an unnamed soup. `progress` may raise Cancelled between two steps.
 
-    Raises Incompatible with all reasons at once, InvalidSample, InvalidRecipe, InvalidParameter, NotFound, Retired.
+    Raises Incompatible with all reasons at once, InvalidSample, InvalidRecipe, InvalidParameter, NotFound, Retired,
+    and Forbidden for effort `tune` where the namespace that the soup is written to forbids it.
     """
+    target = split_name(request.name)[0] if request.name else namespace
+    asked, request = request, by_setting(registry.database, request, target)
+    cooked = _cook(registry, caller, request, namespace=namespace, fit=fit, gradients=gradients, progress=progress)
+    if request is asked:
+        return cooked
+    reason = f"{cooked.reason} Effort 'tune' is the default of namespace {target!r}."
+    return cooked.model_copy(update={"reason": reason})
+
+
+def _cook(
+    registry: Registry, caller: Caller, request: CookRequest, *, namespace: str, fit: Fit, gradients: Gradients,
+    progress: Progress,
+) -> Cooked:  # fmt: skip
+    """What comes of a request that says all that it asks for."""
     progress(0, STEPS, "reading the sample")
     chosen, parts = None, None
     if request.recipe is not None:

@@ -14,6 +14,7 @@ from registry.adapters.weights import dtype_of
 from registry.catalogue.database import Catalogue
 from registry.catalogue.rows import AdapterRow, NewAdapter
 from registry.cook.mix import Mixed
+from registry.cook.setting import check_tuning
 from registry.names import sha256_digest
 from registry.pools import enqueue_refits
 from registry.registry import Caller, Registry
@@ -45,7 +46,9 @@ def publish_soup(
     encoders = mixed.base.encoders()
     new = _new_row(mixed, target, sample, caller)
     with registry.database.write() as catalogue:
-        if keep is not None and mixed.recipe.tuning is not None:
+        if new.tuned_on is not None:
+            check_tuning(catalogue, new.namespace)  # it may have been forbidden while this was trained
+        if keep is not None and new.tuned_on is not None:
             new = replace(new, kind="adapter", domain=keep)
         if mixed.is_merge:
             new = _in_place_of(catalogue.adapters.get(mixed.parts[0].adapter_id), new)
@@ -101,6 +104,7 @@ def _new_row(mixed: Mixed, target: tuple[str, str], sample: SampleReport | None,
         sample=None if sample is None else sample.model_copy(update={"has_text": False}),
         sample_state="none" if sample is None else "ready",
         recipe_digest=mixed.recipe.digest,
+        tuned_on=None if mixed.recipe.tuning is None else mixed.recipe.tuning.sample,
         created_by=caller.key_id,
     )
 

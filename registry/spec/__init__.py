@@ -68,7 +68,7 @@ from registry.spec.structures.prefix import PrefixConfig
 from registry.spec.structures.pruned import MaskRule, Pruned, PruningScore
 from registry.spec.structures.structure import HeadConfig, without_none
 from registry.spec.structures.union import UnionConfig
-from registry.spec.tuning import Tuned, Tuning, TuningOptions, TuningReport, TuningRequest
+from registry.spec.tuning import Tuned, Tuning, TuningOptions, TuningReport, TuningRequest, TuningSetting
 from registry.spec.unions import UNION_MEMBERS
 from registry.spec.weighing import Screened, StoredAdapter, WeighedCandidate, Weighing, WeighingRequest
 
@@ -142,6 +142,7 @@ __all__ = [
     "TuningOptions",
     "TuningReport",
     "TuningRequest",
+    "TuningSetting",
     "UniformSpec",
     "UnionConfig",
     "Unit",

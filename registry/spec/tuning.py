@@ -6,7 +6,7 @@ sample's text together, up to rounding.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
@@ -28,6 +28,13 @@ Rate = Annotated[
     AfterValidator(_a_rate),
     WithJsonSchema({"type": ["number", "string"]}),
 ]
+
+
+TuningSetting = Literal["forbid", "allow", "default"]
+"""Whether soups may be tuned in a namespace.
+
+`default`: requests that are to be verified and name no effort, selector or recipe are cooked with effort `tune`.
+"""
 
 
 class TuningOptions(Frozen):

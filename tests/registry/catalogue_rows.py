@@ -57,6 +57,7 @@ def new_adapter(name: str = "acme/law", *, digest: str = "", tags: tuple[str, ..
         "sample": None,
         "sample_state": "none",
         "recipe_digest": None,
+        "tuned_on": None,
         "created_by": "key-1",
     }
     return NewAdapter(**{**values, **fields})

@@ -21,15 +21,17 @@ from sqlalchemy.exc import IntegrityError
 import migrations
 from registry.catalogue import Database
 from registry.catalogue.tables import metadata
-from registry.spec import Card
-from tests.registry.catalogue_rows import add_ready, new_adapter, new_database
+from registry.spec import Card, Provenance
+from tests.registry.catalogue_rows import BASE, add, add_ready, new_adapter, new_database, sample_of
 
+HEAD = migrations.head()
+SAMPLE = sample_of("a novel domain").digest
 NEXT = '''
 """A later migration."""
 import sqlalchemy as sa
 from alembic import op
-revision = "0002"
-down_revision = "0001"
+revision = "next"
+down_revision = "{head}"
 def upgrade():
     RECREATE = "always" if op.get_bind().dialect.name == "sqlite" else "never"
     {upgrade}
@@ -50,12 +52,12 @@ def empty(databases, tmp_path):
 
 @pytest.fixture
 def next_migration(tmp_path, monkeypatch):
-    """Add a second migration to a copy of ours, by the body of its upgrade."""
+    """Add a migration to a copy of ours, by the body of its upgrade."""
 
     def make(upgrade: str) -> None:
         scripts = tmp_path / "scripts"
         shutil.copytree(migrations.SCRIPTS, scripts, ignore=shutil.ignore_patterns("__pycache__"))
-        (scripts / "versions" / "0002_next.py").write_text(NEXT.format(upgrade=upgrade))
+        (scripts / "versions" / "next.py").write_text(NEXT.format(upgrade=upgrade, head=HEAD))
         monkeypatch.setattr(migrations, "SCRIPTS", scripts)
 
     return make
@@ -151,14 +153,33 @@ def test_a_table_that_others_refer_to_is_rebuilt_with_its_data(database, next_mi
     before = fill(database)
     next_migration(ADD_STARS)
     migrations.upgrade(database.engine)
-    assert migrations.current(database.engine) == "0002"
+    assert migrations.current(database.engine) == "next"
     assert refs(database) == before
     with database.engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT stars FROM adapters").scalars().all() == [3, 3, 3]
-    migrations.downgrade(database.engine, "0001")
+    migrations.downgrade(database.engine, HEAD)
     assert refs(database) == before
     with database.write() as catalogue:
         assert add_ready(catalogue, "acme/a").version == 2
+
+
+def test_tuned_soups_from_before_say_what_they_have_learnt_from(database):
+    """Going back to the first release and forth again; what is pushed may say in its provenance what it likes."""
+    learnt = Provenance(training={"tuning": {"sample": SAMPLE}})
+    with database.write() as catalogue:
+        soup = add(catalogue, "acme/soup", kind="soup", recipe_digest=BASE, provenance=learnt, tuned_on=SAMPLE)
+        rest = [
+            add(catalogue, "acme/mixture", kind="soup", recipe_digest=BASE),
+            add(catalogue, "acme/pushed", provenance=learnt),
+        ]
+    before = schema(database)
+    migrations.downgrade(database.engine, "0001")
+    assert "namespaces" not in schema(database)
+    migrations.upgrade(database.engine)
+    assert schema(database) == before
+    with database.read() as catalogue:
+        assert catalogue.adapters.get(soup.id) == soup
+        assert [catalogue.adapters.get(row.id) for row in rest] == rest
 
 
 @pytest.mark.parametrize(
@@ -175,7 +196,7 @@ def test_a_migration_that_fails_leaves_everything_as_it_was(database, next_migra
     with pytest.raises(error):
         migrations.upgrade(database.engine)
     assert (refs(database), schema(database)) == (refs_before, schema_before)
-    assert migrations.current(database.engine) == "0001"
+    assert migrations.current(database.engine) == HEAD
     with pytest.raises(IntegrityError), database.write() as catalogue:  # foreign keys are checked again
         catalogue.adapters.add(new_adapter("acme/blobless"))
 
@@ -190,7 +211,7 @@ def test_what_reads_meanwhile_is_not_disturbed(tmp_path, next_migration):
         thread.start()
         thread.join()
         assert len(catalogue.adapters.list(None, limit=9).rows) == first == len(before)
-    assert migrations.current(database.engine) == "0002"
+    assert migrations.current(database.engine) == "next"
     database.close()
 
 

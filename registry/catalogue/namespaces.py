@@ -1,0 +1,57 @@
+"""Settings of namespaces, changed by compare-and-set. A namespace that nobody has set anything of has the defaults."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import TypeAdapter
+from sqlalchemy import select, update
+
+from registry.catalogue.repository import Repository
+from registry.catalogue.rows import NamespaceRow
+from registry.catalogue.tables import namespaces
+from registry.errors import PreconditionFailed
+from registry.spec import TuningSetting
+
+
+class NamespaceSettings(Repository[NamespaceRow]):
+    """Namespace rows."""
+
+    values = TypeAdapter(NamespaceRow)
+
+    def _row(self, row: Any) -> NamespaceRow:
+        return self.values.validate_python({**row, "etag": f"{row['tuning']}-{row['revision']}"})
+
+    def get(self, namespace: str) -> NamespaceRow:
+        """The settings of a namespace, whether or not anything is in it."""
+        found = self._one(select(namespaces).where(namespaces.c.namespace == namespace))
+        return found or NamespaceRow(namespace=namespace, tuning="allow", etag="allow-0")
+
+    def set(self, namespace: str, tuning: TuningSetting, *, if_match: str | None = None) -> NamespaceRow:
+        """Change the settings; raises PreconditionFailed if `if_match` is not their present etag.
+
+        One UPDATE of the revision that was read, so that of two changes at the same time none is lost.
+        """
+        read = self.get(namespace)
+        _check(read, if_match)
+        revision = int(read.etag.rpartition("-")[2])
+        if revision == 0:
+            self._insert(namespaces, namespace=namespace, tuning=tuning, revision=1)
+        else:
+            changed = self._connection.execute(
+                update(namespaces)
+                .where(namespaces.c.namespace == namespace, namespaces.c.revision == revision)
+                .values(tuning=tuning, revision=revision + 1)
+            )
+            if changed.rowcount == 0:
+                _check(self.get(namespace), read.etag)
+        return self.get(namespace)
+
+
+def _check(present: NamespaceRow, if_match: str | None) -> None:
+    if if_match is not None and if_match != present.etag:
+        raise PreconditionFailed(
+            f"The settings of namespace {present.namespace!r} are now at etag {present.etag}: read them again before "
+            "changing them.",
+            param="if-match",
+        )

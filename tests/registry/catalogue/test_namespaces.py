@@ -1,0 +1,50 @@
+"""Settings of namespaces: the defaults, compare-and-set, and who else's stay as they are."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy.exc import IntegrityError
+
+from registry.catalogue.namespaces import NamespaceSettings
+from registry.errors import PreconditionFailed
+
+
+def test_a_namespace_that_nobody_has_set_anything_of_has_the_defaults(catalogue):
+    found = catalogue.namespaces.get("acme")
+    assert (found.namespace, found.tuning) == ("acme", "allow")
+    assert catalogue.namespaces.get("acme") == found
+
+
+def test_what_is_set_is_of_one_namespace(catalogue):
+    for tuning in ("forbid", "default", "allow"):
+        row = catalogue.namespaces.set("acme", tuning)
+        assert row == catalogue.namespaces.get("acme")
+        assert row.tuning == tuning
+        assert catalogue.namespaces.get("acmeother").tuning == "allow"
+
+
+def test_a_setting_that_is_none_is_refused_by_the_database(catalogue):
+    with pytest.raises(IntegrityError):
+        catalogue.namespaces.set("acme", "never")
+
+
+@pytest.mark.parametrize("first", [None, "allow", "forbid"])
+def test_with_an_etag_only_if_it_is_still_what_was_read(catalogue, first):
+    """The defaults have an etag too; setting the same again is another state."""
+    read = catalogue.namespaces.get("acme") if first is None else catalogue.namespaces.set("acme", first)
+    row = catalogue.namespaces.set("acme", read.tuning, if_match=read.etag)
+    assert row.etag != read.etag
+    with pytest.raises(PreconditionFailed, match=row.etag):
+        catalogue.namespaces.set("acme", "default", if_match=read.etag)
+    assert catalogue.namespaces.get("acme") == row
+
+
+def test_what_changed_after_it_was_read_is_not_overwritten(catalogue, monkeypatch):
+    catalogue.namespaces.set("acme", "allow")
+    read = catalogue.namespaces.get("acme")
+    other = catalogue.namespaces.set("acme", "forbid")
+    answers, real = [read], NamespaceSettings.get
+    monkeypatch.setattr(NamespaceSettings, "get", lambda self, ns: answers.pop() if answers else real(self, ns))
+    with pytest.raises(PreconditionFailed, match="now at etag forbid-2"):
+        catalogue.namespaces.set("acme", "default")
+    assert catalogue.namespaces.get("acme") == other

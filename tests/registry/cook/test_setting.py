@@ -1,0 +1,153 @@
+"""What a namespace's setting does to a cook: effort `tune` forbidden, allowed, or taken where it is left open."""
+
+from __future__ import annotations
+
+import pytest
+
+from registry.errors import Forbidden, InvalidSample
+from tests.registry.toy_registry import ToyRegistry, passages, vectors_of
+
+SAMPLE = {"texts": [text for domain in ("law", "zoo") for text in passages(domain, 30, seed=7)]}
+BY_HAND = {"ingredients": [{"ref": "acme/law"}, {"ref": "acme/zoo"}]}
+
+
+@pytest.fixture
+def pool(verbs) -> ToyRegistry:
+    for seed, name in enumerate(("law", "zoo")):
+        verbs.ready(f"acme/{name}", seed=seed)
+    return verbs
+
+
+def set_tuning(pool: ToyRegistry, tuning: str, namespace: str = "acme") -> None:
+    with pool.database.write() as catalogue:
+        catalogue.namespaces.set(namespace, tuning)
+
+
+def soups(pool: ToyRegistry) -> int:
+    with pool.database.read() as catalogue:
+        return len(catalogue.adapters.list(None, kind="soup", limit=9).rows)
+
+
+def tune(pool: ToyRegistry, **request):
+    return pool.cook(sample=SAMPLE, effort="tune", verify=True, **request)
+
+
+def left_open(pool: ToyRegistry, **request):
+    return pool.cook(**{"sample": SAMPLE, "verify": True, **request})
+
+
+class TestForbid:
+    @pytest.mark.parametrize("request_", [{}, {"recipe": BY_HAND}, {"name": "acme/leases", "keep": "leases"}])
+    def test_nothing_is_trained_and_the_sentence_says_what_to_do(self, pool, request_):
+        set_tuning(pool, "forbid")
+        with pytest.raises(Forbidden, match=r"Namespace 'acme' forbids .* effort 'quick' or 'instant'.* 'allow'\.$"):
+            tune(pool, **request_)
+        assert (pool.tunings, soups(pool)) == ([], 0)
+
+    def test_it_is_the_namespace_that_is_written_to(self, pool):
+        set_tuning(pool, "forbid")
+        assert tune(pool, name="other/leases").model == "other/leases@1"
+        assert tune(pool, namespace="other").recipe.tuning is not None
+        set_tuning(pool, "forbid", "third")
+        with pytest.raises(Forbidden, match="'third'"):
+            tune(pool, namespace="other", name="third/leases")
+
+    def test_what_was_tuned_before_is_not_handed_out_again(self, pool):
+        tune(pool)
+        set_tuning(pool, "forbid")
+        with pytest.raises(Forbidden):
+            tune(pool)
+
+    def test_what_was_forbidden_while_it_trained_is_not_stored(self, pool, monkeypatch):
+        before, trained = soups(pool), pool.gradients.tune
+
+        def meanwhile(*asked):
+            set_tuning(pool, "forbid")
+            return trained(*asked)
+
+        monkeypatch.setattr(pool, "gradients", type(pool.gradients)(pool.weigh, meanwhile))
+        with pytest.raises(Forbidden):
+            tune(pool)
+        assert (len(pool.tunings), soups(pool)) == (1, before)
+
+    def test_mixtures_are_cooked_as_ever(self, pool):
+        set_tuning(pool, "forbid")
+        assert not pool.cook(sample=SAMPLE, effort="instant").abstained
+        assert not pool.cook(recipe=BY_HAND).abstained
+
+
+class TestDefault:
+    def test_a_request_that_leaves_it_open_is_tuned_and_the_answer_says_so(self, pool):
+        set_tuning(pool, "default")
+        cooked = left_open(pool)
+        assert cooked.evidence.search.effort == "tune"
+        assert cooked.recipe.tuning is not None
+        assert cooked.reason.endswith("Effort 'tune' is the default of namespace 'acme'.")
+        asked = tune(pool)
+        assert (asked.digest, asked.cached) == (cooked.digest, True)
+        assert "default" not in asked.reason
+
+    def test_an_answer_that_abstains_says_so_too(self, pool):
+        set_tuning(pool, "default")
+        pool.learns, pool.starts = -0.1, 3.2
+        cooked = left_open(pool)
+        assert cooked.abstained
+        assert cooked.reason.endswith("Effort 'tune' is the default of namespace 'acme'.")
+
+    @pytest.mark.parametrize(
+        "request_",
+        [
+            {"effort": "instant"},
+            {"selector": {"kind": "uniform"}},
+            {"sample": None, "recipe": BY_HAND},
+            {"recipe": BY_HAND},
+            {"verify": False},
+            {"name": "other/leases"},
+        ],
+        ids=["an effort", "a selector", "a recipe alone", "a recipe", "not verified", "another namespace"],
+    )
+    def test_every_other_request_is_cooked_as_it_says(self, pool, request_):
+        pool.tiny.anything_helps = 0.1
+        set_tuning(pool, "default")
+        cooked = left_open(pool, **request_)
+        assert pool.tunings == []
+        assert cooked.recipe is None or cooked.recipe.tuning is None
+        assert "default" not in cooked.reason
+
+    def test_vectors_without_text_are_not_tuned_on(self, pool):
+        set_tuning(pool, "default")
+        vectors = vectors_of(pool.base, SAMPLE["texts"])
+        assert left_open(pool, sample=vectors, verify=False).evidence.search is None
+        with pytest.raises(InvalidSample, match="Verifying a soup needs the sample's text"):
+            left_open(pool, sample=vectors)
+
+
+def test_allowed_is_what_a_namespace_is_without_a_setting(pool):
+    open_ = left_open(pool)
+    set_tuning(pool, "allow")
+    assert left_open(pool).digest == open_.digest
+    assert pool.tunings == []
+    assert tune(pool).recipe.tuning is not None
+
+
+class TestWhatHasLearntFromASample:
+    def listed(self, pool: ToyRegistry, digest: str, visible=None) -> list[str]:
+        with pool.database.read() as catalogue:
+            return [row.ref for row in catalogue.adapters.list(visible, tuned_on=digest, limit=9).rows]
+
+    def test_it_is_found_by_the_sample_wherever_it_is_until_it_is_retired(self, pool):
+        first, kept = tune(pool, name="acme/leases"), tune(pool, name="other/leases", keep="leases")
+        other = pool.cook(sample={"texts": SAMPLE["texts"][:30]}, effort="tune", verify=True)
+        pool.cook(sample=SAMPLE, effort="instant", name="acme/mixture")
+        digest = first.recipe.tuning.sample
+        assert self.listed(pool, digest) == [kept.model, first.model] == ["other/leases@1", "acme/leases@1"]
+        assert self.listed(pool, digest, ("acme",)) == ["acme/leases@1"]
+        assert self.listed(pool, other.recipe.tuning.sample) == [other.model]
+        with pool.database.write() as catalogue:
+            catalogue.adapters.retire(first.soup_id)
+        assert self.listed(pool, digest) == ["other/leases@1"]
+
+    def test_where_training_did_not_help_nothing_was_learnt(self, pool):
+        pool.learns = -0.1
+        cooked = tune(pool)
+        assert pool.row(cooked.soup_id).tuned_on is None
