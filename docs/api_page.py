@@ -21,7 +21,7 @@ from service.http.auth import PUBLIC
 
 Json = Mapping[str, Any]
 METHODS = ("get", "head", "put", "post", "patch", "delete")
-TAGS = ("blobs", "adapters", "selectors", "soups", "trainings", "inference", "jobs", "keys", "health")
+TAGS = ("blobs", "adapters", "selectors", "soups", "trainings", "inference", "jobs", "keys", "namespaces", "health")
 INTRO = """# HTTP API
 
 Generated from the application's schema by `make openapi`; the same document is

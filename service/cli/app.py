@@ -37,6 +37,7 @@ VERBS = {
     "generate": "Continue a prompt.",
     "ppl": "Perplexity of texts under a model.",
     "keys": "Make, list and revoke keys.",
+    "namespaces": "Show and change the settings of namespaces.",
     "jobs": "List, show, watch and cancel jobs.",
     "train": "Train an adapter on texts of a domain.",
     "evaluate": "Evaluate a trained adapter on data of its task.",

@@ -50,7 +50,7 @@ class AdapterCalls:
         return SampleSource(blob=self.upload(data))
 
     def adapters(self, *, limit: int | None = None, **filters: str | None) -> Iterator[Json]:
-        """Adapters the key sees, newest first, page by page; filters base_model, method, domain, tag, kind and q."""
+        """Adapters the key sees, newest first; filters base_model, method, domain, tag, kind, tuned_on and q."""
         return self._http.pages("/v1/adapters", filters, limit)
 
     def adapter(self, ref: str) -> Json:

@@ -19,6 +19,7 @@ from typing import Any, Self
 import httpx2
 
 from registry.names import KeyScope
+from registry.spec import TuningSetting
 from service.client.adapter_calls import AdapterCalls
 from service.client.connection import Connection, Json, given, part
 from service.client.job_calls import JobCalls
@@ -84,7 +85,7 @@ class SoupClient(AdapterCalls, JobCalls):
         body = {"model": model, "messages": list(messages), **given(sampling)}
         return self._http.json("POST", "/v1/chat/completions", json=body)
 
-    # --- keys and health ----------------------------------------------------------------------------
+    # --- keys, namespaces and health ----------------------------------------------------------------------------
 
     def create_key(self, name: str, *, scopes: Sequence[KeyScope], namespaces: Sequence[str] | None = None) -> Json:
         """Make a key; `secret` is in this answer and nowhere else. `namespaces` None sees all of them."""
@@ -98,6 +99,15 @@ class SoupClient(AdapterCalls, JobCalls):
     def revoke_key(self, key_id: str) -> Json:
         """Revoke a key, from the next request on."""
         return self._http.json("DELETE", f"/v1/keys/{part(key_id)}")
+
+    def namespace(self, namespace: str) -> Json:
+        """The settings of a namespace: `tuning`, and their etag."""
+        return self._http.json("GET", f"/v1/namespaces/{part(namespace)}")
+
+    def change_namespace(self, namespace: str, *, tuning: TuningSetting, if_match: str | None = None) -> Json:
+        """Change the settings of a namespace; with `if_match` (an etag) only if nobody else has meanwhile."""
+        headers = {"if-match": if_match} if if_match else None
+        return self._http.json("PATCH", f"/v1/namespaces/{part(namespace)}", json={"tuning": tuning}, headers=headers)
 
     def ready(self) -> Json:
         """What /readyz says; raises Unavailable while the server is not ready."""

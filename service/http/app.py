@@ -29,6 +29,7 @@ from service.http.routes import (
     jobs,
     keys,
     models,
+    namespaces,
     perplexity,
     selectors,
     soups,
@@ -43,7 +44,7 @@ VERSION = "0.1.0"
 ROUTES = (
     *(blobs, adapters, selectors, soups, trainings),
     *(perplexity, completions, chat, embeddings, models, tokens),
-    *(jobs, keys, audit, health),
+    *(jobs, keys, namespaces, audit, health),
 )
 """In the order of the reference: what is stored, inference, the server itself."""
 DESCRIPTION = (

@@ -127,6 +127,7 @@ def _stored(base: str) -> dict[str, dict[str, Json]]:
                 "spec": {"adapter": adapter, "recipe": recipe},
             }
         },
+        "change_namespace": {"soups may be tuned": {"tuning": "allow"}},
         "create_key": {"for one team": {"name": "ci", "namespaces": ["acme"], "scopes": ["read", "write", "infer"]}},
     }
 

@@ -22,6 +22,9 @@ class Filters:
     tag: Annotated[str | None, typer.Option(help="Only with this tag.")] = None
     base_model: Annotated[str | None, typer.Option("--base", callback=base_id, help="Only of this base model.")] = None
     method: Annotated[str | None, typer.Option(help="Only of this method.")] = None
+    tuned_on: Annotated[
+        str | None, typer.Option(help="Only soups that have learnt from this sample.", metavar="DIGEST")
+    ] = None
 
 
 @verb

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from fastapi import APIRouter, Header, Request, Response
+from fastapi import APIRouter, Request, Response
 
 from registry.catalogue import Catalogue
 from registry.catalogue.rows import AdapterRow, AliasRow
 from registry.errors import InvalidName, NotFound
 from registry.formats import DirectoryNotes, directory_files, format_card
-from registry.names import DigestRef, NameRef, check_alias, parse_ref, sha256_digest, split_name
+from registry.names import Digest, DigestRef, NameRef, check_alias, parse_ref, sha256_digest, split_name
 from registry.pools import enqueue_refits
 from registry.push import push
 from registry.registry import Caller
@@ -23,6 +23,7 @@ from registry.spec import Manifest
 from service.http.answers.lineage import lineage_of
 from service.http.app_parts import AppParts
 from service.http.auth import Reader, Writer
+from service.http.if_match import IfMatch, etag_of
 from service.http.named_models import adapter_named, name_ref
 from service.http.paging import Cursor, Limit, page_size
 from service.http.ranges import REVALIDATE, ranged
@@ -40,7 +41,6 @@ from service.http.schemas.adapters import (
 )
 
 router = APIRouter(prefix="/v1/adapters", tags=["adapters"])
-IfMatch = Annotated[str | None, Header(description="The etag the change is meant for.")]
 
 
 @router.post("", status_code=201, responses={200: {"description": "Known already", "model": Adapter}})
@@ -64,16 +64,20 @@ def list_adapters(
     domain: str | None = None,
     tag: str | None = None,
     kind: Literal["adapter", "soup"] | None = None,
+    tuned_on: Digest | None = None,
     q: str | None = None,
     limit: Limit = None,
     cursor: Cursor = None,
 ) -> AdapterList:
-    """Live adapters and soups this key sees, newest first; `q` looks in name, domain and description."""
+    """Live adapters and soups this key sees, newest first; `q` looks in name, domain and description.
+
+    `tuned_on` is the digest of a sample: those that have learnt from it.
+    """
     size = page_size(limit, parts)
     with parts.registry.database.read() as catalogue:
         page = catalogue.adapters.list(
-            who.namespaces, base_model=base_model, method=method, domain=domain, tag=tag, kind=kind, q=q,
-            limit=size, cursor=cursor,
+            who.namespaces, base_model=base_model, method=method, domain=domain, tag=tag, kind=kind,
+            tuned_on=tuned_on, q=q, limit=size, cursor=cursor,
         )  # fmt: skip
     return AdapterList(data=[adapter_body(row) for row in page.rows], next_cursor=page.next_cursor)
 
@@ -234,8 +238,3 @@ def delete_alias(
 
 def _alias(row: AliasRow) -> Alias:
     return Alias(alias=row.alias, version=row.version, ref=f"{row.namespace}/{row.name}@{row.version}", etag=row.etag)
-
-
-def etag_of(header: str | None) -> str | None:
-    """The etag of an If-Match header; `*` is none in particular."""
-    return None if header is None or header.strip() == "*" else header.strip().removeprefix("W/").strip('"')

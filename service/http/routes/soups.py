@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from registry.catalogue.rows import JobRow
+from registry.cook.setting import by_setting
 from registry.errors import InvalidRecipe
 from registry.names import split_name
 from registry.select import pool_of
@@ -56,6 +57,7 @@ def _enqueue(parts: AppParts, who: Principal, body: SoupRequest, request_id: str
     """Refuse at once what needs no work to refuse; then the request's bytes, then the job that names them."""
     namespace = split_name(body.name)[0] if body.name else who.home
     who.check_write(namespace)
+    by_setting(parts.registry.database, body, namespace)
     if body.recipe is None:
         pool_of(parts.registry, who.caller(request_id), body.pool)
     elif len(body.recipe.ingredients) > parts.settings.max_ingredients:

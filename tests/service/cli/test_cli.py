@@ -80,7 +80,9 @@ class TestHelp:
     def test_every_verb_has_examples_json_and_its_summary(self, soup: Soup, name: str) -> None:
         code, out, _ = soup(name, "--help")
         assert code == 0
-        groups = {"keys": ("create", "ls", "rm"), "jobs": ("ls", "show", "watch", "cancel")}
+        groups = {
+            "keys": ("create", "ls", "rm"), "namespaces": ("show", "set"), "jobs": ("ls", "show", "watch", "cancel"),
+        }  # fmt: skip
         pages = [soup(name, verb, "--help")[1] for verb in groups[name]] if name in groups else [out]
         for page in pages:
             assert "Examples:" in page
@@ -108,7 +110,8 @@ class TestHelp:
     @pytest.mark.parametrize(
         "args",
         [["pull", "a/b"], ["ls", "--kind", "odd"], ["ls", "--limit", "0"], ["generate", "m"], ["cook"], ["ppl", "m"],
-         ["keys", "create", "x", "--scope", "root"], ["jobs", "ls", "--state", "odd"], ["ls", "--odd"]],
+         ["keys", "create", "x", "--scope", "root"], ["jobs", "ls", "--state", "odd"], ["ls", "--odd"],
+         ["namespaces", "set", "a", "--tuning", "odd"], ["namespaces", "set", "a"]],
     )  # fmt: skip
     def test_usage_errors_are_2_and_send_nothing(self, soup: Soup, server: Server, args: list[str]) -> None:
         code, out, err = soup(*args)
@@ -338,6 +341,9 @@ class TestLooking:
         header, row = out.splitlines()
         assert header.split()[:2] == ["NAME", "KIND"]
         assert row.startswith("team/law@1  adapter  US law")
+        digest = "sha256:" + "0" * 64
+        soup("ls", "--tuned-on", digest)
+        assert dict(server.requests[-1].url.params) == {"tuned_on": digest}
         assert soup("ls", "-q")[1] == "team/law@1\n"
         assert json.loads(soup("ls", "--json")[1])["data"] == [ADAPTER]
 
@@ -728,6 +734,13 @@ class TestKeysAndJobs:
         assert "k1  ci    sk-soup-abcd  all" in soup("keys", "ls")[1]
         assert soup("keys", "rm", "k1")[1] == "k1\n"
         assert json.loads(soup("keys", "rm", "k1", "--json")[1]) == key
+
+    def test_settings_of_a_namespace(self, soup: Soup, server: Server) -> None:
+        settings = {"object": "namespace", "namespace": "team", "tuning": "forbid", "etag": "forbid-1"}
+        server.on("GET /v1/namespaces/team", ok(settings)).on("PATCH /v1/namespaces/team", ok(settings))
+        assert soup("namespaces", "show", "team")[1].split() == ["NAMESPACE", "TUNING", "team", "forbid"]
+        assert json.loads(soup("namespaces", "set", "team", "--tuning", "forbid", "--json")[1]) == settings
+        assert server.body() == {"tuning": "forbid"}
 
     def test_jobs(self, soup: Soup, server: Server) -> None:
         running = job(

@@ -104,6 +104,13 @@ class TestErrors:
         server.client().ready()
         assert server.requests[0].headers["authorization"] == "Bearer sk-soup-x"
 
+    def test_a_change_says_what_it_is_meant_for_where_it_is_asked_to(self) -> None:
+        server = Server().on("PATCH /v1/namespaces/team", ok({}))
+        client = server.client()
+        client.change_namespace("team", tuning="forbid", if_match="allow-1")
+        client.change_namespace("team", tuning="forbid")
+        assert [request.headers.get("if-match") for request in server.requests] == ["allow-1", None]
+
     @pytest.mark.parametrize("ref", ["law", "team/law@", "a/b/c", "../x/y", "team/law?x=1", "v1/keys", "team/a@b/c"])
     def test_names_that_are_none_never_leave(self, ref: str) -> None:
         server = Server()

@@ -110,6 +110,8 @@ def test_a_tuned_soup_says_everywhere_that_it_has_learnt_from_the_sample(stocked
     assert "learnt from sample" in soup["soup"]["card"]["description"]
     assert client.get("/v1/models/acme/tuned").json()["tuned"]
     assert not client.get("/v1/models/acme/kitchen").json()["tuned"]
+    learnt = client.get("/v1/adapters", params={"tuned_on": tuning["sample"]}).json()["data"]
+    assert [row["ref"] for row in learnt] == [soup["model"]]
 
     trials = {one["way"]: one["difference"] for one in search["trials"]}
     assert trials["tuned"] < trials["selected"] < 0
@@ -123,6 +125,14 @@ def test_a_tuned_soup_says_everywhere_that_it_has_learnt_from_the_sample(stocked
 
     again = cook(stocked, sample=sample, effort="tune", verify=True, name="acme/tuned", tuning={"rate": 0.02}).json()
     assert (again["cached"], again["digest"], again["verification"]) == (True, soup["digest"], soup["verification"])
+
+
+def test_where_tuning_is_the_default_a_request_need_not_ask_for_it(stocked):
+    client = stocked.world.client
+    assert client.patch("/v1/namespaces/eager", json={"tuning": "default"}).status_code == 200
+    soup = cook(stocked, sample=sample_of("kitchen"), verify=True, name="eager/soup").json()
+    assert soup["search"]["effort"] == "tune"
+    assert soup["reason"].endswith("Effort 'tune' is the default of namespace 'eager'.")
 
 
 def test_a_soup_is_cooked_once_and_served_like_any_adapter(stocked):

@@ -1,0 +1,97 @@
+"""Settings of a namespace over HTTP: who reads and changes them, the audit, and a cook that one of them refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.postgres import KINDS
+from tests.service.servers import World
+
+DATABASES = KINDS
+SAMPLE = {"texts": [f"passage number {number} of a novel domain" for number in range(30)]}
+
+
+def change(world: World, ns: str, tuning: str, secret: str | None = None, **headers: str) -> Any:
+    key = {} if secret is None else world.headers(secret)
+    return world.client.patch(f"/v1/namespaces/{ns}", json={"tuning": tuning}, headers={**key, **headers})
+
+
+def test_the_defaults_are_there_before_anything_is(world: World) -> None:
+    found = world.client.get("/v1/namespaces/untouched")
+    assert found.status_code == 200
+    assert found.json() == {"object": "namespace", "namespace": "untouched", "tuning": "allow", "etag": "allow-0"}
+
+
+def test_what_is_changed_is_read_and_audited(world: World) -> None:
+    changed = change(world, "acme", "forbid", **{"x-request-id": "r-78"})
+    assert changed.status_code == 200
+    assert changed.json()["tuning"] == "forbid"
+    assert world.client.get("/v1/namespaces/acme").json() == changed.json()
+    admin = world.headers(world.key(["admin"], ["acme"]))
+    (entry, *_) = world.client.get("/v1/audit", headers=admin).json()["data"]
+    assert (entry["action"], entry["subject"], entry["request_id"]) == ("namespace.change", "acme/", "r-78")
+    assert entry["detail"] == {"tuning": "forbid", "before": "allow"}
+
+
+def test_only_its_admins_change_it(world: World) -> None:
+    for scopes, namespaces, status in (
+        (["read", "write", "infer"], ["team"], 403),
+        (["admin"], ["other"], 404),
+        (["admin"], ["team"], 200),
+        (["admin"], None, 200),
+    ):
+        assert change(world, "team", "default", world.key(scopes, namespaces)).status_code == status
+
+
+def test_who_sees_it_reads_it(world: World) -> None:
+    for scopes, namespaces, status in (
+        (["read"], ["team"], 200),
+        (["write", "infer"], ["team"], 403),
+        (["read"], ["other"], 404),
+    ):
+        headers = world.headers(world.key(scopes, namespaces))
+        assert world.client.get("/v1/namespaces/team", headers=headers).status_code == status
+
+
+def test_of_two_changes_at_the_same_time_none_is_lost(world: World) -> None:
+    etag = world.client.get("/v1/namespaces/raced").json()["etag"]
+    first = change(world, "raced", "forbid", **{"if-match": f'"{etag}"'})
+    assert first.status_code == 200
+    late = change(world, "raced", "default", **{"if-match": f'"{etag}"'})
+    assert late.status_code == 412
+    assert first.json()["etag"] in late.json()["error"]["message"]
+    assert change(world, "raced", "default", **{"if-match": "*"}).status_code == 200
+
+
+@pytest.mark.parametrize("body", [{}, {"tuning": "never"}, {"tuning": None}, {"tuning": "allow", "odd": 1}])
+def test_a_setting_that_is_none_is_refused(world: World, body: dict[str, Any]) -> None:
+    assert world.client.patch("/v1/namespaces/acme", json=body).status_code == 400
+
+
+@pytest.mark.parametrize("ns", ["base", "UPPER", "-x", "a" * 65])
+def test_what_can_be_no_namespace_is_refused(world: World, ns: str) -> None:
+    assert world.client.get(f"/v1/namespaces/{ns}").status_code == 400
+    assert change(world, ns, "forbid").status_code == 400
+
+
+@pytest.mark.parametrize("name", ["strict/soup", None])
+def test_where_tuning_is_forbidden_no_job_is_made(world: World, name: str | None) -> None:
+    assert change(world, "strict", "forbid").status_code == 200
+    writer = world.headers(world.key(["read", "write"], ["strict"]))
+    before = set(world.registry.blobs.digests())
+    body = {"sample": SAMPLE, "effort": "tune", **({} if name is None else {"name": name})}
+    world.push("strict/one", seed=3)
+    refused = world.client.post("/v1/soups", json=body, headers=writer)
+    assert refused.status_code == 403
+    error = refused.json()["error"]
+    assert (error["code"], error["param"]) == ("forbidden", "effort")
+    assert "'strict' forbids" in error["message"]
+    assert world.client.get("/v1/jobs?kind=cook", headers=writer).json()["data"] == []
+    assert len(set(world.registry.blobs.digests()) - before) <= 1, "the adapter's, and no request's"
+
+
+def test_a_digest_that_is_none_is_refused_as_a_filter(world: World) -> None:
+    assert world.client.get("/v1/adapters", params={"tuned_on": "sha256:1"}).status_code == 400
+    assert world.client.get("/v1/adapters", params={"tuned_on": "sha256:" + "0" * 64}).json()["data"] == []
