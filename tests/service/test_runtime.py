@@ -62,9 +62,8 @@ def row_of(runtime: Runtime, data: bytes, digest: str) -> AdapterRow:
         id=1, namespace="ns", name="a", version=1, kind="adapter", digest=digest, base_model="tiny",
         base_fingerprint=shape.fingerprint, config=CONFIG, domain="d", card=Card(), provenance=Provenance(),
         weights_blob=runtime.parts.registry.blobs.put_bytes(data), dtype="F32", parameters=1, size_bytes=len(data),
-        sample=None,
-        sample_state="none", recipe_digest=None, created_at=datetime.now(UTC), created_by="k", retired_at=None,
-        etag="e",
+        sample=None, sample_state="none", recipe_digest=None, tuned_on=None, created_at=datetime.now(UTC),
+        created_by="k", retired_at=None, etag="e",
     )  # fmt: skip
 
 

@@ -154,6 +154,8 @@ def examples(world: World, known: dict[str, str]) -> dict[str, dict[str, Any]]:
         "POST /v1/jobs/{id}/cancel": job,
         "GET /v1/keys": {},
         "POST /v1/keys": {"body": KEY},
+        "GET /v1/namespaces/{ns}": {"path_parameters": {"ns": "acme"}},
+        "PATCH /v1/namespaces/{ns}": {"path_parameters": {"ns": "acme"}, "body": {"tuning": "allow"}},
         "GET /v1/audit": {"query": {"limit": 5}},
         "DELETE /v1/keys/{id}": {"path_parameters": {"id": known["key"]}},
         "DELETE /v1/adapters/{ns}/{name}": {"path_parameters": {"ns": "acme", "name": "going"}},

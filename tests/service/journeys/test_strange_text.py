@@ -61,6 +61,7 @@ def test_in_what_is_sent(world: World, text: str) -> None:
     for path, body in bodies:
         fine(post(path, json=body))
     fine(world.client.put(f"/v1/adapters/acme/law/aliases/{quote(text, safe='')}", json={"version": 1}))
+    fine(world.client.patch(f"/v1/namespaces/{quote(text, safe='')}", json={"tuning": "allow"}))
     patch = {"card": {"description": text, "license": text[:200], "metadata": {text: text}}, "domain": text[:200]}
     fine(world.client.patch("/v1/adapters/acme/law", json=patch))
     header = text.encode().replace(b"\x00", b"")
