@@ -491,7 +491,7 @@ class TestRefusals:
         with idle.runtime.database.read() as catalogue:
             row = catalogue.jobs.get(None, job["id"])
         request = TrainingRequest.model_validate(row.arguments["request"])
-        context = JobContext(idle.runtime.parts, idle.runtime.jobs.fitting, idle.runtime.jobs.weighing, row, silent)
+        context = JobContext(idle.runtime.parts, idle.runtime.jobs.fitting, idle.runtime.jobs.computing, row, silent)
         training = training_job.Training(context, request)
         with pytest.raises(Forbidden, match="revoked"):
             training_job.train(training)
