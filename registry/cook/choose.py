@@ -32,6 +32,8 @@ from registry.stored_adapters import loadable
 
 EVERY, LEAST = 5, 3
 """Each so manieth passage of a sample is held out where losses choose, and at least so many."""
+FEW = 20
+"""With fewer passages a soup that is trained is tried on all of them, each by a training that had no part of it."""
 MOST = 64
 """Adapters that are looked at for one soup: the largest `max_ingredients` there is."""
 
@@ -41,10 +43,12 @@ def by_selection(
 ) -> tuple[Chosen, tuple[SoupPart, ...]]:
     """The adapters a selector picks for a sample; no part means that it abstains.
 
-    With effort `quick` it looks at no passage that is held out (`split`).
+    With effort `quick` it looks at no passage that is held out (`split`), nor with `tune`, but of few passages.
     """
     spec = request.selector or (GmmSpec() if request.effort is None else PosteriorSpec())
-    passages = split(len(sample.texts))[0] if request.effort == "quick" else None
+    count = len(sample.texts)
+    holds_out = request.effort == "quick" or (request.effort == "tune" and count >= FEW)
+    passages = split(count)[0] if holds_out else None
     chosen = select(
         registry, caller, sample, pool=request.pool, spec=spec, options=request.options, fit=fit, passages=passages
     )  # fmt: skip

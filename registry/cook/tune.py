@@ -16,7 +16,7 @@ import numpy as np
 
 from registry.adapters.loadable import Tensors
 from registry.adapters.weights import adapter_digest, load_tensors, passing, save_tensors
-from registry.cook.choose import split
+from registry.cook.choose import FEW, split
 from registry.cook.mix import Mixed
 from registry.cook.verify import verification_of
 from registry.progress import Progress
@@ -38,8 +38,8 @@ from registry.spec import (
     Way,
 )
 
-FEW, FOLDS = 20, 3
-"""With fewer passages than FEW each is held out of one of FOLDS trainings."""
+FOLDS = 3
+"""With fewer passages than FEW each is held out of one of so many trainings."""
 STEPS, MOST_PASSES = 20, 6
 """Steps that a training has by default, if that takes no more passes."""
 MANY, RATE, LOWER_RATE = 24, "0.003", "0.001"

@@ -73,6 +73,14 @@ def test_every_fifth_passage_is_held_out_of_a_sample_that_is_large_enough(pool):
     assert (search.decided_on, search.held_out, search.tuning.trainings) == (24, 6, 1)
 
 
+def test_passages_that_were_held_out_have_no_part_in_choosing_the_start(pool):
+    texts = sample("law")["texts"]
+    texts[4::5] = sample("zoo", count=6)["texts"]
+    selection = pool.cook(sample={"texts": texts}, effort="tune", verify=True).evidence.selection
+    assert selection.units == 24
+    assert [one.domain for one in selection.selected] == ["law"]
+
+
 def test_of_few_passages_each_is_held_out_once_and_the_last_training_is_on_all(pool):
     search = tune(pool, "law", count=7).evidence.search
     (asked,) = pool.tunings
