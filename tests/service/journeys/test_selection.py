@@ -119,7 +119,7 @@ def test_a_tuned_soup_says_everywhere_that_it_has_learnt_from_the_sample(stocked
     scored = client.post("/v1/perplexity", json=asked)
     assert scored.headers["x-soup-tuned"] == "true"
     kept = search["tuning"]["losses"][search["tuning"]["kept"]]
-    assert scored.json()["mean_nll"] == pytest.approx(kept, abs=1e-4)
+    assert scored.json()["mean_nll"] == pytest.approx(kept, abs=0.01)  # which is of passages cut at the context
     plain = client.post("/v1/perplexity", json={**asked, "model": "acme/kitchen"})
     assert "x-soup-tuned" not in plain.headers
 
