@@ -29,6 +29,7 @@ from demo.cells import Cell, Cells
 from demo.convert import convert
 from demo.passages import shorten
 from demo.results import Figure, Row
+from demo.strategies import PAPERS_THRESHOLD
 from registry.base_model import LoadedBase, load_base
 from registry.encoders import Encoder, MeanPoolEncoder, SentenceBertEncoder
 from registry.encoders.contract import EmbeddedText
@@ -51,7 +52,7 @@ STRATEGIES: Mapping[str, Any] = {
     "posterior_t0.1": PosteriorSpec(temperature=0.1),
     "posterior_t0.2": PosteriorSpec(temperature=0.2),
     "cosine_sbert": CosineSpec(encoder="sbert"),
-    "cosine_sbert_0.15": CosineSpec(encoder="sbert", threshold=0.15),
+    "cosine_sbert_0.15": CosineSpec(encoder="sbert", threshold=PAPERS_THRESHOLD),
     "cosine_base": CosineSpec(encoder="base"),
 }
 

@@ -13,9 +13,10 @@ from service.client.client import SoupClient
 
 NAMESPACE = "demo"
 """Where the demo's adapters are, and the pool that it asks for: nothing that others pushed changes its figures."""
+PAPERS_THRESHOLD = 0.15
+"""Of sentence similarity (AdapterSoup, section 3)."""
 _PAPER = GmmSpec(mode="paper")
-_LIKE = CosineSpec(threshold=0.15)
-"""As in the paper."""
+_LIKE = CosineSpec(threshold=PAPERS_THRESHOLD)
 SIMILARITY = Strategy("soup, similarity", _LIKE)
 PAPER = Strategy("soup, clustering (paper)", _PAPER)
 CLUSTERING = Strategy("soup, clustering (default)", GmmSpec())
@@ -43,7 +44,7 @@ FEW = (_NEAREST, SIMILARITY, PAPER, INSTANT, QUICK, TUNE, SERVICE)
 """For a large base model, where each costs a minute."""
 FITS = tuple(
     (*fit, "--pool-namespace", NAMESPACE)
-    for fit in (("--selector", "cosine", "--set", "threshold=0.15"), ("--paper",), ("--selector", "gmm"))
+    for fit in (("--selector", "cosine", "--set", f"threshold={PAPERS_THRESHOLD}"), ("--paper",), ("--selector", "gmm"))
 )
 """What `soup fit` is told, once each, before anything is cooked."""
 

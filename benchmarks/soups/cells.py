@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.soups.setting import FRESH, NAMESPACE, Setting
+from demo.strategies import PAPERS_THRESHOLD
 from registry.errors import SoupError
 from registry.spec import (
     CookRequest,
@@ -30,7 +31,6 @@ from registry.spec import (
 )
 
 POOL = PoolRequest(namespaces=(NAMESPACE,))
-PAPERS_THRESHOLD = 0.15
 FRESH_RATES = ("0.003", "0.01")
 
 
@@ -48,8 +48,8 @@ class Cell:
 class Answer:
     """What the server answered: the model (the base where it abstained), seconds, and what it says of itself.
 
-    `held_out` is the difference from the base on passages that were held out, None where there were none; `trials`
-    are those of a search by way; `refused` is why there is no answer.
+    `held_out` is the difference from the base on passages that were held out, None where there were none;
+    `refused` is why there is no answer.
     """
 
     cell: Cell
@@ -58,7 +58,6 @@ class Answer:
     abstained: bool
     seconds: float
     held_out: float | None = None
-    trials: Mapping[str, float] | None = None
     width: int = 0
     recipe: Mapping[str, Any] | None = None
     refused: str = ""
@@ -132,19 +131,18 @@ class Answers:
 def asked(setting: Setting, cell: Cell) -> Answer:
     """What the server answers now; a request that it refuses is answered with the base, and says why."""
     texts = setting.sample(cell.domain, size=cell.size, seed=cell.draw)
-    request = WAYS[cell.way](setting, cell, setting.source(texts))
+    request = WAYS[cell.way](setting, cell, setting.client.sample(texts))
     began = time.perf_counter()
     try:
         cooked = setting.client.cook(request)
     except SoupError as error:
         return Answer(cell, setting.base, None, abstained=True, seconds=0.0, refused=error.message)
     seconds = time.perf_counter() - began
-    search, check = cooked.get("search"), cooked.get("verification")
+    check = cooked.get("verification")
     return Answer(
         cell, str(cooked["model"]), None if cooked["abstained"] else str(cooked["digest"]),
         abstained=bool(cooked["abstained"]), seconds=seconds,
         held_out=check["difference"] if check and check["held_out"] else None,
-        trials={one["way"]: one["difference"] for one in search["trials"]} if search else None,
         width=(cooked.get("report") or {}).get("width_out") or 0, recipe=cooked.get("recipe"),
     )  # fmt: skip
 

@@ -27,7 +27,6 @@ from registry.adapters.weights import save_tensors
 from registry.base_model import shape_of
 from registry.errors import NotFound
 from registry.formats import AdapterContents, read_directory, write_directory
-from registry.spec import SampleSource
 from service.client.client import SoupClient
 from service.client.transfer import push_folder
 from training.data import draw, read_texts
@@ -67,10 +66,6 @@ class Setting:
     def test(self, domain: str) -> list[str]:
         """Passages that figures come from; none of them is in a sample."""
         return self._short(draw(self._texts(domain, "test"), self.test_passages, seed=0))
-
-    def source(self, texts: list[str]) -> SampleSource:
-        """A sample as it is sent."""
-        return self.client.sample(texts)
 
     def _short(self, texts: list[str]) -> list[str]:
         return texts if self.job.longest is None else [shorten(text, self.job.longest) for text in texts]

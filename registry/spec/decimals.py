@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from decimal import Decimal, InvalidOperation
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
 
 WEIGHT_PLACES = Decimal("0.000000001")
 
@@ -20,6 +23,21 @@ def canonical_decimal(value: object) -> str:
         raise ValueError("must be a finite number of at most 1000")
     plain = format(number.quantize(WEIGHT_PLACES).normalize(), "f")
     return "0" if plain == "-0" else plain
+
+
+def _up_to_one(value: str) -> str:
+    if not 0 < Decimal(value) <= 1:
+        raise ValueError("must be more than 0 and at most 1")
+    return value
+
+
+UpToOne = Annotated[
+    str,
+    BeforeValidator(canonical_decimal),
+    AfterValidator(_up_to_one),
+    WithJsonSchema({"type": ["number", "string"]}),
+]
+"""A share or a rate: more than 0 and at most 1."""
 
 
 def canonical_weights(weights: Sequence[float | Decimal]) -> list[str]:

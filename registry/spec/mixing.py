@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from decimal import Decimal
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
-from registry.spec.decimals import canonical_decimal
+from registry.spec.decimals import UpToOne, canonical_decimal
 from registry.spec.frozen import Frozen
 from registry.spec.structures.pruned import MaskRule
 
@@ -24,21 +23,6 @@ Scale = Annotated[
     AfterValidator(_not_nothing),
     WithJsonSchema({"type": ["number", "string"]}),
 ]
-
-
-def _a_share(density: str) -> str:
-    if not 0 < Decimal(density) <= 1:
-        raise ValueError("must be above 0 and at most 1")
-    return density
-
-
-Density = Annotated[
-    str,
-    BeforeValidator(canonical_decimal),
-    AfterValidator(_a_share),
-    WithJsonSchema({"type": ["number", "string"]}),
-]
-"""The share of entries that is kept."""
 
 
 def not_set(value: object) -> bool:
@@ -117,7 +101,7 @@ class TiesMixing(Frozen):
 
     method: Literal["ties"] = "ties"
     scale: Scale = "1"
-    density: Density = "1"
+    density: UpToOne = "1"
     assume_same_init: bool = False
 
     masks: ClassVar[None] = None
@@ -132,7 +116,7 @@ class DareMixing(Frozen):
 
     method: Literal["dare"] = "dare"
     scale: Scale = "1"
-    density: Density = "0.9"
+    density: UpToOne = "0.9"
     seed: int = Field(default=0, ge=0, lt=2**32)
     assume_same_init: bool = False
 

@@ -6,29 +6,14 @@ sample's text together, up to rounding.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+from pydantic import Field
 
 from registry.names import Digest
-from registry.spec.decimals import canonical_decimal
+from registry.spec.decimals import UpToOne
 from registry.spec.frozen import Frozen
 from registry.spec.weighing import StoredAdapter
-
-
-def _a_rate(rate: str) -> str:
-    if not 0 < float(rate) <= 1:
-        raise ValueError("must be more than 0 and at most 1")
-    return rate
-
-
-Rate = Annotated[
-    str,
-    BeforeValidator(canonical_decimal),
-    AfterValidator(_a_rate),
-    WithJsonSchema({"type": ["number", "string"]}),
-]
-
 
 TuningSetting = Literal["forbid", "allow", "default"]
 """Whether soups may be tuned in a namespace.
@@ -46,7 +31,7 @@ class TuningOptions(Frozen):
     """
 
     passes: int | None = Field(default=None, ge=1, le=50)
-    rate: Rate | None = None
+    rate: UpToOne | None = None
     batch: int = Field(default=4, ge=1, le=64)
     max_tokens: int = Field(default=512, ge=2, le=65536)
     """Tokens of a passage that are trained on, and that a held-out one is scored on."""
@@ -58,7 +43,7 @@ class Tuning(Frozen):
 
     sample: Digest
     passes: int
-    rate: Rate
+    rate: UpToOne
     batch: int
     max_tokens: int
     seed: int
@@ -78,7 +63,7 @@ class TuningRequest(Frozen):
     folds: tuple[tuple[int, ...], ...] = Field(min_length=1)
     whole: bool
     passes: int = Field(ge=1)
-    rate: Rate
+    rate: UpToOne
     batch: int = Field(ge=1)
     max_tokens: int = Field(ge=2)
     seed: int = Field(ge=0, lt=2**32)
@@ -111,7 +96,7 @@ class TuningReport(Frozen):
 
     passes: int
     kept: int
-    rate: Rate
+    rate: UpToOne
     losses: tuple[float, ...]
     trainings: int
     """One for each fold, and where there are several another on all passages."""

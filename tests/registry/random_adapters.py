@@ -12,13 +12,16 @@ import torch
 from registry.adapters import expected_tensors, from_tensors
 from registry.adapters.bottleneck import Bottleneck
 from registry.adapters.lora import LORA_A, LORA_B, PREFIX
+from registry.soup import MIXINGS
 from registry.soup.compat import SoupPart
+from registry.soup.report import ExactMixture
 from registry.spec import (
     AdapterConfig,
     BaseShape,
     BottleneckConfig,
     LoraConfig,
     LoraModule,
+    Mixing,
     Provenance,
     canonical_weights,
 )
@@ -94,6 +97,14 @@ def updates(config: AdapterConfig, tensors: dict[str, torch.Tensor], probes: tor
     sites = {name: site for name, site in module.named_modules() if isinstance(site, Bottleneck)}
     with torch.no_grad():
         return {name: site(probes, torch.zeros_like(probes)) for name, site in sites.items()}
+
+
+def residual(parts: Sequence[SoupPart], mixing: Mixing) -> float:
+    """How far the mixture is from the exact one, as a share of it."""
+    method = MIXINGS[mixing.method]
+    config = method.result(parts, mixing)
+    exact = ExactMixture(config, SHAPE, mixing)
+    return exact.residual(config, method.mix([exact.watched(one) for one in parts], mixing)) or 0.0
 
 
 def deltas(config: AdapterConfig, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -14,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.adapters.fixed_order import ACTIVATIONS, eigen, product, root, solve, total
-from tests.repository import REPOSITORY
+from tests.other_processor import elsewhere
 
 sizes = st.integers(1, 24)
 seeds = st.integers(0, 2**32 - 1)
@@ -87,14 +84,6 @@ def test_activations_are_those_of_torch(name: str, theirs, error: float) -> None
     assert np.abs(ACTIVATIONS[name](values) - theirs(torch.from_numpy(values)).numpy()).max() <= error
 
 
-DIGEST_SCRIPT = """
-import sys
-sys.path[:0] = sys.argv[1:]
-from tests.registry.adapters import test_fixed_order
-print(test_fixed_order.digest_of_some())
-"""
-
-
 def digest_of_some() -> str:
     left, right = drawn(0, 70, 500), drawn(1, 500, 70)
     square = product(left, left.T)
@@ -112,8 +101,4 @@ def test_the_bits_do_not_depend_on_the_processor_or_the_threads(capability: str)
         "no AVX512": {"OPENBLAS_CORETYPE": "Haswell", "NPY_DISABLE_CPU_FEATURES": "AVX512F", "OMP_NUM_THREADS": "1"},
         "no AVX2": {"OPENBLAS_CORETYPE": "Sandybridge", "OPENBLAS_NUM_THREADS": "1"},
     }[capability]
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", DIGEST_SCRIPT, str(REPOSITORY)],
-        env={**os.environ, **settings}, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert run.stdout.strip() == digest_of_some()
+    assert elsewhere(digest_of_some, settings) == digest_of_some()

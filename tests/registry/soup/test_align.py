@@ -9,11 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from registry.errors import Incompatible
-from registry.soup import MIXINGS, align, concat
+from registry.soup import align, concat
 from registry.soup.auto import settle
-from registry.soup.report import ExactMixture
 from registry.spec import AlignMixing, AverageMixing, ConcatMixing, HeadConfig, UnionConfig
-from tests.registry.random_adapters import SHAPE, STRUCTURES, bottleneck, lora, part, tensors_of, updates, weighted
+from tests.registry.random_adapters import STRUCTURES, bottleneck, lora, part, residual, tensors_of, updates, weighted
 
 ALIGN = AlignMixing()
 PROBES = torch.randn(32, 16, generator=torch.Generator().manual_seed(0))
@@ -34,13 +33,6 @@ def disguised(tensors, relu: bool, seed: int = 0):
         found[site + "down.weight"] = (tensors[site + "down.weight"] * grown[:, None])[order]
         found[site + "down.bias"] = (tensors[site + "down.bias"] * grown)[order]
     return found
-
-
-def residual(parts, mixing) -> float:
-    method = MIXINGS[mixing.method]
-    config = method.result(parts, mixing)
-    exact = ExactMixture(config, SHAPE, mixing)
-    return exact.residual(config, method.mix([exact.watched(one) for one in parts], mixing)) or 0.0
 
 
 @pytest.mark.parametrize("kind", sorted(STRUCTURES))

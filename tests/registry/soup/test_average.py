@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +17,7 @@ from registry.errors import InvalidRecipe
 from registry.soup import MIXINGS, average
 from registry.soup.compat import SoupPart
 from registry.spec import AverageMixing, BaseShape, BottleneckConfig, Provenance, canonical_weights
-from tests.repository import REPOSITORY
+from tests.other_processor import elsewhere
 
 BASE = "sha256:" + "b" * 64
 INIT = "sha256:" + "1" * 64
@@ -185,25 +181,14 @@ def test_declared_matches_trained_here():
 
 # --- the same bytes everywhere --------------------------------------------------------------------
 
-DIGEST_SCRIPT = """
-import hashlib, sys
-sys.path[:0] = sys.argv[1:]
-import test_average as t
-parts = t.weighted(range(5), [0.1, 0.7, 1.3, 2.9, 0.05])
-print(hashlib.sha256(t.save_tensors(t.mixed(parts, [t.tensors(n) for n in range(5)]))).hexdigest())
-"""
+
+def digest_of_some() -> str:
+    parts = weighted(range(5), [0.1, 0.7, 1.3, 2.9, 0.05])
+    return hashlib.sha256(save_tensors(mixed(parts, [tensors(n) for n in range(5)]))).hexdigest()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", ["default", "avx2", "avx512"])
 def test_the_bytes_do_not_depend_on_the_cpu(capability):
     """`ATEN_CPU_CAPABILITY=default` runs torch's plain kernels; a higher one than the CPU has falls back to it."""
-    here = Path(__file__).resolve().parent
-    environment = {**os.environ, "ATEN_CPU_CAPABILITY": capability}
-    run = subprocess.run(
-        [sys.executable, "-c", DIGEST_SCRIPT, str(here), str(REPOSITORY)],
-        env=environment, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    parts = weighted(range(5), [0.1, 0.7, 1.3, 2.9, 0.05])
-    native = hashlib.sha256(save_tensors(mixed(parts, [tensors(n) for n in range(5)]))).hexdigest()
-    assert run.stdout.strip() == native
+    assert elsewhere(digest_of_some, {"ATEN_CPU_CAPABILITY": capability}) == digest_of_some()

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -20,6 +17,7 @@ from registry.errors import InvalidRecipe
 from registry.soup import MIXINGS, concat
 from registry.soup.report import ExactMixture
 from registry.spec import AverageMixing, ConcatMixing, LoraConfig, LoraModule
+from tests.other_processor import elsewhere
 from tests.registry.random_adapters import (
     LINEARS,
     SHAPE,
@@ -32,7 +30,6 @@ from tests.registry.random_adapters import (
     updates,
     weighted,
 )
-from tests.repository import REPOSITORY
 
 EXACT = ConcatMixing()
 KINDS = sorted(STRUCTURES)
@@ -301,13 +298,6 @@ def test_houlsbys_norms_are_compared_only_where_nothing_else_stands_against_them
 
 # --- the same bytes everywhere --------------------------------------------------------------------
 
-DIGEST_SCRIPT = """
-import sys
-sys.path[:0] = sys.argv[1:]
-from tests.registry.soup import test_concat
-print(test_concat.digest_of_some())
-"""
-
 
 def digest_of_some() -> str:
     found = hashlib.sha256()
@@ -320,12 +310,8 @@ def digest_of_some() -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", ["default", "avx2"])
 def test_the_bytes_do_not_depend_on_the_cpu(capability):
-    environment = {**os.environ, "ATEN_CPU_CAPABILITY": capability, "NPY_DISABLE_CPU_FEATURES": "AVX512F"}
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", DIGEST_SCRIPT, str(REPOSITORY)],
-        env=environment, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert run.stdout.strip() == digest_of_some()
+    environment = {"ATEN_CPU_CAPABILITY": capability, "NPY_DISABLE_CPU_FEATURES": "AVX512F"}
+    assert elsewhere(digest_of_some, environment) == digest_of_some()
 
 
 def test_modules_of_more_ranks_than_a_lora_can_have_are_refused():

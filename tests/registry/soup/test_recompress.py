@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -18,10 +15,11 @@ from registry.adapters import expected_tensors, sites_of, tensor_problems
 from registry.adapters.bottleneck_narrowing import narrow_bottlenecks
 from registry.adapters.weights import save_tensors
 from registry.errors import Incompatible, InvalidRecipe
-from registry.soup import MIXINGS, concat, recompress
+from registry.soup import concat, recompress
 from registry.soup.auto import settle, within_width
 from registry.soup.report import ExactMixture
 from registry.spec import ConcatMixing, LoraConfig, LoraModule, MixReport, Recipe, RecipeIngredient, RecompressMixing
+from tests.other_processor import elsewhere
 from tests.registry.random_adapters import (
     BASE,
     LINEARS,
@@ -31,12 +29,12 @@ from tests.registry.random_adapters import (
     deltas,
     lora,
     part,
+    residual,
     tensors_of,
     updates,
     weighted,
 )
 from tests.registry.soup.test_structures import reported
-from tests.repository import REPOSITORY
 
 NARROW = RecompressMixing()
 
@@ -53,14 +51,6 @@ def well_formed(parts, mixing=NARROW):
     assert tensor_problems(expected_tensors(config, SHAPE), found) == []
     assert all(tensor.dtype == torch.float32 for tensor in tensors.values())
     return config, tensors
-
-
-def off_by(parts, mixing) -> float:
-    """The residual against the exact mixture."""
-    method = MIXINGS[mixing.method]
-    config = method.result(parts, mixing)
-    exact = ExactMixture(config, SHAPE, mixing)
-    return exact.residual(config, method.mix([exact.watched(one) for one in parts], mixing)) or 0.0
 
 
 # --- widths ---------------------------------------------------------------------------------------
@@ -92,7 +82,7 @@ def test_where_nothing_is_left_out_it_is_concat_bit_for_bit(configs) -> None:
     wide = RecompressMixing(width=64)
     assert recompress.result(parts, wide) == concat.result(parts, ConcatMixing())
     assert same_bits(recompress.mix(parts, wide), concat.mix(parts, ConcatMixing()))
-    assert off_by(parts, wide) < 1e-6
+    assert residual(parts, wide) < 1e-6
 
 
 @pytest.mark.parametrize("config", [bottleneck("bapna_firat", 6), lora(4, 3.0, rslora=True)])
@@ -102,7 +92,7 @@ def test_one_ingredient_is_itself_or_a_narrower_one(config) -> None:
     assert same_bits(recompress.mix([one], NARROW), one.load())
     found, _ = well_formed([one], RecompressMixing(width=2))
     assert found.width == 2
-    assert off_by([one], RecompressMixing(width=2)) < 0.95
+    assert residual([one], RecompressMixing(width=2)) < 0.95
 
 
 # --- how near -------------------------------------------------------------------------------------
@@ -135,8 +125,8 @@ def test_neurons_that_others_repeat_cost_nothing(kind: str, scale: str) -> None:
 @pytest.mark.parametrize("kind", ["bapna_firat", "houlsby_plain", "parallel"])
 def test_it_is_nearer_than_any_choice_of_the_loudest_neurons(kind: str) -> None:
     parts = weighted([bottleneck(kind, 8)] * 3, [1, 2, 3])
-    found = off_by(parts, NARROW)
-    wide = off_by(parts, RecompressMixing(width=16))
+    found = residual(parts, NARROW)
+    wide = residual(parts, RecompressMixing(width=16))
     assert wide < found < 1.0
     joined, config = concat.mix(parts, ConcatMixing()), concat.result(parts, NARROW_EXACT)
     loud = {}
@@ -225,14 +215,6 @@ def test_the_seed_is_of_the_probes_and_in_the_recipe() -> None:
     assert len(digests) == 4
 
 
-DIGEST_SCRIPT = """
-import sys
-sys.path[:0] = sys.argv[1:]
-from tests.registry.soup import test_recompress
-print(test_recompress.digest_of_some())
-"""
-
-
 def digest_of_some() -> str:
     found = hashlib.sha256()
     wide = LoraConfig.of({path: LoraModule(5, 7.0) for path in LINEARS}, rslora=True)
@@ -256,11 +238,7 @@ def digest_of_some() -> str:
     ],
 )
 def test_the_bytes_do_not_depend_on_processor_or_threads(environment) -> None:
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", DIGEST_SCRIPT, str(REPOSITORY)],
-        env={**os.environ, **environment}, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert run.stdout.strip() == digest_of_some()
+    assert elsewhere(digest_of_some, environment) == digest_of_some()
 
 
 # --- what is refused, and what is told -------------------------------------------------------------
