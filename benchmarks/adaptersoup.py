@@ -9,9 +9,8 @@ run that was stopped goes on where it was. Draws and sizes are options: a shorte
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -50,7 +49,6 @@ class Run:
     draws: int
     sizes: Sequence[int]
     result: Result
-    forward: dict[str, float] = field(default_factory=dict)
 
     @property
     def domains(self) -> tuple[str, ...]:
@@ -75,7 +73,15 @@ class Run:
 
     def single(self, domain: str, name: str) -> np.ndarray:
         """NLL under one adapter of the bank."""
-        row = self.setting.client.adapter(f"{NAMESPACE}/{name}")
+        return self._alone(domain, f"{NAMESPACE}/{name}")
+
+    def best(self, answer: Answer) -> np.ndarray:
+        """NLL under the adapter that a selector ranked first, the base where it chose none."""
+        domain = answer.cell.domain
+        return self.base(domain) if answer.best is None else self._alone(domain, answer.best)
+
+    def _alone(self, domain: str, ref: str) -> np.ndarray:
+        row = self.setting.client.adapter(ref)
         return scored(self.setting, domain, str(row["ref"]), str(row["digest"]))[0]
 
     def zero(self, domain: str) -> np.ndarray:
@@ -115,6 +121,9 @@ def tables(run: Run) -> None:
         goal = goals.get(way)
         name = {"tune": "tune_pass"}.get(way, way)
         run.add(f"{name}_{suffix}", run.ratio(found), goal=goal, note=f"{run.draws} draws of {FULL} passages")
+    for way in PAPER[1:]:
+        best = {domain: [run.best(run.answer(way, domain))] for domain in run.domains}
+        run.add(f"single_{way}_{suffix}", run.ratio(best), note="one draw")
     for way in STARTS:
         run.add(f"{way.replace(' ', '_from_')}_{suffix}", run.ratio(run.of(way)), note="one draw")
     for size in run.sizes:
@@ -242,12 +251,8 @@ def wall(run: Run) -> None:
     for way, goal in (("quick", 9), ("tune", 5)):
         found = []
         for domain in run.domains:
-            texts = run.setting.sample(domain, size=FULL, seed=0)
-            if domain not in run.forward:
-                began = time.perf_counter()
-                run.setting.client.perplexity(run.setting.base, texts)
-                run.forward[domain] = time.perf_counter() - began
-            found.append(run.answer(way, domain).seconds / run.forward[domain])
+            answer = run.answer(way, domain)
+            found.append(answer.seconds / answer.forward)
         name = {"quick": "cook_quick_vs_forward", "tune": "tune_pass_vs_forward"}[way]
         run.add(name, median(found), "F", goal, "with choosing, verifying and the start of the process for gradients")
 
@@ -259,7 +264,7 @@ def rows(run: Run) -> None:
         run.result.rows.append({
             "domain": cell.domain, "way": cell.way, "passages": cell.size, "draw": cell.draw,
             "difference": found.difference, "standard_error": found.standard_error, "abstained": answer.abstained,
-            "width": answer.width, "wall_s": answer.seconds, "refused": answer.refused,
+            "width": answer.width, "wall_s": answer.seconds, "forward_s": answer.forward, "refused": answer.refused,
         })  # fmt: skip
 
 
@@ -281,10 +286,12 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=3, help="draws of a sample")
     parser.add_argument("--sizes", type=int, nargs="*", default=[5, 15, 30], help="passages, besides 100")
     parser.add_argument("--passages", type=int, default=TEST, help="test passages of a domain")
+    parser.add_argument("--longest", type=int, help="characters that passages are cut to; by default as in the demo")
     parser.add_argument("--home", type=Path, default=Path(".reproduce/adaptersoup"), help="what is kept between runs")
     given = parser.parse_args()
     name = "adaptersoup" if given.out is None else given.out.stem
-    with opened(given.data, given.base, given.adapters, given.home, passages=given.passages) as setting:
+    lengths = {"passages": given.passages, "longest": given.longest}
+    with opened(given.data, given.base, given.adapters, given.home, **lengths) as setting:
         found = run(setting, given.home, over=given.over, draws=given.draws, sizes=given.sizes, name=name)
     found.finish(given.out)
 

@@ -48,7 +48,8 @@ class Cell:
 class Answer:
     """What the server answered: the model (the base where it abstained), seconds, and what it says of itself.
 
-    `held_out` is the difference from the base on passages that were held out, None where there were none;
+    `forward` are the seconds of a pass of the base over the sample just before. `best` is the adapter that a selector
+    ranked first. `held_out` is the difference from the base on passages that were held out, None where there were none;
     `refused` is why there is no answer.
     """
 
@@ -57,6 +58,8 @@ class Answer:
     digest: str | None
     abstained: bool
     seconds: float
+    forward: float = 0.0
+    best: str | None = None
     held_out: float | None = None
     width: int = 0
     recipe: Mapping[str, Any] | None = None
@@ -133,15 +136,18 @@ def asked(setting: Setting, cell: Cell) -> Answer:
     texts = setting.sample(cell.domain, size=cell.size, seed=cell.draw)
     request = WAYS[cell.way](setting, cell, setting.client.sample(texts))
     began = time.perf_counter()
+    setting.client.perplexity(setting.base, texts)
+    forward = time.perf_counter() - began
     try:
         cooked = setting.client.cook(request)
     except SoupError as error:
-        return Answer(cell, setting.base, None, abstained=True, seconds=0.0, refused=error.message)
-    seconds = time.perf_counter() - began
+        return Answer(cell, setting.base, None, abstained=True, seconds=0.0, forward=forward, refused=error.message)
+    seconds = time.perf_counter() - began - forward
+    selected = (cooked.get("selection") or {}).get("selected") or [{}]
     check = cooked.get("verification")
     return Answer(
         cell, str(cooked["model"]), None if cooked["abstained"] else str(cooked["digest"]),
-        abstained=bool(cooked["abstained"]), seconds=seconds,
+        abstained=bool(cooked["abstained"]), seconds=seconds, forward=forward, best=selected[0].get("ref"),
         held_out=check["difference"] if check and check["held_out"] else None,
         width=(cooked.get("report") or {}).get("width_out") or 0, recipe=cooked.get("recipe"),
     )  # fmt: skip

@@ -111,12 +111,17 @@ def _source_code() -> list[str]:
 
 
 @contextmanager
-def opened(data: Path, base: str, adapters: Path, home: Path, *, passages: int) -> Iterator[Setting]:
-    """The setting while open: the bank converted and pushed once, a server over `home`; raises as the demo does."""
+def opened(
+    data: Path, base: str, adapters: Path, home: Path, *, passages: int, longest: int | None
+) -> Iterator[Setting]:
+    """The setting while open: the bank converted and pushed once, a server over `home`; raises as the demo does.
+
+    A domain has so many test `passages`; they and those of samples are cut to `longest` characters, or as in the demo.
+    """
     talk = Talk(1)
     names = neutral_domains(adapters)
     found = own_job(data, base_entry(base, talk), adapters, names)
-    job = Job(**{**vars(found), "home": home, "adapters": home / "adapters"})
+    job = Job(**{**vars(found), "home": home, "adapters": home / "adapters", "longest": longest or found.longest})
     if not all((job.adapters / name / "adapter_config.json").is_file() for name in job.pushed):
         convert_all(job, adapters, names, talk)
     job.write_bases()

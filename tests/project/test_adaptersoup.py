@@ -71,7 +71,7 @@ class FakeClient:
             "model": "base/tiny" if hostile else model, "digest": sha256_digest(model.encode()), "abstained": hostile,
             "verification": {"difference": nll - 3.0, "held_out": request.effort in ("quick", "tune")},
             "search": {"trials": [{"way": "weighed", "difference": nll - 3.0}]} if request.effort == "quick" else None,
-            "report": {"width_out": 4},
+            "report": {"width_out": 4}, "selection": {"selected": [{"ref": "bank/zoo"}]},
             "recipe": {"ingredients": [{"digest": sha256_digest(b"x"), "weight": "1", "layers": layers}]},
         }  # fmt: skip
 
@@ -112,6 +112,7 @@ def test_the_figures(setting: Setting, tmp_path: Path) -> None:
     assert found["instant_ratio"] == pytest.approx(2.718281828**-0.3, rel=1e-6)
     assert found["tune_pass_ratio"] == pytest.approx(2.718281828**-0.6, rel=1e-6)
     assert found["oracle_single_ratio"] == pytest.approx(2.718281828**-0.2, rel=1e-6)
+    assert found["single_clustering_ratio"] == pytest.approx(2.718281828**0.1, rel=1e-6)
     assert found["quick_beats_oracle_single"] == 2
     assert found["recompressed_kept"] == pytest.approx(0.31 / 0.35, rel=1e-6)
     assert found["worse_than_base"] == found["tune_worst"] == 0
@@ -139,7 +140,8 @@ def test_what_the_server_refuses_is_the_base_and_says_why(
     def refuse(_request: CookRequest) -> None:
         raise InvalidSample("too short", param="sample")
 
-    monkeypatch.setattr(setting, "client", SimpleNamespace(cook=refuse, sample=setting.client.sample))
+    client = {name: getattr(setting.client, name) for name in ("sample", "perplexity")}
+    monkeypatch.setattr(setting, "client", SimpleNamespace(**client, cook=refuse))
     answer = asked(setting, Cell("tune", DOMAINS[0], 0, 5))
     assert (answer.abstained, answer.model, answer.refused) == (True, "base/tiny", "too short")
     answers = Answers(tmp_path / "answers.jsonl")
