@@ -11,6 +11,7 @@ gradients.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,8 +23,10 @@ from registry.adapters.loadable import Tensors
 from registry.adapters.weighted import WeightedAdapter
 from registry.base_model import LoadedBase
 from registry.progress import Progress, silent
-from registry.spec import Screened, StoredAdapter, Weighing, WeighingRequest
+from registry.spec import ByLosses, Screened, StoredAdapter, Unseen, Weighing, WeighingRequest
+from training.by_losses import Candidate, by_losses
 from training.passages import Rows, rows_of, slope, steps_of, tokens_of
+from training.tasks.language import passage_scores
 
 PARTS = 5
 """Of the screened texts, whose scores' spread is the screen's standard error."""
@@ -33,7 +36,9 @@ Load = Callable[[StoredAdapter], Tensors]
 
 
 def weigh(base: LoadedBase, request: WeighingRequest, load: Load, *, progress: Progress = silent) -> Weighing:
-    """Screen the candidates and give the best of them coefficients; the base is as it was afterwards.
+    """Screen the candidates and give the best of them coefficients, as far as asked for score them alone.
+
+    The base is as it was afterwards.
 
     Raises InvalidSample for texts without a token to predict, Incompatible for candidates of another base, and what
     `load` and `progress` raise.
@@ -46,6 +51,7 @@ def weigh(base: LoadedBase, request: WeighingRequest, load: Load, *, progress: P
     best = sorted(range(len(scores)), key=lambda at: (-scores[at].score, at))
     kept = tuple(at for at in best[: request.keep] if scores[at].score > 0)
     bank, losses, seen = work.learn(kept, rows) if kept else (None, [], 0)
+    alone = best[: request.alone]
     return Weighing(
         screened=tuple(scores),
         kept=kept,
@@ -53,6 +59,8 @@ def weigh(base: LoadedBase, request: WeighingRequest, load: Load, *, progress: P
         losses=tuple(losses),
         screen_tokens=tokens_of(looked_at),
         step_tokens=seen,
+        by_losses=work.by_losses(alone, rows) if alone else None,
+        unseen=work.on_unseen(bank) if request.unseen else None,
     )
 
 
@@ -102,19 +110,55 @@ class _Work:
                 steps.zero_grad()
                 with torch.no_grad():
                     bank.coefficients.clamp_(min=0)
+        with torch.no_grad():
+            bank.coefficients[bank.coefficients < LEAST] = 0
         return bank, losses, seen
 
+    def by_losses(self, which: Sequence[int], rows: Rows) -> ByLosses:
+        """What these candidates' losses say, each by itself."""
+        done = PARTS + self.request.steps
+        return by_losses(
+            self.base, self._loaded(which), which, rows, most=self.request.most,
+            say=lambda number, message: self._say(done + number, message),
+        )  # fmt: skip
+
+    def on_unseen(self, bank: WeightedAdapter | None) -> Unseen:
+        """The texts that had no part in it, under the coefficients; without any under the base."""
+        if bank is not None:
+            bank.apply_coefficients()
+        with nullcontext() if bank is None else attached(self.base.model, bank):
+            scores = passage_scores(self.base, self.request.unseen, block=self.base.shape.context)
+        return Unseen(nll=tuple(one.nll for one in scores), tokens=tuple(one.tokens for one in scores))
+
     def _bank(self, which: Sequence[int]) -> WeightedAdapter:
+        configs, loaded = zip(*self._loaded(which), strict=True)
+        return WeightedAdapter(configs, loaded, self.base.shape, device=self.base.model.device)
+
+    def _loaded(self, which: Sequence[int]) -> list[Candidate]:
         chosen = [self.request.candidates[at] for at in which]
-        loaded = [self.load(one) for one in chosen]
-        device = self.base.model.device
-        return WeightedAdapter([one.config for one in chosen], loaded, self.base.shape, device=device)
+        loaded = [(one.config, self.load(one)) for one in chosen]
+        if not self.request.noise:
+            return loaded
+        return [
+            (config, noise_like(tensors, np.random.default_rng([self.request.seed, 2, at])))
+            for at, (config, tensors) in zip(which, loaded, strict=True)
+        ]
 
     def _say(self, done: int, message: str) -> None:
-        self.progress(done, PARTS + self.request.steps, message)
+        alone = self.request.alone
+        self.progress(done, PARTS + self.request.steps + (alone + 2 if alone else 0), message)
+
+
+def noise_like(tensors: Tensors, draw: np.random.Generator) -> dict[str, Tensor]:
+    """Tensors of the same shapes, dtypes, means and standard deviations that know nothing."""
+    found = {}
+    for name in sorted(tensors):
+        like = tensors[name].double()
+        drawn = torch.from_numpy(draw.standard_normal(tuple(like.shape)))
+        found[name] = (like.mean() + drawn * like.std(correction=0)).to(tensors[name].dtype)
+    return found
 
 
 def _by_site(bank: WeightedAdapter) -> tuple[dict[str, float], ...]:
     found = bank.coefficients.detach().double().cpu()
-    found = torch.where(found < LEAST, torch.zeros_like(found), found)
     return tuple(dict(zip(bank.sites, column.tolist(), strict=True)) for column in found.T)

@@ -32,6 +32,7 @@ from registry.spec import (
 
 POOL = PoolRequest(namespaces=(NAMESPACE,))
 FRESH_RATES = ("0.003", "0.01")
+NOISE = "quick beside noise"
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Answer:
 
     `forward` are the seconds of a pass of the base over the sample just before. `best` is the adapter that a selector
     ranked first. `held_out` is the difference from the base on passages that were held out, None where there were none;
-    `refused` is why there is no answer.
+    `noise` is what adapters of noise came to; `refused` is why there is no answer.
     """
 
     cell: Cell
@@ -61,6 +62,7 @@ class Answer:
     forward: float = 0.0
     best: str | None = None
     held_out: float | None = None
+    noise: Mapping[str, float] | None = None
     width: int = 0
     recipe: Mapping[str, Any] | None = None
     refused: str = ""
@@ -69,10 +71,16 @@ class Answer:
 Request = Callable[[Setting, Cell, SampleSource], CookRequest]
 
 
-def _effort(effort: str) -> Request:
-    return lambda _setting, _cell, sample: CookRequest.model_validate(
-        {"sample": sample, "effort": effort, "pool": POOL, "verify": True}
-    )
+def _effort(effort: str, *, control: bool = False) -> Request:
+    """A cook with an effort; `thorough` looks at the control adapter too, and `control` is beside noise."""
+
+    def request(setting: Setting, _cell: Cell, sample: SampleSource) -> CookRequest:
+        also = [f"{NAMESPACE}/{setting.job.control}"] if effort == "thorough" and setting.job.control else []
+        return CookRequest.model_validate(
+            {"sample": sample, "effort": effort, "pool": POOL, "verify": True, "also": also, "control": control}
+        )
+
+    return request
 
 
 def _tuned(refs: Callable[[Setting], list[str]], tuning: TuningOptions | None = None) -> Request:
@@ -100,6 +108,8 @@ WAYS: dict[str, Request] = {
     ),
     "instant": _effort("instant"),
     "quick": _effort("quick"),
+    "thorough": _effort("thorough"),
+    NOISE: _effort("quick", control=True),
     "tune": _effort("tune"),
     "tune uniform": _tuned(lambda setting: list(setting.job.training)),
     "tune control": _tuned(lambda setting: [setting.job.control]),
@@ -149,6 +159,7 @@ def asked(setting: Setting, cell: Cell) -> Answer:
         cell, str(cooked["model"]), None if cooked["abstained"] else str(cooked["digest"]),
         abstained=bool(cooked["abstained"]), seconds=seconds, forward=forward, best=selected[0].get("ref"),
         held_out=check["difference"] if check and check["held_out"] else None,
+        noise=(cooked.get("search") or {}).get("noise"),
         width=(cooked.get("report") or {}).get("width_out") or 0, recipe=cooked.get("recipe"),
     )  # fmt: skip
 

@@ -1,8 +1,9 @@
 """The cook verb: a sample, or a recipe by hand, becomes a soup that is stored with its recipe and its evidence.
 
 Called by the cook job. Straight down: choose (every incompatibility surfaces before a tensor is mixed), mix, verify
-against the base, publish; one module each. With effort `quick` what is mixed is searched for, with `tune` what was
-mixed is trained. Models run behind `registry.bases` (the server's engine, or a test's), gradients behind `Gradients`.
+against the base, publish; one module each. With efforts `quick` and `thorough` what is mixed is searched for, with
+`tune` what was mixed is trained. Models run behind `registry.bases` (the server's engine, or a test's), gradients
+behind `Gradients`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from registry.catalogue.rows import AdapterRow
 from registry.cook.choose import by_hand, by_selection
 from registry.cook.mix import Mixed, mix_ingredients
 from registry.cook.publish import publish_soup
-from registry.cook.quick import Weigh, search
+from registry.cook.search import Weigh, search
 from registry.cook.setting import by_setting
 from registry.cook.tune import Tune, tune_soup
 from registry.cook.verify import check_verifiable, verify_soup, why_not
@@ -26,7 +27,16 @@ from registry.samples import CheckedSample, Vectors, check_sample, embed_texts
 from registry.select import Chosen, Fit
 from registry.soup.auto import settle
 from registry.soup.compat import SoupPart
-from registry.spec import AutoMixing, ConcatMixing, Cooked, CookRequest, Evidence, MixingRequest, RecompressMixing
+from registry.spec import (
+    WEIGHING,
+    AutoMixing,
+    ConcatMixing,
+    Cooked,
+    CookRequest,
+    Evidence,
+    MixingRequest,
+    RecompressMixing,
+)
 
 STEPS = 4
 
@@ -83,11 +93,11 @@ def _cook(
         assert sample is not None  # a CookRequest has a sample where it has no recipe
         chosen, parts = by_selection(registry, caller, request, sample=sample, fit=fit)
     evidence, mixed = _evidence(sample, chosen), None
-    if request.effort == "quick":
+    if request.effort in WEIGHING:
         assert sample is not None
         assert chosen is not None
         found = search(
-            registry, base, request, chosen, parts, sample.texts, weigh=gradients.weigh, progress=progress
+            registry, caller, base, request, chosen, parts, sample.texts, weigh=gradients.weigh, progress=progress
         )  # fmt: skip
         evidence = evidence.model_copy(update={"search": found.search})
         if found.best is not None:

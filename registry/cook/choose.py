@@ -18,6 +18,7 @@ from registry.select import Chosen, Fit, select
 from registry.soup.auto import apart, best_unranked, within_width
 from registry.soup.compat import SoupPart
 from registry.spec import (
+    WEIGHING,
     CookRequest,
     GmmSpec,
     HandRecipe,
@@ -43,11 +44,11 @@ def by_selection(
 ) -> tuple[Chosen, tuple[SoupPart, ...]]:
     """The adapters a selector picks for a sample; no part means that it abstains.
 
-    With effort `quick` it looks at no passage that is held out (`split`), nor with `tune`, but of few passages.
+    With an effort that weighs it looks at no passage that is held out (`split`), nor with `tune`, but of few passages.
     """
     spec = request.selector or (GmmSpec() if request.effort is None else PosteriorSpec())
     count = len(sample.texts)
-    holds_out = request.effort == "quick" or (request.effort == "tune" and count >= FEW)
+    holds_out = request.effort in WEIGHING or (request.effort == "tune" and count >= FEW)
     passages = split(count)[0] if holds_out else None
     chosen = select(
         registry, caller, sample, pool=request.pool, spec=spec, options=request.options, fit=fit, passages=passages
@@ -96,7 +97,7 @@ def _mixable(chosen: Chosen, parts: Mapping[str, SoupPart], request: CookRequest
     ranked = chosen.selector.spec.kind != "uniform"
     best, out = _apart(parts, every, request, ranked=ranked)
     fitting = [one for one in every if one.digest not in out]
-    taken = fitting[: request.options.max_ingredients] if ranked else fitting
+    taken = fitting[: request.options.most] if ranked else fitting
     count, wide = within_width([parts[one.digest] for one in taken], request.mixing, max_width=request.max_width)
     if not out and not wide:
         return chosen.selection
@@ -105,7 +106,7 @@ def _mixable(chosen: Chosen, parts: Mapping[str, SoupPart], request: CookRequest
     reasons |= {digest: f"Cannot be mixed with {best.ref}: {reason}" for digest, reason in out.items()}
     taken = taken[:count]
     weights = chosen.ranking.weights(one.digest for one in taken)
-    most = count if wide else request.options.max_ingredients
+    most = count if wide else request.options.most
     stable = chosen.ranking.stability(most, without=out)
     left = [
         LeftOut(**one.model_dump(exclude={"weight", "stability"}), reason=reasons[one.digest])

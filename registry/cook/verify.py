@@ -16,7 +16,7 @@ from registry.errors import InvalidParameter, InvalidSample
 from registry.progress import Progress
 from registry.registry import BaseModel
 from registry.soup.compat import SoupPart
-from registry.spec import Effort, Verification
+from registry.spec import BY_GRADIENTS, Effort, Verification
 from registry.uncertainty import paired_difference
 
 MARGIN, HELD_OUT_MARGIN = 1.0, 2.0
@@ -30,7 +30,7 @@ def check_verifiable(base: BaseModel, parts: Sequence[SoupPart], *, effort: Effo
     if named is None and headed is not None:
         named = f"{headed.ref} answers with a head"
     if named is not None:
-        if effort in ("quick", "tune"):  # these never go unverified
+        if effort in BY_GRADIENTS:  # these never go unverified
             raise InvalidParameter(f"Effort {effort!r} goes by losses on text, and {named}.", param="effort")
         raise InvalidParameter(
             f"Verifying scores the sample as text, and {named}: set 'verify' to false.", param="verify"

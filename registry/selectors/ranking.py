@@ -73,7 +73,7 @@ class Ranking:
 
     def selection(self, *, max_ingredients: int | None = None) -> Selection:
         """Those that pass, at most as many as the options say, or `max_ingredients`, with weights that sum to 1."""
-        most = max_ingredients or self.options.max_ingredients
+        most = max_ingredients or self.options.most
         taken, reason = self._taken(most)
         weights = self.weights(c.member.digest for c in taken)
         stable = self.stability(most)

@@ -45,7 +45,7 @@ from registry.spec.recipe import (
     WeightedRef,
 )
 from registry.spec.score import BaselineReport, PassageScore, PerplexityReport, Verification
-from registry.spec.search import Effort, Search, Trial, Way
+from registry.spec.search import BY_GRADIENTS, WEIGHING, Effort, NoiseControl, Search, Trial, Way
 from registry.spec.selection import (
     CosineSpec,
     EncoderName,
@@ -70,10 +70,20 @@ from registry.spec.structures.structure import HeadConfig, without_none
 from registry.spec.structures.union import UnionConfig
 from registry.spec.tuning import Tuned, Tuning, TuningOptions, TuningReport, TuningRequest, TuningSetting
 from registry.spec.unions import UNION_MEMBERS
-from registry.spec.weighing import Screened, StoredAdapter, WeighedCandidate, Weighing, WeighingRequest
+from registry.spec.weighing import (
+    ByLosses,
+    Screened,
+    StoredAdapter,
+    Unseen,
+    WeighedCandidate,
+    Weighing,
+    WeighingRequest,
+)
 
 __all__ = [
+    "BY_GRADIENTS",
     "UNION_MEMBERS",
+    "WEIGHING",
     "WEIGHT_PLACES",
     "AdapterConfig",
     "AlignMixing",
@@ -85,6 +95,7 @@ __all__ = [
     "BaseShape",
     "BaselineReport",
     "BottleneckConfig",
+    "ByLosses",
     "Card",
     "ConcatMixing",
     "CookRequest",
@@ -113,6 +124,7 @@ __all__ = [
     "MixReport",
     "Mixing",
     "MixingRequest",
+    "NoiseControl",
     "PassageScore",
     "PerplexityReport",
     "PoolRequest",
@@ -146,6 +158,7 @@ __all__ = [
     "UniformSpec",
     "UnionConfig",
     "Unit",
+    "Unseen",
     "Verification",
     "Way",
     "WeighedCandidate",

@@ -16,7 +16,7 @@ from registry.spec.decimals import canonical_decimal
 from registry.spec.frozen import Frozen, Words
 from registry.spec.mixing import AutoMixing, AverageMixing, Mixing, MixingRequest, not_set
 from registry.spec.score import Verification
-from registry.spec.search import Effort, Search
+from registry.spec.search import BY_GRADIENTS, WEIGHING, Effort, Search
 from registry.spec.selection import PoolRequest, Selection, SelectOptions, SelectorSpec
 from registry.spec.tuning import Tuning, TuningOptions
 
@@ -37,6 +37,9 @@ LayerFactors = Annotated[
     dict[Annotated[str, Field(max_length=200)], LayerFactor], Field(min_length=1, max_length=10_000)
 ]
 """By site: `layers.3.ffn` of a bottleneck (the names of its tensors begin so), of a LoRA a module's path."""
+
+
+AdapterRef = Annotated[str, Field(max_length=200)]
 
 
 class RecipeIngredient(Frozen):
@@ -98,7 +101,7 @@ class WeightedRef(Frozen):
     Weights with factors by site (`layers`), as a stored recipe has them, are taken as they are.
     """
 
-    ref: str = Field(max_length=200)
+    ref: AdapterRef
     weight: float = Field(default=1.0, ge=0)
     layers: LayerFactors | None = None
 
@@ -122,10 +125,12 @@ class CookRequest(Frozen):
     answer abstains. A recipe by hand is verified where a sample comes with it.
 
     `effort` says how much may be spent on choosing. `instant`: the weights are those of the `posterior` selector.
-    `quick`: its best candidates are weighed on four fifths of the sample, and what comes of it has to beat the base
-    on the rest. `tune`: that soup, or one by hand, is trained on the sample (`tuning`), and has to beat the base on
-    passages that were held out; with `keep`, the name of a domain, it goes into the pool as an adapter of it. Without
-    an effort the selector alone chooses (`gmm` where none is named).
+    `quick`: its best candidates, and the adapters of `also`, are weighed on four fifths of the sample, and what comes
+    of it has to beat the base on the rest. `thorough`: more of them, longer, mixed in other ways too. With `control`
+    both weigh adapters of noise as well and say what those bring. `tune`: the soup of `instant`, or one by hand, is
+    trained on the sample (`tuning`), and has to beat the base on passages that were held out; with `keep`, the name of
+    a domain, it goes into the pool as an adapter of it. Without an effort the selector alone chooses (`gmm` where none
+    is named).
     """
 
     sample: SampleSource | None = None
@@ -139,6 +144,9 @@ class CookRequest(Frozen):
     """The widest bottleneck (or largest rank of a LoRA) that a mixture may have."""
     name: str | None = Field(default=None, max_length=129)
     verify: bool = True
+    also: tuple[AdapterRef, ...] = Field(default=(), max_length=16)
+    """Adapters that are weighed whether or not they are in the pool."""
+    control: bool = False
     tuning: TuningOptions | None = None
     keep: Words | None = Field(default=None, min_length=1, max_length=200)
 
@@ -154,14 +162,18 @@ class CookRequest(Frozen):
             raise ValueError("effort 'tune' trains on a sample: give one")
         if self.effort != "tune" and (self.tuning is not None or self.keep is not None):
             raise ValueError("'tuning' and 'keep' are for effort 'tune'")
-        if self.effort in ("quick", "tune") and not self.verify:
+        if self.effort not in WEIGHING and (self.also or self.control):
+            raise ValueError("'also' and 'control' are for efforts that weigh adapters: 'quick' and 'thorough'")
+        if self.effort in BY_GRADIENTS and not self.verify:
             raise ValueError(
                 f"effort '{self.effort}' takes what beats the base on held-out passages: 'verify' cannot be false"
             )
-        if self.effort == "quick" and self.options.single:
-            raise ValueError("effort 'quick' weighs several adapters: drop 'single', or set 'max_ingredients' to 1")
-        if self.effort == "quick" and self.mixing != AutoMixing():
-            raise ValueError("effort 'quick' finds its own mixing: drop 'mixing'")
+        if self.effort in WEIGHING and self.options.single:
+            raise ValueError(
+                f"effort '{self.effort}' weighs several adapters: drop 'single', or set 'max_ingredients' to 1"
+            )
+        if self.effort in WEIGHING and self.mixing != AutoMixing():
+            raise ValueError(f"effort '{self.effort}' finds its own mixing: drop 'mixing'")
         return self
 
 

@@ -9,15 +9,21 @@ from registry.spec.selection import LeftOut
 from registry.spec.tuning import TuningReport
 from registry.spec.weighing import WeighedCandidate
 
-Effort = Literal["instant", "quick", "tune"]
+Effort = Literal["instant", "quick", "thorough", "tune"]
 """How much a cook may spend on a sample.
 
-`instant` looks at no loss but to verify, `quick` weighs candidates, `tune` trains the soup on the sample.
+`instant` looks at no loss but to verify, `quick` weighs candidates, `thorough` weighs more of them for longer and tries
+other ways to mix them, `tune` trains the soup on the sample.
 """
-Way = Literal["weighed", "recompressed", "selected", "tuned"]
+WEIGHING: frozenset[Effort | None] = frozenset({"quick", "thorough"})
+"""Efforts that weigh candidates."""
+BY_GRADIENTS: frozenset[Effort | None] = frozenset({*WEIGHING, "tune"})
+"""Efforts that compute gradients, and hold passages out."""
+Way = Literal["weighed", "em", "greedy", "recompressed", "selected", "tuned"]
 """How a soup that is tried was made.
 
-Of the candidates with their coefficients, side by side, or as narrow as one of them; as the selector alone, or the
+Of the candidates side by side: with their coefficients, with the weights of a mixture of their distributions, or of
+those that lower the loss one after another; the best of these as narrow as one candidate; as the selector alone, or the
 recipe by hand, would; or of that by training.
 """
 
@@ -33,6 +39,19 @@ class Trial(Frozen):
     width: int
     difference: float
     standard_error: float
+
+
+class NoiseControl(Frozen):
+    """What weighing gets out of adapters of noise, which know nothing: on the same held-out passages, in mean NLL.
+
+    `difference` is noise minus the base, `ahead` the best soup minus noise: below 0 the registry's adapters bring more
+    than as many parameters would.
+    """
+
+    difference: float
+    standard_error: float
+    ahead: float
+    ahead_standard_error: float
 
 
 class Search(Frozen):
@@ -53,4 +72,5 @@ class Search(Frozen):
     """Passages that the trials are on."""
     tokens: int
     seconds: float
+    noise: NoiseControl | None = None
     tuning: TuningReport | None = None

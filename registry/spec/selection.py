@@ -102,18 +102,26 @@ class UniformSpec(_Spec):
 SelectorSpec = Annotated[GmmSpec | CosineSpec | PosteriorSpec | UniformSpec, Field(discriminator="kind")]
 
 
+PAPERS_MOST = 5
+
+
 class SelectOptions(Frozen):
     """Decided per request on a fitted selector. `single`: the top adapter alone, thresholds ignored.
 
     `min_share` is the least share of the sample that a domain has to have: by default 0.10 (gmm, the paper's), or
-    `least` of a posterior.
+    `least` of a posterior. `max_ingredients` is 5 by default, as in the paper, and 32 where effort `thorough` weighs.
     """
 
     single: bool = False
-    max_ingredients: int = Field(default=5, ge=1, le=64)
+    max_ingredients: int | None = Field(default=None, ge=1, le=64)
     min_share: float | None = Field(default=None, ge=0, le=1)
     threshold: float | None = Field(default=None, ge=-1, le=1)
     when_none: Literal["abstain", "top"] = "abstain"
+
+    @property
+    def most(self) -> int:
+        """How many a selector takes."""
+        return PAPERS_MOST if self.max_ingredients is None else self.max_ingredients
 
 
 class PoolSpec(Frozen):

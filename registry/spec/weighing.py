@@ -1,4 +1,7 @@
-"""What is asked of and found by weighing: which of some adapters help on a text, and by how much at each site."""
+"""What is asked of and found by weighing: which of some adapters help on a text, and by how much at each site.
+
+Beside it what their losses alone say (`ByLosses`), and how the same would do with adapters of noise (`Unseen`).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,9 @@ class WeighingRequest(Frozen):
     """Weigh `candidates`, which can be put side by side, on `texts`.
 
     They are screened on at most `screened` texts, the best `keep` are given coefficients in `steps` steps of `batch`
-    texts each. All draws are by `seed`.
+    texts each. The best `alone` by the screen are scored by themselves as well, and mixed by what that says: at most
+    `most` of them. With `noise` each candidate's tensors are drawn anew, with the mean and the spread of its own. What
+    comes of the coefficients is tried on the texts `unseen`. All draws are by `seed`.
     """
 
     texts: tuple[str, ...] = Field(min_length=1)
@@ -31,6 +36,10 @@ class WeighingRequest(Frozen):
     batch: int = Field(default=8, ge=1)
     rate: float = Field(default=0.08, gt=0)
     start: float = Field(default=0.2, ge=0)
+    alone: int = Field(default=0, ge=0)
+    most: int = Field(default=5, ge=1)
+    noise: bool = False
+    unseen: tuple[str, ...] = ()
     max_tokens: int = Field(default=512, ge=2)
     """Tokens of a text that are looked at."""
     seed: int = Field(default=0, ge=0, lt=2**32)
@@ -46,6 +55,28 @@ class Screened(Frozen):
     standard_error: float | None
 
 
+class ByLosses(Frozen):
+    """What the losses of some candidates say, each scored by itself; candidates are called by their number.
+
+    `differences` are mean NLL per token, the candidate's minus the base's. `em` are the weights, of those that were
+    `scored`, in the mixture of distributions that makes the texts most likely; what they lack of 1 is the base's.
+    `greedy` is the even mixture that adding one after another came to. `tokens` were read, without gradients.
+    """
+
+    scored: tuple[int, ...]
+    differences: tuple[float, ...]
+    em: tuple[float, ...]
+    greedy: tuple[int, ...]
+    tokens: int
+
+
+class Unseen(Frozen):
+    """NLL in nats of texts that had no part in weighing, under the candidates with their coefficients; their tokens."""
+
+    nll: tuple[float, ...]
+    tokens: tuple[int, ...]
+
+
 class Weighing(Frozen):
     """What was found: a screen of every candidate, those that were kept (by their number), and their coefficients.
 
@@ -59,10 +90,16 @@ class Weighing(Frozen):
     """Mean NLL per token of each step's texts, before the step."""
     screen_tokens: int
     step_tokens: int
+    by_losses: ByLosses | None = None
+    unseen: Unseen | None = None
 
 
 class WeighedCandidate(Frozen):
-    """An adapter that was looked at, its screen, and its mean coefficient where it was kept."""
+    """An adapter that was looked at, its screen, and its mean coefficient where it was kept.
+
+    `alone` is mean NLL per token on the passages that decided, the adapter by itself minus the base, where that was
+    looked at.
+    """
 
     ref: str
     digest: Digest
@@ -70,3 +107,4 @@ class WeighedCandidate(Frozen):
     score: float
     standard_error: float | None
     coefficient: float | None = None
+    alone: float | None = None

@@ -25,7 +25,7 @@ SELECTION = Flags(
         ),
         "single": Flag("options.single", "Take the best adapter alone, whatever its score."),
         "max_ingredients": Flag(
-            "options.max_ingredients", "At most so many adapters; by default {default}.", limits=(1, 64)
+            "options.max_ingredients", "At most so many adapters; by default 5, for effort thorough 32.", limits=(1, 64)
         ),
         "top": Flag("options.when_none", "Take the best where nothing passes, instead of abstaining.", switch="top"),
         "base": Flag("pool.base_model", "Base model of the pool, where there are several.", parse=base_id),

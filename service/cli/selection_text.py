@@ -8,7 +8,9 @@ from service.cli.output import WIDTH, columns, fields, talk
 
 WAYS = {
     "weighed": "The weighed soup",
-    "recompressed": "The same as narrow as one adapter",
+    "em": "The soup by a mixture of distributions",
+    "greedy": "The soup by greedy search",
+    "recompressed": "The best of these as narrow as one adapter",
     "selected": "The soup as selected",
     "tuned": "The tuned soup",
 }
@@ -55,11 +57,14 @@ def talk_about_search(search: dict[str, Any]) -> None:
             one["ref"], one["domain"], f"{one['score']:+.4f}",
             "" if one["standard_error"] is None else f"{one['standard_error']:.4f}",
             "-" if one["coefficient"] is None else f"{one['coefficient']:.3f}",
+            "" if one["alone"] is None else f"{one['alone']:+.4f}",
         )
         for one in search["candidates"]
     ]  # fmt: skip
     if rows:
-        talk(columns(("weighed", "domain", "takes off", "standard error", "coefficient"), rows, within=WIDTH))
+        heads = ("weighed", "domain", "takes off", "standard error", "coefficient", "alone")
+        shown = len(heads) - (not any(row[-1] for row in rows))
+        talk(columns(heads[:shown], [row[:shown] for row in rows], within=WIDTH))
     tuning = search.get("tuning")
     if tuning is not None:
         losses = ", ".join(f"{loss:.4f}" for loss in tuning["losses"])
@@ -72,6 +77,13 @@ def talk_about_search(search: dict[str, Any]) -> None:
         talk(
             f"{name} (of {trial['members']}, width {trial['width']}) on {search['held_out']} passages that were held "
             f"out: {trial['difference']:+.4f} (standard error {trial['standard_error']:.4f}) against the base."
+        )
+    noise = search.get("noise")
+    if noise is not None:
+        talk(
+            f"Adapters of noise, weighed alike, on the same passages: {noise['difference']:+.4f} (standard error "
+            f"{noise['standard_error']:.4f}) against the base; the soup against them: {noise['ahead']:+.4f} (standard "
+            f"error {noise['ahead_standard_error']:.4f})."
         )
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from registry.cook import cook
-from registry.spec import CookRequest
+from registry.spec import BY_GRADIENTS, CookRequest
 from service.jobs.contract import JobContext, JobKind, namespaces_of
 
 
@@ -38,7 +38,7 @@ def _run(context: JobContext) -> dict[str, Any]:
 
 def kind_of(request: CookRequest) -> str:
     """The kind of the job that cooks this request: one that computes gradients is a `search`."""
-    return "search" if request.effort in ("quick", "tune") else "cook"
+    return "search" if request.effort in BY_GRADIENTS else "cook"
 
 
 COOK = JobKind(

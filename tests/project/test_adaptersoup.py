@@ -17,13 +17,13 @@ from demo.cells import Cells
 from demo.job import Job
 from registry.errors import InvalidSample
 from registry.names import sha256_digest
-from registry.spec import BaseEntry, CookRequest, SampleSource
+from registry.spec import BY_GRADIENTS, BaseEntry, CookRequest, SampleSource
 
 DOMAINS = ("novel_one", "novel_two")
 BANK = ("law", "zoo")
 NLL = {"base": 3.0, "control": 2.9, "law": 2.8, "zoo": 3.1, "fresh": 3.0}
 """Nats a token of each model on every novel domain; hostile text has 3 under all of them."""
-BY_EFFORT = {"instant": 2.7, "quick": 2.6, "tune": 2.4, None: 2.75}
+BY_EFFORT = {"instant": 2.7, "quick": 2.6, "thorough": 2.55, "tune": 2.4, None: 2.75}
 
 
 def lines(path: Path, texts: list[str]) -> None:
@@ -69,8 +69,8 @@ class FakeClient:
         layers = {"layers.0.ffn": "1"} if request.effort == "quick" else None
         return {
             "model": "base/tiny" if hostile else model, "digest": sha256_digest(model.encode()), "abstained": hostile,
-            "verification": {"difference": nll - 3.0, "held_out": request.effort in ("quick", "tune")},
-            "search": {"trials": [{"way": "weighed", "difference": nll - 3.0}]} if request.effort == "quick" else None,
+            "verification": {"difference": nll - 3.0, "held_out": request.effort in BY_GRADIENTS},
+            "search": {"noise": {"difference": -0.1, "ahead": nll - 2.9} if request.control else None},
             "report": {"width_out": 4}, "selection": {"selected": [{"ref": "bank/zoo"}]},
             "recipe": {"ingredients": [{"digest": sha256_digest(b"x"), "weight": "1", "layers": layers}]},
         }  # fmt: skip
@@ -116,6 +116,8 @@ def test_the_figures(setting: Setting, tmp_path: Path) -> None:
     assert found["quick_beats_oracle_single"] == 2
     assert found["recompressed_kept"] == pytest.approx(0.31 / 0.35, rel=1e-6)
     assert found["worse_than_base"] == found["tune_worst"] == 0
+    assert found["thorough_ratio"] == pytest.approx(2.718281828**-0.45, rel=1e-6)
+    assert (found["noise_difference"], found["quick_minus_noise"]) == (pytest.approx(-0.1), pytest.approx(-0.3))
     assert found["tune_vs_fresh_100"] == 2  # 2.4 against 2.7
     assert found["tune_from_control_ratio"] == pytest.approx(2.718281828**-0.4, rel=1e-6)
 

@@ -36,6 +36,7 @@ from registry.spec import (
     BaseEntry,
     BaseShape,
     BottleneckConfig,
+    ByLosses,
     Cooked,
     CookRequest,
     LoraConfig,
@@ -48,6 +49,7 @@ from registry.spec import (
     SelectorSpec,
     Tuned,
     TuningRequest,
+    Unseen,
     Weighing,
     WeighingRequest,
 )
@@ -175,6 +177,7 @@ class ToyRegistry:
         self.gains, self.scored = self.tiny.gains, self.tiny.scored
         self.fits = 0
         self.helpful: dict[str, float] = {}
+        self.noise_helps = 0.0
         self.weighings: list[WeighingRequest] = []
         self.tunings: list[TuningRequest] = []
         self.learns = 0.2
@@ -249,6 +252,27 @@ class ToyRegistry:
             losses=(3.0,),
             screen_tokens=10,
             step_tokens=10,
+            by_losses=self._by_losses(scores, best[: request.alone]) if request.alone else None,
+            unseen=self._unseen(request.unseen) if request.unseen else None,
+        )
+
+    def _by_losses(self, scores: Sequence[float], scored: Sequence[int]) -> ByLosses:
+        """Candidates alone take off what the screen says; distributions are mixed by it, and greedy takes two."""
+        gains = [max(0.0, scores[at]) for at in scored]
+        return ByLosses(
+            scored=tuple(scored),
+            differences=tuple(-scores[at] for at in scored),
+            em=tuple(gain * 0.8 / (sum(gains) or 1.0) for gain in gains),
+            greedy=tuple(scored[:2]),
+            tokens=30,
+        )
+
+    def _unseen(self, texts: Sequence[str]) -> Unseen:
+        """Noise takes `noise_helps` off, give or take."""
+        scores = self.tiny.score(texts, None, progress=self.progress)
+        return Unseen(
+            nll=tuple(one.nll - (self.noise_helps + 0.01 * (at % 2)) * one.tokens for at, one in enumerate(scores)),
+            tokens=tuple(one.tokens for one in scores),
         )
 
     def named(self, name: str) -> AdapterRow:

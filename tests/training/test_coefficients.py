@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ from registry.spec import (
 )
 from tests.registry.random_adapters import part
 from tests.tiny_models import TINY_SENTENCES
-from training.coefficients import weigh
+from training.coefficients import noise_like, weigh
 from training.tasks.language import passage_scores
 
 ON_BASES = ("gpt2", "llama")
@@ -184,3 +185,51 @@ def test_adapters_of_another_base_are_refused(base: LoadedBase) -> None:
     short = {blob: {n: t for n, t in tensors.items() if "layers.1" not in n} for blob, (_, tensors) in bank.items()}
     with pytest.raises(Incompatible):
         weigh(base, asked(bank), lambda one: short[one.blob])
+
+
+# --- noise, and texts that had no part in it -------------------------------------------------------
+
+
+def test_unseen_texts_are_scored_under_the_coefficients(base: LoadedBase) -> None:
+    bank = bank_of(base, 3)
+    unseen = ("Another text that nobody weighed.", "", "And one more of these.")
+    found = weighed(base, bank, unseen=unseen, steps=6)
+    assert found.unseen is not None
+    kept = [list(bank.values())[at] for at in found.kept]
+    mixture = WeightedAdapter([config for config, _ in kept], [tensors for _, tensors in kept], base.shape)
+    with torch.no_grad():
+        for column, by_site in enumerate(found.coefficients):
+            for row, site in enumerate(mixture.sites):
+                mixture.coefficients[row, column] = by_site[site]
+        mixture.apply_coefficients()
+    with attached(base.model, mixture):
+        expected = passage_scores(base, unseen, block=base.shape.context)
+    assert found.unseen.nll == pytest.approx([one.nll for one in expected], abs=1e-4)
+    assert found.unseen.tokens == tuple(one.tokens for one in expected)
+    harmful = {blob: one for number, (blob, one) in enumerate(bank.items()) if number not in found.kept}
+    nothing = weighed(base, harmful, unseen=unseen).unseen
+    assert nothing is not None
+    assert nothing.nll == pytest.approx([one.nll for one in passage_scores(base, unseen, block=base.shape.context)])
+
+
+def test_noise_has_the_shapes_and_the_spread_of_what_it_stands_for(base: LoadedBase) -> None:
+    config = paper_config("bapna_firat", bottleneck=64)
+    tensors = drawn(base, config, 3)
+    noise = noise_like(tensors, np.random.default_rng(1))
+    assert noise.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert (noise[name].shape, noise[name].dtype) == (tensor.shape, tensor.dtype)
+        assert not torch.equal(noise[name], tensor)
+    large = max(tensors, key=lambda name: tensors[name].numel())
+    assert float(noise[large].std()) == pytest.approx(float(tensors[large].std()), rel=0.1)
+    assert not (noise_like(tensors, np.random.default_rng(1))[large] != noise[large]).any()
+
+
+def test_noise_takes_the_place_of_the_candidates(base: LoadedBase) -> None:
+    bank = bank_of(base, 3)
+    real, first, again, other = (
+        weighed(base, bank, **fields)
+        for fields in ({}, {"noise": True}, {"noise": True}, {"noise": True, "seed": 1})
+    )  # fmt: skip
+    assert first.screened == again.screened
+    assert len({real.screened, first.screened, other.screened}) == 3

@@ -61,6 +61,7 @@ STRATEGIES = (
     Strategy("uniform soup", UniformSpec()),
     Strategy("effort instant", None, verify=True, effort="instant"),
     Strategy("effort quick", None, verify=True, effort="quick"),
+    Strategy("effort thorough", None, verify=True, effort="thorough"),
     Strategy("effort tune", None, verify=True, effort="tune"),
     Strategy("the service by default", None, verify=True),
 )

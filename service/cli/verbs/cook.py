@@ -26,8 +26,11 @@ COOK = Flags(
         **SELECTION.only(*CHOOSING),
         "effort": Flag(
             "effort",
-            "How much to spend: instant (similarity), quick (what lowers the loss), tune (trains on the sample).",
+            "How much to spend: instant (similarity), quick (what lowers the loss), thorough (more of that), tune "
+            "(trains on the sample).",
         ),
+        "also": Flag("also", "Efforts quick and thorough: an adapter to weigh beside the pool's; may be repeated."),
+        "control": Flag("control", "Efforts quick and thorough: say what adapters of noise bring.", switch=True),
         "passes": Flag("tuning.passes", "Effort tune: times that training goes over the sample."),
         "rate": Flag("tuning.rate", "Effort tune: AdamW's learning rate."),
         "keep": Flag("keep", "Effort tune: the domain that the tuned adapter goes back into the pool as."),
@@ -74,6 +77,7 @@ def cook(
     Examples:
       soup cook --sample contracts.jsonl
       soup cook --sample contracts.jsonl --effort quick
+      soup cook --sample contracts.jsonl --effort thorough --also team/general --control
       soup cook --sample contracts.jsonl --effort tune --keep contracts --name team/contracts
       soup cook --sample contracts.txt --selector cosine --single
       soup cook --sample contracts.jsonl --paper --no-verify --name team/contracts

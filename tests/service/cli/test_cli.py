@@ -632,8 +632,9 @@ class TestCompare:
         server.on("POST /v1/soups", self.cook).on("POST /v1/perplexity", self.score)
         soup("compare", "--sample", sample, "--test", sample, "--json")
         asked = [json.loads(r.content) for r in server.requests if r.url.path == "/v1/soups"]
-        assert [body["verify"] for body in asked] == [False] * 7 + [True] * 4
-        assert [body.get("effort") for body in asked] == [None] * 7 + ["instant", "quick", "tune", None]
+        assert [body["verify"] for body in asked] == [False] * 7 + [True] * 5
+        efforts = ["instant", "quick", "thorough", "tune", None]
+        assert [body.get("effort") for body in asked] == [None] * 7 + efforts
         modes = [((body.get("selector") or {}).get("kind"), (body.get("selector") or {}).get("mode"),
                   body["options"]["single"], body.get("effort")) for body in asked]  # fmt: skip
         assert len(set(modes)) == len(modes)

@@ -87,15 +87,36 @@ def test_quick_weighs_adapters_and_proves_the_soup_on_held_out_passages(stocked)
     assert scored["baseline"]["difference"] == pytest.approx(check["difference"], abs=1e-4)
     assert any(trial["difference"] == check["difference"] for trial in search["trials"])
 
-    by_hand = {
-        "ingredients": [
-            {"ref": one["digest"], "weight": float(one["weight"]), "layers": one["layers"]}
-            for one in soup["recipe"]["ingredients"]
-        ]
-    }
-    again = cook(stocked, recipe=by_hand, mixing=soup["recipe"]["mixing"])
+    check_rebuilt(stocked, soup)
+
+
+def check_rebuilt(stocked, soup):
+    """The recipe of an answer, posted by hand, is the same soup."""
+    ingredients = [
+        {"ref": one["digest"], "weight": float(one["weight"]), "layers": one.get("layers")}
+        for one in soup["recipe"]["ingredients"]
+    ]
+    again = cook(stocked, recipe={"ingredients": ingredients}, mixing=soup["recipe"]["mixing"], max_width=512)
     assert again.json()["digest"] == soup["digest"]
     assert again.json()["recipe_digest"] == soup["recipe_digest"]
+
+
+def test_thorough_tries_every_way_with_adapters_by_name_and_noise_beside_them(stocked):
+    request = {"sample": sample_of("kitchen"), "effort": "thorough", "verify": True, "name": "acme/thorough"}
+    answer = cook(stocked, **request, also=["acme/control"], control=True)
+    assert answer.status_code == 201, answer.text
+    soup = answer.json()
+    search = soup["search"]
+    assert {one["ref"] for one in search["candidates"]} >= {"acme/control@1"}
+    assert all(one["alone"] is not None for one in search["candidates"])
+    ways = {trial["way"]: trial for trial in search["trials"]}
+    assert {"weighed", "em", "greedy", "selected"} <= ways.keys()
+    least = min(trial["difference"] for trial in ways.values())
+    check = soup["verification"]
+    assert least <= check["difference"] <= least + check["standard_error"] + 1e-9  # a narrow one may take its place
+    noise = search["noise"]
+    assert noise["difference"] + noise["ahead"] == pytest.approx(check["difference"], abs=1e-4)
+    check_rebuilt(stocked, soup)
 
 
 def test_a_tuned_soup_says_everywhere_that_it_has_learnt_from_the_sample(stocked):

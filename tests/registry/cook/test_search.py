@@ -1,13 +1,18 @@
-"""Effort `quick`: who is weighed on what, what is tried on passages that were held out, and when nothing is cooked."""
+"""Efforts `quick` and `thorough`: who is weighed on what, what is tried on held-out passages, and abstention."""
 
 from __future__ import annotations
 
 import pytest
 from pydantic import ValidationError
 
-from registry.errors import InvalidSample
-from registry.spec import CookRequest, RecompressMixing
-from tests.registry.toy_registry import LORA, OTHER_INIT, WIDE_LORA, ToyRegistry, passages, vectors_of
+from registry.cook.choose import part_of
+from registry.cook.mix import mix_ingredients
+from registry.cook.search import request_of, side_by_side
+from registry.errors import Incompatible, InvalidSample, NotFound
+from registry.spec import ConcatMixing, CookRequest, RecompressMixing
+from tests.registry.toy_registry import LORA, OTHER_INIT, SHAPE, WIDE_LORA, ToyRegistry, passages, vectors_of
+
+NAMES = ("code", "law", "news", "zoo")
 
 
 def sample(*domains: str, count: int = 30) -> dict[str, list[str]]:
@@ -17,7 +22,7 @@ def sample(*domains: str, count: int = 30) -> dict[str, list[str]]:
 @pytest.fixture
 def pool(verbs) -> ToyRegistry:
     """Four adapters, each from a start of its own; nobody helps, as far as losses say."""
-    for seed, name in enumerate(("code", "law", "news", "zoo")):
+    for seed, name in enumerate(NAMES):
         verbs.ready(f"acme/{name}", seed=seed, provenance={})
     return verbs
 
@@ -154,6 +159,123 @@ def test_instant_takes_the_posteriors_weights(pool):
     assert not pool.weighings
 
 
+# --- thorough -------------------------------------------------------------------------------------
+
+
+def thorough(pool: ToyRegistry, *domains: str, **request):
+    return pool.cook(sample=sample(*(domains or ("law",))), effort="thorough", verify=True, **request)
+
+
+def test_thorough_weighs_more_for_longer_and_tries_what_losses_say(pool):
+    helps(pool, code=0.1, law=0.4, news=0.3, zoo=0.2)
+    pool.tiny.anything_helps = 0.1
+    search = thorough(pool).evidence.search
+    (asked,) = pool.weighings
+    assert (asked.keep, asked.steps, asked.alone) == (32, 30, 10)
+    assert [trial.way for trial in search.trials] == ["weighed", "em", "greedy", "selected", "recompressed"]
+    assert [trial.members for trial in search.trials] == [4, 4, 2, 1, 4]
+    assert search.effort == "thorough"
+    assert [one.alone for one in search.candidates] == [-0.4, -0.3, -0.2, -0.1]
+
+
+def test_a_mixture_of_distributions_keeps_the_bases_share(pool):
+    digests = helps(pool, law=0.3, news=0.1)
+    request = CookRequest.model_validate({"sample": sample("law"), "effort": "thorough"})
+    parts = [part_of(pool.named(f"acme/{name}"), "1", pool.blobs) for name in ("law", "news")]
+    weighing = pool.weigh("tiny", request_of(request, [(pool.named(p.ref), p) for p in parts], ["text"]))
+    ways = side_by_side(weighing, parts, request, SHAPE)
+    mixed, how = ways["em"]
+    assert how.mixing == ConcatMixing(scale="0.8")
+    assert {one.digest: one.weight for one in mixed} == {digests["law"]: "0.75", digests["news"]: "0.25"}
+
+
+@pytest.mark.parametrize("best", ["em", "greedy", "weighed"])
+def test_whatever_does_best_on_held_out_passages_wins_and_is_made_narrow(pool, best):
+    helps(pool, code=0.1, law=0.4, news=0.3, zoo=0.2)
+    plain = mixtures(pool)
+    pool.gains[plain[best].digest] = lambda _: 0.5
+    cooked = thorough(pool)
+    assert not cooked.abstained
+    assert cooked.digest == plain[best].digest  # the narrow form does not help
+    members = {trial.way: trial.members for trial in cooked.evidence.search.trials}
+    assert members["recompressed"] == members[best]
+
+
+def mixtures(pool):
+    """The wide soups that thorough tries, by way."""
+    candidates = [(pool.named(f"acme/{name}"), part_of(pool.named(f"acme/{name}"), "1", pool.blobs)) for name in NAMES]
+    request = CookRequest.model_validate({"sample": sample("law"), "effort": "thorough"})
+    weighing = pool.weigh("tiny", request_of(request, candidates, ["text"]))
+    ways = side_by_side(weighing, [part for _, part in candidates], request, SHAPE)
+    return {
+        way: mix_ingredients(pool.registry, pool.tiny, tuple(parts), request=how) for way, (parts, how) in ways.items()
+    }
+
+
+def test_at_most_as_many_as_asked_for_also_by_losses(pool):
+    helps(pool, code=0.1, law=0.4, news=0.3, zoo=0.2)
+    pool.tiny.anything_helps = 0.1
+    search = thorough(pool, options={"max_ingredients": 2}).evidence.search
+    assert max(trial.members for trial in search.trials) == 2
+    assert pool.weighings[-1].most == 2
+
+
+# --- adapters by name, and noise -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("effort", ["quick", "thorough"])
+def test_adapters_by_name_are_weighed_without_being_in_the_pool(pool, effort):
+    outside = pool.push("acme/general", seed=9, provenance={}).row
+    helps(pool, general=0.4)
+    pool.tiny.anything_helps = 0.1
+    cooked = pool.cook(sample=sample("law"), effort=effort, verify=True, also=["acme/general", "acme/general@1"])
+    assert [one.digest for one in cooked.recipe.ingredients] == [outside.digest]
+    assert len(pool.weighings[-1].candidates) == 5
+    again = pool.cook(sample=sample("law"), effort=effort, verify=True, also=["acme/law"])
+    assert len(pool.weighings[-1].candidates) == 4
+    assert again.abstained or again.recipe is not None
+
+
+def test_adapters_by_name_are_seen_by_the_key_and_go_with_the_others(pool):
+    pool.push("acme/lora", seed=9, config=LORA)
+    pool.ready("other/own", seed=8)
+    with pytest.raises(NotFound):
+        quick(pool, also=["other/secret"])
+    with pytest.raises(NotFound):
+        pool.cook(
+            sample=sample("law"), effort="quick", verify=True, also=["acme/law"], scope=("other",), namespace="other"
+        )
+    with pytest.raises(Incompatible, match="What 'also' names cannot be put side by side"):
+        quick(pool, also=["acme/lora"])
+
+
+@pytest.mark.parametrize("effort", ["quick", "thorough"])
+def test_noise_is_weighed_alike_and_tried_on_the_same_passages(pool, effort):
+    helps(pool, law=0.4, news=0.2)
+    pool.tiny.anything_helps, pool.noise_helps = 0.1, 0.03
+    cooked = pool.cook(sample=sample("law"), effort=effort, verify=True, control=True)
+    real, drawn = pool.weighings
+    assert (drawn.noise, drawn.unseen) == (True, tuple(sample("law")["texts"][4::5]))
+    assert (drawn.texts, drawn.candidates, drawn.keep, drawn.steps) == (
+        real.texts, real.candidates, real.keep, real.steps,
+    )  # fmt: skip
+    noise = cooked.evidence.search.noise
+    assert noise.difference == pytest.approx(-0.035, abs=0.002)
+    assert noise.ahead == pytest.approx(-0.065, abs=0.01)
+    assert noise.standard_error > 0
+    assert quick(pool).evidence.search.noise is None
+
+
+# --- what is refused -------------------------------------------------------------------------------
+
+
+def test_adapters_by_name_and_noise_are_for_efforts_that_weigh():
+    for field in ({"also": ["acme/law"]}, {"control": True}):
+        with pytest.raises(ValidationError, match="are for efforts that weigh adapters"):
+            CookRequest.model_validate({"sample": sample("law"), "effort": "tune", **field})
+
+
+@pytest.mark.parametrize("effort", ["quick", "thorough"])
 @pytest.mark.parametrize(
     ("request_", "said"),
     [
@@ -162,9 +284,9 @@ def test_instant_takes_the_posteriors_weights(pool):
         ({"options": {"single": True}}, "weighs several adapters"),
     ],
 )
-def test_contradictions_are_refused(request_, said):
+def test_contradictions_are_refused(effort, request_, said):
     with pytest.raises(ValidationError, match=said):
-        CookRequest.model_validate({"sample": sample("law"), "effort": "quick", **request_})
+        CookRequest.model_validate({"sample": sample("law"), "effort": effort, **request_})
 
 
 def test_a_recipe_by_hand_has_no_effort():
