@@ -114,6 +114,11 @@ class Settings(BaseSettings):
     training_workers: int = Field(
         1, ge=0, le=64, description="Trainings at once, each a process; 0 leaves them queued."
     )
+    gradients_idle_seconds: float = Field(
+        60,
+        ge=0,
+        description="How long the process that computes gradients keeps its base model for the next cook.",
+    )
     training_queue: int = Field(100, ge=1, description="Trainings that wait or run; beyond it 429.")
     max_training_bytes: int = Field(256 * MIB, ge=1, description="Largest blob of training data.")
     max_training_steps: int = Field(

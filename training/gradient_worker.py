@@ -15,7 +15,7 @@ from torch import Tensor
 
 from registry.adapters.loadable import Tensors
 from registry.adapters.weights import load_tensors, passing
-from registry.base_model import load_base
+from registry.base_model import LoadedBase, load_base
 from registry.blobs import LocalBlobs
 from registry.progress import Progress
 from registry.spec import BaseEntry, Frozen, StoredAdapter, TuningRequest, WeighingRequest
@@ -48,7 +48,7 @@ class TuningTask(Frozen):
 
 
 def begin(setup: Json) -> Handle:
-    """What answers a task, on the base model and the blobs of the first line; raises what its work does."""
+    """What answers tasks, on the base model and the blobs of the first line; raises what their work does."""
     given = GradientSetup.model_validate(setup)
     if given.threads is not None:
         torch.set_num_threads(given.threads)
@@ -60,9 +60,13 @@ def begin(setup: Json) -> Handle:
     def keep(tensors: Mapping[str, Tensor]) -> str:
         return blobs.put_bytes(passing(tensors))
 
+    loaded: list[LoadedBase] = []
+
     def handle(task: Json, progress: Progress) -> Json:
-        progress(0, 1, "loading the base model")
-        base = load_base(given.entry, cache_dir=given.cache)
+        if not loaded:
+            progress(0, 1, "loading the base model")
+            loaded.append(load_base(given.entry, cache_dir=given.cache))
+        base = loaded[0]
         if task["do"] == "weigh":
             weighing = WeighingTask.model_validate(task)
             return weigh(base, weighing.request, load, progress=progress).model_dump(mode="json")

@@ -9,6 +9,7 @@ in a fold, and the training that counts is a last one on all of them, for as man
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -59,7 +60,9 @@ def tune(base: LoadedBase, request: TuningRequest, load: Load, keep: Keep, *, pr
     if not held_out:
         raise InvalidSample("No passage that is held out has a token to score: send others.", param="sample")
     work = _Work(base, request, load(request.start), rows, progress)
+    began = time.perf_counter()
     alone = work.score(held_out)
+    base_seconds = time.perf_counter() - began
     under: list[dict[int, float]] = []
     states: list[State] = []
     for turn, fold in enumerate(request.folds):
@@ -83,6 +86,7 @@ def tune(base: LoadedBase, request: TuningRequest, load: Load, keep: Keep, *, pr
         kept=kept,
         blob=keep({name: tensor.detach().cpu() for name, tensor in states[kept].items()}) if kept else None,
         trained_tokens=work.trained,
+        base_seconds=base_seconds,
     )
 
 

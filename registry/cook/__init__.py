@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from registry.catalogue.rows import AdapterRow
 from registry.cook.choose import by_hand, by_selection
 from registry.cook.mix import Mixed, mix_ingredients
+from registry.cook.price import beyond
 from registry.cook.publish import publish_soup
 from registry.cook.search import Weigh, search
-from registry.cook.setting import by_setting
+from registry.cook.setting import by_setting, may_tune
+from registry.cook.timed import TimedBase
 from registry.cook.tune import Tune, tune_soup
 from registry.cook.verify import check_verifiable, verify_soup, why_not
 from registry.errors import InvalidSample, Unavailable
@@ -66,28 +68,41 @@ def cook(
     """
     target = split_name(request.name)[0] if request.name else namespace
     asked, request = request, by_setting(registry.database, request, target)
-    cooked = _cook(registry, caller, request, namespace=namespace, fit=fit, gradients=gradients, progress=progress)
+    progress(0, STEPS, "reading the sample")
+    base, parts = _base(registry, caller, request)
+    sample = _sample(registry, caller, request, base)
+    cooked = _cook(
+        registry, caller, base, request, sample, parts, namespace=namespace, fit=fit, gradients=gradients,
+        progress=progress,
+    )  # fmt: skip
+    texts = () if sample is None else sample.texts
+    spent = base.spent(texts)
+    more = beyond(request, spent, len(texts), tuning=may_tune(registry.database, target)) if texts else ()
+    cooked = cooked.model_copy(update={"spent": spent, "beyond": more})
     if request is asked:
         return cooked
     reason = f"{cooked.reason} Effort 'tune' is the default of namespace {target!r}."
     return cooked.model_copy(update={"reason": reason})
 
 
-def _cook(
-    registry: Registry, caller: Caller, request: CookRequest, *, namespace: str, fit: Fit, gradients: Gradients,
-    progress: Progress,
-) -> Cooked:  # fmt: skip
-    """What comes of a request that says all that it asks for."""
-    progress(0, STEPS, "reading the sample")
-    chosen, parts = None, None
+def _base(registry: Registry, caller: Caller, request: CookRequest) -> tuple[TimedBase, tuple[SoupPart, ...] | None]:
+    """The base model that a soup is cooked for, and its parts where they are given by hand."""
+    parts = None
     if request.recipe is not None:
         base_id, parts = by_hand(registry, caller, request.recipe)
     else:
         base_id = pool_base(request.pool, registry.bases)
     if base_id not in registry.bases:
         raise Unavailable(f"The adapters need base model {base_id!r}, which this server no longer serves.")
-    base = registry.bases[base_id]
-    sample = _sample(registry, caller, request, base)
+    return TimedBase(registry.bases[base_id]), parts
+
+
+def _cook(
+    registry: Registry, caller: Caller, base: TimedBase, request: CookRequest, sample: CheckedSample | None,
+    parts: tuple[SoupPart, ...] | None, *, namespace: str, fit: Fit, gradients: Gradients, progress: Progress,
+) -> Cooked:  # fmt: skip
+    """What comes of a request that says all that it asks for; `parts` are those given by hand."""
+    chosen = None
     progress(1, STEPS, "choosing adapters")
     if parts is None:
         assert sample is not None  # a CookRequest has a sample where it has no recipe

@@ -61,7 +61,7 @@ class Depth:
 
 DEPTHS: Mapping[Effort | None, Depth] = {
     "quick": Depth(members=5, steps=12, alone=0),
-    "thorough": Depth(members=32, steps=30, alone=10),
+    "thorough": Depth(members=32, steps=30, alone=8),
 }
 LEAST = 0.01
 """A weight of a mixture of distributions below it is none."""
@@ -113,7 +113,8 @@ def search(
     seconds = time.perf_counter() - began
     ways: dict[Way, tuple[Sequence[SoupPart], CookRequest]] = {}
     if weighing is not None:
-        ways = side_by_side(weighing, parts, request, base.shape)
+        assert asked is not None
+        ways = side_by_side(weighing, parts, request, base.shape, most=asked.most)
     if selected:
         ways["selected"] = selected, request
     progress(2, 4, f"trying {len(ways)} soups on {len(trying)} passages that were held out")
@@ -180,9 +181,9 @@ def request_of(
 
 
 def side_by_side(
-    weighing: Weighing, parts: Sequence[SoupPart], request: CookRequest, shape: BaseShape
+    weighing: Weighing, parts: Sequence[SoupPart], request: CookRequest, shape: BaseShape, *, most: int
 ) -> dict[Way, tuple[Sequence[SoupPart], CookRequest]]:
-    """The exact mixtures that weighing leads to."""
+    """The exact mixtures that weighing leads to, of at most so many."""
     ways: dict[Way, tuple[Sequence[SoupPart], CookRequest]] = {}
     exact = request.model_copy(update={"mixing": ConcatMixing()})
     if weighed := _weighed(weighing, parts, shape):
@@ -191,7 +192,6 @@ def side_by_side(
     if found is None:
         return ways
     weights = {at: weight for at, weight in zip(found.scored, found.em, strict=True) if weight >= LEAST}
-    most = request.options.max_ingredients or len(weights)
     weights = dict(sorted(weights.items(), key=lambda one: -one[1])[:most])
     if weights:
         scale = canonical_decimal(sum(weights.values()))

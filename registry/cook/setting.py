@@ -24,6 +24,12 @@ def by_setting(database: Database, request: CookRequest, namespace: str) -> Cook
     return request
 
 
+def may_tune(database: Database, namespace: str) -> bool:
+    """Whether soups may be tuned in the namespace."""
+    with database.read() as catalogue:
+        return catalogue.namespaces.get(namespace).tuning != "forbid"
+
+
 def check_tuning(catalogue: Catalogue, namespace: str) -> None:
     """Raises Forbidden where no soup may be tuned in the namespace."""
     if catalogue.namespaces.get(namespace).tuning == "forbid":

@@ -18,6 +18,7 @@ from registry.adapters.loadable import Tensors
 from registry.adapters.weights import adapter_digest, load_tensors, passing, save_tensors
 from registry.cook.choose import FEW, split
 from registry.cook.mix import Mixed
+from registry.cook.timed import TimedBase
 from registry.cook.verify import verification_of
 from registry.progress import Progress
 from registry.registry import BaseModel, Caller, Registry
@@ -58,14 +59,14 @@ class TunedSoup:
 
 
 def tune_soup(
-    registry: Registry, caller: Caller, base: BaseModel, request: CookRequest, start: Mixed, sample: CheckedSample,
+    registry: Registry, caller: Caller, base: TimedBase, request: CookRequest, start: Mixed, sample: CheckedSample,
     evidence: Evidence, *, tune: Tune, progress: Progress,
 ) -> TunedSoup:  # fmt: skip
     """Train `start` on the sample, or take what an equal request gave before, where the caller sees that.
 
     Raises InvalidSample for a sample of too few passages or tokens, InvalidParameter for a start that is not trained.
     """
-    folds, whole = _folds(len(sample.texts))
+    folds, whole = folds_of(len(sample.texts))
     tuning = _tuning(request.tuning or TuningOptions(), base, sample, folds, whole=whole)
     recipe = start.recipe.model_copy(update={"tuning": tuning})
     known = _again(registry, caller, start, recipe, evidence)
@@ -75,6 +76,7 @@ def tune_soup(
     began = time.perf_counter()
     tuned, tensors = _trained(registry, base, start, tuning, sample.texts, folds, whole=whole, tune=tune)
     seconds = time.perf_counter() - began
+    base.add(tuned.base_seconds, [sample.texts[number] for number in tuned.held_out])
     tried: dict[Way, Verification] = {
         "selected": _verification(tuned, tuned.nll[0]), "tuned": _verification(tuned, honest(tuned))
     }  # fmt: skip
@@ -113,11 +115,16 @@ def honest(tuned: Tuned) -> tuple[float, ...]:
     return tuple(nll[others.argmin(axis=0), np.arange(nll.shape[1])].tolist())
 
 
-def _folds(count: int) -> tuple[tuple[tuple[int, ...], ...], bool]:
+def folds_of(count: int) -> tuple[tuple[tuple[int, ...], ...], bool]:
     """Passages that are held out together, by their numbers, and whether a last training is on all."""
     if count >= FEW:
         return (tuple(split(count)[1]),), False
     return tuple(tuple(range(first, count, FOLDS)) for first in range(FOLDS)), True
+
+
+def default_passes(passages: int, batch: int) -> int:
+    """As many passes over so many training passages as make STEPS steps."""
+    return min(MOST_PASSES, math.ceil(STEPS / math.ceil(passages / batch)))
 
 
 def _tuning(
@@ -125,10 +132,9 @@ def _tuning(
 ) -> Tuning:
     """What is asked for, with all that was left open."""
     passages = len(sample.texts) - (0 if whole else len(folds[0]))
-    by_default = min(MOST_PASSES, math.ceil(STEPS / math.ceil(passages / options.batch)))
     return Tuning(
         sample=sample.report.digest,
-        passes=options.passes or by_default,
+        passes=options.passes or default_passes(passages, options.batch),
         rate=options.rate or (RATE if passages >= MANY else LOWER_RATE),
         batch=options.batch,
         max_tokens=options.max_tokens,

@@ -45,7 +45,7 @@ from registry.spec.recipe import (
     WeightedRef,
 )
 from registry.spec.score import BaselineReport, PassageScore, PerplexityReport, Verification
-from registry.spec.search import BY_GRADIENTS, WEIGHING, Effort, NoiseControl, Search, Trial, Way
+from registry.spec.search import BY_GRADIENTS, WEIGHING, Effort, NoiseControl, Price, Search, Spent, Trial, Way
 from registry.spec.selection import (
     CosineSpec,
     EncoderName,
@@ -131,6 +131,7 @@ __all__ = [
     "PoolSpec",
     "PosteriorSpec",
     "PrefixConfig",
+    "Price",
     "Provenance",
     "Pruned",
     "PruningScore",
@@ -146,6 +147,7 @@ __all__ = [
     "Selection",
     "SelectorSpec",
     "SlerpMixing",
+    "Spent",
     "StoredAdapter",
     "TiesMixing",
     "Trial",

@@ -16,7 +16,7 @@ from registry.spec.decimals import canonical_decimal
 from registry.spec.frozen import Frozen, Words
 from registry.spec.mixing import AutoMixing, AverageMixing, Mixing, MixingRequest, not_set
 from registry.spec.score import Verification
-from registry.spec.search import BY_GRADIENTS, WEIGHING, Effort, Search
+from registry.spec.search import BY_GRADIENTS, WEIGHING, Effort, Price, Search, Spent
 from registry.spec.selection import PoolRequest, Selection, SelectOptions, SelectorSpec
 from registry.spec.tuning import Tuning, TuningOptions
 
@@ -207,3 +207,6 @@ class Cooked(Frozen):
     recipe_digest: Digest | None = None
     report: MixReport | None = None
     evidence: Evidence = Evidence()
+    spent: Spent | None = None
+    beyond: tuple[Price, ...] = ()
+    """What efforts that spend more would take for this sample."""

@@ -41,6 +41,25 @@ class Trial(Frozen):
     standard_error: float
 
 
+class Spent(Frozen):
+    """What a cook took: `seconds` of all of it, and one pass of the base over the sample, as timed on the way.
+
+    `passes` is the one over the other. Both are None where nothing was scored.
+    """
+
+    seconds: float
+    forward_seconds: float | None = None
+    passes: float | None = None
+
+
+class Price(Frozen):
+    """About what an effort would take for the same sample: passes of the base over it, and seconds on this machine."""
+
+    effort: Effort
+    passes: float
+    seconds: float
+
+
 class NoiseControl(Frozen):
     """What weighing gets out of adapters of noise, which know nothing: on the same held-out passages, in mean NLL.
 

@@ -73,9 +73,9 @@ class Tuned(Frozen):
     """What came of a training.
 
     `held_out` are the numbers of the texts that were scored, each by the training that had no part of it; `tokens`
-    are those that were scored, and `base_nll` is their NLL under the base in nats. `nll` has for the start and then
-    after each pass theirs under the adapter. `kept` is the pass whose state was kept, 0 for the start; its tensors are
-    in `blob`, None for the start.
+    are those that were scored, and `base_nll` is their NLL under the base in nats, which took `base_seconds`. `nll` has
+    for the start and then after each pass theirs under the adapter. `kept` is the pass whose state was kept, 0 for the
+    start; its tensors are in `blob`, None for the start.
     """
 
     held_out: tuple[int, ...]
@@ -85,6 +85,7 @@ class Tuned(Frozen):
     kept: int
     blob: Digest | None
     trained_tokens: int
+    base_seconds: float = 0.0
 
 
 class TuningReport(Frozen):

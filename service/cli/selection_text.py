@@ -87,5 +87,15 @@ def talk_about_search(search: dict[str, Any]) -> None:
         )
 
 
+def talk_about_price(cooked: dict[str, Any]) -> None:
+    """On stderr: what the cook took, and what efforts that do more would take."""
+    spent = cooked.get("spent")
+    if spent is None:
+        return
+    passes = "" if spent["passes"] is None else f", {spent['passes']:.1f} passes of the base over the sample"
+    more = [f"effort {one['effort']} about {one['seconds']:.0f} s" for one in cooked.get("beyond") or ()]
+    talk(f"Took {spent['seconds']:.1f} s{passes}." + (f" More: {', '.join(more)}." if more else ""))
+
+
 def _state(kept: int) -> str:
     return f"that after pass {kept}" if kept else "the start"

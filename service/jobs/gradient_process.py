@@ -3,7 +3,8 @@
 Gradients stay out of the engine: streams go on as ever, and what is cancelled is a process that ends.
 
 `GradientProcess` is the parent's side, used by the job runner; `main` is the child's, which reads and writes weights in
-the blob store. It ends with each task, and its memory is free again.
+the blob store. It waits for the next task for a while (`gradients_idle_seconds`), so that cooks one after the other do
+not each load the base model; then it ends, and its memory is free again.
 """
 
 from __future__ import annotations
@@ -19,14 +20,18 @@ from service.settings import Settings
 from training.gradient_worker import GradientSetup, TuningTask, WeighingTask, begin
 from training.process import TICK_SECONDS, Child, Json, serve
 
+CALLED = "The process that computes gradients"
+
 
 class GradientProcess:
-    """One task at a time: each holds a base model."""
+    """One process that does one task at a time, on one base model."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._lock = threading.Lock()
         self._child: Child | None = None
+        self._setup: Json = {}
+        self._ending: threading.Timer | None = None
 
     def weigh(self, entry: BaseEntry, request: WeighingRequest, *, progress: Progress) -> Weighing:
         """Weigh adapters; raises what weighing or `progress` raises, or Unavailable for a crash."""
@@ -36,23 +41,42 @@ class GradientProcess:
         """Tune a soup; raises what tuning or `progress` raises, or Unavailable for a crash."""
         return Tuned.model_validate(self._done(entry, TuningTask(request=request), progress))
 
+    def stop(self) -> None:
+        """End the process, whatever it does."""
+        if self._ending is not None:
+            self._ending.cancel()
+        self._end()
+
     def _done(self, entry: BaseEntry, task: WeighingTask | TuningTask, progress: Progress) -> Json:
-        """The answer to a task; the child has ended then."""
+        """The answer to a task, of the process that did the one before where that had the same base model."""
         settings = self._settings
         setup = GradientSetup(
             entry=entry, cache=settings.cache, blobs=settings.blobs_dir, threads=settings.threads
         ).model_dump(mode="json")
         while not self._lock.acquire(timeout=TICK_SECONDS):
             progress(0, 1, "waiting for another cook's gradients")
-        self._child = Child("service.jobs.gradient_process", setup, called="The process that computes gradients")
         try:
+            if self._ending is not None:
+                self._ending.cancel()
+            if self._child is None or setup != self._setup:
+                self._end()
+                self._setup, self._child = setup, Child("service.jobs.gradient_process", setup, called=CALLED)
             return self._child.ask(
                 task.model_dump(mode="json"), progress, waiting=(0, 1, "waiting for the process to start")
             )
         finally:
-            self._child.end()
-            self._child = None
+            self._ending = threading.Timer(settings.gradients_idle_seconds, self._end_when_free)
+            self._ending.daemon = True
+            self._ending.start()
             self._lock.release()
+
+    def _end_when_free(self) -> None:
+        with self._lock:
+            self._end()
+
+    def _end(self) -> None:
+        if self._child is not None:
+            self._child.end()
 
 
 def main() -> None:

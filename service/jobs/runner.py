@@ -82,6 +82,7 @@ class JobRunner:
             thread.join()
         self._threads = []
         self.fitting.stop()
+        self.computing.stop()
 
     # --- the worker threads ---------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from service.cli.flags import Flag, Flags, Given, usage_error
 from service.cli.output import as_json, data, progress_bar, talk
 from service.cli.remote import SAMPLE_FORMS, Remote, verb
 from service.cli.selection_flags import POOL, SELECTION, options_of, pool_of, selector_of
-from service.cli.selection_text import selection_table, talk_about, talk_about_search
+from service.cli.selection_text import selection_table, talk_about, talk_about_price, talk_about_search
 from service.client.samples import read_texts
 
 CHOOSING = ("selector", "paper", "single", "encoder", "set", "max_ingredients", "top")
@@ -178,6 +178,7 @@ def _tell(cooked: dict[str, Any]) -> None:
         talk(_mixing_text(cooked.get("reason"), report))
     for note in report.get("notes") or ():
         talk(f"Note: {note}")
+    talk_about_price(cooked)
 
 
 def _mixing_text(reason: str | None, report: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Literal
 
 from registry.names import Digest
-from registry.spec import CookRequest, MixReport, Recipe, SampleReport, Search, Selection, Verification
+from registry.spec import CookRequest, MixReport, Price, Recipe, SampleReport, Search, Selection, Spent, Verification
 from service.http.schemas.adapters import Adapter
 from service.http.schemas.wire import Wait, Wire
 
@@ -37,3 +37,5 @@ class Soup(Wire):
     selector: str | None
     fitted_at: datetime | None
     not_yet_included: list[str]
+    spent: Spent | None
+    beyond: tuple[Price, ...]

@@ -171,7 +171,7 @@ def test_thorough_weighs_more_for_longer_and_tries_what_losses_say(pool):
     pool.tiny.anything_helps = 0.1
     search = thorough(pool).evidence.search
     (asked,) = pool.weighings
-    assert (asked.keep, asked.steps, asked.alone) == (32, 30, 10)
+    assert (asked.keep, asked.steps, asked.alone) == (32, 30, 8)
     assert [trial.way for trial in search.trials] == ["weighed", "em", "greedy", "selected", "recompressed"]
     assert [trial.members for trial in search.trials] == [4, 4, 2, 1, 4]
     assert search.effort == "thorough"
@@ -183,7 +183,7 @@ def test_a_mixture_of_distributions_keeps_the_bases_share(pool):
     request = CookRequest.model_validate({"sample": sample("law"), "effort": "thorough"})
     parts = [part_of(pool.named(f"acme/{name}"), "1", pool.blobs) for name in ("law", "news")]
     weighing = pool.weigh("tiny", request_of(request, [(pool.named(p.ref), p) for p in parts], ["text"]))
-    ways = side_by_side(weighing, parts, request, SHAPE)
+    ways = side_by_side(weighing, parts, request, SHAPE, most=9)
     mixed, how = ways["em"]
     assert how.mixing == ConcatMixing(scale="0.8")
     assert {one.digest: one.weight for one in mixed} == {digests["law"]: "0.75", digests["news"]: "0.25"}
@@ -206,7 +206,7 @@ def mixtures(pool):
     candidates = [(pool.named(f"acme/{name}"), part_of(pool.named(f"acme/{name}"), "1", pool.blobs)) for name in NAMES]
     request = CookRequest.model_validate({"sample": sample("law"), "effort": "thorough"})
     weighing = pool.weigh("tiny", request_of(request, candidates, ["text"]))
-    ways = side_by_side(weighing, [part for _, part in candidates], request, SHAPE)
+    ways = side_by_side(weighing, [part for _, part in candidates], request, SHAPE, most=9)
     return {
         way: mix_ingredients(pool.registry, pool.tiny, tuple(parts), request=how) for way, (parts, how) in ways.items()
     }
@@ -218,6 +218,10 @@ def test_at_most_as_many_as_asked_for_also_by_losses(pool):
     search = thorough(pool, options={"max_ingredients": 2}).evidence.search
     assert max(trial.members for trial in search.trials) == 2
     assert pool.weighings[-1].most == 2
+    search = thorough(pool, max_width=7).evidence.search  # each is 2 wide
+    assert {trial.way: trial.members for trial in search.trials} | {"selected": 0} == {
+        "weighed": 3, "em": 3, "greedy": 2, "recompressed": 3, "selected": 0,
+    }  # fmt: skip
 
 
 # --- adapters by name, and noise -------------------------------------------------------------------

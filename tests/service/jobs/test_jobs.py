@@ -292,7 +292,7 @@ class TestFitting:
 
 
 class TestWeighing:
-    """The process that weighs: a base model of its own, for one weighing."""
+    """The process that weighs, with a base model of its own."""
 
     DATABASES = ("sqlite",)
 
@@ -314,7 +314,23 @@ class TestWeighing:
         assert world.client.post(f"/v1/jobs/{job}/cancel").json()["state"] == "cancelled"
         until(lambda: not alive(pid))
         assert client.wait_job(self.quick(world, 22))["state"] == "succeeded"
-        assert world.runtime.jobs.computing._child is None
+
+    def test_the_process_waits_for_the_next_weighing_for_a_while(
+        self, world: World, client: SoupClient, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        computing = world.runtime.jobs.computing
+        assert client.wait_job(self.quick(world, 31))["state"] == "succeeded"
+        first = computing._child and computing._child.pid
+        assert first is not None
+        assert client.wait_job(self.quick(world, 34))["state"] == "succeeded"
+        assert computing._child
+        assert computing._child.pid == first
+        short = world.runtime.parts.settings.model_copy(update={"gradients_idle_seconds": 0})
+        monkeypatch.setattr(computing, "_settings", short)
+        assert client.wait_job(self.quick(world, 32))["result"]["search"]["seconds"] > 0
+        until(lambda: not alive(first))
+        until(lambda: computing._child and computing._child.pid is None)
+        assert client.wait_job(self.quick(world, 33))["state"] == "succeeded"
 
     def test_others_do_not_wait_behind_it(self, world: World, client: SoupClient) -> None:
         job, _ = self.stopped_child(world, 24)
@@ -323,7 +339,7 @@ class TestWeighing:
         shown = job_of(world, job)
         assert (shown["state"], shown["kind"]) == ("running", "search")
         world.client.post(f"/v1/jobs/{job}/cancel")
-        until(lambda: world.runtime.jobs.computing._child is None)
+        until(lambda: world.runtime.jobs.computing._child.pid is None)
 
     def test_one_whose_process_is_killed_is_tried_again(
         self, world: World, client: SoupClient, monkeypatch: pytest.MonkeyPatch

@@ -1,0 +1,64 @@
+"""A base model whose passes are timed, so that a cook can say what it took and what more would take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from registry.adapters.loadable import LoadableAdapter
+from registry.encoders import Encoder
+from registry.progress import Progress
+from registry.registry import BaseModel
+from registry.spec import BaseEntry, BaseShape, PassageScore, Spent
+
+
+@dataclass
+class TimedBase:
+    """A base model that keeps count of how long scoring texts of how many characters took."""
+
+    base: BaseModel
+    seconds: float = 0.0
+    characters: int = 0
+    began: float = field(default_factory=time.perf_counter)
+
+    @property
+    def entry(self) -> BaseEntry:
+        """The base's."""
+        return self.base.entry
+
+    @property
+    def shape(self) -> BaseShape:
+        """The base's."""
+        return self.base.shape
+
+    @property
+    def bos(self) -> str | None:
+        """The base's."""
+        return self.base.bos
+
+    def encoders(self) -> Mapping[str, Encoder]:
+        """The base's."""
+        return self.base.encoders()
+
+    def score(
+        self, texts: Sequence[str], adapter: LoadableAdapter | None, *, progress: Progress
+    ) -> Sequence[PassageScore]:
+        """The base's, timed."""
+        began = time.perf_counter()
+        found = self.base.score(texts, adapter, progress=progress)
+        self.add(time.perf_counter() - began, texts)
+        return found
+
+    def add(self, seconds: float, texts: Sequence[str]) -> None:
+        """Count texts that were scored elsewhere, in the process that computes gradients say."""
+        self.seconds += seconds
+        self.characters += sum(map(len, texts))
+
+    def spent(self, sample: Sequence[str]) -> Spent:
+        """What there was since this was made; in passes over `sample` too, where anything was scored."""
+        whole = time.perf_counter() - self.began
+        if not self.characters or not sample:
+            return Spent(seconds=whole)
+        forward = self.seconds / self.characters * sum(map(len, sample))
+        return Spent(seconds=whole, forward_seconds=forward, passes=whole / forward if forward > 0 else None)
