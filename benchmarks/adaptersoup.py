@@ -27,6 +27,7 @@ EFFORTS = ("instant", "quick", "thorough", "tune")
 PAPER = ("uniform", "similarity", "clustering")
 STARTS = ("tune uniform", "tune control")
 FULL = 100
+HELD_OUT, INTERVALS, NINETY = 20, 500, 1.645
 GOALS = {
     "base": {
         "instant": 0.957, "quick": 0.938, "thorough": 0.932, "tune": 0.88, "tune_5": 0.955, "tune_15": 0.925,
@@ -279,8 +280,33 @@ def wall(run: Run) -> None:
         )
 
 
+def coverage(run: Run) -> None:
+    """How often the interval of a held-out difference has the difference in it that all test passages show.
+
+    For each domain's instant soup passages are drawn again and again, as many as a cook holds out of a hundred.
+    """
+    rng, inside, tried = np.random.default_rng(0), 0, 0
+    for domain in run.domains:
+        answer, texts = run.answer("instant", domain), run.setting.population(domain)
+        if answer.abstained:
+            continue
+        soup, tokens = scored(run.setting, domain, answer.model, answer.digest, texts=texts)
+        base, _ = scored(run.setting, domain, run.setting.base, None, texts=texts)
+        truth = float((soup - base).sum() / tokens.sum())
+        for _ in range(INTERVALS // len(run.domains)):
+            drawn = rng.choice(len(texts), size=HELD_OUT, replace=True)
+            found = paired_difference(soup[drawn], base[drawn], tokens[drawn])
+            inside += abs(found.difference - truth) <= NINETY * found.standard_error
+            tried += 1
+    if tried:
+        note = f"of 90 % intervals of {HELD_OUT} passages, {tried} draws; 0.86 to 0.94 is the goal"
+        run.add("interval_coverage", inside / tried, "share", note=note)
+
+
 def rows(run: Run) -> None:
     """Every answer, with the difference that the test passages show."""
+    commits = sorted({answer.commit or "unknown" for answer in run.answers.known.values()})
+    run.add("answers", len(run.answers.known), "answers", note="of the servers of " + ", ".join(commits))
     for cell, answer in sorted(run.answers.known.items(), key=lambda one: repr(one[0])):
         found = run.against(run.nll(answer), run.base(cell.domain), cell.domain)
         run.result.rows.append({
@@ -293,7 +319,17 @@ def rows(run: Run) -> None:
 def run(setting: Setting, home: Path, *, over: str, draws: int, sizes: Sequence[int], name: str) -> Result:
     """Everything; `over` is `base` or `control`."""
     work = Run(setting, Answers(home / "answers.jsonl"), over, draws, sizes, Result(name))
-    for part in (tables, wall, kept_when_narrow, tuned_worst, nothing_claimed, beside_fresh, beside_noise, rows):
+    for part in (
+        tables,
+        wall,
+        kept_when_narrow,
+        tuned_worst,
+        nothing_claimed,
+        beside_fresh,
+        beside_noise,
+        coverage,
+        rows,
+    ):
         part(work)
     return work.result
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.soups.setting import FRESH, NAMESPACE, Setting
+from demo.results import commit
 from demo.strategies import PAPERS_THRESHOLD
 from registry.errors import SoupError
 from registry.spec import (
@@ -51,7 +52,7 @@ class Answer:
 
     `forward` are the seconds of a pass of the base over the sample just before. `best` is the adapter that a selector
     ranked first. `held_out` is the difference from the base on passages that were held out, None where there were none;
-    `noise` is what adapters of noise came to; `refused` is why there is no answer.
+    `noise` is what adapters of noise came to; `refused` is why there is no answer; `commit` is that of the server.
     """
 
     cell: Cell
@@ -62,6 +63,7 @@ class Answer:
     forward: float = 0.0
     best: str | None = None
     held_out: float | None = None
+    commit: str | None = None
     noise: Mapping[str, float] | None = None
     width: int = 0
     recipe: Mapping[str, Any] | None = None
@@ -151,13 +153,15 @@ def asked(setting: Setting, cell: Cell) -> Answer:
     try:
         cooked = setting.client.cook(request)
     except SoupError as error:
-        return Answer(cell, setting.base, None, abstained=True, seconds=0.0, forward=forward, refused=error.message)
+        refused = Answer(cell, setting.base, None, abstained=True, seconds=0.0, forward=forward, commit=commit())
+        return replace(refused, refused=error.message)
     seconds = time.perf_counter() - began - forward
     selected = (cooked.get("selection") or {}).get("selected") or [{}]
     check = cooked.get("verification")
     return Answer(
         cell, str(cooked["model"]), None if cooked["abstained"] else str(cooked["digest"]),
         abstained=bool(cooked["abstained"]), seconds=seconds, forward=forward, best=selected[0].get("ref"),
+        commit=commit(),
         held_out=check["difference"] if check and check["held_out"] else None,
         noise=(cooked.get("search") or {}).get("noise"),
         width=(cooked.get("report") or {}).get("width_out") or 0, recipe=cooked.get("recipe"),
@@ -179,8 +183,10 @@ def mixed(setting: Setting, answer: Answer, method: str) -> Answer:
     return replace(answer, model=str(cooked["model"]), digest=str(cooked["digest"]))
 
 
-def scored(setting: Setting, domain: str, model: str, digest: str | None) -> tuple[np.ndarray, np.ndarray]:
-    """NLL in nats and tokens of a domain's test passages under a model, the base where `digest` is None."""
-    texts = setting.test(domain)
+def scored(
+    setting: Setting, domain: str, model: str, digest: str | None, *, texts: Sequence[str] | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """NLL in nats and tokens of texts, by default a domain's test passages; under the base where `digest` is None."""
+    texts = setting.test(domain) if texts is None else list(texts)
     cell = setting.scores.get(digest or setting.base_digest, texts, lambda: setting.client.perplexity(model, texts))
     return np.array(cell.nll), np.array(cell.tokens)

@@ -67,6 +67,10 @@ class Setting:
         """Passages that figures come from; none of them is in a sample."""
         return self._short(draw(self._texts(domain, "test"), self.test_passages, seed=0))
 
+    def population(self, domain: str) -> list[str]:
+        """All test passages of a domain."""
+        return self._short(self._texts(domain, "test"))
+
     def _short(self, texts: list[str]) -> list[str]:
         return texts if self.job.longest is None else [shorten(text, self.job.longest) for text in texts]
 

@@ -7,9 +7,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from benchmarks import adaptersoup
+from benchmarks.report import Result
 from benchmarks.soups import setting as settings
 from benchmarks.soups.cells import Answers, Cell, asked
 from benchmarks.soups.setting import HOSTILE, Setting
@@ -18,6 +20,7 @@ from demo.job import Job
 from registry.errors import InvalidSample
 from registry.names import sha256_digest
 from registry.spec import BY_GRADIENTS, BaseEntry, CookRequest, SampleSource
+from registry.uncertainty import Difference
 
 DOMAINS = ("novel_one", "novel_two")
 BANK = ("law", "zoo")
@@ -149,6 +152,30 @@ def test_what_the_server_refuses_is_the_base_and_says_why(
     answers = Answers(tmp_path / "answers.jsonl")
     answers.get(setting, answer.cell)
     assert Answers(tmp_path / "answers.jsonl").known == answers.known
+
+
+@pytest.mark.parametrize(("wrong", "least", "most"), [(1.0, 0.84, 0.94), (0.25, 0.2, 0.5)])
+def test_coverage_is_the_share_of_intervals_that_hold_the_truth(
+    setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: float, least: float, most: float
+) -> None:
+    """Intervals of independent passages hold it about nine times in ten; ones that are too narrow do less often."""
+    draw = np.random.default_rng(1)
+
+    def made_up(_setting: Any, _domain: str, _model: str, digest: str | None, texts: list[str]) -> Any:
+        tokens = np.full(len(texts), 50.0)
+        return (tokens * 3 if digest is None else 148.0 + draw.normal(0, 4, len(texts))), tokens
+
+    plain = adaptersoup.paired_difference
+
+    def narrow(*arrays: np.ndarray) -> Difference:
+        found = plain(*arrays)
+        return Difference(found.difference, found.standard_error * wrong)
+
+    monkeypatch.setattr(adaptersoup, "scored", made_up)
+    monkeypatch.setattr(adaptersoup, "paired_difference", narrow)
+    work = adaptersoup.Run(setting, Answers(tmp_path / "a.jsonl"), "base", 1, [], Result("x"))
+    adaptersoup.coverage(work)
+    assert least <= work.result.figures["interval_coverage"].value <= most
 
 
 def test_hostile_sets_are_the_same_every_time(setting: Setting, data: Path) -> None:
