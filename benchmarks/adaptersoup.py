@@ -18,6 +18,7 @@ import numpy as np
 
 from benchmarks.report import Result, options
 from benchmarks.soups.cells import FRESH_RATES, NOISE, Answer, Answers, Cell, fresh, mixed, scored
+from benchmarks.soups.pictures import against_wall, by_size
 from benchmarks.soups.setting import HOSTILE, NAMESPACE, TEST, Setting, opened
 from demo.results import Figure
 from registry.spec import CookRequest, HandRecipe, WeightedRef
@@ -308,10 +309,13 @@ def rows(run: Run) -> None:
     commits = sorted({answer.commit or "unknown" for answer in run.answers.known.values()})
     run.add("answers", len(run.answers.known), "answers", note="of the servers of " + ", ".join(commits))
     for cell, answer in sorted(run.answers.known.items(), key=lambda one: repr(one[0])):
-        found = run.against(run.nll(answer), run.base(cell.domain), cell.domain)
+        nll = run.nll(answer)
+        found = run.against(nll, run.base(cell.domain), cell.domain)
+        over = run.against(nll, run.zero(cell.domain), cell.domain)
         run.result.rows.append({
             "domain": cell.domain, "way": cell.way, "passages": cell.size, "draw": cell.draw,
-            "difference": found.difference, "standard_error": found.standard_error, "abstained": answer.abstained,
+            "hostile": cell.domain in HOSTILE, "difference": found.difference, "standard_error": found.standard_error,
+            "over": over.difference, "over_error": over.standard_error, "abstained": answer.abstained,
             "width": answer.width, "wall_s": answer.seconds, "forward_s": answer.forward, "refused": answer.refused,
         })  # fmt: skip
 
@@ -352,6 +356,12 @@ def main() -> None:
     with opened(given.data, given.base, given.adapters, given.home, **lengths) as setting:
         found = run(setting, given.home, over=given.over, draws=given.draws, sizes=given.sizes, name=name)
     found.finish(given.out)
+    if given.out is not None:
+        beside = given.out.with_suffix("")
+        over = "base model" if given.over == "base" else "control adapter"
+        against_wall(found.rows, Path(f"{beside}_wall.svg"), size=FULL, over=over)
+        ways = (*EFFORTS, *(fresh(rate) for rate in FRESH_RATES))
+        by_size(found.rows, Path(f"{beside}_sizes.svg"), ways=ways, over=over)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from benchmarks import adaptersoup
 from benchmarks.report import Result
 from benchmarks.soups import setting as settings
 from benchmarks.soups.cells import Answers, Cell, asked
+from benchmarks.soups.pictures import against_wall, by_size, gain
 from benchmarks.soups.setting import HOSTILE, Setting
 from demo.cells import Cells
 from demo.job import Job
@@ -176,6 +177,21 @@ def test_coverage_is_the_share_of_intervals_that_hold_the_truth(
     work = adaptersoup.Run(setting, Answers(tmp_path / "a.jsonl"), "base", 1, [], Result("x"))
     adaptersoup.coverage(work)
     assert least <= work.result.figures["interval_coverage"].value <= most
+
+
+def test_pictures_show_every_way_and_are_the_same_bytes_again(setting: Setting, tmp_path: Path) -> None:
+    result = adaptersoup.run(setting, tmp_path, over="base", draws=1, sizes=[15], name="adaptersoup")
+    assert {row["way"] for row in result.rows} >= {"clustering", "thorough", "tune control"}
+    drawn = []
+    for number in range(2):
+        wall, sizes = tmp_path / f"wall{number}.svg", tmp_path / f"sizes{number}.svg"
+        against_wall(result.rows, wall, size=100, over="base model")
+        by_size(result.rows, sizes, ways=("quick", "tune"), over="base model")
+        drawn.append((wall.read_bytes(), sizes.read_bytes()))
+    assert drawn[0] == drawn[1]
+    assert gain([row for row in result.rows if row["way"] == "tune" and not row["hostile"]])[0] == pytest.approx(
+        100 * (2.718281828**-0.6 - 1), abs=1e-4
+    )
 
 
 def test_hostile_sets_are_the_same_every_time(setting: Setting, data: Path) -> None:
