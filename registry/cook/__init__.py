@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from registry.catalogue.rows import AdapterRow
 from registry.cook.choose import by_hand, by_selection
 from registry.cook.mix import Mixed, mix_ingredients
-from registry.cook.price import beyond
+from registry.cook.plan import beyond
 from registry.cook.publish import publish_soup
 from registry.cook.search import Weigh, search
 from registry.cook.setting import by_setting, may_tune

@@ -19,11 +19,13 @@ from registry.adapters import sites_of
 from registry.catalogue.rows import AdapterRow
 from registry.cook.choose import EVERY, MOST, part_of, rows_of, split
 from registry.cook.mix import Mixed, mix_ingredients
+from registry.cook.plan import DEPTHS, cut_weighing, passes_within
+from registry.cook.timed import TimedBase
 from registry.cook.verify import check_verifiable, nll_of, verification_of
 from registry.errors import Incompatible, InvalidSample
 from registry.names import parse_ref
 from registry.progress import Progress
-from registry.registry import BaseModel, Caller, Registry
+from registry.registry import Caller, Registry
 from registry.select import Chosen
 from registry.soup import concat, recompress
 from registry.soup.auto import apart
@@ -32,7 +34,6 @@ from registry.spec import (
     BaseShape,
     ConcatMixing,
     CookRequest,
-    Effort,
     LeftOut,
     NoiseControl,
     RecompressMixing,
@@ -49,20 +50,6 @@ from registry.spec import (
 )
 from registry.uncertainty import paired_difference
 
-
-@dataclass(frozen=True)
-class Depth:
-    """How far an effort goes: `steps` for the coefficients of at most `members`, and how many are scored `alone`."""
-
-    members: int
-    steps: int
-    alone: int
-
-
-DEPTHS: Mapping[Effort | None, Depth] = {
-    "quick": Depth(members=5, steps=12, alone=0),
-    "thorough": Depth(members=32, steps=30, alone=8),
-}
 LEAST = 0.01
 """A weight of a mixture of distributions below it is none."""
 Weigh = Callable[[str, WeighingRequest], Weighing]
@@ -88,7 +75,7 @@ class Searched:
 
 
 def search(
-    registry: Registry, caller: Caller, base: BaseModel, request: CookRequest, chosen: Chosen,
+    registry: Registry, caller: Caller, base: TimedBase, request: CookRequest, chosen: Chosen,
     selected: Sequence[SoupPart], texts: Sequence[str], *, weigh: Weigh, progress: Progress,
 ) -> Searched:  # fmt: skip
     """Weigh the candidates of a ranking and those asked for, and try what comes of it on held-out passages.
@@ -107,6 +94,8 @@ def search(
     check_verifiable(base, [*selected, *parts], effort=request.effort)
     held = [texts[number] for number in trying]
     asked = request_of(request, candidates, [texts[number] for number in choosing]) if candidates else None
+    if asked is not None and request.budget is not None:
+        asked = cut_weighing(asked, passes_within(request.budget, base, texts, progress=progress), len(texts))
     progress(1, 4, f"weighing {len(candidates)} adapters on {len(choosing)} passages")
     began = time.perf_counter()
     weighing = None if asked is None else weigh(base.entry.id, asked)

@@ -7,7 +7,6 @@ mixture of the registry's adapters alone.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,8 +15,8 @@ import numpy as np
 
 from registry.adapters.loadable import Tensors
 from registry.adapters.weights import adapter_digest, load_tensors, passing, save_tensors
-from registry.cook.choose import FEW, split
 from registry.cook.mix import Mixed
+from registry.cook.plan import cut_training, default_passes, folds_of, passes_within
 from registry.cook.timed import TimedBase
 from registry.cook.verify import verification_of
 from registry.progress import Progress
@@ -39,10 +38,6 @@ from registry.spec import (
     Way,
 )
 
-FOLDS = 3
-"""With fewer passages than FEW each is held out of one of so many trainings."""
-STEPS, MOST_PASSES = 20, 6
-"""Steps that a training has by default, if that takes no more passes."""
 MANY, RATE, LOWER_RATE = 24, "0.003", "0.001"
 """Training passages from which on the rate is the higher one."""
 
@@ -68,6 +63,10 @@ def tune_soup(
     """
     folds, whole = folds_of(len(sample.texts))
     tuning = _tuning(request.tuning or TuningOptions(), base, sample, folds, whole=whole)
+    if request.budget is not None:
+        allowed = passes_within(request.budget, base, sample.texts, progress=progress)
+        passes = cut_training(tuning.passes, allowed, len(sample.texts))
+        tuning = tuning.model_copy(update={"passes": passes})
     recipe = start.recipe.model_copy(update={"tuning": tuning})
     known = _again(registry, caller, start, recipe, evidence)
     if known is not None:
@@ -113,18 +112,6 @@ def honest(tuned: Tuned) -> tuple[float, ...]:
     nll = np.array(tuned.nll)  # (states, passages)
     others = nll.sum(axis=1, keepdims=True) - nll
     return tuple(nll[others.argmin(axis=0), np.arange(nll.shape[1])].tolist())
-
-
-def folds_of(count: int) -> tuple[tuple[tuple[int, ...], ...], bool]:
-    """Passages that are held out together, by their numbers, and whether a last training is on all."""
-    if count >= FEW:
-        return (tuple(split(count)[1]),), False
-    return tuple(tuple(range(first, count, FOLDS)) for first in range(FOLDS)), True
-
-
-def default_passes(passages: int, batch: int) -> int:
-    """As many passes over so many training passages as make STEPS steps."""
-    return min(MOST_PASSES, math.ceil(STEPS / math.ceil(passages / batch)))
 
 
 def _tuning(

@@ -45,7 +45,7 @@ from registry.spec.recipe import (
     WeightedRef,
 )
 from registry.spec.score import BaselineReport, PassageScore, PerplexityReport, Verification
-from registry.spec.search import BY_GRADIENTS, WEIGHING, Effort, NoiseControl, Price, Search, Spent, Trial, Way
+from registry.spec.search import BY_GRADIENTS, WEIGHING, Budget, Effort, NoiseControl, Price, Search, Spent, Trial, Way
 from registry.spec.selection import (
     CosineSpec,
     EncoderName,
@@ -95,6 +95,7 @@ __all__ = [
     "BaseShape",
     "BaselineReport",
     "BottleneckConfig",
+    "Budget",
     "ByLosses",
     "Card",
     "ConcatMixing",

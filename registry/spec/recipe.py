@@ -16,7 +16,7 @@ from registry.spec.decimals import canonical_decimal
 from registry.spec.frozen import Frozen, Words
 from registry.spec.mixing import AutoMixing, AverageMixing, Mixing, MixingRequest, not_set
 from registry.spec.score import Verification
-from registry.spec.search import BY_GRADIENTS, WEIGHING, Effort, Price, Search, Spent
+from registry.spec.search import BY_GRADIENTS, WEIGHING, Budget, Effort, Price, Search, Spent
 from registry.spec.selection import PoolRequest, Selection, SelectOptions, SelectorSpec
 from registry.spec.tuning import Tuning, TuningOptions
 
@@ -124,13 +124,13 @@ class CookRequest(Frozen):
     With `verify` the finished soup must beat the base on the sample by one paired standard error, or the
     answer abstains. A recipe by hand is verified where a sample comes with it.
 
-    `effort` says how much may be spent on choosing. `instant`: the weights are those of the `posterior` selector.
-    `quick`: its best candidates, and the adapters of `also`, are weighed on four fifths of the sample, and what comes
-    of it has to beat the base on the rest. `thorough`: more of them, longer, mixed in other ways too. With `control`
-    both weigh adapters of noise as well and say what those bring. `tune`: the soup of `instant`, or one by hand, is
-    trained on the sample (`tuning`), and has to beat the base on passages that were held out; with `keep`, the name of
-    a domain, it goes into the pool as an adapter of it. Without an effort the selector alone chooses (`gmm` where none
-    is named).
+    `effort` says how much may be spent on choosing, and without one the selector alone chooses (`gmm` where none is
+    named). `instant`: the weights are those of the `posterior` selector. `quick`: its best candidates, and the adapters
+    of `also`, are weighed on four fifths of the sample, and what comes of it has to beat the base on the rest.
+    `thorough`: more of them, longer, mixed in other ways too. With `control` both weigh adapters of noise as well and
+    say what those bring. `tune`: the soup of `instant`, or one by hand, is trained on the sample (`tuning`), and has to
+    beat the base on passages that were held out; with `keep`, the name of a domain, it goes into the pool as an adapter
+    of it. A `budget` cuts the screen, the steps and the passes, but not what is held out.
     """
 
     sample: SampleSource | None = None
@@ -147,6 +147,7 @@ class CookRequest(Frozen):
     also: tuple[AdapterRef, ...] = Field(default=(), max_length=16)
     """Adapters that are weighed whether or not they are in the pool."""
     control: bool = False
+    budget: Budget | None = None
     tuning: TuningOptions | None = None
     keep: Words | None = Field(default=None, min_length=1, max_length=200)
 
@@ -164,6 +165,8 @@ class CookRequest(Frozen):
             raise ValueError("'tuning' and 'keep' are for effort 'tune'")
         if self.effort not in WEIGHING and (self.also or self.control):
             raise ValueError("'also' and 'control' are for efforts that weigh adapters: 'quick' and 'thorough'")
+        if self.effort not in BY_GRADIENTS and self.budget is not None:
+            raise ValueError("'budget' is for efforts that compute gradients: 'quick', 'thorough' and 'tune'")
         if self.effort in BY_GRADIENTS and not self.verify:
             raise ValueError(
                 f"effort '{self.effort}' takes what beats the base on held-out passages: 'verify' cannot be false"

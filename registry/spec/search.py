@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
 
 from registry.spec.frozen import Frozen
 from registry.spec.selection import LeftOut
@@ -39,6 +41,24 @@ class Trial(Frozen):
     width: int
     difference: float
     standard_error: float
+
+
+class Budget(Frozen):
+    """The most that weighing or training may take; one of the three.
+
+    `passes` of the base over the sample, a pass with gradients counting as three and a half; `tokens` alike; `seconds`
+    as a pass over some of the sample is timed, the start of a process for gradients counting as five.
+    """
+
+    passes: float | None = Field(default=None, gt=0, le=10_000)
+    tokens: int | None = Field(default=None, gt=0, le=10**12)
+    seconds: float | None = Field(default=None, gt=0, le=10**6)
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if [self.passes, self.tokens, self.seconds].count(None) != 2:
+            raise ValueError("give one of 'passes', 'tokens' and 'seconds'")
+        return self
 
 
 class Spent(Frozen):

@@ -1,0 +1,154 @@
+"""Plans of efforts: how far each goes by itself, what that takes, and how far it goes within a budget.
+
+What something takes is told in passes of the base over the sample, and in seconds once `cook` has timed one
+(`cook.timed`). A pass with its gradients counts as GRADIENT of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from registry.cook.choose import FEW, split
+from registry.cook.timed import TimedBase
+from registry.errors import InvalidParameter
+from registry.progress import Progress
+from registry.spec import Budget, CookRequest, Effort, Price, Spent, TuningOptions, WeighingRequest
+
+
+@dataclass(frozen=True)
+class Depth:
+    """How far weighing goes: `steps` for the coefficients of at most `members`, and how many are scored `alone`."""
+
+    members: int
+    steps: int
+    alone: int
+
+
+DEPTHS: Mapping[Effort | None, Depth] = {
+    "quick": Depth(members=5, steps=12, alone=0),
+    "thorough": Depth(members=32, steps=30, alone=8),
+}
+LEAST_SCREENED, LEAST_STEPS, LEAST_ALONE = 5, 4, 3
+"""What a budget leaves of weighing; fewer adapters than LEAST_ALONE are not scored by themselves at all."""
+FOLDS = 3
+"""With fewer passages than FEW each is held out of one of so many trainings."""
+STEPS, MOST_PASSES = 20, 6
+"""Steps that a training has by default, if that takes no more passes."""
+GRADIENT = 3.5
+"""Passes of the base that a pass with its gradients takes; with adapters attached something more than three."""
+ALONE = 1.2
+"""Passes of the base that a pass with one adapter takes."""
+START_SECONDS = 5.0
+"""Of the process that computes gradients, until it has loaded a small base model."""
+TIMED = 8
+"""Passages that are scored to know what a pass takes, where a budget is in seconds or tokens."""
+SCREENED, BATCH = (int(WeighingRequest.model_fields[name].default) for name in ("screened", "batch"))
+DEARER: tuple[Effort, ...] = ("instant", "quick", "thorough", "tune")
+
+
+def folds_of(count: int) -> tuple[tuple[tuple[int, ...], ...], bool]:
+    """Passages that a training holds out together, by their numbers, and whether a last training is on all."""
+    if count >= FEW:
+        return (tuple(split(count)[1]),), False
+    return tuple(tuple(range(first, count, FOLDS)) for first in range(FOLDS)), True
+
+
+def default_passes(passages: int, batch: int) -> int:
+    """As many passes over so many training passages as make STEPS steps."""
+    return min(MOST_PASSES, math.ceil(STEPS / math.ceil(passages / batch)))
+
+
+# --- prices ----------------------------------------------------------------------------------------
+
+
+def beyond(request: CookRequest, spent: Spent, passages: int, *, tuning: bool) -> tuple[Price, ...]:
+    """The efforts that would do more with the same sample of so many passages, with their prices.
+
+    What a recipe by hand leaves is training; `tuning` says whether the namespace allows it. Without a pass that was
+    timed, or where nothing is to be verified, there is none.
+    """
+    if spent.forward_seconds is None or not request.verify:
+        return ()
+    efforts = DEARER[DEARER.index(request.effort or "instant") + 1 :]
+    wanted = (one for one in efforts if (tuning if one == "tune" else request.recipe is None))
+    prices = {effort: passes_of(effort, passages) for effort in wanted}
+    return tuple(
+        Price(effort=effort, passes=passes, seconds=START_SECONDS + passes * spent.forward_seconds)
+        for effort, passes in prices.items()
+    )
+
+
+def passes_of(effort: Effort, passages: int) -> float:
+    """About how many passes of the base over a sample of so many passages an effort takes, with its own defaults."""
+    if effort == "tune":
+        folds, whole = folds_of(passages)
+        trained = passages if whole else passages - len(folds[0])
+        return 1 + default_passes(trained, TuningOptions().batch) * _training(passages)
+    depth, choosing = DEPTHS[effort], len(split(passages)[0])
+    return 2 + _weighing(min(SCREENED, choosing), depth.steps * min(BATCH, choosing), depth.alone * choosing, passages)
+
+
+def _weighing(screened: int, stepped: int, alone: int, passages: int) -> float:
+    """Passes of the base that weighing takes: passages with gradients, and ones that adapters are scored on."""
+    return (GRADIENT * (screened + stepped) + ALONE * alone) / passages
+
+
+def _training(passages: int) -> float:
+    """Passes of the base that one pass of training takes, on all folds of a sample of so many passages."""
+    folds, whole = folds_of(passages)
+    if not whole:
+        return GRADIENT * (passages - len(folds[0])) / passages
+    return GRADIENT * len(folds)  # on two thirds of the sample for each fold, and then on all of it
+
+
+# --- budgets ---------------------------------------------------------------------------------------
+
+
+def passes_within(budget: Budget, base: TimedBase, texts: Sequence[str], *, progress: Progress) -> float:
+    """How many passes of the base over the texts a budget allows, for which some of them may be scored."""
+    if budget.passes is not None:
+        return budget.passes
+    some = texts[:TIMED]
+    scores = base.score(some, None, progress=progress)
+    share = sum(map(len, some)) / sum(map(len, texts))
+    if budget.tokens is not None:
+        return budget.tokens * share / max(1, sum(score.tokens for score in scores))
+    forward = base.spent(texts).forward_seconds or 0.0
+    return max(0.0, (budget.seconds or 0.0) - START_SECONDS) / max(forward, 1e-6)
+
+
+def cut_weighing(asked: WeighingRequest, passes: float, passages: int) -> WeighingRequest:
+    """The request with as much less of everything as makes it fit; raises InvalidParameter where that is too little."""
+    texts = len(asked.texts)
+    screened, batch = min(asked.screened, texts), min(asked.batch, texts)
+    price = _weighing(screened, asked.steps * batch, asked.alone * texts, passages)
+    if passes >= price:
+        return asked
+    least = _weighing(min(LEAST_SCREENED, texts), LEAST_STEPS * batch, 0, passages)
+    if passes < least:
+        raise _too_small(passes, least)
+    share = passes / price
+    alone = math.floor(asked.alone * share)
+    alone = alone if alone >= LEAST_ALONE else 0
+    screened = max(min(LEAST_SCREENED, texts), math.floor(screened * share))
+    left = passes - _weighing(screened, 0, alone * texts, passages)
+    steps = min(asked.steps, max(LEAST_STEPS, math.floor(left * passages / (GRADIENT * batch))))
+    return asked.model_copy(update={"screened": screened, "alone": alone, "steps": steps})
+
+
+def cut_training(wanted: int, passes: float, passages: int) -> int:
+    """As many of the wanted passes of training as fit; raises InvalidParameter where not one does."""
+    price = _training(passages)
+    if passes < price:
+        raise _too_small(passes, price)
+    return min(wanted, math.floor(passes / price))
+
+
+def _too_small(passes: float, least: float) -> InvalidParameter:
+    return InvalidParameter(
+        f"The budget allows {passes:.1f} passes of the base over the sample, and this effort takes at least "
+        f"{least:.1f}: allow more, or choose a smaller effort.",
+        param="budget",
+    )

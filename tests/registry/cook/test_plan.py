@@ -1,0 +1,190 @@
+"""What efforts take: what an answer says of it, what those that do more would take, and how a budget cuts them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from registry.cook.plan import (
+    ALONE,
+    GRADIENT,
+    START_SECONDS,
+    beyond,
+    cut_training,
+    cut_weighing,
+    passes_of,
+    passes_within,
+)
+from registry.cook.timed import TimedBase
+from registry.errors import InvalidParameter
+from registry.progress import silent
+from registry.spec import Budget, CookRequest, Spent, StoredAdapter, WeighingRequest
+from tests.registry.cook.test_setting import set_tuning
+from tests.registry.toy_registry import CONFIG, FakeBase, ToyRegistry, passages
+
+SAMPLE = {"texts": passages("law", 30, seed=7)}
+
+
+def request(**fields) -> CookRequest:
+    return CookRequest.model_validate({"sample": SAMPLE, **fields})
+
+
+@pytest.fixture
+def pool(verbs) -> ToyRegistry:
+    for seed, name in enumerate(("code", "law", "zoo")):
+        verbs.ready(f"acme/{name}", seed=seed)
+    return verbs
+
+
+@pytest.mark.parametrize(
+    ("effort", "more"),
+    [
+        (None, ["quick", "thorough", "tune"]),
+        ("instant", ["quick", "thorough", "tune"]),
+        ("quick", ["thorough", "tune"]),
+        ("thorough", ["tune"]),
+        ("tune", []),
+    ],
+)
+def test_what_does_more_has_a_price(effort, more):
+    found = beyond(request(effort=effort), Spent(seconds=9.0, forward_seconds=2.0), 30, tuning=True)
+    assert [one.effort for one in found] == more
+    for one in found:
+        assert one.seconds == pytest.approx(START_SECONDS + 2.0 * one.passes)
+        assert one.passes == passes_of(one.effort, 30)
+
+
+def test_a_recipe_by_hand_leaves_training_and_a_namespace_may_forbid_it():
+    spent = Spent(seconds=9.0, forward_seconds=2.0)
+    by_hand = request(recipe={"ingredients": [{"ref": "a/b"}]})
+    assert [one.effort for one in beyond(by_hand, spent, 30, tuning=True)] == ["tune"]
+    assert beyond(by_hand, spent, 30, tuning=False) == ()
+    assert [one.effort for one in beyond(request(), spent, 30, tuning=False)] == ["quick", "thorough"]
+
+
+def test_without_a_timed_pass_there_is_no_price():
+    assert beyond(request(), Spent(seconds=9.0), 30, tuning=True) == ()
+    assert beyond(request(verify=False), Spent(seconds=9.0, forward_seconds=1.0), 30, tuning=True) == ()
+
+
+@pytest.mark.parametrize("passages", [100, 30, 20, 15, 5])
+def test_more_is_dearer(passages):
+    assert 1 < passes_of("quick", passages) < passes_of("thorough", passages)
+
+
+def test_a_sample_of_a_hundred_is_within_what_the_efforts_promise():
+    assert passes_of("quick", 100) <= 9
+    assert passes_of("thorough", 100) <= 35
+    assert passes_of("tune", 100) <= 5
+
+
+def test_passes_are_seconds_over_those_of_one_pass():
+    base = TimedBase(FakeBase({}))
+    assert base.spent(["some text"]).passes is None
+    base.score(["ten letter", "ten letter"], None, progress=silent)
+    timed = base.seconds
+    base.add(3.0, ["x" * 40])
+    spent = base.spent(["x" * 30])
+    assert spent.forward_seconds == pytest.approx((timed + 3.0) / 60 * 30)
+    assert spent.passes == pytest.approx(spent.seconds / spent.forward_seconds)
+    assert base.spent([]).passes is None
+
+
+@pytest.mark.parametrize("effort", [None, "instant", "quick", "thorough", "tune"])
+def test_every_answer_says_what_it_took(pool, effort):
+    cooked = pool.cook(sample=SAMPLE, effort=effort, verify=True)
+    assert cooked.spent.seconds > 0
+    assert (cooked.spent.passes is None) == (effort == "tune")  # whose made-up training takes no time
+    assert ("tune" in [one.effort for one in cooked.beyond]) == (effort != "tune")
+
+
+def test_where_tuning_is_forbidden_it_has_no_price(pool):
+    set_tuning(pool, "forbid")
+    cooked = pool.cook(sample=SAMPLE, effort="quick", verify=True)
+    assert [one.effort for one in cooked.beyond] == ["thorough"]
+
+
+def test_a_recipe_without_a_sample_has_no_price(pool):
+    cooked = pool.cook(recipe={"ingredients": [{"ref": "acme/law"}, {"ref": "acme/zoo"}]})
+    assert (cooked.spent.passes, cooked.beyond) == (None, ())
+
+
+# --- budgets ---------------------------------------------------------------------------------------
+
+
+def weighing(texts: int = 80, steps: int = 30, alone: int = 8) -> WeighingRequest:
+    candidate = StoredAdapter(config=CONFIG, blob="sha256:" + "0" * 64)
+    return WeighingRequest(texts=("text",) * texts, candidates=(candidate,), steps=steps, alone=alone)
+
+
+def price(asked: WeighingRequest, passages: int) -> float:
+    texts = len(asked.texts)
+    gradients = min(asked.screened, texts) + asked.steps * min(asked.batch, texts)
+    return (GRADIENT * gradients + ALONE * asked.alone * texts) / passages
+
+
+@given(st.integers(4, 200), st.integers(4, 40), st.integers(0, 10), st.floats(0.1, 100))
+def test_what_is_left_of_weighing_fits_the_budget_or_nothing_is_done(texts, steps, alone, passes):
+    asked, passages = weighing(texts, steps, alone), texts * 5 // 4
+    if passes < price(asked.model_copy(update={"screened": 5, "steps": 4, "alone": 0}), passages):
+        with pytest.raises(InvalidParameter, match="this effort takes at least"):
+            cut_weighing(asked, passes, passages)
+        return
+    cut = cut_weighing(asked, passes, passages)
+    assert price(cut, passages) <= passes + 1e-9
+    assert 4 <= cut.steps <= asked.steps
+    assert cut.alone == 0 or cut.alone >= min(3, alone)
+    assert (cut.texts, cut.candidates, cut.keep) == (asked.texts, asked.candidates, asked.keep)
+    if passes >= price(asked, passages):
+        assert cut == asked
+
+
+@pytest.mark.parametrize(("passages", "passes", "left"), [(100, 3.0, 1), (100, 6.0, 2), (15, 11.0, 1), (15, 33.0, 3)])
+def test_passes_of_training_are_as_many_as_fit(passages, passes, left):
+    assert cut_training(6, passes, passages) == left
+    assert cut_training(1, 1000.0, passages) == 1
+
+
+def test_less_than_a_pass_of_training_is_refused_with_the_least():
+    with pytest.raises(InvalidParameter, match=r"allows 2.0 passes .* takes at least 2.8"):
+        cut_training(1, 2.0, 100)
+
+
+def test_a_budget_is_in_passes_tokens_or_seconds():
+    texts = ["two words"] * 40
+    base = TimedBase(FakeBase({}))
+    assert passes_within(Budget(passes=3.5), base, texts, progress=silent) == 3.5
+    assert base.characters == 0
+    assert passes_within(Budget(tokens=160), base, texts, progress=silent) == pytest.approx(2.0)  # 80 tokens a pass
+    base = TimedBase(FakeBase({}))
+    base.add(100.0, ["two words"] * 20)
+    found = passes_within(Budget(seconds=START_SECONDS + 300.0), base, texts, progress=silent)
+    assert found == pytest.approx(300.0 / (100.0 / 28 * 40), rel=1e-3)  # eight more were timed, in no time
+    assert passes_within(Budget(seconds=1.0), base, texts, progress=silent) == 0
+
+
+@pytest.mark.parametrize("given_", [{}, {"passes": 1, "seconds": 1}, {"passes": 0}, {"seconds": -1}, {"tokens": 0}])
+def test_a_budget_is_one_number_above_zero(given_):
+    with pytest.raises(ValidationError):
+        Budget.model_validate(given_)
+
+
+@pytest.mark.parametrize("effort", [None, "instant"])
+def test_a_budget_is_for_efforts_that_compute_gradients(effort):
+    with pytest.raises(ValidationError, match="'budget' is for efforts that compute gradients"):
+        request(effort=effort, budget={"passes": 3})
+
+
+def test_a_cook_within_a_budget_does_less_and_holds_out_as_much(pool):
+    search = pool.cook(sample=SAMPLE, effort="quick", verify=True, budget={"passes": 8}).evidence.search
+    (asked,) = pool.weighings
+    assert price(asked, 30) <= 8
+    assert asked.steps < 12
+    assert (search.decided_on, search.held_out) == (24, 6)
+    cooked = pool.cook(sample=SAMPLE, effort="tune", verify=True, budget={"passes": 6}, tuning={"passes": 5})
+    assert pool.tunings[-1].passes == 2
+    assert cooked.evidence.search.held_out == 6
+    with pytest.raises(InvalidParameter, match=r"The budget allows 1\.0 passes"):
+        pool.cook(sample=SAMPLE, effort="thorough", verify=True, budget={"passes": 1})
