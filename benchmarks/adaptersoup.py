@@ -18,7 +18,6 @@ import numpy as np
 
 from benchmarks.report import Result, options
 from benchmarks.soups.cells import FRESH_RATES, NOISE, Answer, Answers, Cell, fresh, mixed, scored
-from benchmarks.soups.pictures import against_wall, by_size
 from benchmarks.soups.setting import HOSTILE, NAMESPACE, TEST, Setting, opened
 from demo.results import Figure
 from registry.spec import CookRequest, HandRecipe, WeightedRef
@@ -356,12 +355,6 @@ def main() -> None:
     with opened(given.data, given.base, given.adapters, given.home, **lengths) as setting:
         found = run(setting, given.home, over=given.over, draws=given.draws, sizes=given.sizes, name=name)
     found.finish(given.out)
-    if given.out is not None:
-        beside = given.out.with_suffix("")
-        over = "base model" if given.over == "base" else "control adapter"
-        against_wall(found.rows, Path(f"{beside}_wall.svg"), size=FULL, over=over)
-        ways = (*EFFORTS, *(fresh(rate) for rate in FRESH_RATES))
-        by_size(found.rows, Path(f"{beside}_sizes.svg"), ways=ways, over=over)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 A page holds `<!-- figures:NAME -->` and `<!-- /figures -->`; `docs.generate` fills what is between from
 benchmarks/results/NAME.json (`benchmarks.report`). `NAME:domains` is the same run domain by domain; the views of
-`docs.papers` are claims with verdicts, and pictures; `NAME:sentence` is what came of it in one sentence; `NAME:run` is
-the figures and `NAME:rows` the rows as they are in the file.
+`docs.papers` are claims with verdicts, and pictures, those of `docs.soups` efforts beside each other; `NAME:sentence`
+is what came of it in one sentence; `NAME:run` is the figures and `NAME:rows` the rows as they are in the file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from demo.table import answered
-from docs import papers
+from docs import papers, soups
 from docs.markdown import table
 
 MARK = re.compile(r"(<!-- figures:(?P<name>[a-z0-9_]+)(?::(?P<view>[a-z]+))? -->\n).*?(<!-- /figures -->)", re.DOTALL)
@@ -35,7 +35,7 @@ def block(folder: Path, name: str, view: str | None = None) -> str:
         return f"\nNot measured yet: there is no `benchmarks/results/{name}.json`.\n"
     result: Result = json.loads(path.read_text(encoding="utf-8"))
     default = _comparison if _compares(result) else _plain
-    views = {**papers.VIEWS, "domains": _by_domain, "sentence": _sentence, "run": _plain, "rows": _rows}
+    views = {**papers.VIEWS, **soups.VIEWS, "domains": _by_domain, "sentence": _sentence, "run": _plain, "rows": _rows}
     lines = views.get(view or "", default)(result)
     return "\n" + "\n".join([*lines, "", *_source(result, name)]) + "\n"
 

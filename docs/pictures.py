@@ -103,30 +103,42 @@ class _Frame:
         return across, HEIGHT - BOTTOM - (y - self.low[1]) / spans[1] * (HEIGHT - TOP - BOTTOM)
 
 
-def curves(title: str, series: Sequence[Series], *, across: str, up: str, logarithmic: bool = False) -> str:
-    """Curves over one axis, with `logarithmic` in powers of ten; raises ValueError where there is no point."""
+def curves(
+    title: str, series: Sequence[Series], *, across: str, up: str, logarithmic: bool = False,
+    ticks: Sequence[float] = (),
+) -> str:  # fmt: skip
+    """Curves over one axis, with `logarithmic` in powers of ten; raises ValueError where there is no point.
+
+    Of `ticks` those are shown that lie within; without any a logarithmic axis has one at each point.
+    """
     scaled = [
         Series(one.name, [(math.log10(x) if logarithmic else x, y) for x, y in sorted(one.points)]) for one in series
     ]
     xs, ys = ([point[axis] for one in scaled for point in one.points] for axis in (0, 1))
     room = 0.05 * (max(ys) - min(ys)) or 0.05
     frame = _Frame((min(xs), min(ys) - room), (max(xs), max(ys) + room))
-    parts = [*_axes(frame, across, up, sorted(set(xs)) if logarithmic else None)]
+    if ticks:
+        marks = [(math.log10(tick) if logarithmic else tick, f"{tick:g}") for tick in ticks]
+        marks = [(x, said) for x, said in marks if frame.low[0] <= x <= frame.high[0]]
+    elif logarithmic:
+        marks = [(x, f"{10**x:.0e}") for x in sorted(set(xs))]
+    else:
+        marks = [(x, f"{x:g}") for part in range(5) for x in [min(xs) + part / 4 * (max(xs) - min(xs))]]
+    parts = [*_axes(frame, across, up, marks)]
     for number, one in enumerate(scaled):
         parts += _curve(frame, one, number)
     return _svg(title, parts)
 
 
-def _axes(frame: _Frame, across: str, up: str, powers: Sequence[float] | None) -> Iterator[str]:
+def _axes(frame: _Frame, across: str, up: str, marks: Sequence[tuple[float, str]]) -> Iterator[str]:
     for part in range(5):
         y = frame.low[1] + part / 4 * (frame.high[1] - frame.low[1])
         _, height = frame.at(frame.low[0], y)
         yield f'<line class="grid" x1="{LEFT}" y1="{height:.1f}" x2="{WIDTH - RIGHT}" y2="{height:.1f}"/>'
         yield _text(LEFT - 8, height + 4, f"{y:.3f}", anchor="end")
-    ticks = powers or [frame.low[0] + part / 4 * (frame.high[0] - frame.low[0]) for part in range(5)]
-    for x in ticks:
+    for x, said in marks:
         place, _ = frame.at(x, frame.low[1])
-        yield _text(place, HEIGHT - BOTTOM + 18, f"{10**x:.0e}" if powers else f"{x:g}", anchor="middle")
+        yield _text(place, HEIGHT - BOTTOM + 18, said, anchor="middle")
     yield f'<path class="axis" d="M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}"/>'
     yield _text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 12, across, anchor="middle")
     yield _text(LEFT, TOP - 6, up)

@@ -14,10 +14,10 @@ from benchmarks import adaptersoup
 from benchmarks.report import Result
 from benchmarks.soups import setting as settings
 from benchmarks.soups.cells import Answers, Cell, asked
-from benchmarks.soups.pictures import against_wall, by_size, gain
 from benchmarks.soups.setting import HOSTILE, Setting
 from demo.cells import Cells
 from demo.job import Job
+from docs import soups
 from registry.errors import InvalidSample
 from registry.names import sha256_digest
 from registry.spec import BY_GRADIENTS, BaseEntry, CookRequest, SampleSource
@@ -179,19 +179,18 @@ def test_coverage_is_the_share_of_intervals_that_hold_the_truth(
     assert least <= work.result.figures["interval_coverage"].value <= most
 
 
-def test_pictures_show_every_way_and_are_the_same_bytes_again(setting: Setting, tmp_path: Path) -> None:
-    result = adaptersoup.run(setting, tmp_path, over="base", draws=1, sizes=[15], name="adaptersoup")
-    assert {row["way"] for row in result.rows} >= {"clustering", "thorough", "tune control"}
-    drawn = []
-    for number in range(2):
-        wall, sizes = tmp_path / f"wall{number}.svg", tmp_path / f"sizes{number}.svg"
-        against_wall(result.rows, wall, size=100, over="base model")
-        by_size(result.rows, sizes, ways=("quick", "tune"), over="base model")
-        drawn.append((wall.read_bytes(), sizes.read_bytes()))
-    assert drawn[0] == drawn[1]
-    assert gain([row for row in result.rows if row["way"] == "tune" and not row["hostile"]])[0] == pytest.approx(
-        100 * (2.718281828**-0.6 - 1), abs=1e-4
-    )
+def test_tables_and_pictures_show_every_way(setting: Setting, tmp_path: Path) -> None:
+    found = adaptersoup.run(setting, tmp_path, over="base", draws=1, sizes=[15], name="adaptersoup")
+    result = {"name": "adaptersoup", "rows": found.rows}
+    ways = "\n".join(soups.ways(result))
+    assert f"| tune | {100 * (2.718281828**-0.6 - 1):+.1f} ± 0.0 |" in ways
+    assert ways.index("| tune |") < ways.index("| quick |") < ways.index("| uniform |")
+    assert "noise" not in ways
+    sizes = "\n".join(soups.sizes(result))
+    assert "| way | 15 passages | 100 passages |" in sizes
+    for drawn in (soups.draw_wall(result), soups.draw_sizes(result)):
+        assert "thorough" in drawn
+        assert "tune fresh 0.01" in drawn
 
 
 def test_hostile_sets_are_the_same_every_time(setting: Setting, data: Path) -> None:
