@@ -57,10 +57,9 @@ def ways(result: Result) -> list[str]:
     """Every way on a hundred passages, the best first."""
     found = sorted((change(rows), way, rows) for (way, size), rows in _rows(result).items() if size == FULL)
     cells = [
-        (way, _change(rows), f"{passes(rows):.1f}", str(sum(row["abstained"] for row in rows)),
-         str(len(rows)))
+        (way, _change(rows), f"{passes(rows):.1f}", str(sum(row["abstained"] for row in rows)), str(len(rows)))
         for _, way, rows in found
-    ]  # fmt: skip
+    ]
     head = ("way", "change of perplexity, %", "wall time in passes of the base", "is the base", "answers")
     image = f"![Change of perplexity by wall time]({FOLDER.name}/{result['name']}_wall.svg)"
     return [image, "", *table(head, cells)]

@@ -42,10 +42,10 @@ class GradientProcess:
         return Tuned.model_validate(self._done(entry, TuningTask(request=request), progress))
 
     def stop(self) -> None:
-        """End the process, whatever it does."""
+        """End the process; called when no job is run any more."""
         if self._ending is not None:
             self._ending.cancel()
-        self._end()
+        self._end_when_free()
 
     def _done(self, entry: BaseEntry, task: WeighingTask | TuningTask, progress: Progress) -> Json:
         """The answer to a task, of the process that did the one before where that had the same base model."""
