@@ -26,6 +26,8 @@ STYLE = (
 )
 DASHES = ("", "7 3", "2 3", "9 3 2 3", "4 4", "12 3")
 COLOURS = len(DASHES)
+LETTER, LINE = 7.0, 13.0
+"""About how wide a letter of a name is, and how high a line."""
 
 
 def _svg(title: str, parts: Sequence[str], *, width: int = WIDTH, height: int = HEIGHT) -> str:
@@ -114,20 +116,50 @@ def curves(
     scaled = [
         Series(one.name, [(math.log10(x) if logarithmic else x, y) for x, y in sorted(one.points)]) for one in series
     ]
+    frame, parts = _framed(scaled, across, up, logarithmic=logarithmic, ticks=ticks)
+    for number, one in enumerate(scaled):
+        parts += _curve(frame, one, number)
+    return _svg(title, parts)
+
+
+def marks(
+    title: str, points: Mapping[str, tuple[float, float]], *, across: str, up: str, ticks: Sequence[float]
+) -> str:
+    """Named points (x, y) over a logarithmic axis, the name beside each; raises ValueError where there is none."""
+    scaled = [Series(name, [(math.log10(x), y)]) for name, (x, y) in points.items()]
+    frame, parts = _framed(scaled, across, up, logarithmic=True, ticks=ticks)
+    taken: list[tuple[float, float, float]] = []
+    for one in sorted(scaled, key=lambda one: one.points[0][::-1]):
+        x, y = frame.at(*one.points[0])
+        wide = LETTER * len(one.name)
+        places = [(low, low + wide, y + shift) for shift in (0, -LINE, LINE) for low in (x + 8, x - 8 - wide)]
+        low, high, height = next((place for place in places if not _meets(place, taken)), places[0])
+        taken.append((low, high, height))
+        anchor, at = ("start", low) if low > x else ("end", high)
+        parts += [_marker(x, y, 0), _text(at, height + 4, one.name, anchor=anchor)]
+    return _svg(title, parts)
+
+
+def _meets(place: tuple[float, float, float], taken: Sequence[tuple[float, float, float]]) -> bool:
+    low, high, height = place
+    return any(abs(height - y) < LINE and low < right and left < high for left, right, y in taken)
+
+
+def _framed(
+    scaled: Sequence[Series], across: str, up: str, *, logarithmic: bool, ticks: Sequence[float]
+) -> tuple[_Frame, list[str]]:
+    """Where points are, already in logarithms, and the axes around them."""
     xs, ys = ([point[axis] for one in scaled for point in one.points] for axis in (0, 1))
     room = 0.05 * (max(ys) - min(ys)) or 0.05
     frame = _Frame((min(xs), min(ys) - room), (max(xs), max(ys) + room))
     if ticks:
-        marks = [(math.log10(tick) if logarithmic else tick, f"{tick:g}") for tick in ticks]
-        marks = [(x, said) for x, said in marks if frame.low[0] <= x <= frame.high[0]]
+        marked = [(math.log10(tick) if logarithmic else tick, f"{tick:g}") for tick in ticks]
+        marked = [(x, said) for x, said in marked if frame.low[0] <= x <= frame.high[0]]
     elif logarithmic:
-        marks = [(x, f"{10**x:.0e}") for x in sorted(set(xs))]
+        marked = [(x, f"{10**x:.0e}") for x in sorted(set(xs))]
     else:
-        marks = [(x, f"{x:g}") for part in range(5) for x in [min(xs) + part / 4 * (max(xs) - min(xs))]]
-    parts = [*_axes(frame, across, up, marks)]
-    for number, one in enumerate(scaled):
-        parts += _curve(frame, one, number)
-    return _svg(title, parts)
+        marked = [(x, f"{x:g}") for part in range(5) for x in [min(xs) + part / 4 * (max(xs) - min(xs))]]
+    return frame, list(_axes(frame, across, up, marked))
 
 
 def _axes(frame: _Frame, across: str, up: str, marks: Sequence[tuple[float, str]]) -> Iterator[str]:

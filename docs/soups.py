@@ -15,7 +15,7 @@ from typing import Any
 
 from docs.markdown import table
 from docs.papers import FOLDER
-from docs.pictures import Series, curves
+from docs.pictures import Series, curves, marks
 
 Result = Mapping[str, Any]
 Row = Mapping[str, Any]
@@ -67,13 +67,9 @@ def ways(result: Result) -> list[str]:
 
 def draw_wall(result: Result) -> str:
     """Each way as a mark over its wall time."""
-    series = [
-        Series(way, [(passes(rows), change(rows))])
-        for (way, size), rows in sorted(_rows(result).items())
-        if size == FULL
-    ]
-    return curves(
-        f"What it takes off, by wall time, {FULL} passages", series, logarithmic=True, ticks=WALL_TICKS,
+    points = {way: (passes(rows), change(rows)) for (way, size), rows in _rows(result).items() if size == FULL}
+    return marks(
+        f"What it takes off, by wall time, {FULL} passages", points, ticks=WALL_TICKS,
         across="wall time in passes of the base over the sample", up="change of perplexity, %",
     )  # fmt: skip
 
