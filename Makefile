@@ -136,7 +136,7 @@ reproduce-single: $(VENV)/.dev  ## the single-domain soups of AdapterSoup (an ho
 
 reproduce-adaptersoup: $(VENV)/.dev $(SMOLLM2)  ## every effort beside the paper's modes and trainings, on two banks (hours; resumable)
 	$(RUN) -m benchmarks.adaptersoup --data ../shared/corpora --base ../shared/base-lm --adapters ../shared/adapters/main \
-	  --home .reproduce/adaptersoup-main --out benchmarks/results/adaptersoup.json
+	  --longest 500 --home .reproduce/adaptersoup-main --out benchmarks/results/adaptersoup.json
 	$(RUN) -m benchmarks.adaptersoup --data ../shared/corpora --base $(SMOLLM2) --adapters ../shared/adapters/smollm2 --over control \
 	  --draws 1 --home .reproduce/adaptersoup-smollm2 --out benchmarks/results/adaptersoup_smollm2.json
 

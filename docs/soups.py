@@ -40,8 +40,11 @@ def change(rows: Sequence[Row]) -> float:
 
 
 def error(rows: Sequence[Row]) -> float:
-    """The standard error of that change, from those of the test passages."""
-    return (100 + change(rows)) * math.sqrt(sum(row["over_error"] ** 2 for row in rows)) / len(rows)
+    """The standard error of that change, from those of the test passages, which draws of one domain share."""
+    domains: dict[str, list[float]] = {}
+    for row in rows:
+        domains.setdefault(row["domain"], []).append(row["over_error"])
+    return (100 + change(rows)) * math.hypot(*map(fmean, domains.values())) / len(domains)
 
 
 def passes(rows: Sequence[Row]) -> float:

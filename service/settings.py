@@ -117,6 +117,7 @@ class Settings(BaseSettings):
     gradients_idle_seconds: float = Field(
         60,
         ge=0,
+        le=86_400,
         description="How long the process that computes gradients keeps its base model for the next cook.",
     )
     training_queue: int = Field(100, ge=1, description="Trainings that wait or run; beyond it 429.")

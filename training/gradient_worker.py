@@ -66,7 +66,13 @@ def begin(setup: Json) -> Handle:
         if not loaded:
             progress(0, 1, "loading the base model")
             loaded.append(load_base(given.entry, cache_dir=given.cache))
-        base = loaded[0]
+        try:
+            return done(loaded[0], task, progress)
+        finally:
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()  # what the task took is the engine's again; the base model stays
+
+    def done(base: LoadedBase, task: Json, progress: Progress) -> Json:
         if task["do"] == "weigh":
             weighing = WeighingTask.model_validate(task)
             return weigh(base, weighing.request, load, progress=progress).model_dump(mode="json")

@@ -31,7 +31,7 @@ DEPTHS: Mapping[Effort | None, Depth] = {
     "thorough": Depth(members=32, steps=30, alone=8),
 }
 LEAST_SCREENED, LEAST_STEPS, LEAST_ALONE = 5, 4, 3
-"""What a budget leaves of weighing; fewer adapters than LEAST_ALONE are not scored by themselves at all."""
+"""What a budget leaves of weighing at least. Where it leaves fewer than LEAST_ALONE alone, none is scored so."""
 FOLDS = 3
 """With fewer passages than FEW each is held out of one of so many trainings."""
 STEPS, MOST_PASSES = 20, 6
@@ -40,8 +40,11 @@ GRADIENT = 3.5
 """Passes of the base that a pass with its gradients takes; with adapters attached something more than three."""
 ALONE = 1.2
 """Passes of the base that a pass with one adapter takes."""
+GREEDY = 7
+"""Times over the texts that scoring the base and searching greedily take, beside each adapter alone."""
 START_SECONDS = 5.0
 """Of the process that computes gradients, until it has loaded a small base model."""
+ROUNDING = 1e-9
 TIMED = 8
 """Passages that are scored to know what a pass takes, where a budget is in seconds or tokens."""
 SCREENED, BATCH = (int(WeighingRequest.model_fields[name].default) for name in ("screened", "batch"))
@@ -87,12 +90,19 @@ def passes_of(effort: Effort, passages: int) -> float:
         trained = passages if whole else passages - len(folds[0])
         return 1 + default_passes(trained, TuningOptions().batch) * _training(passages)
     depth, choosing = DEPTHS[effort], len(split(passages)[0])
-    return 2 + _weighing(min(SCREENED, choosing), depth.steps * min(BATCH, choosing), depth.alone * choosing, passages)
+    return 2 + _weighing(
+        min(SCREENED, choosing), depth.steps * min(BATCH, choosing), _by_losses(depth.alone, choosing), passages
+    )
 
 
 def _weighing(screened: int, stepped: int, alone: int, passages: int) -> float:
     """Passes of the base that weighing takes: passages with gradients, and ones that adapters are scored on."""
     return (GRADIENT * (screened + stepped) + ALONE * alone) / passages
+
+
+def _by_losses(alone: int, texts: int) -> int:
+    """Passages that adapters are scored on for the mixtures by losses: each alone, the base, and greedy search."""
+    return (alone + GREEDY) * texts if alone else 0
 
 
 def _training(passages: int) -> float:
@@ -123,19 +133,20 @@ def cut_weighing(asked: WeighingRequest, passes: float, passages: int) -> Weighi
     """The request with as much less of everything as makes it fit; raises InvalidParameter where that is too little."""
     texts = len(asked.texts)
     screened, batch = min(asked.screened, texts), min(asked.batch, texts)
-    price = _weighing(screened, asked.steps * batch, asked.alone * texts, passages)
+    price = _weighing(screened, asked.steps * batch, _by_losses(asked.alone, texts), passages)
     if passes >= price:
         return asked
     least = _weighing(min(LEAST_SCREENED, texts), LEAST_STEPS * batch, 0, passages)
-    if passes < least:
+    if passes < least - ROUNDING:
         raise _too_small(passes, least)
-    share = passes / price
-    alone = math.floor(asked.alone * share)
-    alone = alone if alone >= LEAST_ALONE else 0
-    screened = max(min(LEAST_SCREENED, texts), math.floor(screened * share))
-    left = passes - _weighing(screened, 0, alone * texts, passages)
-    steps = min(asked.steps, max(LEAST_STEPS, math.floor(left * passages / (GRADIENT * batch))))
-    return asked.model_copy(update={"screened": screened, "alone": alone, "steps": steps})
+    share, few = passes / price, min(LEAST_SCREENED, texts)
+    alone, some = math.floor(asked.alone * share), max(few, math.floor(screened * share))
+    for screened, scored in ((some, alone if alone >= LEAST_ALONE else 0), (some, 0), (few, 0)):
+        left = passes - _weighing(screened, 0, _by_losses(scored, texts), passages)
+        steps = math.floor(left * passages / (GRADIENT * batch) + ROUNDING)
+        if steps >= LEAST_STEPS:
+            break
+    return asked.model_copy(update={"screened": screened, "alone": scored, "steps": min(asked.steps, steps)})
 
 
 def cut_training(wanted: int, passes: float, passages: int) -> int:

@@ -164,7 +164,7 @@ def request_of(
         candidates=tuple(StoredAdapter(config=row.config, blob=row.weights_blob) for row, _ in candidates),
         keep=most,
         steps=depth.steps,
-        alone=depth.alone,
+        alone=min(depth.alone, len(candidates)),
         most=most,
     )
 

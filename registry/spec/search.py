@@ -44,7 +44,7 @@ class Trial(Frozen):
 
 
 class Budget(Frozen):
-    """The most that weighing or training may take; one of the three.
+    """About the most that weighing or training may take, estimated beforehand; one of the three.
 
     `passes` of the base over the sample, a pass with gradients counting as three and a half; `tokens` alike; `seconds`
     as a pass over some of the sample is timed, the start of a process for gradients counting as five.

@@ -61,14 +61,18 @@ class GradientProcess:
             if self._child is None or setup != self._setup:
                 self._end()
                 self._setup, self._child = setup, Child("service.jobs.gradient_process", setup, called=CALLED)
-            return self._child.ask(
+            answer = self._child.ask(
                 task.model_dump(mode="json"), progress, waiting=(0, 1, "waiting for the process to start")
             )
-        finally:
             self._ending = threading.Timer(settings.gradients_idle_seconds, self._end_when_free)
             self._ending.daemon = True
             self._ending.start()
+        except BaseException:  # whatever went wrong, the next task is not done by what it left behind
+            self._end()
+            raise
+        finally:
             self._lock.release()
+        return answer
 
     def _end_when_free(self) -> None:
         with self._lock:

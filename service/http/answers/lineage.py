@@ -36,13 +36,15 @@ def lineage_of(parts: Parts, visible: Namespaces, row: AdapterRow) -> Lineage:
 
 
 def _shown(evidence: Mapping[str, Any], visible: Namespaces) -> dict[str, Any]:
-    """Evidence as a key sees it: without the selection where that names adapters of other namespaces."""
-    selection = evidence.get("selection") or {}
+    """Evidence as a key sees it: without what was chosen and weighed where that names adapters of other namespaces."""
+    selection, search = evidence.get("selection") or {}, evidence.get("search")
     refs = [one["ref"] for part in ("selected", "left_out") for one in selection.get(part, ())]
+    refs += [one["ref"] for part in ("candidates", "left_out") for one in (search or {}).get(part, ())]
     refs += evidence.get("not_yet_included", ())
     if visible is None or all(_namespace(ref) in visible for ref in refs):
         return dict(evidence)
-    return {**evidence, "selection": None, "not_yet_included": []}
+    unnamed = {**search, "candidates": [], "left_out": []} if search else None
+    return {**evidence, "selection": None, "search": unnamed, "not_yet_included": []}
 
 
 def _namespace(ref: str) -> str | None:

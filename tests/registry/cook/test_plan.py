@@ -122,7 +122,7 @@ def weighing(texts: int = 80, steps: int = 30, alone: int = 8) -> WeighingReques
 def price(asked: WeighingRequest, passages: int) -> float:
     texts = len(asked.texts)
     gradients = min(asked.screened, texts) + asked.steps * min(asked.batch, texts)
-    return (GRADIENT * gradients + ALONE * asked.alone * texts) / passages
+    return (GRADIENT * gradients + ALONE * (asked.alone + 7 if asked.alone else 0) * texts) / passages
 
 
 @given(st.integers(4, 200), st.integers(4, 40), st.integers(0, 10), st.floats(0.1, 100))

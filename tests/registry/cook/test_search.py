@@ -171,7 +171,7 @@ def test_thorough_weighs_more_for_longer_and_tries_what_losses_say(pool):
     pool.tiny.anything_helps = 0.1
     search = thorough(pool).evidence.search
     (asked,) = pool.weighings
-    assert (asked.keep, asked.steps, asked.alone) == (32, 30, 8)
+    assert (asked.keep, asked.steps, asked.alone) == (32, 30, 4)
     assert [trial.way for trial in search.trials] == ["weighed", "em", "greedy", "selected", "recompressed"]
     assert [trial.members for trial in search.trials] == [4, 4, 2, 1, 4]
     assert search.effort == "thorough"
@@ -235,9 +235,8 @@ def test_adapters_by_name_are_weighed_without_being_in_the_pool(pool, effort):
     cooked = pool.cook(sample=sample("law"), effort=effort, verify=True, also=["acme/general", "acme/general@1"])
     assert [one.digest for one in cooked.recipe.ingredients] == [outside.digest]
     assert len(pool.weighings[-1].candidates) == 5
-    again = pool.cook(sample=sample("law"), effort=effort, verify=True, also=["acme/law"])
+    pool.cook(sample=sample("law"), effort=effort, verify=True, also=["acme/law"])
     assert len(pool.weighings[-1].candidates) == 4
-    assert again.abstained or again.recipe is not None
 
 
 def test_adapters_by_name_are_seen_by_the_key_and_go_with_the_others(pool):

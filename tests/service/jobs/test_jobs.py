@@ -14,8 +14,11 @@ from typing import Any
 
 import pytest
 
-from registry.errors import Cancelled, InvalidSample, Unavailable
-from registry.spec import Provenance
+from registry.adapters import paper_config
+from registry.errors import Cancelled, InvalidSample, SoupError, Unavailable
+from registry.names import parse_ref
+from registry.progress import silent
+from registry.spec import Provenance, StoredAdapter, WeighingRequest
 from service.client.client import SoupClient
 from service.jobs import runner as jobs_module
 from tests.postgres import KINDS
@@ -332,6 +335,15 @@ class TestWeighing:
         until(lambda: computing._child and computing._child.pid is None)
         assert client.wait_job(self.quick(world, 33))["state"] == "succeeded"
 
+    def test_an_error_ends_the_process(self, world: World) -> None:
+        computing, (base, *_) = world.runtime.jobs.computing, world.runtime.parts.registry.bases.values()
+        missing = StoredAdapter(config=paper_config("bapna_firat", bottleneck=2), blob="sha256:" + "0" * 64)
+        request = WeighingRequest(texts=("some words",), candidates=(missing,))
+        with pytest.raises(SoupError):
+            computing.weigh(base.entry, request, progress=silent)
+        assert computing._child
+        assert computing._child.pid is None
+
     def test_others_do_not_wait_behind_it(self, world: World, client: SoupClient) -> None:
         job, _ = self.stopped_child(world, 24)
         plain = cook(world, recipe=by_hand("acme/court", "acme/kitchen"), name="acme/meanwhile", wait=60)
@@ -419,6 +431,20 @@ class TestWhose:
         both = world.headers(world.key(["read"], ["acme", "theirs"]))
         assert world.client.get(lineage, headers=both).json()["evidence"] == [whole]
         world.client.delete("/v1/adapters/theirs/open")
+
+    def test_nor_does_evidence_name_what_was_weighed(self, world: World) -> None:
+        cooked = cook(world, recipe=by_hand("acme/court", "acme/code"), name="acme/weighed", wait=60).json()
+        secret = {"ref": "theirs/secret@1", "domain": "hidden"}
+        search = {"candidates": [secret], "left_out": [secret], "trials": [{"way": "weighed"}]}
+        with world.runtime.parts.registry.database.write() as catalogue:
+            row = catalogue.adapters.resolve(None, parse_ref(cooked["model"]))
+            catalogue.soups.add_evidence(row.id, cooked["recipe_digest"], {"selection": None, "search": search})
+        lineage = "/v1/adapters/acme/weighed/lineage"
+        assert secret in world.client.get(lineage).json()["evidence"][-1]["search"]["candidates"]
+        only = world.headers(world.key(["read"], ["acme"]))
+        shown = world.client.get(lineage, headers=only).json()["evidence"][-1]
+        assert "theirs" not in json.dumps(shown)
+        assert shown["search"] == {"candidates": [], "left_out": [], "trials": [{"way": "weighed"}]}
 
     def test_a_key_cooks_from_what_it_sees_and_into_its_own(self, world: World) -> None:
         secret = world.key(["read", "write"], ["acme"])
