@@ -65,7 +65,7 @@ def cook(client: SoupClient, strategy: Strategy, sample: Sequence[str]) -> Answe
     """The server's answer for a sample, of the demo's own adapters."""
     cooked = client.cook(strategy.request(client.sample(sample), PoolRequest(namespaces=(NAMESPACE,))))
     chosen = (cooked.get("selection") or {}).get("selected") or ()
-    if cooked.get("search"):  # what was weighed is in the soup, not what the selector would have taken
+    if (cooked.get("search") or {}).get("candidates"):  # what was weighed is in the soup, not what the selector took
         weights = {one["digest"] for one in (cooked.get("recipe") or {}).get("ingredients") or ()}
         chosen = [one for one in cooked["search"]["candidates"] if one["digest"] in weights]
     return Answer(

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from demo import picture, results, table
+from demo import picture, results, strategies, table
 from demo.cells import Cell, Cells
 from demo.table import Entry, Row, Table
+from registry.spec import SampleSource
 
 
 def answer(*nll: float, tokens: int = 10) -> dict:
@@ -217,3 +220,20 @@ def test_the_picture_holds_every_domain_and_row_once_and_is_the_same_again(contr
     assert "<!-- again -->" not in drawn
     assert "<!-- base model -->" not in drawn
     assert drawn == (tmp_path / "two.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("search", "taken"),
+    [
+        (None, ("law", "zoo")),
+        ({"candidates": []}, ("law", "zoo")),  # effort tune trains what the selector took
+        ({"candidates": [{"digest": "a", "domain": "news"}, {"digest": "b", "domain": "law"}]}, ("news",)),
+    ],
+)
+def test_an_answer_names_what_went_into_it(search, taken):
+    cooked = {
+        "model": "demo/soup@1", "digest": "d", "abstained": False, "search": search,
+        "selection": {"selected": [{"domain": "law"}, {"domain": "zoo"}]}, "recipe": {"ingredients": [{"digest": "a"}]},
+    }  # fmt: skip
+    client: Any = SimpleNamespace(cook=lambda _request: cooked, sample=lambda texts: SampleSource(texts=tuple(texts)))
+    assert strategies.cook(client, strategies.QUICK, ["some text"]).ingredients == taken
