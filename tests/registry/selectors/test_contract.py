@@ -243,7 +243,7 @@ class TestStability:
             drawn = selector.rank(np.repeat(sample, draw, axis=0), options=options, exclude=exclude).selection()
             wanted.update(one.digest for one in drawn.selected)
         ranking = selector.rank(sample, options=options, exclude=exclude)
-        found = ranking.stability(options.max_ingredients)
+        found = ranking.stability(options.most)
         assert {digest: share for digest, share in found.items() if share} == {
             digest: count / stability.DRAWS for digest, count in wanted.items()
         }
@@ -308,7 +308,7 @@ def test_laws_of_any_selection(kept: set[int], options: SelectOptions, seed: int
         if selection.selected:
             assert sum(Decimal(entry.weight) for entry in selection.selected) == 1
         if selector.kind != "uniform":
-            assert len(selection.selected) <= options.max_ingredients
+            assert len(selection.selected) <= options.most
         if selector.kind == "gmm" and kept:
             assert sum(selection.counts.values()) == 25
             assert not (options.when_none == "top" and selection.abstained)
