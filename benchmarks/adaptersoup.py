@@ -271,13 +271,8 @@ def wall(run: Run) -> None:
             answer = run.answer(way, domain)
             found.append(answer.seconds / answer.forward)
         name = "tune_pass" if way == "tune" else f"cook_{way}"
-        run.add(
-            f"{name}_vs_forward",
-            median(found),
-            "F",
-            goal,
-            "with choosing and verifying; the first of them starts the process for gradients",
-        )
+        note = "with choosing and verifying; the first of them starts the process for gradients"
+        run.add(f"{name}_vs_forward", median(found), "F", goal, note)
 
 
 def coverage(run: Run) -> None:
@@ -322,17 +317,8 @@ def rows(run: Run) -> None:
 def run(setting: Setting, home: Path, *, over: str, draws: int, sizes: Sequence[int], name: str) -> Result:
     """Everything; `over` is `base` or `control`."""
     work = Run(setting, Answers(home / "answers.jsonl"), over, draws, sizes, Result(name))
-    for part in (
-        tables,
-        wall,
-        kept_when_narrow,
-        tuned_worst,
-        nothing_claimed,
-        beside_fresh,
-        beside_noise,
-        coverage,
-        rows,
-    ):
+    parts = (tables, wall, kept_when_narrow, tuned_worst, nothing_claimed, beside_fresh, beside_noise, coverage, rows)
+    for part in parts:
         part(work)
     return work.result
 

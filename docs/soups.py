@@ -89,11 +89,8 @@ def sizes(result: Result) -> list[str]:
 def draw_sizes(result: Result) -> str:
     """Each of these ways as a line over the passages of the sample."""
     found = _rows(result)
-    series = [
-        Series(way, [(size, change(rows)) for (name, size), rows in sorted(found.items()) if name == way])
-        for way in LINES
-        if any(name == way for name, _ in found)
-    ]
+    lines = {way: [(size, change(rows)) for (name, size), rows in found.items() if name == way] for way in LINES}
+    series = [Series(way, points) for way, points in lines.items() if points]
     return curves(
         "What it takes off, by the size of the sample", series, logarithmic=True, ticks=SIZE_TICKS,
         across="passages of the sample", up="change of perplexity, %",

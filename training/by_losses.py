@@ -19,11 +19,13 @@ from registry.adapters.weighted import WeightedAdapter
 from registry.base_model import LoadedBase
 from registry.likelihood import batches, padded, token_log_probs
 from registry.spec import AdapterConfig, ByLosses
-from training.passages import CELLS, Rows, tokens_of
+from training.passages import CELLS, Rows
 
 ITERATIONS = 200
+LEAST = 0.01
+"""A weight of an adapter below it is 0."""
 GREEDY, PART = 6, 4
-"""Greedy search looks at so many adapters, those with the lowest loss, on each so manieth text."""
+"""Greedy search looks at the GREEDY adapters with the lowest loss, on every PART-th text."""
 
 Candidate = tuple[AdapterConfig, Tensors]
 
@@ -47,12 +49,9 @@ def by_losses(
     bank = WeightedAdapter(
         [candidates[at][0] for at in best], [candidates[at][1] for at in best], base.shape, device=base.model.device
     )
-    seen = 0
 
     def loss(members: Sequence[int]) -> float:
-        nonlocal seen
         say(len(candidates) + 1, "adding one adapter after another")
-        seen += tokens_of(part)
         with torch.no_grad():
             bank.coefficients.zero_()
             bank.coefficients[:, list(members)] = 1 / len(members)
@@ -63,9 +62,8 @@ def by_losses(
     return ByLosses(
         scored=tuple(numbers),
         differences=tuple((alone[1:] - alone[0]).tolist()),
-        em=tuple(weights[1:].tolist()),
+        em=tuple(np.where(weights < LEAST, 0.0, weights)[1:].tolist()),
         greedy=tuple(numbers[best[at]] for at in members),
-        tokens=len(log_probs) * tokens_of(rows) + seen,
     )
 
 

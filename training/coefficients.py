@@ -24,19 +24,17 @@ from registry.adapters.weighted import WeightedAdapter
 from registry.base_model import LoadedBase
 from registry.progress import Progress, silent
 from registry.spec import ByLosses, Screened, StoredAdapter, Unseen, Weighing, WeighingRequest
-from training.by_losses import Candidate, by_losses
+from training.by_losses import LEAST, Candidate, by_losses
 from training.passages import Rows, rows_of, slope, steps_of, tokens_of
 from training.tasks.language import passage_scores
 
 PARTS = 5
 """Of the screened texts, whose scores' spread is the screen's standard error."""
-LEAST = 0.01
-"""A coefficient below it is 0."""
 Load = Callable[[StoredAdapter], Tensors]
 
 
 def weigh(base: LoadedBase, request: WeighingRequest, load: Load, *, progress: Progress = silent) -> Weighing:
-    """Screen the candidates and give the best of them coefficients, as far as asked for score them alone.
+    """Screen the candidates, give the best of them coefficients, and where asked to score some by themselves.
 
     The base is as it was afterwards.
 
@@ -118,7 +116,7 @@ class _Work:
         """What these candidates' losses say, each by itself."""
         done = PARTS + self.request.steps
         return by_losses(
-            self.base, self._loaded(which), which, rows, most=self.request.most,
+            self.base, self._loaded(which), which, rows, most=self.request.keep,
             say=lambda number, message: self._say(done + number, message),
         )  # fmt: skip
 

@@ -60,7 +60,7 @@ class Answer:
     digest: str | None
     abstained: bool
     seconds: float
-    forward: float = 0.0
+    forward: float
     best: str | None = None
     held_out: float | None = None
     commit: str | None = None

@@ -32,7 +32,7 @@ from registry.spec import (
 from registry.stored_adapters import loadable
 
 EVERY, LEAST = 5, 3
-"""Each so manieth passage of a sample is held out where losses choose, and at least so many."""
+"""Every EVERY-th passage of a sample is held out where losses choose, and at least LEAST of them."""
 FEW = 20
 """With fewer passages a soup that is trained is tried on all of them, each by a training that had no part of it."""
 MOST = 64

@@ -91,7 +91,7 @@ def passes_of(effort: Effort, passages: int) -> float:
         return 1 + default_passes(trained, TuningOptions().batch) * _training(passages)
     depth, choosing = DEPTHS[effort], len(split(passages)[0])
     return 2 + _weighing(
-        min(SCREENED, choosing), depth.steps * min(BATCH, choosing), _by_losses(depth.alone, choosing), passages
+        min(SCREENED, choosing), depth.steps * min(BATCH, choosing), scored_by_losses(depth.alone, choosing), passages
     )
 
 
@@ -100,7 +100,7 @@ def _weighing(screened: int, stepped: int, alone: int, passages: int) -> float:
     return (GRADIENT * (screened + stepped) + ALONE * alone) / passages
 
 
-def _by_losses(alone: int, texts: int) -> int:
+def scored_by_losses(alone: int, texts: int) -> int:
     """Passages that adapters are scored on for the mixtures by losses: each alone, the base, and greedy search."""
     return (alone + GREEDY) * texts if alone else 0
 
@@ -133,7 +133,7 @@ def cut_weighing(asked: WeighingRequest, passes: float, passages: int) -> Weighi
     """The request with as much less of everything as makes it fit; raises InvalidParameter where that is too little."""
     texts = len(asked.texts)
     screened, batch = min(asked.screened, texts), min(asked.batch, texts)
-    price = _weighing(screened, asked.steps * batch, _by_losses(asked.alone, texts), passages)
+    price = _weighing(screened, asked.steps * batch, scored_by_losses(asked.alone, texts), passages)
     if passes >= price:
         return asked
     least = _weighing(min(LEAST_SCREENED, texts), LEAST_STEPS * batch, 0, passages)
@@ -142,7 +142,7 @@ def cut_weighing(asked: WeighingRequest, passes: float, passages: int) -> Weighi
     share, few = passes / price, min(LEAST_SCREENED, texts)
     alone, some = math.floor(asked.alone * share), max(few, math.floor(screened * share))
     for screened, scored in ((some, alone if alone >= LEAST_ALONE else 0), (some, 0), (few, 0)):
-        left = passes - _weighing(screened, 0, _by_losses(scored, texts), passages)
+        left = passes - _weighing(screened, 0, scored_by_losses(scored, texts), passages)
         steps = math.floor(left * passages / (GRADIENT * batch) + ROUNDING)
         if steps >= LEAST_STEPS:
             break

@@ -22,7 +22,7 @@ from registry.cook.mix import Mixed, mix_ingredients
 from registry.cook.plan import DEPTHS, cut_weighing, passes_within
 from registry.cook.timed import TimedBase
 from registry.cook.verify import check_verifiable, nll_of, verification_of
-from registry.errors import Incompatible, InvalidSample
+from registry.errors import Incompatible, Internal, InvalidSample
 from registry.names import parse_ref
 from registry.progress import Progress
 from registry.registry import Caller, Registry
@@ -50,8 +50,6 @@ from registry.spec import (
 )
 from registry.uncertainty import paired_difference
 
-LEAST = 0.01
-"""A weight of a mixture of distributions below it is none."""
 Weigh = Callable[[str, WeighingRequest], Weighing]
 """(id of the base model, request) -> what was found: runs where gradients may run."""
 
@@ -84,6 +82,7 @@ def search(
     that none can be held out, InvalidParameter for a base or adapters without likelihoods, NotFound or Retired for an
     adapter that was asked for, and Incompatible for one that cannot be put side by side with the others.
     """
+    assert request.effort is not None
     choosing, trying = split(len(texts))
     if not trying:
         raise InvalidSample(f"Of {len(texts)} passages too few can be held out: send {EVERY} or more.", param="sample")
@@ -103,7 +102,7 @@ def search(
     ways: dict[Way, tuple[Sequence[SoupPart], CookRequest]] = {}
     if weighing is not None:
         assert asked is not None
-        ways = side_by_side(weighing, parts, request, base.shape, most=asked.most)
+        ways = side_by_side(weighing, parts, request, base.shape, most=asked.keep)
     if selected:
         ways["selected"] = selected, request
     progress(2, 4, f"trying {len(ways)} soups on {len(trying)} passages that were held out")
@@ -132,7 +131,7 @@ def search(
     return Searched(
         best=best,
         search=Search(
-            effort=request.effort or "quick",
+            effort=request.effort,
             candidates=_reported(candidates, weighing, base.shape),
             left_out=left_out,
             trials=tuple(
@@ -165,7 +164,6 @@ def request_of(
         keep=most,
         steps=depth.steps,
         alone=min(depth.alone, len(candidates)),
-        most=most,
     )
 
 
@@ -180,7 +178,7 @@ def side_by_side(
     found = weighing.by_losses
     if found is None:
         return ways
-    weights = {at: weight for at, weight in zip(found.scored, found.em, strict=True) if weight >= LEAST}
+    weights = {at: weight for at, weight in zip(found.scored, found.em, strict=True) if weight > 0}
     weights = dict(sorted(weights.items(), key=lambda one: -one[1])[:most])
     if weights:
         scale = canonical_decimal(sum(weights.values()))
@@ -210,6 +208,8 @@ def _noise(weighing: Weighing, base_nll: np.ndarray, best: Tried) -> NoiseContro
     """What weighing made of noise, beside the base and the best soup, on the same passages."""
     assert weighing.unseen is not None
     noise = np.array(weighing.unseen.nll)
+    if weighing.unseen.tokens != tuple(best.tokens.tolist()):
+        raise Internal("noise and the soup were scored on different tokens")
     gained, ahead = (
         paired_difference(noise, base_nll, best.tokens), paired_difference(best.nll, noise, best.tokens)
     )  # fmt: skip

@@ -130,7 +130,7 @@ class CookRequest(Frozen):
     `thorough`: more of them, longer, mixed in other ways too. With `control` both weigh adapters of noise as well and
     say what those bring. `tune`: the soup of `instant`, or one by hand, is trained on the sample (`tuning`), and has to
     beat the base on passages that were held out; with `keep`, the name of a domain, it goes into the pool as an adapter
-    of it. A `budget` cuts the screen, the steps and the passes, but not what is held out.
+    of it. A `budget` cuts what weighing and training do, but not what is held out.
     """
 
     sample: SampleSource | None = None

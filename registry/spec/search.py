@@ -96,8 +96,9 @@ class NoiseControl(Frozen):
 class Search(Frozen):
     """What an effort did: who was looked at on how much of the sample, and what was tried on the rest of it.
 
-    `tokens` are those that gradients were taken over; `seconds` of that include starting the process for it. Where a
-    sample is small, tuning trains several times, and each passage is held out of one of the trainings.
+    `tokens` are those that gradients were taken over; `seconds` of that include starting the process where it
+    was not there. Where a sample is small, tuning trains several times, and each passage is held out of one of the
+    trainings.
     """
 
     effort: Effort

@@ -23,9 +23,9 @@ class WeighingRequest(Frozen):
     """Weigh `candidates`, which can be put side by side, on `texts`.
 
     They are screened on at most `screened` texts, the best `keep` are given coefficients in `steps` steps of `batch`
-    texts each. The best `alone` by the screen are scored by themselves as well, and mixed by what that says: at most
-    `most` of them. With `noise` each candidate's tensors are drawn anew, with the mean and the spread of its own. What
-    comes of the coefficients is tried on the texts `unseen`. All draws are by `seed`.
+    texts each. The best `alone` by the screen are scored by themselves as well, and at most `keep` of them are
+    mixed by what that says. With `noise` each candidate's tensors are drawn anew, with the mean and the spread of its
+    own. What comes of the coefficients is tried on the texts `unseen`. All draws are by `seed`.
     """
 
     texts: tuple[str, ...] = Field(min_length=1)
@@ -37,7 +37,6 @@ class WeighingRequest(Frozen):
     rate: float = Field(default=0.08, gt=0)
     start: float = Field(default=0.2, ge=0)
     alone: int = Field(default=0, ge=0)
-    most: int = Field(default=5, ge=1)
     noise: bool = False
     unseen: tuple[str, ...] = ()
     max_tokens: int = Field(default=512, ge=2)
@@ -60,14 +59,13 @@ class ByLosses(Frozen):
 
     `differences` are mean NLL per token, the candidate's minus the base's. `em` are the weights, of those that were
     `scored`, in the mixture of distributions that makes the texts most likely; what they lack of 1 is the base's.
-    `greedy` is the even mixture that adding one after another came to. `tokens` were read, without gradients.
+    `greedy` is the even mixture that adding one after another came to.
     """
 
     scored: tuple[int, ...]
     differences: tuple[float, ...]
     em: tuple[float, ...]
     greedy: tuple[int, ...]
-    tokens: int
 
 
 class Unseen(Frozen):

@@ -31,7 +31,7 @@ class GradientProcess:
         self._lock = threading.Lock()
         self._child: Child | None = None
         self._setup: Json = {}
-        self._ending: threading.Timer | None = None
+        self._tasks = 0
 
     def weigh(self, entry: BaseEntry, request: WeighingRequest, *, progress: Progress) -> Weighing:
         """Weigh adapters; raises what weighing or `progress` raises, or Unavailable for a crash."""
@@ -43,9 +43,8 @@ class GradientProcess:
 
     def stop(self) -> None:
         """End the process; called when no job is run any more."""
-        if self._ending is not None:
-            self._ending.cancel()
-        self._end_when_free()
+        with self._lock:
+            self._end()
 
     def _done(self, entry: BaseEntry, task: WeighingTask | TuningTask, progress: Progress) -> Json:
         """The answer to a task, of the process that did the one before where that had the same base model."""
@@ -56,17 +55,16 @@ class GradientProcess:
         while not self._lock.acquire(timeout=TICK_SECONDS):
             progress(0, 1, "waiting for another cook's gradients")
         try:
-            if self._ending is not None:
-                self._ending.cancel()
             if self._child is None or setup != self._setup:
                 self._end()
                 self._setup, self._child = setup, Child("service.jobs.gradient_process", setup, called=CALLED)
             answer = self._child.ask(
                 task.model_dump(mode="json"), progress, waiting=(0, 1, "waiting for the process to start")
             )
-            self._ending = threading.Timer(settings.gradients_idle_seconds, self._end_when_free)
-            self._ending.daemon = True
-            self._ending.start()
+            self._tasks += 1
+            ending = threading.Timer(settings.gradients_idle_seconds, self._end_after, args=[self._tasks])
+            ending.daemon = True
+            ending.start()
         except BaseException:  # whatever went wrong, the next task is not done by what it left behind
             self._end()
             raise
@@ -74,9 +72,11 @@ class GradientProcess:
             self._lock.release()
         return answer
 
-    def _end_when_free(self) -> None:
+    def _end_after(self, task: int) -> None:
+        """End the process where this task was the last one."""
         with self._lock:
-            self._end()
+            if task == self._tasks:
+                self._end()
 
     def _end(self) -> None:
         if self._child is not None:

@@ -264,7 +264,6 @@ class ToyRegistry:
             differences=tuple(-scores[at] for at in scored),
             em=tuple(gain * 0.8 / (sum(gains) or 1.0) for gain in gains),
             greedy=tuple(scored[:2]),
-            tokens=30,
         )
 
     def _unseen(self, texts: Sequence[str]) -> Unseen:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -11,15 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from registry.adapters import from_tensors
+import training.by_losses
+from registry.adapters import AdapterModule, from_tensors
 from registry.adapters.weighted import WeightedAdapter
 from registry.base_model import LoadedBase
+from registry.cook.plan import scored_by_losses
 from registry.errors import Cancelled
 from registry.spec import ByLosses
 from tests.training.test_coefficients import TEXTS, asked, bank_of, weighed
 from training.by_losses import expectation_maximisation, greedy, token_scores
 from training.coefficients import weigh
-from training.passages import rows_of, tokens_of
+from training.passages import Rows, rows_of, tokens_of
 
 TABLES = st.integers(0, 2**32 - 1).map(
     lambda seed: np.log(np.random.default_rng(seed).uniform(0.001, 1, size=(2 + seed % 4, 30)))
@@ -112,7 +114,7 @@ def test_the_best_by_the_screen_are_scored_by_themselves(base: LoadedBase) -> No
 
 def test_greedy_members_have_the_loss_of_their_even_mixture(base: LoadedBase) -> None:
     bank = list(bank_of(base, 5).values())
-    found = by_losses(base, most=2)
+    found = by_losses(base, keep=2)
     assert 1 <= len(found.greedy) <= 2
     assert set(found.greedy) <= set(found.scored)
     rows = rows_of(base, TEXTS, max_tokens=512)[::4]
@@ -128,6 +130,36 @@ def test_greedy_members_have_the_loss_of_their_even_mixture(base: LoadedBase) ->
     alone = {at: loss([at]) for at in found.scored}
     assert loss(found.greedy) <= min(alone.values()) + 1e-9
     assert found.greedy[0] == min(alone, key=lambda at: alone[at])
+
+
+@pytest.mark.parametrize("keep", [1, 5])
+def test_the_plan_counts_at_least_the_passages_that_are_scored(
+    base: LoadedBase, monkeypatch: pytest.MonkeyPatch, keep: int
+) -> None:
+    """The price of a thorough cook has the most that greedy search can take; less where adapters stop helping."""
+    scored: list[int] = []
+
+    def counted(base: LoadedBase, adapter: AdapterModule | None, rows: Rows) -> np.ndarray:
+        scored.append(len(rows))
+        return token_scores(base, adapter, rows)
+
+    monkeypatch.setattr(training.by_losses, "token_scores", counted)
+    monkeypatch.setattr(training.by_losses, "greedy", lambda count, loss, *, most: every_step(count, loss, most))
+    texts = TEXTS[: len(TEXTS) // 4 * 4]
+    weighed(base, bank_of(base, 8), texts=texts, alone=8, keep=keep)
+    least = 9 * len(texts)  # the base and each of eight
+    assert least < sum(scored) <= scored_by_losses(8, len(texts))
+    assert keep == 1 or sum(scored) > 0.9 * scored_by_losses(8, len(texts))
+
+
+def every_step(count: int, loss: Callable[[Sequence[int]], float], most: int) -> tuple[int, ...]:
+    """Greedy search in which every step helps."""
+    chosen: list[int] = []
+    while len(chosen) < min(most, count):
+        for other in sorted(set(range(count)) - set(chosen)):
+            loss([*chosen, other])
+        chosen.append(min(set(range(count)) - set(chosen)))
+    return tuple(chosen)
 
 
 def test_nothing_is_scored_alone_unless_asked_for_and_it_can_be_ended(base: LoadedBase) -> None:
