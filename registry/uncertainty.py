@@ -1,4 +1,4 @@
-"""Standard errors of perplexity figures and of their differences (docs/explanation/methods.md#uncertainty). NumPy only.
+"""Standard errors of perplexity figures and of their differences, and intervals (methods.md#uncertainty).
 
 They are bootstrapped over passages. Several passages can come from one document, so each is a lower bound; and it
 covers the noise of the test text only, not the spread over draws of a sample.
@@ -6,6 +6,7 @@ covers the noise of the test text only, not the spread over draws of a sample.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,15 +15,19 @@ import numpy as np
 from registry.errors import InvalidParameter
 
 Numbers = Sequence[float] | Sequence[int] | np.ndarray
+COVERAGE = 0.9
+"""How often an interval holds what it is of."""
 _CELLS = 2**22  # resamples are drawn in slices of at most this many counts (32 MiB)
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Mean NLL per token of a minus that of b, in nats, and its bootstrap standard error."""
+    """Mean NLL per token of a minus that of b, in nats, its bootstrap standard error and its 90 % interval."""
 
     difference: float
     standard_error: float
+    interval: tuple[float, float] | None
+    """None for a single passage, which does not tell how far others would be from it."""
 
 
 def paired_difference(
@@ -31,7 +36,8 @@ def paired_difference(
     """delta = sum(a - b) / sum(tokens) over passages, NLLs in nats summed per passage.
 
     The standard error is that of the ratio over `resamples` resamples of passages; with a single passage it is 0
-    and says nothing. Raises InvalidParameter where lengths differ, values are not finite or nothing has a token.
+    and says nothing. The interval is as many standard errors wide as Student's t has it for so many passages.
+    Raises InvalidParameter where lengths differ, values are not finite or nothing has a token.
     """
     a, b = np.asarray(nll_a, dtype=np.float64), np.asarray(nll_b, dtype=np.float64)
     if a.shape != b.shape:
@@ -40,7 +46,8 @@ def paired_difference(
     sums = a - b
     _check(sums, counts)
     error = _bootstrap(sums, counts, resamples=resamples, seed=seed)
-    return Difference(difference=float(sums.sum() / counts.sum()), standard_error=error)
+    difference, passages = float(sums.sum() / counts.sum()), int((counts > 0).sum())
+    return Difference(difference, error, _interval(difference, error, passages))
 
 
 def ratio_standard_error(nll: Numbers, tokens: Numbers, *, resamples: int = 2000, seed: int = 0) -> float:
@@ -60,7 +67,10 @@ def _check(sums: np.ndarray, counts: np.ndarray) -> None:
 
 
 def _bootstrap(sums: np.ndarray, counts: np.ndarray, *, resamples: int, seed: int) -> float:
-    """Standard deviation of the ratio of sums over resamples of the passages that have tokens."""
+    """Standard deviation of the ratio of sums over resamples of the passages that have tokens.
+
+    Resamples of n passages spread by sqrt((n - 1) / n) less than n others would, which is put right.
+    """
     if resamples < 2:
         raise InvalidParameter(f"At least 2 resamples are needed, not {resamples}.", param="resamples")
     scored = counts > 0
@@ -71,4 +81,13 @@ def _bootstrap(sums: np.ndarray, counts: np.ndarray, *, resamples: int, seed: in
     for start in range(0, resamples, step := max(1, _CELLS // n)):
         times = rng.multinomial(n, np.full(n, 1.0 / n), size=min(step, resamples - start))  # (resamples, passages)
         ratios.append((times @ sums) / (times @ counts))
-    return float(np.concatenate(ratios).std(ddof=1))
+    return float(np.concatenate(ratios).std(ddof=1)) * math.sqrt(n / max(1, n - 1))
+
+
+def _interval(difference: float, error: float, passages: int) -> tuple[float, float] | None:
+    if passages < 2:
+        return None
+    from scipy.special import stdtrit
+
+    reach = float(stdtrit(passages - 1, (1 + COVERAGE) / 2)) * error
+    return difference - reach, difference + reach

@@ -21,6 +21,8 @@ class BaselineReport(Frozen):
     mean_nll: float
     difference: float
     standard_error: float
+    interval: tuple[float, float] | None = None
+    """The 90 % interval of the difference; None for a single text."""
 
 
 class PerplexityReport(Frozen):
@@ -46,6 +48,8 @@ class Verification(Frozen):
     difference: float
     """Mean NLL per token, soup minus base; negative is better."""
     standard_error: float
+    interval: tuple[float, float] | None = None
+    """The 90 % interval of the difference; None for a single passage, and in answers of before it was told."""
     passages: int
     tokens: int
     helps: bool

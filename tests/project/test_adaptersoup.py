@@ -170,7 +170,9 @@ def test_coverage_is_the_share_of_intervals_that_hold_the_truth(
 
     def narrow(*arrays: np.ndarray) -> Difference:
         found = plain(*arrays)
-        return Difference(found.difference, found.standard_error * wrong)
+        assert found.interval is not None
+        low, high = (found.difference + wrong * (end - found.difference) for end in found.interval)
+        return Difference(found.difference, found.standard_error, (low, high))
 
     monkeypatch.setattr(adaptersoup, "scored", made_up)
     monkeypatch.setattr(adaptersoup, "paired_difference", narrow)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 import registry.uncertainty as uncertainty
 from registry.errors import InvalidParameter
@@ -32,11 +33,29 @@ def test_standard_error_is_that_of_the_ratio():
     assert ratio_standard_error(nll, tokens) == pytest.approx(linearised, rel=0.06)
 
 
+@pytest.mark.parametrize("passages", [2, 5, 20])
+def test_intervals_hold_the_difference_nine_times_in_ten(passages: int):
+    rng, inside = np.random.default_rng(6), 0
+    for _ in range(600):
+        found = paired_difference(rng.normal(3, 2, passages), np.zeros(passages), np.ones(passages), resamples=400)
+        assert found.interval is not None
+        inside += found.interval[0] <= 3 <= found.interval[1]
+    assert 0.87 <= inside / 600 <= 0.93
+
+
+def test_intervals_are_those_of_student():
+    rng = np.random.default_rng(7)
+    values = rng.normal(size=9)
+    found = paired_difference(values, np.zeros(9), np.ones(9), resamples=40_000)
+    theirs = stats.t.interval(0.9, df=8, loc=values.mean(), scale=stats.sem(values))
+    assert found.interval == pytest.approx(theirs, abs=0.02)
+
+
 def test_equal_to_a_bootstrap_written_out():
     rng = np.random.default_rng(2)
     d, n = rng.normal(size=12), rng.integers(1, 50, size=12).astype(float)
     draws = [rng.integers(0, 12, size=12) for _ in range(20_000)]
-    slow = np.std([d[i].sum() / n[i].sum() for i in draws], ddof=1)
+    slow = np.std([d[i].sum() / n[i].sum() for i in draws], ddof=1) * math.sqrt(12 / 11)
     assert paired_difference(d, np.zeros(12), n, resamples=20_000).standard_error == pytest.approx(slow, rel=0.05)
 
 
@@ -81,7 +100,8 @@ def test_slices_of_resamples_change_nothing(monkeypatch):
 
 
 def test_one_passage_says_nothing():
-    assert paired_difference([3.0], [2.0], [4]).standard_error == 0
+    found = paired_difference([3.0, 0.0], [2.0, 0.0], [4, 0])
+    assert (found.standard_error, found.interval) == (0, None)
 
 
 def test_passages_without_tokens_are_left_out():

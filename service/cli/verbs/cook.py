@@ -172,9 +172,11 @@ def _tell(cooked: dict[str, Any]) -> None:
     check = cooked.get("verification")
     if check:
         where = "the held-out passages" if check["held_out"] else "the sample"
+        reach = check.get("interval")
+        between = f", 90 % interval {reach[0]:+.4f} to {reach[1]:+.4f}" if reach else ""
         talk(
-            f"On {where}: {check['difference']:+.4f} (standard error {check['standard_error']:.4f}) mean NLL per "
-            f"token against the base, over {check['passages']} passages."
+            f"On {where}: {check['difference']:+.4f} (standard error {check['standard_error']:.4f}{between}) mean NLL "
+            f"per token against the base, over {check['passages']} passages."
         )
     report = cooked.get("report") or {}
     if report and not cooked.get("abstained"):

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from registry.spec import PerplexityReport
+from registry.spec import BaselineReport, PerplexityReport
 from service.http.schemas.wire import ModelName, Texts, Wire
 
 
@@ -19,15 +19,11 @@ class PerplexityRequest(Wire):
     seed: int = Field(default=0, ge=0, lt=2**32, description="Seed of the bootstrap behind the standard errors.")
 
 
-class ComparedModel(Wire):
+class ComparedModel(BaselineReport):
     """The baseline on the same texts; `difference` is mean NLL per token, the model minus the baseline."""
 
     model: str
     digest: str | None
-    perplexity: float
-    mean_nll: float
-    difference: float
-    standard_error: float
 
 
 class PerplexityAnswer(PerplexityReport):
@@ -37,4 +33,4 @@ class PerplexityAnswer(PerplexityReport):
     model: str
     digest: str | None
     """The adapter digest that was used; null for a base model."""
-    baseline: ComparedModel | None = None  # type: ignore[assignment]
+    baseline: ComparedModel | None = None
