@@ -34,7 +34,7 @@ LEAST_SCREENED, LEAST_STEPS, LEAST_ALONE = 5, 4, 3
 """What a budget leaves of weighing at least. Where it leaves fewer than LEAST_ALONE alone, none is scored so."""
 FOLDS = 3
 """With fewer passages than FEW each is held out of one of so many trainings."""
-STEPS, MOST_PASSES = 20, 6
+STEPS, MOST_PASSES = 48, 6
 """Steps that a training has by default, if that takes no more passes."""
 GRADIENT = 3.5
 """Passes of the base that a pass with its gradients takes; with adapters attached something more than three."""

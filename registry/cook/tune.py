@@ -38,8 +38,8 @@ from registry.spec import (
     Way,
 )
 
-MANY, RATE, LOWER_RATE = 24, "0.003", "0.001"
-"""Training passages from which on the rate is the higher one."""
+RATES = ((48, "0.005"), (24, "0.003"), (0, "0.001"))
+"""From so many training passages on: the rate."""
 
 Tune = Callable[[str, TuningRequest], Tuned]
 """(id of the base model, request) -> what came of it: runs where gradients may run."""
@@ -122,7 +122,7 @@ def _tuning(
     return Tuning(
         sample=sample.report.digest,
         passes=options.passes or default_passes(passages, options.batch),
-        rate=options.rate or (RATE if passages >= MANY else LOWER_RATE),
+        rate=options.rate or next(rate for least, rate in RATES if passages >= least),
         batch=options.batch,
         max_tokens=options.max_tokens,
         seed=options.seed,

@@ -26,13 +26,13 @@ class TuningOptions(Frozen):
     """How a soup is trained on a sample; what is left out follows from how many passages there are.
 
     Of `passes` over the training passages, each in steps of `batch` of them, the state after the best is kept, or the
-    start. By default there are as many passes as make 20 steps, at most 6. `rate` is AdamW's: by default 0.003, and
-    0.001 for fewer than 24 passages.
+    start. By default there are as many passes as make 48 steps, at most 6. `rate` is AdamW's: by default 0.005,
+    0.003 for fewer than 48 passages and 0.001 for fewer than 24.
     """
 
     passes: int | None = Field(default=None, ge=1, le=50)
     rate: UpToOne | None = None
-    batch: int = Field(default=4, ge=1, le=64)
+    batch: int = Field(default=1, ge=1, le=64)
     max_tokens: int = Field(default=512, ge=2, le=65536)
     """Tokens of a passage that are trained on, and that a held-out one is scored on."""
     seed: int = Field(default=0, ge=0, lt=2**32)

@@ -89,9 +89,21 @@ def test_of_few_passages_each_is_held_out_once_and_the_last_training_is_on_all(p
     assert (search.decided_on, search.held_out, search.tuning.trainings) == (7, 7, 4)
 
 
-@pytest.mark.parametrize(("count", "passes"), [(100, 1), (30, 4), (12, 6), (5, 6)])
-def test_few_passages_are_gone_over_more_often(pool, count, passes):
-    assert tune(pool, "law", count=count).recipe.tuning.passes == passes
+@pytest.mark.parametrize(
+    ("count", "passes", "rate"),
+    [
+        (100, 1, "0.005"),
+        (60, 1, "0.005"),
+        (58, 2, "0.003"),
+        (30, 2, "0.003"),
+        (28, 3, "0.001"),
+        (12, 4, "0.001"),
+        (5, 6, "0.001"),
+    ],
+)
+def test_few_passages_are_gone_over_more_often_and_more_slowly(pool, count, passes, rate):
+    tuning = tune(pool, "law", count=count).recipe.tuning
+    assert (tuning.passes, tuning.rate, tuning.batch) == (passes, rate, 1)
 
 
 def test_what_is_asked_for_is_what_is_done_and_is_in_the_recipe(pool):
