@@ -9,16 +9,17 @@ run that was stopped goes on where it was. Draws and sizes are options: a shorte
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 
 from benchmarks.report import Result, options
-from benchmarks.soups.cells import FRESH_RATES, NOISE, Answer, Answers, Cell, fresh, mixed, scored
-from benchmarks.soups.setting import HOSTILE, NAMESPACE, TEST, Setting, opened
+from benchmarks.soups.cells import FRESH_RATES, NOISE, TWICE, Answer, Answers, Cell, fresh, mixed, scored
+from benchmarks.soups.setting import HOSTILE, LARGEST, NAMESPACE, TEST, Lengths, Setting, opened
 from demo.results import Figure
 from registry.spec import CookRequest, HandRecipe, WeightedRef
 from registry.uncertainty import Difference, paired_difference
@@ -26,7 +27,8 @@ from registry.uncertainty import Difference, paired_difference
 EFFORTS = ("instant", "quick", "thorough", "tune")
 PAPER = ("uniform", "similarity", "clustering")
 STARTS = ("tune uniform", "tune control")
-FULL = 100
+PARTS = ("starts", "single", "noise", "hostile", "coverage")
+"""What a shorter run may leave out."""
 HELD_OUT, INTERVALS = 20, 500
 GOALS = {
     "base": {
@@ -52,15 +54,23 @@ class Run:
     draws: int
     sizes: Sequence[int]
     result: Result
+    without: Sequence[str] = ()
+    greedy: int | None = None
+    """Adapters that greedy search may take, the best by themselves; all by default."""
+
+    @property
+    def full(self) -> int:
+        """Passages of the largest sample."""
+        return self.setting.largest
 
     @property
     def domains(self) -> tuple[str, ...]:
         """The novel ones."""
         return self.setting.job.novel
 
-    def answer(self, way: str, domain: str, size: int = FULL, draw: int = 0) -> Answer:
-        """What a way answers."""
-        return self.answers.get(self.setting, Cell(way, domain, draw, size))
+    def answer(self, way: str, domain: str, size: int | None = None, draw: int = 0) -> Answer:
+        """What a way answers, to the largest sample by default."""
+        return self.answers.get(self.setting, Cell(way, domain, draw, size or self.full))
 
     def nll(self, answer: Answer) -> np.ndarray:
         """NLL of the domain's test passages under the answer."""
@@ -102,7 +112,7 @@ class Run:
         ]
         return math.exp(float(np.mean(found)))
 
-    def of(self, way: str, size: int = FULL, draws: int = 1) -> dict[str, list[np.ndarray]]:
+    def of(self, way: str, size: int | None = None, draws: int = 1) -> dict[str, list[np.ndarray]]:
         """NLL of a way by domain, one for each draw."""
         return {
             domain: [self.nll(self.answer(way, domain, size, draw)) for draw in range(draws)] for domain in self.domains
@@ -117,17 +127,18 @@ class Run:
 
 
 def tables(run: Run) -> None:
-    """The paper's modes, efforts and starts on a hundred passages; efforts and the fresh adapter on fewer."""
+    """The paper's modes, efforts and starts on the largest sample; efforts on fewer passages."""
     goals, suffix = GOALS[run.over], "ratio" if run.over == "base" else "over_control"
     for way in (*PAPER, *EFFORTS):
         found = run.of(way, draws=run.draws)
         goal = goals.get(way)
         name = {"tune": "tune_pass"}.get(way, way)
-        run.add(f"{name}_{suffix}", run.ratio(found), goal=goal, note=f"{run.draws} draws of {FULL} passages")
-    for way in PAPER[1:]:
+        run.add(f"{name}_{suffix}", run.ratio(found), goal=goal, note=f"{run.draws} draws of {run.full} passages")
+    run.add(f"tune_twice_{suffix}", run.ratio(run.of(TWICE)), note="two passes, one draw")
+    for way in () if "single" in run.without else PAPER[1:]:
         best = {domain: [run.best(run.answer(way, domain))] for domain in run.domains}
         run.add(f"single_{way}_{suffix}", run.ratio(best), note="one draw")
-    for way in STARTS:
+    for way in () if "starts" in run.without else STARTS:
         run.add(f"{way.replace(' ', '_from_')}_{suffix}", run.ratio(run.of(way)), note="one draw")
     for size in run.sizes:
         for way in EFFORTS:
@@ -148,7 +159,8 @@ def _oracles(run: Run, suffix: str) -> None:
         greedy[domain] = _greedy(run, domain, first, singles)
     quick = {domain: run.nll(run.answer("quick", domain)) for domain in run.domains}
     run.add(f"oracle_single_{suffix}", run.ratio({domain: [one] for domain, one in best.items()}), note="saw the test")
-    run.add(f"oracle_greedy_{suffix}", run.ratio({domain: [one] for domain, one in greedy.items()}), note="saw it too")
+    note = "saw it too" + ("" if run.greedy is None else f", of the {run.greedy} best by themselves")
+    run.add(f"oracle_greedy_{suffix}", run.ratio({domain: [one] for domain, one in greedy.items()}), note=note)
     wins = [run.against(quick[domain], best[domain], domain) for domain in run.domains]
     run.add(
         "quick_beats_oracle_single", sum(one.difference < -one.standard_error for one in wins), "domains", 8,
@@ -164,9 +176,10 @@ def _greedy(run: Run, domain: str, first: str, singles: dict[str, np.ndarray]) -
     No adapter is in it twice, and all is chosen on the test passages themselves.
     """
     chosen, found = [first], singles[first]
-    while len(chosen) < len(singles):
+    may = set(sorted(singles, key=lambda name: float(singles[name].sum()))[: run.greedy])
+    while len(chosen) < len(may):
         tried = {}
-        for name in sorted(singles.keys() - set(chosen)):
+        for name in sorted(may - set(chosen)):
             refs = tuple(WeightedRef(ref=f"{NAMESPACE}/{one}") for one in (*chosen, name))
             cooked = run.setting.client.cook(CookRequest(recipe=HandRecipe(ingredients=refs)))
             tried[name] = scored(run.setting, domain, str(cooked["model"]), str(cooked["digest"]))[0]
@@ -181,23 +194,29 @@ def _greedy(run: Run, domain: str, first: str, singles: dict[str, np.ndarray]) -
 
 def beside_fresh(run: Run) -> None:
     """A fresh adapter at the best of its rates and passes, as held-out passages have it, beside the tuned soup."""
-    for size in (*run.sizes, FULL):
-        better = worse = 0
-        for domain in run.domains:
-            found = run.against(run.nll(run.answer("tune", domain, size)), run.nll(_fresh(run, domain, size)), domain)
-            better += found.difference < -found.standard_error
-            worse += found.difference > found.standard_error
-        goal = GOALS[run.over].get(f"fresh_{size}")
-        run.add(
-            f"tune_vs_fresh_{size}", better - worse, "domains", goal, f"{better} better, {worse} worse by more than "
-            "one standard error, than a fresh adapter at its best of two rates and twice the passes at 100",
-        )  # fmt: skip
+    for size in (*run.sizes, run.full):
+        goal = GOALS[run.over].get(f"fresh_{LARGEST if size == run.full else size}")
+        many = " and of one or two passes" if size == run.full else ""
+        run.add(f"tune_vs_fresh_{size}", *_ahead(run, "tune", size, _fresh), goal, f"of two rates{many}")
+    once = partial(_fresh, most=1)
+    run.add("tune_once_vs_fresh_once", *_ahead(run, "tune", run.full, once), note="of two rates, one pass each")
+    run.add("tune_twice_vs_fresh", *_ahead(run, TWICE, run.full, _fresh), note="two passes; of two rates, one or two")
 
 
-def _fresh(run: Run, domain: str, size: int) -> Answer:
-    """The fresh adapter's best answer, as passages that it held out have it."""
+def _ahead(run: Run, way: str, size: int, other: Callable[[Run, str, int], Answer]) -> tuple[int, str]:
+    """Domains in which a way is better than the other, less those in which it is worse, by more than an error."""
+    better = worse = 0
+    for domain in run.domains:
+        found = run.against(run.nll(run.answer(way, domain, size)), run.nll(other(run, domain, size)), domain)
+        better += found.difference < -found.standard_error
+        worse += found.difference > found.standard_error
+    return better - worse, f"domains ({better} better, {worse} worse)"
+
+
+def _fresh(run: Run, domain: str, size: int, *, most: int = 2) -> Answer:
+    """The fresh adapter's best answer, as passages that it held out have it; of so many passes at most if large."""
     ways = [fresh(rate) for rate in FRESH_RATES]
-    if size == FULL:
+    if size == run.full and most > 1:
         ways += [fresh(rate, passes=2) for rate in FRESH_RATES]
     tried = [run.answer(way, domain, size) for way in ways]
     return min(tried, key=lambda one: 0.0 if one.abstained or one.held_out is None else one.held_out)
@@ -225,15 +244,17 @@ def nothing_claimed(run: Run) -> None:
     """How often an answer is worse than the base by more than a standard error: novel domains and hostile sets."""
     worse: list[str] = []
     claims = 0
-    for domain in (*run.domains, *HOSTILE):
+    hostile = () if "hostile" in run.without else HOSTILE
+    for domain in (*run.domains, *hostile):
         for way in EFFORTS:
-            for size in (FULL, *(run.sizes if domain in run.domains else ())):
+            for size in (run.full, *(run.sizes if domain in run.domains else ())):
                 answer = run.answer(way, domain, size)
                 found = run.against(run.nll(answer), run.base(domain), domain)
                 if found.difference > found.standard_error:
                     worse.append(f"{way} {domain} {size}")
                 claims += domain in HOSTILE and not answer.abstained
-    note = f"domains, sizes and hostile sets; {claims} soups for hostile sets" + "".join(f"; {one}" for one in worse)
+    what = f"domains, sizes and hostile sets; {claims} soups for hostile sets" if hostile else "domains and sizes"
+    note = what + "".join(f"; {one}" for one in worse)
     run.add("worse_than_base", len(worse), "answers", 0, note)
 
 
@@ -242,7 +263,7 @@ def tuned_worst(run: Run) -> None:
     worse = [
         f"{domain} {size} than {name}"
         for domain in run.domains
-        for size in (FULL, *run.sizes)
+        for size in (run.full, *run.sizes)
         for name, other in (("quick", run.answer("quick", domain, size)), ("fresh", _fresh(run, domain, size)))
         if _is_worse(run, run.answer("tune", domain, size), other)
     ]
@@ -315,11 +336,15 @@ def rows(run: Run) -> None:
         })  # fmt: skip
 
 
-def run(setting: Setting, home: Path, *, over: str, draws: int, sizes: Sequence[int], name: str) -> Result:
-    """Everything; `over` is `base` or `control`."""
-    work = Run(setting, Answers(home / "answers.jsonl"), over, draws, sizes, Result(name))
-    parts = (tables, wall, kept_when_narrow, tuned_worst, nothing_claimed, beside_fresh, beside_noise, coverage, rows)
-    for part in parts:
+def run(
+    setting: Setting, home: Path, *, over: str, draws: int, sizes: Sequence[int], name: str,
+    without: Sequence[str] = (), greedy: int | None = None,
+) -> Result:  # fmt: skip
+    """Everything but what it goes `without`; `over` is `base` or `control`."""
+    work = Run(setting, Answers(home / "answers.jsonl"), over, draws, sizes, Result(name), without, greedy)
+    parts = [tables, wall, kept_when_narrow, tuned_worst, nothing_claimed, beside_fresh]
+    parts += [part for part, name in ((beside_noise, "noise"), (coverage, "coverage")) if name not in without]
+    for part in (*parts, rows):
         part(work)
     return work.result
 
@@ -332,15 +357,22 @@ def main() -> None:
     parser.add_argument("--adapters", type=Path, required=True, help="the bank, in the neutral form")
     parser.add_argument("--over", choices=("base", "control"), default="base", help="what ratios are over")
     parser.add_argument("--draws", type=int, default=3, help="draws of a sample")
-    parser.add_argument("--sizes", type=int, nargs="*", default=[5, 15, 30], help="passages, besides 100")
+    parser.add_argument("--sizes", type=int, nargs="*", default=[5, 15, 30], help="passages of smaller samples")
     parser.add_argument("--passages", type=int, default=TEST, help="test passages of a domain")
     parser.add_argument("--longest", type=int, help="characters that passages are cut to; by default as in the demo")
     parser.add_argument("--home", type=Path, default=Path(".reproduce/adaptersoup"), help="what is kept between runs")
+    parser.add_argument("--largest", type=int, default=LARGEST, help="passages of the largest sample")
+    parser.add_argument("--domains", nargs="*", help="the novel ones to look at; by default all")
+    parser.add_argument("--without", nargs="*", choices=PARTS, default=[], help="what is left out")
+    parser.add_argument("--greedy", type=int, help="adapters that greedy search may take, the best by themselves")
     given = parser.parse_args()
     name = "adaptersoup" if given.out is None else given.out.stem
-    lengths = {"passages": given.passages, "longest": given.longest}
-    with opened(given.data, given.base, given.adapters, given.home, **lengths) as setting:
-        found = run(setting, given.home, over=given.over, draws=given.draws, sizes=given.sizes, name=name)
+    lengths = Lengths(given.passages, given.largest, given.longest)
+    with opened(given.data, given.base, given.adapters, given.home, lengths, domains=given.domains) as setting:
+        found = run(
+            setting, given.home, over=given.over, draws=given.draws, sizes=given.sizes, name=name,
+            without=given.without, greedy=given.greedy,
+        )  # fmt: skip
     found.finish(given.out)
 
 

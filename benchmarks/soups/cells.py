@@ -73,14 +73,13 @@ class Answer:
 Request = Callable[[Setting, Cell, SampleSource], CookRequest]
 
 
-def _effort(effort: str, *, control: bool = False) -> Request:
+def _effort(effort: str, *, control: bool = False, tuning: TuningOptions | None = None) -> Request:
     """A cook with an effort; `thorough` looks at the control adapter too, and `control` is beside noise."""
 
     def request(setting: Setting, _cell: Cell, sample: SampleSource) -> CookRequest:
         also = [f"{NAMESPACE}/{setting.job.control}"] if effort == "thorough" and setting.job.control else []
-        return CookRequest.model_validate(
-            {"sample": sample, "effort": effort, "pool": POOL, "verify": True, "also": also, "control": control}
-        )
+        asked = {"sample": sample, "effort": effort, "pool": POOL, "verify": True, "tuning": tuning}
+        return CookRequest.model_validate({**asked, "also": also, "control": control})
 
     return request
 
@@ -91,6 +90,9 @@ def _tuned(refs: Callable[[Setting], list[str]], tuning: TuningOptions | None = 
         return CookRequest(sample=sample, effort="tune", recipe=recipe, pool=POOL, tuning=tuning)
 
     return request
+
+
+TWICE = "tune 2 passes"
 
 
 def fresh(rate: str, *, passes: int | None = None) -> str:
@@ -113,6 +115,7 @@ WAYS: dict[str, Request] = {
     "thorough": _effort("thorough"),
     NOISE: _effort("quick", control=True),
     "tune": _effort("tune"),
+    TWICE: _effort("tune", tuning=TuningOptions(passes=2)),
     "tune uniform": _tuned(lambda setting: list(setting.job.training)),
     "tune control": _tuned(lambda setting: [setting.job.control]),
     **{fresh(rate): _tuned(lambda _: [FRESH], TuningOptions(rate=rate)) for rate in FRESH_RATES},

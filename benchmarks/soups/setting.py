@@ -6,10 +6,11 @@ Hostile sets are text that no adapter of the bank can help with more than by cha
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from demo.server import running
 from registry.adapters import create
 from registry.adapters.weights import save_tensors
 from registry.base_model import shape_of
-from registry.errors import NotFound
+from registry.errors import InvalidParameter, NotFound
 from registry.formats import AdapterContents, read_directory, write_directory
 from service.client.client import SoupClient
 from service.client.transfer import push_folder
@@ -44,6 +45,18 @@ SENTENCE = "The ferry leaves the harbour at noon. "
 HOSTILE = ("source_code", "shuffled_words", "digits", "one_sentence", GENERAL)
 
 
+@dataclass(frozen=True)
+class Lengths:
+    """Test passages of a domain, passages of its largest sample, and characters that all are cut to.
+
+    Where `longest` is None they are cut as in the demo.
+    """
+
+    passages: int = TEST
+    largest: int = LARGEST
+    longest: int | None = None
+
+
 @dataclass
 class Setting:
     """A server with the bank pushed, its client, scores kept on disk, and the texts."""
@@ -53,6 +66,7 @@ class Setting:
     scores: Cells
     base_digest: str
     test_passages: int = TEST
+    largest: int = LARGEST
 
     @property
     def base(self) -> str:
@@ -61,7 +75,7 @@ class Setting:
 
     def sample(self, domain: str, *, size: int, seed: int) -> list[str]:
         """Passages of a domain that a soup is cooked from; smaller ones are of the largest of their draw."""
-        return self._short(draw(draw(self._texts(domain, "valid"), LARGEST, seed=seed), size, seed=seed + 1000))
+        return self._short(draw(draw(self._texts(domain, "valid"), self.largest, seed=seed), size, seed=seed + 1000))
 
     def test(self, domain: str) -> list[str]:
         """Passages that figures come from; none of them is in a sample."""
@@ -116,16 +130,18 @@ def _source_code() -> list[str]:
 
 @contextmanager
 def opened(
-    data: Path, base: str, adapters: Path, home: Path, *, passages: int, longest: int | None
+    data: Path, base: str, adapters: Path, home: Path, lengths: Lengths, *, domains: Sequence[str] | None = None
 ) -> Iterator[Setting]:
     """The setting while open: the bank converted and pushed once, a server over `home`; raises as the demo does.
 
-    A domain has so many test `passages`; they and those of samples are cut to `longest` characters, or as in the demo.
+    What `home` keeps is of its `lengths`: InvalidParameter for others. `domains` are the novel ones, all by default.
     """
+    same_lengths(home, lengths)
     talk = Talk(1)
     names = neutral_domains(adapters)
     found = own_job(data, base_entry(base, talk), adapters, names)
-    job = Job(**{**vars(found), "home": home, "adapters": home / "adapters", "longest": longest or found.longest})
+    changed = {"home": home, "adapters": home / "adapters", "longest": lengths.longest or found.longest}
+    job = Job(**{**vars(found), **changed, "novel": tuple(domains or found.novel)})
     if not all((job.adapters / name / "adapter_config.json").is_file() for name in job.pushed):
         convert_all(job, adapters, names, talk)
     job.write_bases()
@@ -138,7 +154,18 @@ def opened(
                 pushed = push_folder(client, job.adapters / name, name=f"{NAMESPACE}/{name}")
                 if pushed.get("job"):
                     client.wait_job(pushed["job"])
-        yield Setting(job, client, Cells(job.home / "scores.jsonl"), shape.fingerprint, passages)
+        scores = Cells(job.home / "scores.jsonl")
+        yield Setting(job, client, scores, shape.fingerprint, lengths.passages, lengths.largest)
+
+
+def same_lengths(home: Path, lengths: Lengths) -> None:
+    """Raises InvalidParameter where a folder keeps answers of other lengths; a new one notes these."""
+    path = home / "lengths.json"
+    if not path.is_file():
+        home.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(lengths)))
+    elif (kept := json.loads(path.read_text())) != asdict(lengths):
+        raise InvalidParameter(f"{home} keeps answers of {kept}, not of {asdict(lengths)}: choose another --home.")
 
 
 def _write_fresh(job: Job, fingerprint: str) -> None:

@@ -14,11 +14,11 @@ from benchmarks import adaptersoup
 from benchmarks.report import Result
 from benchmarks.soups import setting as settings
 from benchmarks.soups.cells import Answers, Cell, asked
-from benchmarks.soups.setting import HOSTILE, Setting
+from benchmarks.soups.setting import HOSTILE, Lengths, Setting
 from demo.cells import Cells
 from demo.job import Job
 from docs import soups
-from registry.errors import InvalidSample
+from registry.errors import InvalidParameter, InvalidSample
 from registry.names import sha256_digest
 from registry.spec import BY_GRADIENTS, BaseEntry, CookRequest, SampleSource
 from registry.uncertainty import Difference
@@ -200,3 +200,24 @@ def test_hostile_sets_are_the_same_every_time(setting: Setting, data: Path) -> N
     for name in HOSTILE:
         assert setting.test(name) == again.test(name)
     assert settings.GENERAL in HOSTILE
+
+
+def test_a_home_keeps_answers_of_one_length(tmp_path: Path) -> None:
+    settings.same_lengths(tmp_path / "home", Lengths(longest=300))
+    settings.same_lengths(tmp_path / "home", Lengths(longest=300))
+    with pytest.raises(InvalidParameter, match="choose another --home"):
+        settings.same_lengths(tmp_path / "home", Lengths(longest=500))
+
+
+def test_a_shorter_run_leaves_out_what_it_is_told_to(setting: Setting, tmp_path: Path) -> None:
+    setting.largest = 60
+    found = adaptersoup.run(
+        setting, tmp_path, over="base", draws=1, sizes=[], name="x", greedy=1, without=adaptersoup.PARTS
+    )  # fmt: skip
+    sizes, ways = {row["passages"] for row in found.rows}, {row["way"] for row in found.rows}
+    assert sizes == {60}
+    assert not any(row["hostile"] for row in found.rows)
+    assert "quick beside noise" not in ways
+    assert not {"interval_coverage", "noise_difference", "tune_from_uniform_ratio"} & found.figures.keys()
+    assert found.figures["oracle_greedy_ratio"].value == found.figures["oracle_single_ratio"].value
+    assert found.figures["tune_vs_fresh_60"].goal == 0
