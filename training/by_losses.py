@@ -31,10 +31,13 @@ Candidate = tuple[AdapterConfig, Tensors]
 
 
 def by_losses(
-    base: LoadedBase, candidates: Sequence[Candidate], numbers: Sequence[int], rows: Rows, *, most: int,
-    say: Callable[[int, str], None],
+    base: LoadedBase, candidates: Sequence[Candidate], numbers: Sequence[int], rows: Rows, *,
+    fits: Callable[[Sequence[int]], bool], say: Callable[[int, str], None],
 ) -> ByLosses:  # fmt: skip
-    """What scoring candidates (called by `numbers`) one by one says of mixing them; `say` is called before each."""
+    """What scoring candidates (called by `numbers`) one by one says of mixing them; `say` is called before each.
+
+    `fits` says of numbers whether these may be mixed.
+    """
     text = f"scoring {len(candidates)} adapters, each by itself"
     say(0, text)
     log_probs = [token_scores(base, None, rows)]
@@ -58,7 +61,7 @@ def by_losses(
             bank.apply_coefficients()
         return -float(token_scores(base, bank, part).mean())
 
-    members = greedy(len(best), loss, most=most)
+    members = greedy(len(best), loss, fits=lambda some: fits([numbers[best[at]] for at in some]))
     return ByLosses(
         scored=tuple(numbers),
         differences=tuple((alone[1:] - alone[0]).tolist()),
@@ -92,15 +95,16 @@ def expectation_maximisation(log_probs: np.ndarray, *, iterations: int = ITERATI
     return weights
 
 
-def greedy(count: int, loss: Callable[[Sequence[int]], float], *, most: int) -> tuple[int, ...]:
+def greedy(
+    count: int, loss: Callable[[Sequence[int]], float], *, fits: Callable[[Sequence[int]], bool]
+) -> tuple[int, ...]:
     """Members of an even mixture, of 0 to `count` - 1: the best alone, then whichever lowers the loss of all the most.
 
-    Ends with `most` members, or where none lowers it. Of equal ones the first is taken.
+    Ends where none of those that fit lowers it. Of equal ones the first is taken.
     """
     chosen: list[int] = []
     least = np.inf
-    while len(chosen) < min(most, count):
-        others = [number for number in range(count) if number not in chosen]
+    while others := [at for at in range(count) if at not in chosen and fits([*chosen, at])]:
         losses = [loss([*chosen, number]) for number in others]
         best = int(np.argmin(losses))
         if losses[best] >= least:

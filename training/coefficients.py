@@ -47,7 +47,7 @@ def weigh(base: LoadedBase, request: WeighingRequest, load: Load, *, progress: P
     looked_at = [rows[at] for at in drawn[: request.screened]]
     scores = work.screen(looked_at)
     best = sorted(range(len(scores)), key=lambda at: (-scores[at].score, at))
-    kept = tuple(at for at in best[: request.keep] if scores[at].score > 0)
+    kept = request.most_that_fit([at for at in best if scores[at].score > 0])
     bank, losses, seen = work.learn(kept, rows) if kept else (None, [], 0)
     alone = best[: request.alone]
     return Weighing(
@@ -116,7 +116,7 @@ class _Work:
         """What these candidates' losses say, each by itself."""
         done = PARTS + self.request.steps
         return by_losses(
-            self.base, self._loaded(which), which, rows, most=self.request.keep,
+            self.base, self._loaded(which), which, rows, fits=self.request.fits,
             say=lambda number, message: self._say(done + number, message),
         )  # fmt: skip
 

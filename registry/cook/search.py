@@ -102,7 +102,7 @@ def search(
     ways: dict[Way, tuple[Sequence[SoupPart], CookRequest]] = {}
     if weighing is not None:
         assert asked is not None
-        ways = side_by_side(weighing, parts, request, base.shape, most=asked.keep)
+        ways = side_by_side(weighing, parts, request, base.shape, asked)
     if selected:
         ways["selected"] = selected, request
     progress(2, 4, f"trying {len(ways)} soups on {len(trying)} passages that were held out")
@@ -153,24 +153,22 @@ def search(
 def request_of(
     request: CookRequest, candidates: Sequence[tuple[AdapterRow, SoupPart]], texts: Sequence[str]
 ) -> WeighingRequest:
-    """What is asked of weighing, as far as the effort goes; no more members than fit into `max_width`."""
+    """What is asked of weighing, as far as the effort goes."""
     depth = DEPTHS[request.effort]
-    widest = max(part.config.width for _, part in candidates)
-    members = request.options.max_ingredients or depth.members
-    most = max(1, min(members, request.max_width // max(1, widest)))
     return WeighingRequest(
         texts=tuple(texts),
         candidates=tuple(StoredAdapter(config=row.config, blob=row.weights_blob) for row, _ in candidates),
-        keep=most,
+        keep=request.options.max_ingredients or depth.members,
+        max_width=request.max_width,
         steps=depth.steps,
         alone=min(depth.alone, len(candidates)),
     )
 
 
 def side_by_side(
-    weighing: Weighing, parts: Sequence[SoupPart], request: CookRequest, shape: BaseShape, *, most: int
+    weighing: Weighing, parts: Sequence[SoupPart], request: CookRequest, shape: BaseShape, asked: WeighingRequest
 ) -> dict[Way, tuple[Sequence[SoupPart], CookRequest]]:
-    """The exact mixtures that weighing leads to, of at most so many."""
+    """The exact mixtures that weighing, as it was asked, leads to."""
     ways: dict[Way, tuple[Sequence[SoupPart], CookRequest]] = {}
     exact = request.model_copy(update={"mixing": ConcatMixing()})
     if weighed := _weighed(weighing, parts, shape):
@@ -179,7 +177,8 @@ def side_by_side(
     if found is None:
         return ways
     weights = {at: weight for at, weight in zip(found.scored, found.em, strict=True) if weight > 0}
-    weights = dict(sorted(weights.items(), key=lambda one: -one[1])[:most])
+    first = asked.most_that_fit(sorted(weights, key=lambda at: -weights[at]))
+    weights = {at: weights[at] for at in first}
     if weights:
         scale = canonical_decimal(sum(weights.values()))
         mixing = ConcatMixing(scale=scale)

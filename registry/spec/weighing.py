@@ -5,6 +5,9 @@ Beside it what their losses alone say (`ByLosses`), and how the same would do wi
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from pydantic import Field
 
 from registry.names import Digest
@@ -22,16 +25,17 @@ class StoredAdapter(Frozen):
 class WeighingRequest(Frozen):
     """Weigh `candidates`, which can be put side by side, on `texts`.
 
-    They are screened on at most `screened` texts, the best `keep` are given coefficients in `steps` steps of `batch`
-    texts each. The best `alone` by the screen are scored by themselves as well, and at most `keep` of them are
-    mixed by what that says. With `noise` each candidate's tensors are drawn anew, with the mean and the spread of its
-    own. What comes of the coefficients is tried on the texts `unseen`. All draws are by `seed`.
+    They are screened on at most `screened` texts, the best `keep` that fit `max_width` side by side are given
+    coefficients in `steps` steps of `batch` texts each. The best `alone` by the screen are scored by themselves too,
+    and as many of them are mixed by what that says. With `noise` each candidate's tensors are drawn anew, with the mean
+    and the spread of its own. What comes of the coefficients is tried on the texts `unseen`. All draws are by `seed`.
     """
 
     texts: tuple[str, ...] = Field(min_length=1)
     candidates: tuple[StoredAdapter, ...] = Field(min_length=1)
     screened: int = Field(default=30, ge=1)
     keep: int = Field(default=5, ge=1)
+    max_width: int | None = Field(default=None, ge=1)
     steps: int = Field(default=12, ge=1)
     batch: int = Field(default=8, ge=1)
     rate: float = Field(default=0.08, gt=0)
@@ -42,6 +46,19 @@ class WeighingRequest(Frozen):
     max_tokens: int = Field(default=512, ge=2)
     """Tokens of a text that are looked at."""
     seed: int = Field(default=0, ge=0, lt=2**32)
+
+    def fits(self, numbers: Sequence[int]) -> bool:
+        """Whether these candidates are no more than `keep`, and no wider than `max_width`; one by itself always is."""
+        widths = [self.candidates[number].config.width for number in numbers]
+        return len(widths) < 2 or (len(widths) <= self.keep and sum(widths) <= (self.max_width or math.inf))
+
+    def most_that_fit(self, best: Sequence[int]) -> tuple[int, ...]:
+        """Candidates, best first, without those that do not fit beside the better ones."""
+        taken: tuple[int, ...] = ()
+        for number in best:
+            if self.fits((*taken, number)):
+                taken = (*taken, number)
+        return taken
 
 
 class Screened(Frozen):

@@ -240,7 +240,7 @@ class ToyRegistry:
         self.weighings.append(request)
         scores = [self.helpful.get(one.blob, -0.1) for one in request.candidates]
         best = sorted(range(len(scores)), key=lambda at: -scores[at])
-        kept = tuple(at for at in best[: request.keep] if scores[at] > 0)
+        kept = request.most_that_fit([at for at in best if scores[at] > 0])
         sites = [sorted(sites_of(request.candidates[at].config, SHAPE)) for at in kept]
         return Weighing(
             screened=tuple(Screened(score=score, standard_error=0.01) for score in scores),

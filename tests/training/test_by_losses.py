@@ -75,7 +75,7 @@ def test_members_are_added_while_they_lower_the_loss(seed: int, count: int, most
     table = {
         frozenset(some): draw.uniform() for n in range(count) for some in itertools.combinations(range(count), n + 1)
     }
-    found = greedy(count, lambda members: table[frozenset(members)], most=most)
+    found = greedy(count, lambda members: table[frozenset(members)], fits=lambda some: len(some) <= most)
     assert 1 <= len(found) <= min(most, count)
     assert len(set(found)) == len(found)
     losses = [table[frozenset(found[: n + 1])] for n in range(len(found))]
@@ -144,7 +144,7 @@ def test_the_plan_counts_at_least_the_passages_that_are_scored(
         return token_scores(base, adapter, rows)
 
     monkeypatch.setattr(training.by_losses, "token_scores", counted)
-    monkeypatch.setattr(training.by_losses, "greedy", lambda count, loss, *, most: every_step(count, loss, most))
+    monkeypatch.setattr(training.by_losses, "greedy", lambda count, loss, *, fits: every_step(count, loss, keep))
     texts = TEXTS[: len(TEXTS) // 4 * 4]
     weighed(base, bank_of(base, 8), texts=texts, alone=8, keep=keep)
     least = 9 * len(texts)  # the base and each of eight
