@@ -137,8 +137,11 @@ reproduce-single: $(VENV)/.dev  ## the single-domain soups of AdapterSoup (an ho
 reproduce-adaptersoup: $(VENV)/.dev $(SMOLLM2)  ## every effort beside the paper's modes and trainings, on two banks (hours; resumable)
 	$(RUN) -m benchmarks.adaptersoup --data ../shared/corpora --base ../shared/base-lm --adapters ../shared/adapters/main \
 	  --longest 500 --home .reproduce/adaptersoup-main --out benchmarks/results/adaptersoup.json
+	$(RUN) -m benchmarks.ensembles --data ../shared/corpora --base ../shared/base-lm --adapters ../shared/adapters/main \
+	  --longest 500 --home .reproduce/adaptersoup-main --out benchmarks/results/ensembles.json
 	$(RUN) -m benchmarks.adaptersoup --data ../shared/corpora --base $(SMOLLM2) --adapters ../shared/adapters/smollm2 --over control \
-	  --draws 1 --home .reproduce/adaptersoup-smollm2 --out benchmarks/results/adaptersoup_smollm2.json
+	  --draws 1 --sizes --largest 60 --longest 300 --passages 30 --greedy 6 --without starts single noise hostile coverage \
+	  --home .reproduce/adaptersoup-smollm2 --out benchmarks/results/adaptersoup_smollm2.json
 
 openapi: $(VENV)/.runtime  ## regenerate docs/reference/openapi.json and the API reference from the schema
 	$(RUN) -m docs.generate

@@ -10,7 +10,7 @@ import json
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -58,20 +58,12 @@ class Lengths:
 
 
 @dataclass
-class Setting:
-    """A server with the bank pushed, its client, scores kept on disk, and the texts."""
+class Texts:
+    """The job, and the passages of its domains that are cooked from and scored."""
 
     job: Job
-    client: SoupClient
-    scores: Cells
-    base_digest: str
     test_passages: int = TEST
     largest: int = LARGEST
-
-    @property
-    def base(self) -> str:
-        """The base model, as a ref."""
-        return f"base/{self.job.base.id}"
 
     def sample(self, domain: str, *, size: int, seed: int) -> list[str]:
         """Passages of a domain that a soup is cooked from; smaller ones are of the largest of their draw."""
@@ -110,6 +102,20 @@ class Setting:
         return {name: (texts[0::2], texts[1::2]) for name, texts in made.items()}
 
 
+@dataclass
+class Setting(Texts):
+    """A server with the bank pushed, its client, scores kept on disk, and the texts."""
+
+    client: SoupClient = field(kw_only=True)
+    scores: Cells = field(kw_only=True)
+    base_digest: str = field(kw_only=True)
+
+    @property
+    def base(self) -> str:
+        """The base model, as a ref."""
+        return f"base/{self.job.base.id}"
+
+
 def _general(data: Path) -> list[str]:
     folder = data / "general"
     for name in ("valid.jsonl", "valid.jsonl.gz"):
@@ -132,7 +138,27 @@ def _source_code() -> list[str]:
 def opened(
     data: Path, base: str, adapters: Path, home: Path, lengths: Lengths, *, domains: Sequence[str] | None = None
 ) -> Iterator[Setting]:
-    """The setting while open: the bank converted and pushed once, a server over `home`; raises as the demo does.
+    """The setting while open: `prepared`, the bank pushed once, a server over `home`; raises as the demo does."""
+    texts = prepared(data, base, adapters, home, lengths, domains=domains)
+    job = texts.job
+    job.write_bases()
+    fingerprint = shape_of(job.base, job.home / "cache").fingerprint
+    _write_fresh(job, fingerprint)
+    with running(job.bases, job.home / "server") as server, server.client() as client:
+        there = {one["name"] for one in client.adapters(kind="adapter")}
+        for name in (*job.pushed, FRESH):
+            if name not in there:
+                pushed = push_folder(client, job.adapters / name, name=f"{NAMESPACE}/{name}")
+                if pushed.get("job"):
+                    client.wait_job(pushed["job"])
+        scores = Cells(job.home / "scores.jsonl")
+        yield Setting(**vars(texts), client=client, scores=scores, base_digest=fingerprint)
+
+
+def prepared(
+    data: Path, base: str, adapters: Path, home: Path, lengths: Lengths, *, domains: Sequence[str] | None = None
+) -> Texts:
+    """The job with its bank converted; raises as the demo does.
 
     What `home` keeps is of its `lengths`: InvalidParameter for others. `domains` are the novel ones, all by default.
     """
@@ -144,18 +170,7 @@ def opened(
     job = Job(**{**vars(found), **changed, "novel": tuple(domains or found.novel)})
     if not all((job.adapters / name / "adapter_config.json").is_file() for name in job.pushed):
         convert_all(job, adapters, names, talk)
-    job.write_bases()
-    shape = shape_of(job.base, job.home / "cache")
-    _write_fresh(job, shape.fingerprint)
-    with running(job.bases, job.home / "server") as server, server.client() as client:
-        there = {one["name"] for one in client.adapters(kind="adapter")}
-        for name in (*job.pushed, FRESH):
-            if name not in there:
-                pushed = push_folder(client, job.adapters / name, name=f"{NAMESPACE}/{name}")
-                if pushed.get("job"):
-                    client.wait_job(pushed["job"])
-        scores = Cells(job.home / "scores.jsonl")
-        yield Setting(job, client, scores, shape.fingerprint, lengths.passages, lengths.largest)
+    return Texts(job, lengths.passages, lengths.largest)
 
 
 def same_lengths(home: Path, lengths: Lengths) -> None:

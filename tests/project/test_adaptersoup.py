@@ -14,7 +14,7 @@ from benchmarks import adaptersoup
 from benchmarks.report import Result
 from benchmarks.soups import setting as settings
 from benchmarks.soups.cells import Answers, Cell, asked
-from benchmarks.soups.setting import HOSTILE, Lengths, Setting
+from benchmarks.soups.setting import HOSTILE, Lengths, Setting, Texts
 from demo.cells import Cells
 from demo.job import Job
 from docs import soups
@@ -93,7 +93,8 @@ def setting(data: Path) -> Setting:
     job = Job("bank", data / "home", data, BaseEntry(id="tiny", source="x"), BANK, DOMAINS, "control", data / "a")
     client: Any = FakeClient()
     (data / "home").mkdir()
-    return Setting(job, client, Cells(data / "home" / "scores.jsonl"), sha256_digest(b"base"), test_passages=20)
+    scores = Cells(data / "home" / "scores.jsonl")
+    return Setting(job, test_passages=20, client=client, scores=scores, base_digest=sha256_digest(b"base"))
 
 
 def test_samples_and_test_passages_share_nothing_and_smaller_samples_are_of_the_larger(setting: Setting) -> None:
@@ -196,7 +197,7 @@ def test_tables_and_pictures_show_every_way(setting: Setting, tmp_path: Path) ->
 
 
 def test_hostile_sets_are_the_same_every_time(setting: Setting, data: Path) -> None:
-    again = Setting(setting.job, setting.client, setting.scores, setting.base_digest, test_passages=20)
+    again = Texts(setting.job, test_passages=20)
     for name in HOSTILE:
         assert setting.test(name) == again.test(name)
     assert settings.GENERAL in HOSTILE
