@@ -21,12 +21,12 @@ from torch import Tensor
 
 from benchmarks import parity
 from benchmarks.averaging import Size
+from benchmarks.peft_mixing import PeftMixer, error, updates
 from benchmarks.report import Result, interleaved, ratios, repeated
 from benchmarks.serving import BATCH_TOKENS, INGREDIENTS, Setting, prepare, run_sized
 from benchmarks.subjects import Given
 from demo.results import Figure
 from registry.adapters import expected_tensors
-from registry.adapters.lora import LORA_A, LORA_B, PREFIX
 from registry.adapters.weights import adapter_digest
 from registry.errors import Internal
 from registry.soup import MIXINGS
@@ -156,49 +156,17 @@ def measure_linear(result: Result) -> None:
     model, shape = parity.tiny("llama")
     config = LoraConfig.of({path: LoraModule(8, 16.0) for path in shape.linears if "self_attn" in path})
     parts = parts_of(config, shape, LINEAR_WEIGHTS)
-    exact = _sum_of([_updates(config, part.load(), float(part.weight)) for part in parts])
-    linear = _peft_linear(copy.deepcopy(model), config, [part.load() for part in parts])
+    exact = _sum_of([updates(config, part.load(), float(part.weight)) for part in parts])
+    peft = PeftMixer(copy.deepcopy(model), config, [part.load() for part in parts])
+    peft.mix(LINEAR_WEIGHTS, combination_type="linear")
     soup, tensors = mixed(parts, EXACT)
     note = "Frobenius norm of the updates of all modules, against that of the exact mixture"
-    result.figures["lora_linear_error"] = Figure(_error(linear, exact), "fraction", note=note)
-    result.figures["lora_concat_error"] = Figure(_error(_updates(soup, tensors, 1.0), exact), "fraction", note=note)
-
-
-def _updates(config: AdapterConfig, tensors: Tensors, factor: float) -> dict[str, Tensor]:
-    """factor s B A of each module, (outputs, inputs), in double precision."""
-    assert isinstance(config, LoraConfig)
-    return {
-        path: factor
-        * config.scaling(module)
-        * (tensors[PREFIX + path + LORA_B].double() @ tensors[PREFIX + path + LORA_A].double())
-        for path, module in config.modules().items()
-    }
+    result.figures["lora_linear_error"] = Figure(error(peft.updates(), exact), "fraction", note=note)
+    result.figures["lora_concat_error"] = Figure(error(updates(soup, tensors, 1.0), exact), "fraction", note=note)
 
 
 def _sum_of(updates: Sequence[Tensors]) -> dict[str, Tensor]:
     return {path: torch.stack([one[path] for one in updates]).sum(0) for path in updates[0]}
-
-
-def _error(found: Tensors, exact: Tensors) -> float:
-    difference = sum(float((found[path] - exact[path]).square().sum()) for path in exact)
-    return float((difference / sum(float(one.square().sum()) for one in exact.values())) ** 0.5)
-
-
-def _peft_linear(model: Any, config: LoraConfig, loras: Sequence[Tensors]) -> dict[str, Tensor]:
-    """The update of each module after PEFT has mixed the LoRAs by `linear`."""
-    import peft
-
-    rank, alpha = next(iter(config.modules().values()))
-    names = [f"number{number}" for number in range(len(loras))]
-    theirs = peft.LoraConfig(r=rank, lora_alpha=int(alpha), target_modules=list(config.modules()))
-    wrapped: Any = peft.get_peft_model(model, theirs, adapter_name=names[0])
-    for name in names[1:]:
-        wrapped.add_adapter(name, theirs)
-    for name, tensors in zip(names, loras, strict=True):
-        peft.set_peft_model_state_dict(wrapped, dict(tensors), adapter_name=name)
-    wrapped.add_weighted_adapter(names, list(LINEAR_WEIGHTS), "mixture", combination_type="linear")
-    modules = wrapped.base_model.model
-    return {path: modules.get_submodule(path).get_delta_weight("mixture").double() for path in config.modules()}
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What choosing costs in large pools (a fit, one more adapter, a selection), and what an average costs.
+"""What choosing costs in large pools (a fit, one more adapter, a selection), and what mixing costs.
 
 Pools are Gaussian domains of 100 embeddings with 576 dimensions; `posterior` first, then `cosine`.
 
@@ -7,8 +7,8 @@ Pools are Gaussian domains of 100 embeddings with 576 dimensions; `posterior` fi
 - `remove_one_<kind>_s`: the same for one that goes.
 - `select_<kind>_ms`: from a sample's embeddings to the selection, in the large pool, the selector being in memory.
 - `average_vs_memory_pass`: averaging five adapters over reading and writing the same bytes once.
-
-`lora_svd_vs_peft` is not measured yet: it belongs here, as `measure_recompression`, once a LoRA soup can be truncated.
+- `lora_svd_vs_peft`: PEFT's `svd` of a LoRA soup over our `recompress`, on the linear modules of SmolLM2's layers;
+  both find the nearest update of the rank, which is looked at.
 """
 
 from __future__ import annotations
@@ -19,27 +19,35 @@ import math
 import resource
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.averaging import SIZES, Size, ours
+from benchmarks.averaging import SIZES, Size
+from benchmarks.averaging import ours as averaged
+from benchmarks.breadth import mixed, parts_of
+from benchmarks.peft_mixing import PeftMixer, error, updates
 from benchmarks.report import Result, interleaved, options, ratios, repeated
 from demo.results import Figure
+from registry.base_model.architecture import shape_from
 from registry.errors import Internal
+from registry.names import sha256_digest
 from registry.selectors import SELECTORS
 from registry.selectors.contract import Domain
 from registry.selectors.state import dump_state
 from registry.selectors.updating import proof_members
-from registry.spec import CosineSpec, PosteriorSpec
+from registry.spec import CosineSpec, LoraConfig, LoraModule, PosteriorSpec, RecompressMixing
 
 POOLS = (1_000, 10_000)
 UNITS, DIMENSIONS = 100, 576
 SPECS: Mapping[str, Any] = {"posterior": PosteriorSpec(), "cosine": CosineSpec(encoder="base")}
 INGREDIENTS = 5
+LAYERS, RANK, WEIGHTS, SAME = 30, 8, (0.3, 0.25, 0.2, 0.15, 0.1), 1e-4
 APART = 0.7
 """Standard deviation of the domains' centres, where that of a domain's units is 1."""
 
@@ -122,7 +130,9 @@ def _peak_gib() -> float:
 def measure_average(result: Result, size: Size, *, repeats: int) -> None:
     """Averaging adapters, against a copy of the same bytes."""
     adapters = [size.adapter(seed) for seed in range(INGREDIENTS)]
-    times = interleaved({"average": lambda: ours(size, adapters), "pass": lambda: _copies(adapters)}, repeats=repeats)
+    times = interleaved(
+        {"average": lambda: averaged(size, adapters), "pass": lambda: _copies(adapters)}, repeats=repeats
+    )
     note = f"{INGREDIENTS} adapters of {size.name}"
     result.figures["average_vs_memory_pass"] = repeated(
         ratios(times["average"], times["pass"]), "ratio", goal=3.0, note=note
@@ -135,11 +145,36 @@ def _copies(adapters: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
     return [torch.clone(tensor) for adapter in adapters for tensor in adapter.values()]
 
 
+def measure_recompression(result: Result, *, layers: int = LAYERS, repeats: int) -> None:
+    """A soup of LoRAs as narrow as one of them, by PEFT and by us; raises Internal where the two differ."""
+    base: Any = LlamaConfig(
+        hidden_size=576, intermediate_size=1536, num_attention_heads=9, num_key_value_heads=3,
+        num_hidden_layers=layers, vocab_size=64, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    shape = shape_from(base, sha256_digest(b"selection"), "llama")
+    config = LoraConfig.of({path: LoraModule(RANK, RANK) for path in shape.linears if ".layers." in path})
+    parts = parts_of(config, shape, WEIGHTS)
+    peft = PeftMixer(LlamaForCausalLM(base), config, [part.load() for part in parts])
+    theirs = partial(peft.mix, WEIGHTS, combination_type="svd", svd_rank=RANK)
+    ours = partial(mixed, parts, RecompressMixing())
+    times = interleaved({"peft": theirs, "ours": ours}, repeats=repeats)
+    soup, tensors = ours()
+    apart = error(updates(soup, tensors, 1.0), peft.updates())
+    if apart > SAME:
+        raise Internal(f"ours and PEFT's truncated soups differ by {apart:.2g} of their size")
+    note = f"{len(WEIGHTS)} LoRAs of rank {RANK} on {len(config.modules())} modules; they differ by {apart:.1g}"
+    result.figures["lora_svd_vs_peft"] = repeated(ratios(times["peft"], times["ours"]), "ratio", goal=50.0, note=note)
+    result.rows.append(
+        {"modules": len(config.modules()), **{f"{name}_s": median(found) for name, found in times.items()}}
+    )
+
+
 def run(*, pools: Sequence[int] = POOLS, units: int = UNITS, dimensions: int = DIMENSIONS, size: Size = SIZES[-1],
-        repeats: int) -> Result:  # fmt: skip
+        layers: int = LAYERS, repeats: int) -> Result:  # fmt: skip
     """Everything."""
     result = Result("selection")
     measure_average(result, size, repeats=repeats)
+    measure_recompression(result, layers=layers, repeats=repeats)
     measure_pools(result, pools=pools, units=units, dimensions=dimensions, repeats=repeats)
     return result
 
