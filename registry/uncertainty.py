@@ -36,7 +36,7 @@ def paired_difference(
     """delta = sum(a - b) / sum(tokens) over passages, NLLs in nats summed per passage.
 
     The standard error is that of the ratio over `resamples` resamples of passages; with a single passage it is 0
-    and says nothing. The interval is as many standard errors wide as Student's t has it for so many passages.
+    and says nothing. The interval reaches as many standard errors to either side as Student's t has it.
     Raises InvalidParameter where lengths differ, values are not finite or nothing has a token.
     """
     a, b = np.asarray(nll_a, dtype=np.float64), np.asarray(nll_b, dtype=np.float64)

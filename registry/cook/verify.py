@@ -2,7 +2,8 @@
 
 Its NLL of the sample is held against the base's, paired by passage; it has to be lower by more than one standard error
 of the difference. The text is that which chose the ingredients, so the figure is optimistic. Passages that were held
-out had no part in that; there two standard errors are asked for, since several ways are tried on them.
+out had no part in that; there two standard errors are asked for, since several ways are tried on them, and an interval
+(`registry.uncertainty`) that does not hold zero, which is more where they are few.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from registry.progress import Progress
 from registry.registry import BaseModel
 from registry.soup.compat import SoupPart
 from registry.spec import BY_GRADIENTS, Effort, Verification
-from registry.uncertainty import paired_difference
+from registry.uncertainty import Difference, paired_difference
 
 MARGIN, HELD_OUT_MARGIN = 1.0, 2.0
 """Standard errors by which a soup has to be better: on the sample that chose it, and on passages that were held out."""
@@ -55,7 +56,8 @@ def nll_of(mixed: Mixed, texts: Sequence[str], *, progress: Progress) -> tuple[n
 def verification_of(soup: np.ndarray, base: np.ndarray, tokens: np.ndarray, *, held_out: bool) -> Verification:
     """What NLLs in nats and token counts of passages (passages,) say of a soup; raises InvalidSample without tokens.
 
-    On passages that had a part in choosing one standard error is asked for, on those that were held out two.
+    On passages that had a part in choosing one standard error is asked for; on those that were held out two, and an
+    interval that does not hold zero.
     """
     if tokens.sum() == 0:
         raise InvalidSample("The sample holds no token that the base model can score.", param="sample")
@@ -67,9 +69,14 @@ def verification_of(soup: np.ndarray, base: np.ndarray, tokens: np.ndarray, *, h
         **vars(paired),
         passages=len(tokens),
         tokens=int(tokens.sum()),
-        helps=paired.difference < -margin * paired.standard_error,
+        helps=paired.difference < -margin * paired.standard_error and not (held_out and _spans_zero(paired)),
         held_out=held_out,
     )
+
+
+def _spans_zero(paired: Difference) -> bool:
+    """Whether the 90 % interval has zero in it: with six passages or fewer it reaches further than two errors."""
+    return paired.interval is not None and paired.interval[1] >= 0
 
 
 def why_not(verification: Verification) -> str:
@@ -77,6 +84,8 @@ def why_not(verification: Verification) -> str:
     where, by = "On the sample", "one standard error"
     if verification.held_out:
         where, by = f"On the {verification.passages} passages that were held out", "two standard errors"
+        if verification.difference < -HELD_OUT_MARGIN * verification.standard_error:
+            by = "more than so few passages leave open, as its 90 % interval holds zero"
     return (
         f"{where} it does not beat the base model by {by}: mean NLL "
         f"{verification.soup_nll:.4f} against {verification.base_nll:.4f}, difference "

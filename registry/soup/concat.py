@@ -10,7 +10,6 @@ The result is the same on every machine, and fp32 whatever the ingredients are: 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -21,7 +20,7 @@ from registry.adapters import entry_of
 from registry.errors import Internal, InvalidRecipe
 from registry.soup.cast import cast_finite
 from registry.soup.compat import SoupPart, by_digest, listed, structure_reasons
-from registry.spec import AdapterConfig, ConcatMixing
+from registry.spec import AdapterConfig, ConcatMixing, widths_together
 
 
 def check(parts: Sequence[SoupPart], _mixing: ConcatMixing) -> list[str]:
@@ -85,10 +84,7 @@ def too_wide(parts: Sequence[SoupPart], _mixing: ConcatMixing, max_width: int) -
 
 def added_up(parts: Sequence[SoupPart]) -> dict[str, int]:
     """Widths by site, side by side."""
-    total: Counter[str] = Counter()
-    for part in parts:
-        total.update(part.config.widths())
-    return total
+    return widths_together(part.config for part in parts)
 
 
 def result(parts: Sequence[SoupPart], mixing: ConcatMixing) -> AdapterConfig:

@@ -66,7 +66,7 @@ from registry.spec.structures.fusion import FusionConfig
 from registry.spec.structures.lora import LoraConfig, LoraGroup, LoraModule
 from registry.spec.structures.prefix import PrefixConfig
 from registry.spec.structures.pruned import MaskRule, Pruned, PruningScore
-from registry.spec.structures.structure import HeadConfig, without_none
+from registry.spec.structures.structure import HeadConfig, widths_together, without_none
 from registry.spec.structures.union import UnionConfig
 from registry.spec.tuning import Tuned, Tuning, TuningOptions, TuningReport, TuningRequest, TuningSetting
 from registry.spec.unions import UNION_MEMBERS
@@ -172,5 +172,6 @@ __all__ = [
     "canonical_decimal",
     "canonical_weights",
     "weights_by_digest",
+    "widths_together",
     "without_none",
 ]

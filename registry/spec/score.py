@@ -53,5 +53,6 @@ class Verification(Frozen):
     passages: int
     tokens: int
     helps: bool
-    """True when the soup beats the base by more than one paired standard error, on held-out passages by two."""
+    """True when the soup beats the base by more than one paired standard error; on held-out passages by two, and with
+    its interval too."""
     held_out: bool = False

@@ -5,7 +5,6 @@ Beside it what their losses alone say (`ByLosses`), and how the same would do wi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from pydantic import Field
@@ -13,6 +12,7 @@ from pydantic import Field
 from registry.names import Digest
 from registry.spec.config import AdapterConfig
 from registry.spec.frozen import Frozen
+from registry.spec.structures.structure import widths_together
 
 
 class StoredAdapter(Frozen):
@@ -27,8 +27,9 @@ class WeighingRequest(Frozen):
 
     They are screened on at most `screened` texts, the best `keep` that fit `max_width` side by side are given
     coefficients in `steps` steps of `batch` texts each. The best `alone` by the screen are scored by themselves too,
-    and as many of them are mixed by what that says. With `noise` each candidate's tensors are drawn anew, with the mean
-    and the spread of its own. What comes of the coefficients is tried on the texts `unseen`. All draws are by `seed`.
+    and those of them that fit are mixed by what that says. With `noise` each candidate's tensors are drawn anew, with
+    the mean and the spread of its own. What comes of the coefficients is tried on the texts `unseen`. All draws are by
+    `seed`.
     """
 
     texts: tuple[str, ...] = Field(min_length=1)
@@ -49,8 +50,9 @@ class WeighingRequest(Frozen):
 
     def fits(self, numbers: Sequence[int]) -> bool:
         """Whether these candidates are no more than `keep`, and no wider than `max_width`; one by itself always is."""
-        widths = [self.candidates[number].config.width for number in numbers]
-        return len(widths) < 2 or (len(widths) <= self.keep and sum(widths) <= (self.max_width or math.inf))
+        together = widths_together(self.candidates[number].config for number in numbers)
+        wide = max(together.values(), default=0)
+        return len(numbers) < 2 or (len(numbers) <= self.keep and wide <= (self.max_width or wide))
 
     def most_that_fit(self, best: Sequence[int]) -> tuple[int, ...]:
         """Candidates, best first, without those that do not fit beside the better ones."""

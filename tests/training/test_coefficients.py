@@ -138,6 +138,27 @@ def test_what_only_harms_is_not_kept(base: LoadedBase) -> None:
     assert (nothing.kept, nothing.coefficients, nothing.losses) == ((), (), ())
 
 
+def test_only_those_that_fit_the_width_beside_the_better_ones_are_kept_and_mixed(base: LoadedBase) -> None:
+    """Of an adapter and its opposite one helps: two of these four, here of different widths."""
+    bank = bank_of(base, 4)
+    scores = [one.score for one in weighed(base, bank).screened]
+    first, second = (at for at in sorted(range(4), key=lambda at: -scores[at]) if scores[at] > 0)
+    assert weighed(base, bank, max_width=8).kept == (first, second)  # each is 4 wide
+    narrow = weighed(base, bank, max_width=7, alone=4)
+    assert narrow.kept == (first,)
+    assert narrow.by_losses is not None
+    assert len(narrow.by_losses.greedy) == 1
+    assert weighed(base, bank, max_width=1).kept == (first,)  # one by itself is as wide as it is
+
+
+def test_loras_of_different_modules_are_as_wide_as_the_wider(base: LoadedBase) -> None:
+    one, other = loras(base)[0], LoraConfig.of({"elsewhere": LoraModule(8, 8.0)})
+    stored = [StoredAdapter(config=config, blob=sha256_digest(b"x")) for config in (one, other)]
+    asked = WeighingRequest(texts=("t",), candidates=tuple(stored), max_width=8)
+    assert asked.fits([0, 1])
+    assert not asked.model_copy(update={"max_width": 7}).fits([0, 1])
+
+
 def test_steps_lower_the_loss_and_are_the_same_bits_again(base: LoadedBase) -> None:
     bank = bank_of(base, 5)
     first, again = (weighed(base, bank, keep=3, steps=20, batch=len(TEXTS)) for _ in range(2))

@@ -6,7 +6,8 @@ does nothing special: no widths, no projections that can be pruned, no head, ave
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
@@ -21,6 +22,14 @@ SOFTMAX = "What a prefix or a fusion adds goes through a softmax: there is no ex
 def without_none(values: dict[str, Any], *names: str) -> dict[str, Any]:
     """`values` without those of `names` that are None: fields that came later leave earlier digests as they were."""
     return {name: value for name, value in values.items() if value is not None or name not in names}
+
+
+def widths_together(configs: Iterable[Structure]) -> dict[str, int]:
+    """Widths of adapters side by side, by place: the bottleneck, or the rank of each module."""
+    total: Counter[str] = Counter()
+    for config in configs:
+        total.update(config.widths())
+    return dict(total)
 
 
 class Structure(Frozen):

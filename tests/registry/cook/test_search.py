@@ -229,6 +229,7 @@ def test_at_most_as_many_as_asked_for_also_by_losses(pool):
     pool.tiny.anything_helps = 0.1
     search = thorough(pool, options={"max_ingredients": 2}).evidence.search
     assert max(trial.members for trial in search.trials) == 2
+    assert pool.weighings[-1].keep == 2
     search = thorough(pool, max_width=7).evidence.search  # each is 2 wide
     assert {trial.way: trial.members for trial in search.trials} | {"selected": 0} == {
         "weighed": 3, "em": 3, "greedy": 2, "recompressed": 3, "selected": 0,

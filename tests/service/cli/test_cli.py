@@ -44,8 +44,8 @@ SELECTION: dict[str, Any] = {
 SOUP: dict[str, Any] = {
     "object": "soup", "abstained": False, "reason": "", "model": "team/soup@1", "cached": False, "soup": ADAPTER,
     "selection": SELECTION, "sample": None, "selector": "sel-1", "not_yet_included": [],
-    "verification": {"difference": -0.1, "standard_error": 0.01, "passages": 20, "helps": True,
-                     "held_out": False},
+    "verification": {"difference": -0.1, "standard_error": 0.01, "interval": [-0.118, -0.082], "passages": 20,
+                     "helps": True, "held_out": False},
 }  # fmt: skip
 
 
@@ -463,7 +463,7 @@ class TestCook:
         code, out, err = soup("cook", "--sample", sample, "--no-verify", "--name", "team/soup", "--single")
         assert (code, out) == (0, "team/soup@1\n")
         assert "US law" in err
-        assert "-0.1000 (standard error 0.0100)" in err
+        assert "-0.1000 (standard error 0.0100, 90 % interval -0.1180 to -0.0820)" in err
         body = server.body()
         assert (body["verify"], body["name"], body["options"]["single"]) == (False, "team/soup", True)
         assert "selector" not in body

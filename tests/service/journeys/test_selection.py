@@ -85,6 +85,8 @@ def test_quick_weighs_adapters_and_proves_the_soup_on_held_out_passages(stocked)
     check = soup["verification"]
     assert (check["held_out"], check["helps"], check["passages"]) == (True, True, 6)
     assert scored["baseline"]["difference"] == pytest.approx(check["difference"], abs=1e-4)
+    for one in (check, scored["baseline"]):
+        assert one["interval"][0] < one["difference"] < one["interval"][1]
     assert any(trial["difference"] == check["difference"] for trial in search["trials"])
 
     check_rebuilt(stocked, soup)
