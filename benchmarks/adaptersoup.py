@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -18,109 +17,18 @@ from statistics import median
 import numpy as np
 
 from benchmarks.report import Result, options
-from benchmarks.soups.cells import FRESH_RATES, NOISE, TWICE, Answer, Answers, Cell, fresh, mixed, scored
+from benchmarks.soups import ALONE, EFFORTS, NOISE
+from benchmarks.soups.cells import FRESH_RATES, TWICE, Answer, Answers, fresh, mixed, scored
+from benchmarks.soups.run import Run
 from benchmarks.soups.setting import HOSTILE, LARGEST, NAMESPACE, TEST, Lengths, Setting, opened
-from demo.results import Figure
 from registry.spec import CookRequest, HandRecipe, WeightedRef
-from registry.uncertainty import Difference, paired_difference
+from registry.uncertainty import paired_difference
 
-EFFORTS = ("instant", "quick", "thorough", "tune")
 PAPER = ("uniform", "similarity", "clustering")
 STARTS = ("tune uniform", "tune control")
-PARTS = ("starts", "single", "noise", "hostile", "coverage")
+PARTS = ("starts", "firsts", "noise", "hostile", "coverage")
 """What a shorter run may leave out."""
 HELD_OUT, INTERVALS = 20, 500
-GOALS = {
-    "base": {
-        "instant": 0.957, "quick": 0.938, "thorough": 0.932, "tune": 0.88, "tune_5": 0.955, "tune_15": 0.925,
-        "greedy": 0.985, "kept": 0.9,
-        "fresh_15": 6, "fresh_30": 5, "fresh_100": 0,
-    },
-    "control": {
-        "instant": 0.925, "quick": 0.905, "thorough": 0.895, "tune": 0.85, "tune_5": 0.92, "tune_15": 0.885,
-        "greedy": 0.98, "kept": 0.85,
-        "fresh_15": 9, "fresh_30": 7, "fresh_100": 2,
-    },
-}  # fmt: skip
-
-
-@dataclass
-class Run:
-    """A run: what is there to ask, and what is asked of it."""
-
-    setting: Setting
-    answers: Answers
-    over: str
-    draws: int
-    sizes: Sequence[int]
-    result: Result
-    without: Sequence[str] = ()
-    greedy: int | None = None
-    """Adapters that greedy search may take, the best by themselves; all by default."""
-
-    @property
-    def full(self) -> int:
-        """Passages of the largest sample."""
-        return self.setting.largest
-
-    @property
-    def domains(self) -> tuple[str, ...]:
-        """The novel ones."""
-        return self.setting.job.novel
-
-    def answer(self, way: str, domain: str, size: int | None = None, draw: int = 0) -> Answer:
-        """What a way answers, to the largest sample by default."""
-        return self.answers.get(self.setting, Cell(way, domain, draw, size or self.full))
-
-    def nll(self, answer: Answer) -> np.ndarray:
-        """NLL of the domain's test passages under the answer."""
-        return scored(self.setting, answer.cell.domain, answer.model, answer.digest)[0]
-
-    def tokens(self, domain: str) -> np.ndarray:
-        """Of the domain's test passages."""
-        return scored(self.setting, domain, self.setting.base, None)[1]
-
-    def base(self, domain: str) -> np.ndarray:
-        """NLL under the base."""
-        return scored(self.setting, domain, self.setting.base, None)[0]
-
-    def single(self, domain: str, name: str) -> np.ndarray:
-        """NLL under one adapter of the bank."""
-        return self._alone(domain, f"{NAMESPACE}/{name}")
-
-    def best(self, answer: Answer) -> np.ndarray:
-        """NLL under the adapter that a selector ranked first, the base where it chose none."""
-        domain = answer.cell.domain
-        return self.base(domain) if answer.best is None else self._alone(domain, answer.best)
-
-    def _alone(self, domain: str, ref: str) -> np.ndarray:
-        row = self.setting.client.adapter(ref)
-        return scored(self.setting, domain, str(row["ref"]), str(row["digest"]))[0]
-
-    def zero(self, domain: str) -> np.ndarray:
-        """NLL under what ratios are over: the base, or the control adapter."""
-        return self.base(domain) if self.over == "base" else self.single(domain, self.setting.job.control)
-
-    def against(self, nll: np.ndarray, other: np.ndarray, domain: str) -> Difference:
-        """The paired difference of mean NLL per token."""
-        return paired_difference(nll, other, self.tokens(domain))
-
-    def ratio(self, nll: dict[str, list[np.ndarray]]) -> float:
-        """Geometric mean over domains and draws of the perplexity over the zero's."""
-        found = [
-            self.against(one, self.zero(domain), domain).difference for domain, many in nll.items() for one in many
-        ]
-        return math.exp(float(np.mean(found)))
-
-    def of(self, way: str, size: int | None = None, draws: int = 1) -> dict[str, list[np.ndarray]]:
-        """NLL of a way by domain, one for each draw."""
-        return {
-            domain: [self.nll(self.answer(way, domain, size, draw)) for draw in range(draws)] for domain in self.domains
-        }
-
-    def add(self, name: str, value: float, unit: str = "ratio", goal: float | None = None, note: str = "") -> None:
-        """A figure."""
-        self.result.figures[name] = Figure(value, unit, goal, note=note)
 
 
 # --- the tables ------------------------------------------------------------------------------------
@@ -128,21 +36,22 @@ class Run:
 
 def tables(run: Run) -> None:
     """The paper's modes, efforts and starts on the largest sample; efforts on fewer passages."""
-    goals, suffix = GOALS[run.over], "ratio" if run.over == "base" else "over_control"
+    suffix = "ratio" if run.over == "base" else "over_control"
     for way in (*PAPER, *EFFORTS):
         found = run.of(way, draws=run.draws)
-        goal = goals.get(way)
+        goal = run.goal(way)
         name = {"tune": "tune_pass"}.get(way, way)
-        run.add(f"{name}_{suffix}", run.ratio(found), goal=goal, note=f"{run.draws} draws of {run.full} passages")
+        note = f"{run.draws} draws of {run.full} passages; {run.arithmetic(found):.4f} of arithmetic means"
+        run.add(f"{name}_{suffix}", run.ratio(found), goal=goal, note=note)
     run.add(f"tune_twice_{suffix}", run.ratio(run.of(TWICE)), note="two passes, one draw")
-    for way in () if "single" in run.without else PAPER[1:]:
+    for way in () if "firsts" in run.without else PAPER[1:]:
         best = {domain: [run.best(run.answer(way, domain))] for domain in run.domains}
         run.add(f"single_{way}_{suffix}", run.ratio(best), note="one draw")
     for way in () if "starts" in run.without else STARTS:
         run.add(f"{way.replace(' ', '_from_')}_{suffix}", run.ratio(run.of(way)), note="one draw")
     for size in run.sizes:
         for way in EFFORTS:
-            goal = goals.get(f"{way}_{size}")
+            goal = run.goal(f"{way}_{size}")
             run.add(f"{way}_{size}_{suffix}", run.ratio(run.of(way, size)), goal=goal, note="one draw")
     _oracles(run, suffix)
 
@@ -167,7 +76,11 @@ def _oracles(run: Run, suffix: str) -> None:
         f"of {len(wins)}, by more than one standard error",
     )  # fmt: skip
     over = [run.against(quick[domain], greedy[domain], domain).difference for domain in run.domains]
-    run.add("quick_vs_oracle_greedy", math.exp(float(np.mean(over))), goal=GOALS[run.over]["greedy"])
+    run.add(
+        "quick_vs_oracle_greedy",
+        math.exp(float(np.mean(over))),
+        goal=run.goal("greedy") if run.greedy is None else None,
+    )
 
 
 def _greedy(run: Run, domain: str, first: str, singles: dict[str, np.ndarray]) -> np.ndarray:
@@ -195,28 +108,33 @@ def _greedy(run: Run, domain: str, first: str, singles: dict[str, np.ndarray]) -
 def beside_fresh(run: Run) -> None:
     """A fresh adapter at the best of its rates and passes, as held-out passages have it, beside the tuned soup."""
     for size in (*run.sizes, run.full):
-        goal = GOALS[run.over].get(f"fresh_{LARGEST if size == run.full else size}")
-        many = " and of one or two passes" if size == run.full else ""
-        run.add(f"tune_vs_fresh_{size}", *_ahead(run, "tune", size, _fresh), goal, f"of two rates{many}")
-    once = partial(_fresh, most=1)
-    run.add("tune_once_vs_fresh_once", *_ahead(run, "tune", run.full, once), note="of two rates, one pass each")
-    run.add("tune_twice_vs_fresh", *_ahead(run, TWICE, run.full, _fresh), note="two passes; of two rates, one or two")
+        twice = " or over two passes" if size == run.full else ""
+        against = f"than a fresh adapter, at the best of two rates over its default passes{twice}"
+        _ahead(run, f"tune_vs_fresh_{size}", "tune", size, _fresh, against, run.goal(f"fresh_{size}"))
+    same = "than a fresh adapter at the best of two rates, both over the default passes"
+    _ahead(run, "tune_vs_fresh_as_often", "tune", run.full, partial(_fresh, twice=False), same)
+    both = "over two passes, than a fresh adapter at the best of two rates over its default passes or two"
+    _ahead(run, "tune_twice_vs_fresh", TWICE, run.full, _fresh, both)
 
 
-def _ahead(run: Run, way: str, size: int, other: Callable[[Run, str, int], Answer]) -> tuple[int, str]:
-    """Domains in which a way is better than the other, less those in which it is worse, by more than an error."""
+def _ahead(
+    run: Run, name: str, way: str, size: int, other: Callable[[Run, str, int], Answer], against: str,
+    goal: float | None = None,
+) -> None:  # fmt: skip
+    """Domains in which a way is better than the other, less those in which it is worse."""
     better = worse = 0
     for domain in run.domains:
         found = run.against(run.nll(run.answer(way, domain, size)), run.nll(other(run, domain, size)), domain)
         better += found.difference < -found.standard_error
         worse += found.difference > found.standard_error
-    return better - worse, f"domains ({better} better, {worse} worse)"
+    note = f"{better} better, {worse} worse by more than one standard error, {against}"
+    run.add(name, better - worse, "domains", goal, note)
 
 
-def _fresh(run: Run, domain: str, size: int, *, most: int = 2) -> Answer:
-    """The fresh adapter's best answer, as passages that it held out have it; of so many passes at most if large."""
+def _fresh(run: Run, domain: str, size: int, *, twice: bool = True) -> Answer:
+    """The fresh adapter's best answer, as passages that it held out have it; of the largest sample `twice` as well."""
     ways = [fresh(rate) for rate in FRESH_RATES]
-    if size == run.full and most > 1:
+    if size == run.full and twice:
         ways += [fresh(rate, passes=2) for rate in FRESH_RATES]
     tried = [run.answer(way, domain, size) for way in ways]
     return min(tried, key=lambda one: 0.0 if one.abstained or one.held_out is None else one.held_out)
@@ -235,7 +153,7 @@ def kept_when_narrow(run: Run) -> None:
             into.append(run.against(run.nll(one), run.zero(domain), domain).difference)
     if wide:
         run.add(
-            "recompressed_kept", sum(narrow) / sum(wide), "share", GOALS[run.over]["kept"],
+            "recompressed_kept", sum(narrow) / sum(wide), "share", run.goal("kept"),
             f"on test passages of {len(wide)} domains whose quick soup is weighed",
         )  # fmt: skip
 
@@ -286,14 +204,14 @@ def _is_worse(run: Run, one: Answer, other: Answer) -> bool:
 
 def wall(run: Run) -> None:
     """Seconds of a whole answer over one pass of the base over the sample."""
-    for way, goal in (("quick", 9), ("thorough", 35), ("tune", 5)):
+    for way in ("quick", "thorough", "tune"):
         found = []
         for domain in run.domains:
             answer = run.answer(way, domain)
             found.append(answer.seconds / answer.forward)
         name = "tune_pass" if way == "tune" else f"cook_{way}"
         note = "with choosing and verifying; the first of them starts the process for gradients"
-        run.add(f"{name}_vs_forward", median(found), "F", goal, note)
+        run.add(f"{name}_vs_forward", median(found), "F", run.goal(f"{way}_vs_forward"), note)
 
 
 def coverage(run: Run) -> None:
@@ -332,8 +250,21 @@ def rows(run: Run) -> None:
             "domain": cell.domain, "way": cell.way, "passages": cell.size, "draw": cell.draw,
             "hostile": cell.domain in HOSTILE, "difference": found.difference, "standard_error": found.standard_error,
             "over": over.difference, "over_error": over.standard_error, "abstained": answer.abstained,
+            "bits_per_byte": run.bits_per_byte(nll, cell.domain),
             "width": answer.width, "wall_s": answer.seconds, "forward_s": answer.forward, "refused": answer.refused,
         })  # fmt: skip
+
+
+def singles(run: Run) -> None:
+    """Every adapter of the bank by itself, on every domain."""
+    control = [run.setting.job.control] if run.setting.job.control else []
+    for domain in run.domains:
+        for name in (*run.setting.job.training, *control):
+            found = run.against(run.single(domain, name), run.base(domain), domain)
+            run.result.rows.append({
+                "domain": domain, "way": ALONE, "adapter": name, "passages": 0, "hostile": False,
+                "difference": found.difference, "standard_error": found.standard_error,
+            })  # fmt: skip
 
 
 def run(
@@ -344,7 +275,7 @@ def run(
     work = Run(setting, Answers(home / "answers.jsonl"), over, draws, sizes, Result(name), without, greedy)
     parts = [tables, wall, kept_when_narrow, tuned_worst, nothing_claimed, beside_fresh]
     parts += [part for part, name in ((beside_noise, "noise"), (coverage, "coverage")) if name not in without]
-    for part in (*parts, rows):
+    for part in (*parts, rows, singles):
         part(work)
     return work.result
 

@@ -68,8 +68,8 @@ class Datastore:
 @torch.no_grad()
 def states_of(base: LoadedBase, row: Row) -> Tensor:
     """The base's last hidden states before each predicted token of one row: (tokens, d)."""
-    ids = torch.tensor([row])
-    return hidden_states(base.model, ids, torch.ones_like(ids))[0, :-1].float()
+    ids = torch.tensor([row], device=base.model.device)
+    return hidden_states(base.model, ids, torch.ones_like(ids))[0, :-1].float().cpu()
 
 
 def mixed(base: np.ndarray, neighbours: np.ndarray, share: float) -> np.ndarray:
@@ -103,13 +103,16 @@ def _near(base: LoadedBase, store: Datastore, row: Row) -> dict[float, np.ndarra
 
 @torch.no_grad()
 def after_prefix(base: LoadedBase, sample: Rows, row: Row) -> np.ndarray:
-    """log p of a row's predicted tokens with as many rows of the sample before it as the context holds, in order."""
+    """log p of a row's predicted tokens with as many rows of the sample before it as the context holds, in order.
+
+    Each begins with its own BOS, as texts are kept apart in training.
+    """
     before: list[int] = []
     for one in sample:
-        if len(before) + len(one) + len(row) - 2 > base.shape.context - 1:
+        if len(before) + len(one) + len(row) > base.shape.context:
             break
-        before += one[1:]
-    return token_scores(base, None, [[row[0], *before, *row[1:]]])[len(before) :]
+        before += one
+    return token_scores(base, None, [[*before, *row]])[len(before) :]
 
 
 class Bank:

@@ -35,8 +35,9 @@ def block(folder: Path, name: str, view: str | None = None) -> str:
         return f"\nNot measured yet: there is no `benchmarks/results/{name}.json`.\n"
     result: Result = json.loads(path.read_text(encoding="utf-8"))
     default = _comparison if _compares(result) else _plain
-    views = {**papers.VIEWS, **soups.VIEWS, "domains": _by_domain, "sentence": _sentence, "run": _plain, "rows": _rows}
-    lines = views.get(view or "", default)(result)
+    own = {"domains": _by_domain, "sentence": _sentence, "run": _plain, "rows": _rows}
+    views = {**papers.VIEWS, **own}
+    lines = soups.VIEWS[view](result, name) if view in soups.VIEWS else views.get(view or "", default)(result)
     return "\n" + "\n".join([*lines, "", *_source(result, name)]) + "\n"
 
 

@@ -1,14 +1,14 @@
-"""Pictures as SVG text: a heat map, and curves. Called by `docs.papers`, which knows what is in them.
+"""Pictures as SVG text: heat maps, curves, marks, intervals. Called by `docs.papers` and `docs.soups`, who know what.
 
 Made by hand so that the same numbers are the same bytes everywhere. They follow the reader's light or dark scheme;
-every cell of a heat map has its number, every curve its own marker and dashes, so colour is never alone. The table
-that a picture shows stands beside it on the page.
+every cell of a heat map has its number, every curve or interval its own marker and dashes, so colour is never alone.
+The table that a picture shows stands beside it on the page.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -26,8 +26,8 @@ STYLE = (
 )
 DASHES = ("", "7 3", "2 3", "9 3 2 3", "4 4", "12 3")
 COLOURS = len(DASHES)
-LETTER, LINE = 7.0, 13.0
-"""About how wide a letter of a name is, and how high a line."""
+LETTER, LINE, LEAN = 7.0, 13.0, 0.65
+"""About how wide a letter of a name is, how high a line, and how far down a leaning letter reaches."""
 
 
 def _svg(title: str, parts: Sequence[str], *, width: int = WIDTH, height: int = HEIGHT) -> str:
@@ -52,33 +52,89 @@ CELL = 84
 
 def heat_map(
     title: str, *, rows: Sequence[str], columns: Sequence[str], values: Mapping[tuple[str, str], float], left: str,
-    below: str,
+    below: str, cell: tuple[int, int] = (CELL, CELL), decimals: int = 3,
 ) -> str:  # fmt: skip
-    """A square for each (row, column) that has a value, darker the larger it is, with the number in it."""
+    """A field for each (row, column) that has a value, darker the larger it is, with the number in it."""
+    wide, high = cell
     largest = max((abs(value) for value in values.values()), default=1.0) or 1.0
+    start = max(LEFT, 20 + round(LETTER * max(map(len, rows), default=0)))
     parts = []
     for i, row in enumerate(rows):
-        y = TOP + i * CELL
-        parts.append(_text(LEFT - 10, y + CELL / 2 + 4, row, anchor="end"))
+        y = TOP + i * high
+        parts.append(_text(start - 10, y + high / 2 + 4, row, anchor="end"))
         for j, column in enumerate(columns):
             if (row, column) in values:
-                parts += _square(LEFT + j * CELL, y, values[row, column], largest)
-    bottom = TOP + len(rows) * CELL
-    parts += [_text(LEFT + (j + 0.5) * CELL, bottom + 18, name, anchor="middle") for j, name in enumerate(columns)]
+                parts += _field(start + j * wide, y, cell, values[row, column], largest, decimals)
+    bottom = TOP + len(rows) * high
+    longest = max(map(len, columns), default=0) * LETTER
+    if longest <= wide:
+        parts += [_text(start + (j + 0.5) * wide, bottom + 18, name, anchor="middle") for j, name in enumerate(columns)]
+    else:  # the names lean, each ending below its column
+        parts += [_leaning(start + (j + 0.6) * wide, bottom + 14, name) for j, name in enumerate(columns)]
+        bottom += round(longest * LEAN)
     parts += [_text(LEFT, bottom + 38, f"{below}; on the left: {left}")]
-    return _svg(title, parts, width=max(LEFT + len(columns) * CELL + 24, WIDTH), height=bottom + 52)
+    return _svg(title, parts, width=max(start + len(columns) * wide + 24, WIDTH), height=bottom + 52)
 
 
-def _square(x: float, y: float, value: float, largest: float) -> Iterator[str]:
+def _leaning(x: float, y: float, text: str) -> str:
+    return f'<text transform="translate({x:.1f} {y:.1f}) rotate(-40)" text-anchor="end">{escape(text)}</text>'
+
+
+def _field(
+    x: float, y: float, cell: tuple[int, int], value: float, largest: float, decimals: int
+) -> Iterator[str]:  # fmt: skip
     """Blue where it is above zero, orange below; the number is legible on either scheme."""
     share = min(1.0, abs(value) / largest)
     colour = "#0a58a8" if value >= 0 else "#b3460b"
     yield (
-        f'<rect x="{x}" y="{y}" width="{CELL - 2}" height="{CELL - 2}" fill="{colour}" '
+        f'<rect x="{x}" y="{y}" width="{cell[0] - 2}" height="{cell[1] - 2}" fill="{colour}" '
         f'fill-opacity="{0.08 + 0.92 * share:.3f}" stroke="{colour}"/>'
     )
     kind = "dark" if share > 0.5 else ""
-    yield _text(x + CELL / 2 - 1, y + CELL / 2 + 4, f"{value:+.3f}", anchor="middle", kind=kind)
+    yield _text(x + cell[0] / 2 - 1, y + cell[1] / 2 + 4, f"{value:+.{decimals}f}", anchor="middle", kind=kind)
+
+
+# --- intervals --------------------------------------------------------------------------------------
+
+ROW = 46
+
+
+def intervals(
+    title: str, *, rows: Sequence[str], series: Mapping[str, Mapping[str, tuple[float, float]]], across: str
+) -> str:
+    """For each row a mark and its interval (middle, reach) of each series that has one, over one axis with a zero."""
+    ends = [
+        end for one in series.values() for middle, reach in one.values() for end in (middle - reach, middle + reach)
+    ]
+    low, high = min([0.0, *ends]), max([0.0, *ends])
+    start = max(LEFT, 20 + round(LETTER * max(map(len, rows), default=0)))
+    bottom = TOP + len(rows) * ROW
+
+    def at(value: float) -> float:
+        return start + (value - low) / (high - low or 1.0) * (WIDTH - RIGHT - start)
+
+    parts = []
+    for part in range(5):
+        value = low + part / 4 * (high - low)
+        parts.append(f'<line class="grid" x1="{at(value):.1f}" y1="{TOP}" x2="{at(value):.1f}" y2="{bottom}"/>')
+        parts.append(_text(at(value), bottom + 18, f"{value:.0f}", anchor="middle"))
+    parts.append(f'<path class="axis" d="M{at(0):.1f} {TOP}V{bottom}"/>')
+    for i, row in enumerate(rows):
+        parts.append(_text(start - 10, TOP + (i + 0.5) * ROW + 4, row, anchor="end"))
+        for number, one in enumerate(series.values()):
+            if row in one:
+                y = TOP + i * ROW + (number + 1) * ROW / (len(series) + 1)
+                parts += _interval(at, *one[row], y, number)
+    parts += [part for number, name in enumerate(series) for part in _key(number, name)]
+    parts.append(_text(start, bottom + 38, across))
+    return _svg(title, parts, height=bottom + 52)
+
+
+def _interval(at: Callable[[float], float], middle: float, reach: float, y: float, number: int) -> Iterator[str]:
+    kind = f"line s{number % COLOURS}"
+    line, dashes = f"M{at(middle - reach):.1f} {y:.1f}H{at(middle + reach):.1f}", DASHES[number % COLOURS]
+    yield f'<path class="{kind}" stroke-dasharray="{dashes or "none"}" d="{line}"/>'
+    yield _marker(at(middle), y, number)
 
 
 # --- curves -----------------------------------------------------------------------------------------
@@ -182,18 +238,24 @@ def _curve(frame: _Frame, one: Series, number: int) -> Iterator[str]:
     dashes = DASHES[number % COLOURS]
     yield f'<path class="line s{number % COLOURS}" stroke-dasharray="{dashes or "none"}" d="{drawn}"/>'
     yield from (_marker(x, y, number) for x, y in places)
-    y = TOP + 10 + 20 * number
-    x = WIDTH - RIGHT + 12
+    yield from _key(number, one.name)
+
+
+def _key(number: int, name: str) -> Iterator[str]:
+    """What a curve or a series is called, at the right of the picture."""
+    x, y, dashes = WIDTH - RIGHT + 12, TOP + 10 + 20 * number, DASHES[number % COLOURS]
     yield f'<path class="line s{number % COLOURS}" stroke-dasharray="{dashes or "none"}" d="M{x} {y}h26"/>'
     yield _marker(x + 13, y, number)
-    yield _text(x + 32, y + 4, one.name)
+    yield _text(x + 32, y + 4, name)
 
 
 def _marker(x: float, y: float, number: int) -> str:
-    """A disc, a square or a triangle."""
+    """A disc, a square, a triangle or a diamond."""
     kind = f'class="s{number % COLOURS}"'
-    if number % 3 == 0:
+    if number % 4 == 0:
         return f'<circle {kind} cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>'
-    if number % 3 == 1:
+    if number % 4 == 1:
         return f'<rect {kind} x="{x - 3:.1f}" y="{y - 3:.1f}" width="6" height="6"/>'
-    return f'<path {kind} d="M{x:.1f} {y - 4:.1f}l4 7h-8z"/>'
+    if number % 4 == 2:
+        return f'<path {kind} d="M{x:.1f} {y - 4:.1f}l4 7h-8z"/>'
+    return f'<path {kind} d="M{x:.1f} {y - 4.5:.1f}l4.5 4.5l-4.5 4.5l-4.5 -4.5z"/>'

@@ -13,15 +13,16 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from benchmarks.soups import ALONE, EFFORTS, NOISE
 from docs.markdown import table
 from docs.papers import FOLDER
-from docs.pictures import Series, curves, marks
+from docs.pictures import Series, curves, heat_map, intervals, marks
 
 Result = Mapping[str, Any]
 Row = Mapping[str, Any]
-FULL = 100
-NOISE = "quick beside noise"
 LINES = ("instant", "quick", "thorough", "tune", "tune fresh 0.003", "tune fresh 0.01")
+FIELD = (52, 24)
+"""Width and height of a field of the heat map."""
 WALL_TICKS, SIZE_TICKS = (0.1, 0.3, 1, 3, 10, 30), (5, 15, 30, 100)
 
 
@@ -29,9 +30,16 @@ def _rows(result: Result) -> dict[tuple[str, int], list[Row]]:
     """Rows of the novel domains by way and passages."""
     found: dict[tuple[str, int], list[Row]] = {}
     for row in result["rows"]:
-        if not row["hostile"] and row["way"] != NOISE:
+        if not row["hostile"] and row["way"] not in (NOISE, ALONE):
             found.setdefault((row["way"], row["passages"]), []).append(row)
     return found
+
+
+def _largest(result: Result) -> dict[str, list[Row]]:
+    """Rows by way on the largest sample."""
+    found = _rows(result)
+    full = max(size for _, size in found)
+    return {way: rows for (way, size), rows in found.items() if size == full}
 
 
 def change(rows: Sequence[Row]) -> float:
@@ -56,33 +64,35 @@ def _change(rows: Sequence[Row]) -> str:
     return f"{change(rows):+.1f} ± {error(rows):.1f}" if rows else ""
 
 
-def ways(result: Result) -> list[str]:
-    """Every way on a hundred passages, the best first."""
-    found = sorted((change(rows), way, rows) for (way, size), rows in _rows(result).items() if size == FULL)
+def ways(result: Result, name: str) -> list[str]:
+    """Every way on the largest sample, the best first."""
+    found = sorted((change(rows), way, rows) for way, rows in _largest(result).items())
     cells = [
         (way, _change(rows), f"{passes(rows):.1f}", str(sum(row["abstained"] for row in rows)), str(len(rows)))
         for _, way, rows in found
     ]
     head = ("way", "change of perplexity, %", "wall time in passes of the base", "is the base", "answers")
-    image = f"![Change of perplexity by wall time]({FOLDER.name}/{result['name']}_wall.svg)"
+    image = f"![Change of perplexity by wall time]({FOLDER.name}/{name}_wall.svg)"
     return [image, "", *table(head, cells)]
 
 
 def draw_wall(result: Result) -> str:
     """Each way as a mark over its wall time."""
-    points = {way: (passes(rows), change(rows)) for (way, size), rows in _rows(result).items() if size == FULL}
+    found = _largest(result)
+    points = {way: (passes(rows), change(rows)) for way, rows in found.items()}
+    size = next(iter(found.values()))[0]["passages"]
     return marks(
-        f"What it takes off, by wall time, {FULL} passages", points, ticks=WALL_TICKS,
+        f"What it takes off, by wall time, {size} passages", points, ticks=WALL_TICKS,
         across="wall time in passes of the base over the sample", up="change of perplexity, %",
     )  # fmt: skip
 
 
-def sizes(result: Result) -> list[str]:
+def sizes(result: Result, name: str) -> list[str]:
     """Some ways by the size of the sample."""
     found = _rows(result)
     known = sorted({size for way, size in found if way in LINES})
     cells = [(way, *(_change(found.get((way, size), ())) for size in known)) for way in LINES]
-    image = f"![Change of perplexity by the size of the sample]({FOLDER.name}/{result['name']}_sizes.svg)"
+    image = f"![Change of perplexity by the size of the sample]({FOLDER.name}/{name}_sizes.svg)"
     return [image, "", *table(("way", *(f"{size} passages" for size in known)), cells)]
 
 
@@ -97,18 +107,78 @@ def draw_sizes(result: Result) -> str:
     )  # fmt: skip
 
 
-VIEWS: dict[str, Callable[[Result], list[str]]] = {"ways": ways, "sizes": sizes}
+def _by_domain(result: Result) -> dict[str, dict[str, list[Row]]]:
+    """Rows of each effort on the largest sample, by domain."""
+    found: dict[str, dict[str, list[Row]]] = {}
+    largest = _largest(result)
+    for way in EFFORTS:
+        for row in largest[way]:
+            found.setdefault(row["domain"], {}).setdefault(way, []).append(row)
+    return found
+
+
+def efforts(result: Result, name: str) -> list[str]:
+    """Each domain with every effort."""
+    cells = [(domain, *(_change(rows[way]) for way in EFFORTS)) for domain, rows in _by_domain(result).items()]
+    image = f"![Change of perplexity by domain]({FOLDER.name}/{name}_efforts.svg)"
+    return [image, "", *table(("domain", *EFFORTS), cells)]
+
+
+def draw_efforts(result: Result) -> str:
+    """Every effort's change with two standard errors on either side, domain by domain."""
+    found = _by_domain(result)
+    series = {
+        way: {domain: (change(rows[way]), 2 * error(rows[way])) for domain, rows in found.items()} for way in EFFORTS
+    }
+    return intervals(
+        "What efforts take off, by domain", rows=list(found), series=series,
+        across="change of perplexity, %, with two standard errors on either side",
+    )  # fmt: skip
+
+
+def adapters(result: Result, name: str) -> list[str]:
+    """Every adapter of the bank by itself on each novel domain: a picture, a sentence, and the numbers."""
+    rows = [row for row in result["rows"] if row["way"] == ALONE]
+    better = sum(row["difference"] < 0 for row in rows)
+    surely = sum(row["difference"] < -2 * row["standard_error"] for row in rows)
+    said = f"Of {len(rows)} pairs of an adapter and a domain {better} beat the base, {surely} by two standard errors."
+    image = f"![Change by each adapter alone]({FOLDER.name}/{name}_adapters.svg)"
+    domains = sorted({row["domain"] for row in rows})
+    found = {(row["adapter"], row["domain"]): row["difference"] for row in rows}
+    names = sorted({adapter for adapter, _ in found})
+    cells = [(one, *(f"{found[one, domain]:+.3f}" for domain in domains)) for one in names]
+    folded = ["<details><summary>The numbers</summary>", "", *table(("adapter", *domains), cells), "", "</details>"]
+    return [said, "", image, "", *folded]
+
+
+def draw_adapters(result: Result) -> str:
+    """The change of mean NLL per token by each adapter alone, those first that help most."""
+    values = {(row["adapter"], row["domain"]): row["difference"] for row in result["rows"] if row["way"] == ALONE}
+    means = {name: fmean(value for (one, _), value in values.items() if one == name) for name, _ in values}
+    return heat_map(
+        "Each adapter alone, on domains it was not trained on", values=values,
+        rows=sorted(means, key=lambda name: means[name]), columns=sorted({domain for _, domain in values}),
+        left="adapters, the most helpful in the mean first",
+        below="change of mean NLL per token against the base; orange is better", cell=FIELD, decimals=2,
+    )  # fmt: skip
+
+
+VIEWS: dict[str, Callable[[Result, str], list[str]]] = {
+    "ways": ways, "sizes": sizes, "efforts": efforts, "adapters": adapters
+}  # fmt: skip
 """Views of a results file, as `<!-- figures:NAME:VIEW -->` names them."""
 RESULTS = ("adaptersoup", "adaptersoup_smollm2")
+DRAWN: dict[str, Callable[[Result], str]] = {
+    "wall": draw_wall, "sizes": draw_sizes, "efforts": draw_efforts, "adapters": draw_adapters
+}  # fmt: skip
 
 
 def pictures(results: Path) -> dict[Path, str]:
     """Every picture whose result is there, by its path from the project's root."""
-    found = {}
+    found: dict[Path, str] = {}
     for name in RESULTS:
         path = results / f"{name}.json"
         if path.is_file():
             result = json.loads(path.read_text(encoding="utf-8"))
-            found[FOLDER / f"{name}_wall.svg"] = draw_wall(result)
-            found[FOLDER / f"{name}_sizes.svg"] = draw_sizes(result)
+            found |= {FOLDER / f"{name}_{what}.svg": draw(result) for what, draw in DRAWN.items()}
     return found

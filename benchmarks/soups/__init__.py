@@ -1,1 +1,8 @@
-"""The parts of `benchmarks.adaptersoup`: its setting, its cells, and what is counted of them."""
+"""The parts of `benchmarks.adaptersoup`: its setting, its cells, and what is counted of them.
+
+The names of ways that its results and the pages about them share are here.
+"""
+
+EFFORTS = ("instant", "quick", "thorough", "tune")
+NOISE = "quick beside noise"
+ALONE = "one adapter"

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.soups import NOISE
 from benchmarks.soups.setting import FRESH, NAMESPACE, Setting
 from demo.results import commit
 from demo.strategies import PAPERS_THRESHOLD
@@ -33,7 +34,6 @@ from registry.spec import (
 
 POOL = PoolRequest(namespaces=(NAMESPACE,))
 FRESH_RATES = ("0.003", "0.01")
-NOISE = "quick beside noise"
 
 
 @dataclass(frozen=True)

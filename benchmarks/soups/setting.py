@@ -162,7 +162,6 @@ def prepared(
 
     What `home` keeps is of its `lengths`: InvalidParameter for others. `domains` are the novel ones, all by default.
     """
-    same_lengths(home, lengths)
     talk = Talk(1)
     names = neutral_domains(adapters)
     found = own_job(data, base_entry(base, talk), adapters, names)
@@ -170,16 +169,18 @@ def prepared(
     job = Job(**{**vars(found), **changed, "novel": tuple(domains or found.novel)})
     if not all((job.adapters / name / "adapter_config.json").is_file() for name in job.pushed):
         convert_all(job, adapters, names, talk)
+    same_lengths(home, lengths)
     return Texts(job, lengths.passages, lengths.largest)
 
 
 def same_lengths(home: Path, lengths: Lengths) -> None:
-    """Raises InvalidParameter where a folder keeps answers of other lengths; a new one notes these."""
+    """Raises InvalidParameter where a folder keeps answers of other lengths, or does not say of which."""
     path = home / "lengths.json"
-    if not path.is_file():
+    if not path.is_file() and not (home / "answers.jsonl").is_file():
         home.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(asdict(lengths)))
-    elif (kept := json.loads(path.read_text())) != asdict(lengths):
+    kept = json.loads(path.read_text()) if path.is_file() else "lengths it does not name"
+    if kept != asdict(lengths):
         raise InvalidParameter(f"{home} keeps answers of {kept}, not of {asdict(lengths)}: choose another --home.")
 
 

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
 from benchmarks import adaptersoup
 from benchmarks.report import Result
+from benchmarks.soups import ALONE
 from benchmarks.soups import setting as settings
 from benchmarks.soups.cells import Answers, Cell, asked
 from benchmarks.soups.setting import HOSTILE, Lengths, Setting, Texts
 from demo.cells import Cells
 from demo.job import Job
-from docs import soups
+from docs import figures, soups
 from registry.errors import InvalidParameter, InvalidSample
 from registry.names import sha256_digest
 from registry.spec import BY_GRADIENTS, BaseEntry, CookRequest, SampleSource
 from registry.uncertainty import Difference
 
+RESULT = {"date": "2026-01-01", "commit": "0" * 40, "machine": {"processor": "x", "cores": 2}, "figures": {}}
 DOMAINS = ("novel_one", "novel_two")
 BANK = ("law", "zoo")
 NLL = {"base": 3.0, "control": 2.9, "law": 2.8, "zoo": 3.1, "fresh": 3.0}
@@ -184,12 +188,12 @@ def test_coverage_is_the_share_of_intervals_that_hold_the_truth(
 
 def test_tables_and_pictures_show_every_way(setting: Setting, tmp_path: Path) -> None:
     found = adaptersoup.run(setting, tmp_path, over="base", draws=1, sizes=[15], name="adaptersoup")
-    result = {"name": "adaptersoup", "rows": found.rows}
-    ways = "\n".join(soups.ways(result))
+    result = {"rows": found.rows}
+    ways = "\n".join(soups.ways(result, "adaptersoup"))
     assert f"| tune | {100 * (2.718281828**-0.6 - 1):+.1f} ± 0.0 |" in ways
     assert ways.index("| tune |") < ways.index("| quick |") < ways.index("| uniform |")
     assert "noise" not in ways
-    sizes = "\n".join(soups.sizes(result))
+    sizes = "\n".join(soups.sizes(result, "adaptersoup"))
     assert "| way | 15 passages | 100 passages |" in sizes
     for drawn in (soups.draw_wall(result), soups.draw_sizes(result)):
         assert "thorough" in drawn
@@ -208,6 +212,9 @@ def test_a_home_keeps_answers_of_one_length(tmp_path: Path) -> None:
     settings.same_lengths(tmp_path / "home", Lengths(longest=300))
     with pytest.raises(InvalidParameter, match="choose another --home"):
         settings.same_lengths(tmp_path / "home", Lengths(longest=500))
+    (tmp_path / "answers.jsonl").touch()
+    with pytest.raises(InvalidParameter, match="it does not name"):
+        settings.same_lengths(tmp_path, Lengths())
 
 
 def test_a_shorter_run_leaves_out_what_it_is_told_to(setting: Setting, tmp_path: Path) -> None:
@@ -215,10 +222,42 @@ def test_a_shorter_run_leaves_out_what_it_is_told_to(setting: Setting, tmp_path:
     found = adaptersoup.run(
         setting, tmp_path, over="base", draws=1, sizes=[], name="x", greedy=1, without=adaptersoup.PARTS
     )  # fmt: skip
-    sizes, ways = {row["passages"] for row in found.rows}, {row["way"] for row in found.rows}
-    assert sizes == {60}
+    ways = {row["way"] for row in found.rows}
+    assert {row["passages"] for row in found.rows if row["way"] != ALONE} == {60}
     assert not any(row["hostile"] for row in found.rows)
     assert "quick beside noise" not in ways
     assert not {"interval_coverage", "noise_difference", "tune_from_uniform_ratio"} & found.figures.keys()
     assert found.figures["oracle_greedy_ratio"].value == found.figures["oracle_single_ratio"].value
-    assert found.figures["tune_vs_fresh_60"].goal == 0
+    with_goal = {name for name, figure in found.figures.items() if figure.goal is not None}
+    assert with_goal == {"quick_beats_oracle_single", "tune_worst", "worse_than_base"}
+
+
+def test_means_are_geometric_and_arithmetic_and_rows_have_bits(setting: Setting, tmp_path: Path) -> None:
+    work = adaptersoup.Run(setting, Answers(tmp_path / "a.jsonl"), "base", 1, [], Result("x"))
+    one, two = (work.base(domain) for domain in DOMAINS)
+    doubled = {DOMAINS[0]: [one + math.log(2) * work.tokens(DOMAINS[0])], DOMAINS[1]: [two]}
+    assert work.ratio(doubled) == pytest.approx(2**0.5)
+    first, second = (math.exp(work.base(name).sum() / work.tokens(name).sum()) for name in DOMAINS)
+    assert work.arithmetic(doubled) == pytest.approx((2 * first + second) / (first + second))
+    size = sum(len(text) for text in setting.test(DOMAINS[0]))  # every letter is a byte
+    assert work.bits_per_byte(one, DOMAINS[0]) == pytest.approx(one.sum() / math.log(2) / size)
+
+
+def test_the_efforts_of_each_domain_are_drawn_with_their_intervals_and_every_adapter_alone(
+    setting: Setting, tmp_path: Path
+) -> None:
+    found = adaptersoup.run(setting, tmp_path, over="base", draws=1, sizes=[15], name="adaptersoup")
+    (tmp_path / "adaptersoup.json").write_text(json.dumps({**RESULT, "rows": found.rows}))
+    result = {"rows": found.rows}
+    page = figures.block(tmp_path, "adaptersoup", "efforts")
+    assert "| novel_two | -25.9 ± 0.0 | -33.0 ± 0.0 | -36.2 ± 0.0 | -45.1 ± 0.0 |" in page
+    assert "(pictures/adaptersoup_efforts.svg)" in page
+    marks = ElementTree.fromstring(soups.draw_efforts(result))
+    assert len([one for one in marks.iter() if one.tag.endswith("circle")]) == 2 + 1  # instant's, and its key
+    page = figures.block(tmp_path, "adaptersoup", "adapters")
+    assert "Of 6 pairs of an adapter and a domain 4 beat the base, 4 by two standard errors." in page
+    assert "| zoo | +0.100 | +0.100 |" in page
+    squares = [one.text for one in ElementTree.fromstring(soups.draw_adapters(result)).iter() if one.text]
+    assert {"law", "zoo", "control", *DOMAINS} <= set(squares)
+    assert squares.index("law") < squares.index("control") < squares.index("zoo")  # the most helpful first
+    assert squares.count("-0.20") == 2

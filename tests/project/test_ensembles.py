@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,7 +15,7 @@ from benchmarks.ensembles import Bank, Datastore, after_prefix, mixed, neighbour
 from registry.adapters import AdapterModule, from_tensors
 from registry.base_model import LoadedBase
 from tests.training.test_coefficients import bank_of
-from training.by_losses import token_scores
+from training.by_losses import expectation_maximisation, token_scores
 from training.passages import Rows, rows_of
 
 SAMPLE = [f"Court {n} is void." for n in range(15)]
@@ -54,16 +53,14 @@ def test_a_prefix_stands_before_the_row_and_is_not_scored(base: LoadedBase) -> N
     assert after_prefix(base, [], row) == pytest.approx(token_scores(base, None, [row]))
     found = after_prefix(base, sample[:1], row)
     assert len(found) == len(row) - 1
-    whole = token_scores(base, None, [[*sample[0], *row[1:]]])
+    whole = token_scores(base, None, [[*sample[0], *row]])
     assert found == pytest.approx(whole[-len(found) :])
     full = after_prefix(base, sample * 40, row)
     assert len(full) == len(row) - 1
     assert np.isfinite(full).all()
 
 
-def test_every_way_is_there_for_every_domain_and_ensembles_are_mixtures(
-    base: LoadedBase, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_every_way_is_there_for_every_domain_and_ensembles_are_mixtures(base: LoadedBase) -> None:
     singles = [from_tensors(config, base.shape, tensors) for config, tensors in bank_of(base, 2).values()]
 
     class Two(Bank):
@@ -80,9 +77,17 @@ def test_every_way_is_there_for_every_domain_and_ensembles_are_mixtures(
     assert {row["way"] for row in result.rows} == {"base", "even ensemble", "em ensemble", "prefix", "neighbours"}
     assert set(result.figures) == {f"{way}_ratio" for way in ("even_ensemble", "em_ensemble", "prefix", "neighbours")}
     test = rows(base, TEST)
-    even = Two().ways(rows(base, SAMPLE), test)["even ensemble"]
+    ways = Two().ways(rows(base, SAMPLE), test)
+    even = ways["even ensemble"]
     by_hand = np.mean([np.exp(token_scores(base, one, test)) for one in singles], axis=0)
     assert np.exp(even) == pytest.approx(by_hand)
+    models = [None, *singles]
+    pi = expectation_maximisation(np.array([token_scores(base, one, rows(base, SAMPLE)) for one in models]))
+    of_test = np.array([np.exp(token_scores(base, one, test)) for one in models])
+    assert np.exp(ways["em ensemble"]) == pytest.approx(pi @ of_test)
+    assert ways["prefix"] == pytest.approx(
+        np.concatenate([after_prefix(base, rows(base, SAMPLE), one) for one in test])
+    )
     (row,) = (one for one in result.rows if one["way"] == "even ensemble")
     difference = -(even.sum() - token_scores(base, None, test).sum()) / len(even)
     assert cast(float, row["difference"]) == pytest.approx(difference)
