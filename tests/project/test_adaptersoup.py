@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -230,6 +231,13 @@ def test_a_shorter_run_leaves_out_what_it_is_told_to(setting: Setting, tmp_path:
     assert found.figures["oracle_greedy_ratio"].value == found.figures["oracle_single_ratio"].value
     with_goal = {name for name, figure in found.figures.items() if figure.goal is not None}
     assert with_goal == {"quick_beats_oracle_single", "tune_worst", "worse_than_base"}
+
+
+def test_what_an_earlier_run_asked_about_other_domains_is_not_in_the_rows(setting: Setting, tmp_path: Path) -> None:
+    adaptersoup.run(setting, tmp_path, over="base", draws=1, sizes=[], name="x", without=adaptersoup.PARTS)
+    setting.job = replace(setting.job, novel=DOMAINS[:1])
+    found = adaptersoup.run(setting, tmp_path, over="base", draws=1, sizes=[], name="x", without=adaptersoup.PARTS)
+    assert {row["domain"] for row in found.rows} == {DOMAINS[0]}
 
 
 def test_means_are_geometric_and_arithmetic_and_rows_have_bits(setting: Setting, tmp_path: Path) -> None:
