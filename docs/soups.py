@@ -87,6 +87,21 @@ def draw_wall(result: Result) -> str:
     )  # fmt: skip
 
 
+def short(result: Result, _name: str) -> list[str]:
+    """One sentence: what efforts and the paper's clustering take off, and what the best adapter does that is known."""
+    found = _largest(result)
+    over = next(name for name in result["figures"] if name.startswith("oracle_single_")).removeprefix("oracle_single_")
+    zero = "base model's" if over == "ratio" else "control adapter's"
+    parts = [f"`{way}` {change(found[way]):+.1f} %" for way in EFFORTS]
+    best = 100 * (result["figures"][f"oracle_single_{over}"]["value"] - 1)
+    domains, size = {row["domain"] for row in found["quick"]}, found["quick"][0]["passages"]
+    return [
+        f"Change of perplexity over the {zero}, geometric mean of {len(domains)} domains, {size} passages to cook "
+        f"from: {', '.join(parts)}. The paper's clustering comes to {change(found['clustering']):+.1f} %, the best "
+        f"single adapter, chosen on the test text itself, to {best:+.1f} %."
+    ]
+
+
 def sizes(result: Result, name: str) -> list[str]:
     """Some ways by the size of the sample."""
     found = _rows(result)
@@ -164,7 +179,7 @@ def draw_adapters(result: Result) -> str:
 
 
 VIEWS: dict[str, Callable[[Result, str], list[str]]] = {
-    "ways": ways, "sizes": sizes, "efforts": efforts, "adapters": adapters
+    "short": short, "ways": ways, "sizes": sizes, "efforts": efforts, "adapters": adapters
 }  # fmt: skip
 """Views of a results file, as `<!-- figures:NAME:VIEW -->` names them."""
 RESULTS = ("adaptersoup", "adaptersoup_smollm2")

@@ -190,6 +190,11 @@ def test_coverage_is_the_share_of_intervals_that_hold_the_truth(
 def test_tables_and_pictures_show_every_way(setting: Setting, tmp_path: Path) -> None:
     found = adaptersoup.run(setting, tmp_path, over="base", draws=1, sizes=[15], name="adaptersoup")
     result = {"rows": found.rows}
+    (said,) = soups.short({**result, "figures": {"oracle_single_ratio": {"value": 0.8187}}}, "adaptersoup")
+    assert "over the base model's, geometric mean of 2 domains, 100 passages to cook from: `instant` -25.9 %, " in said
+    assert said.endswith(
+        "clustering comes to -22.1 %, the best single adapter, chosen on the test text itself, to -18.1 %."
+    )
     ways = "\n".join(soups.ways(result, "adaptersoup"))
     assert f"| tune | {100 * (2.718281828**-0.6 - 1):+.1f} ± 0.0 |" in ways
     assert ways.index("| tune |") < ways.index("| quick |") < ways.index("| uniform |")
