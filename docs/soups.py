@@ -195,5 +195,7 @@ def pictures(results: Path) -> dict[Path, str]:
         path = results / f"{name}.json"
         if path.is_file():
             result = json.loads(path.read_text(encoding="utf-8"))
-            found |= {FOLDER / f"{name}_{what}.svg": draw(result) for what, draw in DRAWN.items()}
+            several = len({size for _, size in _rows(result)}) > 1
+            drawn = {what: draw for what, draw in DRAWN.items() if several or what != "sizes"}
+            found |= {FOLDER / f"{name}_{what}.svg": draw(result) for what, draw in drawn.items()}
     return found
