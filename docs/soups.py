@@ -173,7 +173,7 @@ def draw_adapters(result: Result) -> str:
     return heat_map(
         "Each adapter alone, on domains it was not trained on", values=values,
         rows=sorted(means, key=lambda name: means[name]), columns=sorted({domain for _, domain in values}),
-        left="adapters, the most helpful in the mean first",
+        left="adapters, most helpful first",
         below="change of mean NLL per token against the base; orange is better", cell=FIELD, decimals=2,
     )  # fmt: skip
 
