@@ -34,7 +34,7 @@ $(VENV)/.demo: $(VENV)/.runtime
 
 setup: $(VENV)/.runtime  ## create .venv with pinned dependencies
 
-test: $(VENV)/.dev  ## run every test, two files at a time (about 10 minutes on two cores)
+test: $(VENV)/.dev  ## run every test, two files at a time (about 15 minutes on two cores)
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist loadfile --cov --cov-report=term:skip-covered
 	@for floor in $(FLOORS); do \
 	  package=$${floor%%:*}; least=$${floor##*:}; \
@@ -140,7 +140,7 @@ reproduce-adaptersoup: $(VENV)/.dev $(SMOLLM2)  ## every effort beside the paper
 	$(RUN) -m benchmarks.ensembles --data ../shared/corpora --base ../shared/base-lm --adapters ../shared/adapters/main \
 	  --longest 500 --home .reproduce/adaptersoup-main --out benchmarks/results/ensembles.json
 	$(RUN) -m benchmarks.adaptersoup --data ../shared/corpora --base $(SMOLLM2) --adapters ../shared/adapters/smollm2 --over control \
-	  --draws 1 --sizes --largest 60 --longest 300 --passages 30 --greedy 6 --without starts single noise hostile coverage \
+	  --draws 1 --sizes --largest 60 --longest 300 --passages 30 --greedy 6 --without starts firsts noise hostile coverage \
 	  --home .reproduce/adaptersoup-smollm2 --out benchmarks/results/adaptersoup_smollm2.json
 
 openapi: $(VENV)/.runtime  ## regenerate docs/reference/openapi.json and the API reference from the schema

@@ -1,4 +1,4 @@
-"""Standard errors of perplexity figures and of their differences, and intervals (methods.md#uncertainty).
+"""Standard errors of perplexity figures, and intervals of differences (docs/explanation/methods.md#uncertainty).
 
 They are bootstrapped over passages. Several passages can come from one document, so each is a lower bound; and it
 covers the noise of the test text only, not the spread over draws of a sample.

@@ -34,6 +34,7 @@ from registry.spec import (
 
 POOL = PoolRequest(namespaces=(NAMESPACE,))
 FRESH_RATES = ("0.003", "0.01")
+TWICE = "tune 2 passes"
 
 
 @dataclass(frozen=True)
@@ -90,9 +91,6 @@ def _tuned(refs: Callable[[Setting], list[str]], tuning: TuningOptions | None = 
         return CookRequest(sample=sample, effort="tune", recipe=recipe, pool=POOL, tuning=tuning)
 
     return request
-
-
-TWICE = "tune 2 passes"
 
 
 def fresh(rate: str, *, passes: int | None = None) -> str:

@@ -49,7 +49,7 @@ class Verification(Frozen):
     """Mean NLL per token, soup minus base; negative is better."""
     standard_error: float
     interval: tuple[float, float] | None = None
-    """The 90 % interval of the difference; None for a single passage, and in answers of before it was told."""
+    """The 90 % interval of the difference; None for a single passage, and in evidence stored before intervals were."""
     passages: int
     tokens: int
     helps: bool

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from benchmarks.soups.cells import Answers, Cell, asked
 from benchmarks.soups.setting import HOSTILE, Lengths, Setting, Texts
 from demo.cells import Cells
 from demo.job import Job
+from demo.results import ROOT
 from docs import figures, soups
 from registry.errors import InvalidParameter, InvalidSample
 from registry.names import sha256_digest
@@ -236,6 +238,11 @@ def test_a_shorter_run_leaves_out_what_it_is_told_to(setting: Setting, tmp_path:
     assert found.figures["oracle_greedy_ratio"].value == found.figures["oracle_single_ratio"].value
     with_goal = {name for name, figure in found.figures.items() if figure.goal is not None}
     assert with_goal == {"quick_beats_oracle_single", "tune_worst", "worse_than_base"}
+
+
+def test_the_makefile_leaves_out_what_can_be_left_out() -> None:
+    (named,) = re.findall(r"--without ((?:[a-z]+ ?)+)", (ROOT / "Makefile").read_text())
+    assert set(named.split()) <= set(adaptersoup.PARTS)
 
 
 def test_what_an_earlier_run_asked_about_other_domains_is_not_in_the_rows(setting: Setting, tmp_path: Path) -> None:
