@@ -58,8 +58,11 @@ def select(
     options: SelectOptions,
     fit: Fit,
     passages: Sequence[int] | None = None,
+    vectors: Vectors | None = None,
 ) -> Chosen:
     """Choose adapters of a pool for a sample, or for some of its `passages` by their numbers.
+
+    `vectors` are the sample's in the selector's space, where they are known.
 
     Raises InvalidSample where its vectors are of another encoder.
     """
@@ -68,7 +71,8 @@ def select(
     digest = None if encoder is None else encoder.digest
     row = latest(members, spec, digest, registry.database) or fit(members, spec, digest)
     selector = load(row, registry.blobs)
-    vectors = None if encoder is None else sample_vectors(sample, encoder)
+    if vectors is None and encoder is not None:
+        vectors = sample_vectors(sample, encoder)
     with registry.database.read() as catalogue:
         gone = gone_members(catalogue, row)
         missing = missing_members(catalogue, row)

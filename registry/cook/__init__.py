@@ -9,9 +9,10 @@ behind `Gradients`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from registry.catalogue.rows import AdapterRow
-from registry.cook.choose import by_hand, by_selection
+from registry.cook.choose import by_hand, by_selection, looked_at
 from registry.cook.mix import Mixed, mix_ingredients
 from registry.cook.plan import beyond
 from registry.cook.publish import publish_soup
@@ -106,13 +107,17 @@ def _cook(
     progress(1, STEPS, "choosing adapters")
     if parts is None:
         assert sample is not None  # a CookRequest has a sample where it has no recipe
-        chosen, parts = by_selection(registry, caller, request, sample=sample, fit=fit)
+        passages = looked_at(request.effort, len(sample.texts))
+        chosen, parts = by_selection(registry, caller, request, sample=sample, fit=fit, passages=passages)
     evidence, mixed = _evidence(sample, chosen), None
     if request.effort in WEIGHING:
         assert sample is not None
         assert chosen is not None
+        select_on = partial(by_selection, registry, caller, request, sample=sample, fit=fit, vectors=chosen.vectors)
         found = search(
-            registry, caller, base, request, chosen, parts, sample.texts, weigh=gradients.weigh, progress=progress
+            registry, caller, base, request, chosen, parts, sample.texts,
+            select_on=lambda numbers: select_on(passages=numbers),
+            weigh=gradients.weigh, progress=progress,
         )  # fmt: skip
         evidence = evidence.model_copy(update={"search": found.search})
         if found.best is not None:

@@ -13,13 +13,14 @@ from registry.catalogue.rows import AdapterRow
 from registry.errors import InvalidRecipe
 from registry.names import parse_ref
 from registry.registry import Caller, Registry
-from registry.samples import CheckedSample
+from registry.samples import CheckedSample, Vectors
 from registry.select import Chosen, Fit, select
 from registry.soup.auto import apart, best_unranked, within_width
 from registry.soup.compat import SoupPart
 from registry.spec import (
-    WEIGHING,
+    BY_GRADIENTS,
     CookRequest,
+    Effort,
     GmmSpec,
     HandRecipe,
     Ingredient,
@@ -31,27 +32,26 @@ from registry.spec import (
 )
 from registry.stored_adapters import loadable
 
-EVERY, LEAST = 5, 3
-"""Every EVERY-th passage of a sample is held out where losses choose, and at least LEAST of them."""
+EVERY = 5
+"""Every EVERY-th passage of a sample is held out where losses choose."""
 FEW = 20
-"""With fewer passages a soup that is trained is tried on all of them, each by a training that had no part of it."""
+"""With fewer passages a soup is tried on all of them, each by one that is made alike without it (`plan.folds_of`)."""
 MOST = 64
 """Adapters that are looked at for one soup: the largest `max_ingredients` there is."""
 
 
 def by_selection(
-    registry: Registry, caller: Caller, request: CookRequest, *, sample: CheckedSample, fit: Fit
-) -> tuple[Chosen, tuple[SoupPart, ...]]:
-    """The adapters a selector picks for a sample; no part means that it abstains.
+    registry: Registry, caller: Caller, request: CookRequest, *, sample: CheckedSample, fit: Fit,
+    passages: Sequence[int] | None = None, vectors: Vectors | None = None,
+) -> tuple[Chosen, tuple[SoupPart, ...]]:  # fmt: skip
+    """The adapters a selector picks for a sample, or for these of its `passages`; no part means that it abstains.
 
-    With an effort that weighs it looks at no passage that is held out (`split`), nor with `tune`, but of few passages.
+    `vectors` are the sample's, where they are known.
     """
     spec = request.selector or (GmmSpec() if request.effort is None else PosteriorSpec())
-    count = len(sample.texts)
-    holds_out = request.effort in WEIGHING or (request.effort == "tune" and count >= FEW)
-    passages = split(count)[0] if holds_out else None
     chosen = select(
-        registry, caller, sample, pool=request.pool, spec=spec, options=request.options, fit=fit, passages=passages
+        registry, caller, sample, pool=request.pool, spec=spec, options=request.options, fit=fit, passages=passages,
+        vectors=vectors,
     )  # fmt: skip
     if chosen.selection.abstained:
         return chosen, ()
@@ -68,10 +68,13 @@ def rows_of(registry: Registry, chosen: Chosen) -> dict[str, AdapterRow]:
 
 def split(count: int) -> tuple[list[int], list[int]]:
     """The numbers of a sample's passages that choose, and of those that are held out to try what was chosen."""
-    held = list(range(EVERY - 1, count, EVERY))
-    if len(held) < LEAST:
-        held = sorted({(2 * number + 1) * count // (2 * LEAST) for number in range(LEAST) if count > LEAST})
-    return [number for number in range(count) if number not in held], held
+    held = range(EVERY - 1, count, EVERY)
+    return [number for number in range(count) if number not in held], list(held)
+
+
+def looked_at(effort: Effort | None, count: int) -> list[int] | None:
+    """The numbers of the passages, of so many, that an effort's selector looks at first; None for all of them."""
+    return split(count)[0] if effort in BY_GRADIENTS and count >= FEW else None
 
 
 def with_note(registry: Registry, chosen: Chosen) -> Selection:

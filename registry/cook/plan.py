@@ -33,7 +33,7 @@ DEPTHS: Mapping[Effort | None, Depth] = {
 LEAST_SCREENED, LEAST_STEPS, LEAST_ALONE = 5, 4, 3
 """What a budget leaves of weighing at least. Where it leaves fewer than LEAST_ALONE alone, none is scored so."""
 FOLDS = 3
-"""With fewer passages than FEW each is held out of one of so many trainings."""
+"""With fewer passages than FEW each is held out of one of so many weighings or trainings."""
 STEPS, MOST_PASSES = 48, 6
 """Steps that a training has by default, if that takes no more passes."""
 GRADIENT = 3.5
@@ -52,7 +52,10 @@ DEARER: tuple[Effort, ...] = ("instant", "quick", "thorough", "tune")
 
 
 def folds_of(count: int) -> tuple[tuple[tuple[int, ...], ...], bool]:
-    """Passages that a training holds out together, by their numbers, and whether a last training is on all."""
+    """Passages that are held out together, by their numbers, and whether the answer then comes of all of them.
+
+    Of few passages every one is held out once, from a weighing or a training that is like the last one but for it.
+    """
     if count >= FEW:
         return (tuple(split(count)[1]),), False
     return tuple(tuple(range(first, count, FOLDS)) for first in range(FOLDS)), True
@@ -89,9 +92,11 @@ def passes_of(effort: Effort, passages: int) -> float:
         folds, whole = folds_of(passages)
         trained = passages if whole else passages - len(folds[0])
         return 1 + default_passes(trained, TuningOptions().batch) * _training(passages)
-    depth, choosing = DEPTHS[effort], len(split(passages)[0])
-    return 2 + _weighing(
-        min(SCREENED, choosing), depth.steps * min(BATCH, choosing), scored_by_losses(depth.alone, choosing), passages
+    depth, (folds, whole) = DEPTHS[effort], folds_of(passages)
+    sizes = [passages - len(fold) for fold in folds] + [passages] * whole
+    return 2 + sum(
+        _weighing(min(SCREENED, size), depth.steps * min(BATCH, size), scored_by_losses(depth.alone, size), passages)
+        for size in sizes
     )
 
 
@@ -129,8 +134,12 @@ def passes_within(budget: Budget, base: TimedBase, texts: Sequence[str], *, prog
     return max(0.0, (budget.seconds or 0.0) - START_SECONDS) / max(forward, 1e-6)
 
 
-def cut_weighing(asked: WeighingRequest, passes: float, passages: int) -> WeighingRequest:
-    """The request with as much less of everything as makes it fit; raises InvalidParameter where that is too little."""
+def cut_weighing(asked: WeighingRequest, passes: float, passages: int, *, times: int = 1) -> WeighingRequest:
+    """The request with as much less of everything as makes it fit, where weighing alike so many `times` is to.
+
+    Raises InvalidParameter where that is too little.
+    """
+    passes /= times
     texts = len(asked.texts)
     screened, batch = min(asked.screened, texts), min(asked.batch, texts)
     price = _weighing(screened, asked.steps * batch, scored_by_losses(asked.alone, texts), passages)
@@ -138,7 +147,7 @@ def cut_weighing(asked: WeighingRequest, passes: float, passages: int) -> Weighi
         return asked
     least = _weighing(min(LEAST_SCREENED, texts), LEAST_STEPS * batch, 0, passages)
     if passes < least - ROUNDING:
-        raise _too_small(passes, least)
+        raise _too_small(passes * times, least * times)
     share, few = passes / price, min(LEAST_SCREENED, texts)
     alone, some = math.floor(asked.alone * share), max(few, math.floor(screened * share))
     for screened, scored in ((some, alone if alone >= LEAST_ALONE else 0), (some, 0), (few, 0)):

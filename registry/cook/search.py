@@ -2,32 +2,32 @@
 
 Called by `cook`. The selector says whom to look at; the losses say who helps, and by how much at each site
 (`training.coefficients`, in a process of its own). The soup of these is held against that of the selector alone and
-against the base, on passages that had no part in either. `thorough` weighs more of them for longer, and tries the
-mixtures that losses alone lead to (`training.by_losses`).
+against the base, on passages that had no part in either: a part of the sample or, where there are few, each of them in
+its turn. `thorough` weighs more of them for longer, and tries the mixtures that losses alone lead to
+(`training.by_losses`).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from statistics import fmean
+from dataclasses import dataclass
 
 import numpy as np
 
-from registry.adapters import sites_of
 from registry.catalogue.rows import AdapterRow
-from registry.cook.choose import EVERY, MOST, part_of, rows_of, split
+from registry.cook.choose import EVERY, MOST, part_of, rows_of
 from registry.cook.mix import Mixed, mix_ingredients
-from registry.cook.plan import DEPTHS, cut_weighing, passes_within
+from registry.cook.plan import cut_weighing, folds_of, passes_within
 from registry.cook.timed import TimedBase
 from registry.cook.verify import check_verifiable, nll_of, verification_of
+from registry.cook.ways import How, narrow, reported, request_of, side_by_side
 from registry.errors import Incompatible, Internal, InvalidSample
 from registry.names import parse_ref
 from registry.progress import Progress
 from registry.registry import Caller, Registry
 from registry.select import Chosen
-from registry.soup import concat, recompress
+from registry.soup import concat
 from registry.soup.auto import apart
 from registry.soup.compat import SoupPart
 from registry.spec import (
@@ -36,22 +36,19 @@ from registry.spec import (
     CookRequest,
     LeftOut,
     NoiseControl,
-    RecompressMixing,
     Search,
-    StoredAdapter,
     Trial,
     Verification,
     Way,
-    WeighedCandidate,
     Weighing,
     WeighingRequest,
-    canonical_decimal,
-    canonical_weights,
 )
 from registry.uncertainty import paired_difference
 
 Weigh = Callable[[str, WeighingRequest], Weighing]
 """(id of the base model, request) -> what was found: runs where gradients may run."""
+SelectOn = Callable[[Sequence[int]], tuple[Chosen, Sequence[SoupPart]]]
+"""(numbers of passages) -> the selector's ranking by these alone, and what it would mix."""
 
 
 @dataclass(frozen=True)
@@ -74,140 +71,193 @@ class Searched:
 
 def search(
     registry: Registry, caller: Caller, base: TimedBase, request: CookRequest, chosen: Chosen,
-    selected: Sequence[SoupPart], texts: Sequence[str], *, weigh: Weigh, progress: Progress,
+    selected: Sequence[SoupPart], texts: Sequence[str], *, select_on: SelectOn, weigh: Weigh, progress: Progress,
 ) -> Searched:  # fmt: skip
     """Weigh the candidates of a ranking and those asked for, and try what comes of it on held-out passages.
 
-    `selected` is what the selector alone would mix, if anything. Raises InvalidSample for a sample of so few passages
-    that none can be held out, InvalidParameter for a base or adapters without likelihoods, NotFound or Retired for an
-    adapter that was asked for, and Incompatible for one that cannot be put side by side with the others.
+    `selected` is what the selector alone would mix, if anything; both are by the passages that are not held out. Of few
+    passages they are by all of them, as the answer is: each passage then tries what is made by `select_on` and by
+    weighing alike without it (`folds_of`).
+
+    Raises InvalidSample for a sample of so few passages that none can be held out, InvalidParameter for a base or
+    adapters without likelihoods, NotFound or Retired for an adapter that was asked for, and Incompatible for one that
+    cannot be put side by side with the others.
     """
-    assert request.effort is not None
-    choosing, trying = split(len(texts))
-    if not trying:
+    folds, whole = folds_of(len(texts))
+    if not all(folds):
         raise InvalidSample(f"Of {len(texts)} passages too few can be held out: send {EVERY} or more.", param="sample")
-    candidates, left_out = _candidates(registry, caller, request, chosen)
-    parts = [part for _, part in candidates]
-    if wrong := concat.check(parts, ConcatMixing()) if request.also else []:
-        raise Incompatible("What 'also' names cannot be put side by side: " + " ".join(wrong), param="also")
-    check_verifiable(base, [*selected, *parts], effort=request.effort)
-    held = [texts[number] for number in trying]
-    asked = request_of(request, candidates, [texts[number] for number in choosing]) if candidates else None
-    if asked is not None and request.budget is not None:
-        asked = cut_weighing(asked, passes_within(request.budget, base, texts, progress=progress), len(texts))
-    progress(1, 4, f"weighing {len(candidates)} adapters on {len(choosing)} passages")
-    began = time.perf_counter()
-    weighing = None if asked is None else weigh(base.entry.id, asked)
-    seconds = time.perf_counter() - began
-    ways: dict[Way, tuple[Sequence[SoupPart], CookRequest]] = {}
-    if weighing is not None:
-        assert asked is not None
-        ways = side_by_side(weighing, parts, request, base.shape, asked)
-    if selected:
-        ways["selected"] = selected, request
-    progress(2, 4, f"trying {len(ways)} soups on {len(trying)} passages that were held out")
-    known = None if chosen.vectors is None else chosen.vectors.base_nll
-    if known is None:
-        base_nll = np.array([score.nll for score in base.score(held, None, progress=progress)])
-    else:
-        base_nll = known[trying]
-
-    def tried_by(parts: Sequence[SoupPart], request: CookRequest) -> Tried:
-        mixed = mix_ingredients(registry, base, tuple(parts), request=request)
-        nll, tokens = nll_of(mixed, held, progress=progress)
-        return Tried(mixed, verification_of(nll, base_nll, tokens, held_out=True), nll, tokens)
-
-    tried = {way: tried_by(*how) for way, how in ways.items()}
-    wide = min(tried.keys() - {"selected"}, key=lambda way: (_loss(tried[way]), way), default=None)
-    narrow = None if wide is None else _narrow(*ways[wide])
-    if narrow is not None:
-        tried["recompressed"] = tried_by(*narrow)
+    passes = None if request.budget is None else passes_within(request.budget, base, texts, progress=progress)
+    work = _Work(registry, caller, base, request, texts, passes, len(folds) + whole, weigh, progress)
+    found: list[tuple[_Led, Sequence[int]]] = []
+    for fold in folds:
+        rest = [number for number in range(len(texts)) if number not in fold]
+        by, parts = select_on(rest) if whole else (chosen, selected)
+        found.append((work.led_by(by, parts, rest), fold))
+    led = work.led_by(chosen, selected, range(len(texts))) if whole else found[0][0]
+    held = [number for fold in folds for number in fold]
+    progress(2, 4, f"trying {len(led.ways)} soups on {len(held)} passages that were held out")
+    trying = _Trying(work, led, found, work.base_nll(chosen, held))
+    tried, wide = trying.all()
     best = _best(tried, wide)
-    noise = None
-    if request.control and asked is not None and best is not None:
-        progress(3, 4, f"weighing {len(candidates)} adapters of noise")
-        drawn = asked.model_copy(update={"alone": 0, "noise": True, "unseen": tuple(held)})
-        noise = _noise(weigh(base.entry.id, drawn), base_nll, best)
-    return Searched(
-        best=best,
-        search=Search(
-            effort=request.effort,
-            candidates=_reported(candidates, weighing, base.shape),
-            left_out=left_out,
-            trials=tuple(
-                Trial(
-                    way=way, members=len(one.mixed.parts), width=one.mixed.config.width,
-                    difference=one.verification.difference, standard_error=one.verification.standard_error,
-                )
-                for way, one in tried.items()
-            ),
-            decided_on=len(choosing),
-            held_out=len(held),
-            tokens=0 if weighing is None else weighing.screen_tokens + weighing.step_tokens,
-            seconds=seconds,
-            noise=noise,
+    noise = trying.noise(best) if request.control and best is not None else None
+    weighed = [one for one, _ in found] + [led] * whole
+    return Searched(best, _report(led, weighed, tried, request, held_out=len(held), shape=base.shape, noise=noise))
+
+
+@dataclass(frozen=True)
+class _Led:
+    """What weighing on some of the passages leads to."""
+
+    candidates: Sequence[tuple[AdapterRow, SoupPart]]
+    left_out: tuple[LeftOut, ...]
+    asked: WeighingRequest | None
+    weighing: Weighing | None
+    seconds: float
+    decided_on: int
+    ways: Mapping[Way, How]
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What a search is about, how many passes of the base it may take, if that is bounded, and how often it weighs."""
+
+    registry: Registry
+    caller: Caller
+    base: TimedBase
+    request: CookRequest
+    texts: Sequence[str]
+    passes: float | None
+    times: int
+    weigh: Weigh
+    progress: Progress
+
+    def led_by(self, chosen: Chosen, selected: Sequence[SoupPart], numbers: Sequence[int]) -> _Led:
+        """Weigh the candidates of a ranking on the passages of these numbers."""
+        request, base = self.request, self.base
+        candidates, left_out = _candidates(self.registry, self.caller, request, chosen)
+        parts = [part for _, part in candidates]
+        if wrong := concat.check(parts, ConcatMixing()) if request.also else []:
+            raise Incompatible("What 'also' names cannot be put side by side: " + " ".join(wrong), param="also")
+        check_verifiable(base, [*selected, *parts], effort=request.effort)
+        asked = self._asked(candidates, numbers) if candidates else None
+        self.progress(1, 4, f"weighing {len(candidates)} adapters on {len(numbers)} passages")
+        began = time.perf_counter()
+        weighing = None if asked is None else self.weigh(base.entry.id, asked)
+        seconds = time.perf_counter() - began
+        ways: dict[Way, How] = {}
+        if asked is not None and weighing is not None:
+            ways = side_by_side(weighing, parts, request, base.shape, asked)
+        if selected:
+            ways["selected"] = selected, request
+        return _Led(candidates, left_out, asked, weighing, seconds, len(numbers), ways)
+
+    def _asked(self, candidates: Sequence[tuple[AdapterRow, SoupPart]], numbers: Sequence[int]) -> WeighingRequest:
+        asked = request_of(self.request, candidates, [self.texts[number] for number in numbers])
+        if self.passes is None:
+            return asked
+        return cut_weighing(asked, self.passes, len(self.texts), times=self.times)
+
+    def mixed(self, how: How) -> Mixed:
+        """The soup that is made so."""
+        parts, request = how
+        return mix_ingredients(self.registry, self.base, tuple(parts), request=request)
+
+    def scored(self, mixed: Mixed | None, numbers: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """NLL and tokens of passages, two arrays (passages,); without a soup the base's."""
+        texts = [self.texts[number] for number in numbers]
+        if mixed is not None:
+            return nll_of(mixed, texts, progress=self.progress)
+        scores = self.base.score(texts, None, progress=self.progress)
+        return np.array([score.nll for score in scores]), np.array([score.tokens for score in scores])
+
+    def base_nll(self, chosen: Chosen, numbers: Sequence[int]) -> np.ndarray:
+        """The base's NLL of passages (passages,), which the sample's embedding may have yielded."""
+        known = None if chosen.vectors is None else chosen.vectors.base_nll
+        return self.scored(None, numbers)[0] if known is None else known[list(numbers)]
+
+
+@dataclass(frozen=True)
+class _Trying:
+    """Soups of the answer, each tried on passages by what was made in the same way without them."""
+
+    work: _Work
+    led: _Led
+    by_fold: Sequence[tuple[_Led, Sequence[int]]]
+    base_nll: np.ndarray
+
+    def all(self) -> tuple[dict[Way, Tried], Way | None]:
+        """Every way of the answer, the narrow form of the best wide one as well; and which one that is."""
+        tried = {way: self._by(_way(way)) for way in self.led.ways}
+        wide = min(tried.keys() - {"selected"}, key=lambda way: (_loss(tried[way]), way), default=None)
+        if wide is not None and narrow(*self.led.ways[wide]) is not None:
+            tried["recompressed"] = self._by(lambda led: _narrowest(led.ways.get(wide)))
+        return tried, wide
+
+    def _by(self, made: Callable[[_Led], How | None]) -> Tried:
+        """The soup of the answer that is `made` so; where the passages that are left do not lead to one, the base."""
+        how = made(self.led)
+        assert how is not None
+        mixed = self.work.mixed(how)
+        scores = []
+        for led, fold in self.by_fold:
+            its = made(led)
+            soup = mixed if led is self.led else None if its is None else self.work.mixed(its)
+            scores.append(self.work.scored(soup, fold))
+        nll, tokens = (np.concatenate(each) for each in zip(*scores, strict=True))
+        return Tried(mixed, verification_of(nll, self.base_nll, tokens, held_out=True), nll, tokens)
+
+    def noise(self, best: Tried) -> NoiseControl | None:
+        """What weighing makes of noise, beside the base and the best soup, on the same passages."""
+        drawn = []
+        for led, fold in self.by_fold:
+            if led.asked is None:
+                return None
+            self.work.progress(3, 4, f"weighing {len(led.candidates)} adapters of noise")
+            held = tuple(self.work.texts[number] for number in fold)
+            asked = led.asked.model_copy(update={"alone": 0, "noise": True, "unseen": held})
+            drawn.append(self.work.weigh(self.work.base.entry.id, asked))
+        return _noise(drawn, self.base_nll, best)
+
+
+def _way(way: Way) -> Callable[[_Led], How | None]:
+    return lambda led: led.ways.get(way)
+
+
+def _narrowest(how: How | None) -> How | None:
+    """The same as narrow as one of its parts, or as it is where that cannot be."""
+    return None if how is None else narrow(*how) or how
+
+
+def _report(
+    led: _Led, every: Sequence[_Led], tried: Mapping[Way, Tried], request: CookRequest, *, held_out: int,
+    shape: BaseShape, noise: NoiseControl | None,
+) -> Search:  # fmt: skip
+    """What was looked at and tried; work is that of all weighings."""
+    assert request.effort is not None
+    weighings = [one.weighing for one in every if one.weighing is not None]
+    return Search(
+        effort=request.effort,
+        candidates=reported(led.candidates, led.weighing, shape),
+        left_out=led.left_out,
+        trials=tuple(
+            Trial(
+                way=way, members=len(one.mixed.parts), width=one.mixed.config.width,
+                difference=one.verification.difference, standard_error=one.verification.standard_error,
+            )
+            for way, one in tried.items()
         ),
+        decided_on=led.decided_on,
+        held_out=held_out,
+        tokens=sum(one.screen_tokens + one.step_tokens for one in weighings),
+        seconds=sum(one.seconds for one in every),
+        noise=noise,
     )  # fmt: skip
 
 
-def request_of(
-    request: CookRequest, candidates: Sequence[tuple[AdapterRow, SoupPart]], texts: Sequence[str]
-) -> WeighingRequest:
-    """What is asked of weighing, as far as the effort goes."""
-    depth = DEPTHS[request.effort]
-    return WeighingRequest(
-        texts=tuple(texts),
-        candidates=tuple(StoredAdapter(config=row.config, blob=row.weights_blob) for row, _ in candidates),
-        keep=request.options.max_ingredients or depth.members,
-        max_width=request.max_width,
-        steps=depth.steps,
-        alone=min(depth.alone, len(candidates)),
-    )
-
-
-def side_by_side(
-    weighing: Weighing, parts: Sequence[SoupPart], request: CookRequest, shape: BaseShape, asked: WeighingRequest
-) -> dict[Way, tuple[Sequence[SoupPart], CookRequest]]:
-    """The exact mixtures that weighing, as it was asked, leads to."""
-    ways: dict[Way, tuple[Sequence[SoupPart], CookRequest]] = {}
-    exact = request.model_copy(update={"mixing": ConcatMixing()})
-    if weighed := _weighed(weighing, parts, shape):
-        ways["weighed"] = weighed, exact
-    found = weighing.by_losses
-    if found is None:
-        return ways
-    weights = {at: weight for at, weight in zip(found.scored, found.em, strict=True) if weight > 0}
-    first = asked.most_that_fit(sorted(weights, key=lambda at: -weights[at]))
-    weights = {at: weights[at] for at in first}
-    if weights:
-        scale = canonical_decimal(sum(weights.values()))
-        mixing = ConcatMixing(scale=scale)
-        ways["em"] = _at(parts, weights), request.model_copy(update={"mixing": mixing})
-    if found.greedy:
-        ways["greedy"] = _at(parts, dict.fromkeys(found.greedy, 1.0)), exact
-    return ways
-
-
-def _at(parts: Sequence[SoupPart], weights: Mapping[int, float]) -> list[SoupPart]:
-    """The parts of these numbers, at these weights over their sum."""
-    shares = canonical_weights(list(weights.values()))
-    return [replace(parts[at], weight=share) for at, share in zip(weights, shares, strict=True) if share != "0"]
-
-
-def _narrow(parts: Sequence[SoupPart], request: CookRequest) -> tuple[Sequence[SoupPart], CookRequest] | None:
-    """The same as narrow as one of them, None where it is one or cannot be brought so far."""
-    assert isinstance(request.mixing, ConcatMixing)
-    mixing = RecompressMixing(scale=request.mixing.scale)
-    if len(parts) < 2 or recompress.too_wide(parts, mixing, request.max_width):
-        return None
-    return parts, request.model_copy(update={"mixing": mixing})
-
-
-def _noise(weighing: Weighing, base_nll: np.ndarray, best: Tried) -> NoiseControl:
-    """What weighing made of noise, beside the base and the best soup, on the same passages."""
-    assert weighing.unseen is not None
-    noise = np.array(weighing.unseen.nll)
-    if weighing.unseen.tokens != tuple(best.tokens.tolist()):
+def _noise(weighings: Sequence[Weighing], base_nll: np.ndarray, best: Tried) -> NoiseControl:
+    unseen = [one.unseen for one in weighings if one.unseen is not None]
+    noise = np.array([nll for one in unseen for nll in one.nll])
+    if [count for one in unseen for count in one.tokens] != best.tokens.tolist():
         raise Internal("noise and the soup were scored on different tokens")
     gained, ahead = (
         paired_difference(noise, base_nll, best.tokens), paired_difference(best.nll, noise, best.tokens)
@@ -251,26 +301,6 @@ def _named(registry: Registry, caller: Caller, request: CookRequest) -> list[Ada
         return [catalogue.adapters.resolve(caller.namespaces, parse_ref(ref)) for ref in request.also]
 
 
-def _weighed(weighing: Weighing, parts: Sequence[SoupPart], shape: BaseShape) -> list[SoupPart]:
-    """The kept candidates with their coefficients: the mean as the weight, and beside it a factor for each site."""
-    found = []
-    for number, by_site in _own_sites(weighing, parts, shape).items():
-        weight = canonical_decimal(fmean(by_site.values()))
-        if weight != "0":
-            layers = {site: canonical_decimal(value / float(weight)) for site, value in by_site.items()}
-            found.append(replace(parts[number], weight=weight, layers=layers))
-    return found
-
-
-def _own_sites(weighing: Weighing, parts: Sequence[SoupPart], shape: BaseShape) -> dict[int, dict[str, float]]:
-    """The coefficients of kept candidates at the sites they have: a LoRA need not know every module another knows."""
-    found = {}
-    for number, by_site in zip(weighing.kept, weighing.coefficients, strict=True):
-        known = sites_of(parts[number].config, shape)
-        found[number] = {site: value for site, value in by_site.items() if site in known}
-    return found
-
-
 def _loss(one: Tried) -> float:
     return one.verification.soup_nll
 
@@ -282,23 +312,3 @@ def _best(tried: Mapping[Way, Tried], wide: Way | None) -> Tried | None:
         worse = paired_difference(left["recompressed"].nll, left[wide].nll, left[wide].tokens)
         del left[wide if worse.difference <= worse.standard_error else "recompressed"]
     return left[min(left, key=lambda way: (_loss(left[way]), way == "selected"))] if left else None
-
-
-def _reported(
-    candidates: Sequence[tuple[AdapterRow, SoupPart]], weighing: Weighing | None, shape: BaseShape
-) -> tuple[WeighedCandidate, ...]:
-    """Every candidate with its screen, best first, and its mean coefficient where it has one."""
-    if weighing is None:
-        return ()
-    own = _own_sites(weighing, [part for _, part in candidates], shape)
-    losses = weighing.by_losses
-    alone = {} if losses is None else dict(zip(losses.scored, losses.differences, strict=True))
-    means = {number: fmean(by_site.values()) for number, by_site in own.items()}
-    found = [
-        WeighedCandidate(
-            ref=row.ref, digest=row.digest, domain=row.domain, score=screened.score,
-            standard_error=screened.standard_error, coefficient=means.get(number), alone=alone.get(number),
-        )
-        for number, ((row, _), screened) in enumerate(zip(candidates, weighing.screened, strict=True))
-    ]  # fmt: skip
-    return tuple(sorted(found, key=lambda one: (-one.score, one.digest)))

@@ -188,3 +188,14 @@ def test_a_cook_within_a_budget_does_less_and_holds_out_as_much(pool):
     assert cooked.evidence.search.held_out == 6
     with pytest.raises(InvalidParameter, match=r"The budget allows 1\.0 passes"):
         pool.cook(sample=SAMPLE, effort="thorough", verify=True, budget={"passes": 1})
+
+
+def test_several_weighings_share_a_budget():
+    asked = weighing(10, steps=12, alone=0)
+    assert cut_weighing(asked, 40.0, 15, times=4) == cut_weighing(asked, 10.0, 15)
+    with pytest.raises(InvalidParameter, match=r"allows 1\.0 passes .* at least (\S+):") as one:
+        cut_weighing(asked, 1.0, 15)
+    with pytest.raises(InvalidParameter, match=r"allows 4\.0 passes .* at least (\S+):") as four:
+        cut_weighing(asked, 4.0, 15, times=4)
+    least, less = (float(str(each.value).partition("at least ")[2].partition(":")[0]) for each in (four, one))
+    assert least == pytest.approx(4 * less, abs=0.3)

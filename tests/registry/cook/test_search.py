@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from pydantic import ValidationError
 
 from registry.cook.choose import part_of
 from registry.cook.mix import mix_ingredients
-from registry.cook.search import request_of, side_by_side
+from registry.cook.ways import request_of, side_by_side
 from registry.errors import Incompatible, InvalidSample, NotFound
+from registry.registry import Limits, SampleLimits
 from registry.spec import ConcatMixing, CookRequest, RecompressMixing
 from tests.registry.toy_registry import CONFIG, LORA, OTHER_INIT, SHAPE, WIDE_LORA, ToyRegistry, passages, vectors_of
 
@@ -234,6 +237,124 @@ def test_at_most_as_many_as_asked_for_also_by_losses(pool):
     assert {trial.way: trial.members for trial in search.trials} | {"selected": 0} == {
         "weighed": 3, "em": 3, "greedy": 2, "recompressed": 3, "selected": 0,
     }  # fmt: skip
+
+
+# --- few passages: each of them is held out once ----------------------------------------------------
+
+
+def few(pool: ToyRegistry, count: int = 15, effort: str = "quick", **request):
+    return pool.cook(sample=sample("law", count=count), effort=effort, verify=True, **request)
+
+
+@pytest.mark.parametrize("count", [3, 5, 15, 19])
+def test_of_few_passages_each_is_held_out_of_one_weighing_and_the_last_is_by_all(pool, count):
+    pool.registry = replace(pool.registry, limits=Limits(sample=SampleLimits(minimum=3, novel=3)))
+    helps(pool, law=0.4)
+    pool.tiny.anything_helps = 0.1
+    cooked = few(pool, count)
+    texts = sample("law", count=count)["texts"]
+    *folds, last = [list(one.texts) for one in pool.weighings]
+    assert last == texts
+    assert [sorted(set(texts) - set(fold)) for fold in folds] == [sorted(texts[first::3]) for first in range(3)]
+    search = cooked.evidence.search
+    assert (search.decided_on, search.held_out, cooked.evidence.verification.passages) == (count, count, count)
+    assert search.tokens == 4 * 20
+
+
+def test_five_are_too_few_only_where_none_can_be_held_out(pool):
+    pool.registry = replace(pool.registry, limits=Limits(sample=SampleLimits(minimum=2, novel=2)))
+    with pytest.raises(InvalidSample, match="Of 2 passages too few can be held out: send 5 or more"):
+        few(pool, 2)
+
+
+def by_turns(pool: ToyRegistry, *turns: dict[str, float]) -> dict[str, str]:
+    """Have adapters pass the screen of one weighing after another; gives the digest of the soup of each turn."""
+    weigh, left = pool.weigh, list(turns)
+    soups = {}
+    for turn in turns:
+        helps(pool, **turn)
+        asked = request_of(QUICK, candidates(pool), ["text"])
+        ways = side_by_side(weigh("tiny", asked), [part for _, part in candidates(pool)], QUICK, SHAPE, asked)
+        if "weighed" in ways:
+            parts, how = ways["weighed"]
+            soups["+".join(turn)] = mix_ingredients(pool.registry, pool.tiny, tuple(parts), request=how).digest
+    pool.weighings.clear()
+
+    def in_turn(base_id, request):
+        helps(pool, **left.pop(0))
+        return weigh(base_id, request)
+
+    pool.gradients = replace(pool.gradients, weigh=in_turn)
+    return soups
+
+
+QUICK = CookRequest.model_validate({"sample": {"texts": ["text"]}, "effort": "quick"})
+
+
+def candidates(pool: ToyRegistry):
+    return [(pool.named(f"acme/{name}"), part_of(pool.named(f"acme/{name}"), "1", pool.blobs)) for name in NAMES]
+
+
+def trial(cooked, way: str):
+    return next(one for one in cooked.evidence.search.trials if one.way == way)
+
+
+def test_a_passage_is_tried_by_the_soup_that_was_made_without_it_and_the_answer_is_made_of_all(pool):
+    soups = by_turns(pool, {"law": 0.4}, {"law": 0.4}, {"law": 0.4}, {"news": 0.4})
+    pool.gains[soups["law"]] = lambda _: 0.5
+    pool.gains[soups["news"]] = lambda _: -9.0
+    cooked = few(pool)
+    assert trial(cooked, "weighed").difference == pytest.approx(-0.5)
+    assert not cooked.abstained
+    assert cooked.digest == soups["news"]
+
+
+def test_where_the_other_passages_lead_to_no_soup_the_base_is_what_is_tried(pool):
+    soups = by_turns(pool, {"law": 0.4}, {}, {"law": 0.4}, {"law": 0.4})
+    pool.gains[soups["law"]] = lambda _: 0.6
+    assert trial(few(pool), "weighed").difference == pytest.approx(-0.4)
+
+
+def test_what_all_passages_do_not_lead_to_is_not_tried(pool):
+    by_turns(pool, {"law": 0.4}, {"law": 0.4}, {"law": 0.4}, {})
+    assert [one.way for one in few(pool).evidence.search.trials] == ["selected"]
+
+
+def test_the_selector_does_not_look_at_a_passage_that_is_held_out_either(pool):
+    """Every third passage is of another domain: whoever has not seen these mixes only what knows the others."""
+    pool.gains[pool.named("acme/law").digest] = lambda _: -0.25
+    pool.tiny.anything_helps = 0.5
+    texts = [f"{'zoo' if number % 3 == 0 else 'law'} passage {number}" for number in range(15)]
+    cooked = pool.cook(sample={"texts": texts}, effort="quick", verify=True)
+    assert {one.domain for one in cooked.evidence.selection.selected} == {"law", "zoo"}
+    assert trial(cooked, "selected").difference == pytest.approx((-0.5 * 10 + 0.25 * 5) / 15)
+
+
+def test_the_narrow_form_is_tried_by_narrow_forms(pool):
+    helps(pool, law=0.4, news=0.2)
+    pool.tiny.anything_helps = 0.1
+    cooked = few(pool)
+    assert cooked.recipe.mixing == RecompressMixing()
+    assert trial(cooked, "recompressed").members == 2
+    assert len(pool.weighings) == 4
+
+
+def test_noise_is_tried_on_every_passage_once(pool):
+    helps(pool, law=0.4)
+    pool.tiny.anything_helps, pool.noise_helps = 0.1, 0.03
+    cooked = few(pool, control=True)
+    texts = sample("law", count=15)["texts"]
+    drawn = [one for one in pool.weighings if one.noise]
+    assert [list(one.unseen) for one in drawn] == [texts[first::3] for first in range(3)]
+    assert cooked.evidence.search.noise.difference == pytest.approx(-0.034, abs=0.002)
+
+
+def test_thorough_too_holds_each_of_few_out_once(pool):
+    helps(pool, code=0.1, law=0.4, news=0.3, zoo=0.2)
+    pool.tiny.anything_helps = 0.1
+    search = few(pool, effort="thorough").evidence.search
+    assert len(pool.weighings) == 4
+    assert [one.way for one in search.trials] == ["weighed", "em", "greedy", "selected", "recompressed"]
 
 
 # --- adapters by name, and noise -------------------------------------------------------------------
