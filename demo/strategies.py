@@ -22,7 +22,7 @@ PAPER = Strategy("soup, clustering (paper)", _PAPER)
 CLUSTERING = Strategy("soup, clustering (default)", GmmSpec())
 UNIFORM = Strategy("soup, uniform", UniformSpec())
 SERVICE = Strategy("the service, verified", None, verify=True)
-"""What people get who ask for nothing in particular."""
+"""What people get who ask for nothing in particular: effort `quick`."""
 _NEAREST = Strategy("single, similarity", _LIKE, single=True)
 STRATEGIES = (
     _NEAREST,
@@ -36,11 +36,10 @@ STRATEGIES = (
 )
 """In the order of the table; the service's own comes last."""
 INSTANT = Strategy("effort instant", None, verify=True, effort="instant")
-QUICK = Strategy("effort quick", None, verify=True, effort="quick")
 TUNE = Strategy(TUNED, None, verify=True, effort="tune")
-EVERY = (*STRATEGIES[:-1], INSTANT, QUICK, TUNE, SERVICE)
-"""With the efforts, for the main job: `quick` and `tune` take some passes of the base over each sample."""
-FEW = (_NEAREST, SIMILARITY, PAPER, INSTANT, QUICK, TUNE, SERVICE)
+EVERY = (*STRATEGIES[:-1], INSTANT, TUNE, SERVICE)
+"""With the other efforts, for the main job: `tune` takes some passes of the base over each sample."""
+FEW = (_NEAREST, SIMILARITY, PAPER, INSTANT, TUNE, SERVICE)
 """For a large base model, where each costs a minute."""
 FITS = tuple(
     (*fit, "--pool-namespace", NAMESPACE)

@@ -12,7 +12,7 @@ from registry.catalogue.database import Catalogue, Database
 from registry.catalogue.rows import Namespaces
 from registry.encoders.contract import Encoder
 from registry.progress import Progress
-from registry.spec import BaseEntry, BaseShape, PassageScore
+from registry.spec import BaseEntry, BaseShape, Effort, PassageScore
 
 
 class BaseModel(Protocol):
@@ -70,7 +70,8 @@ class Registry:
     """What is stored, the base models it is for, and what is taken: the first argument of every verb.
 
     `bases` are those of the operator's allowlist by id; a process that fits selectors runs none. Pools that an adapter
-    came to or left are fitted again after `refit_delay` seconds.
+    came to or left are fitted again after `refit_delay` seconds. Cooks that leave their effort open have
+    `default_effort`.
     """
 
     database: Database
@@ -78,6 +79,7 @@ class Registry:
     bases: Mapping[str, BaseModel] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     refit_delay: float = 0.0
+    default_effort: Effort = "quick"
 
 
 @dataclass(frozen=True)

@@ -96,8 +96,9 @@ class Runtime:
     def _parts(self, blobs: BlobStore) -> Parts:
         settings = self.settings
         registry = Registry(
-            self.database, blobs, self.bases, limits_of(settings), refit_delay=settings.refit_delay_seconds
-        )
+            self.database, blobs, self.bases, limits_of(settings), refit_delay=settings.refit_delay_seconds,
+            default_effort=settings.default_effort,
+        )  # fmt: skip
         return Parts(
             settings=settings,
             registry=registry,

@@ -106,6 +106,9 @@ class Settings(BaseSettings):
     wait_seconds: float = Field(30.0, ge=0, description="How long a request waits for its job before it answers 202.")
     max_wait_seconds: float = Field(300.0, ge=0, description="The longest `wait` a request may ask for.")
     max_ingredients: int = Field(64, ge=1, description="Largest number of ingredients of a recipe.")
+    default_effort: Literal["instant", "quick", "thorough"] = Field(
+        "quick", description="Effort of a cook that names no effort, selector or recipe."
+    )
 
     # --- trainings ----------------------------------------------------------------------------------
     trainings: Path | None = Field(

@@ -68,7 +68,7 @@ def cook(
     and Forbidden for effort `tune` where the namespace that the soup is written to forbids it.
     """
     target = split_name(request.name)[0] if request.name else namespace
-    asked, request = request, by_setting(registry.database, request, target)
+    asked, request = request, by_setting(registry, request, target)
     progress(0, STEPS, "reading the sample")
     base, parts = _base(registry, caller, request)
     sample = _sample(registry, caller, request, base)
@@ -80,7 +80,7 @@ def cook(
     spent = base.spent(texts)
     more = beyond(request, spent, len(texts), tuning=may_tune(registry.database, target)) if texts else ()
     cooked = cooked.model_copy(update={"spent": spent, "beyond": more})
-    if request is asked:
+    if request.effort == asked.effort or request.effort != "tune":
         return cooked
     reason = f"{cooked.reason} Effort 'tune' is the default of namespace {target!r}."
     return cooked.model_copy(update={"reason": reason})

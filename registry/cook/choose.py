@@ -21,7 +21,6 @@ from registry.spec import (
     BY_GRADIENTS,
     CookRequest,
     Effort,
-    GmmSpec,
     HandRecipe,
     Ingredient,
     LeftOut,
@@ -48,7 +47,7 @@ def by_selection(
 
     `vectors` are the sample's, where they are known.
     """
-    spec = request.selector or (GmmSpec() if request.effort is None else PosteriorSpec())
+    spec = request.selector or PosteriorSpec()
     chosen = select(
         registry, caller, sample, pool=request.pool, spec=spec, options=request.options, fit=fit, passages=passages,
         vectors=vectors,

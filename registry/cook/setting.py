@@ -1,27 +1,39 @@
-"""What the namespace that a soup is written to says of tuning: that it is forbidden, allowed, or the default."""
+"""What a cook does that leaves its effort open, by the setting of the namespace that it writes to and of the server."""
 
 from __future__ import annotations
 
 from registry.catalogue.database import Catalogue, Database
 from registry.errors import Forbidden
-from registry.spec import CookRequest
+from registry.pools import pool_base
+from registry.registry import Registry
+from registry.spec import WEIGHING, AutoMixing, CookRequest
 
 
-def by_setting(database: Database, request: CookRequest, namespace: str) -> CookRequest:
-    """The request as `namespace` has it: with effort `tune` where that is the default and the request leaves it open.
+def by_setting(registry: Registry, request: CookRequest, namespace: str) -> CookRequest:
+    """The request with an effort, where it has a sample and names no effort, selector or recipe.
 
-    Open is a request, to be verified (so that its sample comes with text), that names no effort, selector or recipe.
-    Raises Forbidden for effort `tune` where the namespace forbids it.
+    That is `tune` where it is the default of `namespace` and the request is to be verified, so that its sample comes
+    with text; else the server's default or, where that weighs adapters and the request cannot be answered so,
+    `instant`. Raises Forbidden for effort `tune` where the namespace forbids it, InvalidParameter where nothing says
+    which base model is meant, and Unavailable where that cannot be read.
     """
-    with database.read() as catalogue:
+    with registry.database.read() as catalogue:
         if request.effort == "tune":
             check_tuning(catalogue, namespace)
+        if (request.effort, request.selector, request.recipe) != (None, None, None):
             return request
-        setting = catalogue.namespaces.get(namespace).tuning
-    named = (request.effort, request.selector, request.recipe)
-    if setting == "default" and request.verify and named == (None, None, None):
+        tuned = catalogue.namespaces.get(namespace).tuning == "default"
+    if tuned and request.verify:
         return request.model_copy(update={"effort": "tune"})
-    return request
+    weighs = registry.default_effort in WEIGHING
+    effort = "instant" if weighs and not _can_weigh(registry, request) else registry.default_effort
+    return request.model_copy(update={"effort": effort})
+
+
+def _can_weigh(registry: Registry, request: CookRequest) -> bool:
+    """Whether an effort that weighs would take the request: nothing in it says how to mix, or not to verify."""
+    asks = request.verify and not request.options.single and request.mixing == AutoMixing()
+    return asks and registry.bases[pool_base(request.pool, registry.bases)].shape.kind != "encoder"
 
 
 def may_tune(database: Database, namespace: str) -> bool:

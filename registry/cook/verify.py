@@ -32,7 +32,10 @@ def check_verifiable(base: BaseModel, parts: Sequence[SoupPart], *, effort: Effo
         named = f"{headed.ref} answers with a head"
     if named is not None:
         if effort in BY_GRADIENTS:  # these never go unverified
-            raise InvalidParameter(f"Effort {effort!r} goes by losses on text, and {named}.", param="effort")
+            raise InvalidParameter(
+                f"Effort {effort!r} goes by losses on text, and {named}: choose 'instant', with 'verify' false.",
+                param="effort",
+            )
         raise InvalidParameter(
             f"Verifying scores the sample as text, and {named}: set 'verify' to false.", param="verify"
         )

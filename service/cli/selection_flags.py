@@ -17,7 +17,7 @@ POOL = ("base", "pool_tag", "pool_namespace", "pool_method")
 SELECTION = Flags(
     CookRequest,
     {
-        "selector": Flag("selector.kind", "How adapters are chosen; by default gmm."),
+        "selector": Flag("selector.kind", "How adapters are chosen; by default posterior."),
         "paper": Flag("selector.mode", "gmm exactly as in the AdapterSoup paper.", switch="paper"),
         "encoder": Flag("selector.encoder", "What embeds text for cosine; by default {default}."),
         "set": Flag(

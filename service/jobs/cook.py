@@ -37,7 +37,7 @@ def _run(context: JobContext) -> dict[str, Any]:
 
 
 def kind_of(request: CookRequest) -> str:
-    """The kind of the job that cooks this request: one that computes gradients is a `search`."""
+    """The kind of the job that cooks this request, its effort settled: one that computes gradients is a `search`."""
     return "search" if request.effort in BY_GRADIENTS else "cook"
 
 

@@ -236,4 +236,4 @@ def test_an_answer_names_what_went_into_it(search, taken):
         "selection": {"selected": [{"domain": "law"}, {"domain": "zoo"}]}, "recipe": {"ingredients": [{"digest": "a"}]},
     }  # fmt: skip
     client: Any = SimpleNamespace(cook=lambda _request: cooked, sample=lambda texts: SampleSource(texts=tuple(texts)))
-    assert strategies.cook(client, strategies.QUICK, ["some text"]).ingredients == taken
+    assert strategies.cook(client, strategies.SERVICE, ["some text"]).ingredients == taken

@@ -113,7 +113,8 @@ def open_world(data: Path, bases: Path, **settings: Any) -> Iterator[World]:
     from service.http.app import create_app
     from service.runtime import Runtime
 
-    runtime = Runtime(Settings(data=data, bases=bases, threads=1, **settings))
+    quiet = {"default_effort": "instant", **settings}  # `quick` would start a process in each of them
+    runtime = Runtime(Settings(data=data, bases=bases, threads=1, **quiet))
     runtime.start()
     try:
         app = create_app(runtime)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from registry.spec import GmmSpec
+from registry.spec import PosteriorSpec
 from service.cli.flags import Given
 from service.cli.output import WIDTH, columns, fields, progress_bar, spelt
 from service.cli.remote import Remote, verb
@@ -30,7 +30,7 @@ def fit(
       soup fit --selector cosine --encoder base --pool-tag v2
       soup fit --selector gmm --set covariance=diag --set dimensions=16
     """
-    selector, pool = selector_of(given) or GmmSpec(), pool_of(given)
+    selector, pool = selector_of(given) or PosteriorSpec(), pool_of(given)
     with progress_bar("fitting") as report:
         fitted = remote.client.fit(selector, pool=pool, wait=wait, progress=report)
     if fitted.get("object") == "job":

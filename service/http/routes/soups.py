@@ -57,7 +57,6 @@ def _enqueue(parts: AppParts, who: Principal, body: SoupRequest, request_id: str
     """Refuse at once what needs no work to refuse; then the request's bytes, then the job that names them."""
     namespace = split_name(body.name)[0] if body.name else who.home
     who.check_write(namespace)
-    by_setting(parts.registry.database, body, namespace)
     if body.recipe is None:
         pool_of(parts.registry, who.caller(request_id), body.pool)
     elif len(body.recipe.ingredients) > parts.settings.max_ingredients:
@@ -66,6 +65,7 @@ def _enqueue(parts: AppParts, who: Principal, body: SoupRequest, request_id: str
             f"{len(body.recipe.ingredients)}.",
             param="recipe",
         )
+    kind = kind_of(by_setting(parts.registry, body, namespace))
     stored = {name: value for name, value in body.model_dump(mode="json").items() if name in CookRequest.model_fields}
     blob = parts.registry.blobs.put_bytes(request_bytes(stored))
     arguments = {
@@ -76,7 +76,7 @@ def _enqueue(parts: AppParts, who: Principal, body: SoupRequest, request_id: str
     }
     try:
         with parts.registry.database.write() as catalogue:
-            return catalogue.jobs.enqueue(kind_of(body), arguments, namespace=namespace, created_by=who.key_id)
+            return catalogue.jobs.enqueue(kind, arguments, namespace=namespace, created_by=who.key_id)
     except BaseException:
         parts.registry.blobs.delete(blob)  # no job will: a sample does not outlive its request
         raise

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from registry.names import Digest
 from registry.spec import (
-    GmmSpec,
     PoolRequest,
     PoolSpec,
+    PosteriorSpec,
     SampleReport,
     SampleSource,
     Selection,
@@ -86,8 +86,8 @@ class SelectRequest(Frozen):
 
     @property
     def spec(self) -> SelectorSpec:
-        """The selector that is asked: gmm where none is named."""
-        return self.selector or GmmSpec()
+        """The selector that is asked: posterior where none is named."""
+        return self.selector or PosteriorSpec()
 
 
 class Selected(Wire):

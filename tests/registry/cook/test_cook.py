@@ -271,7 +271,7 @@ class TestMixedPools:
         options = {"max_ingredients": 3, "min_share": 0.05}
         cooked = stocked.cook(sample={"texts": texts}, options=options, mixing={"method": "average"})
         assert set(domains_of(cooked)) == {"law", "code", "zoo"}
-        assert [one.weight for one in cooked.evidence.selection.selected] == ["0.333333334"] + ["0.333333333"] * 2
+        assert [one.weight for one in cooked.evidence.selection.selected] == ["0.5", "0.25", "0.25"]
         assert cooked.reason == "3 adapters by average."
         assert cooked.evidence.selection.reason.startswith("6 domains pass, 3 can be mixed with acme/law@1")
         left = reasons(cooked)
@@ -343,7 +343,7 @@ class TestAbstaining:
     def test_verify(self, stocked, gain, helps):
         soup = stocked.cook(sample=sample("law", "code"), name="acme/probe").digest
         stocked.gains[soup] = lambda text: gain
-        cooked = stocked.cook(sample=sample("law", "code"), verify=True, name="acme/verified")
+        cooked = stocked.cook(sample=sample("law", "code"), effort="instant", verify=True, name="acme/verified")
         seen = cooked.evidence.verification
         assert seen.helps is helps
         assert cooked.abstained is not helps
@@ -455,7 +455,9 @@ class TestRefusals:
             if message.startswith("verifying"):
                 raise Cancelled("enough")
 
-        request = CookRequest.model_validate({"sample": sample("law", "code"), "name": "acme/never"})
+        request = CookRequest.model_validate(
+            {"sample": sample("law", "code"), "effort": "instant", "name": "acme/never"}
+        )
         with pytest.raises(Cancelled):
             cook(
                 stocked.registry, stocked.caller(), request, namespace="acme", fit=stocked.fit,

@@ -263,7 +263,7 @@ class TestPools:
         sample = texts(zoo=40, law=30, code=20)
         cooked = strangers.cook(sample=sample, max_width=5, **how)
         assert domains_of(cooked) == ["zoo", "law"]
-        assert [one.weight for one in cooked.evidence.selection.selected] == ["0.5", "0.5"]
+        assert [one.weight for one in cooked.evidence.selection.selected] == ["0.571428571", "0.428571429"]
         assert [one.stability for one in cooked.evidence.selection.selected] == pytest.approx([1, 0.9], abs=0.09)
         assert cooked.report.width_out == 4
         left = reasons(cooked)

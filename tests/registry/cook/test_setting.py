@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from registry.errors import Forbidden, InvalidSample
-from tests.registry.toy_registry import ToyRegistry, passages, vectors_of
+from registry.errors import Forbidden, InvalidParameter, InvalidSample
+from tests.registry.toy_registry import SHAPE, ToyRegistry, passages, vectors_of
 
 SAMPLE = {"texts": [text for domain in ("law", "zoo") for text in passages(domain, 30, seed=7)]}
 BY_HAND = {"ingredients": [{"ref": "acme/law"}, {"ref": "acme/zoo"}]}
@@ -120,6 +122,57 @@ class TestDefault:
         assert left_open(pool, sample=vectors, verify=False).evidence.search is None
         with pytest.raises(InvalidSample, match="Verifying a soup needs the sample's text"):
             left_open(pool, sample=vectors)
+
+
+class TestTheServersDefault:
+    """Of a request that names no effort, selector or recipe."""
+
+    def server(self, pool: ToyRegistry, effort: str) -> None:
+        pool.registry = replace(pool.registry, default_effort=effort)
+
+    @pytest.mark.parametrize("effort", ["quick", "thorough"])
+    def test_what_is_left_open_is_weighed(self, pool, effort):
+        self.server(pool, effort)
+        pool.tiny.anything_helps = 0.1
+        cooked = left_open(pool)
+        assert cooked.evidence.search.effort == effort
+        assert "default" not in cooked.reason
+        assert cooked.digest == left_open(pool, effort=effort).digest
+
+    def test_it_is_quick_where_it_was_not_set(self, pool):
+        assert left_open(pool).evidence.search.effort == "quick"
+
+    def test_instant_asks_the_posterior_alone(self, pool):
+        self.server(pool, "instant")
+        cooked = left_open(pool)
+        assert cooked.evidence.selection.thresholds == {"min_share": 0.02}
+        assert cooked.evidence.search is None
+
+    @pytest.mark.parametrize(
+        "request_", [{"verify": False}, {"mixing": {"method": "concat"}}, {"options": {"single": True}}]
+    )
+    def test_what_weighing_would_refuse_is_instant(self, pool, request_):
+        cooked = left_open(pool, **request_)
+        assert pool.weighings == []
+        assert cooked.evidence.selection.thresholds == {"min_share": 0.02}
+        assert "tune" in [one.effort for one in cooked.beyond] or not request_.get("verify", True)
+
+    def test_so_is_what_is_for_an_encoder(self, pool):
+        pool.tiny.shape = SHAPE.model_copy(update={"kind": "encoder"})
+        with pytest.raises(InvalidParameter, match="'tiny' is an encoder: set 'verify' to false"):
+            left_open(pool)
+        assert pool.weighings == []
+
+    @pytest.mark.parametrize("request_", [{"selector": {"kind": "gmm"}}, {"recipe": BY_HAND}])
+    def test_a_selector_or_a_recipe_leaves_nothing_open(self, pool, request_):
+        assert left_open(pool, **request_).evidence.search is None
+        assert pool.weighings == []
+
+    def test_the_namespaces_default_goes_before_it(self, pool):
+        set_tuning(pool, "default")
+        assert left_open(pool).evidence.search.effort == "tune"
+        assert left_open(pool, verify=False).evidence.search is None
+        assert pool.weighings == []
 
 
 def test_allowed_is_what_a_namespace_is_without_a_setting(pool):
