@@ -26,8 +26,8 @@ COOK = Flags(
         **SELECTION.only(*CHOOSING),
         "effort": Flag(
             "effort",
-            "How much to spend: instant (similarity), quick (what lowers the loss; the server's default), thorough (more), "
-            "tune (trains on the sample).",
+            "How much to spend: instant (similarity), quick (what lowers the loss; the server's default), "
+            "thorough (more), tune (trains on the sample).",
         ),
         "also": Flag("also", "Efforts quick and thorough: an adapter to weigh beside the pool's; may be repeated."),
         "control": Flag("control", "Efforts quick and thorough: say what adapters of noise bring.", switch=True),
