@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from contextlib import ExitStack
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 from registry.base_model import read_allowlist
 from registry.blobs import BlobStore, LocalBlobs
@@ -19,6 +19,7 @@ from registry.errors import Internal, InvalidParameter, Unavailable
 from registry.registry import Limits, Refits, Registry, SampleLimits
 from service import storage
 from service.base_models import ServedBaseModels
+from service.blob_check import check_blobs
 from service.engine import Engine
 from service.engine.bank import smallest_adapter
 from service.engine.bases import AllowedBases
@@ -81,7 +82,6 @@ class Runtime:
             blobs = self._prepare_data()
             one_each(self.settings.threads)
             self._prepare_bases()
-            (storage.delete_unnamed if self.sole_owner else storage.delete_ended_requests)(self.database, blobs)
             self.parts = self._parts(blobs)
             self.engine.start()
             stack.callback(self.engine.stop, drain=DRAIN_SECONDS)
@@ -125,12 +125,8 @@ class Runtime:
             raise Unavailable(
                 f"The folder of the blobs {settings.blobs_dir} cannot be used: {error.strerror}.", param="blobs"
             ) from error
-        missing = storage.newest_missing(self.database, blobs)
-        if missing is not None:
-            log.warning(
-                "the bytes of %s are not in %s: SOUP_BLOBS must be the folder that all servers of this database share",
-                missing, settings.blobs_dir,
-            )  # fmt: skip
+        today = datetime.now(UTC).date()
+        check_blobs(self.database, blobs, alone=self.sole_owner, accept=settings.accept_database, today=today)
         bootstrap = settings.bootstrap_key
         ensure_admin_key(
             self.database, settings.admin_key_path, None if bootstrap is None else bootstrap.get_secret_value()

@@ -36,6 +36,9 @@ class Settings(BaseSettings):
     database_url: SecretStr | None = Field(
         None, description="`postgresql+psycopg://USER:PASSWORD@HOST/NAME`; by default SQLite in the data folder."
     )
+    accept_database: bool = Field(
+        False, description="Start with a database that is not the blobs' own: what it does not name is set aside."
+    )
     cache_dir: Path | None = Field(
         None, description="Cache of fingerprints and downloads; by default in the data folder."
     )

@@ -1,4 +1,4 @@
-"""The data folder: its lock, the schema of its database, and the blobs that a start deletes from it.
+"""The data folder: its lock, and the schema of its database.
 
 Called by the runtime and by `soup migrate`. One process owns a data folder at a time; a schema that is behind is
 brought up for SQLite after a backup copy, and refused for any other database, where others may be at work.
@@ -9,21 +9,18 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 import migrations
-from registry.blobs import BlobStore
 from registry.catalogue.database import Database
-from registry.catalogue.jobs import COOKS
 from registry.errors import Unavailable
 from registry.files import sync_directory
 
 LOCK = "lock"
-LATEST = 1000
 
 
 @contextmanager
@@ -74,42 +71,6 @@ def migrate(database: Database, *, backups: Path) -> Migrated:
         backup = None if before is None else _back_up(database, backups, before)
         before = migrations.upgrade(database.engine)  # another process may have been quicker
     return Migrated(before, after, backup)
-
-
-def delete_unnamed(database: Database, blobs: BlobStore) -> int:
-    """Delete bytes that no transaction named; returns how many blobs went. For the only owner of both, before it works.
-
-    They are what a crash left between storing bytes and committing the row that names them, and requests of cook jobs
-    that have ended: texts of a novel domain, which are not kept.
-    """
-    with database.read() as catalogue:
-        named = catalogue.blobs.digests()
-        named |= {job.arguments["request"] for kind in COOKS for job in catalogue.jobs.unended(kind)}
-    return _delete(blobs, [digest for digest in blobs.digests() if digest not in named])
-
-
-def delete_ended_requests(database: Database, blobs: BlobStore) -> int:
-    """Delete what the latest cook jobs that ended were asked for, where a process died before it did; returns how many.
-
-    For those who share database and blobs: texts of a novel domain are not kept there either.
-    """
-    with database.read() as catalogue:
-        jobs = [job for kind in COOKS for job in catalogue.jobs.list(None, kind=kind, limit=LATEST).rows]
-    ended = [job.arguments["request"] for job in jobs if job.state not in ("queued", "running")]
-    return _delete(blobs, [digest for digest in ended if blobs.has(digest)])
-
-
-def _delete(blobs: BlobStore, digests: Sequence[str]) -> int:
-    for digest in digests:
-        blobs.delete(digest)
-    return len(digests)
-
-
-def newest_missing(database: Database, blobs: BlobStore) -> str | None:
-    """The newest adapter, where its bytes are not in the store: that of another server was meant, or it is lost."""
-    with database.read() as catalogue:
-        rows = catalogue.adapters.list(None, limit=1).rows
-    return next((row.ref for row in rows if not blobs.has(row.weights_blob)), None)
 
 
 def check_schema(database: Database) -> None:

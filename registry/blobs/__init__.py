@@ -1,6 +1,7 @@
 """Content-addressed bytes: a store is named by digests and nothing else, and what it acknowledged is durable."""
 
+from registry.blobs.aside import Aside
 from registry.blobs.contract import BlobStore, BlobWriter
 from registry.blobs.local import LocalBlobs
 
-__all__ = ["BlobStore", "BlobWriter", "LocalBlobs"]
+__all__ = ["Aside", "BlobStore", "BlobWriter", "LocalBlobs"]

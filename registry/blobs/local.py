@@ -30,7 +30,7 @@ class LocalBlobs:
     """A BlobStore over a folder."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._incoming = folder / TEMPORARY
         self._incoming.mkdir(parents=True, exist_ok=True)
         sync_directory(folder)
@@ -42,7 +42,7 @@ class LocalBlobs:
         """Store bytes and return their digest; durable when this returns."""
         digest = sha256_digest(data)
         if self.has(digest):  # another thread may have renamed it a moment ago, its folder not yet synced
-            sync_place(self._path(digest))
+            sync_place(self.place(digest))
             return digest
         with self.writer(digest, max_bytes=len(data), length=len(data)) as writer:
             writer.write(data)
@@ -51,16 +51,16 @@ class LocalBlobs:
 
     def writer(self, digest: str, *, max_bytes: int, length: int | None = None) -> LocalWriter:
         """A writer of the blob with this digest."""
-        return LocalWriter(self._incoming, self._path(digest), Check(digest, max_bytes, length))
+        return LocalWriter(self._incoming, self.place(digest), Check(digest, max_bytes, length))
 
     def has(self, digest: str) -> bool:
         """Whether the blob is stored."""
-        return self._path(digest).is_file()
+        return self.place(digest).is_file()
 
     def size(self, digest: str) -> int:
         """Its size in bytes; raises NotFound."""
         try:
-            return self._path(digest).stat().st_size
+            return self.place(digest).stat().st_size
         except FileNotFoundError:
             raise _not_found(digest) from None
 
@@ -72,23 +72,24 @@ class LocalBlobs:
     def open(self, digest: str) -> BinaryIO:
         """Its bytes as a seekable file; raises NotFound."""
         try:
-            return self._path(digest).open("rb")
+            return self.place(digest).open("rb")
         except FileNotFoundError:
             raise _not_found(digest) from None
 
     def delete(self, digest: str) -> None:
         """Forget it."""
-        self._path(digest).unlink(missing_ok=True)
+        self.place(digest).unlink(missing_ok=True)
 
     def digests(self) -> Iterator[str]:
         """Every digest stored."""
-        for path in self._folder.glob("??/*"):
+        for path in self.folder.glob("??/*"):
             if re.fullmatch("[0-9a-f]{64}", path.name):  # a file of somebody else's is no blob
                 yield "sha256:" + path.name
 
-    def _path(self, digest: str) -> Path:
+    def place(self, digest: str) -> Path:
+        """The file that the blob is, stored or not."""
         name = hex_of(digest)
-        return self._folder / name[:2] / name
+        return self.folder / name[:2] / name
 
 
 class LocalWriter:

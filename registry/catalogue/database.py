@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
@@ -30,6 +30,7 @@ from registry.catalogue.rows import Mode
 from registry.catalogue.samples import Samples
 from registry.catalogue.selectors import Selectors
 from registry.catalogue.soups import Soups
+from registry.catalogue.stores import Stores
 from registry.errors import Busy, Internal, InvalidParameter, SoupError, Unavailable
 
 BUSY_SECONDS = 30
@@ -42,8 +43,11 @@ class Backend(Protocol):
     def engine_options(self, url: URL, busy_seconds: float) -> dict[str, Any]:
         """What `create_engine` is told."""
 
-    def prepare(self, engine: Engine, busy_seconds: float) -> None:
-        """Have its transactions begin as their mode asks."""
+    def prepare(self, engine: Engine, busy_seconds: float) -> Callable[[], None]:
+        """Have its transactions begin as their mode asks.
+
+        What is returned raises Unavailable where the database is another by now than the one that was opened.
+        """
 
     def transaction_options(self, mode: Mode) -> dict[str, Any]:
         """What a connection is told before its transaction."""
@@ -75,6 +79,7 @@ class Catalogue:
         self.namespaces = NamespaceSettings(connection)
         self.audit = Audit(connection)
         self.blobs = Blobs(connection)
+        self.stores = Stores(connection)
 
 
 class Database:
@@ -95,7 +100,7 @@ class Database:
             json_serializer=partial(json.dumps, allow_nan=False),  # NaN is no JSON: refused when written, not when read
             **self._backend.engine_options(make_url(url), busy_seconds),
         )
-        self._backend.prepare(self.engine, busy_seconds)
+        self._check_same = self._backend.prepare(self.engine, busy_seconds)
         self._turn = _Turn(busy_seconds)
 
     @contextmanager
@@ -110,12 +115,14 @@ class Database:
         """A transaction that writes: committed when the block ends, rolled back when it raises."""
         with self._turn, self._transaction("write") as connection:
             yield Catalogue(connection)
+            self._check_same()  # what goes into a file that was removed meanwhile is not kept
             with self.telling("commit"):
                 connection.commit()
 
     @contextmanager
     def _transaction(self, mode: Mode) -> Iterator[Connection]:
         """A connection whose transaction has begun; what is not committed in it is rolled back."""
+        self._check_same()
         with self.telling(mode), self.engine.connect() as connection:
             connection.execution_options(soup_mode=mode, **self._backend.transaction_options(mode)).begin()
             yield connection

@@ -7,6 +7,7 @@ a write is BEGIN IMMEDIATE, then holds here too, without retries or deadlocks. W
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, event
@@ -46,7 +47,7 @@ def engine_options(url: URL, busy_seconds: float) -> dict[str, Any]:  # noqa: AR
     return {"connect_args": {"prepare_threshold": None, **wanted}, "pool_pre_ping": True}
 
 
-def prepare(engine: Engine, busy_seconds: float) -> None:
+def prepare(engine: Engine, busy_seconds: float) -> Callable[[], None]:
     """Have every write begin with its turn, for which it waits at most `busy_seconds`, and a migration for ever.
 
     A database that cannot hold every text is refused as it is connected to (Unavailable).
@@ -71,6 +72,7 @@ def prepare(engine: Engine, busy_seconds: float) -> None:
 
     event.listen(engine, "connect", check_encoding)
     event.listen(engine, "begin", begin)
+    return lambda: None  # a server that is another one does not know our connections
 
 
 def _turn(lock_timeout: int, idle_timeout: int) -> str:

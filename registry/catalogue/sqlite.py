@@ -6,6 +6,8 @@ Called by `database` only. A write is BEGIN IMMEDIATE: read-then-update under a 
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, event
@@ -25,10 +27,17 @@ def engine_options(url: URL, busy_seconds: float) -> dict[str, Any]:
     return {"connect_args": {"check_same_thread": False, "timeout": busy_seconds}}
 
 
-def prepare(engine: Engine, busy_seconds: float) -> None:  # noqa: ARG001 (the driver was told when it was made)
-    """Have every connection checked and durable, and every transaction begin as its mode asks."""
+def prepare(engine: Engine, busy_seconds: float) -> Callable[[], None]:  # noqa: ARG001 (the driver was told)
+    """Have every connection checked and durable, and every transaction begin as its mode asks.
+
+    What is returned raises Unavailable where the file is another by now, or gone.
+    """
+    file = _OpenedFile(Path(engine.url.database or ""))
     event.listen(engine, "connect", _prepare_connection)
+    event.listen(engine, "connect", file.opened)
+    event.listen(engine, "engine_disposed", file.closed)
     event.listen(engine, "begin", _begin)
+    return file.check
 
 
 def transaction_options(mode: Mode) -> dict[str, Any]:  # noqa: ARG001 (`_begin` sees the mode)
@@ -44,6 +53,38 @@ def meaning(error: DBAPIError, mode: Mode | None) -> SoupError | None:  # noqa: 
     if code & 0xFF == sqlite3.SQLITE_FULL:
         return Unavailable("The disk of the database is full. Try again when there is room.")
     return None
+
+
+class _OpenedFile:
+    """The file that the first connection opened: SQLite writes on into it when it is removed or replaced."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._known: tuple[int, int] | None = None
+
+    def opened(self, *_: object) -> None:
+        """There is a connection."""
+        if self._known is None:
+            self._known = self._now()
+
+    def closed(self, *_: object) -> None:
+        """There is none any more."""
+        self._known = None
+
+    def check(self) -> None:
+        """Raises Unavailable where the path is no longer that of the file."""
+        if self._known is not None and self._now() != self._known:
+            raise Unavailable(
+                f"The database file {self._path.name} was removed or replaced while the server is running: nothing of "
+                "this was stored. Stop the server, put the file back, and start it again."
+            )
+
+    def _now(self) -> tuple[int, int] | None:
+        try:
+            found = self._path.stat()
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
 
 
 def _prepare_connection(connection: sqlite3.Connection, _: object) -> None:

@@ -129,6 +129,14 @@ aliases = Table(
     Column("version", Integer, nullable=False),
     Column("revision", Integer, nullable=False),
 )
+stores = Table(  # the mark of the store that this database is part of: one row
+    "stores",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("store", String(32), nullable=False),
+    Column("generation", BigInteger, nullable=False),
+    CheckConstraint("id = 1", name="one"),
+)
 namespaces = Table(
     "namespaces",
     metadata,

@@ -60,6 +60,7 @@ from registry.spec.selection import (
     SelectorSpec,
     UniformSpec,
 )
+from registry.spec.store import StoreMark
 from registry.spec.structures.bank import BankConfig
 from registry.spec.structures.bottleneck import BottleneckConfig
 from registry.spec.structures.fusion import FusionConfig
@@ -149,6 +150,7 @@ __all__ = [
     "SelectorSpec",
     "SlerpMixing",
     "Spent",
+    "StoreMark",
     "StoredAdapter",
     "TiesMixing",
     "Trial",

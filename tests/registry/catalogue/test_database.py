@@ -248,3 +248,43 @@ class TestValues:
         with database.engine.connect() as connection:
             stored = connection.execute(text("SELECT id FROM adapters ORDER BY created_at, id")).scalars().all()
         assert stored == [row.id for row in rows]
+
+
+class TestAFileThatGoesAway:
+    """Of SQLite, which would write on into a file that has no name any more."""
+
+    @pytest.fixture
+    def opened(self, tmp_path):
+        database = new_database(tmp_path)
+        with database.write() as catalogue:
+            add(catalogue)
+        yield database, tmp_path / "soup.db"
+        database.close()
+
+    @pytest.mark.parametrize("replaced", [True, False])
+    def test_a_write_is_not_acknowledged(self, opened, replaced):
+        database, file = opened
+        with pytest.raises(Unavailable, match=r"soup.db was removed or replaced"), database.write() as catalogue:
+            add(catalogue, "acme/lost")
+            file.rename(file.with_name("elsewhere.db"))
+            if replaced:
+                file.write_bytes(file.with_name("elsewhere.db").read_bytes())
+        with pytest.raises(Unavailable, match="put the file back"):
+            count(database)
+        assert file.exists() is replaced
+
+    def test_it_works_on_when_it_is_back(self, opened):
+        database, file = opened
+        file.rename(file.with_name("elsewhere.db"))
+        with pytest.raises(Unavailable):
+            count(database)
+        file.with_name("elsewhere.db").rename(file)
+        assert count(database) == 1
+
+    def test_what_was_closed_may_be_replaced(self, opened):
+        database, file = opened
+        database.close()
+        data = file.read_bytes()
+        file.unlink()
+        file.write_bytes(data)
+        assert count(database) == 1

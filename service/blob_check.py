@@ -1,0 +1,148 @@
+"""What a start does about the blobs: they have to be the database's own, and what it does not name is set aside.
+
+Called by the runtime. Nothing is deleted that an acknowledged push may own: a database that was lost, or an older copy
+that was put back, names fewer blobs than there are (docs/how-to/back-up-and-restore.md).
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from dataclasses import dataclass
+from datetime import date, timedelta
+
+from registry.blobs import Aside, BlobStore, LocalBlobs
+from registry.catalogue.database import Database
+from registry.catalogue.jobs import COOKS
+from registry.errors import Unavailable
+from registry.spec import StoreMark
+
+KEPT = timedelta(days=30)
+"""How long what is set aside is kept."""
+REQUEST = b'{"request": '
+"""What the request of a cook begins with: text of a novel domain, which is not kept (`service.jobs.cook`)."""
+LATEST = 1000
+PAGE = "docs/how-to/back-up-and-restore.md"
+
+log = logging.getLogger("soup.blobs")
+
+
+@dataclass(frozen=True)
+class Found:
+    """How many blobs came back, were set aside, are gone for good, and are missing; whether the database is older."""
+
+    older: bool
+    back: int
+    aside: int
+    deleted: int
+    missing: int
+
+
+def check_blobs(database: Database, blobs: LocalBlobs, *, alone: bool, accept: bool, today: date) -> Found:
+    """See that database and blobs belong together, and settle where they differ; both then have the next mark.
+
+    `alone` is whether nobody else uses either: else bytes without a row may be on their way to one. With `accept` the
+    database is taken as it is. Raises Unavailable where it is another than the blobs were stored with.
+    """
+    aside = Aside(blobs)
+    with database.read() as catalogue:
+        known, named = catalogue.stores.mark(), catalogue.blobs.digests()
+    marked = aside.mark()
+    if not accept:
+        _check_belongs(known, marked, named, blobs)
+    older = marked is not None and (
+        known is None or known.store != marked.store or known.generation < marked.generation
+    )
+    back = sum(aside.take(digest) for digest in sorted(named) if not blobs.has(digest))
+    deleted = delete_ended_requests(database, blobs)
+    unnamed, requests = _unnamed(database, blobs) if alone else [], 0
+    for digest in unnamed:
+        if not older and _is_request(blobs, digest):
+            blobs.delete(digest)
+            requests += 1
+        else:
+            aside.put(digest, today)
+    deleted += requests
+    if alone and not older:
+        deleted += aside.forget(today - KEPT)
+    _advance(database, aside, known, marked)
+    found = Found(older, back, len(unnamed) - requests, deleted, sum(not blobs.has(digest) for digest in named))
+    _tell(found, blobs, today)
+    return found
+
+
+def _check_belongs(known: StoreMark | None, marked: StoreMark | None, named: set[str], blobs: LocalBlobs) -> None:
+    if known is not None and marked is not None and known.store != marked.store:
+        raise Unavailable(
+            f"The blobs in {blobs.folder} belong to another database than this one: check SOUP_DATA, SOUP_BLOBS and "
+            f"SOUP_DATABASE_URL ({PAGE}). SOUP_ACCEPT_DATABASE=1 takes this database, and sets aside what it does not "
+            "name.",
+            param="database_url",
+        )
+    if named or (known is not None and marked is not None):
+        return
+    count = sum(not _is_request(blobs, digest) for digest in blobs.digests())
+    if count:
+        raise Unavailable(
+            f"The database is new and names no blob, but {blobs.folder} holds {count}: put back a copy of the database "
+            f"({PAGE}). SOUP_ACCEPT_DATABASE=1 starts with the new one, and sets the blobs aside.",
+            param="database_url",
+        )
+
+
+def _unnamed(database: Database, blobs: BlobStore) -> list[str]:
+    """Blobs that no transaction named and no waiting cook is asked by.
+
+    They are what a crash left between storing bytes and committing the row that names them, requests of cooks that have
+    ended, and whatever a database that is an older copy does not know.
+    """
+    with database.read() as catalogue:
+        named = catalogue.blobs.digests()
+        named |= {job.arguments["request"] for kind in COOKS for job in catalogue.jobs.unended(kind)}
+    return [digest for digest in blobs.digests() if digest not in named]
+
+
+def _is_request(blobs: BlobStore, digest: str) -> bool:
+    with blobs.open(digest) as file:
+        return file.read(len(REQUEST)) == REQUEST
+
+
+def delete_ended_requests(database: Database, blobs: BlobStore) -> int:
+    """Delete what the latest cook jobs that ended were asked for, where a process died before it did; returns how many.
+
+    Texts of a novel domain are not kept.
+    """
+    with database.read() as catalogue:
+        jobs = [job for kind in COOKS for job in catalogue.jobs.list(None, kind=kind, limit=LATEST).rows]
+    ended = [job.arguments["request"] for job in jobs if job.state not in ("queued", "running")]
+    there = [digest for digest in ended if blobs.has(digest)]
+    for digest in there:
+        blobs.delete(digest)
+    return len(there)
+
+
+def _advance(database: Database, aside: Aside, known: StoreMark | None, marked: StoreMark | None) -> None:
+    """Give both the next mark, the database first: a folder that is behind says nothing against its database."""
+    store = known.store if known is not None else uuid.uuid4().hex if marked is None else marked.store
+    with database.write() as catalogue:
+        mark = catalogue.stores.advance(store, beyond=0 if marked is None else marked.generation)
+    aside.set_mark(mark)
+
+
+def _tell(found: Found, blobs: LocalBlobs, today: date) -> None:
+    """One line on what was done, if anything was; a warning where something may be wrong."""
+    if found.back:
+        log.warning("%d blobs that the database names were set aside earlier, and are back", found.back)
+    if found.aside:
+        log.log(
+            logging.WARNING if found.older else logging.INFO,
+            "%d blobs that the database does not name are set aside in %s until %s%s", found.aside,
+            Aside(blobs).folder, today + KEPT, f": it is an older copy than they are ({PAGE})" if found.older else "",
+        )  # fmt: skip
+    if found.missing:
+        log.warning(
+            "%d blobs that the database names are not in %s: SOUP_BLOBS must be the folder that all servers of this "
+            "database share, or a copy of it has to be put back (%s)", found.missing, blobs.folder, PAGE,
+        )  # fmt: skip
+    if found.deleted:
+        log.info("%d blobs are deleted: requests of cooks that ended, and what was set aside long ago", found.deleted)

@@ -1,0 +1,198 @@
+"""What a start does about blobs and their database: nothing that a push was promised is ever deleted by it."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from datetime import date, timedelta
+from pathlib import Path
+
+import pytest
+
+from registry.blobs import Aside, LocalBlobs
+from registry.catalogue import Database
+from registry.errors import Unavailable
+from service.blob_check import KEPT, Found, check_blobs, delete_ended_requests
+from service.jobs.cook import request_bytes
+from tests.registry.catalogue_rows import new_database
+from tests.registry.memory_blobs import MemoryBlobs
+
+TODAY = date(2026, 11, 23)
+
+
+@pytest.fixture
+def blobs(tmp_path) -> LocalBlobs:
+    return LocalBlobs(tmp_path / "blobs")
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[Database]:
+    """A database with every table in a new folder."""
+    folder.mkdir()
+    with closing(new_database(folder)) as database:
+        yield database
+
+
+def start(
+    database: Database, blobs: LocalBlobs, *, alone: bool = True, accept: bool = False, today: date = TODAY
+) -> Found:
+    return check_blobs(database, blobs, alone=alone, accept=accept, today=today)
+
+
+def named(database: Database, blobs, *texts: bytes) -> list[str]:
+    """Bytes that rows name."""
+    digests = [blobs.put_bytes(text) for text in texts]
+    with database.write() as catalogue:
+        for digest in digests:
+            catalogue.blobs.seen(digest, 5)
+    return digests
+
+
+def cook(database: Database, request: str, *, ended: bool) -> None:
+    arguments = {"request": request, "scope": None, "namespace": "acme", "request_id": "r"}
+    with database.write() as catalogue:
+        job = catalogue.jobs.enqueue("cook", arguments, namespace="acme", created_by="key-1")
+        if ended:
+            catalogue.jobs.cancel(job.id)
+
+
+def aside(blobs: LocalBlobs) -> set[str]:
+    return {"sha256:" + path.name for path in Aside(blobs).folder.glob("*/*")}
+
+
+class TestTheirOwn:
+    def test_what_no_row_names_is_set_aside_and_what_one_names_stays(self, database, blobs):
+        start(database, blobs)
+        (kept,) = named(database, blobs, b"named")
+        orphan = blobs.put_bytes(b"orphan")
+        assert start(database, blobs) == Found(older=False, back=0, aside=1, deleted=0, missing=0)
+        assert (set(blobs.digests()), aside(blobs)) == ({kept}, {orphan})
+
+    def test_requests_of_cooks_are_not_kept_unless_the_cook_waits(self, database, blobs):
+        start(database, blobs)
+        ended, _lost, waiting = (blobs.put_bytes(request_bytes({"sample": text})) for text in ("a", "b", "c"))
+        cook(database, ended, ended=True)
+        cook(database, waiting, ended=False)
+        assert start(database, blobs) == Found(older=False, back=0, aside=0, deleted=2, missing=0)
+        assert (set(blobs.digests()), aside(blobs)) == ({waiting}, set())
+
+    def test_what_is_set_aside_is_deleted_a_month_later(self, database, blobs):
+        start(database, blobs)
+        orphan = blobs.put_bytes(b"orphan")
+        start(database, blobs)
+        assert start(database, blobs, today=TODAY + KEPT).deleted == 0
+        assert aside(blobs) == {orphan}
+        assert start(database, blobs, today=TODAY + KEPT + timedelta(days=1)).deleted == 1
+        assert aside(blobs) == set()
+
+    def test_what_a_row_names_by_now_comes_back(self, database, blobs):
+        start(database, blobs)
+        orphan = blobs.put_bytes(b"orphan")
+        start(database, blobs)
+        with database.write() as catalogue:
+            catalogue.blobs.seen(orphan, 6)
+        assert start(database, blobs).back == 1
+        assert blobs.read(orphan) == b"orphan"
+
+    def test_what_is_missing_is_counted_and_told(self, database, blobs, caplog):
+        start(database, blobs)
+        (lost,) = named(database, blobs, b"lost")
+        blobs.delete(lost)
+        with caplog.at_level(logging.WARNING):
+            assert start(database, blobs).missing == 1
+        assert "1 blobs that the database names are not in" in caplog.text
+
+    def test_who_shares_them_sets_nothing_aside(self, database, blobs):
+        """Bytes without a row may be on their way to one in another process."""
+        start(database, blobs, alone=False)
+        orphan = blobs.put_bytes(b"orphan")
+        assert start(database, blobs, alone=False).aside == 0
+        assert set(blobs.digests()) == {orphan}
+
+
+class TestAnotherDatabase:
+    @pytest.fixture
+    def full(self, database, blobs) -> list[str]:
+        """A folder whose database names all of it."""
+        start(database, blobs)
+        return named(database, blobs, b"one", b"two")
+
+    @pytest.mark.parametrize("alone", [True, False])
+    def test_a_new_one_is_refused_and_nothing_is_touched(self, full, blobs, tmp_path, alone):
+        with opened(tmp_path / "new") as lost:
+            for _ in range(2):
+                with pytest.raises(Unavailable, match=r"is new and names no blob, but .* holds 2: put back a copy"):
+                    start(lost, blobs, alone=alone)
+        assert set(blobs.digests()) == set(full)
+
+    def test_so_it_is_over_a_folder_of_before_there_were_marks(self, full, blobs, tmp_path):
+        (blobs.folder / "store.json").unlink()
+        with opened(tmp_path / "new") as lost, pytest.raises(Unavailable, match="holds 2"):
+            start(lost, blobs)
+
+    def test_another_servers_is_refused(self, full, blobs, tmp_path):
+        with opened(tmp_path / "new") as other:
+            elsewhere = LocalBlobs(tmp_path / "elsewhere")
+            start(other, elsewhere)
+            named(other, elsewhere, b"three")
+            with pytest.raises(Unavailable, match="belong to another database"):
+                start(other, blobs)
+        assert set(blobs.digests()) == set(full)
+
+    def test_one_that_is_taken_as_it_is_sets_them_aside_and_the_lost_one_has_them_back(
+        self, full, database, blobs, tmp_path, caplog
+    ):
+        with opened(tmp_path / "new") as lost:
+            with caplog.at_level(logging.WARNING):
+                assert start(lost, blobs, accept=True) == Found(older=True, back=0, aside=2, deleted=0, missing=0)
+            assert "2 blobs that the database does not name are set aside" in caplog.text
+            start(lost, blobs)
+        assert aside(blobs) == set(full)
+        assert start(database, blobs).back == 2
+        assert set(blobs.digests()) == set(full)
+
+    def test_a_mark_that_nobody_wrote_is_no_reason_to_delete(self, full, database, blobs):
+        (blobs.folder / "store.json").write_text("{}")
+        with pytest.raises(Unavailable, match=r"store.json cannot be read \(it is not what a server wrote\)"):
+            start(database, blobs)
+        assert set(blobs.digests()) == set(full)
+
+
+def copied(database: Database, target: Path) -> Path:
+    """A copy of a SQLite file, as a backup makes it."""
+    database.close()
+    target.parent.mkdir()
+    return Path(shutil.copy(database.engine.url.database, target))
+
+
+def test_an_older_copy_loses_nothing(tmp_path, blobs, caplog):
+    with opened(tmp_path / "db") as database:
+        start(database, blobs)
+        old = named(database, blobs, b"old")
+        backup = copied(database, tmp_path / "backup" / "soup.db")
+        start(database, blobs)
+        new = named(database, blobs, b"new", b"newer")
+        request = blobs.put_bytes(request_bytes({"sample": "text"}))
+        older = Database(f"sqlite:///{backup}")
+        with caplog.at_level(logging.WARNING):
+            assert start(older, blobs) == Found(older=True, back=0, aside=3, deleted=0, missing=0)
+        assert "it is an older copy than they are" in caplog.text
+        assert set(blobs.digests()) == set(old)
+        assert start(older, blobs, today=TODAY + KEPT).deleted == 0
+        older.close()
+        found = start(database, blobs)
+        assert (found.older, found.back) == (True, 2)  # the other one is ahead of it by now
+        assert set(blobs.digests()) == {*old, *new}
+        assert aside(blobs) == {request}
+
+
+def test_requests_that_ended_go_wherever_they_are(database):
+    blobs = MemoryBlobs()
+    ended, waiting, other = (blobs.put_bytes(text) for text in (b"ended", b"waiting", b"other"))
+    cook(database, ended, ended=True)
+    cook(database, waiting, ended=False)
+    assert delete_ended_requests(database, blobs) == 1
+    assert set(blobs.digests()) == {waiting, other}
+    assert delete_ended_requests(database, blobs) == 0
