@@ -7,6 +7,7 @@ leaves a Principal behind; the runtime writes the admin key's file at its first 
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 import secrets
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from registry.errors import Conflict, Forbidden, InvalidParameter, NotFound, Una
 from registry.files import replace_file
 from registry.names import KeyScope
 from registry.registry import Caller
+
+log = logging.getLogger("soup.keys")
 
 SCOPES: frozenset[str] = frozenset(get_args(KeyScope))
 PREFIX = "sk-soup-"
@@ -109,8 +112,9 @@ def ensure_admin_key(database: Database, path: Path, bootstrap: str | None = Non
     """Make sure that `path` holds a working admin key, and give the path back; the secret is never printed.
 
     The first start writes `bootstrap`, or a fresh secret, with mode 0600 and fsync; later starts find it. The file
-    is written before the row: a crash between the two leaves a secret that the next start registers. Raises
-    InvalidParameter for a bootstrap secret or a file that is not of our form, Conflict where the key was revoked.
+    is written before the row: a crash between the two leaves a secret that the next start registers. A key that was
+    revoked stays so, which is told in the log; other admin keys work. Raises InvalidParameter for a bootstrap secret or
+    a file that is not of our form, Conflict where the key was revoked and there is no other.
     """
     if bootstrap is not None and not SECRET_PATTERN.fullmatch(bootstrap):
         raise InvalidParameter(
@@ -127,11 +131,14 @@ def ensure_admin_key(database: Database, path: Path, bootstrap: str | None = Non
             )
             catalogue.audit.record("key.create", "admin", key_id=None, request_id=None, detail={"by": "first start"})
         elif row.revoked_at is not None:
-            raise Conflict(
+            said = (
                 f"The key in {path} was revoked; remove that file, and the next start writes a new one."
                 if bootstrap is None
                 else "The key in SOUP_BOOTSTRAP_KEY was revoked; set another, and the next start makes it an admin key."
             )
+            if not catalogue.keys.admins():
+                raise Conflict(said)
+            log.warning("%s Other admin keys work.", said)
     return path
 
 

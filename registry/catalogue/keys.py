@@ -45,6 +45,12 @@ class Keys(Repository[KeyRow]):
         """Every key, oldest first."""
         return self._all(select(keys).order_by(keys.c.created_at, keys.c.id))
 
+    def admins(self) -> builtins.list[KeyRow]:
+        """The keys that may do everything, everywhere: scope `admin`, all namespaces, not revoked."""
+        return [
+            one for one in self.list() if one.revoked_at is None and one.namespaces is None and "admin" in one.scopes
+        ]
+
     def revoke(self, id: str) -> KeyRow:
         """Revoke a key; once revoked it stays as it was. Raises NotFound."""
         live = update(keys).where(keys.c.id == id, keys.c.revoked_at.is_(None))

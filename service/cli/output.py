@@ -127,7 +127,7 @@ def _cell(value: object) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(_cell(part) for part in value)
     if isinstance(value, dict):
-        return ", ".join(f"{key}={_cell(part)}" for key, part in value.items())
+        return ", ".join(f"{_cell(str(key))}={_cell(part)}" for key, part in value.items())
     return "".join(c if c.isprintable() else "?" for c in str(value))
 
 

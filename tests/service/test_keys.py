@@ -180,3 +180,25 @@ def test_a_revoked_bootstrap_key_says_what_helps(database: Database, tmp_path: P
         ensure_admin_key(database, path, first)
     ensure_admin_key(database, path, second)
     assert authenticate(database, f"Bearer {second}").scopes == {"admin"}
+
+
+@pytest.mark.parametrize("bootstrap", [True, False])
+def test_a_revoked_first_key_does_not_stop_the_start_where_there_is_another(
+    database: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture, *, bootstrap: bool
+) -> None:
+    path, secret = tmp_path / "admin.key", new_secret()
+    given = secret if bootstrap else None
+    ensure_admin_key(database, path, given)
+    with database.write() as catalogue:
+        first = catalogue.keys.list()[0].id
+        catalogue.keys.add("of a team", "a" * 64, namespaces=("acme",), scopes={"admin"}, prefix="p")
+        catalogue.keys.add("reader", "b" * 64, namespaces=None, scopes={"read"}, prefix="p")
+        catalogue.keys.revoke(first)
+    with pytest.raises(Conflict, match="was revoked"):
+        ensure_admin_key(database, path, given)
+    with database.write() as catalogue:
+        catalogue.keys.add("second", "c" * 64, namespaces=None, scopes={"admin"}, prefix="p")
+    assert ensure_admin_key(database, path, given) == path
+    assert "was revoked" in caplog.text
+    assert "Other admin keys work." in caplog.text
+    assert secret not in caplog.text

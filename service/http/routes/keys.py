@@ -7,7 +7,7 @@ from dataclasses import asdict
 from fastapi import APIRouter, Request
 
 from registry.catalogue import KeyRow
-from registry.errors import Forbidden, InvalidParameter, NotFound
+from registry.errors import Conflict, Forbidden, InvalidParameter, NotFound
 from registry.names import RESERVED_NAMESPACES
 from service.http.app_parts import AppParts
 from service.http.auth import Admin
@@ -46,12 +46,18 @@ def list_keys(parts: AppParts, who: Admin) -> KeyList:
 
 @router.delete("/{id}")
 def revoke_key(request: Request, id: str, parts: AppParts, who: Admin) -> Key:
-    """Revoke a key, from the next request on. Revoking twice is the same as once."""
+    """Revoke a key, from the next request on. Revoking twice is the same as once; the last admin key stays (409)."""
     with parts.registry.database.write() as catalogue:
         found = [row for row in catalogue.keys.list() if row.id == id and _manages(who, row.namespaces)]
         if not found:
             raise NotFound("There is no such key, or this key may not manage it.", param="id")
         row = found[0]
+        if [one.id for one in catalogue.keys.admins()] == [id]:
+            raise Conflict(
+                f"Key {id} is the last one with scope 'admin' and all namespaces: make another before this one is "
+                "revoked.",
+                param="id",
+            )
         if row.revoked_at is None:
             row = catalogue.keys.revoke(id)
             who.caller(request.state.request_id).audit(catalogue, "key.revoke", id, name=row.name)

@@ -31,7 +31,9 @@ DIGEST = "sha256:" + "c" * 64
 ADAPTER: dict[str, Any] = {
     "object": "adapter", "ref": "team/law@1", "namespace": "team", "name": "law", "version": 1, "kind": "adapter",
     "digest": DIGEST, "base_model": "tiny", "base_fingerprint": DIGEST, "domain": "US law",
-    "config": CONFIG.model_dump(), "card": {"tags": ["a"], "description": "x\x1b[31mred"}, "parameters": 1234,
+    "config": CONFIG.model_dump(), "card": {
+        "tags": ["a"], "description": "x\x1b[31mred", "metadata": {"\x1b[2J\u202eforged\nlicense": "m\x1b"}
+    }, "parameters": 1234,
     "dtype": "F32", "size_bytes": 99, "sample": {"kept": 20, "received": 21, "notes": ["few"]},
     "sample_state": "ready", "created_at": "2026-01-02T03:04:05Z", "retired_at": None, "etag": "e", "warnings": [],
 }  # fmt: skip
@@ -372,6 +374,9 @@ class TestLooking:
         assert "team/s@1" in out
         assert "retired" in out
         assert "\x1b" not in out  # foreign text does not reach the terminal's control sequences
+        assert "\u202e" not in out
+        assert "metadata" in out
+        assert "?[2J?forged?license=m?" in out
 
     def test_a_structure_with_others_in_it_is_shown_without_braces(self, soup: Soup, server: Server) -> None:
         pruned = CONFIG.model_dump() | {"pruned": {"score": "snip", "sparsity": 0.4}}

@@ -44,6 +44,20 @@ def test_a_revoked_key_is_refused_from_the_next_request_on(world: World) -> None
     assert again.json()["revoked_at"] == revoked.json()["revoked_at"]
 
 
+def test_the_last_admin_key_is_not_revoked(world: World) -> None:
+    admins = [
+        one["id"] for one in world.client.get("/v1/keys").json()["data"]
+        if one["namespaces"] is None and "admin" in one["scopes"] and one["revoked_at"] is None
+    ]  # fmt: skip
+    for id in admins[1:]:
+        assert world.client.delete(f"/v1/keys/{id}").status_code == 200
+    make(world, namespaces=["team"], scopes=["admin"])
+    answer = world.client.delete(f"/v1/keys/{admins[0]}")
+    assert answer.status_code == 409, answer.text
+    assert "the last one with scope 'admin' and all namespaces" in answer.json()["error"]["message"]
+    assert world.client.get("/v1/keys").status_code == 200
+
+
 def test_an_unknown_key_is_404(world: World) -> None:
     assert world.client.delete("/v1/keys/key-nothing").status_code == 404
 
