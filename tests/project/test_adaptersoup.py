@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks import adaptersoup
 from benchmarks.report import Result
-from benchmarks.soups import ALONE
+from benchmarks.soups import ALONE, german
 from benchmarks.soups import setting as settings
 from benchmarks.soups.cells import Answers, Cell, asked
 from benchmarks.soups.setting import HOSTILE, Lengths, Setting, Texts
@@ -213,6 +213,24 @@ def test_hostile_sets_are_the_same_every_time(setting: Setting, data: Path) -> N
     for name in HOSTILE:
         assert setting.test(name) == again.test(name)
     assert settings.GENERAL in HOSTILE
+
+
+def test_the_passages_in_another_language_are_long_and_sample_and_test_share_few_sentences(setting: Setting) -> None:
+    large, test = setting.sample("another_language", size=100, seed=0), setting.population("another_language")
+    assert all(300 <= len(text) < 600 for text in (*large, *test))
+    known = {one for text in large for one in re.split(r"(?<=[.?]) ", text)}
+    again = [one in known for text in test for one in re.split(r"(?<=[.?]) ", text)]
+    assert len(known) > 300
+    assert sum(again) < 0.02 * len(again)
+    assert german.passages(3, seed=3) == german.passages(3, seed=3) != german.passages(3, seed=4)
+
+
+def test_german_nouns_have_the_articles_and_endings_of_their_cases() -> None:
+    text = " ".join(german.passages(200, seed=1))
+    masculine = "|".join(one.split()[1] for one in german.THINGS if one.startswith("der "))
+    found = re.findall(rf"\b(\w+) (\w+) (?:{masculine})\b", text)
+    assert len(found) > 200
+    assert {(article.lower(), stem[-2:]) for article, stem in found} == {("den", "en")}
 
 
 def test_a_home_keeps_answers_of_one_length(tmp_path: Path) -> None:
