@@ -12,6 +12,7 @@ from benchmarks.report import Result
 from benchmarks.soups.cells import Answer, Answers, Cell, scored
 from benchmarks.soups.setting import LARGEST, NAMESPACE, Setting
 from demo.results import Figure
+from registry.spec import CookRequest, HandRecipe, WeightedRef
 from registry.uncertainty import Difference, paired_difference
 
 GOALS = {
@@ -58,6 +59,11 @@ class Run:
         """The novel ones."""
         return self.setting.job.novel
 
+    @property
+    def suffix(self) -> str:
+        """Of the names of ratios."""
+        return "ratio" if self.over == "base" else "over_control"
+
     def answer(self, way: str, domain: str, size: int | None = None, draw: int = 0) -> Answer:
         """What a way answers, to the largest sample by default."""
         return self.answers.get(self.setting, Cell(way, domain, draw, size or self.full))
@@ -77,6 +83,16 @@ class Run:
     def single(self, domain: str, name: str) -> np.ndarray:
         """NLL under one adapter of the bank."""
         return self._alone(domain, f"{NAMESPACE}/{name}")
+
+    def averaged(self, domain: str, refs: Sequence[str]) -> np.ndarray:
+        """NLL under the average of adapters with equal weights, mixed as the server would and not verified."""
+        some = tuple(WeightedRef(ref=ref) for ref in refs)
+        cooked = self.setting.client.cook(CookRequest(recipe=HandRecipe(ingredients=some)))
+        return scored(self.setting, domain, str(cooked["model"]), str(cooked["digest"]))[0]
+
+    def digest(self, ref: str) -> str:
+        """Of an adapter of the bank."""
+        return str(self.setting.client.adapter(ref)["digest"])
 
     def best(self, answer: Answer) -> np.ndarray:
         """NLL under the adapter that a selector ranked first, the base where it chose none."""

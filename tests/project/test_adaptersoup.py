@@ -243,6 +243,41 @@ def test_a_home_keeps_answers_of_one_length(tmp_path: Path) -> None:
         settings.same_lengths(tmp_path, Lengths())
 
 
+def test_the_two_best_that_were_not_chosen_join_the_clustering_soup(
+    setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client: Any = setting.client
+    cook = client.cook
+
+    def chosen(request: CookRequest) -> dict[str, Any]:
+        """Clustering chooses the best adapter of all."""
+        cooked = cook(request)
+        if request.selector is not None:
+            cooked["recipe"] = {"ingredients": [{"digest": client.adapter("bank/law")["digest"], "weight": "1"}]}
+        return cooked
+
+    monkeypatch.setattr(client, "cook", chosen)
+    setting.job = replace(setting.job, training=("law", "zoo", "worst", "control"))
+    found = adaptersoup.run(setting, tmp_path, over="base", draws=1, sizes=[5], name="more", only=["best"])
+    assert set(found.figures) == {"clustering_2_best_ratio", "answers"}
+    (mixed,) = {request.recipe.ingredients for request in client.cooked if request.recipe is not None}
+    assert [one.ref for one in mixed] == [client.adapter("bank/law")["digest"], "bank/control", "bank/worst"]
+    assert {row["way"] for row in found.rows} == {"clustering"}
+
+
+def test_hostile_sets_alone(setting: Setting, tmp_path: Path) -> None:
+    found = adaptersoup.run(setting, tmp_path, over="base", draws=1, sizes=[5], name="more", only=["hostile"])
+    assert {row["domain"] for row in found.rows} == set(HOSTILE)
+    assert found.figures["worse_than_base"].note == "hostile sets; 0 soups for hostile sets"
+
+
+def test_answers_know_what_they_are_made_of(setting: Setting) -> None:
+    base = asked(setting, Cell("uniform", DOMAINS[0], 0, 5))
+    assert base.ingredients == [sha256_digest(b"x")]
+    assert replace(base, recipe=None).ingredients == [base.digest]
+    assert replace(base, abstained=True, digest=None).ingredients == []
+
+
 def test_a_shorter_run_leaves_out_what_it_is_told_to(setting: Setting, tmp_path: Path) -> None:
     setting.largest = 60
     found = adaptersoup.run(
@@ -252,7 +287,8 @@ def test_a_shorter_run_leaves_out_what_it_is_told_to(setting: Setting, tmp_path:
     assert {row["passages"] for row in found.rows if row["way"] != ALONE} == {60}
     assert not any(row["hostile"] for row in found.rows)
     assert "quick beside noise" not in ways
-    assert not {"interval_coverage", "noise_difference", "tune_from_uniform_ratio"} & found.figures.keys()
+    left_out = {"interval_coverage", "noise_difference", "tune_from_uniform_ratio", "clustering_2_best_ratio"}
+    assert not left_out & found.figures.keys()
     assert found.figures["oracle_greedy_ratio"].value == found.figures["oracle_single_ratio"].value
     with_goal = {name for name, figure in found.figures.items() if figure.goal is not None}
     assert with_goal == {"quick_beats_oracle_single", "tune_worst", "worse_than_base"}
