@@ -335,3 +335,11 @@ def test_the_efforts_of_each_domain_are_drawn_with_their_intervals_and_every_ada
     assert {"law", "zoo", "control", *DOMAINS} <= set(squares)
     assert squares.index("law") < squares.index("control") < squares.index("zoo")  # the most helpful first
     assert squares.count("-0.20") == 2
+
+
+def test_hostile_sets_have_a_table(setting: Setting, tmp_path: Path) -> None:
+    found = adaptersoup.run(setting, tmp_path, over="base", draws=1, sizes=[], name="more", only=["hostile"])
+    rows = [{**row, "abstained": row["way"] != "tune", "over": -0.1, "over_error": 0.01} for row in found.rows]
+    lines = soups.hostile({"rows": rows}, "more")
+    assert len(lines) == 2 + len(HOSTILE)
+    assert "| another_language | the base | the base | the base | -9.5 ± 0.9 |" in lines
