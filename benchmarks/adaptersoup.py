@@ -176,13 +176,20 @@ def kept_when_narrow(run: Run) -> None:
         )  # fmt: skip
 
 
-def nothing_claimed(run: Run, novel: Sequence[str] | None = None) -> None:
+def nothing_claimed(run: Run) -> None:
     """How often an answer is worse than the base by more than a standard error: novel domains and hostile sets."""
+    _claimed(run, run.domains)
+
+
+def hostile_alone(run: Run) -> None:
+    """The same of hostile sets alone."""
+    _claimed(run, ())
+
+
+def _claimed(run: Run, novel: Sequence[str]) -> None:
     worse: list[str] = []
     claims = 0
-    hostile = () if "hostile" in run.without else HOSTILE
-    novel = run.domains if novel is None else novel
-    for domain in (*novel, *hostile):
+    for domain in (*novel, *run.hostile):
         for way in EFFORTS:
             for size in (run.full, *(run.sizes if domain in novel else ())):
                 answer = run.answer(way, domain, size)
@@ -191,7 +198,7 @@ def nothing_claimed(run: Run, novel: Sequence[str] | None = None) -> None:
                     worse.append(f"{way} {domain} {size}")
                 claims += domain in HOSTILE and not answer.abstained
     what = "domains, sizes and hostile sets" if novel else "hostile sets"
-    what = f"{what}; {claims} soups for hostile sets" if hostile else "domains and sizes"
+    what = f"{what}; {claims} soups for hostile sets" if run.hostile else "domains and sizes"
     note = what + "".join(f"; {one}" for one in worse)
     run.add("worse_than_base", len(worse), "answers", 0, note)
 
@@ -260,7 +267,7 @@ def coverage(run: Run) -> None:
 
 def rows(run: Run) -> None:
     """Every answer about these domains, with the difference that the test passages show."""
-    known = {cell: one for cell, one in run.answers.known.items() if cell.domain in (*run.domains, *HOSTILE)}
+    known = {cell: one for cell, one in run.answers.known.items() if cell.domain in (*run.domains, *run.hostile)}
     commits = sorted({answer.commit or "unknown" for answer in known.values()})
     run.add("answers", len(known), "answers", note="of the servers of " + ", ".join(commits))
     for cell, answer in sorted(known.items(), key=lambda one: repr(one[0])):
@@ -288,23 +295,32 @@ def singles(run: Run) -> None:
             })  # fmt: skip
 
 
-ONLY: dict[str, Callable[[Run], None]] = {"best": with_best, "hostile": partial(nothing_claimed, novel=())}
-"""What a run may be of alone: few answers, beside a results file that has the others."""
+ONLY = ("best", "hostile", *HOSTILE)
+"""What a run may be of alone, beside a results file that has the rest; each hostile set too."""
 
 
 def run(
     setting: Setting, home: Path, *, over: str, draws: int, sizes: Sequence[int], name: str,
     without: Sequence[str] = (), only: Sequence[str] = (), greedy: int | None = None,
 ) -> Result:  # fmt: skip
-    """Everything but what it goes `without`, or the parts named in `only`; `over` is `base` or `control`."""
-    work = Run(setting, Answers(home / "answers.jsonl"), over, draws, sizes, Result(name), without, greedy)
-    parts = [tables, wall, kept_when_narrow, tuned_worst, nothing_claimed, beside_fresh]
+    """Everything but what it goes `without`, or what is named in `only`; `over` is `base` or `control`."""
+    hostile = _hostile(without, only)
+    work = Run(setting, Answers(home / "answers.jsonl"), over, draws, sizes, Result(name), without, greedy, hostile)
     further = {"noise": beside_noise, "coverage": coverage, "best": with_best}
-    parts += [part for name, part in further.items() if name not in without]
-    asked = [*(ONLY[name] for name in only), rows] if only else [*parts, rows, singles]
-    for part in asked:
+    if only:
+        parts = [*([with_best] if "best" in only else []), *([hostile_alone] if hostile else []), rows]
+    else:
+        parts = [tables, wall, kept_when_narrow, tuned_worst, nothing_claimed, beside_fresh]
+        parts += [*(part for name, part in further.items() if name not in without), rows, singles]
+    for part in parts:
         part(work)
     return work.result
+
+
+def _hostile(without: Sequence[str], only: Sequence[str]) -> tuple[str, ...]:
+    """The hostile sets that are looked at: of `only` all or those that it names, else all or none."""
+    every = "hostile" in only if only else "hostile" not in without
+    return HOSTILE if every else tuple(name for name in HOSTILE if name in only)
 
 
 def main() -> None:

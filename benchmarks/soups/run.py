@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.report import Result
 from benchmarks.soups.cells import Answer, Answers, Cell, scored
-from benchmarks.soups.setting import LARGEST, NAMESPACE, Setting
+from benchmarks.soups.setting import HOSTILE, LARGEST, NAMESPACE, Setting
 from demo.results import Figure
 from registry.spec import CookRequest, HandRecipe, WeightedRef
 from registry.uncertainty import Difference, paired_difference
@@ -44,6 +44,8 @@ class Run:
     without: Sequence[str] = ()
     greedy: int | None = None
     """Adapters that greedy search may take, the best by themselves; all by default."""
+    hostile: Sequence[str] = HOSTILE
+    """Hostile sets that are looked at."""
 
     @property
     def full(self) -> int:

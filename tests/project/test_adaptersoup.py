@@ -269,6 +269,10 @@ def test_hostile_sets_alone(setting: Setting, tmp_path: Path) -> None:
     found = adaptersoup.run(setting, tmp_path, over="base", draws=1, sizes=[5], name="more", only=["hostile"])
     assert {row["domain"] for row in found.rows} == set(HOSTILE)
     assert found.figures["worse_than_base"].note == "hostile sets; 0 soups for hostile sets"
+    one = adaptersoup.run(setting, tmp_path, over="base", draws=1, sizes=[5], name="more", only=["digits"])
+    assert {row["domain"] for row in one.rows} == {"digits"}
+    best = adaptersoup.run(setting, tmp_path, over="base", draws=1, sizes=[5], name="more", only=["best"])
+    assert set(best.figures) == {"clustering_2_best_ratio", "answers"}
 
 
 def test_answers_know_what_they_are_made_of(setting: Setting) -> None:
