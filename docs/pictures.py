@@ -16,14 +16,13 @@ WIDTH, HEIGHT = 680, 380
 LEFT, RIGHT, TOP, BOTTOM = 72, 190, 44, 52
 STYLE = (
     "text{font:12px sans-serif;fill:#1f2328}.axis{stroke:#59636e;stroke-width:1;fill:none}"
-    ".grid{stroke:#d1d9e0;stroke-width:1}.title{font-weight:bold;font-size:14px}.dark{fill:#fff}.new{font-weight:bold}"
+    ".grid{stroke:#d1d9e0;stroke-width:1}.title{font-weight:bold;font-size:14px}.dark{fill:#fff}"
     ".s0{stroke:#0a58a8;fill:#0a58a8}.s1{stroke:#b3460b;fill:#b3460b}.s2{stroke:#1a7f37;fill:#1a7f37}"
     ".s3{stroke:#8250df;fill:#8250df}.s4{stroke:#7a5a00;fill:#7a5a00}.s5{stroke:#bf3989;fill:#bf3989}"
-    ".line{fill:none;stroke-width:2}.thin{stroke-width:1;fill:none}.name{paint-order:stroke;stroke:#fff;stroke-width:3}"
+    ".line{fill:none;stroke-width:2}"
     "@media(prefers-color-scheme:dark){text{fill:#f0f6fc}.axis{stroke:#9198a1}.grid{stroke:#3d444d}"
     ".s0{stroke:#6cb6ff;fill:#6cb6ff}.s1{stroke:#ffa657;fill:#ffa657}.s2{stroke:#56d364;fill:#56d364}"
-    ".s3{stroke:#d2a8ff;fill:#d2a8ff}.s4{stroke:#e3b341;fill:#e3b341}.s5{stroke:#ff9bce;fill:#ff9bce}.line{fill:none}"
-    ".thin{fill:none}.name{stroke:#0d1117}}"
+    ".s3{stroke:#d2a8ff;fill:#d2a8ff}.s4{stroke:#e3b341;fill:#e3b341}.s5{stroke:#ff9bce;fill:#ff9bce}.line{fill:none}}"
 )
 DASHES = ("", "7 3", "2 3", "9 3 2 3", "4 4", "12 3")
 COLOURS = len(DASHES)
@@ -31,13 +30,13 @@ LETTER, LINE, LEAN = 7.0, 13.0, 0.65
 """About how wide a letter of a name is, how high a line, and how far down a leaning letter reaches."""
 
 
-def _svg(title: str, parts: Sequence[str], *, width: int = WIDTH, height: int = HEIGHT) -> str:
+def _svg(title: str, parts: Sequence[str], *, width: int = WIDTH, height: int = HEIGHT, style: str = STYLE) -> str:
     said = escape(title)
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
         f'role="img" aria-label="{said}">'
     )
-    own = [f"<title>{said}</title>", f"<style>{STYLE}</style>", _text(LEFT, 22, title, kind="title")]
+    own = [f"<title>{said}</title>", f"<style>{style}</style>", _text(LEFT, 22, title, kind="title")]
     return "\n".join([head, *own, *parts, "</svg>", ""])
 
 
@@ -141,6 +140,11 @@ def _interval(at: Callable[[float], float], middle: float, reach: float, y: floa
 # --- map --------------------------------------------------------------------------------------------
 
 MAP_WIDTH, MAP_HEIGHT = 900, 640
+NAMES = (
+    ".new{font-weight:bold}.name{paint-order:stroke;stroke:#fff;stroke-width:3}"
+    "@media(prefers-color-scheme:dark){.name{stroke:#0d1117}}"
+)
+"""Style of names on a map: on a rim of the page's colour, so that lines behind them leave them legible."""
 THICKEST = 5.0
 """Of a line whose weight is 1."""
 AROUND = ((1, 0), (-1, 0), (0, -1), (0, 1), (1, -1), (-1, -1), (1, 1), (-1, 1))
@@ -174,7 +178,7 @@ def domain_map(
         x = MAP_WIDTH - LEFT - 150 + 0.0
         parts += [_marker(x, 18 + 16.0 * number, number), _text(x + 10, 22 + 16 * number, said)]
     parts += [_text(MAP_WIDTH / 2, MAP_HEIGHT - 16, across, anchor="middle"), _text(LEFT, TOP - 6, up)]
-    return _svg(title, parts, width=MAP_WIDTH, height=MAP_HEIGHT)
+    return _svg(title, parts, width=MAP_WIDTH, height=MAP_HEIGHT, style=STYLE + NAMES)
 
 
 def _on_map(point: Point, low: Sequence[float], spans: Sequence[float]) -> Point:
@@ -198,7 +202,7 @@ def _name(name: str, at: Point, taken: list[Box], *, new: bool) -> Iterator[str]
     taken.append(box)
     x, anchor = {1: (box[0], "start"), -1: (box[2], "end")}.get(side[0], ((box[0] + box[2]) / 2, "middle"))
     if far > DISTANCES[0]:
-        yield f'<path class="axis thin" d="M{at[0]:.1f} {at[1]:.1f}L{x:.1f} {(box[1] + box[3]) / 2:.1f}"/>'
+        yield f'<path class="axis" d="M{at[0]:.1f} {at[1]:.1f}L{x:.1f} {(box[1] + box[3]) / 2:.1f}"/>'
     yield _text(x, box[3] - 3, name, anchor=anchor, kind="name new" if new else "name")
 
 

@@ -104,6 +104,6 @@ def test_no_name_covers_another_or_a_mark(seed: int) -> None:
 
 def test_names_are_legible_in_the_dark_too() -> None:
     svg = domain_map("M", known={"a": (0, 0)}, new={"b": (1, 1)}, lines={}, named=("k", "n"), across="x", up="y")
-    light, dark = svg.split("@media(prefers-color-scheme:dark)")
-    for text, style in (("#fff", light), ("#0d1117", dark)):
+    schemes = re.compile(r"@media\(prefers-color-scheme:dark\){(.*?})}")
+    for text, style in (("#fff", schemes.sub("", svg)), ("#0d1117", "".join(schemes.findall(svg)))):
         assert re.search(rf"\.name{{[^}}]*stroke:{text}", style)
