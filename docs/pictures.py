@@ -190,7 +190,7 @@ def _on_map(point: Point, low: Sequence[float], spans: Sequence[float]) -> Point
 def _link(one: Point, other: Point, weight: float) -> str:
     (x1, y1), (x2, y2) = one, other
     return (
-        f'<line class="s1" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke-opacity="0.5" '
+        f'<line class="s1" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke-opacity="0.75" '
         f'stroke-width="{max(0.7, THICKEST * weight):.1f}"/>'
     )
 
