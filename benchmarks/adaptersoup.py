@@ -21,13 +21,12 @@ from benchmarks.soups import ALONE, EFFORTS, NOISE
 from benchmarks.soups.cells import FRESH_RATES, TWICE, Answer, Answers, fresh, mixed, scored
 from benchmarks.soups.run import Run
 from benchmarks.soups.setting import HOSTILE, LARGEST, NAMESPACE, TEST, Lengths, Setting, opened
-from registry.spec import CookRequest, HandRecipe, WeightedRef
 from registry.uncertainty import paired_difference
 
 PAPER = ("uniform", "similarity", "clustering")
 STARTS = ("tune uniform", "tune control")
-PARTS = ("starts", "firsts", "noise", "hostile", "coverage")
-"""What a shorter run may leave out."""
+PARTS = ("starts", "firsts", "noise", "hostile", "coverage", "best")
+"""What a shorter run may leave out; `best` is the clustering soup with the two best adapters added."""
 HELD_OUT, INTERVALS = 20, 500
 
 
@@ -36,7 +35,7 @@ HELD_OUT, INTERVALS = 20, 500
 
 def tables(run: Run) -> None:
     """The paper's modes, efforts and starts on the largest sample; efforts on fewer passages."""
-    suffix = "ratio" if run.over == "base" else "over_control"
+    suffix = run.suffix
     for way in (*PAPER, *EFFORTS):
         found = run.of(way, draws=run.draws)
         goal = run.goal(way)
@@ -53,23 +52,24 @@ def tables(run: Run) -> None:
         for way in EFFORTS:
             goal = run.goal(f"{way}_{size}")
             run.add(f"{way}_{size}_{suffix}", run.ratio(run.of(way, size)), goal=goal, note="one draw")
-    _oracles(run, suffix)
+    _oracles(run)
 
 
-def _oracles(run: Run, suffix: str) -> None:
+def _oracles(run: Run) -> None:
     """Those that saw the test passages: the best single adapter, and the average that greedy search finds on them."""
     best: dict[str, np.ndarray] = {}
     greedy: dict[str, np.ndarray] = {}
-    names = (*run.setting.job.training, *([run.setting.job.control] if run.over == "control" else []))
     for domain in run.domains:
-        singles = {name: run.single(domain, name) for name in names}
+        singles = _singles(run, domain)
         first = min(singles, key=lambda name: float(singles[name].sum()))
         best[domain] = singles[first]
         greedy[domain] = _greedy(run, domain, first, singles)
     quick = {domain: run.nll(run.answer("quick", domain)) for domain in run.domains}
-    run.add(f"oracle_single_{suffix}", run.ratio({domain: [one] for domain, one in best.items()}), note="saw the test")
+    run.add(
+        f"oracle_single_{run.suffix}", run.ratio({domain: [one] for domain, one in best.items()}), note="saw the test"
+    )
     note = "saw it too" + ("" if run.greedy is None else f", of the {run.greedy} best by themselves")
-    run.add(f"oracle_greedy_{suffix}", run.ratio({domain: [one] for domain, one in greedy.items()}), note=note)
+    run.add(f"oracle_greedy_{run.suffix}", run.ratio({domain: [one] for domain, one in greedy.items()}), note=note)
     wins = [run.against(quick[domain], best[domain], domain) for domain in run.domains]
     run.add(
         "quick_beats_oracle_single", sum(one.difference < -one.standard_error for one in wins), "domains", 8,
@@ -83,6 +83,12 @@ def _oracles(run: Run, suffix: str) -> None:
     )
 
 
+def _singles(run: Run, domain: str) -> dict[str, np.ndarray]:
+    """NLL of the test passages under each adapter alone, and where ratios are over the control, under that too."""
+    names = (*run.setting.job.training, *([run.setting.job.control] if run.over == "control" else []))
+    return {name: run.single(domain, name) for name in names}
+
+
 def _greedy(run: Run, domain: str, first: str, singles: dict[str, np.ndarray]) -> np.ndarray:
     """Uniform averages: the best single, then while it helps the one that helps most; or the base.
 
@@ -93,9 +99,7 @@ def _greedy(run: Run, domain: str, first: str, singles: dict[str, np.ndarray]) -
     while len(chosen) < len(may):
         tried = {}
         for name in sorted(may - set(chosen)):
-            refs = tuple(WeightedRef(ref=f"{NAMESPACE}/{one}") for one in (*chosen, name))
-            cooked = run.setting.client.cook(CookRequest(recipe=HandRecipe(ingredients=refs)))
-            tried[name] = scored(run.setting, domain, str(cooked["model"]), str(cooked["digest"]))[0]
+            tried[name] = run.averaged(domain, [f"{NAMESPACE}/{one}" for one in (*chosen, name)])
         name = min(tried, key=lambda one: float(tried[one].sum()))
         if tried[name].sum() >= found.sum():
             break
@@ -103,6 +107,20 @@ def _greedy(run: Run, domain: str, first: str, singles: dict[str, np.ndarray]) -
         found = tried[name]
     base = run.base(domain)
     return found if found.sum() < base.sum() else base
+
+
+def with_best(run: Run) -> None:
+    """The paper's "clustering + 2 best": the two adapters that are best by themselves join those that were chosen.
+
+    All have equal weights, and the two, which saw the test passages, are the best of those that are not in it.
+    """
+    found = {}
+    for domain in run.domains:
+        singles, chosen = _singles(run, domain), run.answer("clustering", domain).ingredients
+        ranked = sorted(singles, key=lambda name: float(singles[name].sum()))
+        further = [ref for ref in (f"{NAMESPACE}/{name}" for name in ranked) if run.digest(ref) not in chosen]
+        found[domain] = [run.averaged(domain, [*chosen, *further[:2]])]
+    run.add(f"clustering_2_best_{run.suffix}", run.ratio(found), note="one draw; the two saw the test")
 
 
 def beside_fresh(run: Run) -> None:
@@ -160,18 +178,27 @@ def kept_when_narrow(run: Run) -> None:
 
 def nothing_claimed(run: Run) -> None:
     """How often an answer is worse than the base by more than a standard error: novel domains and hostile sets."""
+    _claimed(run, run.domains)
+
+
+def hostile_alone(run: Run) -> None:
+    """The same of hostile sets alone."""
+    _claimed(run, ())
+
+
+def _claimed(run: Run, novel: Sequence[str]) -> None:
     worse: list[str] = []
     claims = 0
-    hostile = () if "hostile" in run.without else HOSTILE
-    for domain in (*run.domains, *hostile):
+    for domain in (*novel, *run.hostile):
         for way in EFFORTS:
-            for size in (run.full, *(run.sizes if domain in run.domains else ())):
+            for size in (run.full, *(run.sizes if domain in novel else ())):
                 answer = run.answer(way, domain, size)
                 found = run.against(run.nll(answer), run.base(domain), domain)
                 if found.difference > found.standard_error:
                     worse.append(f"{way} {domain} {size}")
                 claims += domain in HOSTILE and not answer.abstained
-    what = f"domains, sizes and hostile sets; {claims} soups for hostile sets" if hostile else "domains and sizes"
+    what = "domains, sizes and hostile sets" if novel else "hostile sets"
+    what = f"{what}; {claims} soups for hostile sets" if run.hostile else "domains and sizes"
     note = what + "".join(f"; {one}" for one in worse)
     run.add("worse_than_base", len(worse), "answers", 0, note)
 
@@ -240,7 +267,7 @@ def coverage(run: Run) -> None:
 
 def rows(run: Run) -> None:
     """Every answer about these domains, with the difference that the test passages show."""
-    known = {cell: one for cell, one in run.answers.known.items() if cell.domain in (*run.domains, *HOSTILE)}
+    known = {cell: one for cell, one in run.answers.known.items() if cell.domain in (*run.domains, *run.hostile)}
     commits = sorted({answer.commit or "unknown" for answer in known.values()})
     run.add("answers", len(known), "answers", note="of the servers of " + ", ".join(commits))
     for cell, answer in sorted(known.items(), key=lambda one: repr(one[0])):
@@ -268,17 +295,32 @@ def singles(run: Run) -> None:
             })  # fmt: skip
 
 
+ONLY = ("best", "hostile", *HOSTILE)
+"""What a run may be of alone, beside a results file that has the rest; each hostile set too."""
+
+
 def run(
     setting: Setting, home: Path, *, over: str, draws: int, sizes: Sequence[int], name: str,
-    without: Sequence[str] = (), greedy: int | None = None,
+    without: Sequence[str] = (), only: Sequence[str] = (), greedy: int | None = None,
 ) -> Result:  # fmt: skip
-    """Everything but what it goes `without`; `over` is `base` or `control`."""
-    work = Run(setting, Answers(home / "answers.jsonl"), over, draws, sizes, Result(name), without, greedy)
-    parts = [tables, wall, kept_when_narrow, tuned_worst, nothing_claimed, beside_fresh]
-    parts += [part for part, name in ((beside_noise, "noise"), (coverage, "coverage")) if name not in without]
-    for part in (*parts, rows, singles):
+    """Everything but what it goes `without`, or what is named in `only`; `over` is `base` or `control`."""
+    hostile = _hostile(without, only)
+    work = Run(setting, Answers(home / "answers.jsonl"), over, draws, sizes, Result(name), without, greedy, hostile)
+    further = {"noise": beside_noise, "coverage": coverage, "best": with_best}
+    if only:
+        parts = [*([with_best] if "best" in only else []), *([hostile_alone] if hostile else []), rows]
+    else:
+        parts = [tables, wall, kept_when_narrow, tuned_worst, nothing_claimed, beside_fresh]
+        parts += [*(part for name, part in further.items() if name not in without), rows, singles]
+    for part in parts:
         part(work)
     return work.result
+
+
+def _hostile(without: Sequence[str], only: Sequence[str]) -> tuple[str, ...]:
+    """The hostile sets that are looked at: of `only` all or those that it names, else all or none."""
+    every = "hostile" in only if only else "hostile" not in without
+    return HOSTILE if every else tuple(name for name in HOSTILE if name in only)
 
 
 def main() -> None:
@@ -296,6 +338,7 @@ def main() -> None:
     parser.add_argument("--largest", type=int, default=LARGEST, help="passages of the largest sample")
     parser.add_argument("--domains", nargs="*", help="the novel ones to look at; by default all")
     parser.add_argument("--without", nargs="*", choices=PARTS, default=[], help="what is left out")
+    parser.add_argument("--only", nargs="*", choices=ONLY, default=[], help="look at these parts and at no others")
     parser.add_argument("--greedy", type=int, help="adapters that greedy search may take, the best by themselves")
     given = parser.parse_args()
     name = "adaptersoup" if given.out is None else given.out.stem
@@ -303,7 +346,7 @@ def main() -> None:
     with opened(given.data, given.base, given.adapters, given.home, lengths, domains=given.domains) as setting:
         found = run(
             setting, given.home, over=given.over, draws=given.draws, sizes=given.sizes, name=name,
-            without=given.without, greedy=given.greedy,
+            without=given.without, only=given.only, greedy=given.greedy,
         )  # fmt: skip
     found.finish(given.out)
 

@@ -1,19 +1,24 @@
-"""What else a sample is good for: ensembles of all adapters, the sample before the text, and its nearest neighbours.
+"""What else a sample is good for: ensembles of all adapters, the sample before the text, its neighbours, a new adapter.
 
-None of these is one adapter's price, and none is offered by the service: they are what soups are held against. The
-domains, samples and test passages are those of `benchmarks.adaptersoup`, whose `--home` is taken, without its server.
+But for a new adapter none of these is one adapter's price, and none is offered by the service: they are what soups are
+held against. The domains, samples and test passages are those of `benchmarks.adaptersoup`, whose `--home` is taken,
+without its server.
 
 - `even ensemble`: the mean of the probabilities that all adapters give a token, each in a pass of its own.
 - `em ensemble`: the same with weights that make the sample most likely, the base among the adapters.
 - `prefix`: as many passages of the sample as fit stand before each test passage.
 - `neighbours`: kNN-LM (Khandelwal et al., ICLR 2020): the base's probability, and that of the tokens that came after
   the most similar states of the sample; share and temperature are chosen on the sample, passage against passage.
+- `fresh`, `fresh with dropout`: an adapter near the identity, trained on the sample over two passes at the better of
+  two rates. This is one adapter's price; without dropout it is `tune fresh` of `benchmarks.adaptersoup`.
+
+Beside them there is the map of domains (`benchmarks.soups.domain_map`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,8 +27,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.report import Result, options
+from benchmarks.soups.domain_map import mapped
+from benchmarks.soups.fresh import DROPPED, fresh
 from benchmarks.soups.setting import LARGEST, TEST, Lengths, Texts, prepared
-from demo.results import Figure
+from demo.results import Figure, Row
 from registry.adapters import AdapterModule, from_tensors
 from registry.adapters.weights import load_tensors
 from registry.base_model import LoadedBase, load_base
@@ -31,7 +38,8 @@ from registry.formats import read_directory
 from registry.likelihood import hidden_states
 from registry.uncertainty import paired_difference
 from training.by_losses import expectation_maximisation, token_scores
-from training.passages import Row, Rows, rows_of
+from training.passages import Row as Tokens
+from training.passages import Rows, rows_of
 
 NEIGHBOURS = 32
 SHARES, TEMPERATURES = (0.0, 0.1, 0.2, 0.3, 0.5), (0.01, 0.03, 0.1, 0.3)
@@ -66,7 +74,7 @@ class Datastore:
 
 
 @torch.no_grad()
-def states_of(base: LoadedBase, row: Row) -> Tensor:
+def states_of(base: LoadedBase, row: Tokens) -> Tensor:
     """The base's last hidden states before each predicted token of one row: (tokens, d)."""
     ids = torch.tensor([row], device=base.model.device)
     return hidden_states(base.model, ids, torch.ones_like(ids))[0, :-1].float().cpu()
@@ -97,12 +105,12 @@ def _chosen(base: LoadedBase, others: Rows, choosing: Rows) -> tuple[float, floa
     return max(found, key=lambda pair: found[pair])
 
 
-def _near(base: LoadedBase, store: Datastore, row: Row) -> dict[float, np.ndarray]:
+def _near(base: LoadedBase, store: Datastore, row: Tokens) -> dict[float, np.ndarray]:
     return store.log_probs(states_of(base, row), torch.tensor(row[1:]))
 
 
 @torch.no_grad()
-def after_prefix(base: LoadedBase, sample: Rows, row: Row) -> np.ndarray:
+def after_prefix(base: LoadedBase, sample: Rows, row: Tokens) -> np.ndarray:
     """log p of a row's predicted tokens with as many rows of the sample before it as the context holds, in order.
 
     Each begins with its own BOS, as texts are kept apart in training.
@@ -149,27 +157,48 @@ class Bank:
             "neighbours": neighbours(self.base, sample, test),
         }
 
+    def trained(self, sample: Sequence[str], test: Rows) -> dict[str, np.ndarray]:
+        """log p of every predicted token of the test rows under new adapters, which learn from the sample."""
+        config = read_directory(self._folder / self._names[0]).config
+        shares = {"fresh": 0.0, "fresh with dropout": DROPPED}
+        adapters = {way: fresh(self.base, config, sample, dropped=share) for way, share in shares.items()}
+        return {way: token_scores(self.base, adapter, test) for way, adapter in adapters.items()}
 
-def run(texts: Texts, bank: Bank, *, name: str = "ensembles") -> Result:
-    """Every way on every domain, against the base."""
+
+def run(
+    texts: Texts, bank: Bank, *, name: str = "ensembles", told: Callable[[str], object] = lambda _said: None
+) -> Result:
+    """Every way on every domain, against the base, and the map."""
     result = Result(name)
     for domain in texts.job.novel:
-        sample = bank.rows(texts.sample(domain, size=texts.largest, seed=0))
-        test = bank.rows(texts.test(domain))
-        tokens = np.array([len(row) - 1 for row in test])
-        first = np.concatenate([[0], tokens.cumsum()[:-1]])
-        nll = {way: -np.add.reduceat(found, first) for way, found in bank.ways(sample, test).items()}
-        for way, found in nll.items():
-            against = paired_difference(found, nll["base"], tokens)
-            result.rows.append({
-                "domain": domain, "way": way, "passages": texts.largest, "difference": against.difference,
-                "standard_error": against.standard_error,
-            })  # fmt: skip
+        told(domain)
+        result.rows += _rows(texts, bank, domain)
     for way in dict.fromkeys(row["way"] for row in result.rows if row["way"] != "base"):
         falls = [row["difference"] for row in result.rows if row["way"] == way]
         note = f"geometric over the base's, {len(falls)} domains, one draw of {texts.largest} passages"
         result.figures[f"{way.replace(' ', '_')}_ratio"] = Figure(math.exp(float(np.mean(falls))), "ratio", note=note)
+    told("the map of domains")
+    found = mapped(bank.base, texts)
+    result.rows += found.rows
+    note = "of the training domains' passages, in the first two principal components of the selector's space"
+    result.figures["map_variance"] = Figure(found.variance, "share", note=note)
     return result
+
+
+def _rows(texts: Texts, bank: Bank, domain: str) -> Iterator[Row]:
+    """The difference from the base that a domain's test passages show, way by way."""
+    passages = texts.sample(domain, size=texts.largest, seed=0)
+    sample, test = bank.rows(passages), bank.rows(texts.test(domain))
+    tokens = np.array([len(row) - 1 for row in test])
+    first = np.concatenate([[0], tokens.cumsum()[:-1]])
+    ways = bank.ways(sample, test) | bank.trained(passages, test)
+    nll = {way: -np.add.reduceat(found, first) for way, found in ways.items()}
+    for way, found in nll.items():
+        against = paired_difference(found, nll["base"], tokens)
+        yield {
+            "domain": domain, "way": way, "passages": texts.largest, "difference": against.difference,
+            "standard_error": against.standard_error,
+        }  # fmt: skip
 
 
 def main() -> None:
@@ -187,7 +216,8 @@ def main() -> None:
     given = parser.parse_args()
     lengths = Lengths(given.passages, given.largest, given.longest)
     texts = prepared(given.data, given.base, given.adapters, given.home, lengths)
-    run(texts, Bank(texts), name="ensembles" if given.out is None else given.out.stem).finish(given.out)
+    name = "ensembles" if given.out is None else given.out.stem
+    run(texts, Bank(texts), name=name, told=lambda said: print(said, flush=True)).finish(given.out)
 
 
 if __name__ == "__main__":

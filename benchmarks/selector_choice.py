@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 
 from benchmarks.claims import Scored, contrast
+from benchmarks.mean_pooling import encoder_of
 from benchmarks.report import Result, options
 from benchmarks.single.scoring import Ingredient, Model, ingredient, scored
 from demo.cells import Cell, Cells
@@ -31,9 +31,7 @@ from demo.passages import shorten
 from demo.results import Figure, Row
 from demo.strategies import PAPERS_THRESHOLD
 from registry.base_model import LoadedBase, load_base
-from registry.encoders import Encoder, MeanPoolEncoder, SentenceBertEncoder
-from registry.encoders.contract import EmbeddedText
-from registry.likelihood import hidden_states, windows
+from registry.encoders import Encoder, SentenceBertEncoder
 from registry.names import digest_of
 from registry.selectors import SELECTORS
 from registry.selectors.contract import Domain
@@ -192,18 +190,6 @@ def _report(result: Result, name: str, by_domain: Mapping[str, Scored], chosen: 
 # --- on real text -----------------------------------------------------------------------------------
 
 
-def mean_pooled(base: LoadedBase, texts: Sequence[str]) -> list[EmbeddedText]:
-    """The mean of each text's last hidden states in its first window, without BOS; one text at a time."""
-    found = []
-    for text in texts:
-        cut = windows(base.tokenize(text, bos=False), context=base.shape.context, bos_id=base.bos_id)
-        ids = torch.tensor([list(cut[0])])
-        with torch.inference_mode():
-            states = hidden_states(base.model, ids, torch.ones_like(ids))[0, 1:]
-        found.append(EmbeddedText(states.mean(dim=0).float().numpy(), None, len(cut[0]), len(cut) > 1))
-    return found
-
-
 @dataclass(frozen=True)
 class Soups:
     """Averages of stored adapters, scored by a base model in this process; scores are kept in `cells`."""
@@ -234,8 +220,7 @@ def run(
     for name in names:
         convert(adapters, name, work / name, base_model="base", base_fingerprint=fingerprint, texts=None)
         found[name] = ingredient(name, work / name)
-    own = MeanPoolEncoder(fingerprint, base.shape.hidden_size, lambda texts: mean_pooled(base, texts))
-    embeddings = Embeddings({"base": own, "sbert": SentenceBertEncoder()}, work)
+    embeddings = Embeddings({"base": encoder_of(base), "sbert": SentenceBertEncoder()}, work)
     soups = Soups(base, {one.digest: one for one in found.values()}, Cells(work / "cells.jsonl"))
     digests = {name: one.digest for name, one in found.items()}
     measure(result, digests, Corpora(corpora), embeddings, soups.score, seeds=range(seeds), told=told)

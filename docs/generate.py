@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from docs import api_page, figures, papers, soups, tables
+from docs import api_page, ensembles, figures, papers, soups, tables
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path("benchmarks") / "results"
@@ -30,7 +30,9 @@ def expected(root: Path = ROOT) -> dict[Path, str]:
         text = (root / path).read_text(encoding="utf-8")
         if path not in found and figures.MARK.search(text):
             found[path] = figures.fill(text, root / RESULTS)
-    return found | papers.pictures(root / RESULTS) | soups.pictures(root / RESULTS)
+    for drawn in (papers, soups, ensembles):
+        found |= drawn.pictures(root / RESULTS)
+    return found
 
 
 def pages(root: Path = ROOT) -> list[Path]:

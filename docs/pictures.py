@@ -1,4 +1,4 @@
-"""Pictures as SVG text: heat maps, curves, marks, intervals. Called by `docs.papers` and `docs.soups`, who know what.
+"""Pictures as SVG text: heat maps, curves, marks, intervals, maps. Called by modules of `docs` that know what is shown.
 
 Made by hand so that the same numbers are the same bytes everywhere. They follow the reader's light or dark scheme;
 every cell of a heat map has its number, every curve or interval its own marker and dashes, so colour is never alone.
@@ -30,13 +30,13 @@ LETTER, LINE, LEAN = 7.0, 13.0, 0.65
 """About how wide a letter of a name is, how high a line, and how far down a leaning letter reaches."""
 
 
-def _svg(title: str, parts: Sequence[str], *, width: int = WIDTH, height: int = HEIGHT) -> str:
+def _svg(title: str, parts: Sequence[str], *, width: int = WIDTH, height: int = HEIGHT, style: str = STYLE) -> str:
     said = escape(title)
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
         f'role="img" aria-label="{said}">'
     )
-    own = [f"<title>{said}</title>", f"<style>{STYLE}</style>", _text(LEFT, 22, title, kind="title")]
+    own = [f"<title>{said}</title>", f"<style>{style}</style>", _text(LEFT, 22, title, kind="title")]
     return "\n".join([head, *own, *parts, "</svg>", ""])
 
 
@@ -135,6 +135,89 @@ def _interval(at: Callable[[float], float], middle: float, reach: float, y: floa
     line, dashes = f"M{at(middle - reach):.1f} {y:.1f}H{at(middle + reach):.1f}", DASHES[number % COLOURS]
     yield f'<path class="{kind}" stroke-dasharray="{dashes or "none"}" d="{line}"/>'
     yield _marker(at(middle), y, number)
+
+
+# --- map --------------------------------------------------------------------------------------------
+
+MAP_WIDTH, MAP_HEIGHT = 900, 640
+NAMES = (
+    ".new{font-weight:bold}.name{paint-order:stroke;stroke:#fff;stroke-width:3}"
+    "@media(prefers-color-scheme:dark){.name{stroke:#0d1117}}"
+)
+"""Style of names on a map: on a rim of the page's colour, so that lines behind them leave them legible."""
+THICKEST = 5.0
+"""Of a line whose weight is 1."""
+AROUND = ((1, 0), (-1, 0), (0, -1), (0, 1), (1, -1), (-1, -1), (1, 1), (-1, 1))
+"""Where a name may stand beside its mark, the best first, at one of these distances."""
+DISTANCES = (9, 20, 32, 46, 62, 80, 100, 125, 150, 180)
+Point = tuple[float, float]
+Box = tuple[float, float, float, float]
+"""Left, top, right, bottom."""
+
+
+def domain_map(
+    title: str, *, known: Mapping[str, Point], new: Mapping[str, Point], lines: Mapping[tuple[str, str], float],
+    named: tuple[str, str], across: str, up: str,
+) -> str:  # fmt: skip
+    """Two kinds of named points, and lines from new to known ones, the thicker the more weight (at most 1) they have.
+
+    Names stand where they meet no mark and no other name; one that had to move away has a thin line to its mark.
+    """
+    low, high = (
+        [end(point[axis] for point in [*known.values(), *new.values()]) for axis in (0, 1)] for end in (min, max)
+    )
+    frame = (low, [top - bottom or 1.0 for top, bottom in zip(high, low, strict=True)])
+    places = {name: _on_map(point, *frame) for name, point in [*known.items(), *new.items()]}
+    parts = [f'<path class="axis" d="M{LEFT} {TOP}V{MAP_HEIGHT - BOTTOM}H{MAP_WIDTH - LEFT}"/>']
+    parts += [_link(places[one], places[other], weight) for (one, other), weight in lines.items()]
+    parts += [_marker(*places[name], int(name in new)) for name in places]
+    taken: list[Box] = [(x - 5, y - 5, x + 5, y + 5) for x, y in places.values()]
+    for name in sorted(places, key=lambda name: places[name]):
+        parts += _name(name, places[name], taken, new=name in new)
+    for number, said in enumerate(named):
+        x = MAP_WIDTH - LEFT - 150 + 0.0
+        parts += [_marker(x, 18 + 16.0 * number, number), _text(x + 10, 22 + 16 * number, said)]
+    parts += [_text(MAP_WIDTH / 2, MAP_HEIGHT - 16, across, anchor="middle"), _text(LEFT, TOP - 6, up)]
+    return _svg(title, parts, width=MAP_WIDTH, height=MAP_HEIGHT, style=STYLE + NAMES)
+
+
+def _on_map(point: Point, low: Sequence[float], spans: Sequence[float]) -> Point:
+    """Where a point is, with room at the edges for names."""
+    x, y = ((value - start) / span for value, start, span in zip(point, low, spans, strict=True))
+    return LEFT + 70 + x * (MAP_WIDTH - 2 * LEFT - 140), MAP_HEIGHT - BOTTOM - 30 - y * (MAP_HEIGHT - TOP - BOTTOM - 60)
+
+
+def _link(one: Point, other: Point, weight: float) -> str:
+    (x1, y1), (x2, y2) = one, other
+    return (
+        f'<line class="s1" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke-opacity="0.75" '
+        f'stroke-width="{max(0.7, THICKEST * weight):.1f}"/>'
+    )
+
+
+def _name(name: str, at: Point, taken: list[Box], *, new: bool) -> Iterator[str]:
+    """A name at the first place that is free, which is then `taken`."""
+    places = [(box, side, far) for far in DISTANCES for side in AROUND if (box := _beside(name, at, side, far))]
+    box, side, far = next((place for place in places if not _covers(place[0], taken)), places[0])
+    taken.append(box)
+    x, anchor = {1: (box[0], "start"), -1: (box[2], "end")}.get(side[0], ((box[0] + box[2]) / 2, "middle"))
+    if far > DISTANCES[0]:
+        yield f'<path class="axis" d="M{at[0]:.1f} {at[1]:.1f}L{x:.1f} {(box[1] + box[3]) / 2:.1f}"/>'
+    yield _text(x, box[3] - 3, name, anchor=anchor, kind="name new" if new else "name")
+
+
+def _beside(name: str, at: Point, side: tuple[int, int], far: float) -> Box | None:
+    """The box of a name that begins so far from its mark on one side of it, where that is on the map."""
+    wide, (x, y) = LETTER * len(name), at
+    left = x + side[0] * far - (0.5 - side[0] / 2) * wide
+    middle = y + side[1] * (far + LINE / 2 - 4)
+    box = (left, middle - LINE / 2, left + wide, middle + LINE / 2)
+    inside = box[0] > LEFT + 4 and box[2] < MAP_WIDTH - 4 and box[1] > TOP and box[3] < MAP_HEIGHT - BOTTOM - 2
+    return box if inside else None
+
+
+def _covers(box: Box, taken: Sequence[Box]) -> bool:
+    return any(box[0] < one[2] and one[0] < box[2] and box[1] < one[3] and one[1] < box[3] for one in taken)
 
 
 # --- curves -----------------------------------------------------------------------------------------

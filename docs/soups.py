@@ -178,8 +178,19 @@ def draw_adapters(result: Result) -> str:
     )  # fmt: skip
 
 
+def hostile(result: Result, _name: str) -> list[str]:
+    """Each hostile set with every effort; what is not said to help is the base."""
+    found = {(row["domain"], row["way"]): row for row in result["rows"] if row["hostile"]}
+    sets = list(dict.fromkeys(domain for domain, _ in found))
+    cells = [
+        (one, *("the base" if (row := found[one, way])["abstained"] else _change([row]) for way in EFFORTS))
+        for one in sets
+    ]
+    return table(("text", *EFFORTS), cells)
+
+
 VIEWS: dict[str, Callable[[Result, str], list[str]]] = {
-    "short": short, "ways": ways, "sizes": sizes, "efforts": efforts, "adapters": adapters
+    "short": short, "ways": ways, "sizes": sizes, "efforts": efforts, "adapters": adapters, "hostile": hostile
 }  # fmt: skip
 """Views of a results file, as `<!-- figures:NAME:VIEW -->` names them."""
 RESULTS = ("adaptersoup", "adaptersoup_smollm2")

@@ -70,6 +70,13 @@ class Answer:
     recipe: Mapping[str, Any] | None = None
     refused: str = ""
 
+    @property
+    def ingredients(self) -> list[str]:
+        """Digests of what was mixed; one where the answer is an adapter of the bank, none where it is the base."""
+        if self.recipe is not None and not self.abstained:
+            return [str(one["digest"]) for one in self.recipe["ingredients"]]
+        return [] if self.digest is None else [self.digest]
+
 
 Request = Callable[[Setting, Cell, SampleSource], CookRequest]
 

@@ -10,8 +10,9 @@ import numpy as np
 
 from benchmarks.report import Result
 from benchmarks.soups.cells import Answer, Answers, Cell, scored
-from benchmarks.soups.setting import LARGEST, NAMESPACE, Setting
+from benchmarks.soups.setting import HOSTILE, LARGEST, NAMESPACE, Setting
 from demo.results import Figure
+from registry.spec import CookRequest, HandRecipe, WeightedRef
 from registry.uncertainty import Difference, paired_difference
 
 GOALS = {
@@ -43,6 +44,8 @@ class Run:
     without: Sequence[str] = ()
     greedy: int | None = None
     """Adapters that greedy search may take, the best by themselves; all by default."""
+    hostile: Sequence[str] = HOSTILE
+    """Hostile sets that are looked at."""
 
     @property
     def full(self) -> int:
@@ -57,6 +60,11 @@ class Run:
     def domains(self) -> tuple[str, ...]:
         """The novel ones."""
         return self.setting.job.novel
+
+    @property
+    def suffix(self) -> str:
+        """Of the names of ratios."""
+        return "ratio" if self.over == "base" else "over_control"
 
     def answer(self, way: str, domain: str, size: int | None = None, draw: int = 0) -> Answer:
         """What a way answers, to the largest sample by default."""
@@ -77,6 +85,16 @@ class Run:
     def single(self, domain: str, name: str) -> np.ndarray:
         """NLL under one adapter of the bank."""
         return self._alone(domain, f"{NAMESPACE}/{name}")
+
+    def averaged(self, domain: str, refs: Sequence[str]) -> np.ndarray:
+        """NLL under the average of adapters with equal weights, mixed as the server would and not verified."""
+        some = tuple(WeightedRef(ref=ref) for ref in refs)
+        cooked = self.setting.client.cook(CookRequest(recipe=HandRecipe(ingredients=some)))
+        return scored(self.setting, domain, str(cooked["model"]), str(cooked["digest"]))[0]
+
+    def digest(self, ref: str) -> str:
+        """Of an adapter of the bank."""
+        return str(self.setting.client.adapter(ref)["digest"])
 
     def best(self, answer: Answer) -> np.ndarray:
         """NLL under the adapter that a selector ranked first, the base where it chose none."""

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from benchmarks.soups import german
 from demo.adapters import convert_all
 from demo.cells import Cells
 from demo.convert import neutral_domains
@@ -42,7 +43,7 @@ TEST = 40
 WORDS = 60
 """Of a passage that is made here."""
 SENTENCE = "The ferry leaves the harbour at noon. "
-HOSTILE = ("source_code", "shuffled_words", "digits", "one_sentence", GENERAL)
+HOSTILE = ("source_code", "another_language", "shuffled_words", "digits", "one_sentence", GENERAL)
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ class Texts:
         digits = random.Random(2)
         made = {
             "source_code": _source_code(),
+            "another_language": german.passages(400, seed=3),
             "shuffled_words": _passages(words),
             "digits": _passages([str(digits.randrange(10**6)) for _ in range(300 * WORDS)]),
             "one_sentence": [(SENTENCE * 16)[number % 20 : 40 + number] for number in range(400)],

@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks import adaptersoup
 from benchmarks.report import Result
-from benchmarks.soups import ALONE
+from benchmarks.soups import ALONE, german
 from benchmarks.soups import setting as settings
 from benchmarks.soups.cells import Answers, Cell, asked
 from benchmarks.soups.setting import HOSTILE, Lengths, Setting, Texts
@@ -215,6 +215,24 @@ def test_hostile_sets_are_the_same_every_time(setting: Setting, data: Path) -> N
     assert settings.GENERAL in HOSTILE
 
 
+def test_the_passages_in_another_language_are_long_and_sample_and_test_share_few_sentences(setting: Setting) -> None:
+    large, test = setting.sample("another_language", size=100, seed=0), setting.population("another_language")
+    assert all(300 <= len(text) < 600 for text in (*large, *test))
+    known = {one for text in large for one in re.split(r"(?<=[.?]) ", text)}
+    again = [one in known for text in test for one in re.split(r"(?<=[.?]) ", text)]
+    assert len(known) > 300
+    assert sum(again) < 0.02 * len(again)
+    assert german.passages(3, seed=3) == german.passages(3, seed=3) != german.passages(3, seed=4)
+
+
+def test_german_nouns_have_the_articles_and_endings_of_their_cases() -> None:
+    text = " ".join(german.passages(200, seed=1))
+    masculine = "|".join(one.split()[1] for one in german.THINGS if one.startswith("der "))
+    found = re.findall(rf"\b(\w+) (\w+) (?:{masculine})\b", text)
+    assert len(found) > 200
+    assert {(article.lower(), stem[-2:]) for article, stem in found} == {("den", "en")}
+
+
 def test_a_home_keeps_answers_of_one_length(tmp_path: Path) -> None:
     settings.same_lengths(tmp_path / "home", Lengths(longest=300))
     settings.same_lengths(tmp_path / "home", Lengths(longest=300))
@@ -223,6 +241,45 @@ def test_a_home_keeps_answers_of_one_length(tmp_path: Path) -> None:
     (tmp_path / "answers.jsonl").touch()
     with pytest.raises(InvalidParameter, match="it does not name"):
         settings.same_lengths(tmp_path, Lengths())
+
+
+def test_the_two_best_that_were_not_chosen_join_the_clustering_soup(
+    setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client: Any = setting.client
+    cook = client.cook
+
+    def chosen(request: CookRequest) -> dict[str, Any]:
+        """Clustering chooses the best adapter of all."""
+        cooked = cook(request)
+        if request.selector is not None:
+            cooked["recipe"] = {"ingredients": [{"digest": client.adapter("bank/law")["digest"], "weight": "1"}]}
+        return cooked
+
+    monkeypatch.setattr(client, "cook", chosen)
+    setting.job = replace(setting.job, training=("law", "zoo", "worst", "control"))
+    found = adaptersoup.run(setting, tmp_path, over="base", draws=1, sizes=[5], name="more", only=["best"])
+    assert set(found.figures) == {"clustering_2_best_ratio", "answers"}
+    (mixed,) = {request.recipe.ingredients for request in client.cooked if request.recipe is not None}
+    assert [one.ref for one in mixed] == [client.adapter("bank/law")["digest"], "bank/control", "bank/worst"]
+    assert {row["way"] for row in found.rows} == {"clustering"}
+
+
+def test_hostile_sets_alone(setting: Setting, tmp_path: Path) -> None:
+    found = adaptersoup.run(setting, tmp_path, over="base", draws=1, sizes=[5], name="more", only=["hostile"])
+    assert {row["domain"] for row in found.rows} == set(HOSTILE)
+    assert found.figures["worse_than_base"].note == "hostile sets; 0 soups for hostile sets"
+    one = adaptersoup.run(setting, tmp_path, over="base", draws=1, sizes=[5], name="more", only=["digits"])
+    assert {row["domain"] for row in one.rows} == {"digits"}
+    best = adaptersoup.run(setting, tmp_path, over="base", draws=1, sizes=[5], name="more", only=["best"])
+    assert set(best.figures) == {"clustering_2_best_ratio", "answers"}
+
+
+def test_answers_know_what_they_are_made_of(setting: Setting) -> None:
+    base = asked(setting, Cell("uniform", DOMAINS[0], 0, 5))
+    assert base.ingredients == [sha256_digest(b"x")]
+    assert replace(base, recipe=None).ingredients == [base.digest]
+    assert replace(base, abstained=True, digest=None).ingredients == []
 
 
 def test_a_shorter_run_leaves_out_what_it_is_told_to(setting: Setting, tmp_path: Path) -> None:
@@ -234,7 +291,8 @@ def test_a_shorter_run_leaves_out_what_it_is_told_to(setting: Setting, tmp_path:
     assert {row["passages"] for row in found.rows if row["way"] != ALONE} == {60}
     assert not any(row["hostile"] for row in found.rows)
     assert "quick beside noise" not in ways
-    assert not {"interval_coverage", "noise_difference", "tune_from_uniform_ratio"} & found.figures.keys()
+    left_out = {"interval_coverage", "noise_difference", "tune_from_uniform_ratio", "clustering_2_best_ratio"}
+    assert not left_out & found.figures.keys()
     assert found.figures["oracle_greedy_ratio"].value == found.figures["oracle_single_ratio"].value
     with_goal = {name for name, figure in found.figures.items() if figure.goal is not None}
     assert with_goal == {"quick_beats_oracle_single", "tune_worst", "worse_than_base"}
@@ -281,3 +339,11 @@ def test_the_efforts_of_each_domain_are_drawn_with_their_intervals_and_every_ada
     assert {"law", "zoo", "control", *DOMAINS} <= set(squares)
     assert squares.index("law") < squares.index("control") < squares.index("zoo")  # the most helpful first
     assert squares.count("-0.20") == 2
+
+
+def test_hostile_sets_have_a_table(setting: Setting, tmp_path: Path) -> None:
+    found = adaptersoup.run(setting, tmp_path, over="base", draws=1, sizes=[], name="more", only=["hostile"])
+    rows = [{**row, "abstained": row["way"] != "tune", "over": -0.1, "over_error": 0.01} for row in found.rows]
+    lines = soups.hostile({"rows": rows}, "more")
+    assert len(lines) == 2 + len(HOSTILE)
+    assert "| another_language | the base | the base | the base | -9.5 ± 0.9 |" in lines

@@ -26,6 +26,7 @@ from benchmarks import (
     deep_model,
     fastest,
     kept_states,
+    mean_pooling,
     over_http,
     parity,
     prompts_again,
@@ -607,7 +608,7 @@ def test_selectors_are_chosen_by_the_losses_of_soups_for_a_domain_left_out(tmp_p
 def test_soups_are_made_of_stored_adapters_and_scored_on_passages(tmp_path):
     base = load_base(BaseEntry(id="tiny", source=str(build_tiny_base(tmp_path / "base"))))
     texts = ["The quick brown fox jumps over the lazy dog.", "It does so again."]
-    for found, text in zip(selector_choice.mean_pooled(base, texts), texts, strict=True):
+    for found, text in zip(mean_pooling.mean_pooled(base, texts), texts, strict=True):
         ids = torch.tensor([base.tokenize(text)])
         with torch.inference_mode():
             states = base.model(ids, output_hidden_states=True).hidden_states[-1][0, 1:]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,8 +12,12 @@ import torch
 
 from benchmarks import ensembles
 from benchmarks.ensembles import Bank, Datastore, after_prefix, mixed, neighbours
-from registry.adapters import AdapterModule, from_tensors
+from benchmarks.mean_pooling import encoder_of
+from benchmarks.soups.domain_map import mapped
+from benchmarks.soups.fresh import dropping, fresh
+from registry.adapters import AdapterModule, create, from_tensors, paper_config
 from registry.base_model import LoadedBase
+from tests.tiny_models import TINY_SENTENCES
 from tests.training.test_coefficients import bank_of
 from training.by_losses import expectation_maximisation, token_scores
 from training.passages import Rows, rows_of
@@ -24,6 +28,72 @@ TEST = ["Court 3 is void.", "A zebra ate."]
 
 def rows(base: LoadedBase, texts: list[str]) -> Rows:
     return rows_of(base, texts, max_tokens=base.shape.context)
+
+
+def texts_of(novel: tuple[str, ...]) -> Any:
+    """Two training domains, and a novel one that is like the first."""
+    own = {
+        "court": [f"The court held that contract {n} was void." for n in range(20)],
+        "kitchen": [f"Heat the oil for {n} minutes, and stir." for n in range(20)],
+    }
+    job = SimpleNamespace(novel=novel, training=tuple(own), training_sample=own.__getitem__)
+    return SimpleNamespace(job=job, largest=15, sample=lambda *_, **__: SAMPLE, test=lambda _: TEST)
+
+
+def test_the_map_has_every_domain_at_the_mean_of_its_passages(base: LoadedBase) -> None:
+    texts = texts_of(("law",))
+    texts.sample = lambda *_, **__: texts.job.training_sample("court")[::-1]
+    found = mapped(base, texts)
+    court, kitchen, law = found.rows
+    assert [(one["map"], one["domain"]) for one in found.rows] == [
+        ("training", "court"), ("training", "kitchen"), ("novel", "law")
+    ]  # fmt: skip
+    assert (law["x"], law["y"]) == pytest.approx((court["x"], court["y"]), abs=0.1 * abs(court["x"] - kitchen["x"]))
+    assert next(iter(law["nearest"])) == "court"
+    assert 0.5 < law["nearest"]["court"] <= 1
+    vectors = [encoder_of(base).encode(texts.job.training_sample(name)).vectors for name in ("court", "kitchen")]
+    every = np.concatenate(vectors).astype(np.float64)
+    spread = np.linalg.svd(every - every.mean(axis=0), compute_uv=False) ** 2
+    assert found.variance == pytest.approx(spread[:2].sum() / spread.sum(), abs=0.05)
+
+
+# --- a fresh adapter --------------------------------------------------------------------------------
+
+LEARNT = [f"{sentence} {n}" for n in range(4) for sentence in TINY_SENTENCES]
+CONFIG = paper_config("bapna_firat", bottleneck=4)
+
+
+def test_gradients_see_outputs_with_a_share_dropped_and_scores_do_not(base: LoadedBase) -> None:
+    adapter, row = create(CONFIG, base.shape, seed=0), rows(base, TEST)[:1]
+    ids = torch.tensor(row)
+    plain, other = (base.model(ids).logits.detach() for _ in range(2))
+    assert torch.equal(plain, other)
+    with dropping(base.model, adapter, 0.5):
+        assert torch.equal(token_scores_of(base, ids), plain)
+        first = base.model(ids).logits.detach()
+        assert not torch.allclose(first, plain, atol=1e-3)
+    with dropping(base.model, adapter, 0.5):
+        assert torch.equal(base.model(ids).logits.detach(), first)  # the same ones each time
+    assert torch.equal(base.model(ids).logits.detach(), plain)
+
+
+def token_scores_of(base: LoadedBase, ids: torch.Tensor) -> torch.Tensor:
+    with torch.inference_mode():
+        return base.model(ids).logits.clone()
+
+
+def test_a_fresh_adapter_learns_from_the_sample_and_with_dropout_learns_something_else(base: LoadedBase) -> None:
+    test = rows(base, TINY_SENTENCES)
+    plain, dropped = (fresh(base, CONFIG, LEARNT, dropped=share) for share in (0.0, 0.5))
+    scores = [token_scores(base, one, test) for one in (None, plain, dropped)]
+    assert scores[1].mean() > scores[0].mean() + 0.01
+    assert scores[2].mean() > scores[0].mean()
+    assert not np.allclose(scores[1], scores[2])
+    again = fresh(base, CONFIG, LEARNT, dropped=0.5)
+    assert all(torch.equal(one, other) for one, other in zip(dropped.parameters(), again.parameters(), strict=True))
+
+
+# --- each way's probabilities -----------------------------------------------------------------------
 
 
 def test_neighbours_give_their_share_to_the_tokens_that_came_after_them() -> None:
@@ -70,24 +140,28 @@ def test_every_way_is_there_for_every_domain_and_ensembles_are_mixtures(base: Lo
         def adapters(self) -> Iterator[AdapterModule]:
             yield from singles
 
-    texts: Any = SimpleNamespace(
-        job=SimpleNamespace(novel=("law",)), largest=15, sample=lambda *_, **__: SAMPLE, test=lambda _: TEST
-    )
-    result = ensembles.run(texts, Two())
-    assert {row["way"] for row in result.rows} == {"base", "even ensemble", "em ensemble", "prefix", "neighbours"}
-    assert set(result.figures) == {f"{way}_ratio" for way in ("even_ensemble", "em_ensemble", "prefix", "neighbours")}
+        def trained(self, sample: Sequence[str], test: Rows) -> dict[str, np.ndarray]:
+            assert list(sample) == SAMPLE
+            return {"fresh": token_scores(base, None, test)}
+
+    told: list[str] = []
+    result = ensembles.run(texts_of(("law",)), Two(), told=told.append)
+    assert told == ["law", "the map of domains"]
+    ways = ("even ensemble", "em ensemble", "prefix", "neighbours", "fresh")
+    assert {row["way"] for row in result.rows if "way" in row} == {"base", *ways}
+    assert set(result.figures) == {*(f"{way.replace(' ', '_')}_ratio" for way in ways), "map_variance"}
     test = rows(base, TEST)
-    ways = Two().ways(rows(base, SAMPLE), test)
-    even = ways["even ensemble"]
+    found = Two().ways(rows(base, SAMPLE), test)
+    even = found["even ensemble"]
     by_hand = np.mean([np.exp(token_scores(base, one, test)) for one in singles], axis=0)
     assert np.exp(even) == pytest.approx(by_hand)
     models = [None, *singles]
     pi = expectation_maximisation(np.array([token_scores(base, one, rows(base, SAMPLE)) for one in models]))
     of_test = np.array([np.exp(token_scores(base, one, test)) for one in models])
-    assert np.exp(ways["em ensemble"]) == pytest.approx(pi @ of_test)
-    assert ways["prefix"] == pytest.approx(
+    assert np.exp(found["em ensemble"]) == pytest.approx(pi @ of_test)
+    assert found["prefix"] == pytest.approx(
         np.concatenate([after_prefix(base, rows(base, SAMPLE), one) for one in test])
     )
-    (row,) = (one for one in result.rows if one["way"] == "even ensemble")
+    (row,) = (one for one in result.rows if one.get("way") == "even ensemble")
     difference = -(even.sum() - token_scores(base, None, test).sum()) / len(even)
     assert cast(float, row["difference"]) == pytest.approx(difference)
