@@ -7,10 +7,12 @@ a ready sample; within one domain label, the newest adapter.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from datetime import UTC, datetime
 
 from registry.catalogue.database import Catalogue
 from registry.catalogue.rows import AdapterRow, EmbeddingRow, MemberRow, SelectorRow
 from registry.errors import Forbidden, InvalidParameter
+from registry.registry import Refits
 from registry.spec import BaseShape, PoolRequest, PoolSpec
 
 
@@ -100,13 +102,13 @@ def _may_hold(pool: PoolSpec, row: AdapterRow) -> bool:
     )
 
 
-def enqueue_refits(catalogue: Catalogue, changed: AdapterRow, *, created_by: str, delay: float) -> list[str]:
-    """Queue a fit of every fitted pool this adapter came to or left; returns the job ids.
+def enqueue_refits(catalogue: Catalogue, changed: AdapterRow, *, created_by: str, refits: Refits) -> list[str]:
+    """Queue a fit of every fitted pool this adapter came to or left, and that is not idle; returns the job ids.
 
-    The old selectors keep serving. `delay` debounces: a fit that is queued already is not queued twice.
+    The old selectors keep serving. The delay debounces: a fit that is queued already is not queued twice.
     """
-    jobs = []
-    for pool, spec in catalogue.selectors.targets(changed.base_fingerprint):
+    jobs, since = [], refits.asked_since(datetime.now(UTC))
+    for pool, spec in catalogue.selectors.targets(changed.base_fingerprint, asked_since=since):
         if not _may_hold(pool, changed):
             continue
         job = catalogue.jobs.enqueue(
@@ -115,7 +117,7 @@ def enqueue_refits(catalogue: Catalogue, changed: AdapterRow, *, created_by: str
             namespace=changed.namespace,
             created_by=created_by,
             dedupe_key=f"fit:{pool.digest}:{spec.digest}",
-            delay=delay,
+            delay=refits.delay,
         )
         jobs.append(job.id)
     return jobs

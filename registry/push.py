@@ -60,7 +60,7 @@ def push(registry: Registry, caller: Caller, manifest: Manifest) -> Pushed:
             row = catalogue.adapters.attach_sample(same.id, sample.report)
         job = _record_sample(catalogue, row, checked, caller)
         if job is None:
-            enqueue_refits(catalogue, row, created_by=caller.key_id, delay=registry.refit_delay)
+            enqueue_refits(catalogue, row, created_by=caller.key_id, refits=registry.refits)
         caller.audit(catalogue, "adapter.push", row.ref, digest=row.digest)
         row = catalogue.adapters.get(row.id)
     notes = () if sample is None else sample.report.notes

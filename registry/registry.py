@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 from registry.adapters.loadable import LoadableAdapter
@@ -66,18 +67,37 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class Refits:
+    """When pools are fitted again that an adapter came to or left: after `delay` seconds.
+
+    Not for a selector that nobody asked for in `idle_after`: it is fitted again when it is asked for.
+    """
+
+    delay: float = 0.0
+    idle_after: timedelta | None = None
+
+    def asked_since(self, moment: datetime) -> datetime | None:
+        """Selectors that were last asked for before this are idle; None where none ever is."""
+        return None if self.idle_after is None else moment - self.idle_after
+
+    def is_idle(self, asked_at: datetime, moment: datetime) -> bool:
+        """Whether a selector that was last asked for at `asked_at` is no longer fitted again by itself."""
+        since = self.asked_since(moment)
+        return since is not None and asked_at < since
+
+
+@dataclass(frozen=True)
 class Registry:
     """What is stored, the base models it is for, and what is taken: the first argument of every verb.
 
-    `bases` are those of the operator's allowlist by id; a process that fits selectors runs none. Pools that an adapter
-    came to or left are fitted again after `refit_delay` seconds.
+    `bases` are those of the operator's allowlist by id; a process that fits selectors runs none.
     """
 
     database: Database
     blobs: BlobStore
     bases: Mapping[str, BaseModel] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
-    refit_delay: float = 0.0
+    refits: Refits = Refits()
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,15 @@
 """The select verb: a fitted selector chooses adapters of a pool for a sample, and says why these.
 
 Called by the select route and by `cook`. A pool without a fitted selector is fitted first, through a callable
-that runs the fit job; a pool that has one answers with it, whatever has come or gone since.
+that runs the fit job; a pool that has one answers with it, whatever has come or gone since. One that is idle, that is
+which nobody asked for in so long that pushes did not have it fitted again, is fitted first too if its pool is another.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ from registry.catalogue.database import Database
 from registry.catalogue.rows import SelectorRow
 from registry.encoders.contract import Encoder
 from registry.errors import InvalidSample, Unavailable
-from registry.pools import gone_members, missing_members, pool_base, pool_spec
+from registry.pools import as_members, current_members, gone_members, missing_members, pool_base, pool_spec
 from registry.registry import BaseModel, Caller, Registry
 from registry.samples import CheckedSample, Vectors, embed_texts
 from registry.selectors import SELECTORS
@@ -27,7 +29,9 @@ from registry.selectors.state import load_state
 from registry.spec import PoolRequest, PoolSpec, SampleReport, Selection, SelectOptions, SelectorSpec
 
 Fit = Callable[[PoolSpec, SelectorSpec, str | None], SelectorRow]
-"""(pool, spec, digest of the encoder) -> the fitted selector: has a pool fitted that never was."""
+"""(pool, spec, digest of the encoder) -> the fitted selector: has a pool fitted."""
+ASKED_TO = timedelta(hours=1)
+"""So exactly it is known when a selector was last asked for: within it nothing is written."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,10 @@ def select(
     base, members = pool_of(registry, caller, pool)
     encoder = encoder_for(spec, base.encoders())
     digest = None if encoder is None else encoder.digest
-    row = latest(members, spec, digest, registry.database) or fit(members, spec, digest)
+    row = answering(registry, members, spec, digest)
+    if row is None:
+        row = fit(members, spec, digest)
+        asked_for(registry, row)
     selector = load(row, registry.blobs)
     vectors = None if encoder is None else sample_vectors(sample, encoder)
     with registry.database.read() as catalogue:
@@ -101,6 +108,33 @@ def latest(pool: PoolSpec, spec: SelectorSpec, encoder_digest: str | None, datab
     with database.read() as catalogue:
         row = catalogue.selectors.latest(pool.digest, spec.digest)
     return row if row is not None and row.encoder_digest == encoder_digest else None
+
+
+def answering(registry: Registry, pool: PoolSpec, spec: SelectorSpec, encoder_digest: str | None) -> SelectorRow | None:
+    """The selector that answers for a pool and spec, now asked for; None where a fit comes first.
+
+    That is a pool never fitted, or one that changed while its selector was idle.
+    """
+    row = latest(pool, spec, encoder_digest, registry.database)
+    if row is None:
+        return None
+    moment = datetime.now(UTC)
+    with registry.database.read() as catalogue:
+        asked_at = catalogue.selectors.asked_at([row.id]).get(row.id, moment)
+    if moment - asked_at < ASKED_TO and not registry.refits.is_idle(asked_at, moment):
+        return row
+    with registry.database.write() as catalogue:  # no push comes between the look at the pool and the note
+        idle = registry.refits.is_idle(asked_at, moment)
+        if idle and as_members(current_members(catalogue, pool, encoder_digest)) != row.members:
+            return None
+        catalogue.selectors.asked(row.pool_id, row.spec_digest, moment)
+    return row
+
+
+def asked_for(registry: Registry, row: SelectorRow) -> None:
+    """Remember that somebody asked for the pool and spec of a selector that was just fitted."""
+    with registry.database.write() as catalogue:
+        catalogue.selectors.asked(row.pool_id, row.spec_digest, datetime.now(UTC))
 
 
 def load(row: SelectorRow, blobs: BlobStore) -> Selector[Any]:

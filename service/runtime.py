@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 import threading
 from contextlib import ExitStack
+from datetime import timedelta
 
 from registry.base_model import read_allowlist
 from registry.blobs import BlobStore, LocalBlobs
 from registry.catalogue.database import Database
 from registry.cores import one_each
 from registry.errors import Internal, InvalidParameter, Unavailable
-from registry.registry import Limits, Registry, SampleLimits
+from registry.registry import Limits, Refits, Registry, SampleLimits
 from service import storage
 from service.base_models import ServedBaseModels
 from service.engine import Engine
@@ -95,9 +96,9 @@ class Runtime:
 
     def _parts(self, blobs: BlobStore) -> Parts:
         settings = self.settings
-        registry = Registry(
-            self.database, blobs, self.bases, limits_of(settings), refit_delay=settings.refit_delay_seconds
-        )
+        days = settings.selector_idle_days
+        refits = Refits(settings.refit_delay_seconds, timedelta(days=days) if days else None)
+        registry = Registry(self.database, blobs, self.bases, limits_of(settings), refits=refits)
         return Parts(
             settings=settings,
             registry=registry,

@@ -103,6 +103,12 @@ class Settings(BaseSettings):
     job_lease_seconds: float = Field(60.0, gt=0, description="A job without a heartbeat for this long is run again.")
     job_attempts: int = Field(3, ge=1, description="Tries of a job that fails for a passing reason.")
     refit_delay_seconds: float = Field(2.0, ge=0, description="A pool is refitted this long after its last change.")
+    selector_idle_days: int = Field(
+        30,
+        ge=0,
+        le=36_500,
+        description="A selector that nobody asked for in so long is refitted when it is asked for; 0: none is idle.",
+    )
     wait_seconds: float = Field(30.0, ge=0, description="How long a request waits for its job before it answers 202.")
     max_wait_seconds: float = Field(300.0, ge=0, description="The longest `wait` a request may ask for.")
     max_ingredients: int = Field(64, ge=1, description="Largest number of ingredients of a recipe.")

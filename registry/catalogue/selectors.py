@@ -1,4 +1,4 @@
-"""Fitted selectors: immutable rows, and which of them serves a pool and spec.
+"""Fitted selectors: immutable rows, which of them serves a pool and spec, and when that was last asked for.
 
 A pool that returns to members it had before is fitted to a selector that is stored already: that row then serves
 again, although others were stored after it.
@@ -7,17 +7,22 @@ again, although others were stored after it.
 from __future__ import annotations
 
 import builtins
+from collections.abc import Sequence
+from datetime import datetime
 
 from pydantic import TypeAdapter
 from sqlalchemy import ColumnElement, exists, insert, select, true, update
 
-from registry.catalogue.repository import Repository
+from registry.catalogue.repository import Repository, now
 from registry.catalogue.rows import Namespaces, Page, SelectorRow
 from registry.catalogue.tables import EVERY, selector_namespaces, selector_targets, selectors
 from registry.errors import NotFound
 from registry.spec import PoolSpec, SelectorSpec
 
-SERVING = select(selectors).join(selector_targets, selector_targets.c.selector == selectors.c.sequence)
+SERVES = selector_targets.c.selector == selectors.c.sequence
+SERVING = select(selectors).join(selector_targets, SERVES)
+TARGETS = select(selectors.c.pool, selectors.c.spec).join(selector_targets, SERVES)
+SPEC: TypeAdapter[SelectorSpec] = TypeAdapter(SelectorSpec)
 
 
 class Selectors(Repository[SelectorRow]):
@@ -42,7 +47,7 @@ class Selectors(Repository[SelectorRow]):
         same = update(selector_targets).where(*_target(pool_id, spec_digest))
         changed = self._connection.execute(same.values(selector=chosen))
         if changed.rowcount == 0:
-            self._insert(selector_targets, pool_id=pool_id, spec_digest=spec_digest, selector=chosen)
+            self._insert(selector_targets, pool_id=pool_id, spec_digest=spec_digest, selector=chosen, asked_at=now())
 
     def get(self, visible: Namespaces, id: str) -> SelectorRow:
         """A selector whose whole pool is visible; raises NotFound."""
@@ -60,10 +65,27 @@ class Selectors(Repository[SelectorRow]):
         query = select(selectors).where(_visible(visible))
         return self._page(query, selectors.c.sequence, limit=limit, cursor=cursor)
 
-    def targets(self, base_fingerprint: str) -> builtins.list[tuple[PoolSpec, SelectorSpec]]:
-        """Every pool and spec that was ever fitted over adapters of a base, in the order of what serves them."""
-        query = SERVING.where(selectors.c.base_fingerprint == base_fingerprint)
-        return [(row.pool, row.spec) for row in self._all(query.order_by(selectors.c.sequence))]
+    def targets(
+        self, base_fingerprint: str, *, asked_since: datetime | None = None
+    ) -> builtins.list[tuple[PoolSpec, SelectorSpec]]:
+        """Every pool and spec that was fitted over adapters of a base and asked for since, by what serves them."""
+        query = TARGETS.where(selectors.c.base_fingerprint == base_fingerprint)
+        if asked_since is not None:
+            query = query.where(selector_targets.c.asked_at >= asked_since)
+        found = self._connection.execute(query.order_by(selectors.c.sequence))
+        return [(PoolSpec.model_validate(pool), SPEC.validate_python(spec)) for pool, spec in found]
+
+    # --- who asks for them ----------------------------------------------------------------------
+
+    def asked(self, pool_id: str, spec_digest: str, moment: datetime) -> None:
+        """Remember that somebody asked for a pool and spec."""
+        target = update(selector_targets).where(*_target(pool_id, spec_digest))
+        self._connection.execute(target.values(asked_at=moment))
+
+    def asked_at(self, ids: Sequence[str]) -> dict[str, datetime]:
+        """When each of these selectors was last asked for; those that no longer serve are not in it."""
+        asked = select(selectors.c.id, selector_targets.c.asked_at).join(selector_targets, SERVES)
+        return {row.id: row.asked_at for row in self._connection.execute(asked.where(selectors.c.id.in_(ids)))}
 
 
 def _visible(visible: Namespaces) -> ColumnElement[bool]:

@@ -59,7 +59,7 @@ def publish_soup(
             for one in vectors:
                 record_vectors(catalogue, sample.digest, one, encoders[one.encoder])
         if changed:
-            enqueue_refits(catalogue, row, created_by=caller.key_id, delay=registry.refit_delay)
+            enqueue_refits(catalogue, row, created_by=caller.key_id, refits=registry.refits)
         if changed and row.sample_state == "pending":
             enqueue_embed(catalogue, row, created_by=caller.key_id)
         catalogue.soups.add_evidence(row.id, mixed.recipe.digest, evidence.model_dump(mode="json"))

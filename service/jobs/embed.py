@@ -15,7 +15,7 @@ def _run(context: JobContext) -> dict[str, Any]:
     registry = context.parts.registry
     row = embed(registry, context.row.arguments["adapter_id"], progress=context.progress)
     with registry.database.write() as catalogue:
-        refits = enqueue_refits(catalogue, row, created_by=context.row.created_by, delay=registry.refit_delay)
+        refits = enqueue_refits(catalogue, row, created_by=context.row.created_by, refits=registry.refits)
     return {"adapter": row.ref, "digest": row.digest, "refits": refits}
 
 

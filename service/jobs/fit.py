@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from registry.select import encoder_for
+from registry.select import asked_for, encoder_for
 from registry.spec import PoolSpec, SelectorSpec
 from service.jobs.contract import JobContext, JobKind, namespaces_of
 
@@ -18,7 +18,10 @@ def _run(context: JobContext) -> dict[str, Any]:
     spec = SPEC.validate_python(arguments["spec"])
     encoder = encoder_for(spec, context.parts.bases[arguments["base"]].encoders())
     pool = PoolSpec.model_validate(arguments["pool"])
-    return {"selector": context.fit(pool, spec, None if encoder is None else encoder.digest).id}
+    row = context.fit(pool, spec, None if encoder is None else encoder.digest)
+    if arguments.get("asked"):  # not by a push
+        asked_for(context.parts.registry, row)
+    return {"selector": row.id}
 
 
 FIT = JobKind(run=_run, reach=lambda row: namespaces_of(row.arguments["pool"]["namespaces"]))

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
 import pytest
 
+from registry.catalogue.rows import SelectorRow
 from registry.errors import Forbidden, InvalidParameter
 from registry.pools import current_members, enqueue_refits, gone_members, missing_members, pool_base, pool_spec
-from registry.select import latest, load
+from registry.registry import Refits
+from registry.select import ASKED_TO, answering, asked_for, latest, load
 from registry.selectors import cosine, posterior, updating
 from registry.spec import (
     BankConfig,
@@ -173,18 +178,96 @@ class TestComingAndGoing:
         for pool in pools:
             verbs.fit(pool, UniformSpec(), None)
         with verbs.database.write() as catalogue:
-            jobs = enqueue_refits(catalogue, one, created_by="key-1", delay=5)
-            assert enqueue_refits(catalogue, one, created_by="key-1", delay=5) == jobs
+            jobs = enqueue_refits(catalogue, one, created_by="key-1", refits=Refits(delay=5))
+            assert enqueue_refits(catalogue, one, created_by="key-1", refits=Refits(delay=5)) == jobs
             refitted = [PoolSpec.model_validate(catalogue.jobs.get(None, job).arguments["pool"]) for job in jobs]
             assert refitted == [pools[0], pools[1], pools[3]]
-            assert len(enqueue_refits(catalogue, other, created_by="key-1", delay=5)) == 3
+            assert len(enqueue_refits(catalogue, other, created_by="key-1", refits=Refits(delay=5))) == 3
 
     def test_other_methods_and_bases_are_left_alone(self, verbs):
         row = verbs.ready("acme/law")
         verbs.fit(POOL.model_copy(update={"method": "bottleneck"}), UniformSpec(), None)
         with verbs.database.write() as catalogue:
-            assert len(enqueue_refits(catalogue, row, created_by="k", delay=0)) == 1
+            assert len(enqueue_refits(catalogue, row, created_by="k", refits=Refits(delay=0))) == 1
         assert isinstance(OTHER_CONFIG, BottleneckConfig)
+
+
+class TestIdle:
+    """Nobody asked for a selector in so long that pushes leave it as it is."""
+
+    DAYS = timedelta(days=30)
+
+    @pytest.fixture
+    def row(self, verbs):
+        """A fitted selector, in a registry where selectors become idle."""
+        verbs.registry = replace(verbs.registry, refits=Refits(idle_after=self.DAYS))
+        verbs.ready("acme/law")
+        return verbs.fit(POOL, UniformSpec(), None)
+
+    def asked(self, verbs: ToyRegistry, row: SelectorRow, ago: timedelta) -> None:
+        with verbs.database.write() as catalogue:
+            catalogue.selectors.asked(row.pool_id, row.spec_digest, datetime.now(UTC) - ago)
+
+    def asked_ago(self, verbs: ToyRegistry, row: SelectorRow) -> timedelta:
+        with verbs.database.read() as catalogue:
+            return datetime.now(UTC) - catalogue.selectors.asked_at([row.id])[row.id]
+
+    def refits(self, verbs: ToyRegistry) -> int:
+        """How many fits a push of a new adapter leads to."""
+        with verbs.database.read() as catalogue:
+            before = len(catalogue.jobs.unended("fit"))
+        verbs.ready("acme/code", seed=1)
+        with verbs.database.write() as catalogue:
+            (pushed,) = catalogue.adapters.live_versions("acme", "code")
+            enqueue_refits(catalogue, pushed, created_by="key-1", refits=verbs.registry.refits)
+            return len(catalogue.jobs.unended("fit")) - before
+
+    def answers(self, verbs: ToyRegistry) -> SelectorRow | None:
+        return answering(verbs.registry, POOL, UniformSpec(), None)
+
+    @pytest.mark.parametrize(("days", "refits"), [(0, 1), (29, 1), (31, 0)])
+    def test_pushes_have_only_those_refitted_that_somebody_asks_for(self, verbs, row, days, refits):
+        self.asked(verbs, row, timedelta(days=days))
+        assert self.refits(verbs) == refits
+
+    def test_without_a_period_none_is_idle(self, verbs, row):
+        verbs.registry = replace(verbs.registry, refits=Refits())
+        self.asked(verbs, row, timedelta(days=9999))
+        assert self.refits(verbs) == 1
+        assert self.answers(verbs) == row
+
+    def test_an_idle_one_whose_pool_changed_is_fitted_first(self, verbs, row):
+        self.asked(verbs, row, 2 * self.DAYS)
+        self.refits(verbs)
+        assert self.answers(verbs) is None
+        assert self.asked_ago(verbs, row) > self.DAYS  # a fit that fails leaves it idle
+        after = verbs.fit(POOL, UniformSpec(), None)
+        assert [one.ref for one in after.members] == ["acme/code@1", "acme/law@1"]
+        assert self.asked_ago(verbs, after) > self.DAYS
+        asked_for(verbs.registry, after)
+        assert self.answers(verbs) == after
+        assert self.asked_ago(verbs, after) < ASKED_TO
+
+    def test_an_idle_one_whose_pool_is_as_it_was_answers_and_is_idle_no_more(self, verbs, row):
+        self.asked(verbs, row, 2 * self.DAYS)
+        assert self.answers(verbs) == row
+        assert self.refits(verbs) == 1
+
+    def test_one_that_is_asked_for_answers_whatever_came_since(self, verbs, row):
+        self.asked(verbs, row, self.DAYS / 2)
+        self.refits(verbs)
+        assert self.answers(verbs) == row
+        assert self.asked_ago(verbs, row) < ASKED_TO
+
+    def test_asking_again_within_the_hour_writes_nothing(self, verbs, row, monkeypatch):
+        self.asked(verbs, row, ASKED_TO / 2)
+        monkeypatch.setattr(verbs.database, "write", lambda: pytest.fail("written"))
+        assert self.answers(verbs) == row
+
+    def test_a_refit_by_a_push_is_no_asking(self, verbs, row):
+        self.asked(verbs, row, self.DAYS / 2)
+        verbs.ready("acme/code", seed=1)
+        assert self.asked_ago(verbs, verbs.fit(POOL, UniformSpec(), None)) > self.DAYS / 3
 
 
 class TestUpdates:

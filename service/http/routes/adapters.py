@@ -129,7 +129,7 @@ def retire_adapter(request: Request, ns: str, name: str, parts: AppParts, who: W
 
 def _after_change(parts: AppParts, caller: Caller, catalogue: Catalogue, action: str, rows: list[AdapterRow]) -> None:
     for row in rows:
-        enqueue_refits(catalogue, row, created_by=caller.key_id, delay=parts.registry.refit_delay)
+        enqueue_refits(catalogue, row, created_by=caller.key_id, refits=parts.registry.refits)
         caller.audit(catalogue, action, row.ref, digest=row.digest)
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
 
+from registry.catalogue import Catalogue
 from registry.catalogue.rows import JobRow, Namespaces, SelectorRow
 from registry.cook.choose import with_note
 from registry.errors import Busy, Forbidden, Unavailable
 from registry.pools import missing_members
 from registry.registry import Caller
 from registry.samples import CheckedSample, check_sample
-from registry.select import encoder_for, latest, pool_of, select
+from registry.select import answering, encoder_for, latest, pool_of, select
 from registry.spec import PoolRequest, SelectorSpec
 from service.http.answers.jobs import job_begun
 from service.http.app_parts import AppParts
@@ -48,17 +51,29 @@ def _enqueue_fit(parts: AppParts, who: Principal, caller: Caller, spec: Selector
     with parts.registry.database.write() as catalogue:
         return catalogue.jobs.enqueue(
             "fit",
-            {"base": base.entry.id, "pool": pool.model_dump(mode="json"), "spec": spec.model_dump(mode="json")},
+            {"base": base.entry.id, "pool": pool.model_dump(mode="json"), "spec": spec.model_dump(mode="json"),
+             "asked": True},
             namespace=who.home,
             created_by=who.key_id,
             dedupe_key=f"fit:{pool.digest}:{spec.digest}:{who.home}",
-        )
+        )  # fmt: skip
 
 
 def _fitted(parts: AppParts, visible: Namespaces, selector_id: str) -> Selector:
     with parts.registry.database.read() as catalogue:
-        row = catalogue.selectors.get(visible, selector_id)
-        return selector_body(row, missing_members(catalogue, row))
+        return _bodies(parts, catalogue, [catalogue.selectors.get(visible, selector_id)])[0]
+
+
+def _bodies(parts: AppParts, catalogue: Catalogue, rows: Sequence[SelectorRow]) -> list[Selector]:
+    """Selectors with what they do not know yet, and whether anybody asks for them."""
+    asked, now = catalogue.selectors.asked_at([row.id for row in rows]), datetime.now(UTC)
+    return [
+        selector_body(
+            row, missing_members(catalogue, row), asked_at=asked.get(row.id),
+            idle=row.id in asked and parts.registry.refits.is_idle(asked[row.id], now),
+        )
+        for row in rows
+    ]  # fmt: skip
 
 
 @router.get("/selectors")
@@ -67,7 +82,7 @@ def list_selectors(parts: AppParts, who: Reader, limit: Limit = None, cursor: Cu
     size = page_size(limit, parts)
     with parts.registry.database.read() as catalogue:
         page = catalogue.selectors.list(who.namespaces, limit=size, cursor=cursor)
-        data = [selector_body(row, missing_members(catalogue, row)) for row in page.rows]
+        data = _bodies(parts, catalogue, page.rows)
     return SelectorList(data=data, next_cursor=page.next_cursor)
 
 
@@ -83,14 +98,13 @@ async def select_adapters(
 ) -> Selected | Job:
     """Which adapters of a pool a sample belongs to.
 
-    A pool never fitted is fitted first (202 beyond `wait`). That takes scope write: from then on it is refitted.
+    A pool never fitted is fitted first (202 beyond `wait`). That takes scope write: from then on it is refitted. A
+    selector that is idle is fitted first too where its pool changed since.
     """
     seconds = wait_of(body.wait, parts)
     caller = who.caller(request.state.request_id)
-    sample, is_fitted = await run_in_threadpool(_prepare, parts, caller, body)
-    if not is_fitted:
-        if not who.has("write"):
-            raise Forbidden("This pool was never fitted with this selector; that takes a key with the scope 'write'.")
+    sample, answers = await run_in_threadpool(_prepare, parts, who, caller, body)
+    if not answers:
         job = await run_in_threadpool(_enqueue_fit, parts, who, caller, body.spec, body.pool)
         row = await finished(parts, job.id, seconds)
         if row.state not in FINAL:
@@ -100,14 +114,16 @@ async def select_adapters(
     return await run_in_threadpool(_select, parts, caller, sample, body)
 
 
-def _prepare(parts: AppParts, caller: Caller, body: SelectRequest) -> tuple[CheckedSample, bool]:
-    """The sample, refused before anything is fitted for it, and whether the pool was fitted already."""
+def _prepare(parts: AppParts, who: Principal, caller: Caller, body: SelectRequest) -> tuple[CheckedSample, bool]:
+    """The sample, refused before anything is fitted for it, and whether a selector answers without a fit."""
     base, pool = pool_of(parts.registry, caller, body.pool)
     encoders = base.encoders()
     sample = check_sample(parts.registry, caller, body.sample, encoders=encoders, bos=base.bos, novel=True)
     encoder = encoder_for(body.spec, encoders)
     digest = None if encoder is None else encoder.digest
-    return sample, latest(pool, body.spec, digest, parts.registry.database) is not None
+    if latest(pool, body.spec, digest, parts.registry.database) is None and not who.has("write"):
+        raise Forbidden("This pool was never fitted with this selector; that takes a key with the scope 'write'.")
+    return sample, answering(parts.registry, pool, body.spec, digest) is not None
 
 
 def _select(parts: AppParts, caller: Caller, sample: CheckedSample, body: SelectRequest) -> Selected:

@@ -51,9 +51,15 @@ class Selector(Wire):
     report: dict[str, Any]
     fitted_at: datetime
     not_yet_included: list[str]
+    asked_at: datetime | None = None
+    """When its pool was last asked for by it, to the hour; null where another fit serves the pool by now."""
+    idle: bool = False
+    """Nobody asked for so long that pushes do not refit it: it is fitted again when it is asked for."""
 
 
-def selector_body(row: SelectorRow, not_yet_included: tuple[str, ...]) -> Selector:
+def selector_body(
+    row: SelectorRow, not_yet_included: tuple[str, ...], *, asked_at: datetime | None, idle: bool
+) -> Selector:
     """A row as its body."""
     return Selector(
         id=row.id,
@@ -64,6 +70,8 @@ def selector_body(row: SelectorRow, not_yet_included: tuple[str, ...]) -> Select
         report=dict(row.report),
         fitted_at=row.fitted_at,
         not_yet_included=list(not_yet_included),
+        asked_at=asked_at,
+        idle=idle,
     )
 
 

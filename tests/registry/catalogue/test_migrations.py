@@ -6,6 +6,7 @@ import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ from sqlalchemy.exc import IntegrityError
 
 import migrations
 from registry.catalogue import Database
+from registry.catalogue.rows import SelectorRow
 from registry.catalogue.tables import metadata
-from registry.spec import Card, Provenance
-from tests.registry.catalogue_rows import BASE, add, add_ready, new_adapter, new_database, sample_of
+from registry.names import sha256_digest
+from registry.spec import Card, Provenance, UniformSpec
+from tests.registry.catalogue_rows import BASE, add, add_ready, new_adapter, new_database, pool_of, sample_of
 
 HEAD = migrations.head()
 SAMPLE = sample_of("a novel domain").digest
@@ -180,6 +183,25 @@ def test_tuned_soups_from_before_say_what_they_have_learnt_from(database):
     with database.read() as catalogue:
         assert catalogue.adapters.get(soup.id) == soup
         assert [catalogue.adapters.get(row.id) for row in rest] == rest
+
+
+def test_selectors_from_before_count_as_asked_for_now(database):
+    """Nobody knows when they were: each has a whole period before it is idle."""
+    began, state = datetime.now(UTC), sha256_digest(b"state")
+    with database.write() as catalogue:
+        catalogue.blobs.seen(state, 1)
+        row = catalogue.selectors.add(
+            SelectorRow(
+                id="sel-1", pool_id=BASE, pool=pool_of("acme"), spec=UniformSpec(), spec_digest=SAMPLE,
+                encoder_digest=None, state_blob=state, members=(), report={}, fitted_at=began,
+            )
+        )  # fmt: skip
+        catalogue.selectors.asked(BASE, SAMPLE, began - timedelta(days=400))
+    migrations.downgrade(database.engine, "0002")
+    migrations.upgrade(database.engine)
+    with database.read() as catalogue:
+        assert catalogue.selectors.latest(BASE, SAMPLE) == row
+        assert catalogue.selectors.asked_at(["sel-1"])["sel-1"] >= began
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import FrozenInstanceError
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from sqlalchemy.exc import IntegrityError
@@ -76,6 +76,20 @@ def test_a_pool_that_returns_to_old_members_is_served_by_their_selector_again(ca
     assert latest(catalogue) == "sel-before"
 
 
+def test_what_serves_remembers_when_it_was_asked_for(catalogue):
+    """A fit by itself is no asking; that of a pool never fitted is."""
+    began = datetime.now(UTC)
+    first = fitted(catalogue, "sel-1")
+    assert catalogue.selectors.asked_at(["sel-1", "sel-?"])["sel-1"] >= began
+    asked = began - timedelta(days=3)
+    catalogue.selectors.asked(first.pool_id, first.spec_digest, asked)
+    fitted(catalogue, "sel-2", report={})
+    assert catalogue.selectors.asked_at(["sel-1", "sel-2"]) == {"sel-2": asked}
+    for since, count in ((asked, 1), (asked + timedelta(microseconds=1), 0), (None, 1)):
+        assert len(catalogue.selectors.targets(BASE, asked_since=since)) == count
+    assert catalogue.selectors.asked_at([]) == {}
+
+
 @pytest.mark.parametrize(
     ("pool", "scope", "seen"),
     [
@@ -125,4 +139,5 @@ def test_the_targets_of_a_base_are_each_pool_and_spec_once(catalogue):
         (pool_of("acme"), GmmSpec()),
     ]
     assert catalogue.selectors.targets(other.base_fingerprint) == [(other, GmmSpec())]
+    assert catalogue.selectors.targets(other.base_fingerprint, asked_since=datetime.now(UTC)) == []
     assert catalogue.selectors.targets(sha256_digest(b"?")) == []

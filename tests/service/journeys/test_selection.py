@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -10,7 +11,7 @@ from registry.adapters import create
 from registry.adapters.weights import save_tensors
 from registry.embeddings_file import save_embeddings
 from registry.errors import InvalidSample, NotFound, Retired
-from registry.spec import Provenance
+from registry.spec import Provenance, SampleSource, UniformSpec
 from service.client.client import SoupClient
 from tests.postgres import KINDS
 from tests.service.passages import WORDS, passages
@@ -286,6 +287,69 @@ def test_the_old_selector_serves_while_a_new_adapter_waits_for_its_refit(stocked
     ).json()
     assert after["selector"] != before["id"]
     assert after["not_yet_included"] == []
+
+
+def nobody_asks_for(stocked, selector: dict) -> None:
+    """Nobody asked for this selector in a year."""
+    database = stocked.world.runtime.parts.registry.database
+    with database.write() as catalogue:
+        row = catalogue.selectors.get(None, selector["id"])
+        catalogue.selectors.asked(row.pool_id, row.spec_digest, datetime.now(UTC) - timedelta(days=365))
+
+
+def test_an_idle_selector_is_refitted_when_it_is_asked_for(stocked, client):
+    spec = {"kind": "uniform"}
+    before = stocked.world.client.post("/v1/selectors", json={"selector": spec, "wait": 120}).json()
+    assert (before["idle"], before["asked_at"] >= before["fitted_at"]) == (False, True)
+    nobody_asks_for(stocked, before)
+    pushed = stocked.world.push(
+        "acme/late", seed=41, domain="late", provenance=INIT, sample={"texts": passages("court", 40, seed=9)}
+    )
+    refits = [client.wait_job(job) for job in client.wait_job(pushed["job"])["result"]["refits"]]
+    assert refits
+    assert before["id"] in {one["id"] for one in stocked.world.client.get("/v1/selectors").json()["data"]}
+    seen = stocked.world.client.get(f"/v1/selectors/{before['id']}").json()
+    assert (seen["idle"], seen["not_yet_included"]) == (True, ["acme/late@1"])
+
+    reader = stocked.world.headers(stocked.world.key(["read"]))  # the pool was fitted before: no right to fit is needed
+    body = {"sample": sample_of("kitchen"), "selector": spec, "pool": {"namespaces": ["acme"]}, "wait": 120}
+    never = stocked.world.client.post("/v1/select", json=body, headers=reader)
+    assert never.status_code == 403
+    answer = stocked.world.client.post("/v1/select", json={**body, "pool": {}}).json()
+    assert answer["selector"] != before["id"]
+    assert answer["not_yet_included"] == []
+    assert "late" in {one["domain"] for one in answer["selection"]["selected"]}
+    after = stocked.world.client.get(f"/v1/selectors/{answer['selector']}").json()
+    assert (after["idle"], seen["asked_at"] < after["asked_at"]) == (False, True)
+    old = stocked.world.client.get(f"/v1/selectors/{before['id']}").json()
+    assert (old["idle"], old["asked_at"]) == (False, None)
+
+
+def test_a_key_that_only_reads_has_an_idle_selector_refitted(stocked, client):
+    reader = stocked.world.key(["read"])
+    spec, pool = {"kind": "uniform"}, {"namespaces": ["acme"]}
+    fit = {"selector": spec, "pool": pool, "wait": 120}
+    nobody_asks_for(stocked, stocked.world.client.post("/v1/selectors", json=fit).json())
+    stocked.world.client.delete("/v1/adapters/acme/late")
+    with SoupClient(stocked.url, reader) as asking:
+        answer = asking.select(SampleSource(**sample_of("kitchen")), selector=UniformSpec())
+    assert answer["not_yet_included"] == []
+    assert "late" not in {one["domain"] for one in answer["selection"]["selected"]}
+
+
+def test_a_cook_has_an_idle_selector_refitted(stocked, client):
+    spec = {"kind": "cosine", "encoder": "base", "seed": 77}
+    before = stocked.world.client.post("/v1/selectors", json={"selector": spec, "wait": 120}).json()
+    nobody_asks_for(stocked, before)
+    pushed = stocked.world.push(
+        "acme/latest", seed=42, domain="latest", provenance=INIT, sample={"texts": passages("court", 40, seed=10)}
+    )
+    client.wait_job(pushed["job"])
+    soup = cook(stocked, sample=sample_of("kitchen"), selector=spec, name="acme/asked", options={"when_none": "top"})
+    assert soup.json()["not_yet_included"] == []
+    assert soup.json()["selector"] != before["id"]
+    after = stocked.world.client.get(f"/v1/selectors/{soup.json()['selector']}").json()
+    assert (after["idle"], after["asked_at"] > before["asked_at"]) == (False, True)
 
 
 def test_a_client_learns_what_to_embed_with_from_the_base_model(stocked):
