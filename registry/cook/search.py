@@ -9,7 +9,7 @@ mixtures that losses alone lead to (`training.by_losses`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -27,6 +27,7 @@ from registry.names import parse_ref
 from registry.progress import Progress
 from registry.registry import Caller, Registry
 from registry.select import Chosen
+from registry.selectors.ranking import Why, listed_of
 from registry.soup import concat, recompress
 from registry.soup.auto import apart
 from registry.soup.compat import SoupPart
@@ -50,6 +51,9 @@ from registry.spec import (
 )
 from registry.uncertainty import paired_difference
 
+BLOCK = 256
+"""Ranked adapters that are read together, where not all are needed."""
+NOT_BESIDE = "Cannot be put side by side with the best-ranked that can be at all."
 Weigh = Callable[[str, WeighingRequest], Weighing]
 """(id of the base model, request) -> what was found: runs where gradients may run."""
 
@@ -86,7 +90,7 @@ def search(
     choosing, trying = split(len(texts))
     if not trying:
         raise InvalidSample(f"Of {len(texts)} passages too few can be held out: send {EVERY} or more.", param="sample")
-    candidates, left_out = _candidates(registry, caller, request, chosen)
+    candidates, (left_out, more_left_out) = _candidates(registry, caller, request, chosen)
     parts = [part for _, part in candidates]
     if wrong := concat.check(parts, ConcatMixing()) if request.also else []:
         raise Incompatible("What 'also' names cannot be put side by side: " + " ".join(wrong), param="also")
@@ -134,6 +138,7 @@ def search(
             effort=request.effort,
             candidates=_reported(candidates, weighing, base.shape),
             left_out=left_out,
+            more_left_out=more_left_out,
             trials=tuple(
                 Trial(
                     way=way, members=len(one.mixed.parts), width=one.mixed.config.width,
@@ -218,31 +223,65 @@ def _noise(weighing: Weighing, base_nll: np.ndarray, best: Tried) -> NoiseContro
     )  # fmt: skip
 
 
+Candidates = list[tuple[AdapterRow, SoupPart]]
+
+
 def _candidates(
     registry: Registry, caller: Caller, request: CookRequest, chosen: Chosen
-) -> tuple[list[tuple[AdapterRow, SoupPart]], tuple[LeftOut, ...]]:
+) -> tuple[Candidates, tuple[tuple[LeftOut, ...], dict[str, int]]]:
     """The best-ranked adapters that can be put side by side with the first that can be at all; and why others not.
 
-    Those that the request names come too, whatever their rank.
+    Those that the request names come too, whatever their rank. A ranking is gone through block by block, until there
+    are enough.
     """
-    rows = rows_of(registry, chosen)
-    ranked = [rows[one.member.digest] for one in chosen.ranking.ranked]
-    parts = [part_of(row, "1", registry.blobs) for row in ranked]
     also = {row.digest: (row, part_of(row, "1", registry.blobs)) for row in _named(registry, caller, request)}
-    best = next((part for part in [*parts, *(part for _, part in also.values())] if part.config.joinable), None)
-    if best is None:
-        out = {part.digest: " ".join(concat.check([part], ConcatMixing())) for part in parts}
-    else:
-        out = apart(best, parts, ConcatMixing(), ranked=True)
-    found = [(row, part) for row, part in zip(ranked, parts, strict=True) if row.digest not in out | also]
     most = MOST - len(also)
-    out |= {row.digest: f"{most} better-ranked ones are weighed." for row, _ in found[most:]}
-    left = (
-        LeftOut(ref=row.ref, digest=row.digest, domain=row.domain, reason=out[row.digest])
-        for row in ranked
-        if row.digest in out and row.digest not in also
-    )
-    return [*found[:most], *also.values()], tuple(left)
+    found: Candidates = []
+    out: dict[str, str] = {}
+    seen = 0
+    for block in _fitting(registry, chosen, [part for _, part in also.values()]):
+        seen += len(block)
+        out |= {row.digest: why for row, _, why in block if why}
+        found += [(row, part) for row, part, why in block if not why and row.digest not in also]
+        if len(found) > most:
+            break
+    better = f"{most} better-ranked ones are weighed."
+    whys = {digest: Why(why, NOT_BESIDE) for digest, why in out.items()}
+    whys |= {row.digest: Why(better, better) for row, _ in found[most:]}
+    members = [one.member for one in chosen.ranking.ranked]
+    left = [(one, whys[one.digest]) for one in members[:seen] if one.digest in whys and one.digest not in also]
+    left += [(one, Why(better, better)) for one in members[seen:] if one.digest not in also]
+    return [*found[:most], *also.values()], listed_of(left)
+
+
+def _fitting(
+    registry: Registry, chosen: Chosen, named: Sequence[SoupPart]
+) -> Iterator[list[tuple[AdapterRow, SoupPart, str]]]:
+    """The ranked adapters block by block, each with why it cannot be put beside the first that can be at all.
+
+    That is the best-ranked, or where none of the ranked can be the first of those that are `named`.
+    """
+    digests = [one.member.digest for one in chosen.ranking.ranked]
+    pending: Candidates = []
+    best: SoupPart | None = None
+    for first in range(0, len(digests), BLOCK):
+        rows = rows_of(registry, chosen, digests[first : first + BLOCK])
+        pending += [(row, part_of(row, "1", registry.blobs)) for row in rows.values()]
+        best = best or next((part for _, part in pending if part.config.joinable), None)
+        if best is not None:
+            yield _beside(best, pending)
+            pending = []
+    if pending:
+        yield _beside(next((part for part in named if part.config.joinable), None), pending)
+
+
+def _beside(best: SoupPart | None, pending: Candidates) -> list[tuple[AdapterRow, SoupPart, str]]:
+    """These with why they cannot be put side by side with the best, or where there is none at all."""
+    if best is None:
+        why = {part.digest: " ".join(concat.check([part], ConcatMixing())) for _, part in pending}
+    else:
+        why = apart(best, [part for _, part in pending], ConcatMixing(), ranked=True)
+    return [(row, part, why.get(part.digest, "")) for row, part in pending]
 
 
 def _named(registry: Registry, caller: Caller, request: CookRequest) -> list[AdapterRow]:

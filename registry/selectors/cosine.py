@@ -20,7 +20,7 @@ from registry.progress import Progress, Steps
 from registry.selectors.contract import Arrays, Domain, Float64, Floats, Selector, check_sample, ordered_domains
 from registry.selectors.drawing import HELD_OUT, MIN_UNITS, DomainDraw, draw_domain, proof_name
 from registry.selectors.novelty import novelty
-from registry.selectors.ranking import Candidate, Evidence, Member, Ranking, split_excluded
+from registry.selectors.ranking import Candidate, Evidence, Member, Ranking, best_first, split_excluded
 from registry.selectors.stability import COMPETITORS, UnitScores
 from registry.selectors.updating import LARGE, PROOF_UNITS, Age, Change, is_due, proof_members
 from registry.spec import CosineSpec, SelectOptions
@@ -181,26 +181,21 @@ class CosineSelector(Selector[CosineSpec]):
             warnings += _too_strict(self.half_scores_, threshold)
         if options.min_share is not None:
             warnings.append("'min_share' is an option of gmm selectors; cosine goes by 'threshold'.")
-        order = sorted(kept, key=lambda d: (-scores[d], d))
-        ranked = [
-            Candidate(
-                member=self.members_[d],
-                score=float(scores[d]),
-                fails="" if scores[d] >= threshold else f"Similarity {scores[d]:.4f} is below {threshold:.4f}.",
-            )
-            for d in order
-        ]
-        best_ranked = np.array(order[:COMPETITORS], dtype=np.int64)
+        order = best_first(scores, kept)
+        found = zip(order.tolist(), scores[order].tolist(), strict=True)
+        ranked = [Candidate(self.members_[d], score, score >= threshold) for d, score in found]
+        best_ranked = order[:COMPETITORS]
         best = f"; the best is {ranked[0].member.domain} with {ranked[0].score:.4f}" if ranked else ""
         return Ranking(
             ranked=ranked,
             excluded=out,
             options=options,
             none_passes=f"No domain reaches similarity {threshold:.4f}{best}.",
+            failing=f"Similarity below {threshold:.4f}.",
+            fails=lambda score: f"Similarity {score:.4f} is below {threshold:.4f}.",
             units=UnitScores(units @ self.means_[best_ranked].T, least=threshold, order=best_ranked),
             evidence=Evidence(
                 units=len(units),
-                scores={candidate.member.domain: candidate.score for candidate in ranked},
                 thresholds={"similarity": threshold},
                 novelty=novelty(1.0 - units @ self.rows_.directions[kept].T, self.own_distances_) if kept else None,
                 warnings=tuple(warnings),

@@ -9,6 +9,7 @@ a question of their held-out loss (docs/explanation/selection.md#gmm-clusters-of
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal, Self, cast
 
 import numpy as np
@@ -92,11 +93,12 @@ class GmmSelector(Selector[GmmSpec]):
             excluded=out,
             options=options,
             none_passes=f"No domain has {least} of the sample's {len(points)} units.",
+            failing=f"Below {least} of the sample's units.",
+            fails=partial(_fails, units=len(points), least=least),
             units=self._by_unit(cluster, ranked, share) if kept else None,
             evidence=Evidence(
                 units=len(points),
                 counts={str(cluster): int(count) for cluster, count in enumerate(per_cluster) if count},
-                scores={candidate.member.domain: candidate.score for candidate in ranked},
                 thresholds={"min_share": share},
                 novelty=strange,
                 warnings=tuple(warnings),
@@ -130,12 +132,8 @@ class GmmSelector(Selector[GmmSpec]):
             rows.append((-count, -weighted, domain, count))
         candidates = []
         for _, _, domain, count in sorted(rows):
-            fails = ""
-            if count == 0:
-                fails = f"None of the sample's {units} units is in its cluster."
-            elif count / units < least:
-                fails = f"{count} of the sample's {units} units, below {100 * least:g} %."
-            candidates.append(Candidate(member=self.members_[domain], score=count / units, fails=fails))
+            passes = count > 0 and count / units >= least
+            candidates.append(Candidate(member=self.members_[domain], score=count / units, passes=passes))
         return candidates
 
     def _arrays(self) -> Arrays:
@@ -237,6 +235,14 @@ def _warnings(spec: GmmSpec, fitted: ClusterFit, proof: Proof) -> list[str]:
             f"{proof.accuracy:.2f} is assigned right."
         )
     return warnings
+
+
+def _fails(score: float, *, units: int, least: str) -> str:
+    """Why a domain with this share of the sample's units is not taken."""
+    count = round(score * units)
+    if count == 0:
+        return f"None of the sample's {units} units is in its cluster."
+    return f"{count} of the sample's {units} units, below {least}."
 
 
 def _least(options: SelectOptions) -> float:

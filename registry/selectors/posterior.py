@@ -21,7 +21,7 @@ from registry.selectors.contract import Arrays, Domain, Float64, Floats, Selecto
 from registry.selectors.drawing import HELD_OUT, MIN_UNITS, DomainDraw, draw_domain, proof_name
 from registry.selectors.novelty import NOVEL, mahalanobis, novelty, strange_sample, whitening_of
 from registry.selectors.projection import FittedProjection, Projection, Spread
-from registry.selectors.ranking import Candidate, Evidence, Member, Ranking, split_excluded
+from registry.selectors.ranking import Candidate, Evidence, Member, Ranking, best_first, split_excluded
 from registry.selectors.stability import COMPETITORS, UnitScores
 from registry.selectors.updating import LARGE, PROOF_UNITS, Age, Change, is_due, proof_members
 from registry.spec import PosteriorSpec, SelectOptions
@@ -194,30 +194,24 @@ class PosteriorSelector(Selector[PosteriorSpec]):
         strange = novelty(distances, self.own_distances_) if kept else None
         posteriors = _posteriors(distances, self.spec.temperature) if kept else np.empty((len(points), 0))
         shares = posteriors.mean(axis=0)
-        order = sorted(range(len(kept)), key=lambda at: (-shares[at], at))
+        order = best_first(shares, range(len(kept)))
         least = max(self.spec.least if options.min_share is None else options.min_share, LIGHTEST)
         warnings = [] if strange is None or strange < NOVEL else [strange_sample(strange)]
         if options.threshold is not None:
             warnings.append("'threshold' is an option of cosine selectors; posterior goes by 'min_share'.")
-        ranked = [
-            Candidate(
-                member=self.members_[kept[at]],
-                score=float(shares[at]),
-                weight=float(shares[at]),
-                fails="" if shares[at] >= least else f"A posterior of {shares[at]:.4f}, below {least:g}.",
-            )
-            for at in order
-        ]
-        best_ranked = np.array(order[:COMPETITORS], dtype=np.int64)
+        found = zip(order.tolist(), shares[order].tolist(), strict=True)
+        ranked = [Candidate(self.members_[kept[at]], share, share >= least, share) for at, share in found]
+        best_ranked = order[:COMPETITORS]
         return Ranking(
             ranked=ranked,
             excluded=out,
             options=options,
             none_passes=f"No domain has a posterior of {least:g} on the sample.",
+            failing=f"A posterior below {least:g}.",
+            fails=lambda share: f"A posterior of {share:.4f}, below {least:g}.",
             units=UnitScores(posteriors[:, best_ranked], least=least, order=best_ranked),
             evidence=Evidence(
                 units=len(points),
-                scores={candidate.member.domain: candidate.score for candidate in ranked},
                 thresholds={"min_share": least},
                 novelty=strange,
                 warnings=tuple(warnings),

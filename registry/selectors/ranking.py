@@ -5,13 +5,19 @@ Selectors differ in their scores only; this part is the same for all of them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from registry.selectors.stability import COMPETITORS, UnitScores
 from registry.spec import Ingredient, LeftOut, Selection, SelectOptions, weights_by_digest
+
+LISTED = 32
+"""Of those that are left out so many are listed, those ranked best; of the others their number is told."""
 
 
 @dataclass(frozen=True)
@@ -23,17 +29,29 @@ class Member:
     domain: str
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A member that may be chosen; `fails` says in words why it does not pass, and is empty if it does.
+class Candidate(NamedTuple):
+    """A member that may be chosen, and whether it is good enough to be.
 
     `weight` is its part in a soup, before the weights of those that are chosen are brought to a sum of 1.
     """
 
     member: Member
     score: float
-    fails: str = ""
+    passes: bool = True
     weight: float = 1.0
+
+
+class Why(NamedTuple):
+    """Why a member is left out: in words of its own, and in those that it shares with others like it."""
+
+    own: str
+    shared: str
+
+
+def listed_of(left: Sequence[tuple[Member, Why]], most: int = LISTED) -> tuple[tuple[LeftOut, ...], dict[str, int]]:
+    """The first of those left out, and how many more there are by reason."""
+    first = tuple(LeftOut(**vars(member), reason=why.own) for member, why in left[:most])
+    return first, dict(Counter(why.shared for _, why in left[most:]).most_common())
 
 
 @dataclass(frozen=True)
@@ -42,7 +60,6 @@ class Evidence:
 
     units: int
     counts: dict[str, int] = field(default_factory=dict)
-    scores: dict[str, float] = field(default_factory=dict)
     thresholds: dict[str, float] = field(default_factory=dict)
     novelty: float | None = None
     warnings: tuple[str, ...] = ()
@@ -55,12 +72,19 @@ def split_excluded(members: Sequence[Member], exclude: Mapping[str, str]) -> tup
     return kept, out
 
 
+def best_first(scores: npt.NDArray[np.float64], which: Sequence[int]) -> npt.NDArray[np.int64]:
+    """`which`, numbers of scores that count up, by falling score; equal scores stay as they are."""
+    numbers = np.array(which, dtype=np.int64)
+    return numbers[np.argsort(-scores[numbers], kind="stable")]
+
+
 @dataclass(frozen=True)
 class Ranking:
     """The candidates of one sample, best first, and what is said of them; `selection` chooses among them.
 
-    `capped` is False for a selector that ranks nothing, so that no cap can be meant. `none_passes` is the sentence for
-    a sample nothing was good enough for. `units` is None for a selector that looks at no text.
+    Of those that do not pass, `fails` says in words why not, by their score, and `failing` in words that fit all of
+    them. `capped` is False for a selector that ranks nothing, so that no cap can be meant. `none_passes` is the
+    sentence for a sample nothing was good enough for. `units` is None for a selector that looks at no text.
     """
 
     ranked: Sequence[Candidate]
@@ -68,11 +92,21 @@ class Ranking:
     options: SelectOptions
     evidence: Evidence
     none_passes: str = ""
+    failing: str = ""
+    fails: Callable[[float], str] = lambda _: ""
     capped: bool = True
     units: UnitScores | None = None
 
-    def selection(self, *, max_ingredients: int | None = None) -> Selection:
-        """Those that pass, at most as many as the options say, or `max_ingredients`, with weights that sum to 1."""
+    @property
+    def scores(self) -> dict[str, float]:
+        """Every candidate's score, by domain."""
+        return {one.member.domain: one.score for one in self.ranked}
+
+    def selection(self, *, max_ingredients: int | None = None, listed: int | None = LISTED) -> Selection:
+        """Those that pass, at most as many as the options say, or `max_ingredients`, with weights that sum to 1.
+
+        Of those left out the best `listed` are named, with None all.
+        """
         most = max_ingredients or self.options.most
         taken, reason = self._taken(most)
         weights = self.weights(c.member.digest for c in taken)
@@ -87,24 +121,57 @@ class Ranking:
                 )
                 for c in taken
             ),
-            left_out=(
-                *(
-                    LeftOut(**vars(c.member), reason=self._why(c, len(taken)), score=c.score)
-                    for c in self.ranked
-                    if c.member.digest not in weights
-                ),
-                *(LeftOut(**vars(member), reason=why) for member, why in self.excluded),
-            ),
             abstained=not taken,
             reason=reason,
+            **self.listing(weights, listed=listed),
             **vars(self.evidence),
         )
 
+    def listing(
+        self, chosen: Collection[str], *, why: Mapping[str, Why] = {}, listed: int | None = LISTED
+    ) -> dict[str, Any]:
+        """What a Selection of these digests says of the others, under the names it has there.
+
+        `why` has other reasons for some of them than the ranking has, by digest.
+        """
+        others = [one for one in self.ranked if one.member.digest not in chosen]
+        shown = others[:listed]
+        rest = others[len(shown) :]
+        places = None if listed is None else listed - len(shown)
+        gone = self.excluded[:places]
+        reasons = (self._why(one, len(chosen), why) for one in shown)
+        more = Counter(reason for _, reason in self.excluded[len(gone) :])
+        more.update(self._why(one, len(chosen), why).shared for one in rest if one.member.digest in why)
+        plain = Counter(one.passes for one in rest if one.member.digest not in why)
+        for passes, count in plain.items():
+            more[self._plainly(passes, len(chosen))] += count
+        named = {*chosen, *(one.member.digest for one in shown)}
+        return {
+            "left_out": (
+                *(
+                    LeftOut(**vars(one.member), reason=reason.own, score=one.score)
+                    for one, reason in zip(shown, reasons, strict=True)
+                ),
+                *(LeftOut(**vars(member), reason=reason) for member, reason in gone),
+            ),
+            "more_left_out": dict(more.most_common()),
+            "scores": {one.member.domain: one.score for one in self._of(named)},
+        }
+
     def weights(self, digests: Iterable[str]) -> dict[str, str]:
         """Canonical weights of these candidates beside each other, by digest."""
-        own = {candidate.member.digest: candidate.weight for candidate in self.ranked}
-        chosen = {digest: own[digest] for digest in digests}
-        return weights_by_digest(chosen) if chosen else {}
+        own = {one.member.digest: one.weight for one in self._of(set(digests))}
+        return weights_by_digest(own) if own else {}
+
+    def _of(self, digests: Collection[str]) -> list[Candidate]:
+        """The candidates of these digests, best first."""
+        found: list[Candidate] = []
+        for one in self.ranked:
+            if len(found) == len(digests):
+                break
+            if one.member.digest in digests:
+                found.append(one)
+        return found
 
     def stability(self, most: int, *, without: Collection[str] = ()) -> dict[str, float]:
         """The share of draws of the sample's units in which each candidate is among the `most` taken, by digest.
@@ -124,7 +191,7 @@ class Ranking:
 
     def _taken(self, most: int) -> tuple[Sequence[Candidate], str]:
         """The candidates that are chosen, and the sentence that says why."""
-        passing = [candidate for candidate in self.ranked if not candidate.fails]
+        passing = [candidate for candidate in self.ranked if candidate.passes]
         if not self.ranked:
             return [], "No adapter of the pool is left to choose from."
         if self.options.single:
@@ -136,7 +203,15 @@ class Ranking:
             return self.ranked[:1], f"{self.none_passes} The best match was taken, as asked for."
         return [], self.none_passes
 
-    def _why(self, candidate: Candidate, taken: int) -> str:
+    def _why(self, candidate: Candidate, taken: int, why: Mapping[str, Why]) -> Why:
+        if candidate.member.digest in why:
+            return why[candidate.member.digest]
+        shared = self._plainly(candidate.passes, taken)
+        own = shared if candidate.passes or self.options.single else self.fails(candidate.score)
+        return Why(own, shared)
+
+    def _plainly(self, passes: bool, taken: int) -> str:
+        """Why a candidate that is not chosen is not, in words that fit others as well."""
         if self.options.single:
             return "Only the best match was asked for."
-        return candidate.fails or f"Passes, but {taken} better ones are taken already."
+        return f"Passes, but {taken} better ones are taken already." if passes else self.failing

@@ -39,7 +39,7 @@ class UniformSelector(Selector[UniformSpec]):
             excluded=out,
             options=options,
             capped=False,
-            evidence=Evidence(len(vectors), scores={candidate.member.domain: candidate.score for candidate in ranked}),
+            evidence=Evidence(len(vectors)),
         )
 
     def _arrays(self) -> Arrays:

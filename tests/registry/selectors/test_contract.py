@@ -17,7 +17,7 @@ from registry.selectors import SELECTORS, posterior, stability
 from registry.selectors import ranking as ranking_module
 from registry.selectors.contract import Selector
 from registry.selectors.ranking import Candidate, Evidence, Member, Ranking
-from registry.spec import CosineSpec, GmmSpec, PosteriorSpec, SelectOptions, UniformSpec
+from registry.spec import CosineSpec, GmmSpec, PosteriorSpec, Selection, SelectOptions, UniformSpec
 from tests.registry.gaussian_domains import around, centres, digest_for, domain, gaussian_domains
 
 SPECS: dict[str, list[Any]] = {
@@ -313,6 +313,54 @@ def test_laws_of_any_selection(kept: set[int], options: SelectOptions, seed: int
             assert sum(selection.counts.values()) == 25
             assert not (options.when_none == "top" and selection.abstained)
         assert selection.novelty is None or 0 <= selection.novelty <= 100
+
+
+@settings(max_examples=15)
+@given(
+    listed=st.integers(0, 6),
+    out=st.sets(st.integers(0, 3)),
+    options=st.builds(
+        SelectOptions, single=st.booleans(), max_ingredients=st.integers(1, 3), threshold=st.none() | st.just(0.9)
+    ),
+)
+def test_laws_of_what_is_listed(listed: int, out: set[int], options: SelectOptions) -> None:
+    """A shorter list is the beginning of the whole one; whoever it lacks is counted under a reason; nothing else."""
+    exclude = {digest_for(f"d{i}"): "Out." for i in out}
+    for selector in LAWFUL:
+        if options.single and selector.kind == "uniform":
+            continue
+        ranking = selector.rank(SAMPLE, options=options, exclude=exclude)
+        whole, short = ranking.selection(listed=None), ranking.selection(listed=listed)
+        assert short.left_out == whole.left_out[:listed]
+        assert whole.more_left_out == {}
+        assert sum(short.more_left_out.values()) == len(whole.left_out) - len(short.left_out)
+        others = whole.left_out[listed:]
+        assert short.more_left_out.get("Out.", 0) == sum(one.reason == "Out." for one in others)
+        assert all(why.endswith(".") for why in short.more_left_out)
+        assert whole.scores == ranking.scores
+        scored = {*(one.domain for one in short.selected), *(one.domain for one in short.left_out if one.score)}
+        assert scored <= set(short.scores) <= {one.domain for one in (*short.selected, *short.left_out)}
+        assert short.scores.items() <= whole.scores.items()
+        same = {"left_out": (), "more_left_out": {}, "scores": {}}
+        assert short.model_copy(update=same) == whole.model_copy(update=same)
+
+
+@pytest.mark.parametrize(("kind", "spec"), [case for case in CASES if case.values[0] != "uniform"])
+def test_those_that_are_not_listed_are_counted_by_what_they_have_in_common(kind: str, spec: Any, fitted) -> None:
+    selector = fitted[f"{kind}-{SPECS[kind].index(spec)}"]
+    strict = selector.rank(SAMPLE, options=SelectOptions(min_share=1.0, threshold=1.0)).selection(listed=1)
+    assert list(strict.more_left_out.values()) == [3]
+    (why,) = strict.more_left_out
+    assert {"gmm": "Below 100 %", "cosine": "Similarity below 1", "posterior": "A posterior below 1"}[kind] in why
+    loose = SelectOptions(max_ingredients=1, min_share=0.0, threshold=-1.0)
+    capped = selector.rank(SAMPLE, options=loose, exclude={digest_for("d3"): "Out."}).selection(listed=0)
+    assert capped.more_left_out["Out."] == 1
+    assert capped.more_left_out["Passes, but 1 better ones are taken already."] >= 1
+
+
+def test_a_selection_stored_before_is_read() -> None:
+    stored = LAWFUL[0].rank(SAMPLE).selection().model_dump(mode="json", exclude={"more_left_out"})
+    assert Selection.model_validate(stored).more_left_out == {}
 
 
 LAWFUL = [SELECTORS[kind](SPECS[kind][0]).fit(DOMAINS) for kind in SELECTORS]

@@ -70,6 +70,18 @@ def test_a_sample_is_recognised_by_every_selector(stocked, spec, domain):
     assert "control" not in answer.text
 
 
+def test_the_best_of_those_left_out_are_listed_and_all_on_request(stocked, monkeypatch):
+    monkeypatch.setattr("service.http.routes.selectors.LISTED", 1)
+    body = {"sample": sample_of("kitchen"), "options": {"single": True}, "wait": 120}
+    short, whole = (
+        stocked.world.client.post("/v1/select", json={**body, "list_all": every}).json()["selection"]
+        for every in (False, True)
+    )
+    assert short["left_out"] == whole["left_out"][:1]
+    assert short["more_left_out"] == {"Only the best match was asked for.": len(WORDS) - 2}
+    assert (len(whole["left_out"]), whole["more_left_out"]) == (len(WORDS) - 1, {})
+
+
 def test_quick_weighs_adapters_and_proves_the_soup_on_held_out_passages(stocked):
     sample = sample_of("kitchen")
     answer = cook(stocked, sample=sample, effort="quick", verify=True, name="acme/quick")
