@@ -20,7 +20,7 @@ from registry.progress import Progress, Steps
 from registry.selectors.contract import Arrays, Domain, Float64, Floats, Selector, check_sample, ordered_domains
 from registry.selectors.drawing import HELD_OUT, MIN_UNITS, DomainDraw, draw_domain, proof_name
 from registry.selectors.novelty import novelty
-from registry.selectors.ranking import Candidate, Evidence, Member, Ranking, best_first, split_excluded
+from registry.selectors.ranking import Evidence, Member, Ranked, Ranking, best_first, split_excluded
 from registry.selectors.stability import COMPETITORS, UnitScores
 from registry.selectors.updating import LARGE, PROOF_UNITS, Age, Change, is_due, proof_members
 from registry.spec import CosineSpec, SelectOptions
@@ -61,9 +61,17 @@ class Rows:
         )
 
     @cached_property
-    def directions(self) -> Float64:
-        """The means, scaled to length 1."""
-        return _unit(self.means)
+    def directions(self) -> npt.NDArray[np.float32]:
+        """The means, scaled to length 1; half as precise, to find who is nearest in half the time."""
+        return _unit(self.means).astype(np.float32)
+
+    def nearest(self, units: Float64, kept: Sequence[int]) -> Float64:
+        """One minus the cosine (n, 1) of unit vectors (n, d) to the nearest mean of those that are `kept`."""
+        cosines = units.astype(np.float32) @ self.directions.T
+        if len(kept) < len(self.means):
+            cosines[:, np.setdiff1d(np.arange(len(self.means)), kept)] = -np.inf
+        found = _unit(self.means[cosines.argmax(axis=1)])
+        return np.asarray(1.0 - (units * found).sum(axis=1, keepdims=True))
 
     @property
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
@@ -182,8 +190,7 @@ class CosineSelector(Selector[CosineSpec]):
         if options.min_share is not None:
             warnings.append("'min_share' is an option of gmm selectors; cosine goes by 'threshold'.")
         order = best_first(scores, kept)
-        found = zip(order.tolist(), scores[order].tolist(), strict=True)
-        ranked = [Candidate(self.members_[d], score, score >= threshold) for d, score in found]
+        ranked = Ranked(self.members_, order, scores[order], scores[order] >= threshold)
         best_ranked = order[:COMPETITORS]
         best = f"; the best is {ranked[0].member.domain} with {ranked[0].score:.4f}" if ranked else ""
         return Ranking(
@@ -197,7 +204,7 @@ class CosineSelector(Selector[CosineSpec]):
             evidence=Evidence(
                 units=len(units),
                 thresholds={"similarity": threshold},
-                novelty=novelty(1.0 - units @ self.rows_.directions[kept].T, self.own_distances_) if kept else None,
+                novelty=novelty(self.rows_.nearest(units, kept), self.own_distances_) if kept else None,
                 warnings=tuple(warnings),
             ),
         )

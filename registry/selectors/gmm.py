@@ -22,7 +22,7 @@ from registry.selectors.drawing import MIN_UNITS, Draw, draw_units
 from registry.selectors.gaussian_mixture import Mixture, precision_shape
 from registry.selectors.novelty import NOVEL, novelty, strange_sample
 from registry.selectors.projection import Projection
-from registry.selectors.ranking import Candidate, Evidence, Member, Ranking, split_excluded
+from registry.selectors.ranking import Candidate, Evidence, Member, Ranked, Ranking, split_excluded
 from registry.selectors.stability import COMPETITORS, UnitScores
 from registry.spec import GmmSpec, SelectOptions
 
@@ -121,7 +121,7 @@ class GmmSelector(Selector[GmmSpec]):
         never_without_a_unit = max(least, 0.5 / len(cluster))
         return UnitScores(counts_for[cluster], least=never_without_a_unit, order=order, ties=part[cluster])
 
-    def _rank(self, per_cluster: Int64, kept: Sequence[int], units: int, options: SelectOptions) -> list[Candidate]:
+    def _rank(self, per_cluster: Int64, kept: Sequence[int], units: int, options: SelectOptions) -> Ranked:
         """Candidates by count; ties to the domain that makes up more of its clusters, then by label."""
         table, owners, least = self.clusters_.table, self.clusters_.owners, _least(options)
         rows = []
@@ -130,11 +130,11 @@ class GmmSelector(Selector[GmmSpec]):
             count = int(per_cluster[own].sum())
             weighted = float((per_cluster[own] * table[own, domain] / table[own].sum(axis=1)).sum())
             rows.append((-count, -weighted, domain, count))
-        candidates = []
-        for _, _, domain, count in sorted(rows):
-            passes = count > 0 and count / units >= least
-            candidates.append(Candidate(member=self.members_[domain], score=count / units, passes=passes))
-        return candidates
+        ordered = sorted(rows)
+        counts = np.array([count for *_, count in ordered], dtype=np.float64)
+        passes = (counts > 0) & (counts / units >= least)
+        order = np.array([domain for _, _, domain, _ in ordered], dtype=np.int64)
+        return Ranked(self.members_, order, counts / units, passes)
 
     def _arrays(self) -> Arrays:
         """A scikit-learn mixture can be rebuilt from them (weights, means, precisions)."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from itertools import islice
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +42,40 @@ class Candidate(NamedTuple):
     weight: float = 1.0
 
 
+@dataclass(frozen=True)
+class Ranked(Sequence[Candidate]):
+    """Candidates, best first, made when they are looked at: of a large pool few ever are.
+
+    `order` (n,) are their numbers among `members`; `scores` and `passes` (n,) are theirs in that order. With `weighted`
+    the score is the weight, else all weigh alike.
+    """
+
+    members: Sequence[Member]
+    order: npt.NDArray[np.int64]
+    scores: npt.NDArray[np.float64]
+    passes: npt.NDArray[np.bool_]
+    weighted: bool = False
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    @overload
+    def __getitem__(self, at: int) -> Candidate: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Candidate]: ...
+    def __getitem__(self, at: int | slice) -> Candidate | list[Candidate]:
+        if isinstance(at, slice):
+            return [self[number] for number in range(*at.indices(len(self)))]
+        score = float(self.scores[at])
+        member = self.members[self.order[at]]
+        return Candidate(member, score, bool(self.passes[at]), score if self.weighted else 1.0)
+
+    @property
+    def passing(self) -> int:
+        """How many pass."""
+        return int(np.count_nonzero(self.passes))
+
+
 class Why(NamedTuple):
     """Why a member is left out: in words of its own, and in those that it shares with others like it."""
 
@@ -65,8 +100,12 @@ class Evidence:
     warnings: tuple[str, ...] = ()
 
 
-def split_excluded(members: Sequence[Member], exclude: Mapping[str, str]) -> tuple[list[int], list[tuple[Member, str]]]:
+def split_excluded(
+    members: Sequence[Member], exclude: Mapping[str, str]
+) -> tuple[Sequence[int], list[tuple[Member, str]]]:
     """Indices of the members that stay, and those that are out with their reason."""
+    if not exclude:
+        return range(len(members)), []
     kept = [index for index, member in enumerate(members) if member.digest not in exclude]
     out = [(member, exclude[member.digest]) for member in members if member.digest in exclude]
     return kept, out
@@ -87,7 +126,7 @@ class Ranking:
     sentence for a sample nothing was good enough for. `units` is None for a selector that looks at no text.
     """
 
-    ranked: Sequence[Candidate]
+    ranked: Ranked
     excluded: Sequence[tuple[Member, str]]
     options: SelectOptions
     evidence: Evidence
@@ -134,18 +173,17 @@ class Ranking:
 
         `why` has other reasons for some of them than the ranking has, by digest.
         """
-        others = [one for one in self.ranked if one.member.digest not in chosen]
-        shown = others[:listed]
-        rest = others[len(shown) :]
-        places = None if listed is None else listed - len(shown)
-        gone = self.excluded[:places]
+        others = (one for one in self.ranked if one.member.digest not in chosen)
+        shown = list(islice(others, listed))
+        gone = self.excluded[: None if listed is None else listed - len(shown)]
         reasons = (self._why(one, len(chosen), why) for one in shown)
-        more = Counter(reason for _, reason in self.excluded[len(gone) :])
-        more.update(self._why(one, len(chosen), why).shared for one in rest if one.member.digest in why)
-        plain = Counter(one.passes for one in rest if one.member.digest not in why)
-        for passes, count in plain.items():
-            more[self._plainly(passes, len(chosen))] += count
         named = {*chosen, *(one.member.digest for one in shown)}
+        more = Counter(reason for _, reason in self.excluded[len(gone) :])
+        more.update(reason.shared for digest, reason in why.items() if digest not in named)
+        told = Counter(one.passes for one in self._of({*named, *why}))
+        for passes, count in {True: self.ranked.passing, False: len(self.ranked) - self.ranked.passing}.items():
+            if count > told[passes]:
+                more[self._plainly(passes, len(chosen))] += count - told[passes]
         return {
             "left_out": (
                 *(
@@ -191,14 +229,15 @@ class Ranking:
 
     def _taken(self, most: int) -> tuple[Sequence[Candidate], str]:
         """The candidates that are chosen, and the sentence that says why."""
-        passing = [candidate for candidate in self.ranked if candidate.passes]
         if not self.ranked:
             return [], "No adapter of the pool is left to choose from."
         if self.options.single:
             return self.ranked[:1], f"The best match alone, as asked for: {self.ranked[0].member.domain}."
+        passing = self.ranked.passing
         if passing:
-            taken = passing[:most] if self.capped else passing
-            return taken, f"{len(passing)} of {len(self.ranked)} domains pass, {len(taken)} taken, best first."
+            found = (candidate for candidate in self.ranked if candidate.passes)
+            taken = list(islice(found, min(most, passing) if self.capped else passing))
+            return taken, f"{passing} of {len(self.ranked)} domains pass, {len(taken)} taken, best first."
         if self.options.when_none == "top":
             return self.ranked[:1], f"{self.none_passes} The best match was taken, as asked for."
         return [], self.none_passes
