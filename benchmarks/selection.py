@@ -5,7 +5,9 @@ Pools are Gaussian domains of 100 embeddings with 576 dimensions; `posterior` fi
 - `fit_growth_<kind>`: exponent of the time of a whole fit from the small to the large pool; 1 is linear.
 - `add_one_<kind>_s`: from one more adapter's embeddings to a state that can select, in the large pool.
 - `remove_one_<kind>_s`: the same for one that goes.
-- `select_<kind>_ms`: from a sample's embeddings to the selection, in the large pool, the selector being in memory.
+- `select_<kind>_ms`: from a sample's 100 embeddings to the selection, in the large pool, the selector being in memory.
+- `screening_passes`: ranking the large pool and screening the best of it by gradients, in passes of the base over the
+  sample (`benchmarks.screening`).
 - `average_vs_memory_pass`: averaging five adapters over reading and writing the same bytes once.
 - `lora_svd_vs_peft`: PEFT's `svd` of a LoRA soup over our `recompress`, on the linear modules of SmolLM2's layers;
   both find the nearest update of the rank, which is looked at.
@@ -18,7 +20,7 @@ import hashlib
 import math
 import resource
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from statistics import median
 from typing import Any
@@ -33,6 +35,7 @@ from benchmarks.averaging import ours as averaged
 from benchmarks.breadth import mixed, parts_of
 from benchmarks.peft_mixing import PeftMixer, error, updates
 from benchmarks.report import Result, interleaved, options, ratios, repeated
+from benchmarks.screening import PASSAGES, base_of, measure_screening
 from demo.results import Figure
 from registry.base_model.architecture import shape_from
 from registry.errors import Internal
@@ -47,6 +50,7 @@ POOLS = (1_000, 10_000)
 UNITS, DIMENSIONS = 100, 576
 SPECS: Mapping[str, Any] = {"posterior": PosteriorSpec(), "cosine": CosineSpec(encoder="base")}
 INGREDIENTS = 5
+SCREENED_LAYERS = 6
 LAYERS, RANK, WEIGHTS, SAME = 30, 8, (0.3, 0.25, 0.2, 0.15, 0.1), 1e-4
 APART = 0.7
 """Standard deviation of the domains' centres, where that of a domain's units is 1."""
@@ -63,10 +67,11 @@ def gaussian_domain(number: int, *, units: int = UNITS, dimensions: int = DIMENS
 
 def measure_pools(
     result: Result, *, pools: Sequence[int], units: int, dimensions: int, repeats: int, specs: Mapping[str, Any] = SPECS
-) -> None:
-    """Fits at each size, and at the largest what changes and what a selection takes."""
+) -> dict[str, Callable[[], object]]:
+    """Fits at each size, and at the largest what changes and what a selection takes; gives what selects, by kind."""
     domains = [gaussian_domain(number, units=units, dimensions=dimensions) for number in range(max(pools) + 1)]
     *every, new = domains
+    selects: dict[str, Callable[[], object]] = {}
     for kind, spec in specs.items():
         times: dict[int, float] = {}
         selector: Any = None
@@ -79,7 +84,8 @@ def measure_pools(
             row = {"selector": kind, "adapters": size, "fit_s": times[size], "peak_gib": _peak_gib()}
             result.rows.append(row | {"held_out_accuracy": selector.report_["held_out_accuracy"]})
         _growth(result, kind, times)
-        _changes(result, kind, selector, new, every, repeats)
+        selects[kind] = _changes(result, kind, selector, new, every, repeats)
+    return selects
 
 
 def _growth(result: Result, kind: str, times: Mapping[int, float]) -> None:
@@ -89,8 +95,10 @@ def _growth(result: Result, kind: str, times: Mapping[int, float]) -> None:
     result.figures[f"fit_growth_{kind}"] = Figure(exponent, "exponent", 1.2, note=note)
 
 
-def _changes(result: Result, kind: str, selector: Any, new: Domain, every: Sequence[Domain], repeats: int) -> None:
-    """One more, one less, one selection."""
+def _changes(
+    result: Result, kind: str, selector: Any, new: Domain, every: Sequence[Domain], repeats: int
+) -> Callable[[], object]:
+    """One more, one less, one selection, which it gives."""
     proved_on = {selector.members_[number].digest for number in proof_members(selector.members_)}
     free = [one for one in every if one.digest not in proved_on]
     if not free:
@@ -104,7 +112,7 @@ def _changes(result: Result, kind: str, selector: Any, new: Domain, every: Seque
         return len(dump_state(*updated.to_state()))
 
     sample = np.concatenate([every[0].vectors[:60], every[1].vectors[:40]])
-    calls = {
+    calls: dict[str, Callable[[], object]] = {
         "add": lambda: change([new], []),
         "remove": lambda: change([], [old]),
         "select": lambda: selector.rank(sample).selection(),
@@ -121,6 +129,7 @@ def _changes(result: Result, kind: str, selector: Any, new: Domain, every: Seque
         {"selector": kind, "adapters": len(every), "add_one_s": median(times["add"]),
          "select_ms": 1000 * median(times["select"]), "domains": [selector.rank(sample).ranked[0].member.domain]}
     )  # fmt: skip
+    return calls["select"]
 
 
 def _peak_gib() -> float:
@@ -170,12 +179,16 @@ def measure_recompression(result: Result, *, layers: int = LAYERS, repeats: int)
 
 
 def run(*, pools: Sequence[int] = POOLS, units: int = UNITS, dimensions: int = DIMENSIONS, size: Size = SIZES[-1],
-        layers: int = LAYERS, repeats: int) -> Result:  # fmt: skip
+        layers: int = LAYERS, screened_layers: int = SCREENED_LAYERS, passages: int = PASSAGES,
+        repeats: int) -> Result:  # fmt: skip
     """Everything."""
     result = Result("selection")
     measure_average(result, size, repeats=repeats)
     measure_recompression(result, layers=layers, repeats=repeats)
-    measure_pools(result, pools=pools, units=units, dimensions=dimensions, repeats=repeats)
+    selects = measure_pools(result, pools=pools, units=units, dimensions=dimensions, repeats=repeats)
+    measure_screening(
+        result, base_of(screened_layers), selects["posterior"], adapters=max(pools), passages=passages, repeats=repeats
+    )
     return result
 
 

@@ -24,7 +24,7 @@ from registry.registry import BaseModel, Caller, Registry
 from registry.samples import CheckedSample, Vectors, embed_texts
 from registry.selectors import SELECTORS
 from registry.selectors.contract import Selector
-from registry.selectors.ranking import Ranking
+from registry.selectors.ranking import LISTED, Ranking
 from registry.selectors.state import load_state
 from registry.spec import PoolRequest, PoolSpec, SampleReport, Selection, SelectOptions, SelectorSpec
 
@@ -63,12 +63,12 @@ def select(
     fit: Fit,
     passages: Sequence[int] | None = None,
     vectors: Vectors | None = None,
+    listed: int | None = LISTED,
 ) -> Chosen:
     """Choose adapters of a pool for a sample, or for some of its `passages` by their numbers.
 
-    `vectors` are the sample's in the selector's space, where they are known.
-
-    Raises InvalidSample where its vectors are of another encoder.
+    `vectors` are the sample's in the selector's space, where they are known. Of those left out the best `listed` are
+    named, with None all. Raises InvalidSample where its vectors are of another encoder.
     """
     base, members = pool_of(registry, caller, pool)
     encoder = encoder_for(spec, base.encoders())
@@ -87,7 +87,7 @@ def select(
     if vectors is not None:
         array = vectors.array if passages is None else vectors.of(passages)
     ranking = selector.rank(array, options=options, exclude=gone)
-    return Chosen(ranking.selection(), ranking, row, missing, vectors)
+    return Chosen(ranking.selection(listed=listed), ranking, row, missing, vectors)
 
 
 def pool_of(registry: Registry, caller: Caller, request: PoolRequest) -> tuple[BaseModel, PoolSpec]:

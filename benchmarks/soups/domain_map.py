@@ -47,7 +47,7 @@ def mapped(base: LoadedBase, texts: Texts) -> Map:
     for domain in texts.job.novel:
         found = encoder.encode(texts.sample(domain, size=texts.largest, seed=0)).vectors
         x, y = projection(found.astype(np.float64)).mean(axis=0)[:2]
-        taken = [one for one in selector.rank(found).ranked if not one.fails][:NEAREST]
+        taken = [one for one in selector.rank(found).ranked if one.passes][:NEAREST]
         nearest = {one.member.domain: one.score for one in taken}
         rows.append({"map": "novel", "domain": domain, "x": float(x), "y": float(y), "nearest": nearest})
     every = np.concatenate(list(vectors.values())).astype(np.float64)

@@ -5,7 +5,7 @@ Adapters that cannot be mixed with the best-ranked one leave before the cap, eac
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from registry.blobs import BlobStore
@@ -15,6 +15,7 @@ from registry.names import parse_ref
 from registry.registry import Caller, Registry
 from registry.samples import CheckedSample, Vectors
 from registry.select import Chosen, Fit, select
+from registry.selectors.ranking import Why
 from registry.soup.auto import apart, best_unranked, within_width
 from registry.soup.compat import SoupPart
 from registry.spec import (
@@ -23,7 +24,6 @@ from registry.spec import (
     Effort,
     HandRecipe,
     Ingredient,
-    LeftOut,
     PosteriorSpec,
     Selection,
     canonical_decimal,
@@ -54,15 +54,18 @@ def by_selection(
     )  # fmt: skip
     if chosen.selection.abstained:
         return chosen, ()
-    parts = {digest: part_of(row, "1", registry.blobs) for digest, row in rows_of(registry, chosen).items()}
-    chosen = replace(chosen, selection=_mixable(chosen, parts, request))
+    every = chosen.ranking.selection(max_ingredients=MOST).selected
+    rows = rows_of(registry, chosen, [one.digest for one in every])
+    parts = {digest: part_of(row, "1", registry.blobs) for digest, row in rows.items()}
+    chosen = replace(chosen, selection=_mixable(chosen, every, parts, request))
     return chosen, tuple(replace(parts[one.digest], weight=one.weight) for one in chosen.selection.selected)
 
 
-def rows_of(registry: Registry, chosen: Chosen) -> dict[str, AdapterRow]:
-    """The adapters that a selector was fitted over, by digest."""
+def rows_of(registry: Registry, chosen: Chosen, digests: Collection[str]) -> dict[str, AdapterRow]:
+    """The adapters of these digests that a selector was fitted over, in the order of `digests`."""
+    ids = {one.digest: one.adapter_id for one in chosen.selector.members}
     with registry.database.read() as catalogue:
-        return {one.digest: catalogue.adapters.get(one.adapter_id) for one in chosen.selector.members}
+        return {digest: catalogue.adapters.get(ids[digest]) for digest in digests}
 
 
 def split(count: int) -> tuple[list[int], list[int]]:
@@ -78,8 +81,8 @@ def looked_at(effort: Effort | None, count: int) -> list[int] | None:
 
 def with_note(registry: Registry, chosen: Chosen) -> Selection:
     """A selection that nothing is cooked of, with a warning where it holds what does not go into one soup."""
-    selected = {one.digest for one in chosen.selection.selected}
-    kinds = sorted({row.config.kind for digest, row in rows_of(registry, chosen).items() if digest in selected})
+    rows = rows_of(registry, chosen, [one.digest for one in chosen.selection.selected])
+    kinds = sorted({row.config.kind for row in rows.values()})
     if len(kinds) < 2:
         return chosen.selection
     warning = (
@@ -89,13 +92,15 @@ def with_note(registry: Registry, chosen: Chosen) -> Selection:
     return chosen.selection.model_copy(update={"warnings": (*chosen.selection.warnings, warning)})
 
 
-def _mixable(chosen: Chosen, parts: Mapping[str, SoupPart], request: CookRequest) -> Selection:
+def _mixable(
+    chosen: Chosen, every: Sequence[Ingredient], parts: Mapping[str, SoupPart], request: CookRequest
+) -> Selection:
     """The selection without what cannot be mixed with its best: out before the cap, so that others move up.
 
+    `every` are those that a selection without the cap would have, `parts` what they are as ingredients.
     What is left out here keeps its share of the sample: were it excluded before, its text would count for domains
     it does not belong to. What would make the soup wider than `max_width` leaves after the cap, lowest-ranked first.
     """
-    every = chosen.ranking.selection(max_ingredients=MOST).selected
     ranked = chosen.selector.spec.kind != "uniform"
     best, out = _apart(parts, every, request, ranked=ranked)
     fitting = [one for one in every if one.digest not in out]
@@ -103,19 +108,16 @@ def _mixable(chosen: Chosen, parts: Mapping[str, SoupPart], request: CookRequest
     count, wide = within_width([parts[one.digest] for one in taken], request.mixing, max_width=request.max_width)
     if not out and not wide:
         return chosen.selection
-    reasons = {one.digest: f"Passes, but {len(taken)} better ones are taken already." for one in fitting}
-    reasons |= {one.digest: f"Passes, but the soup would be too wide with it. {wide}" for one in taken[count:]}
-    reasons |= {digest: f"Cannot be mixed with {best.ref}: {reason}" for digest, reason in out.items()}
+    capped = f"Passes, but {len(taken)} better ones are taken already."
+    too_wide = f"Passes, but the soup would be too wide with it. {wide}"
+    reasons = {one.digest: Why(capped, capped) for one in fitting}
+    reasons |= {one.digest: Why(too_wide, too_wide) for one in taken[count:]}
+    apart_from = f"Cannot be mixed with {best.ref}"
+    reasons |= {digest: Why(f"{apart_from}: {reason}", f"{apart_from}.") for digest, reason in out.items()}
     taken = taken[:count]
     weights = chosen.ranking.weights(one.digest for one in taken)
     most = count if wide else request.options.most
     stable = chosen.ranking.stability(most, without=out)
-    left = [
-        LeftOut(**one.model_dump(exclude={"weight", "stability"}), reason=reasons[one.digest])
-        for one in every
-        if one not in taken
-    ]
-    seen = {one.digest for one in every}
     narrow = f", {count} fit into max_width {request.max_width}" if wide else f", {count} taken"
     return chosen.selection.model_copy(
         update={
@@ -123,7 +125,7 @@ def _mixable(chosen: Chosen, parts: Mapping[str, SoupPart], request: CookRequest
                 one.model_copy(update={"weight": weights[one.digest], "stability": stable.get(one.digest)})
                 for one in taken
             ),
-            "left_out": (*left, *(one for one in chosen.selection.left_out if one.digest not in seen)),
+            **chosen.ranking.listing(weights, why=reasons),
             "reason": f"{len(every)} domains pass, {len(fitting)} can be mixed with {best.ref}{narrow}.",
         }
     )

@@ -15,20 +15,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from registry.catalogue.rows import AdapterRow
-from registry.cook.choose import EVERY, MOST, part_of, rows_of
+from registry.cook.candidates import Candidates, candidates_of
+from registry.cook.choose import EVERY
 from registry.cook.mix import Mixed, mix_ingredients
 from registry.cook.plan import cut_weighing, folds_of, passes_within
 from registry.cook.timed import TimedBase
 from registry.cook.verify import check_verifiable, nll_of, verification_of
 from registry.cook.ways import How, narrow, reported, request_of, side_by_side
 from registry.errors import Incompatible, Internal, InvalidSample
-from registry.names import parse_ref
 from registry.progress import Progress
 from registry.registry import Caller, Registry
 from registry.select import Chosen
 from registry.soup import concat
-from registry.soup.auto import apart
 from registry.soup.compat import SoupPart
 from registry.spec import (
     BaseShape,
@@ -108,8 +106,8 @@ def search(
 class _Led:
     """What weighing on some of the passages leads to."""
 
-    candidates: Sequence[tuple[AdapterRow, SoupPart]]
-    left_out: tuple[LeftOut, ...]
+    candidates: Candidates
+    left_out: tuple[tuple[LeftOut, ...], dict[str, int]]
     asked: WeighingRequest | None
     weighing: Weighing | None
     seconds: float
@@ -134,7 +132,7 @@ class _Work:
     def led_by(self, chosen: Chosen, selected: Sequence[SoupPart], numbers: Sequence[int]) -> _Led:
         """Weigh the candidates of a ranking on the passages of these numbers."""
         request, base = self.request, self.base
-        candidates, left_out = _candidates(self.registry, self.caller, request, chosen)
+        candidates, left_out = candidates_of(self.registry, self.caller, request, chosen)
         parts = [part for _, part in candidates]
         if wrong := concat.check(parts, ConcatMixing()) if request.also else []:
             raise Incompatible("What 'also' names cannot be put side by side: " + " ".join(wrong), param="also")
@@ -151,7 +149,7 @@ class _Work:
             ways["selected"] = selected, request
         return _Led(candidates, left_out, asked, weighing, seconds, len(numbers), ways)
 
-    def _asked(self, candidates: Sequence[tuple[AdapterRow, SoupPart]], numbers: Sequence[int]) -> WeighingRequest:
+    def _asked(self, candidates: Candidates, numbers: Sequence[int]) -> WeighingRequest:
         asked = request_of(self.request, candidates, [self.texts[number] for number in numbers])
         if self.passes is None:
             return asked
@@ -238,7 +236,8 @@ def _report(
     return Search(
         effort=request.effort,
         candidates=reported(led.candidates, led.weighing, shape),
-        left_out=led.left_out,
+        left_out=led.left_out[0],
+        more_left_out=led.left_out[1],
         trials=tuple(
             Trial(
                 way=way, members=len(one.mixed.parts), width=one.mixed.config.width,
@@ -266,39 +265,6 @@ def _noise(weighings: Sequence[Weighing], base_nll: np.ndarray, best: Tried) -> 
         difference=gained.difference, standard_error=gained.standard_error,
         ahead=ahead.difference, ahead_standard_error=ahead.standard_error,
     )  # fmt: skip
-
-
-def _candidates(
-    registry: Registry, caller: Caller, request: CookRequest, chosen: Chosen
-) -> tuple[list[tuple[AdapterRow, SoupPart]], tuple[LeftOut, ...]]:
-    """The best-ranked adapters that can be put side by side with the first that can be at all; and why others not.
-
-    Those that the request names come too, whatever their rank.
-    """
-    rows = rows_of(registry, chosen)
-    ranked = [rows[one.member.digest] for one in chosen.ranking.ranked]
-    parts = [part_of(row, "1", registry.blobs) for row in ranked]
-    also = {row.digest: (row, part_of(row, "1", registry.blobs)) for row in _named(registry, caller, request)}
-    best = next((part for part in [*parts, *(part for _, part in also.values())] if part.config.joinable), None)
-    if best is None:
-        out = {part.digest: " ".join(concat.check([part], ConcatMixing())) for part in parts}
-    else:
-        out = apart(best, parts, ConcatMixing(), ranked=True)
-    found = [(row, part) for row, part in zip(ranked, parts, strict=True) if row.digest not in out | also]
-    most = MOST - len(also)
-    out |= {row.digest: f"{most} better-ranked ones are weighed." for row, _ in found[most:]}
-    left = (
-        LeftOut(ref=row.ref, digest=row.digest, domain=row.domain, reason=out[row.digest])
-        for row in ranked
-        if row.digest in out and row.digest not in also
-    )
-    return [*found[:most], *also.values()], tuple(left)
-
-
-def _named(registry: Registry, caller: Caller, request: CookRequest) -> list[AdapterRow]:
-    """The adapters of `also`; raises NotFound, Retired or InvalidName."""
-    with registry.database.read() as catalogue:
-        return [catalogue.adapters.resolve(caller.namespaces, parse_ref(ref)) for ref in request.also]
 
 
 def _loss(one: Tried) -> float:

@@ -17,7 +17,7 @@ from registry.errors import InvalidParameter, InvalidSample
 from registry.progress import Progress
 from registry.registry import BaseModel
 from registry.soup.compat import SoupPart
-from registry.spec import BY_GRADIENTS, Effort, Verification
+from registry.spec import BY_GRADIENTS, WEIGHING, Effort, Verification
 from registry.uncertainty import Difference, paired_difference
 
 MARGIN, HELD_OUT_MARGIN = 1.0, 2.0
@@ -32,10 +32,8 @@ def check_verifiable(base: BaseModel, parts: Sequence[SoupPart], *, effort: Effo
         named = f"{headed.ref} answers with a head"
     if named is not None:
         if effort in BY_GRADIENTS:  # these never go unverified
-            raise InvalidParameter(
-                f"Effort {effort!r} goes by losses on text, and {named}: choose 'instant', with 'verify' false.",
-                param="effort",
-            )
+            instead = "; choose 'instant', with 'verify' false" if effort in WEIGHING else ""
+            raise InvalidParameter(f"Effort {effort!r} goes by losses on text, and {named}{instead}.", param="effort")
         raise InvalidParameter(
             f"Verifying scores the sample as text, and {named}: set 'verify' to false.", param="verify"
         )

@@ -20,7 +20,7 @@ from registry.progress import Progress, Steps
 from registry.selectors.contract import Arrays, Domain, Float64, Floats, Selector, check_sample, ordered_domains
 from registry.selectors.drawing import HELD_OUT, MIN_UNITS, DomainDraw, draw_domain, proof_name
 from registry.selectors.novelty import novelty
-from registry.selectors.ranking import Candidate, Evidence, Member, Ranking, split_excluded
+from registry.selectors.ranking import Evidence, Member, Ranked, Ranking, best_first, split_excluded
 from registry.selectors.stability import COMPETITORS, UnitScores
 from registry.selectors.updating import LARGE, PROOF_UNITS, Age, Change, is_due, proof_members
 from registry.spec import CosineSpec, SelectOptions
@@ -61,9 +61,17 @@ class Rows:
         )
 
     @cached_property
-    def directions(self) -> Float64:
-        """The means, scaled to length 1."""
-        return _unit(self.means)
+    def directions(self) -> npt.NDArray[np.float32]:
+        """The means, scaled to length 1; half as precise, to find who is nearest in half the time."""
+        return _unit(self.means).astype(np.float32)
+
+    def nearest(self, units: Float64, kept: Sequence[int]) -> Float64:
+        """One minus the cosine (n, 1) of unit vectors (n, d) to the nearest mean of those that are `kept`."""
+        cosines = units.astype(np.float32) @ self.directions.T
+        if len(kept) < len(self.means):
+            cosines[:, np.setdiff1d(np.arange(len(self.means)), kept)] = -np.inf
+        found = _unit(self.means[cosines.argmax(axis=1)])
+        return np.asarray(1.0 - (units * found).sum(axis=1, keepdims=True))
 
     @property
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
@@ -181,28 +189,22 @@ class CosineSelector(Selector[CosineSpec]):
             warnings += _too_strict(self.half_scores_, threshold)
         if options.min_share is not None:
             warnings.append("'min_share' is an option of gmm selectors; cosine goes by 'threshold'.")
-        order = sorted(kept, key=lambda d: (-scores[d], d))
-        ranked = [
-            Candidate(
-                member=self.members_[d],
-                score=float(scores[d]),
-                fails="" if scores[d] >= threshold else f"Similarity {scores[d]:.4f} is below {threshold:.4f}.",
-            )
-            for d in order
-        ]
-        best_ranked = np.array(order[:COMPETITORS], dtype=np.int64)
+        order = best_first(scores, kept)
+        ranked = Ranked(self.members_, order, scores[order], scores[order] >= threshold)
+        best_ranked = order[:COMPETITORS]
         best = f"; the best is {ranked[0].member.domain} with {ranked[0].score:.4f}" if ranked else ""
         return Ranking(
             ranked=ranked,
             excluded=out,
             options=options,
             none_passes=f"No domain reaches similarity {threshold:.4f}{best}.",
+            failing=f"Similarity below {threshold:.4f}.",
+            fails=lambda score: f"Similarity {score:.4f} is below {threshold:.4f}.",
             units=UnitScores(units @ self.means_[best_ranked].T, least=threshold, order=best_ranked),
             evidence=Evidence(
                 units=len(units),
-                scores={candidate.member.domain: candidate.score for candidate in ranked},
                 thresholds={"similarity": threshold},
-                novelty=novelty(1.0 - units @ self.rows_.directions[kept].T, self.own_distances_) if kept else None,
+                novelty=novelty(self.rows_.nearest(units, kept), self.own_distances_) if kept else None,
                 warnings=tuple(warnings),
             ),
         )

@@ -9,6 +9,7 @@ a question of their held-out loss (docs/explanation/selection.md#gmm-clusters-of
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal, Self, cast
 
 import numpy as np
@@ -21,7 +22,7 @@ from registry.selectors.drawing import MIN_UNITS, Draw, draw_units
 from registry.selectors.gaussian_mixture import Mixture, precision_shape
 from registry.selectors.novelty import NOVEL, novelty, strange_sample
 from registry.selectors.projection import Projection
-from registry.selectors.ranking import Candidate, Evidence, Member, Ranking, split_excluded
+from registry.selectors.ranking import Candidate, Evidence, Member, Ranked, Ranking, split_excluded
 from registry.selectors.stability import COMPETITORS, UnitScores
 from registry.spec import GmmSpec, SelectOptions
 
@@ -92,11 +93,12 @@ class GmmSelector(Selector[GmmSpec]):
             excluded=out,
             options=options,
             none_passes=f"No domain has {least} of the sample's {len(points)} units.",
+            failing=f"Below {least} of the sample's units.",
+            fails=partial(_fails, units=len(points), least=least),
             units=self._by_unit(cluster, ranked, share) if kept else None,
             evidence=Evidence(
                 units=len(points),
                 counts={str(cluster): int(count) for cluster, count in enumerate(per_cluster) if count},
-                scores={candidate.member.domain: candidate.score for candidate in ranked},
                 thresholds={"min_share": share},
                 novelty=strange,
                 warnings=tuple(warnings),
@@ -119,7 +121,7 @@ class GmmSelector(Selector[GmmSpec]):
         never_without_a_unit = max(least, 0.5 / len(cluster))
         return UnitScores(counts_for[cluster], least=never_without_a_unit, order=order, ties=part[cluster])
 
-    def _rank(self, per_cluster: Int64, kept: Sequence[int], units: int, options: SelectOptions) -> list[Candidate]:
+    def _rank(self, per_cluster: Int64, kept: Sequence[int], units: int, options: SelectOptions) -> Ranked:
         """Candidates by count; ties to the domain that makes up more of its clusters, then by label."""
         table, owners, least = self.clusters_.table, self.clusters_.owners, _least(options)
         rows = []
@@ -128,15 +130,11 @@ class GmmSelector(Selector[GmmSpec]):
             count = int(per_cluster[own].sum())
             weighted = float((per_cluster[own] * table[own, domain] / table[own].sum(axis=1)).sum())
             rows.append((-count, -weighted, domain, count))
-        candidates = []
-        for _, _, domain, count in sorted(rows):
-            fails = ""
-            if count == 0:
-                fails = f"None of the sample's {units} units is in its cluster."
-            elif count / units < least:
-                fails = f"{count} of the sample's {units} units, below {100 * least:g} %."
-            candidates.append(Candidate(member=self.members_[domain], score=count / units, fails=fails))
-        return candidates
+        ordered = sorted(rows)
+        counts = np.array([count for *_, count in ordered], dtype=np.float64)
+        passes = (counts > 0) & (counts / units >= least)
+        order = np.array([domain for _, _, domain, _ in ordered], dtype=np.int64)
+        return Ranked(self.members_, order, counts / units, passes)
 
     def _arrays(self) -> Arrays:
         """A scikit-learn mixture can be rebuilt from them (weights, means, precisions)."""
@@ -237,6 +235,14 @@ def _warnings(spec: GmmSpec, fitted: ClusterFit, proof: Proof) -> list[str]:
             f"{proof.accuracy:.2f} is assigned right."
         )
     return warnings
+
+
+def _fails(score: float, *, units: int, least: str) -> str:
+    """Why a domain with this share of the sample's units is not taken."""
+    count = round(score * units)
+    if count == 0:
+        return f"None of the sample's {units} units is in its cluster."
+    return f"{count} of the sample's {units} units, below {least}."
 
 
 def _least(options: SelectOptions) -> float:

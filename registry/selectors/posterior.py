@@ -21,7 +21,7 @@ from registry.selectors.contract import Arrays, Domain, Float64, Floats, Selecto
 from registry.selectors.drawing import HELD_OUT, MIN_UNITS, DomainDraw, draw_domain, proof_name
 from registry.selectors.novelty import NOVEL, mahalanobis, novelty, strange_sample, whitening_of
 from registry.selectors.projection import FittedProjection, Projection, Spread
-from registry.selectors.ranking import Candidate, Evidence, Member, Ranking, split_excluded
+from registry.selectors.ranking import Evidence, Member, Ranked, Ranking, best_first, split_excluded
 from registry.selectors.stability import COMPETITORS, UnitScores
 from registry.selectors.updating import LARGE, PROOF_UNITS, Age, Change, is_due, proof_members
 from registry.spec import PosteriorSpec, SelectOptions
@@ -190,34 +190,30 @@ class PosteriorSelector(Selector[PosteriorSpec]):
         """
         points = check_sample(vectors, self.gaussians_.projection.mean.shape[0])
         kept, out = split_excluded(self.members_, exclude)
-        distances = self.gaussians_.distances(points)[:, kept]
+        distances = self.gaussians_.distances(points)
+        if out:
+            distances = distances[:, kept]
         strange = novelty(distances, self.own_distances_) if kept else None
         posteriors = _posteriors(distances, self.spec.temperature) if kept else np.empty((len(points), 0))
         shares = posteriors.mean(axis=0)
-        order = sorted(range(len(kept)), key=lambda at: (-shares[at], at))
+        order = best_first(shares, range(len(kept)))
         least = max(self.spec.least if options.min_share is None else options.min_share, LIGHTEST)
         warnings = [] if strange is None or strange < NOVEL else [strange_sample(strange)]
         if options.threshold is not None:
             warnings.append("'threshold' is an option of cosine selectors; posterior goes by 'min_share'.")
-        ranked = [
-            Candidate(
-                member=self.members_[kept[at]],
-                score=float(shares[at]),
-                weight=float(shares[at]),
-                fails="" if shares[at] >= least else f"A posterior of {shares[at]:.4f}, below {least:g}.",
-            )
-            for at in order
-        ]
-        best_ranked = np.array(order[:COMPETITORS], dtype=np.int64)
+        numbers = np.array(kept, dtype=np.int64)[order]
+        ranked = Ranked(self.members_, numbers, shares[order], shares[order] >= least, weighted=True)
+        best_ranked = order[:COMPETITORS]
         return Ranking(
             ranked=ranked,
             excluded=out,
             options=options,
             none_passes=f"No domain has a posterior of {least:g} on the sample.",
+            failing=f"A posterior below {least:g}.",
+            fails=lambda share: f"A posterior of {share:.4f}, below {least:g}.",
             units=UnitScores(posteriors[:, best_ranked], least=least, order=best_ranked),
             evidence=Evidence(
                 units=len(points),
-                scores={candidate.member.domain: candidate.score for candidate in ranked},
                 thresholds={"min_share": least},
                 novelty=strange,
                 warnings=tuple(warnings),
@@ -292,6 +288,9 @@ def _gaussians(projection: Projection, parts: Iterable[Float64]) -> Gaussians:
 
 def _posteriors(distances: Float64, temperature: float) -> Float64:
     """Posteriors (n, domains) of Gaussians at `distances` (n, domains), their log-densities times `temperature`."""
-    from scipy.special import softmax
-
-    return np.asarray(softmax(-0.5 * temperature * np.square(distances), axis=1))
+    found = np.square(distances)
+    found *= -0.5 * temperature
+    found -= found.max(axis=1, keepdims=True)
+    np.exp(found, out=found)
+    found /= found.sum(axis=1, keepdims=True)
+    return found

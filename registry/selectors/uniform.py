@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
+import numpy as np
+
 from registry.errors import InvalidParameter
 from registry.progress import Progress, Steps
 from registry.selectors.contract import Arrays, Domain, Floats, Selector, ordered_domains
-from registry.selectors.ranking import Candidate, Evidence, Member, Ranking, split_excluded
+from registry.selectors.ranking import Evidence, Member, Ranked, Ranking, split_excluded
 from registry.spec import SelectOptions, UniformSpec
 
 
@@ -33,13 +35,14 @@ class UniformSelector(Selector[UniformSpec]):
                 "'single' takes the best match, and uniform ranks nothing: use gmm or cosine.", param="single"
             )
         kept, out = split_excluded(self.members_, exclude)
-        ranked = [Candidate(member=self.members_[index], score=1 / len(kept)) for index in kept]
+        order = np.array(kept, dtype=np.int64)
+        everybody = np.ones(len(kept), dtype=bool)
         return Ranking(
-            ranked=ranked,
+            ranked=Ranked(self.members_, order, everybody / max(1, len(kept)), everybody),
             excluded=out,
             options=options,
             capped=False,
-            evidence=Evidence(len(vectors), scores={candidate.member.domain: candidate.score for candidate in ranked}),
+            evidence=Evidence(len(vectors)),
         )
 
     def _arrays(self) -> Arrays:

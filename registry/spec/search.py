@@ -104,7 +104,9 @@ class Search(Frozen):
     effort: Effort
     candidates: tuple[WeighedCandidate, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
-    """Adapters of the pool that were not weighed, and why."""
+    """Adapters of the pool that were not weighed, and why: the 32 ranked best."""
+    more_left_out: dict[str, int] = Field(default_factory=dict)
+    """How many more were not, by reason."""
     trials: tuple[Trial, ...]
     decided_on: int
     """Passages that weights or steps of training came from."""

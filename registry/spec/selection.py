@@ -166,6 +166,7 @@ class Selection(Frozen):
 
     selected: tuple[Ingredient, ...]
     left_out: tuple[LeftOut, ...]
+    """The best-scored of those that were not chosen, 32 unless all were asked for."""
     abstained: bool
     reason: str
     units: int
@@ -173,11 +174,16 @@ class Selection(Frozen):
     counts: dict[str, int] = Field(default_factory=dict)
     """Sample units per cluster, by cluster number (gmm only)."""
     scores: dict[str, float] = Field(default_factory=dict)
-    """Share of the sample's units (gmm), mean cosine (cosine), mean posterior, or 1/k (uniform), by domain."""
+    """Share of the sample's units (gmm), mean cosine (cosine), mean posterior, or 1/k (uniform), by domain.
+
+    Of those that were chosen or are listed.
+    """
     thresholds: dict[str, float] = Field(default_factory=dict)
     novelty: float | None = None
     """Percentile (0 to 100) of the sample's distance among held-out distances of the pool's own domains."""
     warnings: tuple[str, ...] = ()
+    more_left_out: dict[str, int] = Field(default_factory=dict)
+    """How many were left out that are not listed, by reason."""
 
 
 class PoolRequest(Frozen):

@@ -17,13 +17,15 @@ WAYS = {
 
 
 def selection_table(selection: dict[str, Any]) -> str:
-    """The chosen adapters with their weights and how stable they are, then what was left out and why."""
+    """The chosen adapters with their weights and how stable they are, then who was left out and why."""
     chosen = [
         (row["ref"], row["domain"], row.get("score"), row["weight"], _share(row.get("stability")), "")
         for row in selection["selected"]
     ]
     others = [(row["ref"], row["domain"], row.get("score"), "-", "-", row["reason"]) for row in selection["left_out"]]
-    return columns(("adapter", "domain", "score", "weight", "stability", "why not"), chosen + others, within=WIDTH)
+    head = ("adapter", "domain", "score", "weight", "stability", "why not")
+    more = [f"{count} more were left out: {why}" for why, count in (selection.get("more_left_out") or {}).items()]
+    return "\n".join([columns(head, chosen + others, within=WIDTH), *more])
 
 
 def _share(stability: float | None) -> str:

@@ -41,12 +41,15 @@ class JobCalls:
 
     def select(
         self, sample: SampleSource, *, selector: SelectorSpec | None = None, options: SelectOptions | None = None,
-        pool: PoolRequest | None = None, progress: Progress | None = None,
+        pool: PoolRequest | None = None, list_all: bool = False, progress: Progress | None = None,
     ) -> Json:  # fmt: skip
-        """Which adapters a selector would take for a sample, and why; a pool never fitted is fitted first."""
+        """Which adapters a selector would take for a sample, and why; a pool never fitted is fitted first.
+
+        Of those left out the best-scored are named, with `list_all` all.
+        """
         body = given({
             "sample": _dump(sample), "selector": _dump(selector), "options": _dump(options), "pool": _dump(pool),
-            "wait": 0,
+            "list_all": list_all or None, "wait": 0,
         })  # fmt: skip
         for _ in range(MAX_FITS):
             answer = self._http.json("POST", "/v1/select", json=body)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import typer
+
 from service.cli.flags import Given
 from service.cli.output import progress_bar
 from service.cli.remote import Remote, SampleOption, verb
@@ -11,9 +13,15 @@ from service.cli.selection_flags import SELECTION, options_of, pool_of, selector
 from service.cli.selection_text import selection_table, talk_about
 from service.client.samples import read_texts
 
+ListAllOption = Annotated[
+    bool, typer.Option("--list-all", help="List every adapter that was left out, not only the best-scored.")
+]
+
 
 @verb
-def select(remote: Remote, sample: SampleOption, given: Annotated[Given, SELECTION]) -> None:
+def select(
+    remote: Remote, sample: SampleOption, given: Annotated[Given, SELECTION], list_all: ListAllOption = False
+) -> None:
     """Say which adapters fit a sample, and why; nothing is cooked.
 
     \b
@@ -25,7 +33,9 @@ def select(remote: Remote, sample: SampleOption, given: Annotated[Given, SELECTI
     selector, options, pool = selector_of(given), options_of(given), pool_of(given)
     source = remote.client.sample(read_texts(sample))
     with progress_bar("selecting") as report:
-        answer = remote.client.select(source, selector=selector, options=options, pool=pool, progress=report)
+        answer = remote.client.select(
+            source, selector=selector, options=options, pool=pool, list_all=list_all, progress=report
+        )
     remote.answer(answer, selection_table(answer["selection"]))
     if not remote.json:
         talk_about(answer)

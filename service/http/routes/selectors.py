@@ -17,6 +17,7 @@ from registry.pools import missing_members
 from registry.registry import Caller
 from registry.samples import CheckedSample, check_sample
 from registry.select import answering, encoder_for, latest, pool_of, select
+from registry.selectors.ranking import LISTED
 from registry.spec import PoolRequest, SelectorSpec
 from service.http.answers.jobs import job_begun
 from service.http.app_parts import AppParts
@@ -131,8 +132,9 @@ def _select(parts: AppParts, caller: Caller, sample: CheckedSample, body: Select
         raise Busy("As many samples as this server embeds at once are being embedded; try again.", retry_after=2)
     try:
         chosen = select(
-            parts.registry, caller, sample, pool=body.pool, spec=body.spec, options=body.options, fit=_not_here
-        )
+            parts.registry, caller, sample, pool=body.pool, spec=body.spec, options=body.options, fit=_not_here,
+            listed=None if body.list_all else LISTED,
+        )  # fmt: skip
     finally:
         parts.selections.release()
     return Selected(

@@ -90,6 +90,8 @@ class SelectRequest(Frozen):
     selector: SelectorSpec | None = None
     options: SelectOptions = SelectOptions()
     pool: PoolRequest = PoolRequest()
+    list_all: bool = False
+    """Name every adapter that was left out, not only the best-scored 32."""
     wait: Wait | None = None
 
     @property

@@ -11,6 +11,7 @@ import torch
 from registry.adapters import expected_tensors
 from registry.adapters.weights import adapter_digest, load_tensors, save_tensors
 from registry.errors import Incompatible, Internal, InvalidRecipe
+from registry.selectors.ranking import LISTED
 from registry.spec import (
     AutoMixing,
     AverageMixing,
@@ -250,6 +251,17 @@ class TestPools:
         assert domains_of(cooked) == ["law", "zoo"]
         assert "'structure' differ" in reasons(cooked)["structure"]
         assert reasons(cooked)["code"] == "Passes, but 2 better ones are taken already."
+
+    def test_of_many_that_cannot_be_mixed_the_best_ranked_are_named(self, strangers):
+        for number in range(40):
+            strangers.ready(f"acme/n{number:02}", seed=100 + number, text="law", config=LORA, provenance=UNKNOWN)
+        spec = {"kind": "cosine", "encoder": "base", "threshold": -1}
+        cooked = strangers.cook(sample=texts(zoo=30), selector=spec, verify=False)
+        best, selection = cooked.evidence.selection.selected[0], cooked.evidence.selection
+        assert (best.domain, len(selection.selected), len(selection.left_out)) == ("zoo", 3, LISTED)
+        assert selection.more_left_out == {f"Cannot be mixed with {best.ref}.": 40 - LISTED}
+        assert all(one.reason.startswith(f"Cannot be mixed with {best.ref}: The m") for one in selection.left_out)
+        assert set(selection.scores) == {one.domain for one in (*selection.selected, *selection.left_out)}
 
     def test_known_and_unknown_starts_make_one_exact_soup(self, strangers):
         strangers.ready("acme/known", seed=10)

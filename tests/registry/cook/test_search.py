@@ -7,14 +7,17 @@ from dataclasses import replace
 import pytest
 from pydantic import ValidationError
 
+from registry.cook import candidates as candidates_module
 from registry.cook.choose import part_of
 from registry.cook.mix import mix_ingredients
 from registry.cook.ways import request_of, side_by_side
 from registry.errors import Incompatible, InvalidSample, NotFound
 from registry.registry import Limits, SampleLimits
-from registry.spec import ConcatMixing, CookRequest, RecompressMixing
+from registry.selectors.ranking import LISTED
+from registry.spec import ConcatMixing, CookRequest, PrefixConfig, RecompressMixing
 from tests.registry.toy_registry import CONFIG, LORA, OTHER_INIT, SHAPE, WIDE_LORA, ToyRegistry, passages, vectors_of
 
+PREFIX = PrefixConfig(length=3)
 NAMES = ("code", "law", "news", "zoo")
 
 
@@ -150,6 +153,54 @@ def test_who_is_not_weighed_is_told_why(pool):
     (out,) = quick(pool, "zoo").evidence.search.left_out
     assert out.ref == "acme/lora@1"
     assert "The methods differ" in out.reason
+
+
+@pytest.mark.parametrize("block", [1, 3, 256])
+@pytest.mark.parametrize("most", [1, 3, 64])
+@pytest.mark.parametrize("also", [(), ("acme/zoo",)])
+def test_a_ranking_is_gone_through_in_blocks_until_there_are_enough(pool, monkeypatch, block, most, also):
+    """Of whatever size the blocks are: the same are weighed, and the same is told of the others."""
+    pool.ready("acme/lora", seed=9, config=LORA, provenance=OTHER_INIT, text="law")
+    helps(pool, law=0.4)
+    pool.tiny.anything_helps = 0.1
+    monkeypatch.setattr(candidates_module, "MOST", most + len(also))
+    found = {}
+    for size in (256, block):
+        monkeypatch.setattr(candidates_module, "BLOCK", size)
+        made = quick(pool, "zoo", "law", also=also).evidence.search
+        found[size] = made.candidates, {one.ref: one.reason for one in made.left_out}, made.more_left_out
+    assert found[block] == found[256]
+    candidates, left, more = found[block]
+    named = [one.ref for one in candidates] + list(left)
+    assert sorted(named) == [f"acme/{name}@1" for name in ("code", "law", "lora", "news", "zoo")]
+    assert len(candidates) == min(most, 4 - len(also)) + len(also)
+    assert more == {}
+    assert all(why == f"{most} better-ranked ones are weighed." for ref, why in left.items() if "lora" not in ref)
+
+
+@pytest.mark.parametrize("also", [(), ("acme/law",)])
+def test_where_nobody_can_be_put_beside_another_the_block_does_not_matter(verbs, monkeypatch, also):
+    """Prefixes are never put side by side; whom the request names is, in a pool of them."""
+    for seed, name in enumerate(("code", "news", "zoo")):
+        verbs.ready(f"acme/{name}", seed=seed, config=PREFIX, provenance=OTHER_INIT)
+    if also:
+        verbs.push("acme/law", seed=9)
+    found = []
+    for size in (256, 1, 2):
+        monkeypatch.setattr(candidates_module, "BLOCK", size)
+        found.append(quick(verbs, "zoo", also=also).evidence.search.left_out)
+    assert found[0] == found[1] == found[2]
+    assert len(found[0]) == 3
+
+
+def test_of_many_that_are_not_weighed_the_best_ranked_are_named(pool):
+    for number in range(40):
+        pool.ready(f"acme/n{number:02}", seed=100 + number, text="law", config=LORA, provenance=OTHER_INIT)
+    helps(pool, law=0.4)
+    pool.tiny.anything_helps = 0.1
+    search = quick(pool, "zoo").evidence.search
+    assert len(search.left_out) == LISTED
+    assert search.more_left_out == {candidates_module.NOT_BESIDE: 40 - LISTED}
 
 
 def test_loras_that_know_different_modules_keep_the_factors_of_their_own(verbs):

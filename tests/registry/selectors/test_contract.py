@@ -16,8 +16,8 @@ from registry.errors import Cancelled, Internal, InvalidParameter, InvalidSample
 from registry.selectors import SELECTORS, posterior, stability
 from registry.selectors import ranking as ranking_module
 from registry.selectors.contract import Selector
-from registry.selectors.ranking import Candidate, Evidence, Member, Ranking
-from registry.spec import CosineSpec, GmmSpec, PosteriorSpec, SelectOptions, UniformSpec
+from registry.selectors.ranking import Candidate, Evidence, Member, Ranked, Ranking
+from registry.spec import CosineSpec, GmmSpec, PosteriorSpec, Selection, SelectOptions, UniformSpec
 from tests.registry.gaussian_domains import around, centres, digest_for, domain, gaussian_domains
 
 SPECS: dict[str, list[Any]] = {
@@ -315,6 +315,54 @@ def test_laws_of_any_selection(kept: set[int], options: SelectOptions, seed: int
         assert selection.novelty is None or 0 <= selection.novelty <= 100
 
 
+@settings(max_examples=15)
+@given(
+    listed=st.integers(0, 6),
+    out=st.sets(st.integers(0, 3)),
+    options=st.builds(
+        SelectOptions, single=st.booleans(), max_ingredients=st.integers(1, 3), threshold=st.none() | st.just(0.9)
+    ),
+)
+def test_laws_of_what_is_listed(listed: int, out: set[int], options: SelectOptions) -> None:
+    """A shorter list is the beginning of the whole one; whoever it lacks is counted under a reason; nothing else."""
+    exclude = {digest_for(f"d{i}"): "Out." for i in out}
+    for selector in LAWFUL:
+        if options.single and selector.kind == "uniform":
+            continue
+        ranking = selector.rank(SAMPLE, options=options, exclude=exclude)
+        whole, short = ranking.selection(listed=None), ranking.selection(listed=listed)
+        assert short.left_out == whole.left_out[:listed]
+        assert whole.more_left_out == {}
+        assert sum(short.more_left_out.values()) == len(whole.left_out) - len(short.left_out)
+        others = whole.left_out[listed:]
+        assert short.more_left_out.get("Out.", 0) == sum(one.reason == "Out." for one in others)
+        assert all(why.endswith(".") for why in short.more_left_out)
+        assert whole.scores == ranking.scores
+        scored = {*(one.domain for one in short.selected), *(one.domain for one in short.left_out if one.score)}
+        assert scored <= set(short.scores) <= {one.domain for one in (*short.selected, *short.left_out)}
+        assert short.scores.items() <= whole.scores.items()
+        same = {"left_out": (), "more_left_out": {}, "scores": {}}
+        assert short.model_copy(update=same) == whole.model_copy(update=same)
+
+
+@pytest.mark.parametrize(("kind", "spec"), [case for case in CASES if case.values[0] != "uniform"])
+def test_those_that_are_not_listed_are_counted_by_what_they_have_in_common(kind: str, spec: Any, fitted) -> None:
+    selector = fitted[f"{kind}-{SPECS[kind].index(spec)}"]
+    strict = selector.rank(SAMPLE, options=SelectOptions(min_share=1.0, threshold=1.0)).selection(listed=1)
+    assert list(strict.more_left_out.values()) == [3]
+    (why,) = strict.more_left_out
+    assert {"gmm": "Below 100 %", "cosine": "Similarity below 1", "posterior": "A posterior below 1"}[kind] in why
+    loose = SelectOptions(max_ingredients=1, min_share=0.0, threshold=-1.0)
+    capped = selector.rank(SAMPLE, options=loose, exclude={digest_for("d3"): "Out."}).selection(listed=0)
+    assert capped.more_left_out["Out."] == 1
+    assert capped.more_left_out["Passes, but 1 better ones are taken already."] >= 1
+
+
+def test_a_selection_stored_before_is_read() -> None:
+    stored = LAWFUL[0].rank(SAMPLE).selection().model_dump(mode="json", exclude={"more_left_out"})
+    assert Selection.model_validate(stored).more_left_out == {}
+
+
 LAWFUL = [SELECTORS[kind](SPECS[kind][0]).fit(DOMAINS) for kind in SELECTORS]
 
 
@@ -337,9 +385,9 @@ class TestUniform:
 
 
 def test_weights_follow_the_rank() -> None:
-    ranked = [
-        Candidate(member=Member(ref=f"t/{i}@1", digest=digest_for(str(i)), domain=str(i)), score=-i) for i in range(3)
-    ]
+    members = [Member(ref=f"t/{i}@1", digest=digest_for(str(i)), domain=str(i)) for i in range(3)]
+    ranked = Ranked(members, np.arange(3), -np.arange(3.0), np.ones(3, dtype=bool))
+    assert ranked[1:] == [Candidate(member, -float(i)) for i, member in enumerate(members)][1:]
     ranking = Ranking(ranked, excluded=[], options=SelectOptions(), evidence=Evidence(units=1), none_passes="No.")
     selection = ranking.selection(max_ingredients=5)
     assert [entry.weight for entry in selection.selected] == ["0.333333334", "0.333333333", "0.333333333"]

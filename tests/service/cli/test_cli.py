@@ -436,6 +436,16 @@ class TestChoosing:
     def test_values(self, text: str, value: object) -> None:
         assert key_values([f"k={text}"], "--x") == {"k": value}
 
+    def test_select_counts_whom_it_does_not_list(self, soup: Soup, server: Server, sample: Path) -> None:
+        more = {"A posterior below 0.02.": 9000, "retired since the fit": 2}
+        answer = {"object": "selection", "selection": {**SELECTION, "more_left_out": more}, "selector": "s"}
+        server.on("POST /v1/select", ok(answer))
+        _, out, _ = soup("select", "--sample", sample, "--list-all")
+        assert out.splitlines()[-2:] == [
+            "9000 more were left out: A posterior below 0.02.", "2 more were left out: retired since the fit",
+        ]  # fmt: skip
+        assert server.body()["list_all"] is True
+
     def test_select_explains_itself(self, soup: Soup, server: Server, sample: Path) -> None:
         answer = {"object": "selection", "selection": SELECTION, "sample": {"notes": ["3 sequences"]}, "selector": "s"}
         server.on("POST /v1/select", ok(answer))

@@ -70,6 +70,18 @@ def test_a_sample_is_recognised_by_every_selector(stocked, spec, domain):
     assert "control" not in answer.text
 
 
+def test_the_best_of_those_left_out_are_listed_and_all_on_request(stocked, monkeypatch):
+    monkeypatch.setattr("service.http.routes.selectors.LISTED", 1)
+    body = {"sample": sample_of("kitchen"), "options": {"single": True}, "wait": 120}
+    short, whole = (
+        stocked.world.client.post("/v1/select", json={**body, "list_all": every}).json()["selection"]
+        for every in (False, True)
+    )
+    assert short["left_out"] == whole["left_out"][:1]
+    assert short["more_left_out"] == {"Only the best match was asked for.": len(WORDS) - 2}
+    assert (len(whole["left_out"]), whole["more_left_out"]) == (len(WORDS) - 1, {})
+
+
 def test_quick_weighs_adapters_and_proves_the_soup_on_held_out_passages(stocked):
     sample = sample_of("kitchen")
     answer = cook(stocked, sample=sample, effort="quick", verify=True, name="acme/quick")
@@ -344,7 +356,8 @@ def test_a_cook_has_an_idle_selector_refitted(stocked, client):
     pushed = stocked.world.push(
         "acme/latest", seed=42, domain="latest", provenance=INIT, sample={"texts": passages("court", 40, seed=10)}
     )
-    client.wait_job(pushed["job"])
+    for refit in client.wait_job(pushed["job"])["result"]["refits"]:
+        client.wait_job(refit)
     soup = cook(stocked, sample=sample_of("kitchen"), selector=spec, name="acme/asked", options={"when_none": "top"})
     assert soup.json()["not_yet_included"] == []
     assert soup.json()["selector"] != before["id"]
@@ -382,9 +395,9 @@ def test_a_key_that_only_reads_selects_but_never_starts_a_fit(stocked):
     fitted = {"sample": sample_of("kitchen"), "selector": {"kind": "cosine", "encoder": "base"}, "wait": 120}
     assert stocked.world.client.post("/v1/select", json=fitted).status_code == 200
     assert stocked.world.client.post("/v1/select", json=fitted, headers=reader).status_code == 200
-    jobs = stocked.world.client.get("/v1/jobs?kind=fit").json()["data"]
+    jobs = [job["id"] for job in stocked.world.client.get("/v1/jobs?kind=fit").json()["data"]]
     never = {**fitted, "selector": {"kind": "gmm", "seed": 12345}}
     refused = stocked.world.client.post("/v1/select", json=never, headers=reader)
     assert refused.status_code == 403
     assert "never fitted" in refused.json()["error"]["message"]
-    assert stocked.world.client.get("/v1/jobs?kind=fit").json()["data"] == jobs
+    assert [job["id"] for job in stocked.world.client.get("/v1/jobs?kind=fit").json()["data"]] == jobs
