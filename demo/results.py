@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_tile")
 """Flags of a CPU that change what is fast, and which dtype is."""
 
-WAITING = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+WAITING = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OPENBLAS_NUM_THREADS")
 """Variables that say how many threads compute, and how they wait."""
 
 CODE = ("*.py", "pyproject.toml", "constraints.txt", ":!tests", ":!docs")

@@ -209,11 +209,13 @@ SPINS = "10000"
 
 
 def calm_threads() -> None:
-    """Let torch's threads wait awake for a moment and then sleep; call it before torch is imported.
+    """Let torch's threads wait awake for a moment and then sleep, and numpy have one; call it before their import.
 
     Unless the operator said something else. OpenMP's default is to stay awake for milliseconds: on a machine where
     anything else runs, decoding one token at a time becomes ten times slower. Threads that sleep at once are woken for
-    every operation, and small ones take five times as long.
+    every operation, and small ones take five times as long. Those of numpy's OpenBLAS are for larger products than
+    ours, wait for each other where cores are busy, and change sums with their number.
     """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)

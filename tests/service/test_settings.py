@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,8 +18,6 @@ from tests.repository import REPOSITORY
 
 @pytest.fixture(autouse=True)
 def _no_settings_around(monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
     for name in list(os.environ):
         if name.startswith("SOUP_"):
             monkeypatch.delenv(name)
@@ -115,6 +114,29 @@ def rows(model: type[BaseSettings]) -> list[str]:
         shown = "" if default is None else ",".join(default) if isinstance(default, tuple) else str(default)
         found.append(f"| `SOUP_{name.upper()}` | {f'`{shown}`' if shown else ''} | {field.description} |")
     return found
+
+
+THREADS = """
+import sys
+from service.cli.verbs.serve import run
+from service.settings import calm_threads
+assert "numpy" not in sys.modules
+calm_threads()
+import numpy, scipy.linalg, threadpoolctl
+print({one["num_threads"] for one in threadpoolctl.threadpool_info() if one["user_api"] == "blas"})
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("own", "found"), [("", "{1}"), ("2", "{2}")])
+def test_numpy_computes_with_one_thread_unless_the_operator_says_otherwise(own: str, found: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+    if own:
+        environment["OPENBLAS_NUM_THREADS"] = own
+    done = subprocess.run(
+        [sys.executable, "-c", THREADS], env=environment, capture_output=True, text=True, check=True, cwd=REPOSITORY
+    )
+    assert done.stdout.strip() == found
 
 
 def test_the_reference_page_lists_every_setting_as_it_is() -> None:
