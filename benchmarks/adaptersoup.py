@@ -48,11 +48,16 @@ def tables(run: Run) -> None:
         run.add(f"single_{way}_{suffix}", run.ratio(best), note="one draw")
     for way in () if "starts" in run.without else STARTS:
         run.add(f"{way.replace(' ', '_from_')}_{suffix}", run.ratio(run.of(way)), note="one draw")
+    by_size(run)
+    _oracles(run)
+
+
+def by_size(run: Run) -> None:
+    """Efforts on fewer passages."""
     for size in run.sizes:
         for way in EFFORTS:
             goal = run.goal(f"{way}_{size}")
-            run.add(f"{way}_{size}_{suffix}", run.ratio(run.of(way, size)), goal=goal, note="one draw")
-    _oracles(run)
+            run.add(f"{way}_{size}_{run.suffix}", run.ratio(run.of(way, size)), goal=goal, note="one draw")
 
 
 def _oracles(run: Run) -> None:
@@ -295,7 +300,8 @@ def singles(run: Run) -> None:
             })  # fmt: skip
 
 
-ONLY = ("best", "hostile", *HOSTILE)
+ALONE_TOO = {"best": with_best, "sizes": by_size}
+ONLY = (*ALONE_TOO, "hostile", *HOSTILE)
 """What a run may be of alone, beside a results file that has the rest; each hostile set too."""
 
 
@@ -308,7 +314,8 @@ def run(
     work = Run(setting, Answers(home / "answers.jsonl"), over, draws, sizes, Result(name), without, greedy, hostile)
     further = {"noise": beside_noise, "coverage": coverage, "best": with_best}
     if only:
-        parts = [*([with_best] if "best" in only else []), *([hostile_alone] if hostile else []), rows]
+        chosen = [part for name, part in ALONE_TOO.items() if name in only]
+        parts = [*chosen, *([hostile_alone] if hostile else []), rows]
     else:
         parts = [tables, wall, kept_when_narrow, tuned_worst, nothing_claimed, beside_fresh]
         parts += [*(part for name, part in further.items() if name not in without), rows, singles]

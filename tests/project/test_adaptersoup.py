@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks import adaptersoup
 from benchmarks.report import Result
-from benchmarks.soups import ALONE, german
+from benchmarks.soups import ALONE, EFFORTS, german
 from benchmarks.soups import setting as settings
 from benchmarks.soups.cells import Answers, Cell, asked
 from benchmarks.soups.setting import HOSTILE, Lengths, Setting, Texts
@@ -273,6 +273,13 @@ def test_hostile_sets_alone(setting: Setting, tmp_path: Path) -> None:
     assert {row["domain"] for row in one.rows} == {"digits"}
     best = adaptersoup.run(setting, tmp_path, over="base", draws=1, sizes=[5], name="more", only=["best"])
     assert set(best.figures) == {"clustering_2_best_ratio", "answers"}
+
+
+def test_few_passages_alone(setting: Setting, tmp_path: Path) -> None:
+    found = adaptersoup.run(setting, tmp_path, over="base", draws=1, sizes=[5, 15], name="more", only=["sizes"])
+    ratios = {f"{way}_{size}_ratio" for way in EFFORTS for size in (5, 15)}
+    assert set(found.figures) == {*ratios, "answers"}
+    assert {(row["way"], row["passages"]) for row in found.rows} == {(way, size) for way in EFFORTS for size in (5, 15)}
 
 
 def test_answers_know_what_they_are_made_of(setting: Setting) -> None:
