@@ -127,8 +127,8 @@ class CookRequest(Frozen):
     `effort` says how much may be spent on choosing. Without one a `selector` that is named chooses alone; where none
     is, the server's default is taken, `quick` where it was not set, or `instant` where `verify` is false, a mixing or a
     single adapter is asked for, or the base is an encoder. `instant`: the weights are those of the `posterior`
-    selector. `quick`: its best candidates, and the adapters of `also`, are weighed on four fifths of the sample, and
-    what comes of it has to beat the base on the rest.
+    selector. `quick`: its best candidates, and the adapters of `also`, are weighed on most of the sample, and what
+    comes of it has to beat the base on the rest.
     `thorough`: more of them, longer, mixed in other ways too. With `control` both weigh adapters of noise as well and
     say what those bring. `tune`: the soup of `instant`, or one by hand, is trained on the sample (`tuning`), and has to
     beat the base on passages that were held out; with `keep`, the name of a domain, it goes into the pool as an adapter
