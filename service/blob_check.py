@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import uuid
 from dataclasses import dataclass
-from datetime import date, timedelta
+from datetime import date
+from pathlib import Path
 
 from registry.blobs import Aside, BlobStore, LocalBlobs
 from registry.catalogue.database import Database
@@ -17,8 +18,6 @@ from registry.catalogue.jobs import COOKS
 from registry.errors import Unavailable
 from registry.spec import StoreMark
 
-KEPT = timedelta(days=30)
-"""How long what is set aside is kept."""
 REQUEST = b'{"request": '
 """What the request of a cook begins with: text of a novel domain, which is not kept (`service.jobs.cook`)."""
 LATEST = 1000
@@ -29,11 +28,15 @@ log = logging.getLogger("soup.blobs")
 
 @dataclass(frozen=True)
 class Found:
-    """How many blobs came back, were set aside, are gone for good, and are missing; whether the database is older."""
+    """How many blobs came back, were set aside now, are set aside in all, are requests that were deleted, are missing.
+
+    `older` is whether the database is a copy from before the blobs' last start.
+    """
 
     older: bool
     back: int
     aside: int
+    kept: int
     deleted: int
     missing: int
 
@@ -45,9 +48,9 @@ def check_blobs(database: Database, blobs: LocalBlobs, *, alone: bool, accept: b
     database is taken as it is. Raises Unavailable where it is another than the blobs were stored with.
     """
     aside = Aside(blobs)
+    marked = aside.mark()  # before the database's, which is always advanced first
     with database.read() as catalogue:
         known, named = catalogue.stores.mark(), catalogue.blobs.digests()
-    marked = aside.mark()
     if not accept:
         _check_belongs(known, marked, named, blobs)
     older = marked is not None and (
@@ -57,37 +60,46 @@ def check_blobs(database: Database, blobs: LocalBlobs, *, alone: bool, accept: b
     deleted = delete_ended_requests(database, blobs)
     unnamed, requests = _unnamed(database, blobs) if alone else [], 0
     for digest in unnamed:
-        if not older and _is_request(blobs, digest):
+        if not older and _is_request(blobs.place(digest)):
             blobs.delete(digest)
             requests += 1
         else:
             aside.put(digest, today)
-    deleted += requests
-    if alone and not older:
-        deleted += aside.forget(today - KEPT)
+    moved = len(unnamed) - requests
+    for path in [one for one in aside.files() if _is_request(one)] if alone and not older else []:
+        path.unlink()
+        requests += 1
     _advance(database, aside, known, marked)
-    found = Found(older, back, len(unnamed) - requests, deleted, sum(not blobs.has(digest) for digest in named))
-    _tell(found, blobs, today)
+    found = Found(
+        older, back, moved, sum(1 for _ in aside.files()), deleted + requests,
+        sum(not blobs.has(digest) for digest in named),
+    )  # fmt: skip
+    _tell(found, blobs)
     return found
 
 
 def _check_belongs(known: StoreMark | None, marked: StoreMark | None, named: set[str], blobs: LocalBlobs) -> None:
     if known is not None and marked is not None and known.store != marked.store:
-        raise Unavailable(
-            f"The blobs in {blobs.folder} belong to another database than this one: check SOUP_DATA, SOUP_BLOBS and "
-            f"SOUP_DATABASE_URL ({PAGE}). SOUP_ACCEPT_DATABASE=1 takes this database, and sets aside what it does not "
-            "name.",
-            param="database_url",
-        )
+        raise _another(blobs)
+    if known is None and marked is not None and named and not any(map(blobs.has, named)):
+        raise _another(blobs)
     if named or (known is not None and marked is not None):
         return
-    count = sum(not _is_request(blobs, digest) for digest in blobs.digests())
+    count = sum(not _is_request(blobs.place(digest)) for digest in blobs.digests())
     if count:
         raise Unavailable(
             f"The database is new and names no blob, but {blobs.folder} holds {count}: put back a copy of the database "
             f"({PAGE}). SOUP_ACCEPT_DATABASE=1 starts with the new one, and sets the blobs aside.",
             param="database_url",
         )
+
+
+def _another(blobs: LocalBlobs) -> Unavailable:
+    return Unavailable(
+        f"The blobs in {blobs.folder} belong to another database than this one: check SOUP_DATA, SOUP_BLOBS and "
+        f"SOUP_DATABASE_URL ({PAGE}). SOUP_ACCEPT_DATABASE=1 takes this one, and sets aside what it does not name.",
+        param="database_url",
+    )
 
 
 def _unnamed(database: Database, blobs: BlobStore) -> list[str]:
@@ -102,8 +114,8 @@ def _unnamed(database: Database, blobs: BlobStore) -> list[str]:
     return [digest for digest in blobs.digests() if digest not in named]
 
 
-def _is_request(blobs: BlobStore, digest: str) -> bool:
-    with blobs.open(digest) as file:
+def _is_request(path: Path) -> bool:
+    with path.open("rb") as file:
         return file.read(len(REQUEST)) == REQUEST
 
 
@@ -129,15 +141,16 @@ def _advance(database: Database, aside: Aside, known: StoreMark | None, marked: 
     aside.set_mark(mark)
 
 
-def _tell(found: Found, blobs: LocalBlobs, today: date) -> None:
-    """One line on what was done, if anything was; a warning where something may be wrong."""
+def _tell(found: Found, blobs: LocalBlobs) -> None:
+    """What was done, and what should be looked at."""
+    if found.older:
+        log.warning("the database is an older copy than its blobs: it does not know what came later (%s)", PAGE)
     if found.back:
         log.warning("%d blobs that the database names were set aside earlier, and are back", found.back)
-    if found.aside:
-        log.log(
-            logging.WARNING if found.older else logging.INFO,
-            "%d blobs that the database does not name are set aside in %s until %s%s", found.aside,
-            Aside(blobs).folder, today + KEPT, f": it is an older copy than they are ({PAGE})" if found.older else "",
+    if found.kept:
+        log.warning(
+            "%d blobs that the database does not name are set aside in %s, %d of them now: delete that folder once "
+            "the database is known to be the right one (%s)", found.kept, Aside(blobs).folder, found.aside, PAGE,
         )  # fmt: skip
     if found.missing:
         log.warning(
@@ -145,4 +158,4 @@ def _tell(found: Found, blobs: LocalBlobs, today: date) -> None:
             "database share, or a copy of it has to be put back (%s)", found.missing, blobs.folder, PAGE,
         )  # fmt: skip
     if found.deleted:
-        log.info("%d blobs are deleted: requests of cooks that ended, and what was set aside long ago", found.deleted)
+        log.info("%d requests of cooks that ended are deleted", found.deleted)

@@ -121,12 +121,14 @@ class Runtime:
             storage.check_schema(self.database)
         try:
             blobs = LocalBlobs(settings.blobs_dir)
+            check_blobs(
+                self.database, blobs, alone=self.sole_owner, accept=settings.accept_database,
+                today=datetime.now(UTC).date(),
+            )  # fmt: skip
         except OSError as error:
             raise Unavailable(
                 f"The folder of the blobs {settings.blobs_dir} cannot be used: {error.strerror}.", param="blobs"
             ) from error
-        today = datetime.now(UTC).date()
-        check_blobs(self.database, blobs, alone=self.sole_owner, accept=settings.accept_database, today=today)
         bootstrap = settings.bootstrap_key
         ensure_admin_key(
             self.database, settings.admin_key_path, None if bootstrap is None else bootstrap.get_secret_value()

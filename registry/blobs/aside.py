@@ -1,12 +1,14 @@
-"""Blobs that are set aside: what a start found that its database does not name, kept for a while beside the others.
+"""Blobs that are set aside: what a start found that its database does not name, kept beside the others.
 
 `<folder>/set-aside/<day>/<64 hex>`; nothing here is a stored blob. Beside it lies the folder's mark, `store.json`.
 """
 
 from __future__ import annotations
 
-import os
+import re
+import secrets
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import date
 from pathlib import Path
 
@@ -41,30 +43,17 @@ class Aside:
         for found in self.folder.glob(f"*/{name}"):
             target = self._blobs.place(digest)
             target.parent.mkdir(exist_ok=True)
-            found.replace(target)
+            with suppress(FileNotFoundError):  # another server was quicker
+                found.replace(target)
             sync_place(target)
             return True
         return False
 
-    def forget(self, before: date) -> int:
-        """Delete what was set aside before a day; returns how many blobs went."""
-        count = 0
-        for folder in self._days():
-            if date.fromisoformat(folder.name) < before:
-                for path in folder.iterdir():
-                    path.unlink(missing_ok=True)
-                    count += 1
-                folder.rmdir()
-        return count
-
-    def _days(self) -> Iterator[Path]:
-        """The folders of days; a folder of somebody else's is none."""
-        for folder in sorted(self.folder.glob("????-??-??")):
-            try:
-                date.fromisoformat(folder.name)
-            except ValueError:
-                continue
-            yield folder
+    def files(self) -> Iterator[Path]:
+        """Everything that is here; a file of somebody else's is not."""
+        for path in sorted(self.folder.glob("????-??-??/*")):
+            if re.fullmatch("[0-9a-f]{64}", path.name):
+                yield path
 
     def mark(self) -> StoreMark | None:
         """What this folder says; raises Unavailable where that cannot be read."""
@@ -84,4 +73,5 @@ class Aside:
     def set_mark(self, mark: StoreMark) -> None:
         """Replace the mark; durable when this returns."""
         path = self._blobs.folder / MARK
-        replace_file(path, mark.model_dump_json().encode() + b"\n", beside=path.with_name(f"{MARK}.{os.getpid()}"))
+        beside = path.with_name(f"{MARK}.{secrets.token_hex(8)}")  # containers share process numbers
+        replace_file(path, mark.model_dump_json().encode() + b"\n", beside=beside)

@@ -118,6 +118,7 @@ class Database:
             self._check_same()  # what goes into a file that was removed meanwhile is not kept
             with self.telling("commit"):
                 connection.commit()
+            self._check_same()
 
     @contextmanager
     def _transaction(self, mode: Mode) -> Iterator[Connection]:

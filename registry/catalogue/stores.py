@@ -20,12 +20,15 @@ class Stores:
         return None if row is None else StoreMark(store=row.store, generation=row.generation)
 
     def advance(self, store: str, *, beyond: int) -> StoreMark:
-        """The mark of `store` in the next generation, after the one that is there and after `beyond`."""
+        """The mark of the next generation, after the one that is there and `beyond`; of `store` if it is the first.
+
+        In the turn to write, so that of servers that start together each sees what the other made.
+        """
         found = self.mark()
-        after = beyond if found is None else max(found.generation, beyond)
-        mark = StoreMark(store=store, generation=after + 1)
         if found is None:
+            mark = StoreMark(store=store, generation=beyond + 1)
             self._connection.execute(insert(stores).values(id=1, **mark.model_dump()))
-        else:
-            self._connection.execute(update(stores).values(**mark.model_dump()))
+            return mark
+        mark = StoreMark(store=found.store, generation=max(found.generation, beyond) + 1)
+        self._connection.execute(update(stores).values(generation=mark.generation))
         return mark

@@ -179,15 +179,13 @@ selector_namespaces = Table(  # the namespaces of a selector's pool; EVERY for a
     Column("selector", Id, ForeignKey("selectors.sequence"), primary_key=True),
     Column("namespace", PART, primary_key=True),
 )
-selector_targets = (
-    Table(  # which selector serves a pool and spec (the one fitted or confirmed last); when it was asked for
-        "selector_targets",
-        metadata,
-        Column("pool_id", DIGEST, primary_key=True),
-        Column("spec_digest", DIGEST, primary_key=True),
-        Column("selector", Id, ForeignKey("selectors.sequence"), nullable=False),
-        Column("asked_at", Microseconds, nullable=False, server_default=text("0")),
-    )
+selector_targets = Table(  # which selector serves a pool and spec: the one fitted or confirmed last
+    "selector_targets",
+    metadata,
+    Column("pool_id", DIGEST, primary_key=True),
+    Column("spec_digest", DIGEST, primary_key=True),
+    Column("selector", Id, ForeignKey("selectors.sequence"), nullable=False),
+    Column("asked_at", Microseconds, nullable=False, server_default=text("0")),
 )
 recipes = Table(
     "recipes",

@@ -6,7 +6,7 @@ import logging
 import shutil
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from datetime import date, timedelta
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,8 @@ import pytest
 from registry.blobs import Aside, LocalBlobs
 from registry.catalogue import Database
 from registry.errors import Unavailable
-from service.blob_check import KEPT, Found, check_blobs, delete_ended_requests
+from service import blob_check
+from service.blob_check import Found, check_blobs, delete_ended_requests
 from service.jobs.cook import request_bytes
 from tests.registry.catalogue_rows import new_database
 from tests.registry.memory_blobs import MemoryBlobs
@@ -67,7 +68,7 @@ class TestTheirOwn:
         start(database, blobs)
         (kept,) = named(database, blobs, b"named")
         orphan = blobs.put_bytes(b"orphan")
-        assert start(database, blobs) == Found(older=False, back=0, aside=1, deleted=0, missing=0)
+        assert start(database, blobs) == Found(older=False, back=0, aside=1, kept=1, deleted=0, missing=0)
         assert (set(blobs.digests()), aside(blobs)) == ({kept}, {orphan})
 
     def test_requests_of_cooks_are_not_kept_unless_the_cook_waits(self, database, blobs):
@@ -75,17 +76,19 @@ class TestTheirOwn:
         ended, _lost, waiting = (blobs.put_bytes(request_bytes({"sample": text})) for text in ("a", "b", "c"))
         cook(database, ended, ended=True)
         cook(database, waiting, ended=False)
-        assert start(database, blobs) == Found(older=False, back=0, aside=0, deleted=2, missing=0)
+        assert start(database, blobs) == Found(older=False, back=0, aside=0, kept=0, deleted=2, missing=0)
         assert (set(blobs.digests()), aside(blobs)) == ({waiting}, set())
 
-    def test_what_is_set_aside_is_deleted_a_month_later(self, database, blobs):
+    def test_what_is_set_aside_stays_and_every_start_says_so(self, database, blobs, caplog):
         start(database, blobs)
         orphan = blobs.put_bytes(b"orphan")
         start(database, blobs)
-        assert start(database, blobs, today=TODAY + KEPT).deleted == 0
+        with caplog.at_level(logging.WARNING):
+            assert start(database, blobs, today=date(2028, 1, 1)).kept == 1
+        assert "1 blobs that the database does not name are set aside" in caplog.text
         assert aside(blobs) == {orphan}
-        assert start(database, blobs, today=TODAY + KEPT + timedelta(days=1)).deleted == 1
-        assert aside(blobs) == set()
+        (Aside(blobs).folder / "2026-11-23" / "notes.txt").write_text("somebody else's")
+        assert start(database, blobs).kept == 1
 
     def test_what_a_row_names_by_now_comes_back(self, database, blobs):
         start(database, blobs)
@@ -146,18 +149,50 @@ class TestAnotherDatabase:
     ):
         with opened(tmp_path / "new") as lost:
             with caplog.at_level(logging.WARNING):
-                assert start(lost, blobs, accept=True) == Found(older=True, back=0, aside=2, deleted=0, missing=0)
+                assert start(lost, blobs, accept=True) == Found(
+                    older=True, back=0, aside=2, kept=2, deleted=0, missing=0
+                )
             assert "2 blobs that the database does not name are set aside" in caplog.text
             start(lost, blobs)
         assert aside(blobs) == set(full)
         assert start(database, blobs).back == 2
         assert set(blobs.digests()) == set(full)
 
+    def test_one_of_before_there_were_marks_is_refused_where_nothing_here_is_its_own(self, full, blobs, tmp_path):
+        with opened(tmp_path / "new") as other:
+            named(other, LocalBlobs(tmp_path / "elsewhere"), b"three")
+            with pytest.raises(Unavailable, match="belong to another database"):
+                start(other, blobs)
+
+    def test_an_older_copy_is_told_where_servers_share_too(self, full, database, blobs, caplog):
+        Aside(blobs).set_mark(Aside(blobs).mark().model_copy(update={"generation": 99}))
+        with caplog.at_level(logging.WARNING):
+            assert start(database, blobs, alone=False).older
+        assert "the database is an older copy than its blobs" in caplog.text
+        assert not start(database, blobs, alone=False).older
+
     def test_a_mark_that_nobody_wrote_is_no_reason_to_delete(self, full, database, blobs):
         (blobs.folder / "store.json").write_text("{}")
         with pytest.raises(Unavailable, match=r"store.json cannot be read \(it is not what a server wrote\)"):
             start(database, blobs)
         assert set(blobs.digests()) == set(full)
+
+
+def test_servers_that_start_together_agree(database, blobs, monkeypatch):
+    """Each has seen a database without a mark; whoever is second to make one takes the first one's."""
+    advance, late = blob_check._advance, []
+
+    def meanwhile(*given):
+        if not late:
+            late.append(True)
+            start(database, blobs, alone=False)
+        advance(*given)
+
+    monkeypatch.setattr(blob_check, "_advance", meanwhile)
+    start(database, blobs, alone=False)
+    with database.read() as catalogue:
+        assert catalogue.stores.mark() == Aside(blobs).mark()
+    start(database, blobs, alone=False)
 
 
 def copied(database: Database, target: Path) -> Path:
@@ -177,15 +212,16 @@ def test_an_older_copy_loses_nothing(tmp_path, blobs, caplog):
         request = blobs.put_bytes(request_bytes({"sample": "text"}))
         older = Database(f"sqlite:///{backup}")
         with caplog.at_level(logging.WARNING):
-            assert start(older, blobs) == Found(older=True, back=0, aside=3, deleted=0, missing=0)
-        assert "it is an older copy than they are" in caplog.text
+            assert start(older, blobs) == Found(older=True, back=0, aside=3, kept=3, deleted=0, missing=0)
+        assert "the database is an older copy than its blobs" in caplog.text
         assert set(blobs.digests()) == set(old)
-        assert start(older, blobs, today=TODAY + KEPT).deleted == 0
         older.close()
         found = start(database, blobs)
         assert (found.older, found.back) == (True, 2)  # the other one is ahead of it by now
         assert set(blobs.digests()) == {*old, *new}
         assert aside(blobs) == {request}
+        assert start(database, blobs).deleted == 1  # it is its own again: text of a sample is not kept
+        assert aside(blobs) == set()
 
 
 def test_requests_that_ended_go_wherever_they_are(database):
