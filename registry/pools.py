@@ -13,7 +13,7 @@ from registry.catalogue.database import Catalogue
 from registry.catalogue.rows import AdapterRow, EmbeddingRow, MemberRow, SelectorRow
 from registry.errors import Forbidden, InvalidParameter
 from registry.registry import Refits
-from registry.spec import BaseShape, PoolRequest, PoolSpec
+from registry.spec import BaseShape, PoolRequest, PoolSpec, SelectorSpec
 
 
 def pool_base(request: PoolRequest, bases: Collection[str]) -> str:
@@ -111,13 +111,22 @@ def enqueue_refits(catalogue: Catalogue, changed: AdapterRow, *, created_by: str
     for pool, spec in catalogue.selectors.targets(changed.base_fingerprint, asked_since=since):
         if not _may_hold(pool, changed):
             continue
-        job = catalogue.jobs.enqueue(
-            "fit",
-            {"base": changed.base_model, "pool": pool.model_dump(mode="json"), "spec": spec.model_dump(mode="json")},
-            namespace=changed.namespace,
-            created_by=created_by,
-            dedupe_key=f"fit:{pool.digest}:{spec.digest}",
-            delay=refits.delay,
-        )
-        jobs.append(job.id)
+        jobs.append(
+            enqueue_fit(
+                catalogue, changed.base_model, pool, spec, namespace=changed.namespace, created_by=created_by,
+                delay=refits.delay,
+            )
+        )  # fmt: skip
     return jobs
+
+
+def enqueue_fit(
+    catalogue: Catalogue, base_model: str, pool: PoolSpec, spec: SelectorSpec, *, namespace: str, created_by: str,
+    delay: float,
+) -> str:  # fmt: skip
+    """Queue a fit of a pool after a change of it; returns the job's id, that of one that is queued already."""
+    arguments = {"base": base_model, "pool": pool.model_dump(mode="json"), "spec": spec.model_dump(mode="json")}
+    key = f"fit:{pool.digest}:{spec.digest}"
+    return catalogue.jobs.enqueue(
+        "fit", arguments, namespace=namespace, created_by=created_by, dedupe_key=key, delay=delay
+    ).id

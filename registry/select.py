@@ -8,18 +8,19 @@ which nobody asked for in so long that pushes did not have it fitted again, is f
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from registry.blobs import BlobStore
-from registry.catalogue.database import Database
+from registry.catalogue.database import Catalogue, Database
 from registry.catalogue.rows import SelectorRow
 from registry.encoders.contract import Encoder
-from registry.errors import InvalidSample, Unavailable
-from registry.pools import as_members, current_members, gone_members, missing_members, pool_base, pool_spec
+from registry.errors import Busy, InvalidSample, Unavailable
+from registry.pools import as_members, current_members, enqueue_fit, gone_members, missing_members, pool_base, pool_spec
 from registry.registry import BaseModel, Caller, Registry
 from registry.samples import CheckedSample, Vectors, embed_texts
 from registry.selectors import SELECTORS
@@ -30,6 +31,8 @@ from registry.spec import PoolRequest, PoolSpec, SampleReport, Selection, Select
 
 Fit = Callable[[PoolSpec, SelectorSpec, str | None], SelectorRow]
 """(pool, spec, digest of the encoder) -> the fitted selector: has a pool fitted."""
+Rank = Callable[[np.ndarray], Ranking]
+"""(vectors of a sample) -> how a fitted selector ranks its members for it, without those that are gone."""
 ASKED_TO = timedelta(hours=1)
 """So exactly it is known when a selector was last asked for: within it nothing is written."""
 
@@ -43,6 +46,12 @@ class Chosen:
     selector: SelectorRow
     not_yet_included: tuple[str, ...]
     vectors: Vectors | None
+    rank: Rank
+
+    def by(self, passages: Sequence[int]) -> Chosen:
+        """What the same selector chooses for these passages alone, by their numbers."""
+        ranking = self.rank(_array(self.vectors, passages))
+        return replace(self, selection=ranking.selection(), ranking=ranking)
 
     def report_of(self, sample: CheckedSample) -> SampleReport:
         """The sample's report, with what the encoder cut at its length limit."""
@@ -62,13 +71,12 @@ def select(
     options: SelectOptions,
     fit: Fit,
     passages: Sequence[int] | None = None,
-    vectors: Vectors | None = None,
     listed: int | None = LISTED,
 ) -> Chosen:
     """Choose adapters of a pool for a sample, or for some of its `passages` by their numbers.
 
-    `vectors` are the sample's in the selector's space, where they are known. Of those left out the best `listed` are
-    named, with None all. Raises InvalidSample where its vectors are of another encoder.
+    Of those left out the best `listed` are named, with None all. Raises InvalidSample where its vectors are of another
+    encoder.
     """
     base, members = pool_of(registry, caller, pool)
     encoder = encoder_for(spec, base.encoders())
@@ -76,18 +84,22 @@ def select(
     row = answering(registry, members, spec, digest)
     if row is None:
         row = fit(members, spec, digest)
-        asked_for(registry, row)
+        asked_for(registry, row, base.entry.id, created_by=caller.key_id)
     selector = load(row, registry.blobs)
-    if vectors is None and encoder is not None:
-        vectors = sample_vectors(sample, encoder)
+    vectors = None if encoder is None else sample_vectors(sample, encoder)
     with registry.database.read() as catalogue:
         gone = gone_members(catalogue, row)
         missing = missing_members(catalogue, row)
-    array = np.empty((0, 0), np.float32)
-    if vectors is not None:
-        array = vectors.array if passages is None else vectors.of(passages)
-    ranking = selector.rank(array, options=options, exclude=gone)
-    return Chosen(ranking.selection(listed=listed), ranking, row, missing, vectors)
+    rank = partial(selector.rank, options=options, exclude=gone)
+    ranking = rank(_array(vectors, passages))
+    return Chosen(ranking.selection(listed=listed), ranking, row, missing, vectors, rank)
+
+
+def _array(vectors: Vectors | None, passages: Sequence[int] | None) -> np.ndarray:
+    """The vectors of these passages, or of all; none for a selector that looks at no text."""
+    if vectors is None:
+        return np.empty((0, 0), np.float32)
+    return vectors.array if passages is None else vectors.of(passages)
 
 
 def pool_of(registry: Registry, caller: Caller, request: PoolRequest) -> tuple[BaseModel, PoolSpec]:
@@ -125,20 +137,41 @@ def answering(registry: Registry, pool: PoolSpec, spec: SelectorSpec, encoder_di
     moment = datetime.now(UTC)
     with registry.database.read() as catalogue:
         asked_at = catalogue.selectors.asked_at([row.id]).get(row.id, moment)
-    if moment - asked_at < ASKED_TO and not registry.refits.is_idle(asked_at, moment):
-        return row
-    with registry.database.write() as catalogue:  # no push comes between the look at the pool and the note
         idle = registry.refits.is_idle(asked_at, moment)
-        if idle and as_members(current_members(catalogue, pool, encoder_digest)) != row.members:
+        if idle and _is_another(catalogue, row):
             return None
-        catalogue.selectors.asked(row.pool_id, row.spec_digest, moment)
+    if not idle and moment - asked_at < ASKED_TO:
+        return row
+    try:
+        with registry.database.write() as catalogue:  # no push comes between the look at the pool and the note
+            if idle and _is_another(catalogue, row):
+                return None
+            catalogue.selectors.asked(row.pool_id, row.spec_digest, moment)
+    except (Busy, Unavailable):  # a note can wait for the next request
+        if idle:
+            raise
     return row
 
 
-def asked_for(registry: Registry, row: SelectorRow) -> None:
-    """Remember that somebody asked for the pool and spec of a selector that was just fitted."""
+def _is_another(catalogue: Catalogue, row: SelectorRow) -> bool:
+    """Whether the pool of a selector has other adapters than it was fitted over; one that is empty cannot be fitted."""
+    present = as_members(current_members(catalogue, row.pool, row.encoder_digest))
+    return bool(present) and present != row.members
+
+
+def asked_for(registry: Registry, row: SelectorRow, base_model: str, *, created_by: str) -> None:
+    """Remember that somebody asked for the pool and spec of a selector that was just fitted.
+
+    What was pushed while it was fitted had no refit, since it was idle until now: it has one then.
+    """
     with registry.database.write() as catalogue:
         catalogue.selectors.asked(row.pool_id, row.spec_digest, datetime.now(UTC))
+        if _is_another(catalogue, row):
+            namespace = next(iter(row.pool.namespaces or ("default",)))
+            enqueue_fit(
+                catalogue, base_model, row.pool, row.spec, namespace=namespace, created_by=created_by,
+                delay=registry.refits.delay,
+            )  # fmt: skip
 
 
 def load(row: SelectorRow, blobs: BlobStore) -> Selector[Any]:

@@ -9,7 +9,6 @@ behind `Gradients`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 from registry.catalogue.rows import AdapterRow
 from registry.cook.choose import by_hand, by_selection, looked_at
@@ -113,12 +112,9 @@ def _cook(
     if request.effort in WEIGHING:
         assert sample is not None
         assert chosen is not None
-        select_on = partial(by_selection, registry, caller, request, sample=sample, fit=fit, vectors=chosen.vectors)
         found = search(
-            registry, caller, base, request, chosen, parts, sample.texts,
-            select_on=lambda numbers: select_on(passages=numbers),
-            weigh=gradients.weigh, progress=progress,
-        )  # fmt: skip
+            registry, caller, base, request, chosen, parts, sample.texts, weigh=gradients.weigh, progress=progress
+        )
         evidence = evidence.model_copy(update={"search": found.search})
         if found.best is not None:
             mixed = found.best.mixed

@@ -13,7 +13,7 @@ from registry.catalogue.rows import AdapterRow
 from registry.errors import InvalidRecipe
 from registry.names import parse_ref
 from registry.registry import Caller, Registry
-from registry.samples import CheckedSample, Vectors
+from registry.samples import CheckedSample
 from registry.select import Chosen, Fit, select
 from registry.selectors.ranking import Why
 from registry.soup.auto import apart, best_unranked, within_width
@@ -41,17 +41,18 @@ MOST = 64
 
 def by_selection(
     registry: Registry, caller: Caller, request: CookRequest, *, sample: CheckedSample, fit: Fit,
-    passages: Sequence[int] | None = None, vectors: Vectors | None = None,
+    passages: Sequence[int] | None = None,
 ) -> tuple[Chosen, tuple[SoupPart, ...]]:  # fmt: skip
-    """The adapters a selector picks for a sample, or for these of its `passages`; no part means that it abstains.
-
-    `vectors` are the sample's, where they are known.
-    """
+    """The adapters a selector picks for a sample, or for these of its `passages`; no part means that it abstains."""
     spec = request.selector or PosteriorSpec()
     chosen = select(
-        registry, caller, sample, pool=request.pool, spec=spec, options=request.options, fit=fit, passages=passages,
-        vectors=vectors,
+        registry, caller, sample, pool=request.pool, spec=spec, options=request.options, fit=fit, passages=passages
     )  # fmt: skip
+    return mixable(registry, request, chosen)
+
+
+def mixable(registry: Registry, request: CookRequest, chosen: Chosen) -> tuple[Chosen, tuple[SoupPart, ...]]:
+    """What is chosen without what cannot be mixed with its best, and the parts that are left."""
     if chosen.selection.abstained:
         return chosen, ()
     every = chosen.ranking.selection(max_ingredients=MOST).selected

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from registry.cook.candidates import Candidates, candidates_of
-from registry.cook.choose import EVERY
+from registry.cook.choose import mixable
 from registry.cook.mix import Mixed, mix_ingredients
-from registry.cook.plan import cut_weighing, folds_of, passes_within
+from registry.cook.plan import FOLDS, cut_weighing, folds_of, passes_within
 from registry.cook.timed import TimedBase
 from registry.cook.verify import check_verifiable, nll_of, verification_of
 from registry.cook.ways import How, narrow, reported, request_of, side_by_side
@@ -30,6 +30,7 @@ from registry.soup import concat
 from registry.soup.compat import SoupPart
 from registry.spec import (
     BaseShape,
+    Budget,
     ConcatMixing,
     CookRequest,
     LeftOut,
@@ -45,8 +46,6 @@ from registry.uncertainty import paired_difference
 
 Weigh = Callable[[str, WeighingRequest], Weighing]
 """(id of the base model, request) -> what was found: runs where gradients may run."""
-SelectOn = Callable[[Sequence[int]], tuple[Chosen, Sequence[SoupPart]]]
-"""(numbers of passages) -> the selector's ranking by these alone, and what it would mix."""
 
 
 @dataclass(frozen=True)
@@ -69,13 +68,13 @@ class Searched:
 
 def search(
     registry: Registry, caller: Caller, base: TimedBase, request: CookRequest, chosen: Chosen,
-    selected: Sequence[SoupPart], texts: Sequence[str], *, select_on: SelectOn, weigh: Weigh, progress: Progress,
+    selected: Sequence[SoupPart], texts: Sequence[str], *, weigh: Weigh, progress: Progress,
 ) -> Searched:  # fmt: skip
     """Weigh the candidates of a ranking and those asked for, and try what comes of it on held-out passages.
 
     `selected` is what the selector alone would mix, if anything; both are by the passages that are not held out. Of few
-    passages they are by all of them, as the answer is: each passage then tries what is made by `select_on` and by
-    weighing alike without it (`folds_of`).
+    passages they are by all of them, as the answer is: each passage then tries what is selected and weighed alike
+    without it (`folds_of`).
 
     Raises InvalidSample for a sample of so few passages that none can be held out, InvalidParameter for a base or
     adapters without likelihoods, NotFound or Retired for an adapter that was asked for, and Incompatible for one that
@@ -83,13 +82,14 @@ def search(
     """
     folds, whole = folds_of(len(texts))
     if not all(folds):
-        raise InvalidSample(f"Of {len(texts)} passages too few can be held out: send {EVERY} or more.", param="sample")
-    passes = None if request.budget is None else passes_within(request.budget, base, texts, progress=progress)
-    work = _Work(registry, caller, base, request, texts, passes, len(folds) + whole, weigh, progress)
+        raise InvalidSample(f"Of {len(texts)} passages too few can be held out: send {FOLDS} or more.", param="sample")
+    work = _Work(registry, caller, base, request, texts, weigh, progress)
+    if request.budget is not None:
+        work = work.within(request.budget, chosen, len(texts) - (0 if whole else len(folds[0])), len(folds) + whole)
     found: list[tuple[_Led, Sequence[int]]] = []
     for fold in folds:
         rest = [number for number in range(len(texts)) if number not in fold]
-        by, parts = select_on(rest) if whole else (chosen, selected)
+        by, parts = mixable(registry, request, chosen.by(rest)) if whole else (chosen, selected)
         found.append((work.led_by(by, parts, rest), fold))
     led = work.led_by(chosen, selected, range(len(texts))) if whole else found[0][0]
     held = [number for fold in folds for number in fold]
@@ -117,17 +117,29 @@ class _Led:
 
 @dataclass(frozen=True)
 class _Work:
-    """What a search is about, how many passes of the base it may take, if that is bounded, and how often it weighs."""
+    """What a search is about, and what a budget leaves of each of its weighings."""
 
     registry: Registry
     caller: Caller
     base: TimedBase
     request: CookRequest
     texts: Sequence[str]
-    passes: float | None
-    times: int
     weigh: Weigh
     progress: Progress
+    left: Mapping[str, int] = field(default_factory=dict)
+
+    def within(self, budget: Budget, chosen: Chosen, passages: int, times: int) -> _Work:
+        """The same with each weighing cut alike, so that so many on at most so many passages fit the budget.
+
+        Raises InvalidParameter where not even the least of them do, before anything is weighed.
+        """
+        candidates, _ = candidates_of(self.registry, self.caller, self.request, chosen)
+        if not candidates:
+            return self
+        asked = request_of(self.request, candidates, self.texts[:passages])
+        passes = passes_within(budget, self.base, self.texts, progress=self.progress)
+        cut = cut_weighing(asked, passes, len(self.texts), times=times)
+        return replace(self, left={"screened": cut.screened, "steps": cut.steps, "alone": cut.alone})
 
     def led_by(self, chosen: Chosen, selected: Sequence[SoupPart], numbers: Sequence[int]) -> _Led:
         """Weigh the candidates of a ranking on the passages of these numbers."""
@@ -151,9 +163,7 @@ class _Work:
 
     def _asked(self, candidates: Candidates, numbers: Sequence[int]) -> WeighingRequest:
         asked = request_of(self.request, candidates, [self.texts[number] for number in numbers])
-        if self.passes is None:
-            return asked
-        return cut_weighing(asked, self.passes, len(self.texts), times=self.times)
+        return asked.model_copy(update={name: min(most, getattr(asked, name)) for name, most in self.left.items()})
 
     def mixed(self, how: How) -> Mixed:
         """The soup that is made so."""

@@ -166,9 +166,9 @@ class CookRequest(Frozen):
         if self.effort != "tune" and (self.tuning is not None or self.keep is not None):
             raise ValueError("'tuning' and 'keep' are for effort 'tune'")
         if self.effort not in WEIGHING and (self.also or self.control):
-            raise ValueError("'also' and 'control' are for efforts that weigh adapters: 'quick' and 'thorough'")
+            raise ValueError("'also' and 'control' are for efforts that weigh adapters: name 'quick' or 'thorough'")
         if self.effort not in BY_GRADIENTS and self.budget is not None:
-            raise ValueError("'budget' is for efforts that compute gradients: 'quick', 'thorough' and 'tune'")
+            raise ValueError("'budget' is for efforts that compute gradients: name 'quick', 'thorough' or 'tune'")
         if self.effort in BY_GRADIENTS and not self.verify:
             raise ValueError(
                 f"effort '{self.effort}' takes what beats the base on held-out passages: 'verify' cannot be false"

@@ -97,8 +97,8 @@ class Search(Frozen):
     """What an effort did: who was looked at on how much of the sample, and what was tried on the rest of it.
 
     `tokens` are those that gradients were taken over; `seconds` of that include starting the process where it
-    was not there. Where a sample is small, tuning trains several times, and each passage is held out of one of the
-    trainings.
+    was not there. Where a sample is small there are several weighings or trainings, and each passage is held out of one
+    of them.
     """
 
     effort: Effort

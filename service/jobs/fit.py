@@ -20,7 +20,7 @@ def _run(context: JobContext) -> dict[str, Any]:
     pool = PoolSpec.model_validate(arguments["pool"])
     row = context.fit(pool, spec, None if encoder is None else encoder.digest)
     if arguments.get("asked"):  # not by a push
-        asked_for(context.parts.registry, row)
+        asked_for(context.parts.registry, row, arguments["base"], created_by=context.row.created_by)
     return {"selector": row.id}
 
 

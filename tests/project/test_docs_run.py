@@ -177,7 +177,7 @@ def test_the_tutorial(home: Home) -> None:
     assert "tutorial/licences@1" in output
     assert "tutorial/mixed@1" in output
     assert "refused" in output.splitlines()
-    assert "the service by default" in output  # the last row of `soup compare`
+    assert "effort tune" in output  # the last row of `soup compare`
     client = home.live.world.client
     assert client.get("/v1/adapters/tutorial/licences").status_code == 410
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from registry.catalogue.rows import SelectorRow
-from registry.errors import Forbidden, InvalidParameter
+from registry.errors import Busy, Forbidden, InvalidParameter
 from registry.pools import current_members, enqueue_refits, gone_members, missing_members, pool_base, pool_spec
 from registry.registry import Refits
 from registry.select import ASKED_TO, answering, asked_for, latest, load
@@ -244,9 +244,34 @@ class TestIdle:
         after = verbs.fit(POOL, UniformSpec(), None)
         assert [one.ref for one in after.members] == ["acme/code@1", "acme/law@1"]
         assert self.asked_ago(verbs, after) > self.DAYS
-        asked_for(verbs.registry, after)
+        asked_for(verbs.registry, after, "tiny", created_by="key-1")
         assert self.answers(verbs) == after
         assert self.asked_ago(verbs, after) < ASKED_TO
+        with verbs.database.read() as catalogue:
+            assert catalogue.jobs.unended("fit") == []
+
+    def test_what_is_pushed_while_an_idle_one_is_fitted_has_a_refit_when_it_is_there(self, verbs, row):
+        self.asked(verbs, row, 2 * self.DAYS)
+        after = verbs.fit(POOL, UniformSpec(), None)
+        assert self.refits(verbs) == 0  # it is idle still
+        asked_for(verbs.registry, after, "tiny", created_by="key-1")
+        with verbs.database.read() as catalogue:
+            (job,) = catalogue.jobs.unended("fit")
+        assert (job.arguments["base"], job.arguments["spec"], job.created_by) == ("tiny", {"kind": "uniform"}, "key-1")
+
+    def test_an_idle_one_whose_pool_is_empty_answers_as_it_is(self, verbs, row):
+        retire(verbs, row.members[0].adapter_id)
+        self.asked(verbs, row, 2 * self.DAYS)
+        assert self.answers(verbs) == row
+
+    def test_a_note_that_finds_no_turn_waits_for_the_next_request(self, verbs, row, monkeypatch):
+        self.asked(verbs, row, self.DAYS / 2)
+
+        def busy():
+            raise Busy("Others are writing", retry_after=5)
+
+        monkeypatch.setattr(verbs.database, "write", busy)
+        assert self.answers(verbs) == row
 
     def test_an_idle_one_whose_pool_is_as_it_was_answers_and_is_idle_no_more(self, verbs, row):
         self.asked(verbs, row, 2 * self.DAYS)

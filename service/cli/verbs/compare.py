@@ -63,7 +63,6 @@ STRATEGIES = (
     Strategy("effort quick", None, verify=True, effort="quick"),
     Strategy("effort thorough", None, verify=True, effort="thorough"),
     Strategy("effort tune", None, verify=True, effort="tune"),
-    Strategy("the service by default", None, verify=True),
 )
 
 

@@ -11,7 +11,7 @@ from registry.cook import candidates as candidates_module
 from registry.cook.choose import part_of
 from registry.cook.mix import mix_ingredients
 from registry.cook.ways import request_of, side_by_side
-from registry.errors import Incompatible, InvalidSample, NotFound
+from registry.errors import Incompatible, InvalidParameter, InvalidSample, NotFound
 from registry.registry import Limits, SampleLimits
 from registry.selectors.ranking import LISTED
 from registry.spec import ConcatMixing, CookRequest, PrefixConfig, RecompressMixing
@@ -312,9 +312,9 @@ def test_of_few_passages_each_is_held_out_of_one_weighing_and_the_last_is_by_all
     assert search.tokens == 4 * 20
 
 
-def test_five_are_too_few_only_where_none_can_be_held_out(pool):
+def test_two_are_too_few_to_hold_one_out_of_three(pool):
     pool.registry = replace(pool.registry, limits=Limits(sample=SampleLimits(minimum=2, novel=2)))
-    with pytest.raises(InvalidSample, match="Of 2 passages too few can be held out: send 5 or more"):
+    with pytest.raises(InvalidSample, match="Of 2 passages too few can be held out: send 3 or more"):
         few(pool, 2)
 
 
@@ -398,6 +398,25 @@ def test_noise_is_tried_on_every_passage_once(pool):
     drawn = [one for one in pool.weighings if one.noise]
     assert [list(one.unseen) for one in drawn] == [texts[first::3] for first in range(3)]
     assert cooked.evidence.search.noise.difference == pytest.approx(-0.034, abs=0.002)
+
+
+@pytest.mark.parametrize(("effort", "passes"), [("quick", 180), ("thorough", 128), ("thorough", 396)])
+@pytest.mark.parametrize("count", [5, 9, 12])
+def test_a_budget_cuts_all_weighings_alike(pool, effort, passes, count):
+    helps(pool, law=0.4)
+    pool.tiny.anything_helps = 0.1
+    few(pool, count, effort=effort, budget={"passes": passes})
+    assert len({(one.screened, one.steps, one.alone) for one in pool.weighings}) == 1
+
+
+def test_a_budget_that_is_too_small_is_refused_before_anything_is_weighed_with_what_would_do(pool):
+    helps(pool, law=0.4)
+    with pytest.raises(InvalidParameter, match="at least") as refused:
+        few(pool, 6, budget={"passes": 1})
+    assert pool.weighings == []
+    least = float(str(refused.value).partition("at least ")[2].partition(":")[0])
+    few(pool, 6, budget={"passes": least + 0.1})
+    assert len(pool.weighings) == 4
 
 
 def test_thorough_too_holds_each_of_few_out_once(pool):

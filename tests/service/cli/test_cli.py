@@ -643,12 +643,12 @@ class TestCompare:
         scored = [json.loads(r.content)["model"] for r in server.requests if r.url.path == "/v1/perplexity"]
         assert sorted(scored) == sorted(set(scored)) == ["base/tiny", "team/cosine@1", "team/gmm@1", "team/law@1"]
 
-    def test_only_the_efforts_and_the_last_row_are_verified(self, soup: Soup, server: Server, sample: Path) -> None:
+    def test_only_the_efforts_are_verified(self, soup: Soup, server: Server, sample: Path) -> None:
         server.on("POST /v1/soups", self.cook).on("POST /v1/perplexity", self.score)
         soup("compare", "--sample", sample, "--test", sample, "--json")
         asked = [json.loads(r.content) for r in server.requests if r.url.path == "/v1/soups"]
-        assert [body["verify"] for body in asked] == [False] * 7 + [True] * 5
-        efforts = ["instant", "quick", "thorough", "tune", None]
+        assert [body["verify"] for body in asked] == [False] * 7 + [True] * 4
+        efforts = ["instant", "quick", "thorough", "tune"]
         assert [body.get("effort") for body in asked] == [None] * 7 + efforts
         modes = [((body.get("selector") or {}).get("kind"), (body.get("selector") or {}).get("mode"),
                   body["options"]["single"], body.get("effort")) for body in asked]  # fmt: skip
