@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime
 
 from registry.catalogue.database import Catalogue
-from registry.catalogue.rows import AdapterRow, EmbeddingRow, MemberRow, SelectorRow
+from registry.catalogue.rows import AdapterRow, EmbeddingRow, JobRow, MemberRow, SelectorRow
 from registry.errors import Forbidden, InvalidParameter
 from registry.registry import Refits
 from registry.spec import BaseShape, PoolRequest, PoolSpec, SelectorSpec
@@ -111,22 +111,27 @@ def enqueue_refits(catalogue: Catalogue, changed: AdapterRow, *, created_by: str
     for pool, spec in catalogue.selectors.targets(changed.base_fingerprint, asked_since=since):
         if not _may_hold(pool, changed):
             continue
-        jobs.append(
-            enqueue_fit(
-                catalogue, changed.base_model, pool, spec, namespace=changed.namespace, created_by=created_by,
-                delay=refits.delay,
-            )
+        job = enqueue_fit(
+            catalogue, changed.base_model, pool, spec, namespace=changed.namespace, created_by=created_by,
+            delay=refits.delay,
         )  # fmt: skip
+        jobs.append(job.id)
     return jobs
 
 
 def enqueue_fit(
     catalogue: Catalogue, base_model: str, pool: PoolSpec, spec: SelectorSpec, *, namespace: str, created_by: str,
-    delay: float,
-) -> str:  # fmt: skip
-    """Queue a fit of a pool after a change of it; returns the job's id, that of one that is queued already."""
-    arguments = {"base": base_model, "pool": pool.model_dump(mode="json"), "spec": spec.model_dump(mode="json")}
-    key = f"fit:{pool.digest}:{spec.digest}"
+    delay: float = 0.0, asked: bool = False,
+) -> JobRow:  # fmt: skip
+    """Queue a fit of a pool; returns the job, or the one for it that is queued already.
+
+    With `asked` somebody wants the selector, of which others than those of `namespace` do not see the job; without it
+    the pool has changed.
+    """
+    arguments = {
+        "base": base_model, "pool": pool.model_dump(mode="json"), "spec": spec.model_dump(mode="json"), "asked": asked
+    }  # fmt: skip
+    key = f"fit:{pool.digest}:{spec.digest}" + (f":{namespace}" if asked else "")
     return catalogue.jobs.enqueue(
         "fit", arguments, namespace=namespace, created_by=created_by, dedupe_key=key, delay=delay
-    ).id
+    )

@@ -58,7 +58,7 @@ def check_blobs(database: Database, blobs: LocalBlobs, *, alone: bool, accept: b
     )
     back = sum(aside.take(digest) for digest in sorted(named) if not blobs.has(digest))
     deleted = delete_ended_requests(database, blobs)
-    unnamed, requests = _unnamed(database, blobs) if alone else [], 0
+    unnamed, requests = _unnamed(database, blobs, named) if alone else [], 0
     for digest in unnamed:
         if not older and _is_request(blobs.place(digest)):
             blobs.delete(digest)
@@ -102,16 +102,15 @@ def _another(blobs: LocalBlobs) -> Unavailable:
     )
 
 
-def _unnamed(database: Database, blobs: BlobStore) -> list[str]:
-    """Blobs that no transaction named and no waiting cook is asked by.
+def _unnamed(database: Database, blobs: BlobStore, named: set[str]) -> list[str]:
+    """Blobs that are not `named` by a transaction, and that no waiting cook is asked by.
 
     They are what a crash left between storing bytes and committing the row that names them, requests of cooks that have
     ended, and whatever a database that is an older copy does not know.
     """
     with database.read() as catalogue:
-        named = catalogue.blobs.digests()
-        named |= {job.arguments["request"] for kind in COOKS for job in catalogue.jobs.unended(kind)}
-    return [digest for digest in blobs.digests() if digest not in named]
+        waiting = {job.arguments["request"] for kind in COOKS for job in catalogue.jobs.unended(kind)}
+    return [digest for digest in blobs.digests() if digest not in named | waiting]
 
 
 def _is_request(path: Path) -> bool:

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from registry.blobs.contract import hex_of
 from registry.blobs.local import LocalBlobs, sync_place
 from registry.errors import Unavailable
-from registry.files import replace_file
+from registry.files import make_directory, replace_file
 from registry.spec import StoreMark
 
 ASIDE, MARK = "set-aside", "store.json"
@@ -33,7 +33,7 @@ class Aside:
     def put(self, digest: str, day: date) -> None:
         """Move a stored blob here."""
         target = self.folder / day.isoformat() / hex_of(digest)
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(target.parent)
         self._blobs.place(digest).replace(target)
         sync_place(target)
 

@@ -79,7 +79,7 @@ def cook(
     spent = base.spent(texts)
     more = beyond(request, spent, len(texts), tuning=may_tune(registry.database, target)) if texts else ()
     cooked = cooked.model_copy(update={"spent": spent, "beyond": more})
-    if request.effort == asked.effort or request.effort != "tune":
+    if request.effort != "tune" or asked.effort == "tune":
         return cooked
     reason = f"{cooked.reason} Effort 'tune' is the default of namespace {target!r}."
     return cooked.model_copy(update={"reason": reason})

@@ -288,7 +288,7 @@ def _gaussians(projection: Projection, parts: Iterable[Float64]) -> Gaussians:
 
 def _posteriors(distances: Float64, temperature: float) -> Float64:
     """Posteriors (n, domains) of Gaussians at `distances` (n, domains), their log-densities times `temperature`."""
-    found = np.square(distances)
+    found = np.square(distances)  # in place: scipy's softmax makes several more arrays of this size
     found *= -0.5 * temperature
     found -= found.max(axis=1, keepdims=True)
     np.exp(found, out=found)

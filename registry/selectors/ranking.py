@@ -136,11 +136,6 @@ class Ranking:
     capped: bool = True
     units: UnitScores | None = None
 
-    @property
-    def scores(self) -> dict[str, float]:
-        """Every candidate's score, by domain."""
-        return {one.member.domain: one.score for one in self.ranked}
-
     def selection(self, *, max_ingredients: int | None = None, listed: int | None = LISTED) -> Selection:
         """Those that pass, at most as many as the options say, or `max_ingredients`, with weights that sum to 1.
 

@@ -13,7 +13,7 @@ from registry.catalogue import Catalogue
 from registry.catalogue.rows import JobRow, Namespaces, SelectorRow
 from registry.cook.choose import with_note
 from registry.errors import Busy, Forbidden, Unavailable
-from registry.pools import missing_members
+from registry.pools import enqueue_fit, missing_members
 from registry.registry import Caller
 from registry.samples import CheckedSample, check_sample
 from registry.select import answering, encoder_for, latest, pool_of, select
@@ -50,14 +50,7 @@ async def fit_selector(
 def _enqueue_fit(parts: AppParts, who: Principal, caller: Caller, spec: SelectorSpec, request: PoolRequest) -> JobRow:
     base, pool = pool_of(parts.registry, caller, request)
     with parts.registry.database.write() as catalogue:
-        return catalogue.jobs.enqueue(
-            "fit",
-            {"base": base.entry.id, "pool": pool.model_dump(mode="json"), "spec": spec.model_dump(mode="json"),
-             "asked": True},
-            namespace=who.home,
-            created_by=who.key_id,
-            dedupe_key=f"fit:{pool.digest}:{spec.digest}:{who.home}",
-        )  # fmt: skip
+        return enqueue_fit(catalogue, base.entry.id, pool, spec, namespace=who.home, created_by=who.key_id, asked=True)
 
 
 def _fitted(parts: AppParts, visible: Namespaces, selector_id: str) -> Selector:

@@ -337,7 +337,7 @@ def test_laws_of_what_is_listed(listed: int, out: set[int], options: SelectOptio
         others = whole.left_out[listed:]
         assert short.more_left_out.get("Out.", 0) == sum(one.reason == "Out." for one in others)
         assert all(why.endswith(".") for why in short.more_left_out)
-        assert whole.scores == ranking.scores
+        assert whole.scores == {one.member.domain: one.score for one in ranking.ranked}
         scored = {*(one.domain for one in short.selected), *(one.domain for one in short.left_out if one.score)}
         assert scored <= set(short.scores) <= {one.domain for one in (*short.selected, *short.left_out)}
         assert short.scores.items() <= whole.scores.items()

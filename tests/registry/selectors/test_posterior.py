@@ -33,7 +33,7 @@ def by_scipy(selector: PosteriorSelector, temperature: float) -> np.ndarray:
 @pytest.mark.parametrize("temperature", [0.1, 0.5, 1.0])
 def test_posteriors_are_those_of_the_densities(temperature: float) -> None:
     selector = PosteriorSelector(PosteriorSpec(dimensions=6, temperature=temperature)).fit(NEAR)
-    found = selector.rank(SAMPLE).scores
+    found = selector.rank(SAMPLE).selection(listed=None).scores
     wanted = dict(zip((f"d{n}" for n in range(5)), by_scipy(selector, temperature), strict=True))
     assert found == pytest.approx(wanted, abs=1e-9)
     assert sum(found.values()) == pytest.approx(1.0)
@@ -56,15 +56,15 @@ def test_a_lower_temperature_spreads_the_weights() -> None:
     largest = []
     for temperature in (0.01, 0.1, 1.0):
         selector = PosteriorSelector(PosteriorSpec(dimensions=6, temperature=temperature)).fit(NEAR)
-        largest.append(max(selector.rank(SAMPLE).scores.values()))
+        largest.append(max(selector.rank(SAMPLE).selection(listed=None).scores.values()))
     assert largest == sorted(largest)
     assert largest[0] < 0.3 < largest[-1]
 
 
 @given(out=st.sets(st.integers(0, 4), max_size=4))
 def test_who_is_excluded_shares_in_nothing(out: set[int]) -> None:
-    every = SELECTOR.rank(SAMPLE).scores
-    found = SELECTOR.rank(SAMPLE, exclude={digest_for(f"d{n}"): "Retired." for n in out}).scores
+    every = SELECTOR.rank(SAMPLE).selection(listed=None).scores
+    found = SELECTOR.rank(SAMPLE, exclude={digest_for(f"d{n}"): "Retired." for n in out}).selection(listed=None).scores
     assert found.keys() == {domain for domain in every if int(domain[1:]) not in out}
     assert sum(found.values()) == pytest.approx(1.0)
 
