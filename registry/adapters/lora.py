@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from registry.adapters.attach import AdapterModule, Edit
 from registry.adapters.initial import NEAR_IDENTITY_STD, Init, Shapes, seeded, truncated_normal
-from registry.adapters.slots import linear
+from registry.adapters.slots import add_linear, linear
 from registry.errors import Incompatible, more_problems
 from registry.spec import BaseShape, LoraConfig, LoraModule
 
@@ -45,8 +45,8 @@ class LoraUpdate(nn.Module):
         if not torch.is_autocast_enabled(source.device.type):  # which brings both to its own dtype
             source = source.to(dtype)
         narrow = linear(source, self.lora_A)
-        update = linear(narrow if self.scaling == 1 else narrow * self.scaling, self.lora_B)
-        return (hidden + update).to(hidden.dtype)
+        narrow = narrow if self.scaling == 1 else narrow * self.scaling
+        return add_linear(hidden, narrow, self.lora_B).to(hidden.dtype)
 
 
 class LoraAdapter(AdapterModule):

@@ -20,6 +20,14 @@ def linear(x: Tensor, layer: nn.Linear) -> Tensor:
     return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
 
 
+def add_linear(hidden: Tensor, x: Tensor, layer: nn.Linear) -> Tensor:
+    """`hidden` plus `linear(x, layer)`, added in the layer's dtype; `layer` has no bias."""
+    weight = layer.weight
+    if weight.ndim == 2:
+        return hidden + F.linear(x, weight)
+    return torch.baddbmm(hidden.to(weight.dtype), x, weight.transpose(1, 2))
+
+
 def per_slot(parameter: Tensor) -> Tensor:
     """A vector (hidden,) as it is, a stacked one (slots, hidden) so that it meets (slots, tokens, hidden)."""
     return parameter.unsqueeze(1) if parameter.ndim == 2 else parameter

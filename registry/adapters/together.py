@@ -39,6 +39,8 @@ class ReadyAdapter:
         self.length_before = 0 if self.before is None else int(self.before.shape[3])
         self.module = module if form is None else form
         self.form: Hashable | None = None if form is None else form_of(form)
+        self.slot_bytes = sum(one.numel() * one.element_size() for one in self.module.parameters())
+        """Bytes of a slot for it in a stack."""
         self.edits = list(self.module.edits(model))
         self.everywhere = _by_module([_Edit(target, 0, None, 1, edit) for target, edit in self.edits])
         """The plan of a pass whose every token is this adapter's."""
@@ -150,7 +152,7 @@ class Together:
         Stacks that the pass to come does not need make room, those used least recently first.
         """
         stack, count = self._stacks.get(key), len(adapters)
-        size = sum(one.numel() * one.element_size() for one in adapters[0].module.parameters())
+        size = adapters[0].slot_bytes
         others = {other: one for other, one in self._stacks.items() if other != key}
         needed = sum(others[other].bytes for other in others if other in self._taken) + count * size
         allowed = self.room(needed)
