@@ -60,6 +60,13 @@ def by_size(run: Run) -> None:
             run.add(f"{way}_{size}_{run.suffix}", run.ratio(run.of(way, size)), goal=goal, note="one draw")
 
 
+def smaller(run: Run) -> None:
+    """All that is said of smaller samples."""
+    by_size(run)
+    _beside_fresh(run, run.sizes)
+    _tuned_worst(run, run.sizes)
+
+
 def _oracles(run: Run) -> None:
     """Those that saw the test passages: the best single adapter, and the average that greedy search finds on them."""
     best: dict[str, np.ndarray] = {}
@@ -130,14 +137,18 @@ def with_best(run: Run) -> None:
 
 def beside_fresh(run: Run) -> None:
     """A fresh adapter at the best of its rates and passes, as held-out passages have it, beside the tuned soup."""
-    for size in (*run.sizes, run.full):
-        twice = " or over two passes" if size == run.full else ""
-        against = f"than a fresh adapter, at the best of two rates over its default passes{twice}"
-        _ahead(run, f"tune_vs_fresh_{size}", "tune", size, _fresh, against, run.goal(f"fresh_{size}"))
+    _beside_fresh(run, (*run.sizes, run.full))
     same = "than a fresh adapter at the best of two rates, both over the default passes"
     _ahead(run, "tune_vs_fresh_as_often", "tune", run.full, partial(_fresh, twice=False), same)
     both = "over two passes, than a fresh adapter at the best of two rates over its default passes or two"
     _ahead(run, "tune_twice_vs_fresh", TWICE, run.full, _fresh, both)
+
+
+def _beside_fresh(run: Run, sizes: Sequence[int]) -> None:
+    for size in sizes:
+        twice = " or over two passes" if size == run.full else ""
+        against = f"than a fresh adapter, at the best of two rates over its default passes{twice}"
+        _ahead(run, f"tune_vs_fresh_{size}", "tune", size, _fresh, against, run.goal(f"fresh_{size}"))
 
 
 def _ahead(
@@ -183,37 +194,37 @@ def kept_when_narrow(run: Run) -> None:
 
 def nothing_claimed(run: Run) -> None:
     """How often an answer is worse than the base by more than a standard error: novel domains and hostile sets."""
-    _claimed(run, run.domains)
+    _claimed(run, (run.full, *run.sizes))
 
 
-def hostile_alone(run: Run) -> None:
-    """The same of hostile sets alone."""
-    _claimed(run, ())
-
-
-def _claimed(run: Run, novel: Sequence[str]) -> None:
+def _claimed(run: Run, sizes: Sequence[int]) -> None:
+    """Of novel domains samples of these sizes, of hostile sets the largest."""
     worse: list[str] = []
     claims = 0
-    for domain in (*novel, *run.hostile):
+    for domain in (*(run.domains if sizes else ()), *run.hostile):
         for way in EFFORTS:
-            for size in (run.full, *(run.sizes if domain in novel else ())):
+            for size in (run.full,) if domain in run.hostile else sizes:
                 answer = run.answer(way, domain, size)
                 found = run.against(run.nll(answer), run.base(domain), domain)
                 if found.difference > found.standard_error:
                     worse.append(f"{way} {domain} {size}")
                 claims += domain in HOSTILE and not answer.abstained
-    what = "domains, sizes and hostile sets" if novel else "hostile sets"
-    what = f"{what}; {claims} soups for hostile sets" if run.hostile else "domains and sizes"
+    what = ", ".join([*(["domains and sizes"] if sizes else []), *(["hostile sets"] if run.hostile else [])])
+    what += f"; {claims} soups for hostile sets" if run.hostile else ""
     note = what + "".join(f"; {one}" for one in worse)
     run.add("worse_than_base", len(worse), "answers", 0, note)
 
 
 def tuned_worst(run: Run) -> None:
     """How often the tuned soup is worse than quick's, or than a fresh adapter, by more than a standard error."""
+    _tuned_worst(run, (run.full, *run.sizes))
+
+
+def _tuned_worst(run: Run, sizes: Sequence[int]) -> None:
     worse = [
         f"{domain} {size} than {name}"
         for domain in run.domains
-        for size in (run.full, *run.sizes)
+        for size in sizes
         for name, other in (("quick", run.answer("quick", domain, size)), ("fresh", _fresh(run, domain, size)))
         if _is_worse(run, run.answer("tune", domain, size), other)
     ]
@@ -300,7 +311,7 @@ def singles(run: Run) -> None:
             })  # fmt: skip
 
 
-ALONE_TOO = {"best": with_best, "sizes": by_size}
+ALONE_TOO = {"best": with_best, "sizes": smaller}
 ONLY = (*ALONE_TOO, "hostile", *HOSTILE)
 """What a run may be of alone, beside a results file that has the rest; each hostile set too."""
 
@@ -314,8 +325,9 @@ def run(
     work = Run(setting, Answers(home / "answers.jsonl"), over, draws, sizes, Result(name), without, greedy, hostile)
     further = {"noise": beside_noise, "coverage": coverage, "best": with_best}
     if only:
-        chosen = [part for name, part in ALONE_TOO.items() if name in only]
-        parts = [*chosen, *([hostile_alone] if hostile else []), rows]
+        parts: list[Callable[[Run], None]] = [part for name, part in ALONE_TOO.items() if name in only]
+        smaller_too = sizes if "sizes" in only else ()
+        parts += [*([partial(_claimed, sizes=smaller_too)] if smaller_too or hostile else []), rows]
     else:
         parts = [tables, wall, kept_when_narrow, tuned_worst, nothing_claimed, beside_fresh]
         parts += [*(part for name, part in further.items() if name not in without), rows, singles]

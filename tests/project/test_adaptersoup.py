@@ -18,7 +18,7 @@ from benchmarks import adaptersoup
 from benchmarks.report import Result
 from benchmarks.soups import ALONE, EFFORTS, german
 from benchmarks.soups import setting as settings
-from benchmarks.soups.cells import Answers, Cell, asked
+from benchmarks.soups.cells import FRESH_RATES, Answers, Cell, asked, fresh
 from benchmarks.soups.setting import HOSTILE, Lengths, Setting, Texts
 from demo.cells import Cells
 from demo.job import Job
@@ -278,8 +278,19 @@ def test_hostile_sets_alone(setting: Setting, tmp_path: Path) -> None:
 def test_few_passages_alone(setting: Setting, tmp_path: Path) -> None:
     found = adaptersoup.run(setting, tmp_path, over="base", draws=1, sizes=[5, 15], name="more", only=["sizes"])
     ratios = {f"{way}_{size}_ratio" for way in EFFORTS for size in (5, 15)}
-    assert set(found.figures) == {*ratios, "answers"}
-    assert {(row["way"], row["passages"]) for row in found.rows} == {(way, size) for way in EFFORTS for size in (5, 15)}
+    beside = {"tune_vs_fresh_5", "tune_vs_fresh_15", "tune_worst", "worse_than_base"}
+    assert set(found.figures) == {*ratios, *beside, "answers"}
+    assert found.figures["worse_than_base"].note == "domains and sizes"
+    ways = (*EFFORTS, *(fresh(rate) for rate in FRESH_RATES))
+    assert {(row["way"], row["passages"]) for row in found.rows} == {(way, size) for way in ways for size in (5, 15)}
+
+
+def test_few_passages_and_hostile_sets_in_one_run(setting: Setting, tmp_path: Path) -> None:
+    parts = ["sizes", "hostile"]
+    found = adaptersoup.run(setting, tmp_path, over="base", draws=1, sizes=[5], name="more", only=parts)
+    assert {row["passages"] for row in found.rows if row["hostile"]} == {100}
+    assert {row["passages"] for row in found.rows if not row["hostile"]} == {5}
+    assert found.figures["worse_than_base"].note == "domains and sizes, hostile sets; 0 soups for hostile sets"
 
 
 def test_answers_know_what_they_are_made_of(setting: Setting) -> None:
