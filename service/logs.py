@@ -1,16 +1,20 @@
 """Logs: each record as one line of JSON on standard error, without what people sent.
 
-Of an exception the class and the places in our code, not its message: messages quote values.
+Of an exception the class, the number of a failed system call and the places in our code, not its message: messages
+quote values. An `Internal` of ours speaks of the server's own state alone, so what it says is logged.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import traceback
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import IO, Any
+
+from registry.errors import Internal
 
 request_id_now: ContextVar[str | None] = ContextVar("request_id", default=None)
 """The id of the request that is being answered, None outside of one."""
@@ -36,15 +40,28 @@ class JsonFormatter(logging.Formatter):
 
 
 def describe(error: BaseException) -> dict[str, Any]:
-    """An exception without its message: its class, that of its cause, and the innermost 12 places."""
+    """An exception without its message: its class, that of its cause, and the innermost 12 places.
+
+    `errno` and `cause_errno` are there where a system call failed (`ENOSPC`), `detail` is what an Internal says.
+    """
     frames = traceback.extract_tb(error.__traceback__)[-12:]
     found: dict[str, Any] = {
         "error": type(error).__qualname__,
         "where": [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames],
+        **_errno("errno", error),
     }
+    if isinstance(error, Internal):
+        found["detail"] = error.message
     if error.__cause__ is not None:
         found["cause"] = type(error.__cause__).__qualname__
+        found |= _errno("cause_errno", error.__cause__)
     return found
+
+
+def _errno(name: str, error: BaseException) -> dict[str, str]:
+    if not isinstance(error, OSError) or error.errno is None:
+        return {}
+    return {name: errno.errorcode.get(error.errno, str(error.errno))}
 
 
 def configure_logging(level: str, stream: IO[str] | None = None) -> None:

@@ -18,10 +18,9 @@ from prometheus_client.registry import Collector
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from registry.errors import Internal
 from service.engine.tally import Figures
 from service.http import problems
-from service.logs import describe, request_id_now
+from service.logs import request_id_now
 
 log = logging.getLogger("service.request")
 
@@ -146,10 +145,10 @@ class Observe:
         try:
             await self._app(scope, receive, sent)
         except Exception as error:
-            log.error("request failed", extra={"fields": describe(error)})
+            body = problems.unexpected(error)
             if sent.status is not None:
                 raise  # the answer has begun: only cutting the connection tells the client
-            await problems.response_of(Internal("unexpected"))(scope, receive, sent)
+            await problems.response_of_unexpected(body)(scope, receive, sent)
         finally:
             self._metrics.in_flight.dec()
             self._record(scope, sent.status, time.perf_counter() - started)

@@ -8,6 +8,7 @@ carry, and nothing of an unexpected error is shown.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -21,7 +22,10 @@ from starlette.exceptions import HTTPException
 from registry import errors
 from registry.errors import SoupError
 from registry.spec import UNION_MEMBERS
+from service.logs import describe
 from training.spec import METHODS
+
+log = logging.getLogger("service.request")
 
 STATUS: dict[type[SoupError], int] = {
     errors.Invalid: 400,
@@ -87,17 +91,30 @@ def error_type(status: int) -> str:
 
 
 def body_of(error: SoupError) -> ErrorBody:
-    """One of our errors as its body, also inside of an event stream; `problems` is unset where there is but one."""
-    hidden = isinstance(error, errors.Internal)
+    """One of our errors as its body, also inside of an event stream; `problems` is unset where there is but one.
+
+    Of an Internal the log has what it says, and the body does not.
+    """
+    if isinstance(error, errors.Internal):
+        return unexpected(error)
     problem = Problem(
-        message=INTERNAL_MESSAGE if hidden else _sendable(error.message),
+        message=_sendable(error.message),
         type=error_type(status_of(error)),
         param=None if error.param is None else _sendable(error.param),
         code=error.code,
     )
-    if error.problems and not hidden:
+    if error.problems:
         problem.problems = [_sendable(text) for text in error.problems]
     return ErrorBody(error=problem)
+
+
+def unexpected(error: BaseException) -> ErrorBody:
+    """The body of an error that nobody foresaw, which is written to the log here and shows nothing of it."""
+    log.error("request failed", extra={"fields": describe(error)})
+    hidden = errors.Internal(INTERNAL_MESSAGE)
+    return ErrorBody(
+        error=Problem(message=hidden.message, type=error_type(status_of(hidden)), param=None, code=hidden.code)
+    )
 
 
 def _sendable(text: str) -> str:
@@ -113,6 +130,11 @@ def response_of(error: SoupError, headers: Mapping[str, str] | None = None) -> J
     if isinstance(error, errors.Unauthenticated):
         extra["www-authenticate"] = "Bearer"
     return _answer(body_of(error), status_of(error), extra)
+
+
+def response_of_unexpected(body: ErrorBody) -> JSONResponse:
+    """What `unexpected` gave, as a response."""
+    return _answer(body, status_of(errors.Internal(INTERNAL_MESSAGE)), None)
 
 
 def _answer(body: ErrorBody, status: int, headers: Mapping[str, str] | None) -> JSONResponse:

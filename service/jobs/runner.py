@@ -26,6 +26,7 @@ from service.jobs.fit_process import FitProcess
 from service.jobs.gradient_process import GradientProcess
 from service.jobs.kinds import KINDS
 from service.jobs.training_folder import sweep
+from service.logs import describe
 from service.parts import Parts
 
 log = logging.getLogger("soup.jobs")
@@ -150,7 +151,8 @@ class JobRunner:
 
     def _fail(self, row: JobRow, error: SoupError, *, retry_in: float | None) -> bool:
         """Store the failure; True when the job ended with it, or was cancelled before."""
-        log.warning("job failed", extra={"fields": {"job": row.id, "kind": row.kind, "code": error.code}})
+        details = describe(error) if isinstance(error, Internal) else {}
+        log.warning("job failed", extra={"fields": {"job": row.id, "kind": row.kind, "code": error.code, **details}})
         with self._database.write() as catalogue:
             ours = catalogue.jobs.fail(row.id, as_dict(error), retry_in, worker=self._name)
             if ours and retry_in is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import logging
@@ -13,10 +14,11 @@ from fastapi import APIRouter, FastAPI
 from fastapi.responses import StreamingResponse
 from fastapi.testclient import TestClient
 
+from registry.errors import Internal
 from service.engine.tally import Figures
 from service.http import problems
 from service.http.observe import Metrics, Observe
-from service.logs import JsonFormatter, configure_logging
+from service.logs import JsonFormatter, configure_logging, describe
 
 SECRET = "my-private-text"
 
@@ -49,6 +51,13 @@ def client(metrics: Metrics) -> TestClient:
     @router.get("/broken/{name}")
     def broken(name: str) -> None:
         raise RuntimeError(f"cannot {name}")
+
+    @router.get("/ours/{name}")
+    def ours(name: str) -> None:
+        try:
+            raise OSError(errno.ENOSPC, f"no room for {name}")
+        except OSError as error:
+            raise Internal("The blob folder has no adapter 7.") from error
 
     @router.get("/half/{name}")
     def half(name: str) -> StreamingResponse:
@@ -115,6 +124,24 @@ def test_an_unexpected_error_is_500_in_our_shape_without_its_message(client: Tes
     assert any("test_observe" in place for place in failed["where"])
     assert request["status"] == 500
     assert SECRET not in lines.getvalue()
+
+
+def test_the_log_has_the_details_of_an_internal_error_of_ours(client: TestClient, lines: io.StringIO) -> None:
+    answer = client.get(f"/v1/ours/{SECRET}", headers={"x-request-id": "r-3"})
+    assert (answer.status_code, answer.json()["error"]["message"]) == (500, problems.INTERNAL_MESSAGE)
+    failed, _request = parsed(lines)
+    assert (failed["request_id"], failed["error"], failed["detail"]) == (
+        "r-3", "Internal", "The blob folder has no adapter 7.",
+    )  # fmt: skip
+    assert (failed["cause"], failed["cause_errno"]) == ("OSError", "ENOSPC")
+    assert any("test_observe" in place for place in failed["where"])
+    assert SECRET not in lines.getvalue()
+
+
+def test_a_failed_system_call_is_logged_by_its_number() -> None:
+    assert describe(OSError(errno.EROFS, SECRET))["errno"] == "EROFS"
+    assert describe(OSError(98765, SECRET))["errno"] == "98765"
+    assert "errno" not in describe(OSError(SECRET))
 
 
 def test_an_error_after_the_answer_began_cuts_the_connection(client: TestClient, lines: io.StringIO) -> None:
