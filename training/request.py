@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from registry.errors import Conflict, SoupError
 from registry.formats import AdapterDirectory, check_place, read_directory
 from registry.names import Digest
-from registry.spec import Card, CookRequest, Frozen, HandRecipe, MergeMixing, WeightedRef, Words
+from registry.spec import Card, CookRequest, Frozen, HandRecipe, MergeMixing, NewCard, WeightedRef, Words
 from training.spec import BANK, SAMPLE, SAVE_SECONDS, VALID_SHARE, TrainingSpec
 
 
@@ -32,7 +32,7 @@ class TrainingRequest(Frozen):
     spec: TrainingSpec = TrainingSpec()
     sample: int = Field(default=SAMPLE, ge=0, le=10_000)
     """Training passages that become the adapter's sample; 0 for none."""
-    card: Card = Card()
+    card: NewCard = Card()
 
     @model_validator(mode="after")
     def _validated_on_one(self) -> Self:

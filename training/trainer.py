@@ -6,6 +6,7 @@ tensors: the same structure, base, `init` and `init_seed` give the same `init_ha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +31,9 @@ from training.methods.pruning import prune
 from training.state import Loss, Objective, TrainingState
 from training.tasks import LANGUAGE_MODELLING
 from training.tasks.contract import Task
+
+MOST_VALIDATIONS = 1000
+"""Points of a validation history that a record keeps, about: a provenance has room for 64 KiB."""
 
 
 @dataclass(frozen=True)
@@ -169,6 +173,13 @@ def _objective(base: LoadedBase, adapter: AdapterModule, inputs: TrainingInputs)
     return Objective(routed, valid_loss=loss, above=task.noise, unit=task.unit)
 
 
+def thinned(history: Sequence[tuple[int, float]], best_step: int) -> list[tuple[int, float]]:
+    """At most about MOST_VALIDATIONS of a history, evenly; the first, the last and the best step's are among them."""
+    every = math.ceil(len(history) / MOST_VALIDATIONS)
+    last = len(history) - 1
+    return [one for number, one in enumerate(history) if number % every == 0 or number == last or one[0] == best_step]
+
+
 def _outcome_record(
     outcome: Outcome, base: LoadedBase, config: AdapterConfig, task: Task, *, width: int
 ) -> dict[str, Any]:
@@ -181,6 +192,6 @@ def _outcome_record(
         "parameters": {"trained": trained, "base": parameters, "share": trained / parameters},
         "best_step": outcome.best_step,
         **task.outcome(examples=outcome.examples, width=width, before=outcome.valid_before, best=outcome.valid_best),
-        "valid_history": [[step, nll] for step, nll in outcome.history],
+        "valid_history": [[step, nll] for step, nll in thinned(outcome.history, outcome.best_step)],
         "train_history": [[step, nll] for step, nll in outcome.train_history],
     }

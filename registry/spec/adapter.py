@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from registry.names import Digest, Part
+from registry.names import Digest, Part, canonical_json
 from registry.spec.config import AdapterConfig
 from registry.spec.frozen import Frozen, Words
 
@@ -14,6 +14,13 @@ Unit = Literal["passage", "sentence"]
 InitSource = Literal["trained_here", "declared", "unknown"]
 BaseKind = Literal["causal", "encoder"]
 Quantization = Literal["int8"]
+
+MOST_METADATA_KEY = 128
+"""Characters of a key of a card's metadata."""
+MOST_METADATA_VALUE = 1024
+"""Characters of a text in a card's metadata."""
+MOST_PROVENANCE = 64 * 1024
+"""Bytes of a provenance's `training` as JSON."""
 
 
 class BaseEntry(Frozen):
@@ -56,6 +63,22 @@ class Card(Frozen):
     license: Words | None = Field(default=None, max_length=200)
     tags: tuple[Part, ...] = Field(default=(), max_length=64, fail_fast=True)
     metadata: dict[Words, Words | int | float | bool | None] = Field(default_factory=dict, max_length=64)
+
+
+def _short_metadata(card: Card) -> Card:
+    for key, value in card.metadata.items():
+        if len(key) > MOST_METADATA_KEY:
+            raise ValueError(f"a key of metadata has {len(key)} characters; the most is {MOST_METADATA_KEY}")
+        if isinstance(value, str) and len(value) > MOST_METADATA_VALUE:
+            raise ValueError(
+                f"metadata {key!r} has {len(value)} characters; the most is {MOST_METADATA_VALUE}: the description "
+                "has room for longer texts"
+            )
+    return card
+
+
+NewCard = Annotated[Card, AfterValidator(_short_metadata)]
+"""A card as it is sent. One that was stored before there were bounds can still be read."""
 
 
 class FileSource(Frozen):
@@ -124,6 +147,20 @@ class Provenance(Frozen):
         return self
 
 
+def _short_provenance(provenance: Provenance) -> Provenance:
+    size = len(canonical_json(provenance.training))
+    if size > MOST_PROVENANCE:
+        raise ValueError(
+            f"'training' has {size} bytes as JSON; the most is {MOST_PROVENANCE}: leave out curves and logs, or push "
+            "them as a file of their own"
+        )
+    return provenance
+
+
+NewProvenance = Annotated[Provenance, AfterValidator(_short_provenance)]
+"""A provenance as it is sent. One that was stored before there was a bound can still be read."""
+
+
 class Manifest(Frozen):
     """`POST /v1/adapters`: what is pushed under which name. `files` holds `adapter_model.safetensors`.
 
@@ -145,8 +182,8 @@ class Manifest(Frozen):
     """PEFT's `adapter_config.json` of a LoRA or a prefix as it is."""
     files: dict[str, FileSource]
     sample: SampleSource | None = None
-    card: Card = Card()
-    provenance: Provenance = Provenance()
+    card: NewCard = Card()
+    provenance: NewProvenance = Provenance()
 
     @model_validator(mode="after")
     def _one_configuration(self) -> Self:

@@ -38,6 +38,7 @@ from service.http.schemas.adapters import (
     Lineage,
     StoredFile,
     adapter_body,
+    listed,
 )
 
 router = APIRouter(prefix="/v1/adapters", tags=["adapters"])
@@ -79,7 +80,7 @@ def list_adapters(
             who.namespaces, base_model=base_model, method=method, domain=domain, tag=tag, kind=kind,
             tuned_on=tuned_on, q=q, limit=size, cursor=cursor,
         )  # fmt: skip
-    return AdapterList(data=[adapter_body(row) for row in page.rows], next_cursor=page.next_cursor)
+    return AdapterList(data=[listed(row) for row in page.rows], next_cursor=page.next_cursor)
 
 
 @router.get("/{digest}")
@@ -124,7 +125,7 @@ def retire_adapter(request: Request, ns: str, name: str, parts: AppParts, who: W
         rows = [catalogue.adapters.retire(row.id) for row in live]
         _after_change(parts, who.caller(request.state.request_id), catalogue, "adapter.retire", rows)
     parts.jobs.wake()
-    return AdapterList(data=[adapter_body(row) for row in rows])
+    return AdapterList(data=[listed(row) for row in rows])
 
 
 def _after_change(parts: AppParts, caller: Caller, catalogue: Catalogue, action: str, rows: list[AdapterRow]) -> None:

@@ -21,7 +21,7 @@ from service.http.app_parts import AppParts
 from service.http.auth import Reader, Writer
 from service.http.named_models import adapter_named
 from service.http.paging import Cursor, Limit, page_size
-from service.http.schemas.adapters import Adapter, AdapterList, Lineage, adapter_body
+from service.http.schemas.adapters import Adapter, AdapterList, Lineage, adapter_body, listed
 from service.http.schemas.jobs import Job
 from service.http.schemas.soups import Soup, SoupRequest
 from service.http.waiting import finished, wait_of
@@ -90,7 +90,7 @@ def list_soups(
     size = page_size(limit, parts)
     with parts.registry.database.read() as catalogue:
         page = catalogue.adapters.list(who.namespaces, kind="soup", q=q, limit=size, cursor=cursor)
-    return AdapterList(data=[adapter_body(row) for row in page.rows], next_cursor=page.next_cursor)
+    return AdapterList(data=[listed(row) for row in page.rows], next_cursor=page.next_cursor)
 
 
 @router.get("/{ns}/{name}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from registry.names import Digest
-from registry.spec import AdapterConfig, Card, Provenance, Recipe, SampleReport, Words
+from registry.spec import AdapterConfig, Card, NewCard, Provenance, Recipe, SampleReport, Words
 from registry.spec.frozen import Frozen
 from service.http.schemas.wire import Wire
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from registry.catalogue.rows import AdapterRow
 
 
-class Adapter(Wire):
-    """A stored adapter or soup."""
+class ListedAdapter(Wire):
+    """A stored adapter or soup as it is listed: without its provenance, which can be long."""
 
     object: Literal["adapter"] = "adapter"
     ref: str
@@ -31,7 +31,6 @@ class Adapter(Wire):
     domain: str
     config: AdapterConfig
     card: Card
-    provenance: Provenance
     parameters: int
     dtype: str
     size_bytes: int
@@ -44,6 +43,12 @@ class Adapter(Wire):
     created_at: datetime
     retired_at: datetime | None
     etag: str
+
+
+class Adapter(ListedAdapter):
+    """A stored adapter or soup."""
+
+    provenance: Provenance
     job: str | None = None
     warnings: list[str] = Field(default_factory=list)
 
@@ -54,18 +59,23 @@ def adapter_body(row: AdapterRow, *, job: str | None = None, warnings: tuple[str
     return Adapter(**fields, job=job, warnings=list(warnings))
 
 
+def listed(row: AdapterRow) -> ListedAdapter:
+    """A row as a list has it."""
+    return ListedAdapter(**{name: getattr(row, name) for name in ListedAdapter.model_fields if hasattr(row, name)})
+
+
 class AdapterList(Wire):
     """One page of adapters, newest first."""
 
     object: Literal["list"] = "list"
-    data: list[Adapter]
+    data: list[ListedAdapter]
     next_cursor: str | None = None
 
 
 class AdapterPatch(Frozen):
     """What may change of an adapter: what people say about it. A given card replaces the whole card."""
 
-    card: Card | None = None
+    card: NewCard | None = None
     domain: Words | None = Field(default=None, min_length=1, max_length=200)
 
 

@@ -60,6 +60,28 @@ def test_card_and_domain_change_and_everything_else_stays(world: World) -> None:
     assert get(world, "acme/law").json() == {**after, "job": None, "warnings": []}
 
 
+def test_lists_leave_the_provenance_to_each_adapter(world: World) -> None:
+    """200 adapters of 64 KiB each would make a page of 13 MB."""
+    log = {"training": {"log": "x" * 60_000}}
+    world.push("acme/long", provenance=log)
+    assert get(world, "acme/long").json()["provenance"]["training"] == log["training"]
+    page = world.client.get("/v1/adapters?q=long")
+    assert [one["name"] for one in page.json()["data"]] == ["long"]
+    assert "provenance" not in page.json()["data"][0]
+    assert len(page.content) < 10_000
+    retired = world.client.delete("/v1/adapters/acme/long").json()["data"]
+    assert "provenance" not in retired[0]
+
+
+@pytest.mark.parametrize("metadata", [{"note": "x" * 1025}, {"k" * 129: 1}])
+def test_metadata_that_is_too_long_is_refused_and_changes_nothing(world: World, metadata: Any) -> None:
+    world.push("acme/kept", card={"metadata": {"note": "x" * 1024, "k" * 128: 1}})
+    before = get(world, "acme/kept").json()
+    answer = world.client.patch("/v1/adapters/acme/kept", json={"card": {"metadata": metadata}})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_parameter")
+    assert get(world, "acme/kept").json() == before
+
+
 def test_of_two_changes_to_what_was_read_one_is_refused(world: World) -> None:
     etag = world.push("acme/raced")["etag"]
     first = {"json": {"domain": "one"}, "headers": {"if-match": f'"{etag}"'}}

@@ -211,6 +211,9 @@ def test_tensors_of_another_structure_are_all_named(world: World, good: bytes) -
         ({"sample": {}}, 400, "invalid_parameter", "exactly one of"),
         ({"card": {"tags": ["Not a tag"]}}, 400, "invalid_parameter", "card.tags"),
         ({"provenance": {"init_source": "declared"}}, 400, "invalid_parameter", "init_hash"),
+        ({"provenance": {"training": {"log": "x" * 65_536}}}, 400, "invalid_parameter", "the most is 65536"),
+        ({"card": {"metadata": {"note": "x" * 1025}}}, 400, "invalid_parameter", "'note' has 1025 characters"),
+        ({"card": {"metadata": {"k" * 129: 1}}}, 400, "invalid_parameter", "129 characters; the most is 128"),
         ({"extra": 1}, 400, "invalid_parameter", "'extra' is not known"),
     ],
 )  # fmt: skip
