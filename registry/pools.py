@@ -1,12 +1,15 @@
 """Pools: which adapters a selector is fitted over, and which of them it does not know yet.
 
 Called by the verbs, and by routes after which a pool is another. Members are the newest live version of each name with
-a ready sample; within one domain label, the newest adapter.
+a ready sample; of one domain label the newest adapter of each namespace. What is pushed into one namespace never takes
+the place of what lies in another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from registry.catalogue.database import Catalogue
@@ -42,22 +45,47 @@ def pool_spec(request: PoolRequest, shape: BaseShape, visible: Sequence[str] | N
     )
 
 
-def current_members(catalogue: Catalogue, pool: PoolSpec, encoder_digest: str | None) -> list[AdapterRow]:
-    """The adapters a fit of this pool would use now, in the order of their domains.
+@dataclass(frozen=True)
+class Members:
+    """The adapters that a fit of a pool would use now, and those whose place another has, each with the reason."""
+
+    rows: list[AdapterRow]
+    superseded: list[tuple[AdapterRow, str]]
+
+
+def members_of(catalogue: Catalogue, pool: PoolSpec, encoder_digest: str | None) -> Members:
+    """The members of a pool, in the order of their domains, and who was superseded, the newest first.
 
     Adapters with a head and banks of experts are none of it: a soup for a sample is a language model. Of the others
-    the newest of each domain label; bytes that were pushed under several names count once, as the newest of them.
+    the newest of each domain label in each namespace. Bytes that were pushed under several names count once: as the
+    newest of them in the namespace that had them first, so that no other can give them another label and sample.
     """
-    newest: dict[str, AdapterRow] = {}
-    digests: set[str] = set()
-    for row in sorted(catalogue.adapters.pool(pool), key=lambda row: row.id, reverse=True):
-        if row.domain in newest or row.digest in digests or not row.config.is_language_model:
-            continue
-        if encoder_digest is not None and embedding_of(catalogue, row, encoder_digest) is None:
-            continue
-        newest[row.domain] = row
-        digests.add(row.digest)
-    return [newest[domain] for domain in sorted(newest)]
+    rows = [row for row in catalogue.adapters.pool(pool) if row.config.is_language_model]
+    if encoder_digest is not None:
+        rows = [row for row in rows if embedding_of(catalogue, row, encoder_digest) is not None]
+    rows.sort(key=lambda row: row.id)
+    first: dict[str, AdapterRow] = {}
+    for row in rows:
+        first.setdefault(row.digest, row)
+    newest: dict[tuple[str, str], AdapterRow] = {}
+    by_digest: dict[str, AdapterRow] = {}
+    superseded: list[tuple[AdapterRow, str]] = []
+    for row in reversed(rows):
+        label = (row.domain, row.namespace)
+        if first[row.digest].namespace != row.namespace:
+            superseded.append((row, f"{first[row.digest].ref} has the same bytes and was there before."))
+        elif label in newest:
+            superseded.append((row, f"{newest[label].ref} is newer and has the same domain label."))
+        elif row.digest in by_digest:
+            superseded.append((row, f"{by_digest[row.digest].ref} is newer and has the same bytes."))
+        else:
+            newest[label] = by_digest[row.digest] = row
+    return Members([newest[label] for label in sorted(newest)], superseded)
+
+
+def current_members(catalogue: Catalogue, pool: PoolSpec, encoder_digest: str | None) -> list[AdapterRow]:
+    """The adapters a fit of this pool would use now, in the order of their domains (`members_of`)."""
+    return members_of(catalogue, pool, encoder_digest).rows
 
 
 def embedding_of(catalogue: Catalogue, row: AdapterRow, encoder_digest: str) -> EmbeddingRow | None:
@@ -65,16 +93,26 @@ def embedding_of(catalogue: Catalogue, row: AdapterRow, encoder_digest: str) -> 
     return None if row.sample is None else catalogue.samples.embedding(row.sample.digest, encoder_digest)
 
 
-def as_members(rows: Iterable[AdapterRow]) -> tuple[MemberRow, ...]:
-    """What a fitted selector remembers of its adapters."""
-    return tuple(MemberRow(adapter_id=row.id, ref=row.ref, digest=row.digest, domain=row.domain) for row in rows)
+def as_members(rows: Sequence[AdapterRow]) -> tuple[MemberRow, ...]:
+    """What a fitted selector remembers of its adapters.
+
+    A label that several namespaces have is told apart by theirs (`acme/law`). So is one with a stroke of its own, which
+    could otherwise be taken for such a label.
+    """
+    often = Counter(row.domain for row in rows)
+    return tuple(
+        MemberRow(
+            adapter_id=row.id, ref=row.ref, digest=row.digest,
+            domain=f"{row.namespace}/{row.domain}" if often[row.domain] > 1 or "/" in row.domain else row.domain,
+        )
+        for row in rows
+    )  # fmt: skip
 
 
-def missing_members(catalogue: Catalogue, selector: SelectorRow) -> tuple[str, ...]:
-    """Refs of adapters that belong to the pool now and were not there when it was fitted."""
+def missing_members(members: Members, selector: SelectorRow) -> tuple[str, ...]:
+    """Refs of the pool's members now that were not there when the selector was fitted."""
     known = {member.adapter_id for member in selector.members}
-    rows = current_members(catalogue, selector.pool, selector.encoder_digest)
-    return tuple(row.ref for row in rows if row.id not in known)
+    return tuple(row.ref for row in members.rows if row.id not in known)
 
 
 def gone_members(catalogue: Catalogue, selector: SelectorRow) -> dict[str, str]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,12 +19,21 @@ from registry.catalogue.database import Catalogue, Database
 from registry.catalogue.rows import SelectorRow
 from registry.encoders.contract import Encoder
 from registry.errors import Busy, InvalidSample, Unavailable
-from registry.pools import as_members, current_members, enqueue_fit, gone_members, missing_members, pool_base, pool_spec
+from registry.pools import (
+    as_members,
+    current_members,
+    enqueue_fit,
+    gone_members,
+    members_of,
+    missing_members,
+    pool_base,
+    pool_spec,
+)
 from registry.registry import BaseModel, Caller, Registry
 from registry.samples import CheckedSample, Vectors, embed_texts
 from registry.selectors import SELECTORS
 from registry.selectors.contract import Selector
-from registry.selectors.ranking import LISTED, Ranking
+from registry.selectors.ranking import LISTED, Member, Ranking
 from registry.selectors.state import load_state
 from registry.spec import PoolRequest, PoolSpec, SampleReport, Selection, SelectOptions, SelectorSpec
 
@@ -89,9 +97,18 @@ def select(
     vectors = None if encoder is None else sample_vectors(sample, encoder)
     with registry.database.read() as catalogue:
         gone = gone_members(catalogue, row)
-        missing = missing_members(catalogue, row)
-    rank = partial(selector.rank, options=options, exclude=gone)
+        present = members_of(catalogue, row.pool, row.encoder_digest)
+    known = {member.adapter_id for member in row.members}
+    superseded = [
+        (Member(one.ref, one.digest, one.domain), why) for one, why in present.superseded if one.id not in known
+    ]  # one that is known still serves its domain, until the refit
+
+    def rank(array: np.ndarray) -> Ranking:
+        ranking = selector.rank(array, options=options, exclude=gone)
+        return replace(ranking, excluded=(*ranking.excluded, *superseded))
+
     ranking = rank(_array(vectors, passages))
+    missing = missing_members(present, row)
     return Chosen(ranking.selection(listed=listed), ranking, row, missing, vectors, rank)
 
 

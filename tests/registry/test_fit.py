@@ -7,9 +7,18 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from registry.catalogue import Catalogue
 from registry.catalogue.rows import SelectorRow
 from registry.errors import Busy, Forbidden, InvalidParameter
-from registry.pools import current_members, enqueue_refits, gone_members, missing_members, pool_base, pool_spec
+from registry.pools import (
+    current_members,
+    enqueue_refits,
+    gone_members,
+    members_of,
+    missing_members,
+    pool_base,
+    pool_spec,
+)
 from registry.registry import Refits
 from registry.select import ASKED_TO, answering, asked_for, latest, load
 from registry.selectors import cosine, posterior, updating
@@ -36,6 +45,10 @@ def members(verbs: ToyRegistry, pool: PoolSpec = POOL, encoder: str | None = Non
         return [row.ref for row in current_members(catalogue, pool, encoder)]
 
 
+def missing(catalogue: Catalogue, row: SelectorRow) -> tuple[str, ...]:
+    return missing_members(members_of(catalogue, row.pool, row.encoder_digest), row)
+
+
 def retire(verbs: ToyRegistry, id: int) -> None:
     with verbs.database.write() as catalogue:
         catalogue.adapters.retire(id)
@@ -47,6 +60,23 @@ class TestMembers:
         verbs.ready("acme/a", domain="law", seed=1)
         verbs.ready("acme/c", domain="law", seed=2)
         assert members(verbs) == ["acme/c@1", "acme/b@1"]
+
+    def test_nobody_takes_the_place_of_another_namespaces_adapter(self, verbs):
+        """Neither with the label of its domain nor with its own bytes: both would be chosen in its stead."""
+        verbs.ready("acme/law", domain="law")
+        verbs.ready("acme/zoo", domain="zoo", seed=1)
+        verbs.ready("evil/law", domain="law", seed=2)
+        verbs.ready("evil/copy", domain="anything", seed=1)
+        assert members(verbs) == ["acme/law@1", "evil/law@1", "acme/zoo@1"]
+        row = verbs.fit(POOL, GmmSpec(), verbs.base.digest)
+        assert [one.domain for one in row.members] == ["acme/law", "evil/law", "zoo"]
+
+    def test_labels_with_a_stroke_are_not_taken_for_those_of_a_namespace(self, verbs):
+        verbs.ready("acme/law", domain="law")
+        verbs.ready("evil/law", domain="law", seed=1)
+        verbs.ready("evil/other", domain="acme/law", seed=2)
+        row = verbs.fit(POOL, GmmSpec(), verbs.base.digest)
+        assert [one.domain for one in row.members] == ["evil/acme/law", "acme/law", "evil/law"]
 
     def test_bytes_pushed_under_two_names_count_once(self, verbs):
         """A selector needs digests that are unique: one push too many must not break everybody's fit."""
@@ -157,7 +187,7 @@ class TestComingAndGoing:
         verbs.ready("acme/zoo", seed=2)
         retire(verbs, law.id)
         with verbs.database.read() as catalogue:
-            assert missing_members(catalogue, row) == ("acme/zoo@1",)
+            assert missing(catalogue, row) == ("acme/zoo@1",)
             assert list(gone_members(catalogue, row)) == [law.digest]
         newer = verbs.push("acme/code", seed=3, sample={"texts": passages("code")})
         with verbs.database.read() as catalogue:  # its successor is not embedded yet
@@ -165,7 +195,7 @@ class TestComingAndGoing:
         verbs.embed(newer.row)
         with verbs.database.read() as catalogue:  # embedded, but the selector that knows it is still to be fitted
             assert code.digest not in gone_members(catalogue, row)
-            assert "acme/code@2" in missing_members(catalogue, row)
+            assert "acme/code@2" in missing(catalogue, row)
 
     def test_pools_it_may_belong_to_are_refitted_once(self, verbs):
         one, other = verbs.ready("acme/law"), verbs.ready("other/code", seed=1)

@@ -13,7 +13,7 @@ from registry.catalogue import Catalogue
 from registry.catalogue.rows import JobRow, Namespaces, SelectorRow
 from registry.cook.choose import with_note
 from registry.errors import Busy, Forbidden, Unavailable
-from registry.pools import enqueue_fit, missing_members
+from registry.pools import enqueue_fit, members_of, missing_members
 from registry.registry import Caller
 from registry.samples import CheckedSample, check_sample
 from registry.select import answering, encoder_for, latest, pool_of, select
@@ -63,7 +63,7 @@ def _bodies(parts: AppParts, catalogue: Catalogue, rows: Sequence[SelectorRow]) 
     asked, now = catalogue.selectors.asked_at([row.id for row in rows]), datetime.now(UTC)
     return [
         selector_body(
-            row, missing_members(catalogue, row), asked_at=asked.get(row.id),
+            row, missing_members(members_of(catalogue, row.pool, row.encoder_digest), row), asked_at=asked.get(row.id),
             idle=row.id in asked and parts.registry.refits.is_idle(asked[row.id], now),
         )
         for row in rows

@@ -106,6 +106,17 @@ class TestSelect:
         chosen = self.chosen(stocked, sample("law"))
         assert (stocked.fits, chosen.not_yet_included) == (1, ("acme/new@1",))
 
+    def test_it_says_who_was_superseded_and_by_whom(self, verbs):
+        verbs.ready("acme/old", domain="law")
+        verbs.ready("acme/new", domain="law", seed=1)
+        verbs.ready("acme/twin", domain="zoo", seed=2)
+        verbs.ready("acme/zoo", domain="animals", seed=2)
+        verbs.ready("evil/copy", domain="anything", seed=1)
+        said = {one.ref: one.reason for one in self.chosen(verbs, sample("law")).selection.left_out}
+        assert said["acme/old@1"] == "acme/new@1 is newer and has the same domain label."
+        assert said["acme/twin@1"] == "acme/zoo@1 is newer and has the same bytes."
+        assert said["evil/copy@1"] == "acme/new@1 has the same bytes and was there before."
+
     def test_a_retired_member_is_dropped_before_thresholds(self, stocked):
         """Two in three passages are of a domain that was retired: no threshold counts them for it any more."""
         self.chosen(stocked, sample("law"))
