@@ -51,6 +51,7 @@ class Runtime:
         self.engine = Engine(
             allowed,
             max_queue=settings.engine_queue,
+            max_queue_tokens=settings.engine_queue_tokens,
             max_step_tokens=settings.engine_batch_tokens,
             max_rows=settings.engine_rows,
             bank_bytes=settings.adapter_bank_bytes,

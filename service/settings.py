@@ -81,7 +81,12 @@ class Settings(BaseSettings):
     max_passages: int = Field(500, ge=1, description="A larger sample is drawn down to this with a recorded seed.")
 
     # --- engine -------------------------------------------------------------------------------------
-    engine_queue: int = Field(256, ge=1, description="Requests the engine holds at once; beyond it 429.")
+    engine_queue: int = Field(
+        256, ge=1, description="Requests the engine holds at once; beyond it 429 for keys that have their part of it."
+    )
+    engine_queue_tokens: int = Field(
+        1_000_000, ge=1, description="Tokens still to compute of all requests held at once; beyond it the same."
+    )
     engine_batch_tokens: int = Field(2048, ge=16, description="Tokens of one forward pass.")
     engine_kv_bytes: int = Field(
         2**30, ge=1, description="Bytes of keys and values of all sequences, and of what is kept of ended ones."

@@ -24,8 +24,9 @@ from service.engine.request import GenerateRequest, Request, State, tokens_befor
 from service.engine.residence import BaseSource, Residence
 from service.engine.runner import Runner
 from service.engine.scheduler import Scheduler
+from service.engine.shares import Queue
 from service.engine.space import Space
-from service.engine.steps import Step, Ticket, Work
+from service.engine.steps import Step, Ticket, Work, bases_wanted
 from service.engine.tally import Figures, Tally
 from service.engine.texts import TextCalls
 from service.engine.trial import tried
@@ -33,7 +34,9 @@ from service.engine.upkeep import Upkeep
 
 log = logging.getLogger(__name__)
 
-MAX_RETRY_AFTER = 60
+MAX_RETRY_AFTER = 600
+SMOOTH = 0.05
+"""Share of the newest step in the speed that is told to those who have to come back."""
 CORES_KEPT_SECONDS = 0.05
 """How long the thread keeps all cores for itself when there is no more work."""
 POLL_SECONDS = 0.1
@@ -44,10 +47,11 @@ STOPPING = "The server is shutting down; try again when it is back."
 class Engine(TextCalls):
     """Scores and generates for the base models of `bases`, which are loaded when requests want them.
 
-    `max_queue` requests are held at once; `memory_bytes` limits the weights of base models and adapters together,
-    `kv_bytes` the keys and values of all sequences (None: no limit), those included that are kept of ended ones for
-    requests that `share_prompts` lets take them over (none without a limit); the other limits are the scheduler's and
-    the bank's. An engine that was not started loads where it is stepped, one with a thread of its own loads beside it.
+    `max_queue` requests are held at once, of `max_queue_tokens` tokens (`Queue` has the rules); `memory_bytes` limits
+    the weights of base models and adapters together, `kv_bytes` the keys and values of all sequences (None: no limit),
+    those included that are kept of ended ones for requests that `share_prompts` lets take them over (none without a
+    limit); the other limits are the scheduler's and the bank's. An engine that was not started loads where it is
+    stepped, one with a thread of its own loads beside it.
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class Engine(TextCalls):
         bases: BaseSource,
         *,
         max_queue: int = 256,
+        max_queue_tokens: float = math.inf,
         max_step_tokens: int = 2048,
         max_rows: int = 16,
         bank_bytes: int = 512 * 2**20,
@@ -64,8 +69,10 @@ class Engine(TextCalls):
     ) -> None:
         self._bases = bases
         self._space = Space(kv_bytes, self._position_bytes)
+        self._queue = Queue(max_queue, max_queue_tokens)
         self._scheduler = Scheduler(
-            max_queue=max_queue, max_step_tokens=max_step_tokens, max_rows=max_rows, space=self._space,
+            queue=self._queue, max_step_tokens=max_step_tokens, max_rows=max_rows,
+            space=self._space,
             kept=KeptTexts(self._space, share_prompts, lambda base_id: self._residence.peek(base_id).packed),
             in_pieces=lambda base_id: self._bases.text(base_id).shape.kind == "causal",
         )  # fmt: skip
@@ -84,8 +91,7 @@ class Engine(TextCalls):
         self._stop_at: float | None = None
         self._news = 0  # counts up when the thread should look again; under `_changed`
         self._seen = 0
-        self._pace = 0.1  # seconds between two answers, smoothed
-        self._settled_at = time.monotonic()
+        self._speed: float | None = None  # tokens that are computed in a second, smoothed
         self._passed_at: dict[str | None, float] = {}  # the last pass of each base model; under None, of any
         self._ends = dict.fromkeys(("finished", "failed", "cancelled"), 0)
 
@@ -101,7 +107,7 @@ class Engine(TextCalls):
         with self._changed:
             if self._stop_at is not None:
                 raise Unavailable(STOPPING)
-            works = self._scheduler.add(requests, retry_after=self._retry_after())
+            works = self._scheduler.add(requests, retry_after=self._retry_after)
             self._drafts.update(zip(works, drafts, strict=True))
             self._news += 1
             self._changed.notify_all()
@@ -219,7 +225,7 @@ class Engine(TextCalls):
                     cores.give_back()
                     self._changed.wait_for(self._is_wanted)
                     cores.take()
-                self._settled_at = self._passed_at[None] = time.monotonic()
+                self._passed_at[None] = time.monotonic()
             return self._stop_at is None or (self._scheduler.depth > 0 and time.monotonic() < self._stop_at)
 
     def _is_wanted(self) -> bool:
@@ -260,12 +266,13 @@ class Engine(TextCalls):
         except Exception as error:
             done, failures = [], [(work, error) for work in step.works]
         self._passed_at |= dict.fromkeys((None, step.base_id), time.monotonic())
+        seconds = time.perf_counter() - began
+        speed = step.tokens / max(seconds, 1e-6)
+        self._speed = speed if self._speed is None else self._speed + SMOOTH * (speed - self._speed)
         newest = sum(segment.wants == "next" and segment.length == 1 for segment in step.segments)
         errors = [(culprit, without_frames(as_soup(failure))) for culprit, failure in failures]
         with self._changed:
-            self._scheduler.pace.took(
-                step.base_id, time.perf_counter() - began, newest=newest, others=step.tokens - newest
-            )
+            self._scheduler.pace.took(step.base_id, seconds, newest=newest, others=step.tokens - newest)
             ended = [work for culprit, error in errors for work in self._scheduler.fail([culprit], error)]
             ended += self._scheduler.finish(done)
         self._settle(ended)
@@ -285,7 +292,7 @@ class Engine(TextCalls):
         """End what was cancelled, then see to it that the base models are there for what is wanted."""
         with self._changed:
             ended = self._scheduler.drop_cancelled()
-            wanted, alive = self._scheduler.wanted(), self._scheduler.alive()
+            wanted, alive = bases_wanted(self._scheduler.live()), self._scheduler.alive()
             digests = {work.key[1] for work in self._scheduler.live() if work.key[1] is not None}
             self._seen = self._news
         self._settle(ended)
@@ -352,8 +359,6 @@ class Engine(TextCalls):
             if work.state is State.FINISHED:
                 self._tally.answered(work.key[1], now - draft.came)
             answer(work, draft)
-            self._pace += 0.1 * (now - self._settled_at - self._pace)
-            self._settled_at = now
         with self._changed:
             self._changed.notify_all()
 
@@ -364,8 +369,9 @@ class Engine(TextCalls):
         self._settle(ended)
 
     def _has_place(self) -> bool:
-        return self._scheduler.depth < self._scheduler.max_queue or self._stop_at is not None
+        return not self._queue.is_full(self._scheduler.live()) or self._stop_at is not None
 
-    def _retry_after(self) -> int:
-        """Seconds in which a quarter of the queue is answered at the present pace."""
-        return min(MAX_RETRY_AFTER, max(1, math.ceil(self._scheduler.depth * self._pace / 4)))
+    def _retry_after(self, tokens: int) -> int:
+        """Seconds in which so many tokens are computed at the present speed."""
+        seconds = 0.0 if self._speed is None else tokens / self._speed
+        return min(MAX_RETRY_AFTER, max(1, math.ceil(seconds)))

@@ -94,7 +94,7 @@ class GenerateRequest:
     requests that have the same: who wakes somebody up for new tokens does it here.
 
     `namespace` tells the keys apart that must not learn what others ask: keys and values are shared within one. None
-    shares none, with nobody.
+    shares none, with nobody. `owner` is the key itself, None the server: keys take turns.
     """
 
     base_id: str
@@ -104,6 +104,7 @@ class GenerateRequest:
     on_token: Callable[[Delta], None] | None = None
     on_step: Callable[[], None] | None = None
     namespace: str | None = None
+    owner: str | None = None
 
     def check(self, shape: BaseShape) -> None:
         """Raises InvalidPrompt or InvalidParameter where the base model cannot take this, or is no language model."""
@@ -135,7 +136,7 @@ class ScoreRequest:
     """Log-likelihoods of windows of token ids; `pooled` are the windows whose mean hidden state is wanted too.
 
     `bos` says that each window starts with a BOS, which is left out of the mean. Of an encoder only mean states can
-    be asked for: every window is then one of `pooled`.
+    be asked for: every window is then one of `pooled`. `owner` is the key that asks, None the server.
     """
 
     base_id: str
@@ -143,6 +144,7 @@ class ScoreRequest:
     adapter: LoadableAdapter | None = None
     pooled: frozenset[int] = frozenset()
     bos: bool = True
+    owner: str | None = None
 
     def check(self, shape: BaseShape) -> None:
         """Raises InvalidPrompt where the base model cannot take a window, or there is none.

@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from service.engine.steps import Key, Segment, Sequence, Work
-
-
-def most_rows(running: Iterable[Sequence]) -> list[Sequence]:
-    """The sequences that generate with the adapter that has most of them, in their order."""
-    rows: dict[Key, list[Sequence]] = {}
-    for one in running:
-        if one.generates:
-            rows.setdefault(one.work.key, []).append(one)
-    return max(rows.values(), key=len, default=[])
+from service.engine.steps import Segment, Sequence, Work
 
 
 class Claims:

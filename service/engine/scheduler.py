@@ -3,7 +3,8 @@
 Called by the engine only, under its lock. Every state transition of a request happens here. A step is one forward pass
 of one base model: the newest token of every sequence that generates, and beside them, as many as the pace allows,
 tokens of prompts and of texts to score, each with its own adapter or none. Long ones go in pieces, so that streams
-keep moving. Base models take turns, and so do adapters: whoever waits behind others is not kept waiting for their end.
+keep moving. Base models take turns, and so do keys and adapters: whoever waits behind others is not kept waiting for
+their end.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from collections import deque
 from collections.abc import Callable, Container, Iterable
 from collections.abc import Sequence as Many
 
-from registry.errors import Busy
 from service.engine.kept_texts import KeptTexts
 from service.engine.pace import Pace
 from service.engine.request import GenerateRequest, Request, State
-from service.engine.room import Claims, Room, most_rows
+from service.engine.room import Claims, Room
 from service.engine.saving import Saving
+from service.engine.shares import Queue, Rows, TextTurns
 from service.engine.space import Space
 from service.engine.steps import KeptText, Segment, Sequence, Step, Wants, Work, work_of
 from service.engine.waiting import Waiting
@@ -27,17 +28,17 @@ from service.engine.waiting import Waiting
 class Scheduler:
     """A bounded set of requests, served in turns.
 
-    At most `max_queue` requests are held, `max_rows` sequences generate together, and a step has at most
+    The `queue` says how much is held, at most `max_rows` sequences generate together, and a step has at most
     `max_step_tokens` tokens beside the newest ones, but for a text that runs alone. `space` tells which sequences have
     room for their keys and values, `kept` what is there of ended ones; `in_pieces` of which base models a text may be
     computed in several steps.
     """
 
     def __init__(
-        self, *, max_queue: int, max_step_tokens: int, max_rows: int, space: Space | None = None,
+        self, *, queue: Queue, max_step_tokens: int, max_rows: int, space: Space | None = None,
         kept: KeptTexts | None = None, in_pieces: Callable[[str], bool] = lambda _base_id: True,
     ) -> None:  # fmt: skip
-        self.max_queue = max_queue
+        self._queue = queue
         self.max_step_tokens = max_step_tokens
         self.max_rows = max_rows
         self.pace = Pace()
@@ -48,28 +49,25 @@ class Scheduler:
         self._waiting = Waiting()
         self._saving = Saving()
         self._scores: deque[Work] = deque()
+        self._text_turns = TextTurns()
         self._running: dict[Sequence, None] = {}  # those that generate or are in the middle of a text, by admission
         self._turns: deque[str] = deque()  # base models
         self._scores_first: set[str] = set()  # base models where they have the first choice next
         self._live: dict[Work, None] = {}  # ordered
         self._claims = Claims(None, ())
+        self._rows = Rows((), (), max_rows)
         self._room = Room()
         self._sent_away: set[Sequence] = set()  # in the making of this step
         self._loaded: Callable[[Work], bool] = lambda _work: True
 
     # --- coming in ------------------------------------------------------------------------------
 
-    def add(self, requests: Many[Request], *, retry_after: int = 1) -> list[Work]:
-        """Take all of these requests or none; raises Busy when the queue is full.
+    def add(self, requests: Many[Request], *, retry_after: Callable[[int], int] = lambda _tokens: 1) -> list[Work]:
+        """Take all of these requests of one key, or none; raises Busy where there is no place for it (`Queue`).
 
-        A queue that is not full takes one list of requests whatever its length, so that a long list of prompts
-        gets in at all.
+        `retry_after` gives the seconds in which so many tokens are computed.
         """
-        if self.depth >= self.max_queue:
-            raise Busy(
-                f"The engine holds {self.depth} requests, its limit; try again in {retry_after} s.",
-                retry_after=retry_after,
-            )
+        self._queue.check(self._live, requests[0].owner if requests else None, retry_after)
         return [self._admit(request) for request in requests]
 
     def _admit(self, request: Request) -> Work:
@@ -99,14 +97,6 @@ class Scheduler:
     def waiting(self) -> int:
         """Requests of which nothing has run."""
         return sum(work.state is State.WAITING for work in self._live)
-
-    def wanted(self) -> dict[str, int]:
-        """The base models that requests want, that of the oldest first, each with the bytes of its largest adapter."""
-        found: dict[str, int] = {}
-        for work in self._live:
-            adapter = work.request.adapter
-            found[work.key[0]] = max(found.get(work.key[0], 0), 0 if adapter is None else adapter.size_bytes)
-        return found
 
     def live(self) -> list[Work]:
         """Every request held, oldest first."""
@@ -151,6 +141,7 @@ class Scheduler:
                 one_key = self._waiting.of_one_key(self._running, self._scores)
                 room.left = self.pace.beside(base_id, self.max_step_tokens, among_themselves=one_key)
             starts = ready is None or base_id in ready
+            self._see_rows()
             kinds = [self._of_prompts, self._of_scores]
             for fill in reversed(kinds) if base_id in self._scores_first else kinds:
                 fill(base_id, room, starts)
@@ -169,38 +160,45 @@ class Scheduler:
         return [Segment(one, one.done, 1, "next") for one in self._running if one.newest and one.work.key[0] == base_id]
 
     def _of_prompts(self, base_id: str, room: Room, starts: bool) -> None:
-        """Prompts that have begun, then others: one of each adapter in turn."""
-        for begun in list(self._running):
-            if begun.generates and not begun.newest and begun.work.key[0] == base_id and room.left > 0:
-                self._piece(begun, room)
-        while starts and room.left > 0:
+        """Prompts that have begun, then others; these first where somebody has waited long."""
+        begun = [one for one in self._running if one.generates and not one.newest and one.work.key[0] == base_id]
+        if starts and self._waiting.any_long(base_id):
+            self._start_prompts(base_id, room)
+        for one in begun:
+            if one in self._running and room.left > 0:
+                self._piece(one, room)
+        if starts:
+            self._start_prompts(base_id, room)
+        self._waiting.count(
+            base_id, served={one.work.turn for one in self._running}, texts=(work.turn for work in self._scores)
+        )
+
+    def _see_rows(self) -> None:
+        self._rows = Rows(self._running, self._waiting.works(), self.max_rows)
+        self._waiting.see(self._rows)
+
+    def _start_prompts(self, base_id: str, room: Room) -> None:
+        """Prompts that wait: one of each key and adapter in turn."""
+        while room.left > 0:
             if not self._place_for(base_id):
                 break
-            sequence = next(
-                (
-                    one
-                    for one in self._waiting.firsts(base_id, only=self._saving.one, besides=self._sent_away)
-                    if self._claim(one.work)
-                ),
-                None,
-            )
+            firsts = self._waiting.firsts(base_id, only=self._saving.one, besides=self._sent_away)
+            sequence = next((one for one in firsts if self._claim(one.work)), None)
             if sequence is None:
                 break
             self._source(sequence)  # what it will take over is not what makes room for it, if anything else can
             if not self._room_for(sequence):
                 break
-            self._waiting.had_turn(sequence.work.key)
+            self._waiting.had_turn(sequence.work.turn)
             self._start(sequence)
             self._piece(sequence, room)
-        served = {one.work.key for one in self._running}
-        self._waiting.count(base_id, served=served, texts=(work.key for work in self._scores))
 
     def _claim(self, work: Work) -> bool:
         """Whether its adapter is there and has room beside the others; one that has waited long sends others away."""
         if not self._loaded(work):
             return False
         texts = [one.sequence for one in self._room.beside if one.sequence not in self._running]  # they run whole
-        if self._waiting.long(work.key) and Claims(self._claims.limit, texts).add(work):
+        if self._waiting.long(work.turn) and Claims(self._claims.limit, texts).add(work):
             while not self._claims.add(work):
                 others = [one for one in self._running if one.work.key[1] is not None]
                 for one in [other for other in others if other.work.key[1] == others[-1].work.key[1]]:
@@ -209,19 +207,19 @@ class Scheduler:
         return self._claims.add(work)
 
     def _place_for(self, base_id: str) -> bool:
-        """Whether another sequence may generate; an adapter that waited long takes a place of one that has several."""
+        """Whether another sequence may generate; who waited long takes a place of a key or adapter that has several."""
         if self.generating < self.max_rows:
             return True
         waiting = [
             one.work
             for one in self._waiting.firsts(base_id, only=self._saving.one, besides=self._sent_away)
-            if self._waiting.long(one.work.key)
+            if self._waiting.long(one.work.turn)
         ]
         patient = next(filter(self._loaded, waiting), None)
-        most = most_rows(self._running)
-        if patient is None or len(most) < 2:
+        giving = [] if patient is None else self._rows.giving(patient)
+        if len(giving) < 2:
             return False
-        self._preempt(most[-1])
+        self._preempt(giving[-1])
         return True
 
     def _room_for(self, sequence: Sequence) -> bool:
@@ -235,7 +233,7 @@ class Scheduler:
             return False
         if self._reserve(sequence, len(sequence.ids)):
             return True
-        others, long = most_rows(self._running)[:0:-1], self._waiting.long(work.key)
+        others, long = self._rows.giving(work)[:0:-1], self._waiting.long(work.turn)
         if self._saving.takes(work):
             others = [one for one in reversed(self._running) if one.holds and one.id > sequence.id]
         positions = sequence.before + len(sequence.ids)
@@ -269,14 +267,15 @@ class Scheduler:
         for sequence in list(self._running):
             if not sequence.generates and sequence.work.key[0] == base_id and room.left > 0:
                 self._piece(sequence, room)
-        works = [work for work in self._scores if work.key[0] == base_id] if starts else []
+        works = self._text_turns.order(work for work in self._scores if work.key[0] == base_id) if starts else []
         for work in works:
             if room.left < 1 or not self._claim(work):
                 continue
             taken = len(room.beside)
             while work.waiting and self._score(work.waiting[0], room, work):
-                self._waiting.started(work.key)
+                self._waiting.started(work.turn)
             if len(room.beside) > taken:
+                self._text_turns.had(work)
                 self._scores.remove(work)
                 self._scores.append(work)
         self._scores = deque(work for work in self._scores if work.waiting)
@@ -318,7 +317,8 @@ class Scheduler:
         work.waiting.remove(sequence)
         work.running[sequence] = None
         self._running[sequence] = None
-        self._waiting.started(work.key)
+        self._see_rows()
+        self._waiting.started(work.turn)
         self._saving.done(work)
         work.begin()
         if sequence.generates and not work.waiting:
@@ -337,6 +337,7 @@ class Scheduler:
             self._waiting.again(work)
         elif work not in self._scores:
             self._scores.appendleft(work)
+        self._see_rows()
 
     def _leave(self, sequence: Sequence, *, keep: bool = False) -> None:
         sequence.work.running.pop(sequence, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -13,6 +13,12 @@ from service.engine.request import GenerateRequest, Request, State, tokens_befor
 
 Key = tuple[str, str | None]
 """Base id and adapter digest (None: the base alone): never a name, so that nothing stale is ever served."""
+
+Owner = str | None
+"""The key that asked, by its id; None is the server itself."""
+
+Turn = tuple[str, str | None, Owner]
+"""Base id, adapter digest and owner: whose requests wait in one line."""
 
 Scope = tuple[str, str | None, str]
 """Base id, adapter digest, and the namespaces of the key that asked: of equal ones keys and values are shared."""
@@ -76,6 +82,16 @@ class Work:
     running: dict[Sequence, None] = field(default_factory=dict)  # ordered
     error: BaseException | None = None
 
+    @property
+    def owner(self) -> Owner:
+        """The key that asked."""
+        return self.request.owner
+
+    @property
+    def turn(self) -> Turn:
+        """The line in which it waits."""
+        return (*self.key, self.owner)
+
     def move(self, state: State) -> None:
         """Come into another state; raises Internal for one that does not follow."""
         if state not in MOVES.get(self.state, ()):
@@ -99,6 +115,15 @@ def work_of(request: Request, ids: Iterator[int]) -> Work:
         sequences.sort(key=lambda one: -len(one.ids))
     work.waiting.extend(sequences)
     return work
+
+
+def bases_wanted(works: Iterable[Work]) -> dict[str, int]:
+    """The base models that requests want, in their order, each with the bytes of its largest adapter."""
+    found: dict[str, int] = {}
+    for work in works:
+        adapter = work.request.adapter
+        found[work.key[0]] = max(found.get(work.key[0], 0), 0 if adapter is None else adapter.size_bytes)
+    return found
 
 
 @dataclass(eq=False)

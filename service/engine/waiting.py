@@ -1,52 +1,67 @@
-"""Who waits to start: the prompts of each adapter in turn, and how long an adapter without a row has waited.
+"""Who waits to start: the prompts of each key and adapter in turn, and how long those without a row have waited.
 
 Of the scheduler, under the engine's lock. Knows no tensors.
 """
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, deque
 from collections.abc import Collection, Container, Iterable
 
 from service.engine.request import GenerateRequest
-from service.engine.steps import Key, Sequence, Work
+from service.engine.shares import Rows
+from service.engine.steps import Sequence, Turn, Work
 
 PATIENCE = 16
 """Steps after which an adapter that got nothing takes a row, memory, or its room in the bank from one that has."""
+PATIENCE_OF_KEYS = 4
+"""Steps after which a key takes one that has less than its part of the rows."""
 
 
 class Waiting:
-    """Requests with sequences that are to generate, by adapter; and the steps that adapters without a row waited."""
+    """Requests with sequences to generate, by key and adapter, and the steps that those without a row waited."""
 
     def __init__(self) -> None:
-        self._prompts: OrderedDict[Key, deque[Work]] = OrderedDict()
-        self._waited: dict[Key, int] = {}
+        self._prompts: OrderedDict[Turn, deque[Work]] = OrderedDict()
+        self._waited: dict[Turn, int] = {}
+        self._rows = Rows((), (), 1)
+
+    def works(self) -> list[Work]:
+        """Every request of which something waits to generate."""
+        return [work for queue in self._prompts.values() for work in queue]
 
     def add(self, work: Work) -> None:
-        """A new request waits behind those of its adapter."""
-        self._prompts.setdefault(work.key, deque()).append(work)
+        """A new request waits behind those of its key and adapter."""
+        self._prompts.setdefault(work.turn, deque()).append(work)
 
     def again(self, work: Work) -> None:
         """A sequence of a request starts again: it waits before the others of its adapter."""
-        queue = self._prompts.setdefault(work.key, deque())
+        queue = self._prompts.setdefault(work.turn, deque())
         if work not in queue:
             queue.appendleft(work)
 
     def remove(self, work: Work) -> None:
         """Nothing of a request waits, if anything did."""
-        queue = self._prompts.get(work.key)
+        queue = self._prompts.get(work.turn)
         if queue is not None and work in queue:
             queue.remove(work)
             if not queue:
-                del self._prompts[work.key]
+                del self._prompts[work.turn]
 
     def firsts(self, base_id: str, *, only: Work | None, besides: Container[Sequence]) -> list[Sequence]:
-        """The next sequence of each adapter of a base model, in their turns, those that waited long first.
+        """The next sequence of each key and adapter of a base model, in their turns.
 
-        Of `only` one request, where there is one.
+        Those of keys with less than their part of the rows first, and of them those with fewest; then those that waited
+        long. Of `only` one request, where there is one.
         """
-        keys = sorted((key for key in self._prompts if key[0] == base_id), key=lambda key: not self.long(key))
-        firsts = (self._first([one for one in self._prompts[key] if only in (None, one)], besides) for key in keys)
+
+        def place(turn: Turn) -> tuple[float, bool]:
+            below = self._rows.below(turn[2])
+            return self._rows.of(turn[2]) if below else math.inf, not self.long(turn)
+
+        turns = sorted((turn for turn in self._prompts if turn[0] == base_id), key=place)
+        firsts = (self._first([one for one in self._prompts[turn] if only in (None, one)], besides) for turn in turns)
         return [one for one in firsts if one is not None]
 
     def _first(self, works: Iterable[Work], besides: Container[Sequence]) -> Sequence | None:
@@ -59,29 +74,42 @@ class Waiting:
 
     def of_one_key(self, running: Iterable[Sequence], texts: Collection[Work]) -> bool:
         """Whether all work is prompts and streams of one namespace and one base model."""
-        works = [work for queue in self._prompts.values() for work in queue] + [one.work for one in running]
+        works = self.works() + [one.work for one in running]
         owners = {(work.key[0], work.request.namespace) for work in works if isinstance(work.request, GenerateRequest)}
         scores = texts or any(not isinstance(work.request, GenerateRequest) for work in works)
         return not scores and len(owners) == 1 and not any(owner is None for _, owner in owners)
 
-    def had_turn(self, key: Key) -> None:
-        """An adapter is the last in turn now."""
-        self._prompts.move_to_end(key)
+    def had_turn(self, turn: Turn) -> None:
+        """A key's adapter is the last in turn now."""
+        self._prompts.move_to_end(turn)
 
     # --- how long -------------------------------------------------------------------------------
 
-    def long(self, key: Key) -> bool:
-        """Whether an adapter has waited long enough to take from others."""
-        return self._waited.get(key, 0) >= PATIENCE
+    def see(self, rows: Rows) -> None:
+        """Who has which rows now."""
+        self._rows = rows
 
-    def started(self, key: Key) -> None:
-        """An adapter has got something: it waits anew."""
-        self._waited.pop(key, None)
+    def long(self, turn: Turn) -> bool:
+        """Whether a key's adapter has waited long enough to take from others."""
+        patience = PATIENCE_OF_KEYS if self._rows.below(turn[2]) else PATIENCE
+        return self._waited.get(turn, 0) >= patience
 
-    def count(self, base_id: str, *, served: Container[Key], texts: Iterable[Key]) -> None:
-        """A step of a base model is made: those that wait and are not `served` have waited for it."""
+    def any_long(self, base_id: str) -> bool:
+        """Whether one of a base model's has."""
+        return any(turn[0] == base_id and self.long(turn) for turn in self._waited)
+
+    def started(self, turn: Turn) -> None:
+        """A key's adapter has got something: it waits anew."""
+        self._waited.pop(turn, None)
+
+    def count(self, base_id: str, *, served: Iterable[Turn], texts: Iterable[Turn]) -> None:
+        """A step of a base model is made: those that wait have waited for it.
+
+        Not those that are `served`, unless it is with less than their key's part.
+        """
+        content = {turn for turn in served if not self._rows.below(turn[2])}
         waiting = dict.fromkeys([*self._prompts, *texts])
-        for key in [key for key in self._waited if key in served or key not in waiting]:
-            del self._waited[key]
-        for key in [key for key in waiting if key[0] == base_id and key not in served]:
-            self._waited[key] = self._waited.get(key, 0) + 1
+        for turn in [turn for turn in self._waited if turn in content or turn not in waiting]:
+            del self._waited[turn]
+        for turn in [turn for turn in waiting if turn[0] == base_id and turn not in content]:
+            self._waited[turn] = self._waited.get(turn, 0) + 1

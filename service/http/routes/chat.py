@@ -76,4 +76,6 @@ def _asked(body: ChatRequest, model: ResolvedModel, ids: tuple[int, ...], who: P
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     ends = () if model.base.turn_id is None else (model.base.turn_id,)
     params = SamplingParams(max_tokens=body.limit, logprobs=logprobs, end_ids=ends, **body.drawing)
-    return GenerateRequest(model.base_id, ids, adapter=model.handle, params=params, namespace=who.sharing)
+    return GenerateRequest(
+        model.base_id, ids, adapter=model.handle, params=params, namespace=who.sharing, owner=who.key_id
+    )

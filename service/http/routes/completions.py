@@ -76,6 +76,8 @@ def _asked(
     drawing = body.drawing | {"n": body.generated}
     params = SamplingParams(max_tokens=body.max_tokens, logprobs=logprobs, prompt_logprobs=scored, **drawing)
     return [
-        GenerateRequest(model.base_id, prompt.ids, adapter=model.handle, params=params, namespace=who.sharing)
+        GenerateRequest(
+            model.base_id, prompt.ids, adapter=model.handle, params=params, namespace=who.sharing, owner=who.key_id
+        )
         for prompt in prompts
     ]

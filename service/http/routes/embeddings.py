@@ -63,7 +63,7 @@ def _prepare(
                 f"Text {number} has {len(row)} tokens; the context is {shape.context}.", param=f"input.{number}"
             )
     pooled = frozenset(range(len(rows)))
-    return model, ScoreRequest(model.base_id, tuple(rows), pooled=pooled, bos=has_bos(model.base))
+    return model, ScoreRequest(model.base_id, tuple(rows), pooled=pooled, bos=has_bos(model.base), owner=who.key_id)
 
 
 def _answer(body: EmbeddingRequest, asked: ScoreRequest, scores: Scores) -> dict[str, Any]:

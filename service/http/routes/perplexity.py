@@ -34,7 +34,7 @@ async def perplexity(
 ) -> PerplexityAnswer:
     """Perplexity = exp(sum NLL / sum tokens); `standard_error` is that of `mean_nll` over texts, a lower bound."""
     asked = await run_in_threadpool(_prepare, parts, who, body)
-    scores = await finish(request, parts.engine, [one.request() for one in asked])
+    scores = await finish(request, parts.engine, [one.request(who) for one in asked])
     response.headers.update(asked[0].model.headers)
     return await run_in_threadpool(_answer, body, asked, scores)
 
@@ -46,10 +46,12 @@ class Asked:
     model: ResolvedModel
     windows: list[Windows]
 
-    def request(self) -> ScoreRequest:
+    def request(self, who: Principal) -> ScoreRequest:
         """All windows of all texts as one request, text after text."""
         flat = tuple(window for own in self.windows for window in own)
-        return ScoreRequest(self.model.base_id, flat, adapter=self.model.handle, bos=has_bos(self.model.base))
+        return ScoreRequest(
+            self.model.base_id, flat, adapter=self.model.handle, bos=has_bos(self.model.base), owner=who.key_id
+        )
 
 
 def _prepare(parts: Parts, who: Principal, body: PerplexityRequest) -> list[Asked]:

@@ -11,6 +11,7 @@ from service.engine.kept_texts import KeptTexts
 from service.engine.pace import LEAST
 from service.engine.request import GenerateRequest, LoadableAdapter, SamplingParams, ScoreRequest, State
 from service.engine.scheduler import Scheduler
+from service.engine.shares import Queue
 from service.engine.space import Space
 from service.engine.steps import KeptText, Segment, Sequence, Step, Work
 
@@ -22,14 +23,15 @@ def handle(name: str, size: int = 1) -> LoadableAdapter | None:
 
 
 def generate(
-    length: int = 3, *, n: int = 1, adapter: str = "-", tokens: int = 4, base: str = "b", namespace: str | None = None
-) -> GenerateRequest:
+    length: int = 3, *, n: int = 1, adapter: str = "-", tokens: int = 4, base: str = "b", namespace: str | None = None,
+    owner: str | None = None,
+) -> GenerateRequest:  # fmt: skip
     params = SamplingParams(max_tokens=tokens, n=n)
-    return GenerateRequest(base, (1,) * length, handle(adapter), params, namespace=namespace)
+    return GenerateRequest(base, (1,) * length, handle(adapter), params, namespace=namespace, owner=owner)
 
 
-def score(*lengths: int, adapter: str = "-") -> ScoreRequest:
-    return ScoreRequest("b", tuple((1,) * length for length in lengths), handle(adapter))
+def score(*lengths: int, adapter: str = "-", owner: str | None = None) -> ScoreRequest:
+    return ScoreRequest("b", tuple((1,) * length for length in lengths), handle(adapter), owner=owner)
 
 
 def scheduler_of(
@@ -38,7 +40,7 @@ def scheduler_of(
     """`kv` is the number of positions that there is memory for, `pace` the tokens beside streams."""
     space = Space(kv, lambda _base_id: 1)
     found = Scheduler(
-        max_queue=max_queue, max_step_tokens=tokens, max_rows=rows, space=space, kept=KeptTexts(space, "namespace")
+        queue=Queue(max_queue), max_step_tokens=tokens, max_rows=rows, space=space, kept=KeptTexts(space, "namespace")
     )
     if pace is not None:
         found.pace.beside("b", tokens)
@@ -150,6 +152,7 @@ def works_segments(step: Step | None) -> tuple[Segment, ...]:
     return step.segments
 
 
+OWNERS = st.sampled_from([None, "x", "y"])
 REQUESTS = st.one_of(
     st.builds(
         generate,
@@ -158,8 +161,12 @@ REQUESTS = st.one_of(
         adapter=st.sampled_from("-abc"),
         tokens=st.integers(0, 9),
         namespace=st.sampled_from([None, "one", "two"]),
+        owner=OWNERS,
     ),
-    st.lists(st.integers(1, 30), min_size=1, max_size=12).flatmap(
-        lambda lengths: st.sampled_from("-abc").map(lambda adapter: score(*lengths, adapter=adapter))
+    st.builds(
+        lambda lengths, adapter, owner: score(*lengths, adapter=adapter, owner=owner),
+        st.lists(st.integers(1, 30), min_size=1, max_size=12),
+        st.sampled_from("-abc"),
+        OWNERS,
     ),
 )

@@ -521,17 +521,26 @@ class TestRefusals:
         run(engine)
         assert engine.submit(request) not in tickets
 
-    def test_idle_hours_are_no_reason_to_send_callers_away_for_long(self, base: LoadedBase) -> None:
-        engine = engine_of(base, max_queue=1)
-        engine._settled_at -= 36_000
-        engine.start()
-        request = GenerateRequest("tiny", (1, 2), params=greedy(2))
-        engine.submit(request).result(30)
-        engine.stop()
-        assert engine._retry_after() == 1
-        engine._pace = 1e9
-        engine._scheduler.add([request])
-        assert engine._retry_after() == 60
+    def test_callers_are_told_to_come_back_when_what_is_held_is_computed(self, base: LoadedBase) -> None:
+        engine = engine_of(base, max_queue=2)
+        request = GenerateRequest("tiny", (1, 2), params=greedy(40))
+        tickets = engine.submit_all([request] * 2)
+        with pytest.raises(Busy) as unknown:
+            engine.submit(request)
+        assert unknown.value.retry_after == 1  # nothing was measured
+        engine._speed = 2.0  # tokens a second
+        with pytest.raises(
+            Busy, match="with 84 tokens to compute; its limit is 2 requests: try again in 21 s"
+        ) as known:
+            engine.submit(request)
+        assert known.value.retry_after == 21  # one of two requests has to end
+        engine._speed = 1e-3
+        with pytest.raises(Busy) as slow:
+            engine.submit(request)
+        assert slow.value.retry_after == 600
+        run(engine)
+        assert all(ticket.done() for ticket in tickets)
+        assert engine._speed > 1
 
     def test_a_patient_caller_waits_for_its_place(self, base: LoadedBase) -> None:
         engine = engine_of(base, max_queue=1)

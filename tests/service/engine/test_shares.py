@@ -1,0 +1,157 @@
+"""Keys share the engine: who floods it slows others down by a known factor, and never shuts them out."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from registry.errors import Busy
+from service.engine.request import Request
+from service.engine.scheduler import Scheduler
+from service.engine.shares import MOST, UNSAID, Queue, tokens_left
+from service.engine.steps import Work, work_of
+from service.engine.waiting import PATIENCE_OF_KEYS
+from tests.service.engine.simulation import Simulation, drain, generate, scheduler_of, score
+
+ROWS = 16
+
+
+def flooded(*floods: Request) -> Simulation:
+    """A scheduler with 16 rows that one key's requests keep busy."""
+    scheduler = scheduler_of(max_queue=10_000, rows=ROWS, tokens=256)
+    scheduler.add(floods)
+    simulation = Simulation(scheduler)
+    for _ in range(5):
+        simulation.step()
+    assert scheduler.generating == ROWS
+    return simulation
+
+
+def rows(scheduler: Scheduler) -> Counter[str | None]:
+    return Counter(one.work.owner for one in scheduler._running if one.generates)
+
+
+def steps_until_done(simulation: Simulation, work: Work, most: int = 200) -> int:
+    for number in range(most):
+        simulation.step()
+        if work.state.final:
+            return number + 1
+    raise AssertionError(f"{work} is not done after {most} steps")
+
+
+@pytest.mark.parametrize("adapters", [1, 64], ids=["one adapter", "64 adapters"])
+def test_a_small_request_of_another_key_is_answered_soon(adapters: int) -> None:
+    """The attack: 255 prompts, 16 choices each, of 300 tokens; another key's 8 tokens waited for rows to end."""
+    floods = [generate(n=16, tokens=300, adapter=str(number % adapters), owner="flood") for number in range(255)]
+    simulation = flooded(*floods)
+    [small] = simulation.scheduler.add([generate(tokens=8, adapter="0", owner="small")])
+    alone = Simulation(scheduler_of(rows=ROWS))
+    [same] = alone.scheduler.add([generate(tokens=8, owner="small")])
+    assert steps_until_done(simulation, small) <= steps_until_done(alone, same) + PATIENCE_OF_KEYS + 4
+
+
+def test_keys_that_wait_come_to_equal_parts_and_stay_there() -> None:
+    simulation = flooded(*[generate(tokens=2000, owner="flood") for _ in range(40)])
+    simulation.scheduler.add([generate(tokens=2000, owner="other") for _ in range(40)])
+    for _ in range(PATIENCE_OF_KEYS * ROWS):
+        simulation.step()
+    assert rows(simulation.scheduler) == {"flood": 8, "other": 8}
+    before = set(simulation.scheduler._running)
+    for _ in range(100):
+        simulation.step()
+    assert set(simulation.scheduler._running) == before, "nobody is sent away any more"
+
+
+def test_a_key_that_wants_less_than_its_part_leaves_the_rest_to_others() -> None:
+    simulation = flooded(*[generate(tokens=2000, owner="flood") for _ in range(40)])
+    simulation.scheduler.add([generate(tokens=2000, owner="other") for _ in range(2)])
+    for _ in range(60):
+        simulation.step()
+    assert rows(simulation.scheduler) == {"flood": 14, "other": 2}
+
+
+def test_within_a_key_nothing_is_another_than_before() -> None:
+    """One key alone may have every row, and its adapters take turns as ever."""
+    simulation = flooded(*[generate(tokens=2000, adapter=str(n % 4), owner="one") for n in range(40)])
+    assert rows(simulation.scheduler) == {"one": ROWS}
+
+
+def test_texts_of_another_key_do_not_wait_for_all_of_a_flood() -> None:
+    scheduler = scheduler_of(max_queue=10_000, tokens=64)
+    scheduler.add([score(*[32] * 20, owner="flood") for _ in range(200)])
+    simulation = Simulation(scheduler)
+    for _ in range(5):
+        simulation.step()
+    [small] = scheduler.add([score(32, 32, owner="small")])
+    assert steps_until_done(simulation, small) <= 2
+
+
+def test_prompts_of_a_flood_do_not_hold_up_anothers_first_token() -> None:
+    """Long prompts that have begun take every token a step has beside the streams."""
+    floods = [generate(length=5000, tokens=300, owner="flood") for _ in range(30)]
+    scheduler = scheduler_of(max_queue=10_000, rows=ROWS, tokens=64)
+    scheduler.add(floods)
+    simulation = Simulation(scheduler)
+    for _ in range(20):
+        simulation.step()
+    [small] = scheduler.add([generate(length=8, tokens=1, owner="small")])
+    assert steps_until_done(simulation, small) <= PATIENCE_OF_KEYS + 4
+
+
+@given(st.lists(st.tuples(st.sampled_from("xyz"), st.integers(1, 9)), min_size=1, max_size=30), st.integers(1, 5))
+def test_everybody_is_answered_whoever_asks_for_what(asked: list[tuple[str, int]], rows: int) -> None:
+    simulation = Simulation(scheduler_of(rows=rows))
+    works = simulation.scheduler.add([generate(tokens=tokens, owner=owner) for owner, tokens in asked])
+    drain(simulation)
+    assert all(work.state.final and work.error is None for work in works)
+
+
+# --- the queue ------------------------------------------------------------------------------------
+
+
+def live(*requests: Request) -> list[Work]:
+    ids = iter(range(100_000))
+    return [work_of(request, ids) for request in requests]
+
+
+def test_tokens_that_are_left_are_those_of_all_rows() -> None:
+    [work, open_ended, texts] = live(generate(length=10, n=3, tokens=5), generate(length=1, tokens=0), score(4, 6))
+    assert (tokens_left(work), tokens_left(open_ended), tokens_left(texts)) == (45, 1, 10)
+    assert UNSAID > 0
+
+
+def test_who_floods_the_queue_does_not_shut_others_out() -> None:
+    queue = Queue(10)
+    held = live(*[generate(owner="flood")] * 10)
+    with pytest.raises(Busy, match="holds 10 requests, with 70 tokens to compute; its limit is 10 requests"):
+        queue.check(held, "flood", lambda _: 1)
+    for _ in range(5):
+        queue.check(held, "other", lambda _: 1)
+        held += live(generate(owner="other"))
+    with pytest.raises(Busy, match="15 requests, 5 of them of this key"):
+        queue.check(held, "other", lambda _: 1)
+    queue.check(held, "third", lambda _: 1)
+
+
+def test_the_queue_has_an_end_for_any_number_of_keys() -> None:
+    queue, held = Queue(4), live(*[generate(owner="flood")] * 4)
+    for number in range(4):
+        queue.check(held, f"key-{number}", lambda _: 1)
+        held += live(generate(owner=f"key-{number}"))
+    assert len(held) == MOST * 4
+    with pytest.raises(Busy):
+        queue.check(held, "one-more", lambda _: 1)
+
+
+def test_a_few_large_requests_fill_it_too() -> None:
+    queue = Queue(256, max_tokens=1000)
+    held = live(generate(length=4, n=16, tokens=60, owner="flood"))
+    assert queue.is_full(held)
+    asked: list[int] = []
+    with pytest.raises(Busy, match="1024 tokens to compute; its limit is 256 requests or 1000 tokens"):
+        queue.check(held, "flood", lambda tokens: asked.append(tokens) or 9)
+    assert asked == [1024], "the one there is has to end"
+    queue.check(held, "other", lambda _: 1)
