@@ -89,9 +89,53 @@ def _exchanged(one: Path, other: Path) -> bool:
 
 # --- JSON ------------------------------------------------------------------------------------------
 
+COUNTED_AT_ONCE = 64 * 1024
+"""Bytes of a text whose parts are held at once while it is counted."""
+
+
+class JsonCount:
+    """How many values and containers a JSON text holds at most, counted piece by piece before anything parses it.
+
+    A value costs many times the memory of its two bytes, and a parser makes all of them before anybody can look. What
+    is counted are the brackets and commas outside of strings: exact for a text that is JSON, and up to the first error
+    for one that is not, where a parser stops.
+    """
+
+    def __init__(self) -> None:
+        self.containers = 0
+        """Lists and objects."""
+        self._commas = self._quotes = 0
+        self._inside = self._escaped = False
+
+    @property
+    def values(self) -> int:
+        """Texts, numbers, lists and objects, at most; never below what quotes alone show (two strings a value)."""
+        return max(self._commas + self.containers + 1, self._quotes // 4)
+
+    def add(self, piece: bytes | bytearray) -> None:
+        """Count one piece more of the text."""
+        for start in range(0, len(piece), COUNTED_AT_ONCE):
+            self._add(piece[start : start + COUNTED_AT_ONCE])
+
+    def _add(self, piece: bytes | bytearray) -> None:
+        if self._escaped and piece[:1] in (b'"', b"\\"):  # the last backslash of the piece before stood in front of it
+            piece = piece[1:]
+        piece = piece.replace(b"\\\\", b"")
+        self._escaped = piece.endswith(b"\\")
+        parts = piece.replace(b'\\"', b"").split(b'"')
+        outside = b"".join(parts[self._inside :: 2])
+        self._quotes += len(parts) - 1
+        self._inside ^= len(parts) % 2 == 0
+        self._commas += outside.count(b",")
+        self.containers += outside.count(b"[") + outside.count(b"{")
+
 
 def loads_strict(
-    text: str | bytes, *, what: str = "The JSON", error: type[Invalid] = InvalidManifest, max_keys: int | None = None
+    text: str | bytes | bytearray,
+    *,
+    what: str = "The JSON",
+    error: type[Invalid] = InvalidManifest,
+    max_keys: int | None = None,
 ) -> Any:
     """A JSON value; raises `error` for duplicate keys, NaN, numbers beyond what a double holds, bad UTF-8, lone
     surrogates, objects of more than `max_keys` keys, absurd depth or broken syntax. Messages begin with `what`."""
@@ -116,7 +160,7 @@ def loads_strict(
         raise error(f"{what} holds {name}, which is not JSON.")
 
     try:
-        decoded = text.decode("utf-8") if isinstance(text, bytes) else text
+        decoded = text if isinstance(text, str) else text.decode("utf-8")
         value = json.loads(decoded, object_pairs_hook=unique, parse_float=finite, parse_constant=no_constant)
         if "\\u" in decoded:  # an escaped half of a surrogate pair is a string no UTF-8 can hold
             json.dumps(value, ensure_ascii=False).encode()

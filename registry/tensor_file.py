@@ -1,8 +1,8 @@
 """The safetensors container, read strictly and written deterministically. No torch.
 
-`parse` runs before any library sees a byte that people sent: it refuses header bombs, duplicate keys, and offsets
-that overlap, leave gaps or leave the file, and it names pickles and archives for what they are. Called by
-`adapters.weights` and `embeddings_file`, and by `formats` for the names and shapes in a PEFT directory.
+`parse` runs before any library sees a byte that people sent: it refuses header bombs, absurdly many tensors, duplicate
+keys, and offsets that overlap, leave gaps or leave the file, and it names pickles and archives for what they are.
+Called by `adapters.weights` and `embeddings_file`, and by `formats` for the names and shapes in a PEFT directory.
 """
 
 from __future__ import annotations
@@ -18,17 +18,22 @@ from pathlib import Path
 from typing import Any
 
 from registry.errors import Invalid, InvalidManifest, InvalidWeights, TooLarge, more_problems
-from registry.files import loads_strict
+from registry.files import JsonCount, loads_strict
 
 DTYPE_BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2,
     "U8": 1, "BOOL": 1,
 }  # fmt: skip
 MAX_HEADER_BYTES = 8 * 2**20
+MAX_TENSORS = 16_384
+"""Nine times those of a LoRA on every linear layer of a model of 126 layers (126 x 7 x 2), the most that adapters of
+one kind come to; unions and fusions hold several adapters. Each tensor costs some 100 microseconds to read."""
 MAX_DIMENSIONS = 8
 MAX_SIZE = 2**48
 MAX_PROBLEMS = 100
 PREFIX_BYTES = 8
+LISTS_OF_A_TENSOR = 3
+"""Its object in the header, its shape and its offsets."""
 _LAYER = re.compile(r"(?:^|\.)(\d{1,9})\.", re.ASCII)
 
 _MAGIC = (
@@ -136,13 +141,28 @@ def _json_object(raw: bytes) -> dict[str, Any]:
     """The header's table; raises ValueError with one sentence."""
     if not raw.startswith(b"{"):
         raise ValueError("its header does not begin with '{'")
+    _check_size(raw)
     try:
         table = loads_strict(raw)
     except InvalidManifest as problem:
         raise ValueError(f"in its header, {problem.message[0].lower()}{problem.message[1:]}") from None
     if not isinstance(table, dict):
         raise ValueError("its header is not a JSON object")
+    if len(table) > MAX_TENSORS + 1:  # and its metadata
+        raise _too_many()
     return table
+
+
+def _check_size(raw: bytes) -> None:
+    """Raises ValueError where a header lists more than MAX_TENSORS tensors, before it is parsed."""
+    count = JsonCount()
+    count.add(raw)
+    if count.containers > MAX_TENSORS * LISTS_OF_A_TENSOR + 2:  # the table, and its metadata
+        raise _too_many()
+
+
+def _too_many() -> ValueError:
+    return ValueError(f"its header lists more than {MAX_TENSORS} tensors, the most that are read")
 
 
 def _is_size(value: object) -> bool:

@@ -21,7 +21,7 @@ from registry.adapters.masks import is_mask, mask_problems, values
 from registry.errors import Incompatible, Internal, InvalidWeights, more_problems
 from registry.names import canonical_json
 from registry.spec import AdapterConfig, BaseShape
-from registry.tensor_file import Header, canonical_order, parse, refuse, write
+from registry.tensor_file import MAX_PROBLEMS, Header, canonical_order, parse, refuse, write
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -43,12 +43,13 @@ def check_weights(data: bytes, config: AdapterConfig, shape: BaseShape, *, max_b
 
     Raises TooLarge; InvalidWeights for a file that is not clean safetensors of one dtype among F32, F16, BF16 with
     finite values, or whose masks are not what `config` says; Incompatible where only names and shapes are not those
-    of `config` on this base. `problems` has all of them either way.
+    of `config` on this base. `problems` has all of them either way; where names and shapes alone fill it, no value is
+    looked at.
     """
     header = parse(data, max_bytes=max_bytes)
     fit = tensor_problems(expected_tensors(config, shape), {n: entry.shape for n, entry in header.entries.items()})
     broken, tensors = _dtype_problems(header), dict[str, Tensor]()
-    if not broken:
+    if not broken and len(fit) < MAX_PROBLEMS:
         tensors = _read(data)
         broken = _value_problems(tensors) or ([] if fit else mask_problems(config, tensors))
     if broken:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from registry import files as durable
 from registry.errors import InvalidManifest
-from registry.files import exchange, loads_strict, make_directory, replace_file
+from registry.files import JsonCount, exchange, loads_strict, make_directory, replace_file
 
 
 def test_the_bytes_are_synced_before_they_have_the_name_and_the_name_after(tmp_path: Path, synced: list[str]) -> None:
@@ -141,3 +142,45 @@ class TestStrictJson:
     def test_reads_what_json_writes(self, value: Any) -> None:
         assert loads_strict(json.dumps(value)) == value
         assert loads_strict(json.dumps(value).encode()) == value
+
+
+# --- counting before parsing ------------------------------------------------------------------------
+
+
+def counted(text: bytes, *cuts: int) -> tuple[int, int]:
+    """Values and containers of a text that comes in pieces."""
+    count = JsonCount()
+    edges = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
+    for start, end in pairwise(edges):
+        count.add(text[start:end])
+    return count.values, count.containers
+
+
+def held(value: Any) -> tuple[int, int]:
+    """Values and containers of a value; an empty container may hold one."""
+    if not isinstance(value, (list, dict)):
+        return 1, 0
+    inner = [held(one) for one in (value.values() if isinstance(value, dict) else value)]
+    return 1 + max(sum(one for one, _ in inner), 1), 1 + sum(one for _, one in inner)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text('\\",[{:x\u00e9', max_size=8),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text('\\",[{}', max_size=4), inner),
+        max_leaves=20,
+    ),
+    st.lists(st.integers(0, 1000), max_size=6),
+)
+def test_values_are_counted_exactly_however_the_text_is_cut(value: Any, cuts: list[int]) -> None:
+    for ascii_only in (True, False):
+        assert counted(json.dumps(value, ensure_ascii=ascii_only).encode(), *cuts) == held(value)
+
+
+@given(st.binary(), st.lists(st.integers(0, 1000), max_size=6))
+def test_counting_takes_any_bytes_and_cuts_change_nothing(text: bytes, cuts: list[int]) -> None:
+    assert counted(text, *cuts) == counted(text)
+
+
+def test_quotes_alone_count_as_values() -> None:
+    assert counted(b'"' * 4000) == (1000, 0)

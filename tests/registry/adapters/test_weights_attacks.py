@@ -15,18 +15,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.adapters import create, paper_config
+from registry import tensor_file
+from registry.adapters import create, paper_config, weights
 from registry.adapters.weights import check_weights, load_tensors, save_tensors
 from registry.errors import Incompatible, InvalidWeights, TooLarge
 from registry.spec import BaseShape
-from registry.tensor_file import MAX_HEADER_BYTES, MAX_PROBLEMS, parse, write
+from registry.tensor_file import MAX_HEADER_BYTES, MAX_PROBLEMS, MAX_TENSORS, parse, write
 
 SHAPE = BaseShape(
     fingerprint="sha256:" + "0" * 64, model_type="gpt2", hidden_size=8, num_layers=2, context=64, vocab_size=300
 )
 CONFIG = paper_config("bapna_firat", bottleneck=3)
 GOOD = save_tensors(create(CONFIG, SHAPE, seed=0).state_dict())
-LIMIT = 10**6
+LIMIT = 2 * 10**6
 
 
 def check(data, limit=LIMIT):
@@ -131,7 +132,7 @@ def test_trailing_bytes():
         (b"{}{}", "header, the JSON is broken"),
         (b'{"a":\xff}', "not valid UTF-8 at byte 5"),
         (b'{"a":NaN}', "holds NaN"),
-        (b'{"a":' + b"[" * 100_000, "nested too deeply"),
+        (b'{"a":' + b"[" * 40_000, "nested too deeply"),
         (b'{"a":' + b"9" * 5000 + b"}", "cannot be read"),
         (b'{"a":1,"a":2}', "the key 'a' twice"),
         (b'{"a":{"dtype":"F32","dtype":"F16"}}', "the key 'dtype' twice"),
@@ -195,6 +196,35 @@ def test_overlaps_gaps_and_out_of_range():
 def test_too_large_is_said_before_anything_is_read():
     with pytest.raises(TooLarge, match="limit is 10"):
         check(b"\x80\x02" + bytes(100), limit=10)
+
+
+def empty_tensors(count, value=None):
+    empty = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} if value is None else value
+    return file({f"t{number}": empty for number in range(count)})
+
+
+@pytest.mark.parametrize("value", [None, 0, {}])
+def test_absurdly_many_tensors_are_refused_before_one_is_looked_at(monkeypatch, value):
+    """100,000 empty ones took 13 seconds to refuse."""
+    seen = []
+    monkeypatch.setattr(tensor_file, "_entry", lambda name, *_: seen.append(name))
+    monkeypatch.setattr(weights, "_read", lambda data: seen.append("read"))
+    data = empty_tensors(100_000, value)
+    with pytest.raises(InvalidWeights, match="its header lists more than 16384 tensors, the most that are read"):
+        check(data, limit=len(data))
+    assert seen == []
+
+
+def test_the_header_of_absurdly_many_tensors_is_not_even_parsed(monkeypatch):
+    monkeypatch.setattr(tensor_file, "loads_strict", lambda raw: pytest.fail("it was parsed"))
+    refused(empty_tensors(MAX_TENSORS + 1), "more than 16384 tensors")
+
+
+def test_as_many_tensors_as_are_read_are_refused_by_their_names_alone(monkeypatch):
+    monkeypatch.setattr(weights, "_read", lambda data: pytest.fail("tensors were read"))
+    problems = refused(empty_tensors(MAX_TENSORS), "are not those of this configuration", error=Incompatible)
+    assert len(problems) == MAX_PROBLEMS + 1
+    assert problems[-1].endswith("more.")
 
 
 def edited(**changes):
