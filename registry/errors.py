@@ -5,7 +5,7 @@ SoupError
 │   ├── InvalidName, InvalidManifest, InvalidWeights, InvalidSample, InvalidRecipe, InvalidPrompt, InvalidParameter
 │   └── UnknownMethod, DigestMismatch
 ├── TooLarge, Incompatible, NotFound, Retired, Conflict, PreconditionFailed, Unauthenticated, Forbidden
-└── Busy, Cancelled, Unavailable, Internal
+└── Busy, TooSlow, Cancelled, Unavailable, Internal
 """
 
 from __future__ import annotations
@@ -110,6 +110,10 @@ class Busy(SoupError):
     def __init__(self, message: str, *, retry_after: int = 1) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class TooSlow(SoupError):
+    """The rest of a request did not come in time."""
 
 
 class Cancelled(SoupError):

@@ -46,6 +46,7 @@ class Settings(BaseSettings):
     # --- listening ----------------------------------------------------------------------------------
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one and prints it.")
+    body_seconds: float = Field(30.0, gt=0, description="How long nothing may come of a body that is not whole: 408.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Level of the JSON log.")
 
     # --- who may do what ----------------------------------------------------------------------------
@@ -59,7 +60,15 @@ class Settings(BaseSettings):
 
     # --- sizes --------------------------------------------------------------------------------------
     database_pool: int = Field(16, ge=1, le=1000, description="Database connections, and threads that serve requests.")
-    max_json_bytes: int = Field(64 * MIB, ge=1024, description="Largest JSON body; beyond it 413.")
+    max_json_bytes: int = Field(
+        64 * MIB, ge=1024, description="Largest JSON body; most calls take less, all of them 413 beyond it."
+    )
+    max_json_values: int = Field(
+        20_000, ge=100, description="Values of one JSON body, beside the texts and token ids that a call is for."
+    )
+    max_json_bytes_held: int = Field(
+        256 * MIB, ge=1024, description="JSON bodies of all requests together, one key's at most half; beyond it 429."
+    )
     max_inline_bytes: int = Field(32 * MIB, ge=0, description="Largest file inline in a manifest, decoded.")
     max_blob_bytes: int = Field(2048 * MIB, ge=1, description="Largest blob uploaded.")
     max_weights_bytes: int = Field(1024 * MIB, ge=1, description="Largest weights file of an adapter.")

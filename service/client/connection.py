@@ -29,6 +29,7 @@ BY_STATUS: dict[int, type[SoupError]] = {
     401: errors.Unauthenticated,
     403: errors.Forbidden,
     404: errors.NotFound,
+    408: errors.TooSlow,
     409: errors.Conflict,
     410: errors.Retired,
     412: errors.PreconditionFailed,

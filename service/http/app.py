@@ -1,7 +1,8 @@
 """The ASGI application of one runtime: routes, layers, error handlers and the documentation page.
 
 `create_app` is called by `soup serve` and by tests; whoever built the runtime starts and stops it. Two apps can live
-in one process. Requests pass Observe, Gate and Bodies (in this order) before they reach a route.
+in one process. Requests pass Observe and Gate (in this order) before they reach a route, all of which are of the class
+that checks scope, size and content of a body (`bodies`).
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ def create_app(runtime: Runtime) -> FastAPI:
     app.state.runtime = runtime
     app.state.metrics = metrics = Metrics()
     app.state.readiness = Readiness()
+    app.state.bodies = Bodies(settings)
     metrics.watch_engine(runtime.engine.counters, runtime.engine.by_adapter)
     for routes in ROUTES:
         app.include_router(routes.router)
@@ -78,7 +80,6 @@ def create_app(runtime: Runtime) -> FastAPI:
     docs_page.install(app, base=next(speaking, examples.BASE))
     problems.install(app)
     # the last one added is the outermost
-    app.add_middleware(Bodies, limit=settings.max_json_bytes)
     app.add_middleware(Gate, database=runtime.database, settings=settings)
     app.add_middleware(Observe, metrics=metrics)
     return app

@@ -12,6 +12,7 @@ from typing import Annotated
 from urllib.parse import urlsplit
 
 from fastapi import Depends, Request, Security
+from fastapi.dependencies.models import Dependant
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
@@ -108,14 +109,26 @@ def needs(*scopes: KeyScope) -> Callable[..., Awaitable[Principal]]:
     async def principal(
         request: Request, _: Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)] = None
     ) -> Principal:
-        found = getattr(request.state, "principal", None)
-        if not isinstance(found, Principal):  # the gate did not run: deny
-            raise Unauthenticated("This needs a key: send 'Authorization: Bearer sk-soup-...'.")
-        if not any(found.has(scope) for scope in scopes):
-            raise Forbidden(f"This key lacks the scope {' or '.join(repr(scope) for scope in scopes)}.")
-        return found
+        return allowed(request, scopes)
 
+    principal.scopes = scopes  # type: ignore[attr-defined]  # for `scopes_of`
     return principal
+
+
+def allowed(request: Request, scopes: Sequence[KeyScope]) -> Principal:
+    """Who is asking; raises Forbidden for a key without one of `scopes`, Unauthenticated where there is none."""
+    found = getattr(request.state, "principal", None)
+    if not isinstance(found, Principal):  # the gate did not run: deny
+        raise Unauthenticated("This needs a key: send 'Authorization: Bearer sk-soup-...'.")
+    if not any(found.has(scope) for scope in scopes):
+        raise Forbidden(f"This key lacks the scope {' or '.join(repr(scope) for scope in scopes)}.")
+    return found
+
+
+def scopes_of(dependant: Dependant) -> tuple[KeyScope, ...]:
+    """The scopes that a route's `needs` names, one of which it takes; empty where it has none."""
+    found: list[tuple[KeyScope, ...]] = [getattr(one.call, "scopes", ()) for one in dependant.dependencies]
+    return next(filter(None, found), ())
 
 
 Reader = Annotated[Principal, Depends(needs("read"))]

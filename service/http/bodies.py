@@ -1,94 +1,164 @@
-"""The ASGI layer that reads and checks bodies before the routes: up to a limit, and JSON of one meaning only.
+"""The class of every route: who may send a body, how large, how fast; counted as it comes, and parsed once.
 
-JSON that two parsers could read differently (duplicate keys, NaN, lone surrogates) is refused. Blobs pass untouched.
+A body costs nothing before its key may send it, little before it is known to be small enough, and is never parsed on
+the event loop where that takes long. JSON that two parsers could read differently (duplicate keys, NaN, lone
+surrogates) is refused. A route without a JSON body (blobs, GET) gets what comes untouched, within the same patience.
 """
 
 from __future__ import annotations
 
-from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
 
-from registry.errors import InvalidParameter, SoupError, TooLarge
-from registry.files import loads_strict
-from service.http import problems
-from service.http.auth import BODILESS
+from anyio import CapacityLimiter, to_thread
+from anyio.lowlevel import RunVar
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from starlette.requests import ClientDisconnect
+from starlette.types import Message, Receive, Scope, Send
 
-BLOBS = "/v1/blobs/"
-LARGE_JSON = 64 * 1024
-"""Bodies beyond this are checked in a thread, so that the event loop stays free."""
-MAX_KEYS = 1000
-"""Keys of one object: more than any body has, and few enough that naming every unknown one stays cheap."""
+from registry.errors import Cancelled, InvalidParameter, TooSlow
+from registry.files import JsonCount, loads_strict
+from service.http.auth import allowed, scopes_of
+from service.http.body_limits import MAX_KEYS, Account, BodyLimit, HeldBytes, limit_of, too_large, too_many
+from service.settings import Settings
+
+LARGE_JSON = 16 * 1024
+"""Bodies beyond this are parsed in a thread, one at a time, so that the event loop and the memory stay free."""
+NOTHING = object()
+_turns: RunVar[CapacityLimiter] = RunVar("turns to parse large bodies")
 
 
 class Bodies:
-    """ASGI layer: reads a body up to `limit` bytes, checks JSON, and hands it on in one piece.
+    """What the bodies of one application share: the settings, and what requests hold."""
 
-    Blobs pass untouched: their route writes them to disk as they come; so do GET and HEAD, whose bodies no route
-    reads. What is received after the body (a disconnect) goes through.
-    """
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.held = HeldBytes(settings.max_json_bytes_held)
 
-    def __init__(self, app: ASGIApp, *, limit: int) -> None:
-        self._app = app
-        self._limit = limit
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on with its body checked, or answer 400 / 413."""
-        if scope["type"] != "http" or scope["method"] in BODILESS or _is_upload(scope):
-            await self._app(scope, receive, send)
-            return
-        headers = Headers(scope=scope)
+class CheckedRoute(APIRoute):
+    """A route that looks at the key before the body, and at the body before FastAPI does."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The handler, behind the checks where the route takes a JSON body."""
+        answer = super().get_route_handler()
+        if self.body_field is None:
+            return answer
+        scopes, limit = scopes_of(self.dependant), limit_of(self.endpoint)
+        assert scopes, f"{self.path} takes a body: its signature must say who may send one"
+
+        async def checked(request: Request) -> Response:
+            who = allowed(request, scopes)
+            value = await _value(request, who.key_id, limit)
+            return await answer(ReadRequest(request, value))
+
+        return checked
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer; whatever becomes of it, the bytes of its body are given back at the end."""
+        bodies: Bodies = scope["app"].state.bodies
+        account = bodies.held.account()
+        scope.setdefault("state", {})["body_account"] = account
         try:
-            body = await self._read(headers, receive)
-            if body is None:
-                return  # the client is gone
-            if body and is_json(headers.get("content-type", "")):
-                if len(body) > LARGE_JSON:
-                    await run_in_threadpool(check_json, body)
-                else:
-                    check_json(body)
-        except SoupError as error:
-            await problems.response_of(error)(scope, receive, send)
-            return
-        await self._app(scope, _Replay(body, receive), send)
-
-    async def _read(self, headers: Headers, receive: Receive) -> bytes | None:
-        announced = headers.get("content-length", "")
-        if announced.isdigit() and int(announced) > self._limit:
-            raise self._too_large()
-        chunks: list[bytes] = []
-        size = 0
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return None
-            chunks.append(message.get("body", b""))
-            size += len(chunks[-1])
-            if size > self._limit:
-                raise self._too_large()
-            if not message.get("more_body", False):
-                return b"".join(chunks)
-
-    def _too_large(self) -> TooLarge:
-        return TooLarge(f"The body is larger than {self._limit} bytes (SOUP_MAX_JSON_BYTES); upload files as blobs.")
+            await super().handle(scope, Patient(receive, bodies.settings.body_seconds), send)
+        finally:
+            account.close()
 
 
-def _is_upload(scope: Scope) -> bool:
-    return bool(scope["method"] == "PUT" and scope["path"].startswith(BLOBS))
+class Patient:
+    """`receive` that waits so long for the next piece of a body, and without end for what comes after it."""
 
-
-class _Replay:
-    """`receive` that gives the body in one message, then whatever really comes."""
-
-    def __init__(self, body: bytes, receive: Receive) -> None:
-        self._body: bytes | None = body
+    def __init__(self, receive: Receive, seconds: float) -> None:
         self._receive = receive
+        self._seconds = seconds
+        self._whole = False
 
     async def __call__(self) -> Message:
-        if self._body is None:
+        """The next message; raises TooSlow."""
+        if self._whole:
             return await self._receive()
-        body, self._body = self._body, None
-        return {"type": "http.request", "body": body, "more_body": False}
+        try:
+            async with asyncio.timeout(self._seconds):
+                message = await self._receive()
+        except TimeoutError:
+            raise TooSlow(f"Nothing more of the body came for {self._seconds:g} seconds (SOUP_BODY_SECONDS).") from None
+        self._whole = not message.get("more_body", False)
+        return message
+
+
+class ReadRequest(Request):
+    """A request whose body has been read: what FastAPI asks of it are the value, and whether there was a body."""
+
+    def __init__(self, request: Request, value: Any) -> None:
+        super().__init__(request.scope, request.receive)
+        self._value = value
+
+    async def body(self) -> bytes:
+        """Empty where there was no body; the bytes of one are not kept."""
+        return b"" if self._value is NOTHING else b"read"
+
+    async def json(self) -> Any:
+        """The value of the body."""
+        return self._value
+
+
+async def _value(request: Request, key: str, limit: BodyLimit) -> Any:
+    """The JSON value of the body, NOTHING for none; raises what is wrong with it."""
+    bodies: Bodies = request.app.state.bodies
+    body = await _read(request, key, limit, bodies.settings)
+    if not body:
+        return NOTHING
+    if len(body) <= LARGE_JSON:
+        return parsed(body)
+    turns = _turns.get(None)
+    if turns is None:
+        turns = CapacityLimiter(1)
+        _turns.set(turns)
+    return await to_thread.run_sync(parsed, body, limiter=turns)
+
+
+async def _read(request: Request, key: str, limit: BodyLimit, settings: Settings) -> bytearray:
+    """The bytes of the body; raises TooLarge, Busy, TooSlow, Cancelled, or InvalidParameter for what is not JSON."""
+    most = limit.bytes_of(settings)
+    account: Account = request.state.body_account
+    count, body = BodyCount(limit, settings), bytearray()
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced[:20]) > most:
+        raise too_large(most, settings)
+    try:
+        async for piece in request.stream():
+            if piece and not is_json(request.headers.get("content-type", "")):
+                raise InvalidParameter("The body must be a JSON object sent with 'content-type: application/json'.")
+            if len(body) + len(piece) > most:
+                raise too_large(most, settings)
+            account.take(key, len(piece))
+            count.add(piece)
+            body += piece
+    except ClientDisconnect as error:
+        raise Cancelled("The client went away.") from error
+    return body
+
+
+class BodyCount:
+    """The values of a body as it comes; raises TooLarge as soon as they are more than its call takes.
+
+    Only texts and numbers may be as many as the call is for: lists and objects cost the most, and no call is for many.
+    """
+
+    def __init__(self, limit: BodyLimit, settings: Settings) -> None:
+        self._count = JsonCount()
+        self._values = limit.values_of(settings)
+        self._containers = settings.max_json_values
+
+    def add(self, piece: bytes) -> None:
+        """Count a piece of the body."""
+        self._count.add(piece)
+        if self._count.values > self._values:
+            raise too_many("values", self._values)
+        if self._count.containers > self._containers:
+            raise too_many("lists and objects", self._containers)
 
 
 def is_json(content_type: str) -> bool:
@@ -97,6 +167,6 @@ def is_json(content_type: str) -> bool:
     return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
 
 
-def check_json(body: bytes) -> None:
-    """Raises InvalidParameter unless `body` is JSON that every parser reads the same way."""
-    loads_strict(body, what="The body", error=InvalidParameter, max_keys=MAX_KEYS)
+def parsed(body: bytes | bytearray) -> Any:
+    """The value of a body; raises InvalidParameter unless it is JSON that every parser reads the same way."""
+    return loads_strict(body, what="The body", error=InvalidParameter, max_keys=MAX_KEYS)

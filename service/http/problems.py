@@ -1,9 +1,9 @@
 """Errors as HTTP answers: the status code of each (400 to 503) and one body, OpenAI's, for all.
 
 The body is {"error": {"message", "type", "param", "code"}}, and `problems` where there are several. No other module
-knows status codes of errors. Called by the app's exception handlers and by the ASGI layers (auth, bodies, observe),
-which answer before a route is reached. Nothing of what a person sent is echoed here beyond the messages our own errors
-carry, and nothing of an unexpected error is shown.
+knows status codes of errors. Called by the app's exception handlers and by the ASGI layers (auth, observe),
+which answer before a route is reached. Nothing of what a person sent is echoed here beyond the messages
+our own errors carry, and nothing of an unexpected error is shown.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ STATUS: dict[type[SoupError], int] = {
     errors.Unauthenticated: 401,
     errors.Forbidden: 403,
     errors.Busy: 429,
+    errors.TooSlow: 408,
     errors.Cancelled: 409,
     errors.Unavailable: 503,
     errors.Internal: 500,
@@ -129,6 +130,8 @@ def response_of(error: SoupError, headers: Mapping[str, str] | None = None) -> J
         extra["retry-after"] = str(error.retry_after)
     if isinstance(error, errors.Unauthenticated):
         extra["www-authenticate"] = "Bearer"
+    if isinstance(error, errors.TooSlow):  # what comes after all is no request
+        extra["connection"] = "close"
     return _answer(body_of(error), status_of(error), extra)
 
 

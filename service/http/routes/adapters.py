@@ -23,6 +23,8 @@ from registry.spec import Manifest
 from service.http.answers.lineage import lineage_of
 from service.http.app_parts import AppParts
 from service.http.auth import Reader, Writer
+from service.http.bodies import CheckedRoute
+from service.http.body_limits import FILES, takes
 from service.http.if_match import IfMatch, etag_of
 from service.http.named_models import adapter_named, name_ref
 from service.http.paging import Cursor, Limit, page_size
@@ -41,10 +43,11 @@ from service.http.schemas.adapters import (
     listed,
 )
 
-router = APIRouter(prefix="/v1/adapters", tags=["adapters"])
+router = APIRouter(prefix="/v1/adapters", tags=["adapters"], route_class=CheckedRoute)
 
 
 @router.post("", status_code=201, responses={200: {"description": "Known already", "model": Adapter}})
+@takes(FILES)
 def push_adapter(request: Request, response: Response, body: Manifest, parts: AppParts, who: Writer) -> Adapter:
     """Push an adapter. The same bytes under the same name are known already (200); a sample is embedded by a job."""
     namespace, _ = split_name(body.name)

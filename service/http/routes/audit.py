@@ -6,10 +6,11 @@ from fastapi import APIRouter
 
 from service.http.app_parts import AppParts
 from service.http.auth import Admin
+from service.http.bodies import CheckedRoute
 from service.http.paging import Cursor, Limit, page_size
 from service.http.schemas.audit import AuditEntry, AuditList
 
-router = APIRouter(prefix="/v1/audit", tags=["keys"])
+router = APIRouter(prefix="/v1/audit", tags=["keys"], route_class=CheckedRoute)
 
 
 @router.get("")

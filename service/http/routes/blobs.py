@@ -20,11 +20,12 @@ from registry.errors import DigestMismatch, InvalidName, InvalidParameter, NotFo
 from registry.names import DIGEST_PATTERN
 from service.http.app_parts import AppParts
 from service.http.auth import Reader, Writer, needs
+from service.http.bodies import CheckedRoute
 from service.http.ranges import ranged
 from service.http.schemas.blobs import BlobStored
 from service.keys import Principal
 
-router = APIRouter(prefix="/v1/blobs", tags=["blobs"])
+router = APIRouter(prefix="/v1/blobs", tags=["blobs"], route_class=CheckedRoute)
 Either = Annotated[Principal, Depends(needs("read", "write"))]
 """Who may ask whether a blob is there: writers ask before they upload."""
 

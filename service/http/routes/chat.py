@@ -16,6 +16,8 @@ from service.engine import GenerateRequest, SamplingParams
 from service.http.answers.chat import ChatAnswers
 from service.http.app_parts import AppParts
 from service.http.auth import ModelUser
+from service.http.bodies import CheckedRoute
+from service.http.body_limits import CONVERSATION, takes
 from service.http.inference_limits import check_sampling, check_text
 from service.http.named_models import ResolvedModel, language_model
 from service.http.schemas.chat import ChatAnswer, ChatRequest
@@ -23,10 +25,11 @@ from service.http.streaming import JSON_OR_STREAM, EventStream, TokenStream, fin
 from service.keys import Principal
 from service.parts import Parts
 
-router = APIRouter(tags=["inference"])
+router = APIRouter(tags=["inference"], route_class=CheckedRoute)
 
 
 @router.post("/v1/chat/completions", response_model=ChatAnswer, responses=JSON_OR_STREAM)
+@takes(CONVERSATION)
 async def chat_completions(request: Request, body: ChatRequest, parts: AppParts, who: ModelUser) -> Response:
     """Answer a conversation `n` times. Without a limit an answer may fill the context."""
     model, ids = await run_in_threadpool(_prepare, parts, who, body)

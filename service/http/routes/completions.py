@@ -12,6 +12,8 @@ from service.http.answers.completions import CompletionAnswers, Prompt
 from service.http.answers.token_text import TokenText
 from service.http.app_parts import AppParts
 from service.http.auth import ModelUser
+from service.http.bodies import CheckedRoute
+from service.http.body_limits import PROMPTS, takes
 from service.http.inference_limits import check_best_of, check_ids, check_sampling, check_text
 from service.http.named_models import ResolvedModel, language_model
 from service.http.schemas.completions import CompletionAnswer, CompletionRequest
@@ -19,10 +21,11 @@ from service.http.streaming import JSON_OR_STREAM, EventStream, TokenStream, fin
 from service.keys import Principal
 from service.parts import Parts
 
-router = APIRouter(tags=["inference"])
+router = APIRouter(tags=["inference"], route_class=CheckedRoute)
 
 
 @router.post("/v1/completions", response_model=CompletionAnswer, responses=JSON_OR_STREAM)
+@takes(PROMPTS)
 async def completions(request: Request, body: CompletionRequest, parts: AppParts, who: ModelUser) -> Response:
     """Continue one prompt or several, `n` times each. The choices of prompt i are numbered from i * n.
 

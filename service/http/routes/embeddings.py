@@ -16,6 +16,8 @@ from service.engine import ScoreRequest, Scores
 from service.engine.texts import closing, has_bos, nothing_to_embed
 from service.http.app_parts import AppParts
 from service.http.auth import ModelUser
+from service.http.bodies import CheckedRoute
+from service.http.body_limits import TEXTS, takes
 from service.http.inference_limits import check_texts
 from service.http.named_models import ResolvedModel, resolve_model
 from service.http.schemas.embeddings import Embedding, EmbeddingAnswer, EmbeddingRequest
@@ -24,10 +26,11 @@ from service.http.streaming import finish
 from service.keys import Principal
 from service.parts import Parts
 
-router = APIRouter(tags=["inference"])
+router = APIRouter(tags=["inference"], route_class=CheckedRoute)
 
 
 @router.post("/v1/embeddings", response_model=EmbeddingAnswer)
+@takes(TEXTS)
 async def embeddings(request: Request, body: EmbeddingRequest, parts: AppParts, who: ModelUser) -> Response:
     """One vector per text. Padding and the BOS (an encoder's CLS) are left out of the mean; a text beyond the context
     is refused.

@@ -12,10 +12,11 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from service.http.app_parts import AppParts
 from service.http.auth import needs
+from service.http.bodies import CheckedRoute
 from service.http.readiness import Readiness
 from service.http.schemas.health import Alive, Ready
 
-router = APIRouter(tags=["health"])
+router = APIRouter(tags=["health"], route_class=CheckedRoute)
 _admin = needs("admin")
 
 

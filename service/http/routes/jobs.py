@@ -11,12 +11,13 @@ from starlette.concurrency import run_in_threadpool
 from service.http.answers.jobs import check_reach, job_shown
 from service.http.app_parts import AppParts
 from service.http.auth import Reader, Writer
+from service.http.bodies import CheckedRoute
 from service.http.paging import Cursor, Limit, page_size
 from service.http.schemas.jobs import Job, JobList
 from service.http.waiting import job_row, job_watch
 from service.jobs.runner import FINAL, cancel
 
-router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=CheckedRoute)
 KEEPALIVE_SECONDS = 5.0
 
 

@@ -11,10 +11,11 @@ from registry.errors import Conflict, Forbidden, InvalidParameter, NotFound
 from registry.names import RESERVED_NAMESPACES
 from service.http.app_parts import AppParts
 from service.http.auth import Admin
+from service.http.bodies import CheckedRoute
 from service.http.schemas.keys import CreatedKey, Key, KeyList, NewKey
 from service.keys import SHOWN, Principal, new_secret, secret_sha256
 
-router = APIRouter(prefix="/v1/keys", tags=["keys"])
+router = APIRouter(prefix="/v1/keys", tags=["keys"], route_class=CheckedRoute)
 
 
 @router.post("", status_code=201)

@@ -11,12 +11,13 @@ from registry.names import BaseRef, parse_ref
 from service.base_models import ServedBaseModel
 from service.http.app_parts import AppParts
 from service.http.auth import needs
+from service.http.bodies import CheckedRoute
 from service.http.named_models import base_named
 from service.http.schemas.models import EncoderCard, ModelCard, ModelList
 from service.keys import Principal
 from service.parts import Parts
 
-router = APIRouter(prefix="/v1/models", tags=["inference"])
+router = APIRouter(prefix="/v1/models", tags=["inference"], route_class=CheckedRoute)
 Either = Annotated[Principal, Depends(needs("infer", "read"))]
 
 MAX_LISTED = 10_000

@@ -11,11 +11,12 @@ from registry.errors import InvalidName
 from registry.names import RESERVED_NAMESPACES, check_part
 from service.http.app_parts import AppParts
 from service.http.auth import Admin, Reader
+from service.http.bodies import CheckedRoute
 from service.http.if_match import IfMatch, etag_of
 from service.http.schemas.namespaces import Namespace, NamespacePatch
 from service.keys import Principal
 
-router = APIRouter(prefix="/v1/namespaces", tags=["namespaces"])
+router = APIRouter(prefix="/v1/namespaces", tags=["namespaces"], route_class=CheckedRoute)
 
 
 @router.get("/{ns}")

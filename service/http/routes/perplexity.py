@@ -18,6 +18,8 @@ from service.engine import ScoreRequest, Scores
 from service.engine.texts import Windows, has_bos, text_windows
 from service.http.app_parts import AppParts
 from service.http.auth import ModelUser
+from service.http.bodies import CheckedRoute
+from service.http.body_limits import TEXTS, takes
 from service.http.inference_limits import check_texts
 from service.http.named_models import ResolvedModel, language_model
 from service.http.schemas.perplexity import ComparedModel, PerplexityAnswer, PerplexityRequest
@@ -25,10 +27,11 @@ from service.http.streaming import finish
 from service.keys import Principal
 from service.parts import Parts
 
-router = APIRouter(tags=["inference"])
+router = APIRouter(tags=["inference"], route_class=CheckedRoute)
 
 
 @router.post("/v1/perplexity")
+@takes(TEXTS)
 async def perplexity(
     request: Request, response: Response, body: PerplexityRequest, parts: AppParts, who: ModelUser
 ) -> PerplexityAnswer:

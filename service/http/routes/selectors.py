@@ -22,6 +22,8 @@ from registry.spec import PoolRequest, SelectorSpec
 from service.http.answers.jobs import job_begun
 from service.http.app_parts import AppParts
 from service.http.auth import Reader, Writer
+from service.http.bodies import CheckedRoute
+from service.http.body_limits import FILES, takes
 from service.http.paging import Cursor, Limit, page_size
 from service.http.schemas.jobs import Job
 from service.http.schemas.selectors import FitRequest, Selected, Selector, SelectorList, SelectRequest, selector_body
@@ -29,7 +31,7 @@ from service.http.waiting import finished, wait_of
 from service.jobs.runner import FINAL, result_of
 from service.keys import Principal
 
-router = APIRouter(prefix="/v1", tags=["selectors"])
+router = APIRouter(prefix="/v1", tags=["selectors"], route_class=CheckedRoute)
 
 
 @router.post("/selectors", status_code=201, response_model=Selector | Job, responses={202: {"model": Job}})
@@ -87,6 +89,7 @@ def get_selector(id: str, parts: AppParts, who: Reader) -> Selector:
 
 
 @router.post("/select", response_model=Selected | Job, responses={202: {"model": Job}})
+@takes(FILES)
 async def select_adapters(
     request: Request, response: Response, body: SelectRequest, parts: AppParts, who: Reader
 ) -> Selected | Job:

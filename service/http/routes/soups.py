@@ -19,6 +19,8 @@ from service.http.answers.lineage import lineage_of
 from service.http.answers.soups import soup_of
 from service.http.app_parts import AppParts
 from service.http.auth import Reader, Writer
+from service.http.bodies import CheckedRoute
+from service.http.body_limits import RECIPE, takes
 from service.http.named_models import adapter_named
 from service.http.paging import Cursor, Limit, page_size
 from service.http.schemas.adapters import Adapter, AdapterList, Lineage, adapter_body, listed
@@ -29,7 +31,7 @@ from service.jobs.cook import kind_of, request_bytes
 from service.jobs.runner import FINAL, result_of
 from service.keys import Principal
 
-router = APIRouter(prefix="/v1/soups", tags=["soups"])
+router = APIRouter(prefix="/v1/soups", tags=["soups"], route_class=CheckedRoute)
 
 
 @router.post(
@@ -38,6 +40,7 @@ router = APIRouter(prefix="/v1/soups", tags=["soups"])
     response_model=Soup | Job,
     responses={200: {"model": Soup, "description": "Cooked before, or nothing new"}, 202: {"model": Job}},
 )
+@takes(RECIPE)
 async def cook_soup(
     request: Request, response: Response, body: SoupRequest, parts: AppParts, who: Writer
 ) -> Soup | Job:

@@ -12,6 +12,8 @@ from service.engine.texts import has_bos
 from service.http.answers.token_text import TokenText
 from service.http.app_parts import AppParts
 from service.http.auth import ModelUser
+from service.http.bodies import CheckedRoute
+from service.http.body_limits import ONE_TEXT, TOKEN_IDS, takes
 from service.http.inference_limits import check_ids, check_text
 from service.http.named_models import resolve_model, sole_base
 from service.http.schemas.tokens import (
@@ -22,10 +24,11 @@ from service.http.schemas.tokens import (
     TokenizerInfo,
 )
 
-router = APIRouter(tags=["inference"])
+router = APIRouter(tags=["inference"], route_class=CheckedRoute)
 
 
 @router.post("/tokenize")
+@takes(ONE_TEXT)
 def tokenize(body: TokenizeRequest, parts: AppParts, who: ModelUser) -> TokenizeAnswer:
     """Token ids of a text, with the base's BOS in front unless `add_special_tokens` is false."""
     check_text(body.prompt, parts.settings, param="prompt")
@@ -41,6 +44,7 @@ def tokenize(body: TokenizeRequest, parts: AppParts, who: ModelUser) -> Tokenize
 
 
 @router.post("/detokenize")
+@takes(TOKEN_IDS)
 def detokenize(body: DetokenizeRequest, parts: AppParts, who: ModelUser) -> DetokenizeAnswer:
     """The text of token ids, special tokens included."""
     check_text(body.tokens, parts.settings, param="tokens")

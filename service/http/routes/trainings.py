@@ -7,11 +7,12 @@ from fastapi import APIRouter, Request, Response
 from service.http.answers.jobs import job_begun
 from service.http.app_parts import AppParts
 from service.http.auth import Writer
+from service.http.bodies import CheckedRoute
 from service.http.schemas.jobs import Job
 from service.jobs.training_requests import submit
 from training.request import TrainingRequest
 
-router = APIRouter(prefix="/v1/trainings", tags=["trainings"])
+router = APIRouter(prefix="/v1/trainings", tags=["trainings"], route_class=CheckedRoute)
 
 
 @router.post("", status_code=202)
