@@ -46,6 +46,10 @@ class Settings(BaseSettings):
     # --- listening ----------------------------------------------------------------------------------
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one and prints it.")
+    max_connections: int = Field(
+        1000, ge=1, description="Connections at once; fewer where the process may have too few files open."
+    )
+    header_seconds: float = Field(10.0, gt=0, description="How long a client may take to send a request's headers.")
     body_seconds: float = Field(30.0, gt=0, description="How long nothing may come of a body that is not whole: 408.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Level of the JSON log.")
 

@@ -1,8 +1,8 @@
 """Errors as HTTP answers: the status code of each (400 to 503) and one body, OpenAI's, for all.
 
 The body is {"error": {"message", "type", "param", "code"}}, and `problems` where there are several. No other module
-knows status codes of errors. Called by the app's exception handlers and by the ASGI layers (auth, observe),
-which answer before a route is reached. Nothing of what a person sent is echoed here beyond the messages
+knows status codes of errors. Called by the app's exception handlers, and by the ASGI layers (auth, observe) and
+`connections`, which answer before a route is reached. Nothing of what a person sent is echoed here beyond the messages
 our own errors carry, and nothing of an unexpected error is shown.
 """
 

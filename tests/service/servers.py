@@ -7,6 +7,7 @@ import json
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,8 @@ from registry.adapters.weights import save_tensors
 from registry.base_model import shape_of
 from registry.registry import Registry
 from registry.spec import BottleneckConfig
+from service.cli.verbs.serve import listening_socket
+from service.http.connections import BoundedServer, server_config
 from service.settings import Settings
 
 if TYPE_CHECKING:
@@ -125,7 +128,7 @@ def open_world(data: Path, bases: Path, **settings: Any) -> Iterator[World]:
         runtime.stop()
 
 
-class _Server(uvicorn.Server):
+class _Server(BoundedServer):
     """A server that tells when it listens."""
 
     def __init__(self, config: uvicorn.Config) -> None:
@@ -153,16 +156,26 @@ class Live:
         return self.clients[key]
 
 
-def open_live(world: World) -> Iterator[Live]:
-    """`world` behind uvicorn on loopback, stopped afterwards."""
-    server = _Server(uvicorn.Config(world.app, port=0, log_config=None, access_log=False, lifespan="off"))
-    thread = threading.Thread(target=server.run, daemon=True)
+@contextmanager
+def serving(app: FastAPI, settings: Settings) -> Iterator[int]:
+    """`app` behind uvicorn on loopback, as `soup serve` has it, stopped afterwards; gives the port."""
+    listener = listening_socket("127.0.0.1", 0)
+    port: int = listener.getsockname()[1]
+    server = _Server(server_config(app, settings, lifespan="off"))
+    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
     assert server.listening.wait(30)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    live = Live(world, f"http://127.0.0.1:{port}")
-    yield live
-    for client in live.clients.values():
-        client.close()
-    server.should_exit = True
-    thread.join(30)
+    try:
+        yield port
+    finally:
+        server.should_exit = True
+        thread.join(30)
+
+
+def open_live(world: World) -> Iterator[Live]:
+    """`world` behind uvicorn on loopback, stopped afterwards."""
+    with serving(world.app, world.runtime.settings) as port:
+        live = Live(world, f"http://127.0.0.1:{port}")
+        yield live
+        for client in live.clients.values():
+            client.close()

@@ -21,12 +21,9 @@ from service.cli.output import as_json, data, talk
 from service.cli.setting_flags import settings_of
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
+    import uvicorn
 
     from service.settings import Settings
-
-GRACE_SECONDS = 10
-BACKLOG = 2048
 
 
 @dataclass(frozen=True)
@@ -119,6 +116,7 @@ def run(settings: Settings, listener: socket.socket, *, json: bool = False) -> N
     talk("loading base models" if settings.bases else "no base model: name an allowlist with --bases or SOUP_BASES")
     with light_start():
         from service.http.app import create_app
+        from service.http.connections import server_config
         from service.logs import configure_logging
         from service.runtime import Runtime
 
@@ -126,15 +124,16 @@ def run(settings: Settings, listener: socket.socket, *, json: bool = False) -> N
     runtime = Runtime(settings)
     try:
         runtime.start()
-        _until_signal(create_app(runtime), listener, lambda: _announce(settings, listener, json=json))
+        config = server_config(create_app(runtime), settings)
+        _until_signal(config, listener, lambda: _announce(settings, listener, json=json))
     finally:
         runtime.stop()
 
 
-def _until_signal(app: FastAPI, listener: socket.socket, ready: Any) -> None:
-    import uvicorn
+def _until_signal(config: uvicorn.Config, listener: socket.socket, ready: Any) -> None:
+    from service.http.connections import BoundedServer
 
-    class Server(uvicorn.Server):
+    class Server(BoundedServer):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
             if not self.should_exit:
@@ -144,10 +143,6 @@ def _until_signal(app: FastAPI, listener: socket.socket, ready: Any) -> None:
     # before the runtime is stopped
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    config = uvicorn.Config(
-        app, log_config=None, access_log=False, proxy_headers=False, server_header=False, backlog=BACKLOG,
-        timeout_graceful_shutdown=GRACE_SECONDS,
-    )  # fmt: skip
     Server(config).run(sockets=[listener])
 
 

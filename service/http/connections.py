@@ -1,0 +1,165 @@
+"""The connections of a server: how many there are at once, how long each may keep it waiting, and which give way.
+
+uvicorn waits without end for a client that has connected, or has sent half of its headers, and takes connections until
+the process can open no more files, its own blobs included. Here every connection without an answer under way has a
+deadline; there are never more than `most`, and a newcomer beyond it takes the place of the one that has kept the server
+waiting the longest. Bodies that stop half way are the affair of `bodies`. Used by `soup serve`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import socket
+from typing import Any, ClassVar
+
+import h11
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
+
+from registry.errors import TooSlow
+from service.http import problems
+from service.settings import Settings
+
+GRACE_SECONDS = 10
+"""How long running answers have once a signal has come."""
+ACCEPTED_AT_ONCE = 16
+"""Connections taken in one round of the event loop: some rounds pass before those beyond `most` are closed again."""
+FILES_KEPT = 128
+"""Files that the process opens beside connections: weights, blobs, logs, pipes of its children, and some rounds of
+ACCEPTED_AT_ONCE."""
+FILES_PER_THREAD = 4
+"""Those of a thread that serves a request: a database connection has three of SQLite, and a blob may be open."""
+FEWEST = 16
+BACKLOG = 2048
+"""Connections that the kernel holds until they are taken."""
+
+
+class BoundedServer(uvicorn.Server):
+    """uvicorn's server, on sockets that it is given. Its backlog is how many connections are taken at once, too."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and have the kernel hold more connections than are taken at once."""
+        await super().startup(sockets)
+        for one in sockets or ():
+            if not self.should_exit:
+                one.listen(BACKLOG)
+
+
+def server_config(app: FastAPI, settings: Settings, **options: Any) -> uvicorn.Config:
+    """How uvicorn serves `app`; `options` are more of its own."""
+
+    class Connection(BoundedConnection):
+        room = Connections(most=most_connections(settings), seconds=settings.header_seconds)
+
+    return uvicorn.Config(
+        app, http=Connection, ws="none", log_config=None, access_log=False, proxy_headers=False, server_header=False,
+        backlog=ACCEPTED_AT_ONCE, timeout_graceful_shutdown=GRACE_SECONDS, **options,
+    )  # fmt: skip
+
+
+def most_connections(settings: Settings) -> int:
+    """As many as the settings say, and no more than leaves the process files to open; FEWEST at least."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return settings.max_connections
+    left = files - FILES_KEPT - FILES_PER_THREAD * settings.database_pool
+    return max(min(settings.max_connections, left), FEWEST)
+
+
+class Connections:
+    """The connections of one server that it waits for, those first that it has waited for the longest."""
+
+    def __init__(self, *, most: int, seconds: float) -> None:
+        self.most = most
+        self.seconds = seconds
+        self.waiting: dict[BoundedConnection, None] = {}
+        """No answer is under way: nothing came yet, or half of the headers, or nothing since the last answer."""
+        self.sending: dict[BoundedConnection, None] = {}
+        """An answer is, and the body it needs is not whole."""
+
+    def forget(self, one: BoundedConnection) -> None:
+        """It is waited for no longer."""
+        self.waiting.pop(one, None)
+        self.sending.pop(one, None)
+
+    def make_way(self, newcomer: BoundedConnection) -> None:
+        """Close one connection for a newcomer: of those waited for the oldest, else the newcomer."""
+        one = next(iter(self.waiting), None) or next(iter(self.sending), newcomer)
+        self.forget(one)
+        one.transport.abort()
+
+
+class BoundedConnection(H11Protocol):
+    """uvicorn's connection, with a deadline while no answer is under way and a place among `room`."""
+
+    room: ClassVar[Connections]
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        """Wait for the first request; where there are too many, one gives way."""
+        super().connection_made(transport)
+        self._deadline: asyncio.TimerHandle | None = None
+        self._idle = False
+        if len(self.connections) > self.room.most:
+            self.room.make_way(self)
+        self._settle()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nobody waits any more."""
+        self._disarm()
+        self.room.forget(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Take what came, which may begin or end a request."""
+        super().data_received(data)
+        self._settle()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request, or begin it where it is here already."""
+        super().on_response_complete()
+        self._settle()
+
+    def _settle(self) -> None:
+        """Take the place that belongs to what the client owes; bytes alone put no deadline off."""
+        if self.transport.is_closing():
+            return
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._disarm()
+            self.room.forget(self)
+            if self.cycle.more_body:
+                self.room.sending[self] = None
+            return
+        idle = self.cycle is not None and self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
+        if self._deadline is None or idle != self._idle:
+            self._disarm()
+            self.room.forget(self)
+            self.room.waiting[self] = None
+            self._idle = idle
+            seconds = self.timeout_keep_alive if idle else self.room.seconds
+            self._deadline = self.loop.call_later(seconds, self._expire)
+
+    def _disarm(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _expire(self) -> None:
+        """Close: without a word where nothing was begun, or an answer has been given, else with 408."""
+        if self.transport.is_closing():
+            return
+        if self.conn.our_state is h11.IDLE and self.conn.trailing_data[0]:
+            self._say(
+                TooSlow(f"The headers of the request did not come within {self.room.seconds:g} seconds "
+                        "(SOUP_HEADER_SECONDS).")
+            )  # fmt: skip
+        self.transport.close()
+
+    def _say(self, error: TooSlow) -> None:
+        answer = problems.response_of(error)
+        start = h11.Response(
+            status_code=answer.status_code, headers=answer.raw_headers, reason=STATUS_PHRASES[answer.status_code]
+        )
+        for event in (start, h11.Data(data=bytes(answer.body)), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
