@@ -16,7 +16,7 @@ from service.engine.steps import Sequence, Turn, Work
 PATIENCE = 16
 """Steps after which an adapter that got nothing takes a row, memory, or its room in the bank from one that has."""
 PATIENCE_OF_KEYS = 4
-"""Steps after which a key takes one that has less than its part of the rows."""
+"""Steps after which a key takes one more that has less than its part of the rows; its first it takes after one step."""
 
 
 class Waiting:
@@ -91,7 +91,9 @@ class Waiting:
 
     def long(self, turn: Turn) -> bool:
         """Whether a key's adapter has waited long enough to take from others."""
-        patience = PATIENCE_OF_KEYS if self._rows.below(turn[2]) else PATIENCE
+        patience = PATIENCE
+        if self._rows.below(turn[2]):
+            patience = PATIENCE_OF_KEYS if self._rows.of(turn[2]) else 1
         return self._waited.get(turn, 0) >= patience
 
     def any_long(self, base_id: str) -> bool:

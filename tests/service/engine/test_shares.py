@@ -50,7 +50,7 @@ def test_a_small_request_of_another_key_is_answered_soon(adapters: int) -> None:
     [small] = simulation.scheduler.add([generate(tokens=8, adapter="0", owner="small")])
     alone = Simulation(scheduler_of(rows=ROWS))
     [same] = alone.scheduler.add([generate(tokens=8, owner="small")])
-    assert steps_until_done(simulation, small) <= steps_until_done(alone, same) + PATIENCE_OF_KEYS + 4
+    assert steps_until_done(simulation, small) <= steps_until_done(alone, same) + 3
 
 
 def test_keys_that_wait_come_to_equal_parts_and_stay_there() -> None:
@@ -98,7 +98,7 @@ def test_prompts_of_a_flood_do_not_hold_up_anothers_first_token() -> None:
     for _ in range(20):
         simulation.step()
     [small] = scheduler.add([generate(length=8, tokens=1, owner="small")])
-    assert steps_until_done(simulation, small) <= PATIENCE_OF_KEYS + 4
+    assert steps_until_done(simulation, small) <= 4
 
 
 @given(st.lists(st.tuples(st.sampled_from("xyz"), st.integers(1, 9)), min_size=1, max_size=30), st.integers(1, 5))
