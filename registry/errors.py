@@ -5,7 +5,7 @@ SoupError
 │   ├── InvalidName, InvalidManifest, InvalidWeights, InvalidSample, InvalidRecipe, InvalidPrompt, InvalidParameter
 │   └── UnknownMethod, DigestMismatch
 ├── TooLarge, Incompatible, NotFound, Retired, Conflict, PreconditionFailed, Unauthenticated, Forbidden
-└── Busy, TooSlow, Cancelled, Unavailable, Internal
+└── Busy, TooSlow, Cancelled, Unavailable, DamagedBlob, Internal
 """
 
 from __future__ import annotations
@@ -121,7 +121,11 @@ class Cancelled(SoupError):
 
 
 class Unavailable(SoupError):
-    """Something this needs is not there: a base model that is not loaded, a database that is behind."""
+    """Something this needs is not there: a base model that is not loaded, a database, the folder of the blobs."""
+
+
+class DamagedBlob(SoupError):
+    """A stored file that is missing, or holds other bytes than its digest says; the message names it."""
 
 
 class Internal(SoupError):

@@ -39,6 +39,8 @@ def fit(
         members = as_members(rows)
         if known is not None and known.encoder_digest != encoder_digest:
             known = None
+        if known is not None and not registry.blobs.is_whole(known.state_blob):
+            known = None  # damaged or lost: fitted anew
         if known is not None and known.members == members:
             return known
         changes = None if known is None else _changes(catalogue, known, members)

@@ -22,7 +22,7 @@ from registry.registry import BaseModel, Caller, Limits, Registry
 from registry.samples import CheckedSample, check_sample, enqueue_embed, record_vectors
 from registry.spec import AdapterConfig, Manifest
 from registry.tensor_file import parse
-from registry.uploads import read_file
+from registry.uploads import is_damaged, read_file
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,10 @@ def push(registry: Registry, caller: Caller, manifest: Manifest) -> Pushed:
     """
     checked = _check(registry, caller, manifest)
     new, sample = checked.new, checked.sample
-    for stored in (checked.weights, *_sample_bytes(sample)):
-        registry.blobs.put_bytes(stored)
+    repaired = [digest for data in (checked.weights, *_sample_bytes(sample)) if (digest := _stored(registry, data))]
     with registry.database.write() as catalogue:
+        for digest in repaired:
+            caller.audit(catalogue, "blob.repair", digest)
         catalogue.blobs.seen(new.weights_blob, len(checked.weights))
         catalogue.blobs.grant(new.namespace, new.weights_blob)
         same = catalogue.adapters.find_same(new.namespace, new.name, new.digest)
@@ -193,6 +194,13 @@ def _sample_bytes(sample: CheckedSample | None) -> list[bytes]:
     if sample is None:
         return []
     return [sample.data] if sample.texts else [vectors.data for vectors in sample.vectors]
+
+
+def _stored(registry: Registry, data: bytes) -> str | None:
+    """Store bytes; their digest where they took the place of damaged ones."""
+    damaged = is_damaged(registry, sha256_digest(data))
+    digest = registry.blobs.put_bytes(data)
+    return digest if damaged else None
 
 
 def _ignored(row: AdapterRow, new: NewAdapter, manifest: Manifest, brings: bool) -> tuple[str, ...]:

@@ -31,17 +31,22 @@ def read_file(registry: Registry, caller: Caller, source: FileSource, *, what: s
 
 
 def read_blob(registry: Registry, caller: Caller, digest: str, *, what: str, max_bytes: int) -> bytes:
-    """The bytes of a blob that the caller may see; raises NotFound or TooLarge."""
+    """The bytes of a blob that the caller may see; raises NotFound, TooLarge or DamagedBlob."""
     size = blob_size(registry, caller, digest, what=what)
     if size > max_bytes:
         raise TooLarge(f"{what} has {size} bytes and the limit is {max_bytes}.", param=what)
     return registry.blobs.read(digest)
 
 
+def is_damaged(registry: Registry, digest: str) -> bool:
+    """Whether something is stored under a digest that is not what it says."""
+    return registry.blobs.has(digest) and not registry.blobs.is_whole(digest)
+
+
 def blob_size(registry: Registry, caller: Caller, digest: str, *, what: str) -> int:
-    """The size of a blob that the caller may see; unknown and foreign are the same NotFound."""
+    """The size of a blob that the caller may see; unknown and foreign are the same NotFound. Raises DamagedBlob."""
     with registry.database.read() as catalogue:
         visible = catalogue.blobs.visible(caller.namespaces, digest)
-    if not visible or not registry.blobs.has(digest):
+    if not visible:
         raise NotFound(f"Blob {digest} is not known: upload it first with PUT /v1/blobs/{digest}.", param=what)
     return registry.blobs.size(digest)

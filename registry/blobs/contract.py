@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import BinaryIO, Protocol
 
-from registry.errors import DigestMismatch, InvalidName, TooLarge
+from registry.errors import DamagedBlob, DigestMismatch, InvalidName, TooLarge
 from registry.names import DIGEST_PATTERN
 
 
@@ -26,7 +26,11 @@ class BlobWriter(AbstractContextManager["BlobWriter"], Protocol):
 
 
 class BlobStore(Protocol):
-    """Bytes by digest. Every method raises InvalidName for what is not a digest, before anything is touched."""
+    """Bytes by digest. Every method raises InvalidName for what is not a digest, before anything is touched.
+
+    `size`, `read` and `open` are asked for what was stored: they raise DamagedBlob where it is not there, or is not
+    what its digest says. What is stored again, by `put_bytes` or a writer, takes the place of what is damaged.
+    """
 
     def put_bytes(self, data: bytes) -> str:
         """Store bytes and return their digest; durable when this returns."""
@@ -35,16 +39,19 @@ class BlobStore(Protocol):
         """A writer of the blob with this digest, and of `length` bytes where that is known."""
 
     def has(self, digest: str) -> bool:
-        """Whether the blob is stored."""
+        """Whether there is something under this digest, looked at or not."""
+
+    def is_whole(self, digest: str) -> bool:
+        """Whether the blob is stored, and is what its digest says."""
 
     def size(self, digest: str) -> int:
-        """Its size in bytes; raises NotFound."""
+        """Its size in bytes; raises DamagedBlob."""
 
     def read(self, digest: str) -> bytes:
-        """All its bytes; raises NotFound."""
+        """All its bytes; raises DamagedBlob."""
 
     def open(self, digest: str) -> BinaryIO:
-        """Its bytes as a seekable file; raises NotFound."""
+        """Its bytes as a seekable file, all of them verified; raises DamagedBlob."""
 
     def delete(self, digest: str) -> None:
         """Forget it; nothing happens where it is not stored."""
@@ -58,6 +65,29 @@ def hex_of(digest: str) -> str:
     if not re.fullmatch(DIGEST_PATTERN, digest) or len(digest) != 71:
         raise InvalidName("A blob is named 'sha256:' and 64 lower-case hex digits.", param="digest")
     return digest[7:]
+
+
+def missing(digest: str) -> DamagedBlob:
+    """The error for a blob that was stored and is not there."""
+    return _damaged(digest, "is missing on this server")
+
+
+def damaged(digest: str, size: int) -> DamagedBlob:
+    """The error for a blob whose stored bytes are others than its digest's."""
+    return _damaged(digest, f"is damaged: the {size} bytes stored on this server are not those of its digest")
+
+
+def unreadable(digest: str, error: OSError) -> DamagedBlob:
+    """The error for a blob whose bytes the disk does not give."""
+    return _damaged(digest, f"cannot be read on this server ({error.strerror})")
+
+
+def _damaged(digest: str, what: str) -> DamagedBlob:
+    return DamagedBlob(
+        f"Blob {digest} {what}; push the file again, or have the operator put back a copy ('soup check' says what "
+        "needs it).",
+        param="digest",
+    )
 
 
 class Check:

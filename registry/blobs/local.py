@@ -2,46 +2,58 @@
 
 A blob is written beside its place, synced, renamed, and its folder synced: a crash leaves either the whole blob or a
 temporary file, which the next start sweeps. Several processes may share the folder: whoever writes a temporary file
-holds the operating system's lock on it, and only what nobody holds is swept.
+holds the operating system's lock on it, and only what nobody holds is swept. What is read was hashed: once, and again
+when the file is another (`verified`).
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
+import logging
 import os
 import re
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Self
 
-from registry.blobs.contract import Check, hex_of
-from registry.errors import Internal, NotFound, Unavailable
+from registry.blobs.contract import Check, damaged, hex_of, missing, unreadable
+from registry.blobs.verified import Stamp, Verified
+from registry.errors import DamagedBlob, Internal, Unavailable
 from registry.files import sync_directory
 from registry.names import sha256_digest
 
 TEMPORARY = "incoming"
 FULL = {errno.ENOSPC, errno.EDQUOT}
 
+log = logging.getLogger("soup.blobs")
+
 
 class LocalBlobs:
-    """A BlobStore over a folder."""
+    """A BlobStore over a folder, which is made if need be; not where `make` is False: then it is another process's."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, make: bool = True) -> None:
         self.folder = folder
-        self._incoming = folder / TEMPORARY
-        self._incoming.mkdir(parents=True, exist_ok=True)
+        self._verified = Verified()
+        if make:
+            self._make()
+
+    def _make(self) -> None:
+        """See that the folder is there, and sweep what crashes left in it."""
+        folder, incoming = self.folder, self.folder / TEMPORARY
+        incoming.mkdir(parents=True, exist_ok=True)
         sync_directory(folder)
         sync_directory(folder.parent)
-        for left_over in self._incoming.iterdir():
+        for left_over in incoming.iterdir():
             _remove_abandoned(left_over)
 
     def put_bytes(self, data: bytes) -> str:
         """Store bytes and return their digest; durable when this returns."""
         digest = sha256_digest(data)
-        if self.has(digest):  # another thread may have renamed it a moment ago, its folder not yet synced
+        if self.is_whole(digest):  # another thread may have renamed it a moment ago, its folder not yet synced
             sync_place(self.place(digest))
             return digest
         with self.writer(digest, max_bytes=len(data), length=len(data)) as writer:
@@ -51,34 +63,56 @@ class LocalBlobs:
 
     def writer(self, digest: str, *, max_bytes: int, length: int | None = None) -> LocalWriter:
         """A writer of the blob with this digest."""
-        return LocalWriter(self._incoming, self.place(digest), Check(digest, max_bytes, length))
+        return LocalWriter(self, digest, Check(digest, max_bytes, length))
 
     def has(self, digest: str) -> bool:
         """Whether the blob is stored."""
         return self.place(digest).is_file()
 
-    def size(self, digest: str) -> int:
-        """Its size in bytes; raises NotFound."""
+    def is_whole(self, digest: str) -> bool:
+        """Whether the blob is stored, and is what its digest says."""
         try:
-            return self.place(digest).stat().st_size
-        except FileNotFoundError:
-            raise _not_found(digest) from None
+            self.open(digest).close()
+        except DamagedBlob:
+            return False
+        return True
+
+    def size(self, digest: str) -> int:
+        """Its size in bytes; raises DamagedBlob."""
+        with self.open(digest) as file:
+            return os.fstat(file.fileno()).st_size
 
     def read(self, digest: str) -> bytes:
-        """All its bytes; raises NotFound."""
-        with self.open(digest) as file:
+        """All its bytes; raises DamagedBlob."""
+        with _reading(digest), self.open(digest) as file:
             return file.read()
 
     def open(self, digest: str) -> BinaryIO:
-        """Its bytes as a seekable file; raises NotFound."""
-        try:
-            return self.place(digest).open("rb")
-        except FileNotFoundError:
-            raise _not_found(digest) from None
+        """Its bytes as a seekable file, all of them verified; raises DamagedBlob."""
+        with _reading(digest), ExitStack() as stack:
+            file = stack.enter_context(self.place(digest).open("rb"))
+            self._verify(digest, file)
+            stack.pop_all()
+        return file
+
+    def _verify(self, digest: str, file: BinaryIO) -> None:
+        """Raise DamagedBlob unless the file holds what the digest says; it is read where that is not known."""
+        stamp = Stamp.of(file)
+        if self._verified.knows(digest, stamp):
+            return
+        with self._verified.turn(digest):
+            if self._verified.knows(digest, stamp):
+                return
+            if hashlib.file_digest(file, "sha256").hexdigest() != hex_of(digest):
+                raise damaged(digest, stamp.size)
+            if Stamp.of(file) == stamp:
+                self._verified.note(digest, stamp)
+        file.seek(0)
 
     def delete(self, digest: str) -> None:
         """Forget it."""
         self.place(digest).unlink(missing_ok=True)
+        self._verified.forget(digest)
 
     def digests(self) -> Iterator[str]:
         """Every digest stored."""
@@ -93,12 +127,14 @@ class LocalBlobs:
 
 
 class LocalWriter:
-    """A BlobWriter into a temporary file of `folder` that `commit` renames into place."""
+    """A BlobWriter into a temporary file that `commit` renames into place."""
 
-    def __init__(self, folder: Path, target: Path, check: Check) -> None:
-        self._folder = folder
-        self._temporary = folder / secrets.token_hex(16)
-        self._target = target
+    def __init__(self, blobs: LocalBlobs, digest: str, check: Check) -> None:
+        self._blobs = blobs
+        self._digest = digest
+        self._folder = blobs.folder / TEMPORARY
+        self._temporary = self._folder / secrets.token_hex(16)
+        self._target = blobs.place(digest)
         self._check = check
         self._file: BinaryIO | None = None
 
@@ -125,6 +161,7 @@ class LocalWriter:
         """Verify, sync the file, rename it into place, sync the folder; raises DigestMismatch, or Unavailable."""
         file = self._open_file()
         self._check.verify()
+        repairs = self._blobs.has(self._digest) and not self._blobs.is_whole(self._digest)
         with _telling_of_full_disks():
             file.flush()
             os.fsync(file.fileno())
@@ -132,6 +169,8 @@ class LocalWriter:
             self._temporary.replace(self._target)
             file.close()  # after the rename: until then the lock says that somebody needs it
             sync_place(self._target)
+        if repairs:
+            log.warning("blob %s was damaged: the right bytes were sent again and have replaced it", self._digest)
 
     def __exit__(self, *_: object) -> None:
         """Close, and remove what was not committed."""
@@ -146,6 +185,17 @@ class LocalWriter:
         if self._file is None or self._file.closed:
             raise Internal("a blob is written inside 'with' and before its commit")
         return self._file
+
+
+@contextmanager
+def _reading(digest: str) -> Iterator[None]:
+    """Raise DamagedBlob where the bytes of a blob are not there, or the disk does not give them."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise missing(digest) from None
+    except OSError as error:
+        raise unreadable(digest, error) from error
 
 
 @contextmanager
@@ -176,7 +226,3 @@ def sync_place(path: Path) -> None:
     """Make the name of a blob durable: its folder, and that folder's own name."""
     sync_directory(path.parent)
     sync_directory(path.parent.parent)
-
-
-def _not_found(digest: str) -> NotFound:
-    return NotFound(f"Blob {digest} is not stored.", param="digest")

@@ -6,7 +6,7 @@ from sqlalchemy import Connection, exists, insert, literal, or_, select, update
 
 from registry.catalogue.repository import now
 from registry.catalogue.rows import Namespaces
-from registry.catalogue.tables import adapters, blob_grants, blobs
+from registry.catalogue.tables import adapters, blob_grants, blobs, embeddings, recipes, selectors
 
 
 class Blobs:
@@ -24,6 +24,36 @@ class Blobs:
     def digests(self) -> set[str]:
         """Every blob that a transaction named."""
         return set(self._connection.execute(select(blobs.c.digest)).scalars())
+
+    def sizes(self) -> dict[str, int]:
+        """Every blob that a transaction named, and how many bytes it has."""
+        return {row.digest: row.size for row in self._connection.execute(select(blobs.c.digest, blobs.c.size))}
+
+    def named_by(self, digest: str) -> list[str]:
+        """What needs a blob, in words: adapters, soups that may be cooked again, selectors; else who uploaded it."""
+        version = (adapters.c.namespace, adapters.c.name, adapters.c.version)
+        newest = (adapters.c.namespace, adapters.c.name, adapters.c.version.desc())
+        weights = select(*version).where(adapters.c.weights_blob == digest)
+        sample = select(*version).where(adapters.c.sample_digest == digest)
+        embedded = select(*version).join(embeddings, embeddings.c.sample_digest == adapters.c.sample_digest)
+        found = [
+            f"{what} of {row.namespace}/{row.name}@{row.version}"
+            for what, query in (
+                ("weights", weights),
+                ("sample", sample),
+                ("embeddings", embedded.where(embeddings.c.blob_digest == digest).distinct()),
+            )
+            for row in self._connection.execute(query.order_by(*newest))
+        ]
+        states = select(selectors.c.id).where(selectors.c.state_blob == digest).order_by(selectors.c.sequence)
+        cooked = select(recipes.c.digest).where(recipes.c.weights_blob == digest).order_by(recipes.c.digest)
+        found += [f"selector {id}" for id in self._connection.execute(states).scalars()]
+        found += [f"recipe {recipe}" for recipe in self._connection.execute(cooked).scalars()]
+        if found:
+            return found
+        granted = select(blob_grants.c.namespace).where(blob_grants.c.digest == digest)
+        names = self._connection.execute(granted.order_by(blob_grants.c.namespace)).scalars()
+        return [f"uploaded by namespace {name}" for name in names]
 
     def grant(self, namespace: str, digest: str) -> None:
         """Let a namespace see a blob: it uploaded it."""

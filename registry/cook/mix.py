@@ -77,7 +77,7 @@ def mix_ingredients(registry: Registry, base: BaseModel, parts: tuple[SoupPart, 
     config = MIXINGS[recipe.mixing.method].result(ordered, recipe.mixing)
     with registry.database.read() as catalogue:
         known = catalogue.soups.recipe(recipe.digest)
-    cached = known is not None and registry.blobs.has(known.weights_blob)
+    cached = known is not None and registry.blobs.is_whole(known.weights_blob)
     if known is not None and cached:
         data = registry.blobs.read(known.weights_blob)
         tensors: Tensors = load_tensors(data)

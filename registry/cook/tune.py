@@ -164,7 +164,7 @@ def _again(registry: Registry, caller: Caller, start: Mixed, recipe: Recipe, evi
     with registry.database.read() as catalogue:
         row = catalogue.adapters.of_recipe(caller.namespaces, recipe.digest)
         before = [] if row is None else catalogue.soups.evidence(row.id)
-    if row is None or not before or not registry.blobs.has(row.weights_blob):
+    if row is None or not before or not registry.blobs.is_whole(row.weights_blob):
         return None
     data = registry.blobs.read(row.weights_blob)
     then = Evidence.model_validate({name: value for name, value in before[-1].items() if name != "created_at"})

@@ -25,6 +25,7 @@ SETTINGS = {"rich_markup_mode": None, "add_completion": False, "pretty_exception
 VERBS = {
     "serve": "Start the server.",
     "migrate": "Bring the database's schema up to date.",
+    "check": "Check the stored blobs.",
     "push": "Push adapter directories.",
     "pull": "Write an adapter or soup to a directory.",
     "ls": "List adapters and soups.",

@@ -16,7 +16,14 @@ from service.cli.output import talk
 
 OK, FAILED, USAGE, INCOMPATIBLE = 0, 1, 2, 3
 
-EXTRAS = {"serve": "server", "migrate": "server", "train": "train", "evaluate": "train", "convert": "train"}
+EXTRAS = {
+    "serve": "server",
+    "migrate": "server",
+    "check": "server",
+    "train": "train",
+    "evaluate": "train",
+    "convert": "train",
+}
 """The verbs that do more than talk to a server, and the extra of pyproject.toml that each of them needs."""
 OURS = ("registry", "service", "training", "migrations")
 _NEXT: dict[type[SoupError], str] = {

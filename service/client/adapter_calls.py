@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from registry.errors import DigestMismatch, InvalidParameter, NotFound
+from registry.errors import DigestMismatch, Internal, InvalidParameter, NotFound
 from registry.files import encode_lines
 from registry.names import DigestRef, NameRef, file_digest, parse_ref, sha256_digest
 from registry.progress import Progress, silent
@@ -29,7 +29,7 @@ class AdapterCalls:
         digest = sha256_digest(source) if isinstance(source, bytes) else file_digest(source)
         try:
             self._http.send("HEAD", f"/v1/blobs/{digest}")
-        except NotFound:
+        except (NotFound, Internal):  # not there, or damaged there: sending it again repairs it
             self._http.send(
                 "PUT",
                 f"/v1/blobs/{digest}",

@@ -43,6 +43,7 @@ STATUS: dict[type[SoupError], int] = {
     errors.TooSlow: 408,
     errors.Cancelled: 409,
     errors.Unavailable: 503,
+    errors.DamagedBlob: 500,
     errors.Internal: 500,
 }
 """By class; a class that is not here takes its nearest ancestor's."""

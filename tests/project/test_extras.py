@@ -265,11 +265,13 @@ def _line(verb: str, folder: Path) -> list[str]:
     (folder / "valid.jsonl").write_text('{"text": "b"}\n')
     texts = ["--base-folder", str(folder)]
     (folder / "checkpoint").mkdir(exist_ok=True)
+    (folder / "soup.db").touch()
     for name in ("adapter_config.json", "pytorch_adapter.bin"):
         (folder / "checkpoint" / name).write_text("{}")
     return {
         "serve": ["--port", "0", "--data", str(folder / "data")],
         "migrate": ["--data", str(folder / "data")],
+        "check": ["--data", str(folder)],
         "train": ["--texts", "texts.jsonl", "--valid", "valid.jsonl", "--out", "out", *texts],
         "evaluate": [str(folder), "--data", "texts.jsonl", *texts],
         "convert": ["checkpoint", "converted", "--domain", "law"],

@@ -6,8 +6,8 @@ import io
 from collections.abc import Iterator
 from typing import BinaryIO, Self
 
-from registry.blobs.contract import Check, hex_of
-from registry.errors import Internal, NotFound
+from registry.blobs.contract import Check, damaged, hex_of, missing
+from registry.errors import DamagedBlob, Internal
 from registry.names import sha256_digest
 
 
@@ -32,18 +32,33 @@ class MemoryBlobs:
         hex_of(digest)
         return digest in self._stored
 
+    def is_whole(self, digest: str) -> bool:
+        """Whether the blob is stored, and is what its digest says."""
+        try:
+            self.read(digest)
+        except DamagedBlob:
+            return False
+        return True
+
+    def damage(self, digest: str, data: bytes) -> None:
+        """Have other bytes under a digest."""
+        self._stored[digest] = data
+
     def size(self, digest: str) -> int:
-        """Its size in bytes; raises NotFound."""
+        """Its size in bytes; raises DamagedBlob."""
         return len(self.read(digest))
 
     def read(self, digest: str) -> bytes:
-        """All its bytes; raises NotFound."""
+        """All its bytes; raises DamagedBlob."""
         if not self.has(digest):
-            raise NotFound(f"Blob {digest} is not stored.", param="digest")
-        return self._stored[digest]
+            raise missing(digest)
+        data = self._stored[digest]
+        if sha256_digest(data) != digest:
+            raise damaged(digest, len(data))
+        return data
 
     def open(self, digest: str) -> BinaryIO:
-        """Its bytes as a seekable file; raises NotFound."""
+        """Its bytes as a seekable file; raises DamagedBlob."""
         return io.BytesIO(self.read(digest))
 
     def delete(self, digest: str) -> None:

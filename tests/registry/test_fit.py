@@ -9,7 +9,7 @@ import pytest
 
 from registry.catalogue import Catalogue
 from registry.catalogue.rows import SelectorRow
-from registry.errors import Busy, Forbidden, InvalidParameter
+from registry.errors import Busy, DamagedBlob, Forbidden, InvalidParameter
 from registry.pools import (
     current_members,
     enqueue_refits,
@@ -52,6 +52,35 @@ def missing(catalogue: Catalogue, row: SelectorRow) -> tuple[str, ...]:
 def retire(verbs: ToyRegistry, id: int) -> None:
     with verbs.database.write() as catalogue:
         catalogue.adapters.retire(id)
+
+
+class TestDamage:
+    @pytest.fixture
+    def fitted(self, verbs) -> SelectorRow:
+        for seed, name in enumerate(("law", "code")):
+            verbs.ready(f"acme/{name}", seed=seed)
+        return verbs.fit(POOL, CosineSpec(encoder="base"), verbs.base.digest)
+
+    @pytest.mark.parametrize("lost", [False, True])
+    def test_a_selector_whose_state_is_damaged_is_not_used_and_the_next_fit_makes_it_again(self, verbs, fitted, lost):
+        before = verbs.blobs.read(fitted.state_blob)
+        if lost:
+            verbs.blobs.delete(fitted.state_blob)
+        else:
+            verbs.blobs.damage(fitted.state_blob, before[:-1] + bytes([before[-1] ^ 1]))
+        with pytest.raises(DamagedBlob, match=fitted.state_blob):
+            load(fitted, verbs.blobs)
+        again = verbs.fit(POOL, CosineSpec(encoder="base"), verbs.base.digest)
+        assert (again.id, verbs.blobs.read(again.state_blob)) == (fitted.id, before)
+
+    def test_nothing_is_fitted_over_damaged_vectors(self, verbs, fitted):
+        row = verbs.named("acme/law")
+        with verbs.database.read() as catalogue:
+            blob = catalogue.samples.embedding(row.sample.digest, verbs.base.digest).blob_digest
+        data = verbs.blobs.read(blob)
+        verbs.blobs.damage(blob, data[:-1] + bytes([data[-1] ^ 1]))
+        with pytest.raises(DamagedBlob, match=blob):
+            verbs.fit(POOL, GmmSpec(), verbs.base.digest)
 
 
 class TestMembers:

@@ -7,7 +7,16 @@ import pytest
 import torch
 
 from registry.embeddings_file import save_embeddings
-from registry.errors import Cancelled, Incompatible, InvalidManifest, InvalidSample, InvalidWeights, NotFound, TooLarge
+from registry.errors import (
+    Cancelled,
+    DamagedBlob,
+    Incompatible,
+    InvalidManifest,
+    InvalidSample,
+    InvalidWeights,
+    NotFound,
+    TooLarge,
+)
 from registry.files import encode_lines
 from registry.names import sha256_digest
 from registry.push import find_base
@@ -44,6 +53,35 @@ def uploaded(verbs, data: bytes, namespace: str = "acme") -> str:
         catalogue.blobs.seen(digest, len(data))
         catalogue.blobs.grant(namespace, digest)
     return digest
+
+
+def test_a_push_repairs_what_is_damaged_and_the_audit_has_it(verbs):
+    texts = {"texts": passages("law")}
+    row = verbs.push(sample=texts).row
+    for digest in (row.weights_blob, row.sample.digest):
+        verbs.blobs.damage(digest, b"other bytes")
+    again = verbs.push(sample=texts)
+    assert (again.created, again.row.id) == (False, row.id)
+    assert verbs.blobs.is_whole(row.weights_blob)
+    assert verbs.blobs.is_whole(row.sample.digest)
+    verbs.push(sample=texts)
+    with verbs.database.read() as catalogue:
+        entries = catalogue.audit.list(None, limit=9).rows
+    repairs = [(one.action, one.subject, one.key_id) for one in entries if one.action != "adapter.push"]
+    assert sorted(repairs) == sorted(
+        ("blob.repair", digest, "key-1") for digest in (row.weights_blob, row.sample.digest)
+    )
+
+
+def test_an_uploaded_file_that_is_damaged_is_our_mistake_and_a_lost_one_too(verbs):
+    digest = uploaded(verbs, weights(0))
+    verbs.blobs.damage(digest, weights(1))
+    with pytest.raises(DamagedBlob, match=digest):
+        verbs.push(files={WEIGHTS: {"digest": digest}})
+    verbs.blobs.delete(digest)
+    with pytest.raises(DamagedBlob, match="missing"):
+        verbs.push(files={WEIGHTS: {"digest": digest}})
+    assert counts(verbs)["adapters"] == 0
 
 
 class TestWhatIsStored:

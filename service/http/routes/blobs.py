@@ -18,6 +18,8 @@ from starlette.requests import ClientDisconnect
 from registry.blobs import BlobWriter
 from registry.errors import DigestMismatch, InvalidName, InvalidParameter, NotFound, TooLarge
 from registry.names import DIGEST_PATTERN
+from registry.registry import Caller
+from registry.uploads import is_damaged
 from service.http.app_parts import AppParts
 from service.http.auth import Reader, Writer, needs
 from service.http.bodies import CheckedRoute
@@ -41,22 +43,23 @@ _KNOWN: dict[int | str, dict[str, Any]] = {200: {"model": BlobStored, "descripti
 async def put_blob(request: Request, digest: str, parts: AppParts, who: Writer) -> Response:
     """Upload a blob in one request; its length and digest are verified before anything is visible.
 
-    201, or 200 where this key sees the blob already.
+    201, or 200 where this key sees the blob already. Where what is stored was damaged, it is replaced.
     """
     check_digest(digest)
     limit = parts.settings.max_blob_bytes
     length = announced_length(request)
     if length is not None and length > limit:
         raise _too_large(limit)
-    known = await run_in_threadpool(_visible_size, parts, who, digest)
+    known, damaged = await run_in_threadpool(_known, parts, who, digest)
     async with contextmanager_in_threadpool(
         parts.registry.blobs.writer(digest, max_bytes=limit, length=length)
     ) as writer:
         size = await _store(request, writer, limit)
-    await run_in_threadpool(_grant, parts, who, digest, size)
+    repaired_by = who.caller(request.state.request_id) if damaged else None
+    await run_in_threadpool(_grant, parts, who, digest, size, repaired_by=repaired_by)
     stored = BlobStored(digest=digest, size=size)
     headers = {"location": f"/v1/blobs/{digest}", "etag": f'"{digest}"'}
-    return JSONResponse(stored.model_dump(), status_code=201 if known is None else 200, headers=headers)
+    return JSONResponse(stored.model_dump(), status_code=200 if known else 201, headers=headers)
 
 
 @router.head("/{digest}", response_class=Response)
@@ -89,20 +92,26 @@ def announced_length(request: Request) -> int | None:
 
 def _answer(request: Request, digest: str, parts: AppParts, who: Principal) -> Response:
     check_digest(digest)
-    size = _visible_size(parts, who, digest)
-    if size is None:
+    if not _visible(parts, who, digest):
         raise NotFound("There is no such blob, or this key does not see it.", param="digest")
+    size = parts.registry.blobs.size(digest)
     return ranged(request, digest=digest, size=size, open=lambda: parts.registry.blobs.open(digest))
 
 
-def _visible_size(parts: AppParts, who: Principal, digest: str) -> int | None:
+def _known(parts: AppParts, who: Principal, digest: str) -> tuple[bool, bool]:
+    """Whether the key sees the blob, and whether what is stored of it is damaged."""
+    return _visible(parts, who, digest), is_damaged(parts.registry, digest)
+
+
+def _visible(parts: AppParts, who: Principal, digest: str) -> bool:
     with parts.registry.database.read() as catalogue:
-        visible = catalogue.blobs.visible(who.namespaces, digest)
-    return parts.registry.blobs.size(digest) if visible and parts.registry.blobs.has(digest) else None
+        return catalogue.blobs.visible(who.namespaces, digest)
 
 
-def _grant(parts: AppParts, who: Principal, digest: str, size: int) -> None:
+def _grant(parts: AppParts, who: Principal, digest: str, size: int, *, repaired_by: Caller | None) -> None:
     with parts.registry.database.write() as catalogue:
+        if repaired_by is not None:
+            repaired_by.audit(catalogue, "blob.repair", digest)
         catalogue.blobs.seen(digest, size)
         for namespace in who.namespaces or ():
             catalogue.blobs.grant(namespace, digest)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from registry.blobs import LocalBlobs
-from registry.errors import NotFound, Unavailable
+from registry.errors import DamagedBlob, Unavailable
 from registry.names import sha256_digest
 from tests.repository import REPOSITORY
 
@@ -160,7 +160,7 @@ def test_a_folder_in_the_place_of_a_blob_is_no_blob(folder):
 def test_two_stores_in_one_process_know_nothing_of_each_other(tmp_path):
     first, second = LocalBlobs(tmp_path / "1"), LocalBlobs(tmp_path / "2")
     first.put_bytes(b"hello")
-    with pytest.raises(NotFound):
+    with pytest.raises(DamagedBlob):
         second.read(HELLO)
 
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from registry.blobs import BlobStore, LocalBlobs
-from registry.errors import DigestMismatch, Internal, InvalidName, NotFound, TooLarge
+from registry.errors import DamagedBlob, DigestMismatch, Internal, InvalidName, TooLarge
 from registry.names import sha256_digest
+from tests.registry.damaged_files import overwrite
 from tests.registry.memory_blobs import MemoryBlobs
 
 STORES: dict[str, type[LocalBlobs] | type[MemoryBlobs]] = {"local": LocalBlobs, "memory": MemoryBlobs}
@@ -52,6 +53,14 @@ def write(store: BlobStore, data: bytes, *, digest: str | None = None, max_bytes
         for start in range(0, len(data), 2):
             writer.write(data[start : start + 2])
         writer.commit()
+
+
+def damage(store: BlobStore, digest: str, data: bytes) -> None:
+    """Have other bytes where a blob is stored."""
+    if isinstance(store, MemoryBlobs):
+        store.damage(digest, data)
+    else:
+        overwrite(store.place(digest), data)  # type: ignore[attr-defined]
 
 
 def holds_nothing(store: BlobStore) -> bool:
@@ -175,11 +184,41 @@ class TestEveryStore:
 
     @pytest.mark.parametrize("method", ["size", "read", "open"])
     def test_missing(self, store, method):
-        with pytest.raises(NotFound, match=HELLO):
+        with pytest.raises(DamagedBlob, match=f"{HELLO} is missing"):
             getattr(store, method)(HELLO)
+        assert not store.is_whole(HELLO)
+
+    @pytest.mark.parametrize("data", [b"hellO", b"hell", b"hello\n", b""])
+    @pytest.mark.parametrize("method", ["size", "read", "open"])
+    def test_other_bytes_than_were_stored_are_not_given(self, store, method, data):
+        store.put_bytes(b"hello")
+        assert store.read(HELLO) == b"hello"
+        damage(store, HELLO, data)
+        for _ in range(2):
+            with pytest.raises(DamagedBlob, match=f"{HELLO} is damaged: the {len(data)} bytes .* push the file again"):
+                getattr(store, method)(HELLO)
+        assert (store.has(HELLO), store.is_whole(HELLO)) == (True, False)
+
+    @pytest.mark.parametrize("way", ["put_bytes", "writer"])
+    def test_the_right_bytes_repair_it(self, store, way):
+        store.put_bytes(b"hello")
+        damage(store, HELLO, b"hellO")
+        if way == "put_bytes":
+            store.put_bytes(b"hello")
+        else:
+            write(store, b"hello")
+        assert (store.read(HELLO), store.is_whole(HELLO)) == (b"hello", True)
+        assert list(store.digests()) == [HELLO]
+
+    def test_wrong_bytes_repair_nothing(self, store):
+        store.put_bytes(b"hello")
+        damage(store, HELLO, b"hellO")
+        with pytest.raises(DigestMismatch):
+            write(store, b"other", digest=HELLO)
+        assert not store.is_whole(HELLO)
 
     @pytest.mark.parametrize("text", NO_DIGESTS)
-    @pytest.mark.parametrize("method", ["has", "size", "read", "open", "delete", "writer"])
+    @pytest.mark.parametrize("method", ["has", "is_whole", "size", "read", "open", "delete", "writer"])
     def test_only_digests_are_names(self, store, method, text, tmp_path):
         before = sorted(tmp_path.rglob("*"))
         with pytest.raises(InvalidName):

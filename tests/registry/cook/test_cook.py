@@ -11,6 +11,7 @@ from registry.catalogue.rows import AdapterRow
 from registry.cook import cook
 from registry.errors import (
     Cancelled,
+    DamagedBlob,
     Incompatible,
     Internal,
     InvalidParameter,
@@ -213,6 +214,22 @@ class TestSoups:
         again = stocked.cook(recipe=recipe)
         assert (again.cached, again.soup_id) == (False, first.soup_id)
         assert stocked.blobs.read(blob) == data
+
+    def test_damaged_bytes_are_made_again_too(self, stocked):
+        recipe = {"ingredients": [{"ref": "acme/law", "weight": 0.3}, {"ref": "acme/code", "weight": 0.7}]}
+        first = stocked.cook(recipe=recipe)
+        blob = stocked.row(first.soup_id).weights_blob
+        data = stocked.blobs.read(blob)
+        stocked.blobs.damage(blob, data[:-1] + bytes([data[-1] ^ 1]))
+        again = stocked.cook(recipe=recipe)
+        assert (again.cached, again.soup_id, stocked.blobs.read(blob)) == (False, first.soup_id, data)
+
+    def test_a_damaged_ingredient_is_not_mixed(self, stocked):
+        blob = adapter(stocked, "acme/law").weights_blob
+        data = stocked.blobs.read(blob)
+        stocked.blobs.damage(blob, data[:-1] + bytes([data[-1] ^ 1]))
+        with pytest.raises(DamagedBlob, match=blob):
+            stocked.cook(recipe={"ingredients": [{"ref": "acme/law"}, {"ref": "acme/code"}]})
 
     def test_a_recipe_that_gives_other_bytes_than_before_is_our_mistake(self, stocked, monkeypatch):
         recipe = {"ingredients": [{"ref": "acme/law"}, {"ref": "acme/code"}]}

@@ -1,0 +1,112 @@
+"""Every stored blob against what its database and its digest say of it, and who needs those that are not whole.
+
+Called by `soup check`, beside a server that runs or without one: nothing is written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from registry.blobs import Aside, LocalBlobs
+from registry.catalogue.database import Database
+from registry.errors import Unavailable
+from registry.progress import Progress
+
+CHUNK = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Unsound:
+    """A blob that is missing, is damaged (other bytes or another size), or that the disk does not give."""
+
+    digest: str
+    problem: Literal["missing", "damaged", "unreadable"]
+    named_by: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """How many blobs were looked at, how many of their bytes were read, and those that are not whole."""
+
+    blobs: int
+    bytes: int
+    unsound: tuple[Unsound, ...]
+
+    def count(self, problem: str) -> int:
+        """How many have this problem."""
+        return sum(one.problem == problem for one in self.unsound)
+
+
+class Pace:
+    """Lets so many bytes a second through; `clock` and `sleep` are the tests' seam for time."""
+
+    def __init__(
+        self, rate: int, *, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], Any] = time.sleep
+    ) -> None:
+        self._rate = rate
+        self._clock = clock
+        self._sleep = sleep
+        self._free_at = clock()
+
+    def took(self, size: int) -> None:
+        """So many bytes were read: wait until as many may be read again."""
+        now = self._clock()
+        self._free_at = max(self._free_at + size / self._rate, now)
+        self._sleep(self._free_at - now)
+
+
+def check_hashes(database: Database, blobs: LocalBlobs, *, whole: bool, pace: Pace, progress: Progress) -> Checked:
+    """Look at every blob that the database names or the folder holds; with `whole` read and hash all their bytes.
+
+    Raises Unavailable where the folder is not the one of the database: then every blob would be missing.
+    """
+    with database.read() as catalogue:
+        mark, sizes = catalogue.stores.mark(), catalogue.blobs.sizes()
+    found = Aside(blobs).mark()
+    if mark is not None and (found is None or found.store != mark.store):
+        raise Unavailable(
+            f"{blobs.folder} is not the folder of this database's blobs (its store.json is missing or another's): "
+            "mount it, or check SOUP_DATA, SOUP_BLOBS and SOUP_DATABASE_URL.",
+            param="blobs",
+        )
+    digests = sorted({*sizes, *blobs.digests()})
+    problems: dict[str, Literal["missing", "damaged", "unreadable"]] = {}
+    read = 0
+    for number, digest in enumerate(digests):
+        progress(number, len(digests), f"{len(problems)} not whole, {read} bytes read")
+        try:
+            size, hashed = _look(blobs.place(digest), digest, pace if whole else None)
+        except FileNotFoundError:
+            if digest in sizes:  # else it was the request of a cook that has ended since
+                problems[digest] = "missing"
+        except OSError:
+            problems[digest] = "unreadable"
+        else:
+            read += size if whole else 0
+            if not hashed or size != sizes.get(digest, size):
+                problems[digest] = "damaged"
+    progress(len(digests), len(digests), f"{len(problems)} not whole, {read} bytes read")
+    with database.read() as catalogue:
+        unsound = tuple(Unsound(one, why, tuple(catalogue.blobs.named_by(one))) for one, why in problems.items())
+    return Checked(len(digests), read, unsound)
+
+
+def _look(path: Path, digest: str, pace: Pace | None) -> tuple[int, bool]:
+    """The size of a file, and whether its bytes are the digest's; they are read where there is a pace for it."""
+    with path.open("rb", buffering=0) as file:
+        if pace is None:
+            return os.fstat(file.fileno()).st_size, True
+        # what the disk holds is asked for, not what memory remembers of it
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        sha, size = hashlib.sha256(), 0
+        while chunk := file.read(CHUNK):
+            sha.update(chunk)
+            size += len(chunk)
+            pace.took(len(chunk))
+    return size, f"sha256:{sha.hexdigest()}" == digest

@@ -1,0 +1,85 @@
+"""`soup check`: the stored blobs against their digests, on the data folder itself; beside its server or without one."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from registry.errors import NotFound
+from service.cli.commands import command
+from service.cli.output import as_json, columns, data, data_width, progress_bar, talk
+from service.cli.setting_flags import settings_of
+
+if TYPE_CHECKING:
+    from service.blob_hashes import Checked
+    from service.settings import Settings
+
+RATE = 50 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where database and blobs are, by the settings' names."""
+
+    data: Annotated[Path | None, typer.Option(help="Folder of database and blobs (SOUP_DATA).")] = None
+    blobs: Annotated[Path | None, typer.Option(help="Folder of the blobs, where it is another (SOUP_BLOBS).")] = None
+    database_url: Annotated[
+        str | None, typer.Option(help="URL of the database; one with a password belongs into SOUP_DATABASE_URL.")
+    ] = None
+
+
+@command
+def check(
+    places: Places,
+    every: Annotated[bool, typer.Option("--all", help="Read and hash all bytes; else sizes are compared.")] = False,
+    rate: Annotated[int, typer.Option(min=1, help="With --all: bytes read a second.", metavar="BYTES")] = RATE,
+    json: Annotated[bool, typer.Option("--json", help="Print counts and blobs as JSON.")] = False,
+) -> None:
+    """Check the stored blobs.
+
+    Says which are missing or damaged, and what needs them: adapters, samples, selectors. Reads the data folder on the
+    server's machine and writes nothing, so that the server may run meanwhile. Fails where any blob is not whole.
+
+    \b
+    Examples:
+      soup check
+      soup check --all --rate 200000000
+      soup check --all --data /srv/soup --json
+    """
+    from service.settings import Settings
+
+    found = _checked(settings_of(Settings, **asdict(places)), every=every, rate=rate)
+    _tell(found, json=json)
+    if found.unsound:
+        raise typer.Exit(1)
+
+
+def _checked(settings: Settings, *, every: bool, rate: int) -> Checked:
+    from registry.blobs import LocalBlobs
+    from registry.catalogue.database import Database
+    from service import storage
+    from service.blob_hashes import Pace, check_hashes
+
+    if settings.database_url is None and not (settings.data / "soup.db").is_file():  # it would be made
+        raise NotFound(f"There is no database in {settings.data} (--data or SOUP_DATA).", param="data")
+    with closing(Database(settings.database)) as database, progress_bar("checking blobs") as progress:
+        storage.check_schema(database)
+        blobs = LocalBlobs(settings.blobs_dir, make=False)
+        return check_hashes(database, blobs, whole=every, pace=Pace(rate), progress=progress)
+
+
+def _tell(found: Checked, *, json: bool) -> None:
+    counts = {problem: found.count(problem) for problem in ("missing", "damaged", "unreadable")}
+    if json:
+        unsound = [asdict(one) for one in found.unsound]
+        as_json({"object": "check", "blobs": found.blobs, "bytes": found.bytes, **counts, "unsound": unsound})
+        return
+    if found.unsound:
+        rows = [(one.digest, one.problem, ", ".join(one.named_by) or "nothing") for one in found.unsound]
+        data(columns(("blob", "problem", "needed by"), rows, within=data_width()))
+    told = ", ".join(f"{count} {problem}" for problem, count in counts.items())
+    talk(f"{found.blobs} blobs, {found.bytes} bytes read: {told}.")
