@@ -83,6 +83,12 @@ def _check_belongs(known: StoreMark | None, marked: StoreMark | None, named: set
         raise _another(blobs)
     if known is None and marked is not None and named and not any(map(blobs.has, named)):
         raise _another(blobs)
+    if known is not None and marked is None and named and not any(map(blobs.has, named)):
+        raise Unavailable(
+            f"The database names {len(named)} blobs and none is in {blobs.folder}, which carries no mark: mount it, "
+            f"or check SOUP_DATA and SOUP_BLOBS ({PAGE}). SOUP_ACCEPT_DATABASE=1 starts over it as it is.",
+            param="blobs",
+        )
     if named or (known is not None and marked is not None):
         return
     count = sum(not _is_request(blobs.place(digest)) for digest in blobs.digests())

@@ -52,7 +52,7 @@ def begin(setup: Json) -> Handle:
     given = GradientSetup.model_validate(setup)
     if given.threads is not None:
         torch.set_num_threads(given.threads)
-    blobs = LocalBlobs(given.blobs)
+    blobs = LocalBlobs(given.blobs, make=False)
 
     def load(stored: StoredAdapter) -> Tensors:
         return load_tensors(blobs.read(stored.blob))

@@ -15,12 +15,13 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from registry.blobs.contract import hex_of
+from registry.blobs.folder import MARK, read_mark
 from registry.blobs.local import LocalBlobs, sync_place
 from registry.errors import Unavailable
 from registry.files import make_directory, replace_file
 from registry.spec import StoreMark
 
-ASIDE, MARK = "set-aside", "store.json"
+ASIDE = "set-aside"
 
 
 class Aside:
@@ -59,9 +60,7 @@ class Aside:
         """What this folder says; raises Unavailable where that cannot be read."""
         path = self._blobs.folder / MARK
         try:
-            return StoreMark.model_validate_json(path.read_bytes())
-        except FileNotFoundError:
-            return None
+            return read_mark(self._blobs.folder)
         except (OSError, ValidationError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is not what a server wrote"
             raise Unavailable(
@@ -71,7 +70,8 @@ class Aside:
             ) from error
 
     def set_mark(self, mark: StoreMark) -> None:
-        """Replace the mark; durable when this returns."""
+        """Replace the mark, which the folder then has to keep; durable when this returns."""
         path = self._blobs.folder / MARK
         beside = path.with_name(f"{MARK}.{secrets.token_hex(8)}")  # containers share process numbers
         replace_file(path, mark.model_dump_json().encode() + b"\n", beside=beside)
+        self._blobs.state.store = mark.store

@@ -28,6 +28,7 @@ class BlobWriter(AbstractContextManager["BlobWriter"], Protocol):
 class BlobStore(Protocol):
     """Bytes by digest. Every method raises InvalidName for what is not a digest, before anything is touched.
 
+    Every method that needs the store raises Unavailable while that cannot be used.
     `size`, `read` and `open` are asked for what was stored: they raise DamagedBlob where it is not there, or is not
     what its digest says. What is stored again, by `put_bytes` or a writer, takes the place of what is damaged.
     """
@@ -58,6 +59,13 @@ class BlobStore(Protocol):
 
     def digests(self) -> Iterator[str]:
         """Every digest stored, in no order."""
+
+    def trouble(self) -> str | None:
+        """What keeps the store from being used now, in some words; it is tried out. None where it can be."""
+
+    @property
+    def in_trouble(self) -> bool:
+        """Whether it could not be used when that was last tried."""
 
 
 def hex_of(digest: str) -> str:
@@ -98,21 +106,22 @@ class Check:
         self._max_bytes = max_bytes
         self._length = length
         self._sha = hashlib.sha256()
-        self._size = 0
+        self.size = 0
+        """Bytes so far."""
 
     def add(self, chunk: bytes) -> None:
         """Take a chunk into account; raises TooLarge."""
-        self._size += len(chunk)
-        if self._size > self._max_bytes:
+        self.size += len(chunk)
+        if self.size > self._max_bytes:
             raise TooLarge(f"A blob may have at most {self._max_bytes} bytes here.", param="digest")
         self._sha.update(chunk)
 
     def verify(self) -> None:
         """Raises DigestMismatch unless length and digest are as announced."""
-        if self._length is not None and self._size != self._length:
-            raise DigestMismatch(f"{self._length} bytes were announced and {self._size} came.", param="digest")
+        if self._length is not None and self.size != self._length:
+            raise DigestMismatch(f"{self._length} bytes were announced and {self.size} came.", param="digest")
         if self._sha.hexdigest() != self._expected:
             raise DigestMismatch(
-                f"The {self._size} bytes have digest sha256:{self._sha.hexdigest()}, not the one they were sent under.",
+                f"The {self.size} bytes have digest sha256:{self._sha.hexdigest()}, not the one they were sent under.",
                 param="digest",
             )

@@ -8,7 +8,6 @@ when the file is another (`verified`).
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import logging
@@ -16,18 +15,17 @@ import os
 import re
 import secrets
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO, Self
 
 from registry.blobs.contract import Check, damaged, hex_of, missing, unreadable
+from registry.blobs.folder import BlobFolder
 from registry.blobs.verified import Stamp, Verified
-from registry.errors import DamagedBlob, Internal, Unavailable
+from registry.errors import DamagedBlob, Internal
 from registry.files import sync_directory
 from registry.names import sha256_digest
-
-TEMPORARY = "incoming"
-FULL = {errno.ENOSPC, errno.EDQUOT}
 
 log = logging.getLogger("soup.blobs")
 
@@ -37,13 +35,14 @@ class LocalBlobs:
 
     def __init__(self, folder: Path, *, make: bool = True) -> None:
         self.folder = folder
+        self.state = BlobFolder(folder)
         self._verified = Verified()
         if make:
             self._make()
 
     def _make(self) -> None:
         """See that the folder is there, and sweep what crashes left in it."""
-        folder, incoming = self.folder, self.folder / TEMPORARY
+        folder, incoming = self.folder, self.state.incoming
         incoming.mkdir(parents=True, exist_ok=True)
         sync_directory(folder)
         sync_directory(folder.parent)
@@ -54,7 +53,8 @@ class LocalBlobs:
         """Store bytes and return their digest; durable when this returns."""
         digest = sha256_digest(data)
         if self.is_whole(digest):  # another thread may have renamed it a moment ago, its folder not yet synced
-            sync_place(self.place(digest))
+            with self.state.writing(len(data)):
+                sync_place(self.place(digest))
             return digest
         with self.writer(digest, max_bytes=len(data), length=len(data)) as writer:
             writer.write(data)
@@ -67,7 +67,8 @@ class LocalBlobs:
 
     def has(self, digest: str) -> bool:
         """Whether the blob is stored."""
-        return self.place(digest).is_file()
+        with self._reading(digest):
+            return self.place(digest).is_file()
 
     def is_whole(self, digest: str) -> bool:
         """Whether the blob is stored, and is what its digest says."""
@@ -84,18 +85,18 @@ class LocalBlobs:
 
     def read(self, digest: str) -> bytes:
         """All its bytes; raises DamagedBlob."""
-        with _reading(digest), self.open(digest) as file:
+        with self._reading(digest), self.open(digest) as file:
             return file.read()
 
     def open(self, digest: str) -> BinaryIO:
         """Its bytes as a seekable file, all of them verified; raises DamagedBlob."""
-        with _reading(digest), ExitStack() as stack:
+        with self._reading(digest), ExitStack() as stack:
             file = stack.enter_context(self.place(digest).open("rb"))
             self._verify(digest, file)
             stack.pop_all()
         return file
 
-    def _verify(self, digest: str, file: BinaryIO) -> None:
+    def _verify(self, digest: str, file: BufferedReader) -> None:
         """Raise DamagedBlob unless the file holds what the digest says; it is read where that is not known."""
         stamp = Stamp.of(file)
         if self._verified.knows(digest, stamp):
@@ -111,7 +112,9 @@ class LocalBlobs:
 
     def delete(self, digest: str) -> None:
         """Forget it."""
-        self.place(digest).unlink(missing_ok=True)
+        self.state.check()
+        with self.state.writing(0):
+            self.place(digest).unlink(missing_ok=True)
         self._verified.forget(digest)
 
     def digests(self) -> Iterator[str]:
@@ -120,10 +123,31 @@ class LocalBlobs:
             if re.fullmatch("[0-9a-f]{64}", path.name):  # a file of somebody else's is no blob
                 yield "sha256:" + path.name
 
+    def trouble(self) -> str | None:
+        """What keeps the folder from being used now, in some words; it is tried out. None where it can be."""
+        found = self.state.look()
+        return None if found is None else found.what
+
+    @property
+    def in_trouble(self) -> bool:
+        """Whether it could not be used when that was last tried."""
+        return self.state.trouble is not None
+
     def place(self, digest: str) -> Path:
         """The file that the blob is, stored or not."""
         name = hex_of(digest)
         return self.folder / name[:2] / name
+
+    @contextmanager
+    def _reading(self, digest: str) -> Iterator[None]:
+        """Raise DamagedBlob where a blob is not there or the disk does not give it, Unavailable where no blob is."""
+        try:
+            yield
+        except OSError as error:
+            self.state.check()
+            if isinstance(error, FileNotFoundError):
+                raise missing(digest) from None
+            raise unreadable(digest, error) from error
 
 
 class LocalWriter:
@@ -132,7 +156,7 @@ class LocalWriter:
     def __init__(self, blobs: LocalBlobs, digest: str, check: Check) -> None:
         self._blobs = blobs
         self._digest = digest
-        self._folder = blobs.folder / TEMPORARY
+        self._folder = blobs.state.incoming
         self._temporary = self._folder / secrets.token_hex(16)
         self._target = blobs.place(digest)
         self._check = check
@@ -144,7 +168,9 @@ class LocalWriter:
             if self._file is not None:
                 self._file.close()
             self._temporary = self._folder / secrets.token_hex(16)
-            with _telling_of_full_disks():
+            self._blobs.state.check()  # nothing is written where a mount is missing
+            with self._writing():
+                self._folder.mkdir(exist_ok=True)
                 self._file = self._temporary.open("xb")
             with suppress(OSError):  # a file system without locks: there nothing can be swept either
                 fcntl.flock(self._file, fcntl.LOCK_EX)
@@ -154,21 +180,23 @@ class LocalWriter:
         """Append; raises TooLarge beyond the limit."""
         file = self._open_file()
         self._check.add(chunk)
-        with _telling_of_full_disks():
+        with self._writing():
             file.write(chunk)
 
     def commit(self) -> None:
         """Verify, sync the file, rename it into place, sync the folder; raises DigestMismatch, or Unavailable."""
         file = self._open_file()
         self._check.verify()
+        self._blobs.state.check()
         repairs = self._blobs.has(self._digest) and not self._blobs.is_whole(self._digest)
-        with _telling_of_full_disks():
+        with self._writing():
             file.flush()
             os.fsync(file.fileno())
             self._target.parent.mkdir(exist_ok=True)
             self._temporary.replace(self._target)
             file.close()  # after the rename: until then the lock says that somebody needs it
             sync_place(self._target)
+        self._blobs.state.wrote(self._check.size)
         if repairs:
             log.warning("blob %s was damaged: the right bytes were sent again and have replaced it", self._digest)
 
@@ -176,40 +204,20 @@ class LocalWriter:
         """Close, and remove what was not committed."""
         try:
             if self._file is not None:
-                with _telling_of_full_disks():
+                with self._writing():
                     self._file.close()  # flushes, which fails on a full disk
         finally:
-            self._temporary.unlink(missing_ok=True)
+            with suppress(OSError):  # where the folder is gone, or cannot be written any more: the next start sweeps it
+                self._temporary.unlink(missing_ok=True)
+
+    def _writing(self) -> AbstractContextManager[None]:
+        """While open, what the system refuses is told as Unavailable: nobody's request is to blame."""
+        return self._blobs.state.writing(self._check.size)
 
     def _open_file(self) -> BinaryIO:
         if self._file is None or self._file.closed:
             raise Internal("a blob is written inside 'with' and before its commit")
         return self._file
-
-
-@contextmanager
-def _reading(digest: str) -> Iterator[None]:
-    """Raise DamagedBlob where the bytes of a blob are not there, or the disk does not give them."""
-    try:
-        yield
-    except FileNotFoundError:
-        raise missing(digest) from None
-    except OSError as error:
-        raise unreadable(digest, error) from error
-
-
-@contextmanager
-def _telling_of_full_disks() -> Iterator[None]:
-    """Raise Unavailable where the disk, or the owner's share of it, is full: nobody's request is to blame."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in FULL:
-            raise
-        raise Unavailable(
-            f"The folder of the blobs is full ({error.strerror}); nothing of this was stored. Try again when there is "
-            "space."
-        ) from error
 
 
 def _remove_abandoned(temporary: Path) -> None:

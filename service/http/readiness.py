@@ -1,4 +1,4 @@
-"""Whether a server can do its work: the database answers, and every base model that is held computes a token.
+"""Whether a server can do its work: database and blobs can be used, and every base model held computes a token.
 
 An answer is repeated for some seconds (`SOUP_READY_SECONDS`), so that probes cost next to nothing; it names no cause
 beyond a word, since it is given without a key.
@@ -52,7 +52,7 @@ class Readiness:
 
 def _look(parts: Parts) -> Ready:
     waiting = {f"base/{base_id}": WAITS if parts.bases[base_id].fits else NEVER for base_id in parts.bases}
-    checks = {"database": _database(parts), **waiting}
+    checks = {"database": _database(parts), "blobs": parts.registry.blobs.trouble() or "ok", **waiting}
     for base_id in _tried(parts):
         checks[f"base/{base_id}"] = _token(parts, base_id)
     healthy = all(state in ("ok", WAITS, NEVER, BUSY) for state in checks.values())

@@ -58,7 +58,7 @@ def begin(where: Json) -> Handle:
     from registry.fit import fit
     from registry.registry import Registry
 
-    registry = Registry(Database(where["database"]), LocalBlobs(Path(where["blobs"])))
+    registry = Registry(Database(where["database"]), LocalBlobs(Path(where["blobs"]), make=False))
     read = TypeAdapter[SelectorSpec](SelectorSpec).validate_python
 
     def handle(request: Json, progress: Progress) -> Json:

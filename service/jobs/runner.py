@@ -104,6 +104,9 @@ class JobRunner:
                 log.exception("ending a job failed", extra={"fields": {"job": row.id, "kind": row.kind}})
 
     def _claim(self, lane: Lane) -> JobRow | None:
+        blobs = self.parts.registry.blobs
+        if blobs.in_trouble and blobs.trouble() is not None:
+            return None  # every job needs them: a job that fails a few times for it would be lost
         kinds = [name for name, kind in KINDS.items() if kind.lane == lane]
         try:
             with self._database.write() as catalogue:
@@ -125,9 +128,11 @@ class JobRunner:
         """Run a claimed job to its end, and remove what only it needed; not where it goes on elsewhere."""
         with self._board.runs(row.id) as cancelled:
             ended = self._attempt(row, self._progress(row, cancelled))
-        if ended:
-            KINDS[row.kind].clean(self.parts, row)
-        self._board.tell(row.id)
+        try:
+            if ended:
+                KINDS[row.kind].clean(self.parts, row)
+        finally:
+            self._board.tell(row.id)
 
     def _attempt(self, row: JobRow, progress: Progress) -> bool:
         """Try the job once; True when it ended for good, by us or by whoever cancelled it."""

@@ -66,6 +66,15 @@ class MemoryBlobs:
         hex_of(digest)
         self._stored.pop(digest, None)
 
+    def trouble(self) -> str | None:
+        """Nothing ever is."""
+        return None
+
+    @property
+    def in_trouble(self) -> bool:
+        """Never."""
+        return False
+
     def digests(self) -> Iterator[str]:
         """Every digest stored."""
         return iter(list(self._stored))

@@ -107,6 +107,24 @@ class TestTheirOwn:
             assert start(database, blobs).missing == 1
         assert "1 blobs that the database names are not in" in caplog.text
 
+    @pytest.mark.parametrize("alone", [True, False])
+    def test_a_folder_without_a_mark_that_holds_none_of_them_is_not_mounted(self, database, blobs, tmp_path, alone):
+        start(database, blobs)
+        named(database, blobs, b"one", b"two")
+        empty = LocalBlobs(tmp_path / "empty")
+        for _ in range(2):
+            with pytest.raises(
+                Unavailable, match=r"names 2 blobs and none is in .*empty, which carries no mark: mount"
+            ):
+                start(database, empty, alone=alone)
+        assert start(database, empty, alone=alone, accept=True).missing == 2
+
+    def test_a_copy_without_a_mark_is_taken(self, database, blobs):
+        start(database, blobs)
+        named(database, blobs, b"one")
+        (blobs.folder / "store.json").unlink()
+        assert start(database, blobs).missing == 0
+
     def test_who_shares_them_sets_nothing_aside(self, database, blobs):
         """Bytes without a row may be on their way to one in another process."""
         start(database, blobs, alone=False)

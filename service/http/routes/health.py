@@ -33,7 +33,7 @@ async def healthz() -> Alive:
 
 @router.get("/readyz", responses={503: {"model": Ready}})
 def readyz(request: Request, response: Response, parts: AppParts) -> Ready:
-    """Whether the database answers and every base model that is held computes a token. Needs no key."""
+    """Whether database and blobs can be used and every base model that is held computes a token. Needs no key."""
     readiness: Readiness = request.app.state.readiness
     ready = readiness.of(parts)
     if ready.status != "ready":

@@ -14,7 +14,7 @@ class Alive(Wire):
 
 
 class Ready(Wire):
-    """Whether the database answers and every base model in memory computed a token."""
+    """Whether database and blobs can be used and every base model in memory computed a token."""
 
     status: Literal["ready", "not_ready"]
     checks: dict[str, str]

@@ -54,7 +54,11 @@ def test_a_new_folder_is_durable_itself(folder, synced):
 @pytest.mark.parametrize("step", ["fsync", "replace"])
 @pytest.mark.parametrize(
     ("number", "told", "words"),
-    [(errno.ENOSPC, Unavailable, "is full"), (errno.EDQUOT, Unavailable, "is full"), (errno.EIO, OSError, "Input/")],
+    [
+        (errno.ENOSPC, Unavailable, "is full"),
+        (errno.EDQUOT, Unavailable, "is full"),
+        (errno.EIO, Unavailable, "Input/"),
+    ],
 )
 def test_a_disk_that_fails_leaves_nothing(folder, monkeypatch, step, number, told, words):
     store = LocalBlobs(folder)

@@ -130,7 +130,7 @@ def test_a_probe_loads_nothing_where_memory_is_short(world: World) -> None:
     assert ready.status_code == 200
     short = world.runtime.settings.memory_bytes is not None
     tiny = "loads at its next use" if short else "ok"
-    assert ready.json()["checks"] == {"database": "ok", "base/tiny": tiny, "base/lima": "ok"}
+    assert ready.json()["checks"] == {"database": "ok", "blobs": "ok", "base/tiny": tiny, "base/lima": "ok"}
     assert world.runtime.engine.counters()["base_loads_total"] == loads
 
 

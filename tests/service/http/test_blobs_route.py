@@ -31,7 +31,8 @@ def small(
 ) -> Iterator[World]:
     folder = tmp_path_factory.mktemp("small")
     bases = write_bases(folder / "bases.toml", {BASE_ID: tiny_base_dir})
-    yield from open_world(folder / "data", bases, **database_settings, max_blob_bytes=1000, preload=False)
+    settings = {**database_settings, "accept_database": True}  # the database of `world`, over a folder of its own
+    yield from open_world(folder / "data", bases, **settings, max_blob_bytes=1000, preload=False)
 
 
 def test_up_and_down(world: World) -> None:

@@ -168,17 +168,23 @@ def test_an_error_in_the_middle_of_a_stream_reaches_the_client(live: Live, held:
 def test_a_full_queue_is_ready_while_the_engine_goes_on(
     live: Live, held: Held, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert world.client.get("/readyz").json() == {"status": "ready", "checks": {"database": "ok", "base/tiny": "ok"}}
+    assert world.client.get("/readyz").json() == {
+        "status": "ready",
+        "checks": {"database": "ok", "blobs": "ok", "base/tiny": "ok"},
+    }
     waiting = post(live, {"prompt": "a b", "max_tokens": 4})
     assert held.submitted.wait(30)
     assert world.client.get("/healthz").json() == {"status": "ok"}
     answer = world.client.get("/readyz")
     assert answer.status_code == 200
-    assert answer.json() == {"status": "ready", "checks": {"database": "ok", "base/tiny": "is busy"}}
+    assert answer.json() == {"status": "ready", "checks": {"database": "ok", "blobs": "ok", "base/tiny": "is busy"}}
     monkeypatch.setattr(readiness, "TOKEN_SECONDS", 0.0)  # as long as the pass that is held takes
     answer = world.client.get("/readyz")
     assert answer.status_code == 503
-    assert answer.json() == {"status": "not_ready", "checks": {"database": "ok", "base/tiny": "computes no token"}}
+    assert answer.json() == {
+        "status": "not_ready",
+        "checks": {"database": "ok", "blobs": "ok", "base/tiny": "computes no token"},
+    }
     monkeypatch.undo()
     held.open()
     finish(waiting)

@@ -151,7 +151,7 @@ def test_the_list_of_models_holds_what_can_be_asked_for(world: World) -> None:
 
 def test_an_encoder_is_ready_and_embeds(world: World) -> None:
     ready = world.client.get("/readyz").json()
-    assert ready["checks"] == {"database": "ok", "base/tiny": "ok", "base/bert": "ok"}
+    assert ready["checks"] == {"database": "ok", "blobs": "ok", "base/tiny": "ok", "base/bert": "ok"}
     answer = post(world, "/v1/embeddings", model="base/bert", input=[TEXT, "x"])
     assert answer.status_code == 200, answer.text
     assert [len(one["embedding"]) for one in answer.json()["data"]] == [32, 32]

@@ -15,7 +15,7 @@ import pytest
 from registry.catalogue import Database
 from registry.catalogue.jobs import Jobs
 from registry.catalogue.rows import JobRow
-from registry.errors import Busy, Cancelled, Incompatible, InvalidSample, NotFound, SoupError
+from registry.errors import Busy, Cancelled, Incompatible, InvalidSample, NotFound, SoupError, Unavailable
 from registry.registry import Registry
 from service.job_board import JobBoard
 from service.jobs import runner as module
@@ -324,6 +324,38 @@ class TestProcesses:
         row = stage.row(job)
         assert (row.state, row.result, row.error, stage.cleaned, stage.without) == ("running", None, None, [], [])
         assert stage.change(lambda jobs: jobs.succeed(job, {"fresh": True}, worker="other"))
+
+    def test_while_the_blobs_cannot_be_used_no_try_is_spent(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        runner, job = stage.runner(start=False), stage.enqueue()
+        trouble: list[str | None] = ["is gone"]
+        monkeypatch.setattr(MemoryBlobs, "in_trouble", True)
+        monkeypatch.setattr(MemoryBlobs, "trouble", lambda _: trouble[0])
+        for _ in range(3):
+            assert runner._claim("quick") is None
+        assert (stage.row(job).state, stage.row(job).attempts) == ("queued", 0)
+        trouble[0] = None
+        claimed = runner._claim("quick")
+        assert claimed is not None
+        assert claimed.id == job
+
+    def test_who_waits_is_told_of_the_end_though_cleaning_fails(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*_: Any) -> None:
+            raise Unavailable("The folder is gone.")
+
+        monkeypatch.setattr(module, "KINDS", {"test": replace(stage.kind(), clean=fail)})
+        runner = stage.runner(start=False)
+        told: list[str] = []
+        monkeypatch.setattr(runner.parts.jobs, "tell", told.append)
+        job = stage.enqueue()
+        claimed = runner._claim("quick")
+        assert claimed is not None
+        with pytest.raises(Unavailable):
+            runner._run(claimed)
+        assert (stage.row(job).state, told) == ("succeeded", [job])
 
     def test_two_workers_share_the_queue(self, stage: Stage) -> None:
         stage.run = stage.hold

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from registry.errors import Unavailable
 from registry.names import sha256_digest
 from registry.spec import Provenance
 from service.runtime import Runtime
@@ -178,14 +179,17 @@ def test_a_start_sweeps_nothing_of_the_others(
     assert blobs.has(waiting)
 
 
-def test_a_server_with_blobs_of_its_own_says_so(
-    shared: dict[str, Any], servers: tuple[World, World], tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_server_with_blobs_of_its_own_is_refused(
+    shared: dict[str, Any], servers: tuple[World, World], tmp_path: Path
 ) -> None:
-    for blobs, warnings in ((shared["blobs"], 0), (tmp_path / "own", 1)):
-        runtime = Runtime(Settings(data=tmp_path / "data", threads=1, job_workers=0, **{**shared, "blobs": blobs}))
-        runtime.start()
-        runtime.stop()
-        assert len([said for said in caplog.messages if "SOUP_BLOBS must be" in said]) == warnings
+    settings = {"data": tmp_path / "data", "threads": 1, "job_workers": 0, **shared}
+    runtime = Runtime(Settings(**settings))
+    runtime.start()
+    runtime.stop()
+    with pytest.raises(
+        Unavailable, match=r"none is in .*own, which carries no mark: .* check SOUP_DATA and SOUP_BLOBS"
+    ):
+        Runtime(Settings(**{**settings, "blobs": tmp_path / "own"})).start()
 
 
 def test_no_command_line_shows_the_password(servers: tuple[World, World]) -> None:

@@ -1,0 +1,197 @@
+"""A folder that is gone, is another one, is full or cannot be written: told in one sentence, logged once, and over by
+itself."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from registry.blobs import Aside, LocalBlobs
+from registry.errors import DamagedBlob, Unavailable
+from registry.names import sha256_digest
+from registry.spec import StoreMark
+from tests.registry.refusing_disk import refuse_new_files
+
+HELLO = sha256_digest(b"hello")
+MARK = StoreMark(store="0" * 32, generation=1)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalBlobs:
+    """A store as a server has it: with a mark, and one blob."""
+    store = LocalBlobs(tmp_path / "blobs")
+    Aside(store).set_mark(MARK)
+    store.put_bytes(b"hello")
+    return store
+
+
+def put_away(store: LocalBlobs) -> Path:
+    """Have the folder elsewhere, as an unmounted one."""
+    elsewhere = store.folder.with_name("elsewhere")
+    store.folder.rename(elsewhere)
+    return elsewhere
+
+
+def check_out_of_use(store: LocalBlobs, words: str) -> None:
+    """Everything but deleting nothing says the same."""
+    for use in (
+        lambda: store.put_bytes(b"more"),
+        lambda: store.put_bytes(b"hello"),
+        lambda: store.read(HELLO),
+        lambda: store.size(HELLO),
+        lambda: store.open(HELLO),
+        lambda: store.delete(HELLO),
+        lambda: store.is_whole(HELLO),
+    ):
+        with pytest.raises(Unavailable, match=words) as caught:
+            use()
+        assert str(store.folder) not in caught.value.message
+
+
+def check_back(store: LocalBlobs) -> None:
+    assert store.trouble() is None
+    assert not store.in_trouble
+    assert store.read(HELLO) == b"hello"
+    more = store.put_bytes(b"more")
+    assert store.read(more) == b"more"
+
+
+@pytest.mark.parametrize("left", ["nothing", "a file", "an empty folder", "another store's folder"])
+def test_a_folder_that_is_gone_or_another_and_comes_back(store, left, caplog):
+    elsewhere = put_away(store)
+    if left == "a file":
+        store.folder.write_text("")
+    elif left == "an empty folder":
+        store.folder.mkdir()
+    elif left == "another store's folder":
+        Aside(LocalBlobs(store.folder)).set_mark(StoreMark(store="1" * 32, generation=1))
+    what = "is another one" if "folder" in left else "is gone"
+    with caplog.at_level(logging.INFO):
+        check_out_of_use(store, "is not the one that the server" if "folder" in left else "is gone: mount it")
+        assert (store.trouble(), store.in_trouble) == (what, True)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert f"the folder of the blobs {store.folder} {what}: " in caplog.text
+    if left != "nothing":
+        assert left == "another store's folder" or not store.folder.is_dir() or not any(store.folder.iterdir())
+        store.folder.rename(store.folder.with_name("wrong"))
+    elsewhere.rename(store.folder)
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        check_back(store)
+    assert caplog.messages == [f"the folder of the blobs {store.folder} can be used again"]
+
+
+def test_a_mark_that_is_gone_or_no_mark(store):
+    for change in (lambda mark: mark.write_text("{}"), lambda mark: mark.unlink()):
+        change(store.folder / "store.json")
+        with pytest.raises(Unavailable, match=r"its store.json is missing or another's.* restart the server where"):
+            store.put_bytes(b"more")
+        with pytest.raises(Unavailable):
+            store.delete(HELLO)
+        assert store.trouble() == "is another one"
+        assert store.read(HELLO) == b"hello"  # which is what it is, wherever it lies
+    Aside(store).set_mark(MARK)
+    check_back(store)
+
+
+def test_servers_that_share_it_start_while_this_one_runs(store):
+    Aside(LocalBlobs(store.folder)).set_mark(MARK.model_copy(update={"generation": 2}))
+    check_back(store)
+
+
+def test_a_folder_that_was_copied_back_without_what_is_on_its_way(store):
+    (store.folder / "incoming").rmdir()
+    check_back(store)
+
+
+@pytest.mark.parametrize(
+    ("number", "what", "words"),
+    [
+        (errno.EROFS, "is read-only", r"is read-only \(Read-only file system\).* Make its file system writable again"),
+        (errno.EACCES, "may not be used", "give it back to the server's user"),
+        (errno.ENOSPC, "is full", r"is full \(No space left on device\).* Try again when there is space"),
+        (errno.EIO, "fails", r"cannot be used \(Input/output error\): look at its disk"),
+    ],
+)
+def test_a_folder_that_takes_no_file_is_read_and_says_why(store, monkeypatch, caplog, number, what, words):
+    with caplog.at_level(logging.INFO):
+        with monkeypatch.context() as patch:
+            refuse_new_files(patch, number)
+            for _ in range(3):
+                with pytest.raises(Unavailable, match=words):
+                    store.put_bytes(b"more")
+                assert store.read(HELLO) == b"hello"
+                assert (store.trouble(), store.in_trouble) == (what, True)
+        store.put_bytes(b"more")  # nobody need look at it for it to be over
+        assert not store.in_trouble
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+
+
+def test_an_upload_during_which_it_goes_leaves_nothing_and_says_so(store):
+    more = sha256_digest(b"more")
+    with pytest.raises(Unavailable, match="is gone"), store.writer(more, max_bytes=9) as writer:
+        writer.write(b"mo")
+        elsewhere = put_away(store)
+        writer.write(b"re")
+        writer.commit()
+    elsewhere.rename(store.folder)
+    assert list(store.digests()) == [HELLO]
+    assert LocalBlobs(store.folder).put_bytes(b"hello") == HELLO
+    assert list((store.folder / "incoming").iterdir()) == []
+
+
+def test_a_full_disk_is_full_until_there_is_room_for_what_it_refused(store, monkeypatch):
+    """A byte fits on many a disk that is full for everybody."""
+    data, free = b"x" * 50_000, [10_000]
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=free[0], f_frsize=1))
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(Unavailable, match="is full"):
+            store.put_bytes(data)
+    assert store.trouble() == "is full"
+    store.put_bytes(b"more")
+    assert store.trouble() == "is full"
+    free[0] = 60_000
+    assert store.trouble() is None
+    assert not store.in_trouble
+    free[0] = 0
+    assert store.trouble() is None  # nothing was refused since
+
+
+def test_looking_leaves_nothing_behind(store):
+    before = sorted(store.folder.rglob("*"))
+    assert store.trouble() is None
+    assert sorted(store.folder.rglob("*")) == before
+
+
+def test_a_process_of_a_server_makes_no_folder(store, tmp_path):
+    other = LocalBlobs(tmp_path / "nothing", make=False)
+    with pytest.raises(Unavailable, match="is gone"):
+        other.put_bytes(b"hello")
+    assert not (tmp_path / "nothing").exists()
+    child = LocalBlobs(store.folder, make=False)
+    assert child.read(HELLO) == b"hello"
+    elsewhere = put_away(store)
+    store.folder.mkdir()
+    with pytest.raises(Unavailable):
+        child.put_bytes(b"more")
+    with pytest.raises(Unavailable):
+        LocalBlobs(store.folder, make=False).put_bytes(b"more")
+    assert list(store.folder.iterdir()) == []
+    assert sorted(path.name for path in elsewhere.iterdir()) == [HELLO[7:9], "incoming", "store.json"]
+
+
+def test_one_file_that_is_lost_is_no_trouble_of_the_folder(store):
+    store.place(HELLO).unlink()
+    with pytest.raises(DamagedBlob, match=f"{HELLO} is missing"):
+        store.read(HELLO)
+    assert (store.in_trouble, store.trouble()) == (False, None)
