@@ -17,7 +17,9 @@ from registry.likelihood import hidden_states, windows
 
 def encoder_of(base: LoadedBase) -> MeanPoolEncoder:
     """The encoder `base`, run on this base model."""
-    return MeanPoolEncoder(base.shape.fingerprint, base.shape.hidden_size, lambda texts: mean_pooled(base, texts))
+    return MeanPoolEncoder(
+        base.shape.fingerprint, base.shape.hidden_size, lambda texts, **_options: mean_pooled(base, texts)
+    )
 
 
 def mean_pooled(base: LoadedBase, texts: Sequence[str]) -> list[EmbeddedText]:

@@ -25,7 +25,7 @@ def embed(registry: Registry, adapter_id: int, *, progress: Progress) -> Adapter
     texts = tuple(decode_lines(registry.blobs.read(row.sample.digest)))
     truncated: dict[str, int] = {known[digest].name: one.truncated for digest, one in done.items() if digest in known}
     for encoder in (encoder for digest, encoder in known.items() if digest not in done):
-        vectors = embed_texts(texts, encoder, progress)
+        vectors = embed_texts(texts, encoder, progress, scored=False)
         truncated[encoder.name] = vectors.truncated
         registry.blobs.put_bytes(vectors.data)
         with registry.database.write() as catalogue:

@@ -42,7 +42,7 @@ class BaseModel(Protocol):
 
 @dataclass(frozen=True)
 class SampleLimits:
-    """Sequences under which a sample is refused or noted, and over which it is drawn; characters of one text.
+    """Sequences under which a sample is refused or noted, and over which it is drawn; characters of a text and of all.
 
     `minimum` is of an adapter's sample; one that a soup is cooked or chosen for needs `novel`, or as many where that
     is fewer.
@@ -53,6 +53,7 @@ class SampleLimits:
     good: int = 100
     maximum: int = 500
     max_chars: int = 1_000_000
+    characters: int = 2_000_000
 
 
 @dataclass(frozen=True)

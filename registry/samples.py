@@ -65,7 +65,8 @@ def prepare(
     """Clean a sample: empty texts and exact duplicates go, over the maximum a seeded draw is taken.
 
     A text of nothing but `bos`, the base's BOS token, is empty.
-    Raises InvalidSample under the minimum of usable sequences and TooLarge for a text that is too long.
+    Raises InvalidSample under the minimum of usable sequences and over the limit of characters in all, TooLarge for a
+    text that is too long.
     """
     max_chars = limits.max_chars
     longest = max(map(len, texts), default=0)
@@ -84,6 +85,13 @@ def prepare(
             param="sample",
         )
     kept, seed = draw(unique, limits.maximum)
+    characters = sum(map(len, kept))
+    if characters > limits.characters:
+        raise InvalidSample(
+            f"The {len(kept)} passages of the sample have {characters} characters and the limit is "
+            f"{limits.characters}: send fewer or shorter passages, about {limits.good} are good.",
+            param="sample",
+        )
     data = encode_lines(kept)
     notes = () if len(kept) >= limits.good else (f"{len(kept)} sequences: about {limits.good} are better.",)
     report = SampleReport(
@@ -179,9 +187,11 @@ def _check_array(array: np.ndarray, unit: Unit, encoder: Encoder, limits: Sample
         )
 
 
-def embed_texts(texts: tuple[str, ...], encoder: Encoder, progress: Progress | None = None) -> Vectors:
-    """One encoder's vectors for a sample's texts; `progress` may raise to end it."""
-    embedded = encoder.encode(texts, progress=progress)
+def embed_texts(
+    texts: tuple[str, ...], encoder: Encoder, progress: Progress | None = None, *, scored: bool = True
+) -> Vectors:
+    """One encoder's vectors for a sample's texts; `progress` may raise to end it. Without `scored` no `base_nll`."""
+    embedded = encoder.encode(texts, scored=scored, progress=progress)
     return Vectors(
         encoder=encoder.digest,
         array=embedded.vectors,

@@ -29,6 +29,7 @@ from registry.pools import (
     pool_base,
     pool_spec,
 )
+from registry.progress import Progress
 from registry.registry import BaseModel, Caller, Registry
 from registry.samples import CheckedSample, Vectors, embed_texts
 from registry.selectors import SELECTORS
@@ -80,11 +81,13 @@ def select(
     fit: Fit,
     passages: Sequence[int] | None = None,
     listed: int | None = LISTED,
+    scored: bool = True,
+    progress: Progress | None = None,
 ) -> Chosen:
     """Choose adapters of a pool for a sample, or for some of its `passages` by their numbers.
 
-    Of those left out the best `listed` are named, with None all. Raises InvalidSample where its vectors are of another
-    encoder.
+    Of those left out the best `listed` are named, with None all. Without `scored` the vectors come without the base
+    model's losses. Raises InvalidSample where its vectors are of another encoder, and what `progress` raises.
     """
     base, members = pool_of(registry, caller, pool)
     encoder = encoder_for(spec, base.encoders())
@@ -94,7 +97,7 @@ def select(
         row = fit(members, spec, digest)
         asked_for(registry, row, base.entry.id, created_by=caller.key_id)
     selector = load(row, registry.blobs)
-    vectors = None if encoder is None else sample_vectors(sample, encoder)
+    vectors = None if encoder is None else sample_vectors(sample, encoder, scored=scored, progress=progress)
     with registry.database.read() as catalogue:
         gone = gone_members(catalogue, row)
         present = members_of(catalogue, row.pool, row.encoder_digest)
@@ -197,10 +200,12 @@ def load(row: SelectorRow, blobs: BlobStore) -> Selector[Any]:
     return SELECTORS[row.spec.kind].from_state(arrays, meta)
 
 
-def sample_vectors(sample: CheckedSample, encoder: Encoder) -> Vectors:
+def sample_vectors(
+    sample: CheckedSample, encoder: Encoder, *, scored: bool = True, progress: Progress | None = None
+) -> Vectors:
     """The sample in this encoder's space: embedded now, or as the client sent it."""
     if sample.texts:
-        return embed_texts(sample.texts, encoder)
+        return embed_texts(sample.texts, encoder, progress, scored=scored)
     for vectors in sample.vectors:
         if vectors.encoder == encoder.digest:
             return vectors

@@ -6,11 +6,12 @@ Built by the runtime over the engine, which alone holds and runs their weights.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from registry.adapters.loadable import LoadableAdapter
 from registry.base_model import BaseText
 from registry.encoders import Encoder, MeanPoolEncoder, Memory, RememberedEncoder, SentenceBertEncoder
+from registry.encoders.contract import EmbeddedText
 from registry.errors import NotFound, Unavailable
 from registry.progress import Progress
 from registry.spec import BaseEntry, BaseShape, PassageScore
@@ -84,9 +85,11 @@ class ServedBaseModel:
     def encoders(self) -> Mapping[str, Encoder]:
         """Its encoders by digest: its own hidden states, and sentence-BERT where that is installed."""
         server, shape = self._server, self.shape
-        own = MeanPoolEncoder(
-            shape.fingerprint, shape.hidden_size, lambda texts: server.engine.embed(self.entry.id, texts, patient=True)
-        )
+
+        def run(texts: Sequence[str], *, scored: bool, alive: Callable[[], None]) -> Sequence[EmbeddedText]:
+            return server.engine.embed(self.entry.id, texts, scored=scored, progress=lambda *_: alive(), patient=True)
+
+        own = MeanPoolEncoder(shape.fingerprint, shape.hidden_size, run)
         found: dict[str, Encoder] = {own.digest: RememberedEncoder(own, server.vectors)}
         try:
             found[server.sentence_bert.digest] = RememberedEncoder(server.sentence_bert, server.vectors)

@@ -11,6 +11,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
+from registry.errors import SoupError
+
+
+class Interrupted(SoupError):
+    """The server is stopping: the job goes back to the queue. Raised by the progress of a job."""
+
 
 class JobBoard:
     """The announcements of one process; any thread may use it."""
@@ -21,6 +27,8 @@ class JobBoard:
         self._watchers: dict[str, list[Callable[[], None]]] = defaultdict(list)
         self._running: dict[str, threading.Event] = {}
         self._lock = threading.Lock()
+        self.closed = False
+        """Whether the server stops: nothing that is queued or running ends here any more."""
 
     @property
     def rung(self) -> int:
@@ -51,6 +59,15 @@ class JobBoard:
                 self._watchers[job_id].remove(callback)
                 if not self._watchers[job_id]:
                     del self._watchers[job_id]
+
+    def close(self) -> None:
+        """Tell whoever waits for jobs, and the threads that run them, that the server stops."""
+        self.closed = True
+        self.wake()
+        with self._lock:
+            callbacks = [callback for watching in self._watchers.values() for callback in watching]
+        for callback in callbacks:
+            callback()
 
     def tell(self, job_id: str) -> None:
         """Tell whoever watches this job that it has changed."""

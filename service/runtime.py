@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 
@@ -31,8 +32,8 @@ from service.settings import Settings
 
 log = logging.getLogger("soup.runtime")
 
-DRAIN_SECONDS = 10.0
-"""How long requests in the engine may take to finish when the server stops."""
+STOP_SECONDS = 20.0
+"""How long jobs, and requests in the engine, may take to end where nobody says how long."""
 
 
 class Runtime:
@@ -62,6 +63,8 @@ class Runtime:
         self.bases = ServedBaseModels(allowed, self.engine, memory_bytes=settings.memory_bytes)
         self._open = ExitStack()
         self._started = False
+        self._stop_at: float | None = None
+        self._at_work = False
 
     @property
     def sole_owner(self) -> bool:
@@ -85,15 +88,35 @@ class Runtime:
             self._prepare_bases()
             self.parts = self._parts(blobs)
             self.engine.start()
-            stack.callback(self.engine.stop, drain=DRAIN_SECONDS)
+            stack.callback(self._stop_engine)
             self.jobs = JobRunner(self.parts, sole_owner=self.sole_owner)
-            stack.callback(self.jobs.stop)
+            stack.callback(self._stop_jobs)
             self.jobs.start()
             self._open = stack.pop_all()
 
-    def stop(self) -> None:
-        """Stop the jobs, then the engine, close the database, give the data folder back. Again is nothing."""
+    def begin_stop(self) -> None:
+        """Have jobs go back to the queue, while requests are still answered; those that wait for a job hear of it."""
+        self.jobs.begin_stop()
+
+    def stop(self, *, seconds: float = STOP_SECONDS) -> bool:
+        """Stop the jobs, then the engine, close the database, give the data folder back. Again is nothing.
+
+        False where a thread is at work after so many seconds: what it does is given up, and its process is to end.
+        """
+        self._stop_at = time.monotonic() + seconds
         self._open.close()
+        return not self._at_work
+
+    def _stop_jobs(self) -> None:
+        """Give jobs half of the time, so that the engine has the rest."""
+        self._at_work |= not self.jobs.stop(seconds=self._left() / 2)
+
+    def _stop_engine(self) -> None:
+        left = self._left() / 2
+        self._at_work |= not self.engine.stop(drain=left, patience=left)
+
+    def _left(self) -> float:
+        return STOP_SECONDS if self._stop_at is None else max(0.0, self._stop_at - time.monotonic())
 
     def _parts(self, blobs: BlobStore) -> Parts:
         settings = self.settings
@@ -180,5 +203,6 @@ def limits_of(settings: Settings) -> Limits:
             good=settings.few_passages,
             maximum=settings.max_passages,
             max_chars=settings.max_text_chars,
+            characters=settings.max_sample_chars,
         ),
     )

@@ -92,6 +92,9 @@ class Settings(BaseSettings):
     )
     few_passages: int = Field(100, ge=1, description="A sample with fewer passages is noted.")
     max_passages: int = Field(500, ge=1, description="A larger sample is drawn down to this with a recorded seed.")
+    max_sample_chars: int = Field(
+        2_000_000, ge=1, description="Characters of all passages of a sample, as many as are kept; beyond it 422."
+    )
 
     # --- engine -------------------------------------------------------------------------------------
     engine_queue: int = Field(
@@ -120,7 +123,9 @@ class Settings(BaseSettings):
     ready_seconds: float = Field(10.0, ge=0, description="How long /readyz repeats its last answer.")
 
     # --- jobs ---------------------------------------------------------------------------------------
-    job_workers: int = Field(1, ge=0, le=64, description="Threads that run jobs; 0 leaves them queued.")
+    job_workers: int = Field(
+        1, ge=0, le=64, description="Cooks at once, and samples embedded at once; 0 leaves them queued."
+    )
     job_lease_seconds: float = Field(60.0, gt=0, description="A job without a heartbeat for this long is run again.")
     job_attempts: int = Field(3, ge=1, description="Tries of a job that fails for a passing reason.")
     refit_delay_seconds: float = Field(2.0, ge=0, description="A pool is refitted this long after its last change.")

@@ -39,7 +39,7 @@ class Child:
     """
 
     def __init__(self, module: str, setup: Json, *, called: str = "A process", grace: float = 0.0) -> None:
-        self._module, self._setup, self._called, self._grace = module, setup, called, grace
+        self._module, self._setup, self._called, self.grace = module, setup, called, grace
         self._process: subprocess.Popen[bytes] | None = None
         self._pending = b""
         self._said: tuple[int, int, str] | None = None
@@ -143,7 +143,7 @@ class Child:
         if process is None:
             return
         self.ask_to_end()
-        deadline = time.monotonic() + self._grace
+        deadline = time.monotonic() + self.grace
         with suppress(EOFError, ValueError):  # it has ended, or its last line is broken
             while (left := deadline - time.monotonic()) > 0:
                 self._lines(left)  # read on: it must not wait for a reader

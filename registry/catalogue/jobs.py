@@ -12,11 +12,11 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from pydantic import TypeAdapter
-from sqlalchemy import ColumnElement, select, update
+from sqlalchemy import ColumnElement, and_, select, update
 
 from registry.catalogue.repository import Repository, matching, now, seen_by
 from registry.catalogue.rows import JobRow, Namespaces, Page
-from registry.catalogue.tables import jobs, keys
+from registry.catalogue.tables import job_turns, jobs, keys
 from registry.errors import NotFound
 
 UNENDED = ("queued", "running")
@@ -71,12 +71,20 @@ class Jobs(Repository[JobRow]):
         )
         return self.get(None, id_)
 
-    def claim(self, worker: str, kinds: Sequence[str], lease_seconds: float, moment: datetime) -> JobRow | None:
-        """Take the oldest job that is due, by one UPDATE; None where there is none, or another was quicker."""
+    def claim(
+        self, worker: str, kinds: Sequence[str], lease_seconds: float, moment: datetime, *, lane: str = ""
+    ) -> JobRow | None:
+        """Take a job that is due, by one UPDATE; None where there is none, or another was quicker.
+
+        It is the oldest of the namespace whose last turn in this `lane` is longest ago: however much one of them has
+        queued, another waits for one job of it and not for all.
+        """
+        turn = and_(job_turns.c.lane == lane, job_turns.c.namespace == jobs.c.namespace)
         due = (
             select(jobs.c.id)
+            .outerjoin_from(jobs, job_turns, turn)
             .where(jobs.c.state == "queued", jobs.c.run_after <= moment, jobs.c.kind.in_(kinds))
-            .order_by(jobs.c.run_after, jobs.c.sequence)
+            .order_by(job_turns.c.at.asc().nulls_first(), jobs.c.run_after, jobs.c.sequence)
             .limit(1)
             .scalar_subquery()
         )
@@ -92,7 +100,17 @@ class Jobs(Repository[JobRow]):
             )
             .returning(jobs.c.id)
         ).scalar_one_or_none()
-        return None if claimed is None else self.get(None, claimed)
+        if claimed is None:
+            return None
+        row = self.get(None, claimed)
+        self._take_turn(lane, row.namespace, moment)
+        return row
+
+    def _take_turn(self, lane: str, namespace: str, moment: datetime) -> None:
+        """Note that a namespace had its turn."""
+        its = update(job_turns).where(job_turns.c.lane == lane, job_turns.c.namespace == namespace)
+        if self._connection.execute(its.values(at=moment)).rowcount == 0:
+            self._insert(job_turns, lane=lane, namespace=namespace, at=moment)
 
     def heartbeat(self, id: str, worker: str, lease_seconds: float, moment: datetime) -> bool:
         """Prolong the lease; False when the job is no longer this worker's to run."""

@@ -238,6 +238,13 @@ jobs = Table(
     Index("ix_jobs_state_run_after", "state", "run_after"),
     Index("ix_jobs_dedupe_key", "dedupe_key"),
 )
+job_turns = Table(  # when a job of a namespace was last taken in a lane: turns go round between namespaces
+    "job_turns",
+    metadata,
+    Column("lane", String(16), primary_key=True),
+    Column("namespace", PART, primary_key=True),
+    Column("at", Microseconds, nullable=False),
+)
 keys = Table(
     "keys",
     metadata,

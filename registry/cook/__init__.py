@@ -107,7 +107,10 @@ def _cook(
     if parts is None:
         assert sample is not None  # a CookRequest has a sample where it has no recipe
         passages = looked_at(request.effort, len(sample.texts))
-        chosen, parts = by_selection(registry, caller, request, sample=sample, fit=fit, passages=passages)
+        chosen, parts = by_selection(
+            registry, caller, request, sample=sample, fit=fit, passages=passages,
+            progress=lambda _done, _total, message: progress(1, STEPS, message),
+        )  # fmt: skip
     evidence, mixed = _evidence(sample, chosen), None
     if request.effort in WEIGHING:
         assert sample is not None
@@ -138,7 +141,7 @@ def _cook(
     vectors: tuple[Vectors, ...] = () if chosen is None or chosen.vectors is None else (chosen.vectors,)
     if request.keep is not None:  # other pools than the one that was chosen from will have it too
         assert sample is not None
-        vectors = tuple(embed_texts(sample.texts, encoder) for encoder in base.encoders().values())
+        vectors = tuple(embed_texts(sample.texts, encoder, progress) for encoder in base.encoders().values())
     row, created = publish_soup(
         registry, caller, mixed, evidence=evidence, vectors=vectors, target=target, keep=request.keep
     )

@@ -12,6 +12,7 @@ from registry.blobs import BlobStore
 from registry.catalogue.rows import AdapterRow
 from registry.errors import InvalidRecipe
 from registry.names import parse_ref
+from registry.progress import Progress
 from registry.registry import Caller, Registry
 from registry.samples import CheckedSample
 from registry.select import Chosen, Fit, select
@@ -26,6 +27,7 @@ from registry.spec import (
     Ingredient,
     PosteriorSpec,
     Selection,
+    SelectorSpec,
     canonical_decimal,
     weights_by_digest,
 )
@@ -41,14 +43,20 @@ MOST = 64
 
 def by_selection(
     registry: Registry, caller: Caller, request: CookRequest, *, sample: CheckedSample, fit: Fit,
-    passages: Sequence[int] | None = None,
+    passages: Sequence[int] | None = None, progress: Progress | None = None,
 ) -> tuple[Chosen, tuple[SoupPart, ...]]:  # fmt: skip
     """The adapters a selector picks for a sample, or for these of its `passages`; no part means that it abstains."""
-    spec = request.selector or PosteriorSpec()
+    spec = selector_of(request)
     chosen = select(
-        registry, caller, sample, pool=request.pool, spec=spec, options=request.options, fit=fit, passages=passages
+        registry, caller, sample, pool=request.pool, spec=spec, options=request.options, fit=fit, passages=passages,
+        progress=progress,
     )  # fmt: skip
     return mixable(registry, request, chosen)
+
+
+def selector_of(request: CookRequest) -> SelectorSpec:
+    """The selector that a cook is chosen by, where it has no recipe."""
+    return request.selector or PosteriorSpec()
 
 
 def mixable(registry: Registry, request: CookRequest, chosen: Chosen) -> tuple[Chosen, tuple[SoupPart, ...]]:

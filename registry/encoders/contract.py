@@ -18,7 +18,8 @@ class EmbeddedText:
     """One passage after one forward pass of the base model, as whoever runs the model hands it over.
 
     `vector` (d,) is the mean of the first window's last hidden states; `nll` in nats is summed over `tokens`, all
-    windows, and None where the base is an encoder; `truncated` says that the passage is longer than the first window.
+    windows, and None where the base is an encoder or only vectors were asked for; `truncated` says that the passage is
+    longer than the first window.
     """
 
     vector: npt.NDArray[np.float32]
@@ -64,10 +65,13 @@ class Encoder(Protocol):
         """Length of a vector."""
 
     def encode(
-        self, texts: Sequence[str], *, seed: int = 0, max_units: int | None = None, progress: Progress | None = None
-    ) -> Embedded:
+        self, texts: Sequence[str], *, seed: int = 0, max_units: int | None = None, scored: bool = True,
+        progress: Progress | None = None,
+    ) -> Embedded:  # fmt: skip
         """Vectors of `texts`; beyond `max_units` units, that many are drawn with `seed`, in their order.
 
+        Without `scored` no log-likelihoods are computed: only what decides the vectors is looked at. `progress` is
+        called again and again, also where one chunk takes long.
         Raises InvalidSample where there is nothing to embed, and whatever `progress` raises.
         """
 

@@ -7,6 +7,8 @@ engine thread): this receives a callable and never torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
 
 import numpy as np
 
@@ -17,7 +19,17 @@ from registry.progress import Progress, silent
 from registry.spec import EncoderName, Unit
 
 CHUNK = 64
-"""Passages handed over at once: enough to bucket by length, few enough to report progress and be cancelled."""
+"""Passages handed over at once: enough to bucket by length. Whoever runs them reports while they run."""
+
+
+class EmbedPassages(Protocol):
+    """Runs the base model on passages: a vector each, and with `scored` the NLL and the count of all their tokens.
+
+    `alive` is called again and again meanwhile, and may raise to end it.
+    """
+
+    def __call__(self, texts: Sequence[str], /, *, scored: bool, alive: Callable[[], None]) -> Sequence[EmbeddedText]:
+        """One answer a passage, in their order."""
 
 
 class MeanPoolEncoder:
@@ -26,16 +38,15 @@ class MeanPoolEncoder:
     name: EncoderName = "base"
     unit: Unit = "passage"
 
-    def __init__(
-        self, base_fingerprint: str, dimensions: int, embed: Callable[[Sequence[str]], Sequence[EmbeddedText]]
-    ) -> None:
+    def __init__(self, base_fingerprint: str, dimensions: int, embed: EmbedPassages) -> None:
         self.dimensions = dimensions
         self.digest = digest_of({"encoder": "mean_pool", "base": base_fingerprint, "version": 1})
         self._embed = embed
 
     def encode(
-        self, texts: Sequence[str], *, seed: int = 0, max_units: int | None = None, progress: Progress | None = None
-    ) -> Embedded:
+        self, texts: Sequence[str], *, seed: int = 0, max_units: int | None = None, scored: bool = True,
+        progress: Progress | None = None,
+    ) -> Embedded:  # fmt: skip
         """One vector, and of a causal base NLL and token count, a passage; all passages unless `max_units` is given.
 
         Raises InvalidSample where there is no text, and whatever `progress` or the model raises.
@@ -46,12 +57,13 @@ class MeanPoolEncoder:
         rows: list[EmbeddedText] = []
         report = progress or silent
         for start in range(0, len(source), CHUNK):
-            report(start, len(source), "embedding passages with the base model")
+            alive = partial(report, start, len(source), "embedding passages with the base model")
+            alive()
             chunk = [texts[i] for i in source[start : start + CHUNK]]
-            rows.extend(self._checked(self._embed(chunk), len(chunk)))
+            rows.extend(self._checked(self._embed(chunk, scored=scored, alive=alive), len(chunk)))
         report(len(source), len(source), "embedded with the base model")
         nll = [row.nll for row in rows if row.nll is not None]
-        scored = len(nll) == len(rows)
+        scored = len(nll) == len(rows)  # an encoder has none, nor a causal base that was not asked for them
         return Embedded(
             vectors=np.stack([row.vector for row in rows]).astype(np.float32),
             source=source,

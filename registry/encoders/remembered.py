@@ -60,12 +60,13 @@ class RememberedEncoder:
         return self._inner.dimensions
 
     def encode(
-        self, texts: Sequence[str], *, seed: int = 0, max_units: int | None = None, progress: Progress | None = None
-    ) -> Embedded:
+        self, texts: Sequence[str], *, seed: int = 0, max_units: int | None = None, scored: bool = True,
+        progress: Progress | None = None,
+    ) -> Embedded:  # fmt: skip
         """Vectors of `texts`, remembered or new; raises what the inner encoder raises, and remembers no error."""
-        key = digest_of([self.digest, seed, max_units, list(texts)])
+        key = digest_of([self.digest, seed, max_units, scored, list(texts)])
         known = self._memory.get(key)
         if known is None:
-            known = self._inner.encode(texts, seed=seed, max_units=max_units, progress=progress)
+            known = self._inner.encode(texts, seed=seed, max_units=max_units, scored=scored, progress=progress)
             self._memory.put(key, known)
         return known

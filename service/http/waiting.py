@@ -55,13 +55,13 @@ def job_watch(parts: Parts, job_id: str) -> Iterator[Callable[[float], Awaitable
 
 
 async def finished(parts: Parts, job_id: str, seconds: float) -> JobRow:
-    """The job once it ended, or as it stands after `seconds`."""
+    """The job once it ended, or as it stands after `seconds`, or when the server stops: it goes on with the next."""
     deadline = asyncio.get_running_loop().time() + seconds
     with job_watch(parts, job_id) as change:
         parts.jobs.wake()
         while True:
             row = await run_in_threadpool(job_row, parts, None, job_id)
             left = deadline - asyncio.get_running_loop().time()
-            if row.state in FINAL or left <= 0:
+            if row.state in FINAL or left <= 0 or parts.jobs.closed:
                 return row
             await change(min(left, 1.0))

@@ -16,7 +16,7 @@ from service.jobs.fit_process import FitProcess
 from service.jobs.gradient_process import GradientProcess
 from service.parts import Parts
 
-Lane = Literal["quick", "search", "training"]
+Lane = Literal["quick", "embed", "fit", "search", "training"]
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class JobContext:
 
 @dataclass(frozen=True)
 class JobKind:
-    """One kind of job. Jobs of one `lane` keep only each other waiting: a training takes hours, a search minutes.
+    """One kind of job. Jobs of one `lane` keep only each other waiting: a training takes hours, a fit minutes.
 
     `run` does it; `ended_without` is told, in the transaction that ends it, that there will be no result; `clean`
     removes what only the job needed, and may be called again; `reach` is the namespaces it works on (None: all).

@@ -12,6 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from registry.cook import cook
+from registry.cook.choose import selector_of
+from registry.registry import Caller, Registry
+from registry.select import answering, encoder_for, pool_of
 from registry.spec import BY_GRADIENTS, CookRequest
 from service.jobs.contract import JobContext, JobKind, namespaces_of
 
@@ -36,9 +39,21 @@ def _run(context: JobContext) -> dict[str, Any]:
     return cooked.model_dump(mode="json")
 
 
-def kind_of(request: CookRequest) -> str:
-    """The kind of the job that cooks this request, its effort settled: one that computes gradients is a `search`."""
-    return "search" if request.effort in BY_GRADIENTS else "cook"
+def kind_of(registry: Registry, caller: Caller, request: CookRequest) -> str:
+    """The kind of the job that cooks this request, its effort settled: a `search` where it takes minutes.
+
+    That is one that computes gradients, or whose pool is to be fitted first; others do not wait behind it. Raises
+    InvalidParameter, Forbidden or Unavailable where the pool is none for this caller.
+    """
+    if request.recipe is not None:
+        return "search" if request.effort in BY_GRADIENTS else "cook"
+    base, pool = pool_of(registry, caller, request.pool)
+    if request.effort in BY_GRADIENTS:
+        return "search"
+    spec = selector_of(request)
+    encoder = encoder_for(spec, base.encoders())
+    answers = answering(registry, pool, spec, None if encoder is None else encoder.digest)
+    return "search" if answers is None else "cook"
 
 
 COOK = JobKind(
@@ -47,4 +62,4 @@ COOK = JobKind(
     clean=lambda parts, row: parts.registry.blobs.delete(row.arguments["request"]),
 )
 SEARCH = replace(COOK, lane="search")
-"""A cook with an effort that computes gradients, for a minute or more: others do not wait behind it."""
+"""A cook that takes a minute or more, since it computes gradients or fits a pool: others do not wait behind it."""

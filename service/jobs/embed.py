@@ -23,4 +23,4 @@ def _not_embedded(catalogue: Catalogue, row: JobRow) -> None:
     catalogue.adapters.set_sample_state(row.arguments["adapter_id"], "failed")
 
 
-EMBED = JobKind(run=_run, reach=lambda row: (row.namespace,), ended_without=_not_embedded)
+EMBED = JobKind(run=_run, reach=lambda row: (row.namespace,), ended_without=_not_embedded, lane="embed")

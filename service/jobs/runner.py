@@ -12,6 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -21,6 +22,7 @@ from registry.catalogue.rows import JobRow, Namespaces
 from registry.cores import alone
 from registry.errors import Busy, Cancelled, Internal, SoupError, Unavailable, as_dict, rebuild
 from registry.progress import Progress
+from service.job_board import Interrupted
 from service.jobs.contract import JobContext, Lane
 from service.jobs.fit_process import FitProcess
 from service.jobs.gradient_process import GradientProcess
@@ -31,6 +33,8 @@ from service.parts import Parts
 
 log = logging.getLogger("soup.jobs")
 IDLE_SECONDS = 1.0
+STOP_SECONDS = 6.0
+"""How long jobs may take to notice that the server stops, and to save what they have done."""
 PROGRESS_SECONDS = 0.5
 RETRY_SECONDS = 2.0
 """Before the first retry; doubled for each further one."""
@@ -38,12 +42,11 @@ FINAL = frozenset({"succeeded", "failed", "cancelled"})
 TRANSIENT = (Busy, Unavailable)
 
 
-class Interrupted(SoupError):
-    """The server is stopping: the job goes back to the queue."""
-
-
 class JobRunner:
-    """Threads that run jobs, one at a time each: `settings.job_workers` for quick ones, others for the other lanes."""
+    """Threads that run jobs, one at a time each, those of each lane apart: no cook waits behind a fit or an embedding.
+
+    `settings.job_workers` cook, and as many embed; one fits and one searches, in the one process for that.
+    """
 
     def __init__(self, parts: Parts, *, sole_owner: bool) -> None:
         self.parts = parts
@@ -65,7 +68,8 @@ class JobRunner:
             catalogue.jobs.requeue_expired(_now() + timedelta(days=3650) if self._sole_owner else _now())
         sweep(self._settings.trainings_dir, older_than=self._settings.keep_training_seconds)
         quick, training = self._settings.job_workers, self._settings.training_workers
-        workers: dict[Lane, int] = {"quick": quick, "search": min(quick, 1), "training": training}
+        one = min(quick, 1)
+        workers: dict[Lane, int] = {"quick": quick, "embed": quick, "fit": one, "search": one, "training": training}
         lanes = [lane for lane, count in workers.items() for _ in range(count)]
         loops: list[Callable[[], None]] = [partial(self._work, lane) for lane in lanes]
         loops.append(self._beat)
@@ -75,15 +79,29 @@ class JobRunner:
         for thread in self._threads:
             thread.start()
 
-    def stop(self) -> None:
-        """Send running jobs back to the queue and end the threads."""
+    def begin_stop(self) -> None:
+        """Have what runs go back to the queue at its next word; who waits for a job hears that it will not end now."""
         self._stopping.set()
-        self._board.wake()
+        self._board.close()
+
+    def stop(self, *, seconds: float = STOP_SECONDS) -> bool:
+        """Send running jobs back to the queue and end the threads; False where some are still at work after so long.
+
+        Jobs of those are given back too: they are run again, and whatever their threads still do ends nothing.
+        """
+        self.begin_stop()
+        deadline = time.monotonic() + seconds
         for thread in self._threads:
-            thread.join()
+            thread.join(max(0.0, deadline - time.monotonic()))
+        ended = not any(thread.is_alive() for thread in self._threads)
+        for job_id in () if ended else self._board.running():
+            log.warning("a job is given back although its thread is at work", extra={"fields": {"job": job_id}})
+            with suppress(Busy, Unavailable):  # then its lease ends, or the next server finds it
+                self._store(partial(Jobs.release, id=job_id, worker=self._name))
         self._threads = []
         self.fitting.stop()
         self.computing.stop()
+        return ended
 
     # --- the worker threads ---------------------------------------------------------------------
 
@@ -110,7 +128,7 @@ class JobRunner:
         kinds = [name for name, kind in KINDS.items() if kind.lane == lane]
         try:
             with self._database.write() as catalogue:
-                row = catalogue.jobs.claim(self._name, kinds, self._settings.job_lease_seconds, _now())
+                row = catalogue.jobs.claim(self._name, kinds, self._settings.job_lease_seconds, _now(), lane=lane)
         except (Busy, Unavailable) as error:  # the queue is not lost with the connection to it
             if self._claimable:
                 log.warning("no job can be claimed: %s", error.message)

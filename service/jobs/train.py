@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -262,6 +263,8 @@ def _sample(training: Training, folder: AdapterDirectory) -> tuple[SampleSource 
     limits = training.parts.registry.limits.sample
     texts = decode_lines(folder.sample.read_bytes())
     usable = [text for text in dict.fromkeys(texts) if text.strip() and len(text) <= limits.max_chars]
+    upto = accumulate(map(len, usable))
+    usable = [text for text, characters in zip(usable, upto, strict=True) if characters <= limits.characters]
     if len(usable) >= limits.minimum:
         return SampleSource(texts=tuple(usable)), ()
     return None, (

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from registry.errors import SoupError
 from registry.progress import Progress
+from service.job_board import Interrupted
 from service.logs import configure_logging
 from training import worker
 from training.process import Child, Json
@@ -25,6 +26,8 @@ from training.worker import WorkerRequest, WorkerSetup
 NICENESS = 10
 GRACE_SECONDS = 30.0
 """How long a child may take to save the training that it is stopped in."""
+STOP_SECONDS = 4.0
+"""How long it may take where the server stops; what it has not saved by then is trained again."""
 
 
 def in_child(setup: WorkerSetup, request: WorkerRequest, *, progress: Progress, private: Path) -> Json:
@@ -36,10 +39,18 @@ def in_child(setup: WorkerSetup, request: WorkerRequest, *, progress: Progress, 
     nice = setup.model_copy(update={"niceness": NICENESS}).model_dump(mode="json")
     child = Child("service.jobs.train_process", nice, called="The process that trains", grace=GRACE_SECONDS)
     steps = request.run.spec.recipe.steps
+
+    def heard(done: int, total: int, message: str) -> None:
+        try:
+            progress(done, total, message)
+        except Interrupted:
+            child.grace = STOP_SECONDS
+            raise
+
     try:
         with unnamed(private):
             return child.ask(
-                request.model_dump(mode="json"), progress, waiting=(0, steps, "waiting for the training to start")
+                request.model_dump(mode="json"), heard, waiting=(0, steps, "waiting for the training to start")
             )
     finally:
         child.end()

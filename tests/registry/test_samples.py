@@ -41,6 +41,14 @@ def test_one_endless_text_is_refused():
         prepare([*WORDS[:30], "x" * 101], SampleLimits(max_chars=100))
 
 
+def test_more_characters_than_a_sample_may_have_are_refused_with_the_numbers():
+    limits = SampleLimits(minimum=5, maximum=10, characters=1000)
+    with pytest.raises(InvalidSample, match="The 10 passages of the sample have 1010 characters and the limit is 1000"):
+        prepare([f"{i:>101}" for i in range(10)], limits)
+    many = prepare([f"{i:>100}" for i in range(200)], limits)
+    assert (many.report.received, many.report.kept) == (200, 10), "what is not drawn does not count"
+
+
 def test_a_lone_surrogate_is_refused_not_stored():
     with pytest.raises(InvalidSample, match="Unicode"):
         prepare([*WORDS[:30], "bad \ud800"])

@@ -89,7 +89,7 @@ def vector(text: str, size: int = SHAPE.hidden_size) -> np.ndarray:
     return (found / np.linalg.norm(found)).astype(np.float32)
 
 
-def embed_texts(texts: Sequence[str]) -> list[EmbeddedText]:
+def embed_texts(texts: Sequence[str], **_options: Any) -> list[EmbeddedText]:
     return [EmbeddedText(vector(text), BASE_NLL * len(text.split()), len(text.split()), False) for text in texts]
 
 
@@ -104,7 +104,7 @@ class FakeSentences:
     def __init__(self) -> None:
         self.calls = 0
 
-    def encode(self, texts, *, seed=0, max_units=None, progress=None) -> Embedded:
+    def encode(self, texts, *, seed=0, max_units=None, scored=True, progress=None) -> Embedded:
         self.calls += 1
         if progress is not None:
             progress(0, 1, "embedding sentences")

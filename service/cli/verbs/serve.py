@@ -7,11 +7,17 @@ back into the queue and the data folder is free for the next server.
 from __future__ import annotations
 
 import ipaddress
+import logging
+import os
 import signal
 import socket
+import sys
+import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -24,6 +30,9 @@ if TYPE_CHECKING:
     import uvicorn
 
     from service.settings import Settings
+
+STOP_SECONDS = 9.0
+"""How long a stop takes in all; what a thread is at then is given up, and run again by the next server."""
 
 
 @dataclass(frozen=True)
@@ -122,18 +131,36 @@ def run(settings: Settings, listener: socket.socket, *, json: bool = False) -> N
 
     configure_logging(settings.log_level)
     runtime = Runtime(settings)
+    told: list[float] = []
+
+    def stopping() -> None:
+        told.append(time.monotonic())
+        runtime.begin_stop()
+
     try:
         runtime.start()
         config = server_config(create_app(runtime), settings)
-        _until_signal(config, listener, lambda: _announce(settings, listener, json=json))
+        ready = partial(_announce, settings, listener, json=json)
+        _until_signal(config, listener, ready=ready, stopping=stopping)
     finally:
-        runtime.stop()
+        spent = time.monotonic() - told[0] if told else 0.0
+        ended = runtime.stop(seconds=max(1.0, STOP_SECONDS - spent))
+    if not ended:  # a thread that computes would keep the process, or end it in disorder
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(0)
 
 
-def _until_signal(config: uvicorn.Config, listener: socket.socket, ready: Any) -> None:
+def _until_signal(
+    config: uvicorn.Config, listener: socket.socket, *, ready: Callable[[], None], stopping: Callable[[], None]
+) -> None:
     from service.http.connections import BoundedServer
 
     class Server(BoundedServer):
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            stopping()
+            await super().shutdown(sockets)
+
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
             if not self.should_exit:

@@ -60,6 +60,8 @@ async def follow_job(id: str, request: Request, parts: AppParts, who: Reader) ->
                 said = body.progress.model_dump_json()
                 yield f"event: progress\ndata: {said}\n\n" if said != last else ": still running\n\n"
                 last = said
+                if parts.jobs.closed:  # who follows asks the next server
+                    return
                 await change(KEEPALIVE_SECONDS)
 
     return StreamingResponse(events(), media_type="text/event-stream", headers={"cache-control": "no-store"})

@@ -129,7 +129,7 @@ def _select(parts: AppParts, caller: Caller, sample: CheckedSample, body: Select
     try:
         chosen = select(
             parts.registry, caller, sample, pool=body.pool, spec=body.spec, options=body.options, fit=_not_here,
-            listed=None if body.list_all else LISTED,
+            listed=None if body.list_all else LISTED, scored=False,
         )  # fmt: skip
     finally:
         parts.selections.release()

@@ -12,7 +12,6 @@ from registry.catalogue.rows import JobRow
 from registry.cook.setting import by_setting
 from registry.errors import InvalidRecipe
 from registry.names import split_name
-from registry.select import pool_of
 from registry.spec import Cooked, CookRequest
 from service.http.answers.jobs import job_begun
 from service.http.answers.lineage import lineage_of
@@ -60,15 +59,13 @@ def _enqueue(parts: AppParts, who: Principal, body: SoupRequest, request_id: str
     """Refuse at once what needs no work to refuse; then the request's bytes, then the job that names them."""
     namespace = split_name(body.name)[0] if body.name else who.home
     who.check_write(namespace)
-    if body.recipe is None:
-        pool_of(parts.registry, who.caller(request_id), body.pool)
-    elif len(body.recipe.ingredients) > parts.settings.max_ingredients:
+    if body.recipe is not None and len(body.recipe.ingredients) > parts.settings.max_ingredients:
         raise InvalidRecipe(
             f"A recipe has at most {parts.settings.max_ingredients} ingredients here, this one has "
             f"{len(body.recipe.ingredients)}.",
             param="recipe",
         )
-    kind = kind_of(by_setting(parts.registry, body, namespace))
+    kind = kind_of(parts.registry, who.caller(request_id), by_setting(parts.registry, body, namespace))
     stored = {name: value for name, value in body.model_dump(mode="json").items() if name in CookRequest.model_fields}
     blob = parts.registry.blobs.put_bytes(request_bytes(stored))
     arguments = {

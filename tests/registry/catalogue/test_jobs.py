@@ -22,12 +22,12 @@ def soon(seconds: float = 1.0) -> datetime:
     return datetime.now(UTC) + timedelta(seconds=seconds)
 
 
-def enqueue(catalogue, kind: str = "embed", **options):
-    return catalogue.jobs.enqueue(kind, {"adapter_id": 1}, namespace="acme", created_by="key-1", **options)
+def enqueue(catalogue, kind: str = "embed", namespace: str = "acme", **options):
+    return catalogue.jobs.enqueue(kind, {"adapter_id": 1}, namespace=namespace, created_by="key-1", **options)
 
 
-def claim(catalogue, worker: str = "w1", kinds=KINDS, at: datetime | None = None):
-    return catalogue.jobs.claim(worker, kinds, LEASE, at or soon())
+def claim(catalogue, worker: str = "w1", kinds=KINDS, at: datetime | None = None, **options):
+    return catalogue.jobs.claim(worker, kinds, LEASE, at or soon(), **options)
 
 
 class TestTheQueue:
@@ -84,6 +84,33 @@ class TestTheQueue:
         row = enqueue(catalogue)
         with pytest.raises(IntegrityError):
             catalogue.jobs._change(row.id, "queued", state="lost")
+
+
+class TestTurns:
+    def test_who_queues_much_keeps_nobody_waiting_for_more_than_one_job(self, catalogue):
+        greedy = [enqueue(catalogue, namespace="greedy") for _ in range(4)]
+        claim(catalogue, at=soon(1))
+        small, other = enqueue(catalogue, namespace="small"), enqueue(catalogue, namespace="other")
+        second = enqueue(catalogue, namespace="small")
+        order = [claim(catalogue, at=soon(2 + number)).id for number in range(6)]
+        assert order == [small.id, other.id, greedy[1].id, second.id, greedy[2].id, greedy[3].id]
+
+    def test_turns_are_of_one_lane(self, catalogue):
+        """Who had its turn to embed a moment ago has not had one to fit."""
+        for namespace in ("a", "b"):
+            enqueue(catalogue, "fit", namespace=namespace)
+            enqueue(catalogue, namespace=namespace)
+        assert claim(catalogue, kinds=["fit"], lane="fit", at=soon(1)).namespace == "a"
+        assert claim(catalogue, kinds=["embed"], lane="embed", at=soon(2)).namespace == "a"
+        assert claim(catalogue, kinds=["fit"], lane="fit", at=soon(3)).namespace == "b"
+
+    def test_whoever_comes_back_is_served_before_those_who_never_left(self, catalogue):
+        for namespace in ("old", "busy"):
+            enqueue(catalogue, namespace=namespace)
+        assert [claim(catalogue, at=soon(number)).namespace for number in (1, 2)] == ["old", "busy"]
+        enqueue(catalogue, namespace="busy")
+        enqueue(catalogue, namespace="old")
+        assert [claim(catalogue, at=soon(number)).namespace for number in (3, 4)] == ["old", "busy"]
 
 
 class TestTheEnd:

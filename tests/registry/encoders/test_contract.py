@@ -7,9 +7,10 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ FINGERPRINT = "sha256:" + "a" * 64
 TEXTS = [f"Passage number {i} is about soup. It has salt, and {i} onions." for i in range(12)]
 
 
-def fake_embed(texts: Sequence[str]) -> list[EmbeddedText]:
+def fake_embed(texts: Sequence[str], **_options: Any) -> list[EmbeddedText]:
     """A stand-in for the engine: vectors that depend on the text alone."""
     return [
         EmbeddedText(
@@ -121,12 +122,40 @@ class TestMeanPool:
     def test_only_drawn_passages_are_run(self) -> None:
         ran: list[str] = []
 
-        def embed(texts: Sequence[str]) -> list[EmbeddedText]:
+        def embed(texts: Sequence[str], **_options: Any) -> list[EmbeddedText]:
             ran.extend(texts)
             return fake_embed(texts)
 
         embedded = MeanPoolEncoder(FINGERPRINT, 4, embed).encode(TEXTS, max_units=3, seed=1)
         assert ran == [TEXTS[i] for i in embedded.source]
+
+    def test_it_hears_that_it_is_to_end_also_inside_of_a_chunk(self) -> None:
+        ran: list[str] = []
+
+        def embed(texts: Sequence[str], *, scored: bool, alive: Callable[[], None]) -> list[EmbeddedText]:
+            for text in texts:
+                alive()
+                ran.append(text)
+            return fake_embed(texts)
+
+        def cancel(done: int, total: int, message: str) -> None:
+            if len(ran) == 3:
+                raise Cancelled("enough")
+
+        with pytest.raises(Cancelled):
+            MeanPoolEncoder(FINGERPRINT, 4, embed).encode(TEXTS, progress=cancel)
+        assert ran == TEXTS[:3]
+
+    @pytest.mark.parametrize("scored", [False, True])
+    def test_whoever_runs_it_is_told_whether_losses_are_wanted(self, scored: bool) -> None:
+        asked: list[object] = []
+
+        def embed(texts: Sequence[str], **options: Any) -> list[EmbeddedText]:
+            asked.append(options["scored"])
+            return fake_embed(texts)
+
+        MeanPoolEncoder(FINGERPRINT, 4, embed).encode(TEXTS, scored=scored)
+        assert asked == [scored]
 
     @pytest.mark.parametrize(
         "rows",
@@ -138,7 +167,7 @@ class TestMeanPool:
     )
     def test_a_model_that_answers_nonsense_is_our_fault(self, rows: list[EmbeddedText]) -> None:
         with pytest.raises(Internal):
-            MeanPoolEncoder(FINGERPRINT, 4, lambda texts: rows).encode(["a"])
+            MeanPoolEncoder(FINGERPRINT, 4, lambda texts, **_options: rows).encode(["a"])
 
 
 class TestSentenceBert:

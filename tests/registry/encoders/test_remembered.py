@@ -18,7 +18,7 @@ class Counting:
     def __init__(self) -> None:
         self.asked = 0
 
-    def encode(self, texts, *, seed=0, max_units=None, progress=None):
+    def encode(self, texts, *, seed=0, max_units=None, scored=True, progress=None):
         self.asked += 1
         if not texts:
             raise InvalidSample("nothing to embed")
@@ -33,9 +33,9 @@ def test_the_same_question_is_asked_once_and_any_other_again():
     assert encoder.encode(("a", "b")) is first
     assert inner.asked == 1
     for other in ({"texts": ["ab"]}, {"texts": ["b", "a"]}, {"texts": ["a", "b"], "seed": 1},
-                  {"texts": ["a", "b"], "max_units": 1}):  # fmt: skip
+                  {"texts": ["a", "b"], "max_units": 1}, {"texts": ["a", "b"], "scored": False}):  # fmt: skip
         encoder.encode(**other)
-    assert inner.asked == 5
+    assert inner.asked == 6
     assert (encoder.name, encoder.digest, encoder.unit, encoder.dimensions) == ("base", inner.digest, "passage", 2)
 
 

@@ -8,6 +8,7 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from registry.adapters import attached, create, from_tensors, paper_config
-from registry.base_model import LoadedBase, load_base
+from registry.base_model import BaseText, LoadedBase, load_base
 from registry.errors import (
     Busy,
     Cancelled,
@@ -313,6 +314,41 @@ class TestTexts:
             assert found.vector.dtype == np.float32
             assert (found.nll, found.tokens) == (pytest.approx(score.nll, rel=1e-6), score.tokens)
             assert found.truncated == (score.windows > 1)
+
+    def test_for_a_vector_alone_no_more_is_tokenised_and_run_than_its_window(
+        self, base: LoadedBase, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        long = "The soup was hot and the court was cold. " * 2000
+        texts = [*TEXTS, long]
+        whole = engine.embed("tiny", texts)
+        read: list[int] = []
+        tokenize = BaseText.tokenize
+
+        def counted(self: BaseText, text: str, **options: Any) -> list[int]:
+            read.append(len(text))
+            return tokenize(self, text, **options)
+
+        monkeypatch.setattr(BaseText, "tokenize", counted)
+        told: list[int] = []
+        found = engine.embed("tiny", texts, scored=False, progress=lambda done, total: told.append(total))
+        assert max(read) < len(long) / 10
+        assert told[-1] == len(texts), "one window each"
+        assert [one.nll for one in found] == [None] * len(texts)
+        assert [one.truncated for one in found] == [one.truncated for one in whole]
+        for one, other in zip(found, whole, strict=True):
+            np.testing.assert_allclose(one.vector, other.vector, atol=1e-6)
+
+    def test_embedding_hears_between_two_texts_that_it_is_to_end(self, engine: Engine) -> None:
+        told: list[int] = []
+
+        def refuse(done: int, total: int) -> None:
+            told.append(done)
+            if len(told) == 2:
+                raise Cancelled("by the operator")
+
+        with pytest.raises(Cancelled, match="by the operator"):
+            engine.embed("tiny", TEXTS, progress=refuse)
+        assert told == [0, 0]
 
     def test_a_base_without_bos_scores_all_but_the_first_token(self, tiny_base_dir: Path) -> None:
         bare = load_base(BaseEntry(id="bare", source=str(tiny_base_dir), bos=False))

@@ -33,6 +33,7 @@ SETTINGS = {
     "max_inline_bytes": 64 * 1024,
     "max_json_bytes": 2**20,
     "max_sample_bytes": 2**16,
+    "max_sample_chars": 2**15,
 }
 
 
@@ -359,3 +360,11 @@ def test_a_later_push_brings_the_sample(world: World, good: bytes) -> None:
     assert (later.status_code, later.json()["sample_state"]) == (200, "pending")
     assert later.json()["job"]
     assert push(world, "acme/late", weights=good, sample={"texts": PASSAGES[:40]}).json()["job"] is None
+
+
+def test_a_sample_of_more_characters_than_the_setting_allows_is_refused(world: World, good: bytes) -> None:
+    """However it comes: nobody's embedding is to keep everybody else's waiting."""
+    texts = [f"{number} " + "word " * 300 for number in range(30)]
+    said = f"The 30 passages of the sample have {sum(map(len, texts))} characters and the limit is 32768"
+    for sample in ({"texts": texts}, {"blob": upload(world, encode_lines(texts))}):
+        refused(world, manifest(good, sample=sample), 422, "invalid_sample", said)

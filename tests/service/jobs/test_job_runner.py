@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -17,9 +18,11 @@ from registry.catalogue.jobs import Jobs
 from registry.catalogue.rows import JobRow
 from registry.errors import Busy, Cancelled, Incompatible, InvalidSample, NotFound, SoupError, Unavailable
 from registry.registry import Registry
+from service.http.waiting import finished
 from service.job_board import JobBoard
 from service.jobs import runner as module
 from service.jobs.contract import JobContext, JobKind
+from service.jobs.kinds import KINDS
 from service.jobs.runner import FINAL, JobRunner, cancel, result_of
 from service.settings import Settings
 from tests.postgres import Databases
@@ -187,10 +190,10 @@ class TestEnds:
     def test_a_database_that_is_away_for_a_while(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
         real, failures = Jobs.claim, [OSError("away"), OSError("still away")]
 
-        def claim(*args: Any) -> Any:
+        def claim(*args: Any, **named: Any) -> Any:
             if failures:
                 raise failures.pop()
-            return real(*args)
+            return real(*args, **named)
 
         monkeypatch.setattr(Jobs, "claim", claim)
         runner = stage.runner()
@@ -277,6 +280,49 @@ class TestProcesses:
         assert (row.state, row.attempts, row.error, stage.cleaned) == ("queued", 0, None, [])
         stage.go_on.set()
         assert stage.ended(stage.runner(), job).state == "succeeded"
+
+    def test_a_job_that_does_not_hear_of_it_is_given_back_all_the_same(self, stage: Stage) -> None:
+        """What its thread comes to afterwards ends nothing, and the next server runs it anew."""
+        over = threading.Event()
+
+        def deaf(context: JobContext) -> dict[str, Any]:
+            stage.started.release()
+            stage.go_on.wait(PATIENCE)
+            over.set()
+            return {"by": "the deaf"}
+
+        stage.run = deaf
+        first = stage.runner()
+        job = stage.enqueue()
+        assert stage.started.acquire(timeout=PATIENCE)
+        assert first.stop(seconds=0.0) is False
+        row = stage.row(job)
+        assert (row.state, row.attempts, stage.cleaned) == ("queued", 0, [])
+        stage.go_on.set()
+        assert over.wait(PATIENCE)
+        stage.run = lambda context: {"by": "the next"}
+        assert stage.ended(stage.runner(), job).result == {"by": "the next"}
+
+    def test_who_watches_a_job_hears_that_the_server_stops(self, stage: Stage) -> None:
+        runner = stage.runner()
+        told = threading.Event()
+        with runner.parts.jobs.watched("job-1", told.set):
+            runner.begin_stop()
+        assert told.is_set()
+        assert runner.parts.jobs.closed
+        assert runner.stop() is True
+
+    def test_a_request_that_waits_for_a_job_is_answered_when_the_server_stops(self, stage: Stage) -> None:
+        runner = stage.runner(start=False)
+        job = stage.enqueue()
+
+        async def ask() -> JobRow:
+            waiting = asyncio.ensure_future(finished(runner.parts, job, 10 * PATIENCE))
+            await asyncio.sleep(0)
+            runner.begin_stop()
+            return await asyncio.wait_for(waiting, PATIENCE)
+
+        assert asyncio.run(ask()).state == "queued"
 
     def test_what_a_dead_process_was_at_is_taken_up_at_once_by_the_only_owner(self, stage: Stage) -> None:
         job = stage.enqueue()
@@ -378,9 +424,11 @@ def test_codes_of_a_newer_server_stay_errors(stage: Stage) -> None:
 
 
 class TestLanes:
-    def test_a_training_keeps_nothing_quick_waiting(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-        quick = JobKind(lambda _: {"quick": True}, lambda *_: None, lambda *_: None, lambda _: None)
-        slow = replace(stage.kind(), lane="training")
+    @pytest.mark.parametrize("kind", sorted(set(KINDS) - {"cook"}))
+    def test_nothing_slow_keeps_a_cook_waiting(self, stage: Stage, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+        """In the lanes of the real kinds: neither training nor fit, neither search nor a large sample."""
+        quick = JobKind(lambda _: {"quick": True}, lambda _: None, lane=KINDS["cook"].lane)
+        slow = replace(stage.kind(), lane=KINDS[kind].lane)
         monkeypatch.setattr(module, "KINDS", {"test": slow, "quick": quick})
         stage.run = stage.hold
         runner = stage.runner()

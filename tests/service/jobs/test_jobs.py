@@ -123,7 +123,7 @@ class TestFollowing:
 
     def test_a_failure_is_shown_and_raised(self, world: World, client: SoupClient) -> None:
         cook(world, sample={"texts": ["one"]})  # it may have failed before the answer
-        job = world.client.get("/v1/jobs?kind=cook&limit=1").json()["data"][0]["id"]
+        job = world.client.get("/v1/jobs?limit=1").json()["data"][0]["id"]
         with pytest.raises(InvalidSample, match="at least 5"):
             client.wait_job(job)
         shown = job_of(world, job)
@@ -230,6 +230,21 @@ class TestCooking:
         assert cook(world, recipe=by_hand("acme/court"), wait=1e6).status_code == 400
         assert cook(world, recipe=by_hand("acme/court"), wait=-1).status_code == 400
         assert world.client.get("/v1/jobs?kind=cook").json()["data"] == before
+
+
+class TestKinds:
+    DATABASES = ("sqlite",)
+
+    def test_a_cook_whose_pool_is_to_be_fitted_first_keeps_no_other_waiting(self, world: World) -> None:
+        """It takes as long as a fit, so it waits with those that search; a recipe by hand and a known pool never do."""
+        selector, sample = {"kind": "gmm", "seed": 77, "dimensions": 4}, {"texts": passages("court", 25)}
+        kinds = []
+        for _ in range(2):
+            answer = cook(world, sample=sample, selector=selector).json()
+            until(lambda job=answer["id"]: job_of(world, job)["state"] == "succeeded")
+            kinds.append(answer["kind"])
+        assert kinds == ["search", "cook"]
+        assert cook(world, recipe=by_hand("acme/court", "acme/code", weight=5)).json()["kind"] == "cook"
 
 
 class TestFitting:

@@ -6,6 +6,7 @@ import fcntl
 import gzip
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -195,6 +196,28 @@ def test_after_kill_9_the_next_server_goes_on_with_it(
         training = second.client.get("/v1/adapters/acme/long").json()["provenance"]["training"]
         assert training["train_history"] == uninterrupted.record["train_history"]
         assert not left(second)
+
+
+def test_after_a_signal_it_is_saved_and_given_back_and_the_next_server_goes_on(
+    tiny_base_dir: Path, tmp_path: Path, beside: InChild, told: list[dict[str, Any]]
+) -> None:
+    bases = write_bases(tmp_path / "bases.toml", {BASE_ID: tiny_base_dir})
+    first = Server(tmp_path / "data", bases)
+    try:
+        request = TrainingRequest.model_validate({
+            "name": "acme/long", "domain": "law", "base_model": BASE_ID, "spec": LONG,
+            "texts": first.client.upload(lines(TEXTS)), "valid": first.client.upload(lines(VALID)),
+        })  # fmt: skip
+        job = first.client.train(request, wait=False)
+        until(lambda: first.client.job(job["id"])["progress"]["done"] > 0)
+        first.process.send_signal(signal.SIGTERM)
+        assert first.process.wait(60) == 0
+    finally:
+        first.kill()
+    for second in open_world(tmp_path / "data", bases):
+        done = ended(second, job)
+        assert (done["state"], done["attempts"]) == ("succeeded", 1), "it was given back as if never begun"
+        assert [0 < one["resumed_at"] < 400 for one in told] == [True]
 
 
 def test_a_bank_is_pushed_beside_its_merge(world: World, beside: None) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from registry.spec import CookRequest, HandRecipe, Manifest, WeightedRef
+from registry.spec import CookRequest, Manifest, SampleSource, UniformSpec
 from service.client.client import SoupClient
 from tests.service.passages import passages
 from tests.service.servers import BASE_ID, CONFIG, World, adapter_weights, write_bases
@@ -52,28 +52,30 @@ class Server:
 def test_after_kill_9_the_next_server_finishes_what_was_begun(
     world: World, tiny_base_dir: Path, tmp_path: Path
 ) -> None:
-    """Killed while a sample is being embedded and a cook waits: both end well, and nobody's text is left behind."""
+    """Killed while a sample is embedded and a pool is fitted for a cook: both end well, and nobody's text is left."""
     bases = write_bases(tmp_path / "bases.toml", {BASE_ID: tiny_base_dir})
     first = Server(tmp_path / "data", bases)
     try:
         digest = first.client.upload(adapter_weights(world.runtime, seed=4))
         manifest = {
-            "name": "acme/law", "domain": "law", "base_model": BASE_ID, "config": CONFIG.model_dump(),
+            "domain": "law", "base_model": BASE_ID, "config": CONFIG.model_dump(),
             "files": {"adapter_model.safetensors": {"digest": digest}}, "sample": {"texts": passages("court", 300)},
         }  # fmt: skip
-        job = first.client.push(Manifest.model_validate(manifest))["job"]
-        recipe = HandRecipe(ingredients=(WeightedRef(ref="acme/law"),))
-        waiting = first.client.cook(CookRequest(recipe=recipe, name="acme/alone"), wait=False)["id"]
-        until(lambda: first.client.job(job)["state"] == "running")
-        assert first.client.job(waiting)["state"] == "queued"
+        first.client.wait_job(first.client.push(Manifest.model_validate({**manifest, "name": "acme/law"}))["job"])
+        sample = SampleSource(texts=tuple(passages("court", 25)))
+        asked = CookRequest(sample=sample, selector=UniformSpec(), verify=False)
+        cooking = first.client.cook(asked, wait=False)["id"]
+        manifest["sample"] = {"texts": passages("court", 300, seed=1)}
+        job = first.client.push(Manifest.model_validate({**manifest, "name": "acme/other"}))["job"]
+        until(lambda: {first.client.job(one)["state"] for one in (job, cooking)} == {"running"})
     finally:
         first.kill()
     second = Server(tmp_path / "data", bases)
     try:
         done = second.client.wait_job(job)
         assert (done["state"], done["attempts"]) == ("succeeded", 2)
-        assert second.client.adapter("acme/law")["sample_state"] == "ready"
-        assert second.client.wait_job(waiting)["result"]["model"] == "acme/law@1"
+        assert second.client.adapter("acme/other")["sample_state"] == "ready"
+        assert second.client.wait_job(cooking)["result"]["model"] == "acme/law@1"
         held = (tmp_path / "data" / "blobs").rglob("*")
         assert not [path for path in held if path.is_file() and path.read_bytes().startswith(b'{"request"')]
     finally:
