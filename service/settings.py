@@ -60,7 +60,9 @@ class Settings(BaseSettings):
         ("localhost", "127.0.0.1", "::1"), description="Host names accepted under `no_auth`, separated by commas."
     )
     docs_public: bool = Field(True, description="/docs and /openapi.json answer without a key.")
-    metrics_public: bool = Field(False, description="/metrics answers without a key; otherwise it needs scope admin.")
+    metrics_public: bool = Field(
+        False, description="/metrics answers without a key; otherwise it needs scope admin, for all namespaces."
+    )
 
     # --- sizes --------------------------------------------------------------------------------------
     database_pool: int = Field(16, ge=1, le=1000, description="Database connections, and threads that serve requests.")
@@ -126,8 +128,16 @@ class Settings(BaseSettings):
     job_workers: int = Field(
         1, ge=0, le=64, description="Cooks at once, and samples embedded at once; 0 leaves them queued."
     )
+    job_queue_per_key: int = Field(
+        100, ge=1, description="Jobs of one kind that a key may have waiting and running; beyond it 429."
+    )
+    job_queue: int = Field(1000, ge=1, description="Jobs of one kind that wait and run in all; beyond it 429.")
     job_lease_seconds: float = Field(60.0, gt=0, description="A job without a heartbeat for this long is run again.")
-    job_attempts: int = Field(3, ge=1, description="Tries of a job that fails for a passing reason.")
+    job_attempts: int = Field(
+        3,
+        ge=1,
+        description="Tries of a job that fails for a passing reason, or whose server ends before it came further.",
+    )
     refit_delay_seconds: float = Field(2.0, ge=0, description="A pool is refitted this long after its last change.")
     selector_idle_days: int = Field(
         30,

@@ -7,8 +7,10 @@ brought up for SQLite after a backup copy, and refused for any other database, w
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import sqlite3
+import stat
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ from registry.catalogue.database import Database
 from registry.errors import Unavailable
 from registry.files import sync_directory
 
+log = logging.getLogger("soup.storage")
 LOCK = "lock"
 
 
@@ -31,6 +34,7 @@ def owned(folder: Path) -> Iterator[None]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _close_to_others(folder)
         descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise Unavailable(f"The data folder {folder} cannot be used: {error.strerror}.", param="data") from error
@@ -47,6 +51,23 @@ def owned(folder: Path) -> Iterator[None]:
         file.write(f"{os.getpid()}\n")
         file.flush()
         yield
+
+
+def _close_to_others(folder: Path) -> None:
+    """Take a folder's rights from everybody but its owner; where that cannot be, the log says so."""
+    mode = stat.S_IMODE(folder.stat().st_mode)
+    if not mode & 0o077:
+        return
+    try:
+        folder.chmod(mode & 0o700)
+    except OSError as error:
+        log.warning(
+            "the data folder %s is open to other users of this machine (mode %04o), and that cannot be changed (%s): "
+            "it holds samples, adapters and the admin key; make it 0700, or set SOUP_DATA to another",
+            folder, mode, error.strerror,
+        )  # fmt: skip
+    else:
+        log.info("the data folder %s was open to others (mode %04o) and is 0700 now", folder, mode)
 
 
 @dataclass(frozen=True)

@@ -173,6 +173,15 @@ class Checkpoint:
         self._last = (step, time.monotonic())
 
 
+def saved_step(folder: Path) -> int:
+    """The step after which the checkpoint in `folder` was written; 0 where there is none that can be read."""
+    try:
+        with safetensors.safe_open(folder / FILE, framework="pt") as file:
+            return int(loads_strict((file.metadata() or {})["state"])["step"])
+    except (safetensors.SafetensorError, InvalidManifest, KeyError, TypeError, ValueError, OSError):
+        return 0
+
+
 def discard(folder: Path) -> None:
     """Remove the checkpoint in `folder`, and the folder where nothing else is in it: what it was for is done.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, exists, insert, literal, or_, select, update
+from sqlalchemy import Connection, and_, exists, insert, literal, or_, select, update
 
 from registry.catalogue.repository import now
 from registry.catalogue.rows import Namespaces
@@ -62,12 +62,18 @@ class Blobs:
             self._connection.execute(insert(blob_grants).values(namespace=namespace, digest=digest))
 
     def visible(self, visible: Namespaces, digest: str) -> bool:
-        """Whether a visible namespace uploaded the blob, or owns an adapter whose weights or sample it is."""
+        """Whether a visible namespace uploaded the blob, or owns an adapter whose weights or sample it is.
+
+        A sample is seen through live adapters only. Weights of retired ones stay: soups are rebuilt from them.
+        """
         if visible is None:
             return self._connection.execute(select(blobs.c.digest).where(blobs.c.digest == digest)).first() is not None
         granted = exists().where(blob_grants.c.digest == digest, blob_grants.c.namespace.in_(visible))
         owned = exists().where(
-            or_(adapters.c.weights_blob == digest, adapters.c.sample_digest == digest),
+            or_(
+                adapters.c.weights_blob == digest,
+                and_(adapters.c.sample_digest == digest, adapters.c.retired_at.is_(None)),
+            ),
             adapters.c.namespace.in_(visible),
         )
         return bool(self._connection.execute(select(literal(1)).where(or_(granted, owned))).first())

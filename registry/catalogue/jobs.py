@@ -12,14 +12,15 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from pydantic import TypeAdapter
-from sqlalchemy import ColumnElement, and_, select, update
+from sqlalchemy import ColumnElement, and_, func, select, update
 
 from registry.catalogue.repository import Repository, matching, now, seen_by
-from registry.catalogue.rows import JobRow, Namespaces, Page
-from registry.catalogue.tables import job_turns, jobs, keys
+from registry.catalogue.rows import Asker, JobRow, Namespaces, Page
+from registry.catalogue.tables import job_askers, job_turns, jobs, keys
 from registry.errors import NotFound
 
 UNENDED = ("queued", "running")
+ASKER = TypeAdapter(Asker)
 ROWS = select(jobs, keys.c.name.label("owner"), keys.c.namespaces.label("owner_namespaces")).outerjoin_from(
     jobs, keys, keys.c.id == jobs.c.created_by
 )
@@ -52,6 +53,7 @@ class Jobs(Repository[JobRow]):
         if same is not None:
             if due < same.run_after:
                 self._change(same.id, "queued", run_after=due)
+            self.join(same.id, created_by, request_id=arguments.get("request_id"))
             return self.get(None, same.id)
         id_ = "job-" + secrets.token_hex(8)
         self._insert(
@@ -97,6 +99,7 @@ class Jobs(Repository[JobRow]):
                 lease_until=moment + timedelta(seconds=lease_seconds),
                 attempts=jobs.c.attempts + 1,
                 updated_at=moment,
+                started_at=moment,
             )
             .returning(jobs.c.id)
         ).scalar_one_or_none()
@@ -127,34 +130,41 @@ class Jobs(Repository[JobRow]):
 
     def succeed(self, id: str, result: Mapping[str, Any], *, worker: str | None = None) -> bool:
         """End a running job with its result, and forget what earlier attempts failed with; False as above."""
-        return self._running(id, worker, state="succeeded", result=dict(result), error=None, lease_until=None)
+        ended = {"state": "succeeded", "lease_until": None, "finished_at": now()}
+        return self._running(id, worker, result=dict(result), error=None, **ended)
 
     def fail(self, id: str, error: Mapping[str, Any], retry_in: float | None, *, worker: str | None = None) -> bool:
         """End a running job with its error, or queue it again in `retry_in` seconds; False as above."""
         if retry_in is None:
-            return self._running(id, worker, state="failed", error=dict(error), lease_until=None)
-        again = now() + timedelta(seconds=retry_in)
-        return self._running(id, worker, state="queued", error=dict(error), lease_until=None, run_after=again)
+            ended = {"state": "failed", "lease_until": None, "finished_at": now()}
+            return self._running(id, worker, error=dict(error), **ended)
+        again = {"state": "queued", "lease_until": None, "run_after": now() + timedelta(seconds=retry_in)}
+        return self._running(id, worker, error=dict(error), failures=jobs.c.failures + 1, **again)
 
     def release(self, id: str, worker: str) -> bool:
         """Queue a running job again as if it had never been claimed; False when it is not this worker's."""
         return self._running(id, worker, state="queued", attempts=jobs.c.attempts - 1, lease_until=None, worker=None)
+
+    def came_further(self, id: str, reached: int, *, worker: str) -> bool:
+        """Forgive a running job its crashes where what it saves has come further since; False where it has not."""
+        mine, further = jobs.c.worker == worker, jobs.c.reached < reached
+        return self._change(id, "running", mine, further, reached=reached, crashes=0)
 
     def cancel(self, id: str) -> JobRow:
         """Cancel a job that has not ended; one that has stays as it is."""
         self._connection.execute(
             update(jobs)
             .where(jobs.c.id == id, jobs.c.state.in_(UNENDED))
-            .values(state="cancelled", lease_until=None, updated_at=now())
+            .values(state="cancelled", lease_until=None, updated_at=now(), finished_at=now())
         )
         return self.get(None, id)
 
     def requeue_expired(self, moment: datetime) -> int:
-        """Queue again what runs under a lease that ended before `moment`; returns how many."""
+        """Queue again what runs under a lease that ended before `moment`, its process gone; returns how many."""
         changed = self._connection.execute(
             update(jobs)
             .where(jobs.c.state == "running", jobs.c.lease_until < moment)
-            .values(state="queued", lease_until=None, worker=None, updated_at=now())
+            .values(state="queued", lease_until=None, worker=None, crashes=jobs.c.crashes + 1, updated_at=now())
         )
         return changed.rowcount
 
@@ -162,6 +172,56 @@ class Jobs(Repository[JobRow]):
         """Every job of a kind that is queued or running, oldest first."""
         query = ROWS.where(jobs.c.kind == kind, jobs.c.state.in_(UNENDED))
         return self._all(query.order_by(jobs.c.sequence))
+
+    def unended_of(self, key_id: str) -> builtins.list[JobRow]:
+        """Every job of a key that is queued or running, oldest first."""
+        query = ROWS.where(jobs.c.created_by == key_id, jobs.c.state.in_(UNENDED))
+        return self._all(query.order_by(jobs.c.sequence))
+
+    def count_unended(self, kind: str, *, created_by: str | None = None) -> int:
+        """How many jobs of a kind, or of a kind and key, are queued or running."""
+        whose = () if created_by is None else (jobs.c.created_by == created_by,)
+        query = select(func.count()).where(jobs.c.kind == kind, jobs.c.state.in_(UNENDED), *whose)
+        return int(self._connection.execute(query.select_from(jobs)).scalar_one())
+
+    def namespaces_waiting(self, kind: str) -> int:
+        """How many namespaces have a job of a kind queued."""
+        query = select(func.count(jobs.c.namespace.distinct())).where(jobs.c.kind == kind, jobs.c.state == "queued")
+        return int(self._connection.execute(query).scalar_one())
+
+    def seconds_each(self, kind: str, *, of_last: int = 20) -> float | None:
+        """How long the last jobs of a kind took that succeeded, on average; None where none has."""
+        done = ROWS.where(jobs.c.kind == kind, jobs.c.state == "succeeded", jobs.c.started_at.is_not(None))
+        rows = self._all(done.order_by(jobs.c.sequence.desc()).limit(of_last))
+        took = [
+            (row.finished_at - row.started_at).total_seconds() for row in rows if row.finished_at and row.started_at
+        ]
+        return sum(took) / len(took) if took else None
+
+    def join(self, id: str, key_id: str, *, request_id: str | None = None) -> None:
+        """Note that this key asked for the job too."""
+        same = select(job_askers.c.job).where(job_askers.c.job == id, job_askers.c.key_id == key_id)
+        its_own = select(jobs.c.id).where(jobs.c.id == id, jobs.c.created_by == key_id)
+        if all(self._connection.execute(known).first() is None for known in (same, its_own)):
+            self._insert(job_askers, job=id, key_id=key_id, request_id=request_id, asked_at=now())
+
+    def other_asker(self, row: JobRow) -> Asker | None:
+        """The first other key that asked for a job and is not revoked."""
+        query = (
+            select(job_askers.c.key_id, keys.c.namespaces, job_askers.c.request_id)
+            .outerjoin_from(job_askers, keys, keys.c.id == job_askers.c.key_id)
+            .where(job_askers.c.job == row.id, job_askers.c.key_id != row.created_by, keys.c.revoked_at.is_(None))
+            .order_by(job_askers.c.asked_at, job_askers.c.key_id)
+        )
+        found = self._connection.execute(query).mappings().first()
+        return None if found is None else ASKER.validate_python(dict(found))
+
+    def hand_over(self, row: JobRow, to: Asker) -> JobRow:
+        """Have an unended job be another key's: it works on behalf of that one from now on."""
+        on_behalf = {"scope": to.namespaces, "request_id": to.request_id}
+        arguments = {name: on_behalf.get(name, value) for name, value in row.arguments.items()}
+        self._change(row.id, row.state, created_by=to.key_id, arguments=arguments)
+        return self.get(None, row.id)
 
     def unended_like(self, dedupe_key: str) -> JobRow | None:
         """The oldest job under this key that is queued or running."""

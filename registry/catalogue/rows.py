@@ -161,7 +161,9 @@ class RecipeRow:
 class JobRow:
     """A job: record and queue entry. `arguments` are ids and small parameters, `owner` the name of the key it is of.
 
-    `owner_namespaces` are what that key sees (None: all), not where the job is.
+    `owner_namespaces` are what that key sees (None: all), not where the job is. Of its `attempts`, `failures` were its
+    own and tried again, and `crashes` ended with their process since what it saves had come to `reached`. It was begun
+    last at `started_at`.
     """
 
     id: str
@@ -176,10 +178,24 @@ class JobRow:
     result: dict[str, Any] | None
     error: dict[str, Any] | None
     attempts: int
+    failures: int
+    crashes: int
+    reached: int
     run_after: datetime
     lease_until: datetime | None
     created_at: datetime
     updated_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+
+
+@dataclass(frozen=True)
+class Asker:
+    """A key that asked for a job which another had asked for before: what it sees (None: all), by which request."""
+
+    key_id: str
+    namespaces: Namespaces
+    request_id: str | None
 
 
 @dataclass(frozen=True)

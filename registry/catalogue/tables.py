@@ -228,15 +228,29 @@ jobs = Table(
     Column("result", JSON(none_as_null=True)),
     Column("error", JSON(none_as_null=True)),
     Column("attempts", Integer, nullable=False),
+    Column("failures", Integer, nullable=False, server_default=text("0")),  # of its own, that were tried again
+    Column("crashes", Integer, nullable=False, server_default=text("0")),  # under it, since it last came further
+    Column("reached", Integer, nullable=False, server_default=text("0")),  # what was saved when it was begun after one
     Column("dedupe_key", String(300)),
     Column("run_after", Microseconds, nullable=False),
     Column("worker", String(64)),
     Column("lease_until", Microseconds),
     Column("created_at", Microseconds, nullable=False),
     Column("updated_at", Microseconds, nullable=False),
+    Column("started_at", Microseconds),
+    Column("finished_at", Microseconds),
     CheckConstraint("state IN ('queued', 'running', 'succeeded', 'failed', 'cancelled')", name="state"),
     Index("ix_jobs_state_run_after", "state", "run_after"),
     Index("ix_jobs_dedupe_key", "dedupe_key"),
+    Index("ix_jobs_kind_state", "kind", "state"),
+)
+job_askers = Table(  # keys that asked for a job besides the one it is of: it goes on for them where that is revoked
+    "job_askers",
+    metadata,
+    Column("job", String(32), ForeignKey("jobs.id"), primary_key=True),
+    Column("key_id", String(64), primary_key=True),
+    Column("request_id", String(128)),
+    Column("asked_at", Microseconds, nullable=False),
 )
 job_turns = Table(  # when a job of a namespace was last taken in a lane: turns go round between namespaces
     "job_turns",

@@ -15,6 +15,7 @@ from registry.spec import PoolSpec, SelectorSpec, Tuned, TuningRequest, Weighing
 from service.jobs.fit_process import FitProcess
 from service.jobs.gradient_process import GradientProcess
 from service.parts import Parts
+from service.settings import Settings
 
 Lane = Literal["quick", "embed", "fit", "search", "training"]
 
@@ -57,7 +58,9 @@ class JobKind:
     """One kind of job. Jobs of one `lane` keep only each other waiting: a training takes hours, a fit minutes.
 
     `run` does it; `ended_without` is told, in the transaction that ends it, that there will be no result; `clean`
-    removes what only the job needed, and may be called again; `reach` is the namespaces it works on (None: all).
+    removes what only the job needed, and may be called again; `reach` is the namespaces it works on (None: all);
+    `reached` is how far what it has saved has come, where it goes on from there; `upkeep` says of one that it keeps
+    what is stored in order, whoever was the reason: it is done also where the key of that one is revoked.
     """
 
     run: Callable[[JobContext], dict[str, Any]]
@@ -65,6 +68,14 @@ class JobKind:
     ended_without: Callable[[Catalogue, JobRow], None] = lambda _catalogue, _row: None
     clean: Callable[[Parts, JobRow], None] = lambda _parts, _row: None
     lane: Lane = "quick"
+    reached: Callable[[Parts, JobRow], int] = lambda _parts, _row: 0
+    upkeep: Callable[[JobRow], bool] = lambda _row: False
+
+
+def workers_of(settings: Settings) -> dict[Lane, int]:
+    """How many jobs of each lane run at once; fits and searches one by one, in the one process for each."""
+    quick, one = settings.job_workers, min(settings.job_workers, 1)
+    return {"quick": quick, "embed": quick, "fit": one, "search": one, "training": settings.training_workers}
 
 
 def namespaces_of(found: Sequence[str] | None) -> Namespaces:

@@ -23,4 +23,6 @@ def _not_embedded(catalogue: Catalogue, row: JobRow) -> None:
     catalogue.adapters.set_sample_state(row.arguments["adapter_id"], "failed")
 
 
-EMBED = JobKind(run=_run, reach=lambda row: (row.namespace,), ended_without=_not_embedded, lane="embed")
+EMBED = JobKind(
+    run=_run, reach=lambda row: (row.namespace,), ended_without=_not_embedded, lane="embed", upkeep=lambda _row: True
+)

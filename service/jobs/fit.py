@@ -24,4 +24,9 @@ def _run(context: JobContext) -> dict[str, Any]:
     return {"selector": row.id}
 
 
-FIT = JobKind(run=_run, reach=lambda row: namespaces_of(row.arguments["pool"]["namespaces"]), lane="fit")
+FIT = JobKind(
+    run=_run,
+    reach=lambda row: namespaces_of(row.arguments["pool"]["namespaces"]),
+    lane="fit",
+    upkeep=lambda row: not row.arguments.get("asked"),
+)

@@ -11,19 +11,20 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
+from registry.catalogue import Catalogue
 from registry.catalogue.jobs import Jobs
 from registry.catalogue.rows import JobRow, Namespaces
 from registry.cores import alone
 from registry.errors import Busy, Cancelled, Internal, SoupError, Unavailable, as_dict, rebuild
 from registry.progress import Progress
 from service.job_board import Interrupted
-from service.jobs.contract import JobContext, Lane
+from service.jobs.contract import JobContext, Lane, workers_of
 from service.jobs.fit_process import FitProcess
 from service.jobs.gradient_process import GradientProcess
 from service.jobs.kinds import KINDS
@@ -67,10 +68,7 @@ class JobRunner:
         with self._database.write() as catalogue:
             catalogue.jobs.requeue_expired(_now() + timedelta(days=3650) if self._sole_owner else _now())
         sweep(self._settings.trainings_dir, older_than=self._settings.keep_training_seconds)
-        quick, training = self._settings.job_workers, self._settings.training_workers
-        one = min(quick, 1)
-        workers: dict[Lane, int] = {"quick": quick, "embed": quick, "fit": one, "search": one, "training": training}
-        lanes = [lane for lane, count in workers.items() for _ in range(count)]
+        lanes = [lane for lane, count in workers_of(self._settings).items() for _ in range(count)]
         loops: list[Callable[[], None]] = [partial(self._work, lane) for lane in lanes]
         loops.append(self._beat)
         self._threads = [
@@ -154,10 +152,11 @@ class JobRunner:
 
     def _attempt(self, row: JobRow, progress: Progress) -> bool:
         """Try the job once; True when it ended for good, by us or by whoever cancelled it."""
-        again = RETRY_SECONDS * 2.0 ** (row.attempts - 1) if row.attempts < self._settings.job_attempts else None
+        ended, most = row.failures + self._crashes(row), self._settings.job_attempts
+        again = RETRY_SECONDS * 2.0**ended if ended + 1 < most else None
         try:
-            if row.attempts > self._settings.job_attempts:
-                raise Internal(f"The process that ran it ended without a word, {row.attempts - 1} times.")
+            if ended >= most:
+                raise Internal(f"The process that ran it ended without a word, {row.crashes} times.")
             result = KINDS[row.kind].run(JobContext(self.parts, self.fitting, self.computing, row, progress))
             return self._store(lambda jobs: jobs.succeed(row.id, result, worker=self._name)) or self._is_cancelled(row)
         except Interrupted:
@@ -171,6 +170,14 @@ class JobRunner:
             log.exception("job failed", extra={"fields": {"job": row.id, "kind": row.kind}})
             internal = Internal(f"The job failed on our side ({type(error).__name__}); the server's log has the rest.")
             return self._fail(row, internal, retry_in=again)
+
+    def _crashes(self, row: JobRow) -> int:
+        """How often its process ended under a job without that it came further: those before are no fault of its."""
+        if not row.crashes:
+            return 0
+        reached = KINDS[row.kind].reached(self.parts, row)
+        forgiven = self._store(lambda jobs: jobs.came_further(row.id, reached, worker=self._name))
+        return 0 if forgiven else row.crashes
 
     def _fail(self, row: JobRow, error: SoupError, *, retry_in: float | None) -> bool:
         """Store the failure; True when the job ended with it, or was cancelled before."""
@@ -246,15 +253,46 @@ def cancel(parts: Parts, visible: Namespaces, job_id: str) -> JobRow:
     with parts.registry.database.write() as catalogue:
         row = catalogue.jobs.get(visible, job_id)
         if row.state not in FINAL:
-            row = catalogue.jobs.cancel(job_id)
-            KINDS[row.kind].ended_without(catalogue, row)
-    event = parts.jobs.running().get(job_id)
+            row = _cancelled(catalogue, row)
+    _told(parts, row)
+    return row
+
+
+def _cancelled(catalogue: Catalogue, row: JobRow) -> JobRow:
+    row = catalogue.jobs.cancel(row.id)
+    KINDS[row.kind].ended_without(catalogue, row)
+    return row
+
+
+def _told(parts: Parts, row: JobRow) -> None:
+    """Once a cancellation is stored: end what runs here, or clean up, and tell who watches."""
+    event = parts.jobs.running().get(row.id)
     if event is not None:
         event.set()  # whoever runs it cleans up
     elif row.state == "cancelled":
         KINDS[row.kind].clean(parts, row)
-    parts.jobs.tell(job_id)
-    return row
+    parts.jobs.tell(row.id)
+
+
+def withdraw(catalogue: Catalogue, key_id: str) -> list[JobRow]:
+    """Cancel what a key that is revoked has queued or running, in the transaction that does so; gives what was.
+
+    What another key asked for too goes on as that one's; so does what keeps stored adapters and their pools in order.
+    """
+    cancelled = []
+    for row in catalogue.jobs.unended_of(key_id):
+        heir = catalogue.jobs.other_asker(row)
+        if heir is not None:
+            catalogue.jobs.hand_over(row, heir)
+        elif not KINDS[row.kind].upkeep(row):
+            cancelled.append(_cancelled(catalogue, row))
+    return cancelled
+
+
+def after_withdrawal(parts: Parts, cancelled: Sequence[JobRow]) -> None:
+    """Once that is stored: end what of it runs here, and clean up after the rest."""
+    for row in cancelled:
+        _told(parts, row)
 
 
 def result_of(row: JobRow) -> dict[str, Any]:

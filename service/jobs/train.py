@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from registry.catalogue.rows import AdapterRow
+from registry.catalogue.rows import AdapterRow, JobRow
 from registry.cook import cook
 from registry.errors import Conflict, Forbidden, Incompatible, Invalid, TooLarge, Unavailable
 from registry.files import decode_lines
@@ -26,8 +26,9 @@ from registry.push import Pushed, push
 from registry.spec import FileSource, Manifest, SampleSource
 from service.jobs.contract import JobContext, JobKind, namespaces_of
 from service.jobs.train_process import in_child
-from service.jobs.training_folder import TURN, place_of, sweep
+from service.jobs.training_folder import CHECKPOINT, TURN, place_of, sweep
 from service.parts import Parts
+from training.checkpoint import saved_step
 from training.request import TrainingRequest, TrainingRun, merge_request
 from training.spec import BANK, FusionRequest
 from training.worker import WorkerRequest, WorkerSetup
@@ -73,7 +74,7 @@ def _run(context: JobContext) -> dict[str, Any]:
         return found
     cooked = cook(
         context.parts.registry,
-        context.caller,
+        _present(training).context.caller,
         merge_request(pushed.row.ref, name=request.name),
         namespace=split_name(request.name)[0],
         fit=context.fit,
@@ -108,8 +109,16 @@ def _made(training: Training) -> Pushed:
         told = _told(training, _training_run(training, data))
     steps = training.request.spec.recipe.steps
     training.context.progress(steps, steps, "pushing")  # cancelled while it trained its last: nothing is pushed
+    training = _present(training)
     _check_key(training)
     return _pushed(training, told)
+
+
+def _present(training: Training) -> Training:
+    """The training with its job as it is now: of another key, where the one that asked first was revoked since."""
+    with training.parts.registry.database.read() as catalogue:
+        row = catalogue.jobs.get(None, training.context.row.id)
+    return replace(training, context=replace(training.context, row=row))
 
 
 def _check_key(training: Training) -> None:
@@ -201,7 +210,7 @@ def _training_run(training: Training, data: Path) -> TrainingRun:
         spec=request.spec, train=data / "train.jsonl", valid=None if request.valid is None else data / "valid.jsonl",
         valid_share=request.share, called=("texts", "valid"), out=place / "adapter",
         members=tuple(sorted(data.glob("member*"), key=lambda path: int(path.name.removeprefix("member")))),
-        domain=request.domain, base_id=request.base_model, sample=request.sample, checkpoint=place / "checkpoint",
+        domain=request.domain, base_id=request.base_model, sample=request.sample, checkpoint=place / CHECKPOINT,
         replace=True,  # the place is this request's: a bank in it may be of another version
     )  # fmt: skip
 
@@ -219,7 +228,7 @@ def _told(training: Training, run: TrainingRun) -> dict[str, Any]:
         return in_child(setup, asked, progress=training.context.progress, private=training.place)
     except Conflict as error:
         log.warning("a training begins anew: %s", error.message)
-    shutil.rmtree(training.place / "checkpoint", ignore_errors=True)
+    shutil.rmtree(training.place / CHECKPOINT, ignore_errors=True)
     return in_child(setup, asked, progress=training.context.progress, private=training.place)
 
 
@@ -272,4 +281,9 @@ def _sample(training: Training, folder: AdapterDirectory) -> tuple[SampleSource 
     )
 
 
-TRAIN = JobKind(run=_run, reach=lambda row: namespaces_of(row.arguments["reach"]), lane="training")
+def _reached(parts: Parts, row: JobRow) -> int:
+    """The step that the training was saved after."""
+    return saved_step(place_of(parts.settings, row.arguments["key"]) / CHECKPOINT)
+
+
+TRAIN = JobKind(run=_run, reach=lambda row: namespaces_of(row.arguments["reach"]), lane="training", reached=_reached)

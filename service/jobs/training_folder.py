@@ -14,6 +14,8 @@ from pathlib import Path
 
 from service.settings import Settings
 
+CHECKPOINT = "checkpoint"
+"""Folder in a training's folder that it saves itself in."""
 TURN = "turn"
 """File in a training's folder that is locked by the process that trains there."""
 

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 
 from registry.adapters import expected_tensors
 from registry.catalogue.rows import AdapterRow, JobRow
-from registry.errors import Busy, Incompatible, InvalidParameter, TooLarge
+from registry.errors import Incompatible, InvalidParameter, TooLarge
 from registry.names import check_part, digest_of, parse_ref, split_name
 from registry.registry import Caller
 from registry.spec import FusionConfig, HeadConfig
 from registry.uploads import blob_size
+from service.jobs.queue_room import check_room
 from service.keys import Principal
 from service.parts import Parts
 from service.settings import Settings
@@ -68,10 +69,9 @@ def submit(parts: Parts, who: Principal, request: TrainingRequest, *, request_id
         dedupe = f"{KIND}:{arguments['key']}"
         known = catalogue.jobs.unended_like(dedupe)
         if known is not None:
+            catalogue.jobs.join(known.id, who.key_id, request_id=request_id)
             return known
-        waiting = len(catalogue.jobs.unended(KIND))
-        if waiting >= parts.settings.training_queue:
-            raise Busy(f"{waiting} trainings wait or run here already; try again when one has ended.", retry_after=60)
+        check_room(catalogue, parts.settings, KIND, who.key_id, most=parts.settings.training_queue)
         return catalogue.jobs.enqueue(KIND, arguments, namespace=namespace, created_by=who.key_id, dedupe_key=dedupe)
 
 

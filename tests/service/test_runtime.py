@@ -83,6 +83,32 @@ class TestStart:
         assert not (settings.data / "backups").exists(), "nothing was migrated, nothing is copied"
         assert stat.S_IMODE(settings.data.stat().st_mode) == 0o700
 
+    def test_a_folder_that_was_open_to_others_is_closed(self, tmp_path: Path, tiny_base_dir: Path) -> None:
+        settings = settings_of(tmp_path, tiny_base_dir)
+        settings.data.mkdir()
+        settings.data.chmod(0o755)
+        runtime = Runtime(settings)
+        runtime.start()
+        runtime.stop()
+        assert stat.S_IMODE(settings.data.stat().st_mode) == 0o700
+
+    def test_a_folder_that_cannot_be_closed_is_told_of(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        folder = tmp_path / "data"
+        folder.mkdir()
+        folder.chmod(0o755)
+
+        def refuse(*_: object) -> None:
+            raise PermissionError(1, "Operation not permitted")
+
+        monkeypatch.setattr(Path, "chmod", refuse)
+        with owned(folder):
+            pass
+        [said] = [record.getMessage() for record in caplog.records if record.name == "soup.storage"]
+        assert "open to other users" in said
+        assert "mode 0755" in said
+
     def test_a_second_server_on_the_folder_is_refused_in_one_sentence(
         self, runtime: Runtime, tmp_path: Path, tiny_base_dir: Path
     ) -> None:

@@ -42,6 +42,7 @@ from service.http.schemas.adapters import (
     adapter_body,
     listed,
 )
+from service.jobs.queue_room import check_room
 
 router = APIRouter(prefix="/v1/adapters", tags=["adapters"], route_class=CheckedRoute)
 
@@ -52,6 +53,9 @@ def push_adapter(request: Request, response: Response, body: Manifest, parts: Ap
     """Push an adapter. The same bytes under the same name are known already (200); a sample is embedded by a job."""
     namespace, _ = split_name(body.name)
     who.check_write(namespace)
+    if body.sample is not None:
+        with parts.registry.database.read() as catalogue:
+            check_room(catalogue, parts.settings, "embed", who.key_id)
     pushed = push(parts.registry, who.caller(request.state.request_id), body)
     parts.jobs.wake()
     response.status_code = 201 if pushed.created else 200

@@ -10,6 +10,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from registry.errors import Forbidden
 from service.http.app_parts import AppParts
 from service.http.auth import needs
 from service.http.bodies import CheckedRoute
@@ -21,8 +22,13 @@ _admin = needs("admin")
 
 
 async def _may_read_metrics(request: Request, parts: AppParts) -> None:
-    if not parts.settings.metrics_public:
-        await _admin(request)
+    if parts.settings.metrics_public:
+        return
+    who = await _admin(request)
+    if who.namespaces is not None:
+        raise Forbidden(
+            "The figures are of the whole server: reading them takes a key with scope 'admin' and all namespaces."
+        )
 
 
 @router.get("/healthz")
@@ -43,5 +49,5 @@ def readyz(request: Request, response: Response, parts: AppParts) -> Ready:
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 def metrics(request: Request, _: Annotated[None, Depends(_may_read_metrics)]) -> Response:
-    """Prometheus metrics; scope admin unless `SOUP_METRICS_PUBLIC` is set."""
+    """Prometheus metrics of the whole server; scope admin and all namespaces unless `SOUP_METRICS_PUBLIC` is set."""
     return Response(request.app.state.metrics.render(), media_type=CONTENT_TYPE_LATEST)

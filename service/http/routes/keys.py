@@ -7,12 +7,14 @@ from dataclasses import asdict
 from fastapi import APIRouter, Request
 
 from registry.catalogue import KeyRow
+from registry.catalogue.rows import JobRow
 from registry.errors import Conflict, Forbidden, InvalidParameter, NotFound
 from registry.names import RESERVED_NAMESPACES
 from service.http.app_parts import AppParts
 from service.http.auth import Admin
 from service.http.bodies import CheckedRoute
 from service.http.schemas.keys import CreatedKey, Key, KeyList, NewKey
+from service.jobs.runner import after_withdrawal, withdraw
 from service.keys import SHOWN, Principal, new_secret, secret_sha256
 
 router = APIRouter(prefix="/v1/keys", tags=["keys"], route_class=CheckedRoute)
@@ -47,7 +49,12 @@ def list_keys(parts: AppParts, who: Admin) -> KeyList:
 
 @router.delete("/{id}")
 def revoke_key(request: Request, id: str, parts: AppParts, who: Admin) -> Key:
-    """Revoke a key, from the next request on. Revoking twice is the same as once; the last admin key stays (409)."""
+    """Revoke a key, from the next request on. Revoking twice is the same as once; the last admin key stays (409).
+
+    Its queued and running jobs are cancelled, but for those that another key asked for too, and for the embeddings and
+    refits of what it has pushed.
+    """
+    cancelled: list[JobRow] = []
     with parts.registry.database.write() as catalogue:
         found = [row for row in catalogue.keys.list() if row.id == id and _manages(who, row.namespaces)]
         if not found:
@@ -61,7 +68,10 @@ def revoke_key(request: Request, id: str, parts: AppParts, who: Admin) -> Key:
             )
         if row.revoked_at is None:
             row = catalogue.keys.revoke(id)
-            who.caller(request.state.request_id).audit(catalogue, "key.revoke", id, name=row.name)
+            cancelled = withdraw(catalogue, id)
+            detail = {"name": row.name, "jobs_cancelled": len(cancelled)}
+            who.caller(request.state.request_id).audit(catalogue, "key.revoke", id, **detail)
+    after_withdrawal(parts, cancelled)
     return _key(row)
 
 

@@ -28,6 +28,7 @@ from service.http.paging import Cursor, Limit, page_size
 from service.http.schemas.jobs import Job
 from service.http.schemas.selectors import FitRequest, Selected, Selector, SelectorList, SelectRequest, selector_body
 from service.http.waiting import finished, wait_of
+from service.jobs.queue_room import check_room
 from service.jobs.runner import FINAL, result_of
 from service.keys import Principal
 
@@ -52,6 +53,7 @@ async def fit_selector(
 def _enqueue_fit(parts: AppParts, who: Principal, caller: Caller, spec: SelectorSpec, request: PoolRequest) -> JobRow:
     base, pool = pool_of(parts.registry, caller, request)
     with parts.registry.database.write() as catalogue:
+        check_room(catalogue, parts.settings, "fit", who.key_id)
         return enqueue_fit(catalogue, base.entry.id, pool, spec, namespace=who.home, created_by=who.key_id, asked=True)
 
 

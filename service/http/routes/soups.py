@@ -27,6 +27,7 @@ from service.http.schemas.jobs import Job
 from service.http.schemas.soups import Soup, SoupRequest
 from service.http.waiting import finished, wait_of
 from service.jobs.cook import kind_of, request_bytes
+from service.jobs.queue_room import check_room
 from service.jobs.runner import FINAL, result_of
 from service.keys import Principal
 
@@ -76,6 +77,7 @@ def _enqueue(parts: AppParts, who: Principal, body: SoupRequest, request_id: str
     }
     try:
         with parts.registry.database.write() as catalogue:
+            check_room(catalogue, parts.settings, kind, who.key_id)
             return catalogue.jobs.enqueue(kind, arguments, namespace=namespace, created_by=who.key_id)
     except BaseException:
         parts.registry.blobs.delete(blob)  # no job will: a sample does not outlive its request

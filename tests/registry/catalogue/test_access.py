@@ -108,6 +108,20 @@ class TestBlobs:
             assert not catalogue.blobs.visible(("other",), digest)
             assert not catalogue.blobs.visible((), digest)
 
+    def test_a_sample_whose_every_adapter_is_retired_is_seen_by_nobody_through_them(self, catalogue):
+        """The weights stay: soups that name them are rebuilt. Who uploaded the sample has it anyway."""
+        one, two = (
+            add(catalogue, f"acme/{name}", sample=sample_of("law"), sample_state="ready") for name in ("law", "courts")
+        )
+        catalogue.adapters.retire(one.id)
+        assert catalogue.blobs.visible(("acme",), one.sample.digest)
+        catalogue.adapters.retire(two.id)
+        assert not catalogue.blobs.visible(("acme",), one.sample.digest)
+        assert catalogue.blobs.visible(("acme",), one.weights_blob)
+        catalogue.blobs.seen(one.sample.digest, 5)
+        catalogue.blobs.grant("acme", one.sample.digest)
+        assert catalogue.blobs.visible(("acme",), one.sample.digest)
+
     def test_the_same_bytes_in_another_namespace_open_nothing_else(self, catalogue):
         theirs = add(catalogue, "other/law", digest="d", sample=sample_of("theirs"), sample_state="ready")
         mine = add(catalogue, "acme/law", digest="d", sample=sample_of("mine"), sample_state="ready")

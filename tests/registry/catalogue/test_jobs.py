@@ -113,7 +113,83 @@ class TestTurns:
         assert [claim(catalogue, at=soon(number)).namespace for number in (3, 4)] == ["old", "busy"]
 
 
+class TestWhoAsked:
+    def key(self, catalogue, name: str, namespaces=("acme",)):
+        return catalogue.keys.add(name, name, namespaces=namespaces, scopes={"write"}, prefix="sk-soup-").id
+
+    def test_another_key_that_asks_for_the_same_is_remembered_and_takes_over(self, catalogue):
+        first, second, third = (self.key(catalogue, name) for name in ("first", "second", "third"))
+        about = {"scope": ["acme"], "request_id": "r-1", "pool": "p"}
+        row = catalogue.jobs.enqueue("fit", about, namespace="acme", created_by=first, dedupe_key="k")
+        for key in (second, first, third, second):
+            arguments = {**about, "request_id": f"of {key}"}
+            catalogue.jobs.enqueue("fit", arguments, namespace="acme", created_by=key, dedupe_key="k")
+        catalogue.keys.revoke(second)
+        heir = catalogue.jobs.other_asker(row)
+        assert (heir.key_id, heir.namespaces, heir.request_id) == (third, ("acme",), f"of {third}")
+        now = catalogue.jobs.hand_over(row, heir)
+        assert (now.created_by, now.owner, now.state) == (third, "third", "queued")
+        assert now.arguments == {"scope": ["acme"], "request_id": f"of {third}", "pool": "p"}
+        assert [one.id for one in catalogue.jobs.unended_of(third)] == [row.id]
+        assert catalogue.jobs.unended_of(first) == []
+        assert catalogue.jobs.other_asker(now) is None, "who had it before is not asked again"
+
+    def test_a_job_that_one_key_asked_for_has_no_heir(self, catalogue):
+        row = enqueue(catalogue, dedupe_key="k")
+        assert enqueue(catalogue, dedupe_key="k").id == row.id
+        assert catalogue.jobs.other_asker(row) is None
+
+
+class TestCounts:
+    def test_what_waits_and_runs_by_kind_and_key(self, catalogue):
+        for namespace in ("acme", "acme", "other"):
+            enqueue(catalogue, namespace=namespace)
+        catalogue.jobs.enqueue("embed", {}, namespace="acme", created_by="key-2")
+        enqueue(catalogue, "fit")
+        claim(catalogue, kinds=["embed"])
+        jobs = catalogue.jobs
+        assert (jobs.count_unended("embed"), jobs.count_unended("embed", created_by="key-2")) == (4, 1)
+        assert (jobs.namespaces_waiting("embed"), jobs.namespaces_waiting("train")) == (2, 0)
+
+    def test_how_long_jobs_take_is_the_mean_of_those_that_succeeded(self, catalogue):
+        assert catalogue.jobs.seconds_each("embed") is None
+        for seconds in (10, 20):
+            row = enqueue(catalogue)
+            claim(catalogue, at=datetime.now(UTC) - timedelta(seconds=seconds)) or claim(catalogue)
+            catalogue.jobs.succeed(row.id, {})
+        failed = enqueue(catalogue)
+        claim(catalogue)
+        catalogue.jobs.fail(failed.id, {"code": "x"}, None)
+        rows = [row for row in catalogue.jobs.list(None, limit=9).rows if row.state == "succeeded"]
+        took = [(row.finished_at - row.started_at).total_seconds() for row in rows]
+        assert catalogue.jobs.seconds_each("embed") == pytest.approx(sum(took) / 2)
+        assert catalogue.jobs.seconds_each("embed", of_last=1) == pytest.approx(took[0])
+
+
 class TestTheEnd:
+    def test_when_it_began_and_ended(self, catalogue):
+        """The last time that it was begun; a job that never ran has no beginning."""
+        ends = {
+            "succeed": lambda id: catalogue.jobs.succeed(id, {}),
+            "fail": lambda id: catalogue.jobs.fail(id, {"code": "x"}, None),
+            "cancel": lambda id: catalogue.jobs.cancel(id),
+        }
+        for end in ends.values():
+            row = enqueue(catalogue)
+            assert (row.started_at, row.finished_at) == (None, None)
+            first = claim(catalogue, at=soon(1))
+            assert (first.started_at, first.finished_at) == (first.updated_at, None)
+            catalogue.jobs.fail(row.id, {"code": "busy"}, 0.0)
+            second = claim(catalogue, at=soon(5))
+            assert (second.started_at > first.started_at, second.finished_at) == (True, None)
+            end(row.id)
+            done = catalogue.jobs.get(None, row.id)
+            assert done.started_at == second.started_at
+            assert done.finished_at is not None
+        never = catalogue.jobs.cancel(enqueue(catalogue).id)
+        assert never.started_at is None
+        assert never.finished_at is not None
+
     def test_success(self, catalogue):
         row = enqueue(catalogue)
         claim(catalogue)
@@ -222,6 +298,26 @@ class TestLeases:
         for attempt in (1, 2, 3):
             assert claim(catalogue).attempts == attempt
             catalogue.jobs.requeue_expired(soon(2 * LEASE))
+
+    def test_what_was_its_own_fault_and_what_its_process_did(self, catalogue):
+        row = enqueue(catalogue)
+        counts = lambda: (lambda one: (one.attempts, one.failures, one.crashes, one.reached))(  # noqa: E731
+            catalogue.jobs.get(None, row.id)
+        )
+        claim(catalogue)
+        catalogue.jobs.fail(row.id, {"code": "busy"}, 0.0)
+        assert counts() == (1, 1, 0, 0)
+        for crashes in (1, 2):
+            claim(catalogue)
+            catalogue.jobs.requeue_expired(soon(2 * LEASE))
+            assert counts() == (1 + crashes, 1, crashes, 0)
+        claim(catalogue)
+        assert not catalogue.jobs.came_further(row.id, 0, worker="w1")
+        assert not catalogue.jobs.came_further(row.id, 10, worker="w2")
+        assert counts() == (4, 1, 2, 0)
+        assert catalogue.jobs.came_further(row.id, 10, worker="w1")
+        assert not catalogue.jobs.came_further(row.id, 10, worker="w1")
+        assert counts() == (4, 1, 0, 10)
 
 
 class TestWhoSees:

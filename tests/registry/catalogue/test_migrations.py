@@ -204,6 +204,29 @@ def test_selectors_from_before_count_as_asked_for_now(database):
         assert catalogue.selectors.asked_at(["sel-1"])["sel-1"] >= began
 
 
+def test_jobs_from_before_keep_their_state_and_what_failed_of_them(database):
+    """When they began is not known; what has ended did so when it last changed."""
+    moment = datetime.now(UTC) + timedelta(seconds=1)
+    with database.write() as catalogue:
+        jobs = catalogue.jobs
+        rows = [jobs.enqueue("fit", {}, namespace="acme", created_by="k", delay=0.0) for _ in range(3)]
+        for row in rows[:2]:
+            assert jobs.claim("w", ["fit"], 60, moment).id == row.id
+        jobs.succeed(rows[0].id, {})
+        jobs.fail(rows[1].id, {"code": "busy"}, 0.0)
+        jobs.join(rows[2].id, "key-2")
+        ended = jobs.get(None, rows[0].id)
+    before = schema(database)
+    migrations.downgrade(database.engine, "0004")
+    migrations.upgrade(database.engine)
+    assert schema(database) == before
+    with database.read() as catalogue:
+        found = [catalogue.jobs.get(None, row.id) for row in rows]
+    assert [row.state for row in found] == ["succeeded", "queued", "queued"]
+    assert [row.failures for row in found[1:]] == [1, 0]
+    assert (found[0].finished_at, found[0].started_at) == (ended.updated_at, None)
+
+
 @pytest.mark.parametrize(
     ("upgrade", "error"),
     [

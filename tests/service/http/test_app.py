@@ -105,6 +105,9 @@ def test_metrics_need_an_admin_and_hold_templates_only(world: World) -> None:
     world.client.get("/v1/adapters/hidden-team/hidden-name")
     assert world.client.get("/metrics", headers={"authorization": ""}).status_code == 401
     assert world.client.get("/metrics", headers=world.headers(world.key(["read"]))).status_code == 403
+    of_one = world.client.get("/metrics", headers=world.headers(world.key(["admin"], ["team"])))
+    assert (of_one.status_code, of_one.json()["error"]["code"]) == (403, "forbidden"), "it counts what all others do"
+    assert "all namespaces" in of_one.json()["error"]["message"]
     answer = world.client.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain")
     assert 'route="/v1/adapters/{ns}/{name}"' in answer.text

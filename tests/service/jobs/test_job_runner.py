@@ -350,6 +350,50 @@ class TestProcesses:
         assert (row.state, stage.without, stage.cleaned) == ("failed", [job], [job])
         assert "without a word, 3 times" in row.error["message"]
 
+    def test_what_comes_further_each_time_is_not_given_up_however_often_its_process_ends(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A training that saves itself: a server that crashes is no failure of its own."""
+        saved = 0
+        kind = replace(stage.kind(), reached=lambda _parts, _row: saved)
+        monkeypatch.setattr(module, "KINDS", {"test": kind})
+        job = stage.enqueue()
+        began: list[int] = []
+
+        def crash(context: JobContext) -> dict[str, Any]:
+            nonlocal saved
+            saved += 100
+            began.append(context.row.attempts)
+            stage.change(lambda jobs: jobs.requeue_expired(datetime.now(UTC) + timedelta(days=1)))
+            raise RuntimeError("the process is gone, and with it whatever it would say")
+
+        stage.run = crash
+        for _ in range(6):
+            runner = stage.runner(start=False)
+            claimed = runner._claim("quick")
+            assert claimed is not None
+            runner._run(claimed)
+        assert began == [1, 2, 3, 4, 5, 6]
+        stage.run = lambda context: {"saved": saved}
+        row = stage.ended(stage.runner(), job)
+        assert (row.state, row.result, row.attempts) == ("succeeded", {"saved": 600}, 7)
+
+    def test_and_given_up_once_it_comes_no_further(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+        kind = replace(stage.kind(), reached=lambda _parts, _row: 100)
+        monkeypatch.setattr(module, "KINDS", {"test": kind})
+        job = stage.enqueue()
+        stage.run = lambda _context: stage.change(
+            lambda jobs: {"lost": jobs.requeue_expired(datetime.now(UTC) + timedelta(days=1))}
+        )
+        for _ in range(4):
+            runner = stage.runner(start=False)
+            claimed = runner._claim("quick")
+            assert claimed is not None
+            runner._run(claimed)
+        row = stage.ended(stage.runner(), job)
+        assert (row.state, stage.without) == ("failed", [job])
+        assert "without a word, 3 times" in row.error["message"]
+
     @pytest.mark.parametrize("end", ["succeed", "fail", "retry"])
     def test_a_job_given_to_another_meanwhile_is_the_others_to_end(self, stage: Stage, end: str) -> None:
         runner = stage.runner(start=False)

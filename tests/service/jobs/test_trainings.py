@@ -6,6 +6,7 @@ import fcntl
 import gzip
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -271,6 +272,22 @@ def test_without_other_data_a_share_is_held_out_and_said(world: World, beside: N
     assert (training["valid_share"], training["texts"], training["valid_texts"]) == (0.25, 45, 15)
 
 
+def test_how_far_it_was_saved_is_read_from_its_checkpoint(world: World, base: LoadedBase) -> None:
+    with world.runtime.database.write() as catalogue:
+        row = catalogue.jobs.enqueue(
+            "train", {"key": "sha256:" + "7" * 64}, namespace="acme", created_by="k", delay=1e6
+        )
+        catalogue.jobs.cancel(row.id)
+    reached = training_job.TRAIN.reached
+    assert reached(world.runtime.parts, row) == 0
+    place = training_job.place_of(world.runtime.settings, row.arguments["key"])
+    make(SPEC, base, saving=checkpoint.Saving(place / training_job.CHECKPOINT))
+    assert reached(world.runtime.parts, row) == RECIPE["steps"]
+    (place / training_job.CHECKPOINT / checkpoint.FILE).write_bytes(b"torn")
+    assert reached(world.runtime.parts, row) == 0
+    shutil.rmtree(place)
+
+
 class TestFailures:
     def test_a_loss_that_diverges_is_told_and_nothing_is_kept(self, world: World, beside: None) -> None:
         wild = {**SPEC, "recipe": {**RECIPE, "steps": 60, "learning_rate": 1e30}}
@@ -369,10 +386,36 @@ class TestFailures:
 
         monkeypatch.setattr(training_job, "in_child", revoking)
         job = world.client.post("/v1/trainings", json=body, headers=world.headers(key)).json()
-        error = error_of(ended(world, job))
-        assert isinstance(error, Forbidden)
+        assert ended(world, job)["state"] == "cancelled"
         assert world.client.get("/v1/adapters/acme/revoked").status_code == 404
-        assert not left(world)
+
+    def test_it_is_pushed_for_another_key_that_asked_for_the_same(
+        self, world: World, beside: InChild, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        keys, body = [world.key(["read", "write"], ["acme"]) for _ in range(2)], asked(world, "acme/shared-by-two")
+        for key in keys:
+            for data in (lines(TEXTS), lines(VALID)):
+                put(world, data, key)
+        both, go_on = [], threading.Event()
+
+        def revoking(*args: Any, **named: Any) -> dict[str, Any]:
+            assert go_on.wait(60)
+            revoke(world, keys[0])
+            return beside(*args, **named)
+
+        monkeypatch.setattr(training_job, "in_child", revoking)
+        for key in keys:
+            both.append(world.client.post("/v1/trainings", json=body, headers=world.headers(key)).json())
+        go_on.set()
+        assert both[0]["id"] == both[1]["id"]
+        done = ended(world, both[1])
+        assert (done["state"], done["result"]["created"]) == ("succeeded", True)
+        ids = {one["prefix"]: one["id"] for one in world.client.get("/v1/keys").json()["data"]}
+        heir = next(found for prefix, found in ids.items() if keys[1].startswith(prefix))
+        assert done["created_by"] == heir
+        audit = world.client.get("/v1/audit").json()["data"]
+        pushed = next(one for one in audit if one["subject"] == "acme/shared-by-two@1")
+        assert (pushed["action"], pushed["key_id"]) == ("adapter.push", heir)
 
     def test_another_base_than_asked_for(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         """The request sees another base than the thread that trains does, whichever of the two is faster."""
