@@ -28,7 +28,8 @@ def ls(
 ) -> None:
     """List jobs, newest first.
 
-    A job's duration counts from when it was asked for; its owner is the key that asked.
+    A job's duration counts from when it was begun, the last time where it was tried again; its owner is the key that
+    asked.
 
     \b
     Examples:
@@ -93,7 +94,8 @@ def _print(remote: Remote, job: dict[str, Any]) -> None:
         ("progress", _progress(job)),
         ("attempts", job.get("attempts")),
         ("created", job.get("created_at")),
-        ("updated", job.get("updated_at")),
+        ("started", job.get("started_at")),
+        ("finished", job.get("finished_at")),
         ("duration", _duration(job)),
         ("owner", _owner(job)),
         ("error", error.get("message")),
@@ -113,10 +115,9 @@ def _result(job: dict[str, Any]) -> list[tuple[str, object]]:
 
 
 def _duration(job: dict[str, Any]) -> str | None:
-    """From when the job was asked for to its end, or to what was last heard of it; None where it never began."""
-    begun, last = job.get("created_at"), job.get("updated_at")
-    waits = job.get("state") == "queued" or (job.get("state") == "cancelled" and job.get("attempts") == 0)
-    if not begun or not last or waits:
+    """From when the job was begun to its end, or to what was last heard of it; None where it waits or never began."""
+    begun, last = job.get("started_at"), job.get("finished_at") or job.get("updated_at")
+    if not begun or not last or job.get("state") == "queued":
         return None
     seconds = round((datetime.fromisoformat(last) - datetime.fromisoformat(begun)).total_seconds(), 1)
     if seconds < 60:

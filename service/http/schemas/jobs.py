@@ -24,7 +24,8 @@ class Job(Wire):
     """Work that outlives its request. `created_by` is the key that asked for it, `owner` that key's name.
 
     Both are null for a key that does not see all the job works on; `owner` also where the key that asked sees
-    namespaces that the one that looks does not.
+    namespaces that the one that looks does not. `started_at` is when it was begun, the last time where it was tried
+    again; a job that was cancelled before it ran has none.
     """
 
     object: Literal["job"] = "job"
@@ -39,6 +40,8 @@ class Job(Wire):
     attempts: int
     created_at: datetime
     updated_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
 
 
 def job_body(row: JobRow) -> Job:

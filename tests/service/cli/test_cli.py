@@ -772,7 +772,7 @@ class TestKeysAndJobs:
     def test_how_long_a_job_took_whose_it_is_and_what_it_gave(self, soup: Soup, server: Server) -> None:
         begun, ended = "2026-01-02T03:04:05.500000Z", "2026-01-02T03:06:10.500000Z"
         done = job(
-            created_at=begun, updated_at=ended, created_by="key-1", owner="ana",
+            created_at=begun, started_at=begun, finished_at=ended, updated_at=ended, created_by="key-1", owner="ana",
             progress={"done": 4, "total": 4, "message": ""}, result={**SOUP, "reason": "It is better."},
         )  # fmt: skip
         server.on("GET /v1/jobs", ok({"data": [done, job("queued", created_at=begun, updated_at=begun)]}))
@@ -793,7 +793,7 @@ class TestKeysAndJobs:
         assert "None" not in soup("jobs", "ls")[1]
 
     def test_without_keys_the_owner_is_who_is_stored(self, soup: Soup, server: Server) -> None:
-        seconds = {"created_at": "2026-01-02T03:04:05Z", "updated_at": "2026-01-02T03:04:06.250000Z"}
+        seconds = {"started_at": "2026-01-02T03:04:05Z", "finished_at": "2026-01-02T03:04:06.250000Z"}
         server.on("GET /v1/jobs/j1", ok(job(created_by="no-auth", owner=None, **seconds)))
         shown = soup("jobs", "show", "j1")[1]
         assert "1.2 s" in shown
@@ -836,12 +836,17 @@ class TestOutput:
             ("03:04:59.990000", {}, "1 min 0 s"),
             ("03:05:00.040000", {}, "1 min 0 s"),
             ("04:03:59.700000", {}, "1 h 0 min"),
-            ("03:04:09", {"state": "cancelled", "attempts": 0}, "-"),
-            ("03:04:09", {"state": "cancelled", "attempts": 1}, "9.0 s"),
+            ("03:04:09", {"state": "cancelled", "started_at": None}, "-"),
+            ("03:04:09", {"state": "cancelled"}, "9.0 s"),
+            ("03:04:09", {"state": "running", "finished_at": None, "updated_at": "2026-01-02T03:04:02Z"}, "2.0 s"),
+            ("03:04:09", {"state": "queued", "finished_at": None}, "-"),
         ],
     )
     def test_durations(self, soup: Soup, server: Server, ended: str, more: dict[str, Any], said: str) -> None:
-        moments = {"created_at": "2026-01-02T03:04:00Z", "updated_at": f"2026-01-02T{ended}Z"}
+        moments = {
+            "created_at": "2026-01-02T03:03:00Z", "started_at": "2026-01-02T03:04:00Z",
+            "finished_at": f"2026-01-02T{ended}Z", "updated_at": f"2026-01-02T{ended}Z",
+        }  # fmt: skip
         server.on("GET /v1/jobs", ok({"data": [job(**{"attempts": 1, "owner": "ana", **moments, **more})]}))
         row = soup("jobs", "ls")[1].splitlines()[1]
         assert f" {said}  " in row

@@ -115,6 +115,8 @@ class TestFollowing:
         assert (done["state"], done["attempts"], done["error"]) == ("succeeded", 1, None)
         assert done["result"]["object"] == "soup"
         assert done["progress"]["done"] == done["progress"]["total"] > 1  # what was stored last may be a step before
+        moments = [datetime.fromisoformat(done[name]) for name in ("created_at", "started_at", "finished_at")]
+        assert moments == sorted(moments)
         again = live.world.client.get(f"/v1/jobs/{job['id']}/events")
         assert again.headers["content-type"].startswith("text/event-stream")
         name, data = again.text.strip().split("\n")
