@@ -10,7 +10,7 @@ import torch
 
 from registry.adapters import expected_tensors
 from registry.adapters.weights import adapter_digest, load_tensors, save_tensors
-from registry.errors import Incompatible, Internal, InvalidRecipe
+from registry.errors import DamagedBlob, Incompatible, Internal, InvalidRecipe
 from registry.selectors.ranking import LISTED
 from registry.spec import (
     AutoMixing,
@@ -321,7 +321,7 @@ class TestPools:
     def test_bytes_that_lie_are_never_mixed(self, strangers):
         row = strangers.row(strangers.cook(recipe=by_hand("acme/law")).soup_id)
         strangers.blobs._stored[row.weights_blob] = save_tensors(load_tensors(weights(77)))
-        with pytest.raises(Internal, match="not those of its digest"):
+        with pytest.raises(DamagedBlob, match="not those of its digest"):
             strangers.cook(recipe=by_hand("acme/law", "acme/code"))
 
 
