@@ -115,8 +115,8 @@ def _unnamed(database: Database, blobs: BlobStore, named: set[str]) -> list[str]
     ended, and whatever a database that is an older copy does not know.
     """
     with database.read() as catalogue:
-        waiting = {job.arguments["request"] for kind in COOKS for job in catalogue.jobs.unended(kind)}
-    return [digest for digest in blobs.digests() if digest not in named | waiting]
+        known = named | {job.arguments["request"] for kind in COOKS for job in catalogue.jobs.unended(kind)}
+    return [digest for digest in blobs.digests() if digest not in known]
 
 
 def _is_request(path: Path) -> bool:

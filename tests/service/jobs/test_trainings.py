@@ -176,18 +176,24 @@ def test_cancelled_it_is_kept_and_the_same_request_goes_on_to_the_same_and_pushe
     assert not left(world)
 
 
+def under_way(server: Server) -> dict[str, Any]:
+    """A long training's job, which has done some steps."""
+    request = TrainingRequest.model_validate({
+        "name": "acme/long", "domain": "law", "base_model": BASE_ID, "spec": LONG,
+        "texts": server.client.upload(lines(TEXTS)), "valid": server.client.upload(lines(VALID)),
+    })  # fmt: skip
+    job: dict[str, Any] = server.client.train(request, wait=False)
+    until(lambda: server.client.job(job["id"])["progress"]["done"] > 0)
+    return job
+
+
 def test_after_kill_9_the_next_server_goes_on_with_it(
     tiny_base_dir: Path, tmp_path: Path, uninterrupted: Trained, beside: InChild, told: list[dict[str, Any]]
 ) -> None:
     bases = write_bases(tmp_path / "bases.toml", {BASE_ID: tiny_base_dir})
     first = Server(tmp_path / "data", bases)
     try:
-        request = TrainingRequest.model_validate({
-            "name": "acme/long", "domain": "law", "base_model": BASE_ID, "spec": LONG,
-            "texts": first.client.upload(lines(TEXTS)), "valid": first.client.upload(lines(VALID)),
-        })  # fmt: skip
-        job = first.client.train(request, wait=False)
-        until(lambda: first.client.job(job["id"])["progress"]["done"] > 0)
+        job = under_way(first)
     finally:
         first.kill()
     for second in open_world(tmp_path / "data", bases):
@@ -205,12 +211,7 @@ def test_after_a_signal_it_is_saved_and_given_back_and_the_next_server_goes_on(
     bases = write_bases(tmp_path / "bases.toml", {BASE_ID: tiny_base_dir})
     first = Server(tmp_path / "data", bases)
     try:
-        request = TrainingRequest.model_validate({
-            "name": "acme/long", "domain": "law", "base_model": BASE_ID, "spec": LONG,
-            "texts": first.client.upload(lines(TEXTS)), "valid": first.client.upload(lines(VALID)),
-        })  # fmt: skip
-        job = first.client.train(request, wait=False)
-        until(lambda: first.client.job(job["id"])["progress"]["done"] > 0)
+        job = under_way(first)
         first.process.send_signal(signal.SIGTERM)
         assert first.process.wait(60) == 0
     finally:
