@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from registry.spec import CookRequest, Manifest, SampleSource, UniformSpec
+from registry.spec import CookRequest, Manifest, PoolRequest, SampleSource, UniformSpec
 from service.client.client import SoupClient
 from tests.service.passages import passages
 from tests.service.servers import BASE_ID, CONFIG, World, adapter_weights, write_bases
@@ -61,9 +61,10 @@ def test_after_kill_9_the_next_server_finishes_what_was_begun(
             "domain": "law", "base_model": BASE_ID, "config": CONFIG.model_dump(),
             "files": {"adapter_model.safetensors": {"digest": digest}}, "sample": {"texts": passages("court", 300)},
         }  # fmt: skip
-        first.client.wait_job(first.client.push(Manifest.model_validate({**manifest, "name": "acme/law"}))["job"])
+        tagged = {**manifest, "name": "acme/law", "card": {"tags": ["asked"]}}  # the other is in no cook's pool
+        first.client.wait_job(first.client.push(Manifest.model_validate(tagged))["job"])
         sample = SampleSource(texts=tuple(passages("court", 25)))
-        asked = CookRequest(sample=sample, selector=UniformSpec(), verify=False)
+        asked = CookRequest(sample=sample, selector=UniformSpec(), pool=PoolRequest(tag="asked"), verify=False)
         cooking = first.client.cook(asked, wait=False)["id"]
         manifest["sample"] = {"texts": passages("court", 300, seed=1)}
         job = first.client.push(Manifest.model_validate({**manifest, "name": "acme/other"}))["job"]
