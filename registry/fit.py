@@ -6,7 +6,7 @@ gives the selector there is; where members came or went, a selector that can be 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -15,11 +15,11 @@ import numpy as np
 
 from registry.blobs import BlobStore
 from registry.catalogue.database import Catalogue
-from registry.catalogue.rows import AdapterRow, MemberRow, SelectorRow
+from registry.catalogue.rows import MemberRow, PooledRow, SelectorRow
 from registry.embeddings_file import read_embeddings
 from registry.errors import Internal, InvalidParameter
 from registry.names import digest_of
-from registry.pools import as_members, current_members, embedding_of
+from registry.pools import as_members, current_members
 from registry.progress import Progress
 from registry.registry import Registry
 from registry.selectors import SELECTORS
@@ -43,9 +43,12 @@ def fit(
             known = None  # damaged or lost: fitted anew
         if known is not None and known.members == members:
             return known
-        changes = None if known is None else _changes(catalogue, known, members)
-        used = {row.id: row for row in (*rows, *(() if changes is None else changes.removed_rows))}
-        blobs = {id: _embedding_blob(catalogue, row, encoder_digest) for id, row in used.items()}
+        changes = None if known is None else _changes(known, members)
+        blobs = (
+            None
+            if encoder_digest is None
+            else catalogue.adapters.embedding_blobs(pool.base_fingerprint, encoder_digest)
+        )
     domains = _Domains(registry.blobs, blobs)
     selector = None if known is None or changes is None else _updated(known, changes, domains)
     if selector is None:
@@ -60,10 +63,10 @@ def fit(
         return catalogue.selectors.add(new)
 
 
-def _check_not_empty(catalogue: Catalogue, pool: PoolSpec, rows: list[AdapterRow]) -> None:
+def _check_not_empty(catalogue: Catalogue, pool: PoolSpec, rows: Sequence[PooledRow]) -> None:
     if rows:
         return
-    waiting = sum(row.config.is_language_model for row in catalogue.adapters.waiting(pool))
+    waiting = len(catalogue.adapters.waiting(pool))
     raise InvalidParameter(
         "No adapter of this pool can be selected: "
         + (f"{waiting} wait for their sample to be embedded." if waiting else "push adapters with a sample first."),
@@ -71,46 +74,37 @@ def _check_not_empty(catalogue: Catalogue, pool: PoolSpec, rows: list[AdapterRow
     )
 
 
-def _embedding_blob(catalogue: Catalogue, row: AdapterRow, encoder_digest: str | None) -> str | None:
-    if encoder_digest is None:
-        return None
-    embedding = embedding_of(catalogue, row, encoder_digest)
-    if embedding is None:
-        raise Internal(f"{row.ref} is a member without an embedding")
-    return embedding.blob_digest
-
-
 @dataclass(frozen=True)
 class _Domains:
-    """Reads members' vectors; `embeddings` has their blobs by adapter id, None for a selector that looks at no text."""
+    """Reads members' vectors; `embeddings` has their blobs by adapter id, or is None: the selector looks at no text."""
 
     blobs: BlobStore
-    embeddings: Mapping[int, str | None]
+    embeddings: Mapping[int, str] | None
 
     def of(self, member: MemberRow) -> Domain:
         """A member with its vectors."""
-        blob, vectors = self.embeddings[member.adapter_id], np.empty((0, 0), np.float32)
-        if blob is not None:
+        vectors = np.empty((0, 0), np.float32)
+        if self.embeddings is not None:
+            blob = self.embeddings.get(member.adapter_id)
+            if blob is None:
+                raise Internal(f"{member.ref} is a member without an embedding")
             vectors = read_embeddings(self.blobs.read(blob), max_bytes=2**40)
         return Domain(ref=member.ref, digest=member.digest, domain=member.domain, vectors=vectors)
 
 
 @dataclass(frozen=True)
 class _Changes:
-    """Members that came since a selector was fitted, and that went, with the rows of these."""
+    """Members that came since a selector was fitted, and that went."""
 
     added: tuple[MemberRow, ...]
     removed: tuple[MemberRow, ...]
-    removed_rows: tuple[AdapterRow, ...]
 
 
-def _changes(catalogue: Catalogue, known: SelectorRow, members: tuple[MemberRow, ...]) -> _Changes:
+def _changes(known: SelectorRow, members: tuple[MemberRow, ...]) -> _Changes:
     before, now = set(known.members), set(members)
-    removed = tuple(member for member in known.members if member not in now)
     return _Changes(
         added=tuple(member for member in members if member not in before),
-        removed=removed,
-        removed_rows=tuple(catalogue.adapters.get(member.adapter_id) for member in removed),
+        removed=tuple(member for member in known.members if member not in now),
     )
 
 

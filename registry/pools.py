@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from registry.catalogue.database import Catalogue
-from registry.catalogue.rows import AdapterRow, EmbeddingRow, JobRow, MemberRow, SelectorRow
+from registry.catalogue.rows import AdapterRow, JobRow, MemberRow, PooledRow, SelectorRow
 from registry.errors import Forbidden, InvalidParameter
 from registry.registry import Refits
 from registry.spec import BaseShape, PoolRequest, PoolSpec, SelectorSpec
@@ -49,27 +49,23 @@ def pool_spec(request: PoolRequest, shape: BaseShape, visible: Sequence[str] | N
 class Members:
     """The adapters that a fit of a pool would use now, and those whose place another has, each with the reason."""
 
-    rows: list[AdapterRow]
-    superseded: list[tuple[AdapterRow, str]]
+    rows: list[PooledRow]
+    superseded: list[tuple[PooledRow, str]]
 
 
 def members_of(catalogue: Catalogue, pool: PoolSpec, encoder_digest: str | None) -> Members:
     """The members of a pool, in the order of their domains, and who was superseded, the newest first.
 
-    Adapters with a head and banks of experts are none of it: a soup for a sample is a language model. Of the others
-    the newest of each domain label in each namespace. Bytes that were pushed under several names count once: as the
-    newest of them in the namespace that had them first, so that no other can give them another label and sample.
+    They are the newest of each domain label in each namespace. Bytes that were pushed under several names count once:
+    as the newest of them in the namespace that had them first, so that no other can give them another label and sample.
     """
-    rows = [row for row in catalogue.adapters.pool(pool) if row.config.is_language_model]
-    if encoder_digest is not None:
-        rows = [row for row in rows if embedding_of(catalogue, row, encoder_digest) is not None]
-    rows.sort(key=lambda row: row.id)
-    first: dict[str, AdapterRow] = {}
+    rows = catalogue.adapters.pool(pool, encoder_digest)
+    first: dict[str, PooledRow] = {}
     for row in rows:
         first.setdefault(row.digest, row)
-    newest: dict[tuple[str, str], AdapterRow] = {}
-    by_digest: dict[str, AdapterRow] = {}
-    superseded: list[tuple[AdapterRow, str]] = []
+    newest: dict[tuple[str, str], PooledRow] = {}
+    by_digest: dict[str, PooledRow] = {}
+    superseded: list[tuple[PooledRow, str]] = []
     for row in reversed(rows):
         label = (row.domain, row.namespace)
         if first[row.digest].namespace != row.namespace:
@@ -83,17 +79,12 @@ def members_of(catalogue: Catalogue, pool: PoolSpec, encoder_digest: str | None)
     return Members([newest[label] for label in sorted(newest)], superseded)
 
 
-def current_members(catalogue: Catalogue, pool: PoolSpec, encoder_digest: str | None) -> list[AdapterRow]:
+def current_members(catalogue: Catalogue, pool: PoolSpec, encoder_digest: str | None) -> list[PooledRow]:
     """The adapters a fit of this pool would use now, in the order of their domains (`members_of`)."""
     return members_of(catalogue, pool, encoder_digest).rows
 
 
-def embedding_of(catalogue: Catalogue, row: AdapterRow, encoder_digest: str) -> EmbeddingRow | None:
-    """The embedding of an adapter's sample by this encoder, if there is one."""
-    return None if row.sample is None else catalogue.samples.embedding(row.sample.digest, encoder_digest)
-
-
-def as_members(rows: Sequence[AdapterRow]) -> tuple[MemberRow, ...]:
+def as_members(rows: Sequence[PooledRow]) -> tuple[MemberRow, ...]:
     """What a fitted selector remembers of its adapters.
 
     A label that several namespaces have is told apart by theirs (`acme/law`). So is one with a stroke of its own, which
@@ -120,13 +111,15 @@ def gone_members(catalogue: Catalogue, selector: SelectorRow) -> dict[str, str]:
 
     One that a newer version has replaced stays until the refit: the old selector goes on serving its domain.
     """
+    pool = selector.pool
+    live = catalogue.adapters.live_ids(pool.model_copy(update={"tag": None}))
+    tagged = live if pool.tag is None else catalogue.adapters.live_ids(pool)
     gone = {}
     for member in selector.members:
-        row = catalogue.adapters.get(member.adapter_id)
-        if row.retired_at is not None:
+        if member.adapter_id not in live:
             gone[member.digest] = "retired since the fit"
-        elif selector.pool.tag is not None and selector.pool.tag not in row.card.tags:
-            gone[member.digest] = f"no longer tagged {selector.pool.tag!r}"
+        elif member.adapter_id not in tagged:
+            gone[member.digest] = f"no longer tagged {pool.tag!r}"
     return gone
 
 

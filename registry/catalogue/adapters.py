@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Mapping
+from dataclasses import fields
+from functools import cache
 from typing import Any
 
 from pydantic import TypeAdapter
-from sqlalchemy import ColumnElement, Select, and_, exists, false, func, insert, select, true, update
+from sqlalchemy import ColumnElement, Select, Text, and_, cast, exists, false, func, insert, select, true, update
 
 from registry.catalogue.aliases import Aliases
 from registry.catalogue.repository import Repository, matching, now, seen_by
-from registry.catalogue.rows import AdapterRow, Namespaces, NewAdapter, Page, SampleState
-from registry.catalogue.tables import adapter_tags, adapters
+from registry.catalogue.rows import AdapterRow, Namespaces, NewAdapter, Page, PooledRow, SampleState
+from registry.catalogue.tables import adapter_tags, adapters, embeddings
 from registry.errors import Incompatible, Internal, InvalidParameter, NotFound, PreconditionFailed, Retired
 from registry.names import BaseRef, DigestRef, NameRef, Ref
 from registry.spec import AdapterConfig, Card, PoolSpec, SampleReport
@@ -23,6 +25,7 @@ from registry.spec import AdapterConfig, Card, PoolSpec, SampleReport
 LONGEST_Q = 200
 """Characters of a search text; beyond some thousands databases refuse the pattern."""
 CONFIG: TypeAdapter[AdapterConfig] = TypeAdapter(AdapterConfig)
+POOLED = [adapters.c[column.name] for column in fields(PooledRow)]
 NEW = TypeAdapter(NewAdapter)
 
 
@@ -179,18 +182,37 @@ class Adapters(Repository[AdapterRow]):
             query = query.where(_contains(q))
         return self._page(query, adapters.c.id, limit=limit, cursor=cursor)
 
-    def pool(self, pool: PoolSpec) -> builtins.list[AdapterRow]:
-        """The newest live version of each name of a pool, where its sample is ready.
+    def pool(self, pool: PoolSpec, encoder_digest: str | None = None) -> builtins.list[PooledRow]:
+        """The newest live version of each name of a pool, where its sample is ready, and embedded by this encoder.
 
         A newer version whose sample is still to be embedded does not take the place of the one there is.
         """
-        return self._pool(pool, "ready")
+        return self._pool(pool, "ready", encoder_digest)
 
-    def waiting(self, pool: PoolSpec) -> builtins.list[AdapterRow]:
+    def waiting(self, pool: PoolSpec) -> builtins.list[PooledRow]:
         """The newest live versions whose sample is still to be embedded."""
         return self._pool(pool, "pending")
 
-    def _pool(self, pool: PoolSpec, state: SampleState) -> builtins.list[AdapterRow]:
+    def live_ids(self, pool: PoolSpec) -> set[int]:
+        """The ids of all live adapters of a pool's base and namespaces, that have its tag if it has one."""
+        query = select(adapters.c.id).where(
+            adapters.c.base_fingerprint == pool.base_fingerprint,
+            seen_by(pool.namespaces, adapters.c.namespace),
+            _live(),
+        )
+        return set(self._connection.scalars(query if pool.tag is None else query.where(_tagged(pool.tag))))
+
+    def embedding_blobs(self, base_fingerprint: str, encoder_digest: str) -> dict[int, str]:
+        """The blobs with the vectors of all adapters of a base, retired or not, by adapter id."""
+        joined = embeddings.c.sample_digest == adapters.c.sample_digest
+        query = select(adapters.c.id, embeddings.c.blob_digest).join(embeddings, joined)
+        query = query.where(
+            adapters.c.base_fingerprint == base_fingerprint, embeddings.c.encoder_digest == encoder_digest
+        )
+        return {row.id: row.blob_digest for row in self._connection.execute(query)}
+
+    def _pool(self, pool: PoolSpec, state: SampleState, encoder_digest: str | None = None) -> builtins.list[PooledRow]:
+        """Adapters with a head and banks of experts are none of it: a soup for a sample is a language model."""
         newer = adapters.alias("newer")
         superseded = exists().where(
             newer.c.namespace == adapters.c.namespace,
@@ -199,7 +221,7 @@ class Adapters(Repository[AdapterRow]):
             newer.c.retired_at.is_(None),
             true() if state == "pending" else newer.c.sample_state != "pending",
         )
-        query = select(adapters).where(
+        query = select(*POOLED, cast(adapters.c.config, Text).label("config")).where(
             seen_by(pool.namespaces, adapters.c.namespace),
             _live(),
             *matching(adapters, base_fingerprint=pool.base_fingerprint, sample_state=state, method=pool.method),
@@ -209,7 +231,19 @@ class Adapters(Repository[AdapterRow]):
             query = query.where(_tagged(pool.tag))
         if not pool.include_soups:
             query = query.where(adapters.c.kind == "adapter")
-        return self._all(query.order_by(adapters.c.id))
+        if encoder_digest is not None:
+            embedded = embeddings.c.sample_digest == adapters.c.sample_digest
+            query = query.where(exists().where(embedded, embeddings.c.encoder_digest == encoder_digest))
+        speaks = cache(_is_language_model)  # thousands of rows have few configurations
+        found = self._connection.execute(query.order_by(adapters.c.id))
+        return [PooledRow(*row) for *row, config in found if speaks(config)]
+
+
+def _is_language_model(config: str) -> bool:
+    try:
+        return CONFIG.validate_json(config).is_language_model
+    except ValueError as error:  # which a newer server has written
+        raise Incompatible("An adapter of this pool has a config this server cannot read.") from error
 
 
 def _named(namespace: str, name: str) -> ColumnElement[bool]:

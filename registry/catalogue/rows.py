@@ -88,6 +88,23 @@ class AdapterRow(NewAdapter):
 
 
 @dataclass(frozen=True)
+class PooledRow:
+    """An adapter of a pool, with what a pool looks at: thousands are read for one selection."""
+
+    id: int
+    namespace: str
+    name: str
+    version: int
+    digest: str
+    domain: str
+
+    @property
+    def ref(self) -> str:
+        """`ns/name@version`."""
+        return f"{self.namespace}/{self.name}@{self.version}"
+
+
+@dataclass(frozen=True)
 class AliasRow:
     """An alias of a name and the version it points at."""
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from sqlalchemy import event
 
 from registry.catalogue import Catalogue
 from registry.catalogue.rows import SelectorRow
@@ -25,6 +26,7 @@ from registry.selectors import cosine, posterior, updating
 from registry.spec import (
     BankConfig,
     BottleneckConfig,
+    Card,
     CosineSpec,
     GmmSpec,
     HeadConfig,
@@ -249,6 +251,42 @@ class TestComingAndGoing:
         with verbs.database.write() as catalogue:
             assert len(enqueue_refits(catalogue, row, created_by="k", refits=Refits(delay=0))) == 1
         assert isinstance(OTHER_CONFIG, BottleneckConfig)
+
+
+class TestLargePools:
+    """What a selection or a fit asks of the database does not grow with the pool."""
+
+    @pytest.mark.parametrize("tag", [None, "x"])
+    def test_as_many_statements_for_two_members_as_for_nine(self, verbs, tag):
+        pool, asked = POOL.model_copy(update={"tag": tag}), {}
+        for number in range(9):
+            verbs.ready(f"acme/a{number}", seed=number, card=Card(tags=("x",)))
+            if number in (1, 8):
+                row = verbs.fit(pool, GmmSpec(), verbs.base.digest)
+                asked[number] = [self.asked_by(verbs, ask, pool, row) for ask in (self.select, self.fit)]
+        assert all(0 < nine <= two for two, nine in zip(asked[1], asked[8], strict=True))
+
+    def asked_by(self, verbs, ask, *about) -> int:
+        """How many statements reach the database."""
+        said: list[str] = []
+
+        def listen(connection, cursor, statement, *rest):
+            said.append(statement)
+
+        event.listen(verbs.database.engine, "before_cursor_execute", listen)
+        try:
+            ask(verbs, *about)
+        finally:
+            event.remove(verbs.database.engine, "before_cursor_execute", listen)
+        return len(said)
+
+    def select(self, verbs, pool, row) -> None:
+        with verbs.database.read() as catalogue:
+            assert gone_members(catalogue, row) == {}
+            assert missing(catalogue, row) == ()
+
+    def fit(self, verbs, pool, row) -> None:
+        assert verbs.fit(pool, CosineSpec(encoder="base"), verbs.base.digest).members == row.members
 
 
 class TestIdle:
