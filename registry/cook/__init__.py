@@ -35,6 +35,7 @@ from registry.spec import (
     ConcatMixing,
     Cooked,
     CookRequest,
+    Effort,
     Evidence,
     MixingRequest,
     RecompressMixing,
@@ -60,14 +61,20 @@ def cook(
     fit: Fit,
     gradients: Gradients,
     progress: Progress,
+    settled: Effort | None = None,
 ) -> Cooked:
     """Cook a request; `namespace` takes an unnamed soup. `progress` may raise Cancelled between two steps.
 
+    `settled` is the effort that `by_setting` gave a request that left it open, when it was made: settings may have
+    changed since.
     Raises Incompatible with all reasons at once, InvalidSample, InvalidRecipe, InvalidParameter, NotFound, Retired,
     and Forbidden for effort `tune` where the namespace that the soup is written to forbids it.
     """
     target = split_name(request.name)[0] if request.name else namespace
-    asked, request = request, by_setting(registry, request, target)
+    asked = request
+    if settled is not None:
+        request = request.model_copy(update={"effort": settled})
+    request = by_setting(registry, request, target)
     progress(0, STEPS, "reading the sample")
     base, parts = _base(registry, caller, request)
     sample = _sample(registry, caller, request, base)

@@ -35,6 +35,7 @@ def _run(context: JobContext) -> dict[str, Any]:
         fit=context.fit,
         gradients=context.gradients,
         progress=context.progress,
+        settled=arguments.get("effort"),
     )
     return cooked.model_dump(mode="json")
 

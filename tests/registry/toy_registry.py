@@ -39,6 +39,7 @@ from registry.spec import (
     ByLosses,
     Cooked,
     CookRequest,
+    Effort,
     LoraConfig,
     LoraModule,
     Manifest,
@@ -222,7 +223,8 @@ class ToyRegistry:
         return fit(self.registry, pool, spec, encoder_digest=encoder_digest, progress=self.progress)
 
     def cook(
-        self, *, scope: tuple[str, ...] | None = None, namespace: str = "acme", **request: Any,
+        self, *, scope: tuple[str, ...] | None = None, namespace: str = "acme", settled: Effort | None = None,
+        **request: Any,
     ) -> Cooked:  # fmt: skip
         return cook(
             self.registry,
@@ -232,6 +234,7 @@ class ToyRegistry:
             fit=self.fit,
             gradients=self.gradients,
             progress=self.progress,
+            settled=settled,
         )
 
     def weigh(self, base_id: str, request: WeighingRequest) -> Weighing:

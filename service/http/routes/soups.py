@@ -66,7 +66,8 @@ def _enqueue(parts: AppParts, who: Principal, body: SoupRequest, request_id: str
             f"{len(body.recipe.ingredients)}.",
             param="recipe",
         )
-    kind = kind_of(parts.registry, who.caller(request_id), by_setting(parts.registry, body, namespace))
+    settled = by_setting(parts.registry, body, namespace)
+    kind = kind_of(parts.registry, who.caller(request_id), settled)
     stored = {name: value for name, value in body.model_dump(mode="json").items() if name in CookRequest.model_fields}
     blob = parts.registry.blobs.put_bytes(request_bytes(stored))
     arguments = {
@@ -74,6 +75,7 @@ def _enqueue(parts: AppParts, who: Principal, body: SoupRequest, request_id: str
         "namespace": namespace,
         "scope": who.namespaces,
         "request_id": request_id,
+        "effort": settled.effort,
     }
     try:
         with parts.registry.database.write() as catalogue:

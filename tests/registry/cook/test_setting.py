@@ -175,6 +175,25 @@ class TestTheServersDefault:
         assert pool.weighings == []
 
 
+class TestSettledBefore:
+    """A job takes the effort that was settled when its request was made, whatever the settings are by now."""
+
+    def test_the_servers_default_of_then(self, pool):
+        pool.registry = replace(pool.registry, default_effort="quick")
+        assert left_open(pool, settled="instant").evidence.search is None
+        assert pool.weighings == []
+
+    def test_the_namespaces_default_of_then(self, pool):
+        cooked = left_open(pool, settled="tune")
+        assert cooked.evidence.search.effort == "tune"
+        assert cooked.reason.endswith("Effort 'tune' is the default of namespace 'acme'.")
+
+    def test_but_what_is_forbidden_by_now_is_not_done(self, pool):
+        set_tuning(pool, "forbid")
+        with pytest.raises(Forbidden):
+            left_open(pool, settled="tune")
+
+
 def test_allowed_is_what_a_namespace_is_without_a_setting(pool):
     open_ = left_open(pool)
     set_tuning(pool, "allow")

@@ -169,6 +169,9 @@ def test_where_tuning_is_the_default_a_request_need_not_ask_for_it(stocked):
     soup = cook(stocked, sample=sample_of("kitchen"), verify=True, name="eager/soup").json()
     assert soup["search"]["effort"] == "tune"
     assert soup["reason"].endswith("Effort 'tune' is the default of namespace 'eager'.")
+    with stocked.world.runtime.database.read() as catalogue:
+        (job,) = catalogue.jobs.list(("eager",), kind="search", limit=2).rows
+    assert job.arguments["effort"] == "tune"  # settled when it was asked for, whatever the settings become
 
 
 def test_a_soup_is_cooked_once_and_served_like_any_adapter(stocked):
