@@ -17,6 +17,7 @@ from registry.blobs import Aside, LocalBlobs
 from registry.catalogue.database import Database
 from registry.errors import Unavailable
 from registry.progress import Progress
+from registry.spec import StoreMark
 
 CHUNK = 1024 * 1024
 
@@ -68,13 +69,8 @@ def check_hashes(database: Database, blobs: LocalBlobs, *, whole: bool, pace: Pa
     """
     with database.read() as catalogue:
         mark, sizes = catalogue.stores.mark(), catalogue.blobs.sizes()
-    found = Aside(blobs).mark()
-    if mark is not None and (found is None or found.store != mark.store):
-        raise Unavailable(
-            f"{blobs.folder} is not the folder of this database's blobs (its store.json is missing or another's): "
-            "mount it, or check SOUP_DATA, SOUP_BLOBS and SOUP_DATABASE_URL.",
-            param="blobs",
-        )
+    if mark is not None:
+        check_same_store(mark, blobs)
     digests = sorted({*sizes, *blobs.digests()})
     problems: dict[str, Literal["missing", "damaged", "unreadable"]] = {}
     read = 0
@@ -95,6 +91,17 @@ def check_hashes(database: Database, blobs: LocalBlobs, *, whole: bool, pace: Pa
     with database.read() as catalogue:
         unsound = tuple(Unsound(one, why, tuple(catalogue.blobs.named_by(one))) for one, why in problems.items())
     return Checked(len(digests), read, unsound)
+
+
+def check_same_store(mark: StoreMark, blobs: LocalBlobs) -> None:
+    """Raises Unavailable unless the folder is the one of the database that has this mark."""
+    found = Aside(blobs).mark()
+    if found is None or found.store != mark.store:
+        raise Unavailable(
+            f"{blobs.folder} is not the folder of this database's blobs (its store.json is missing or another's): "
+            "mount it, or check SOUP_DATA, SOUP_BLOBS and SOUP_DATABASE_URL.",
+            param="blobs",
+        )
 
 
 def _look(path: Path, digest: str, pace: Pace | None) -> tuple[int, bool]:

@@ -1,7 +1,8 @@
 """The data folder: its lock, and the schema of its database.
 
-Called by the runtime and by `soup migrate`. One process owns a data folder at a time; a schema that is behind is
-brought up for SQLite after a backup copy, and refused for any other database, where others may be at work.
+Called by the runtime, by `soup migrate`, and by backup and restore. One process owns a data folder at a time; a schema
+that is behind is brought up for SQLite after a backup copy, and refused for any other database, where others may be at
+work.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import sqlite3
 import stat
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +22,7 @@ import migrations
 from registry.catalogue.database import Database
 from registry.errors import Unavailable
 from registry.files import sync_directory
+from registry.progress import Progress, silent
 
 log = logging.getLogger("soup.storage")
 LOCK = "lock"
@@ -127,10 +129,90 @@ def _back_up(database: Database, folder: Path, revision: str) -> Path | None:
     if not is_sqlite(database) or not source:
         return None
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    target = folder / f"{Path(source).stem}-{revision}-{datetime.now(UTC):%Y%m%dT%H%M%S%f}.db"
-    with closing(sqlite3.connect(source)) as original, closing(sqlite3.connect(target)) as copy:
-        original.backup(copy)
-    with target.open("rb") as file:
-        os.fsync(file.fileno())
+    target = folder / f"{Path(source).stem}-{revision}-{_moment()}.db"
+    _copy_sqlite(Path(source), target)
     sync_directory(folder)
     return target
+
+
+def _copy_sqlite(source: Path, target: Path) -> None:
+    """One state of a SQLite file, whoever writes to it meanwhile, synced."""
+    with closing(sqlite3.connect(source)) as original, closing(sqlite3.connect(target)) as copy:
+        original.backup(copy)
+    sync_file(target)
+
+
+def _moment() -> str:
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
+
+
+def sync_file(path: Path) -> None:
+    """Make the bytes of a file durable."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+# --- whole databases --------------------------------------------------------------------------------
+
+
+def sqlite_url(path: Path) -> str:
+    """The URL of a SQLite file."""
+    return f"sqlite:///{path.as_posix()}"
+
+
+def sqlite_file(database: Database) -> Path | None:
+    """The file of a database, None where that is no SQLite."""
+    return Path(database.engine.url.database or "") if is_sqlite(database) else None
+
+
+def is_empty(database: Database) -> bool:
+    """Whether a database has no row, or no table yet; raises Unavailable where its schema is another version's."""
+    with database.starting():
+        if migrations.current(database.engine) is None:
+            return True
+    check_schema(database)
+    with database.read() as catalogue:
+        return catalogue.whole.is_empty()
+
+
+def copy_database(database: Database, target: Path, progress: Progress = silent) -> None:
+    """One state of a database as a new SQLite file of this version's schema, whoever writes meanwhile."""
+    source = sqlite_file(database)
+    if source is not None:
+        _copy_sqlite(source, target)
+        return
+    with closing(Database(sqlite_url(target))) as copy:
+        migrations.upgrade(copy.engine)
+        with database.read() as old, copy.write() as new:
+            new.whole.replace_by(old.whole, progress)
+
+
+def remove_sqlite(path: Path) -> None:
+    """Remove a SQLite file, and what belongs to it."""
+    for name in (path.name, *_beside(path)):
+        path.with_name(name).unlink(missing_ok=True)
+
+
+def replace_sqlite(new: Path, path: Path, *, backups: Path) -> Path | None:
+    """Put a SQLite file that nobody has open in the place of another, durably; what was there is kept in `backups`."""
+    kept = backups / f"{path.stem}-replaced-{_moment()}.db"
+    with suppress(sqlite3.Error):  # one that is damaged is kept as it is, in its pieces
+        if path.exists():
+            with closing(sqlite3.connect(path)) as old:
+                old.execute("PRAGMA journal_mode=DELETE").close()  # what is in its log is written into the file
+    pieces = [name for name in _beside(path) if path.with_name(name).exists()]
+    if path.exists() or pieces:
+        backups.mkdir(parents=True, exist_ok=True, mode=0o700)
+    found = path.exists()
+    if found:
+        os.link(path, kept)
+    for name in pieces:  # beside the new file SQLite would take them for its own
+        path.with_name(name).replace(kept.with_name(name.replace(path.name, kept.name)))
+    sync_file(new)
+    new.replace(path)
+    sync_directory(path.parent)
+    return kept if found else None
+
+
+def _beside(path: Path) -> tuple[str, ...]:
+    return f"{path.name}-wal", f"{path.name}-shm", f"{path.name}-journal"

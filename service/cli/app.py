@@ -26,6 +26,8 @@ VERBS = {
     "serve": "Start the server.",
     "migrate": "Bring the database's schema up to date.",
     "check": "Check the stored blobs.",
+    "backup": "Back up database and blobs into a folder.",
+    "restore": "Put a backup back.",
     "push": "Push adapter directories.",
     "pull": "Write an adapter or soup to a directory.",
     "ls": "List adapters and soups.",

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
+import typer
 from pydantic import BaseModel, ValidationError
 
 from registry.errors import InvalidParameter
 
 Kind = TypeVar("Kind", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where database and blobs are, by the settings' names."""
+
+    data: Annotated[Path | None, typer.Option(help="Folder of database and blobs (SOUP_DATA).")] = None
+    blobs: Annotated[Path | None, typer.Option(help="Folder of the blobs, where it is another (SOUP_BLOBS).")] = None
+    database_url: Annotated[
+        str | None, typer.Option(help="URL of the database; one with a password belongs into SOUP_DATABASE_URL.")
+    ] = None
 
 
 def settings_of(kind: type[Kind], **flags: Any) -> Kind:

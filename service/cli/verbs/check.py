@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,24 +11,13 @@ import typer
 from registry.errors import NotFound
 from service.cli.commands import command
 from service.cli.output import as_json, columns, data, data_width, progress_bar, talk
-from service.cli.setting_flags import settings_of
+from service.cli.setting_flags import Places, settings_of
 
 if TYPE_CHECKING:
     from service.blob_hashes import Checked
     from service.settings import Settings
 
 RATE = 50 * 1024 * 1024
-
-
-@dataclass(frozen=True)
-class Places:
-    """Where database and blobs are, by the settings' names."""
-
-    data: Annotated[Path | None, typer.Option(help="Folder of database and blobs (SOUP_DATA).")] = None
-    blobs: Annotated[Path | None, typer.Option(help="Folder of the blobs, where it is another (SOUP_BLOBS).")] = None
-    database_url: Annotated[
-        str | None, typer.Option(help="URL of the database; one with a password belongs into SOUP_DATABASE_URL.")
-    ] = None
 
 
 @command

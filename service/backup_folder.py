@@ -1,0 +1,156 @@
+"""The folder of a backup: its manifest, whose it is, and how its files are read.
+
+    backup.json     what is in it; written last, so that a folder without one is no backup
+    soup-*.db       the database, a SQLite file whatever the server's is
+    blobs/          the blobs that it names
+    admin.key       only where that was asked for
+
+Used by `backup` and `restore`.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BufferedReader
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AwareDatetime, Field, StringConstraints, ValidationError
+
+from registry.blobs import LocalBlobs
+from registry.errors import Busy, DigestMismatch, InvalidParameter, NotFound, TooLarge, Unavailable
+from registry.files import make_directory, replace_file
+from registry.names import Digest
+from registry.spec.frozen import Frozen
+
+MANIFEST, LOCK, KEY, BLOBS = "backup.json", "backup.lock", "admin.key", "blobs"
+DATABASE = r"^soup-[0-9a-f]{16}\.db$"
+CHUNK = 1024 * 1024
+Problem = Literal["missing", "damaged", "unreadable"]
+
+
+class Manifest(Frozen):
+    """What a backup holds: the database by its digest, the blobs that it names by their number and bytes."""
+
+    object: Literal["backup"] = "backup"
+    format: Literal[1] = 1
+    store: str
+    """Whose it is, by the mark of the database."""
+    made_at: AwareDatetime
+    revision: str
+    database: Annotated[str, StringConstraints(pattern=DATABASE)]
+    database_digest: Digest
+    database_bytes: int = Field(ge=0)
+    blobs: int = Field(ge=0)
+    bytes: int = Field(ge=0)
+    lacking: tuple[Digest, ...] = ()
+    """Blobs that the database names, and that were missing or damaged when the backup was made."""
+    admin_key: bool = False
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Have a folder to write a backup into, made if need be and closed to others, and be the only one that does.
+
+    Raises InvalidParameter for a folder that holds something else, Busy while another backup is written into it.
+    """
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / LOCK).is_file():
+        raise InvalidParameter(f"{folder} is not empty and is no backup: name another folder.", param="folder")
+    before = os.umask(0o077)  # every file of it is 0600, every folder 0700
+    try:
+        make_directory(folder)
+        folder.chmod(0o700)
+        with (folder / LOCK).open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise Busy(f"Another backup is being written into {folder}: wait until it is done.") from None
+            yield
+    finally:
+        os.umask(before)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """What a folder holds; raises NotFound where there is no whole backup, InvalidParameter for what is not ours."""
+    try:
+        with open_regular(folder / MANIFEST) as file:
+            return Manifest.model_validate_json(file.read())
+    except FileNotFoundError:
+        raise NotFound(
+            f"There is no whole backup in {folder}: it has no {MANIFEST}, which 'soup backup' writes last.",
+            param="folder",
+        ) from None
+    except ValidationError:
+        raise InvalidParameter(
+            f"{folder / MANIFEST} is not what this version of 'soup backup' writes.", param="folder"
+        ) from None
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Make a folder the backup that the manifest says; other databases in it are then removed."""
+    path = folder / MANIFEST
+    beside = folder / f"{MANIFEST}.new"
+    replace_file(path, manifest.model_dump_json(indent=2).encode() + b"\n", beside=beside, mode=0o600)
+    for found in folder.glob("soup-*.db"):
+        if re.fullmatch(DATABASE, found.name) and found.name != manifest.database:
+            found.unlink()
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """A file to read; raises OSError for a link, a folder, a pipe or a device."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def digest_of(path: Path) -> str:
+    """The digest of a regular file; raises OSError."""
+    with open_regular(path) as file:
+        return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def copy_blob(source: Path, blobs: LocalBlobs, digest: str, size: int) -> Problem | None:
+    """Store the blob of this digest and size from a file, hashed on the way; what is wrong with that file, if so."""
+    try:
+        with open_regular(source) as file, blobs.writer(digest, max_bytes=size, length=size) as writer:
+            while chunk := file.read(CHUNK):
+                writer.write(chunk)
+            writer.commit()
+    except (DigestMismatch, TooLarge):
+        return "damaged"
+    except FileNotFoundError:
+        return "missing"
+    except OSError:
+        return "unreadable"
+    return None
+
+
+def copy_file(source: Path, target: Path, digest: str) -> None:
+    """Copy a file that has this digest, synced, mode 0600; raises Unavailable where it has another."""
+    sha = hashlib.sha256()
+    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open_regular(source) as file, os.fdopen(descriptor, "wb") as copy:
+        while chunk := file.read(CHUNK):
+            sha.update(chunk)
+            copy.write(chunk)
+        copy.flush()
+        os.fsync(copy.fileno())
+    if f"sha256:{sha.hexdigest()}" != digest:
+        raise Unavailable(f"{source} is damaged: its bytes are not those that {MANIFEST} names.", param="folder")
+
+
+def copy_key(source: Path, target: Path) -> None:
+    """Copy the file of an admin key, durable, mode 0600."""
+    with open_regular(source) as file:
+        text = file.read()
+    replace_file(target, text, beside=target.with_name(f"{target.name}.{secrets.token_hex(4)}"), mode=0o600)

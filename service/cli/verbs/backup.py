@@ -1,0 +1,74 @@
+"""`soup backup`: database and blobs into a folder, from the data folder itself; beside its server or without one."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from registry.errors import NotFound
+from service.cli.commands import command
+from service.cli.output import as_json, columns, data, data_width, progress_bar, talk
+from service.cli.setting_flags import Places, settings_of
+
+if TYPE_CHECKING:
+    from service.backup import BackedUp
+    from service.settings import Settings
+
+
+@command
+def backup(
+    folder: Annotated[Path, typer.Argument(help="Folder of the backup; made, or brought up to date.")],
+    places: Places,
+    with_admin_key: Annotated[
+        bool, typer.Option("--with-admin-key", help="Copy the secret in admin.key too; the database has only hashes.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the manifest and the counts as JSON.")] = False,
+) -> None:
+    """Back up database and blobs into a folder.
+
+    Reads the data folder on the server's machine; the server may run meanwhile. Into the same folder again, only new
+    blobs are copied. Fails where a blob is missing or damaged: it is named, and the rest is backed up.
+
+    \b
+    Examples:
+      soup backup /backups/soup
+      soup backup /backups/soup --data /srv/soup --with-admin-key
+      SOUP_DATABASE_URL=postgresql+psycopg://soup@db/soup soup backup /backups/soup
+    """
+    from service.settings import Settings
+
+    done = _backed_up(settings_of(Settings, **asdict(places)), folder, with_admin_key=with_admin_key)
+    _tell(done, folder, json=json)
+    if done.unsound:
+        raise typer.Exit(1)
+
+
+def _backed_up(settings: Settings, folder: Path, *, with_admin_key: bool) -> BackedUp:
+    from registry.blobs import LocalBlobs
+    from registry.catalogue.database import Database
+    from service.backup import back_up
+
+    if settings.database_url is None and not (settings.data / "soup.db").is_file():  # it would be made
+        raise NotFound(f"There is no database in {settings.data} (--data or SOUP_DATA).", param="data")
+    key = settings.admin_key_path if with_admin_key else None
+    with closing(Database(settings.database)) as database, progress_bar("backing up") as progress:
+        return back_up(database, LocalBlobs(settings.blobs_dir, make=False), folder, admin_key=key, progress=progress)
+
+
+def _tell(done: BackedUp, folder: Path, *, json: bool) -> None:
+    manifest = done.manifest
+    if json:
+        unsound = [asdict(one) for one in done.unsound]
+        as_json({**manifest.model_dump(mode="json"), "new": done.new, "unsound": unsound})
+        return
+    if done.unsound:
+        rows = [(one.digest, one.problem, ", ".join(one.named_by) or "nothing") for one in done.unsound]
+        data(columns(("blob", "problem", "needed by"), rows, within=data_width()))
+    talk(
+        f"{folder}: the database at revision {manifest.revision}, {manifest.blobs} blobs of {manifest.bytes} bytes, "
+        f"{done.new} of them new, {len(done.unsound)} not whole and left out."
+    )

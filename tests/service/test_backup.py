@@ -1,0 +1,302 @@
+"""Backup and restore: the same rows and blobs between all kinds of databases, and nothing half taken for whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from registry.blobs import Aside, LocalBlobs
+from registry.catalogue import Database
+from registry.catalogue.tables import metadata
+from registry.errors import Busy, Conflict, DamagedBlob, InvalidParameter, NotFound, SoupError, Unavailable
+from registry.progress import Progress, silent
+from registry.spec import CosineSpec, PoolSpec, StoreMark
+from service import backup_folder, storage
+from service.backup import BackedUp, back_up
+from service.backup_folder import read_manifest, write_manifest
+from service.blob_check import check_blobs
+from service.restore import restore
+from service.settings import Settings
+from tests.postgres import KINDS, Databases
+from tests.registry.damaged_files import flip
+from tests.registry.toy_registry import SHAPE, ToyRegistry
+
+TODAY = date(2026, 1, 2)
+STORE = "0" * 32
+
+
+@pytest.fixture
+def verbs(databases: Databases, tmp_path: Path) -> Iterator[ToyRegistry]:
+    """A registry of two adapters and a selector over a folder that carries its database's mark."""
+    with databases.new(tmp_path / "data", pool_size=4) as database:
+        (tmp_path / "data").mkdir(exist_ok=True)
+        verbs = ToyRegistry(database, LocalBlobs(tmp_path / "data" / "blobs"))
+        with database.write() as catalogue:
+            Aside(verbs.blobs).set_mark(catalogue.stores.advance(STORE, beyond=0))
+        verbs.ready("acme/law")
+        verbs.ready("acme/code", seed=1)
+        verbs.fit(PoolSpec(base_fingerprint=SHAPE.fingerprint), CosineSpec(encoder="base"), verbs.base.digest)
+        yield verbs
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "backup"
+
+
+def backed_up(verbs: ToyRegistry, folder: Path, *, key: Path | None = None, progress: Progress = silent) -> BackedUp:
+    blobs = LocalBlobs(verbs.blobs.folder, make=False)
+    return back_up(verbs.database, blobs, folder, admin_key=key, progress=progress)
+
+
+def rows(database: Database) -> dict[str, list[Any]]:
+    with database.engine.connect() as connection:
+        return {
+            table.name: sorted(map(repr, connection.execute(select(table)).all())) for table in metadata.sorted_tables
+        }
+
+
+def weights_of(verbs: ToyRegistry, name: str) -> str:
+    with verbs.database.read() as catalogue:
+        found = {row.name: row.weights_blob for row in catalogue.adapters.list(None, limit=9).rows}
+    return str(found[name])
+
+
+def target(folder: Path, url: str | None = None) -> Settings:
+    return Settings(data=folder, database_url=url)
+
+
+def started(settings: Settings, *, alone: bool = True) -> Any:
+    """What the start of a server finds and does over a data folder."""
+    with closing(Database(settings.database)) as database:
+        return check_blobs(database, LocalBlobs(settings.blobs_dir), alone=alone, accept=False, today=TODAY)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_round_trip_into_either_kind_of_database(verbs, folder, tmp_path, kind, request) -> None:
+    done = backed_up(verbs, folder)
+    assert done.unsound == ()
+    named = set(verbs.blobs.digests())
+    assert (done.manifest.blobs, done.new) == (len(named), len(named))
+    url = request.getfixturevalue("postgres").url(empty=True) if kind == "postgresql" else None
+    settings = target(tmp_path / "other", url)
+    restore(settings, folder, replace=False, progress=silent)
+    with closing(Database(settings.database)) as database:
+        assert rows(database) == rows(verbs.database)
+        blobs = LocalBlobs(settings.blobs_dir)
+        assert all(blobs.is_whole(digest) for digest in named)
+        found = started(settings)
+        assert (found.older, found.aside, found.deleted, found.missing) == (False, 0, 0, 0)
+        ToyRegistry(database, blobs).push("acme/after", seed=2)  # numbered after those that came
+        with database.read() as catalogue:
+            assert {"law", "code", "after"} == {row.name for row in catalogue.adapters.list(None, limit=9).rows}
+    assert {path.name for path in settings.data.iterdir()} >= {"blobs", "lock"}
+    assert not list(settings.data.glob("*restoring*"))
+    if url is not None:
+        _replaced_in_one_transaction(verbs, folder, settings)
+        request.getfixturevalue("postgres").drop(url)
+
+
+def _replaced_in_one_transaction(verbs: ToyRegistry, folder: Path, settings: Settings) -> None:
+    def cut(done: int, total: int, message: str) -> None:
+        if message == "rows are there":
+            raise KeyboardInterrupt
+
+    with pytest.raises(Conflict, match="--replace"):
+        restore(settings, folder, replace=False, progress=silent)
+    with closing(Database(settings.database)) as database:
+        there = rows(database)
+        with pytest.raises(KeyboardInterrupt):
+            restore(settings, folder, replace=True, progress=cut)
+        assert rows(database) == there
+        ToyRegistry(database, LocalBlobs(settings.blobs_dir)).push("acme/last", seed=3)  # no number is given twice
+    restore(settings, folder, replace=True, progress=silent)
+    with closing(Database(settings.database)) as database:
+        assert rows(database) == rows(verbs.database)
+
+
+class TestBackup:
+    def test_what_is_pushed_meanwhile_is_in_it_whole_or_not_at_all(self, verbs, folder, tmp_path) -> None:
+        seeds = iter(range(10, 99))
+
+        def progress(done: int, total: int, message: str) -> None:
+            if total and done < total:
+                verbs.push(f"acme/new{(seed := next(seeds))}", seed=seed)
+
+        first = backed_up(verbs, folder, progress=progress)
+        assert first.unsound == ()
+        second = backed_up(verbs, folder)
+        assert second.new == second.manifest.blobs - first.manifest.blobs > 0
+        assert [path.name for path in folder.glob("*.db")] == [second.manifest.database]
+        settings = target(tmp_path / "other")
+        restore(settings, folder, replace=False, progress=silent)
+        assert started(settings).missing == 0
+
+    def test_one_that_is_cut_off_is_none_and_a_second_leaves_the_first(self, verbs, folder, tmp_path) -> None:
+        def cut(done: int, total: int, message: str) -> None:
+            if "new" in message and done == 1:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            backed_up(verbs, folder, progress=cut)
+        with pytest.raises(NotFound, match=r"no whole backup"):
+            restore(target(tmp_path / "other"), folder, replace=False, progress=silent)
+        backed_up(verbs, folder)
+        before = rows(verbs.database)
+        verbs.push("acme/later", seed=9)
+        with pytest.raises(KeyboardInterrupt):
+            backed_up(verbs, folder, progress=cut)
+        settings = target(tmp_path / "other")
+        restore(settings, folder, replace=False, progress=silent)
+        with closing(Database(settings.database)) as database:
+            assert rows(database) == before
+
+    def test_what_is_not_whole_is_named_and_left_out(self, verbs, folder, tmp_path) -> None:
+        law = weights_of(verbs, "law")
+        flip(verbs.blobs.place(law))
+        code = verbs.blobs.place(weights_of(verbs, "code"))
+        code.rename(tmp_path / "moved")
+        code.symlink_to(tmp_path / "moved")
+        done = backed_up(verbs, folder)
+        assert {(one.digest, one.problem) for one in done.unsound} == {
+            (law, "damaged"), (f"sha256:{code.name}", "unreadable"),
+        }  # fmt: skip
+        assert ("weights of acme/law@1",) in [one.named_by for one in done.unsound]
+        settings = target(tmp_path / "other")
+        assert len(restore(settings, folder, replace=False, progress=silent).manifest.lacking) == 2
+        assert started(settings).missing == 2
+        flip(verbs.blobs.place(law))
+        assert len(backed_up(verbs, folder).unsound) == 1
+
+    def test_it_is_closed_to_others_and_has_the_key_only_where_asked(self, verbs, folder, tmp_path) -> None:
+        key = tmp_path / "admin.key"
+        key.write_text("secret\n")
+        assert backed_up(verbs, folder, key=key).manifest.admin_key
+        modes = {path: path.stat().st_mode & 0o777 for path in (folder, *folder.rglob("*"))}
+        assert {mode for path, mode in modes.items() if path.is_dir()} == {0o700}
+        assert {mode for path, mode in modes.items() if path.is_file()} == {0o600}
+        settings = target(tmp_path / "other")
+        restore(settings, folder, replace=False, progress=silent)
+        assert settings.admin_key_path.read_text() == "secret\n"
+        backed_up(verbs, folder)
+        assert not (folder / "admin.key").exists()
+
+    def test_a_folder_of_something_else_is_left_alone(self, verbs, folder, tmp_path) -> None:
+        with pytest.raises(InvalidParameter, match="is no backup"):
+            backed_up(verbs, verbs.blobs.folder.parent)
+        backed_up(verbs, folder)
+        with backup_folder.held(folder), pytest.raises(Busy):
+            backed_up(verbs, folder)
+        write_manifest(folder, read_manifest(folder).model_copy(update={"store": "1" * 32}))
+        with pytest.raises(Conflict, match="another server"):
+            backed_up(verbs, folder)
+
+
+class TestRestore:
+    @pytest.fixture
+    def databases(self, request: pytest.FixtureRequest, tmp_path_factory) -> Databases:
+        """The kind of the source is none of these tests' business."""
+        import migrations
+
+        template = tmp_path_factory.mktemp("template") / "soup.db"
+        with closing(Database(storage.sqlite_url(template))) as database:
+            migrations.upgrade(database.engine)
+        return Databases("sqlite", template, None)
+
+    def refused(self, settings: Settings, folder: Path, error: type[SoupError], says: str, **how: bool) -> None:
+        """Refused, with nothing written."""
+        before = files(settings.data)
+        with pytest.raises(error, match=says):
+            restore(settings, folder, replace=how.get("replace", False), progress=silent)
+        assert {**files(settings.data), "lock": b""} == {**before, "lock": b""}
+
+    def test_nothing_is_written_of_a_damaged_backup(self, verbs, folder, tmp_path) -> None:
+        manifest = backed_up(verbs, folder).manifest
+        blob = next((folder / "blobs").glob("??/*"))
+        flip(blob)
+        settings = target(tmp_path / "other")
+        self.refused(settings, folder, DamagedBlob, f"sha256:{blob.name}")
+        flip(blob)
+        flip(folder / manifest.database)
+        self.refused(settings, folder, Unavailable, "is damaged")
+        flip(folder / manifest.database)
+        write_manifest(folder, manifest.model_copy(update={"revision": "9999"}))
+        self.refused(settings, folder, Unavailable, "'9999', which this version")
+        write_manifest(folder, manifest.model_copy(update={"database": "../data/soup.db"}))
+        self.refused(settings, folder, InvalidParameter, "is not what")
+
+    def test_what_is_there_is_replaced_only_when_asked_and_kept(self, verbs, folder, tmp_path) -> None:
+        backed_up(verbs, folder)
+        before = rows(verbs.database)
+        verbs.push("acme/later", seed=9)
+        later = weights_of(verbs, "later")
+        with verbs.database.write() as catalogue:
+            Aside(verbs.blobs).set_mark(catalogue.stores.advance(STORE, beyond=0))
+        there = rows(verbs.database)
+        settings = target(verbs.blobs.folder.parent)
+        verbs.database.close()
+        self.refused(settings, folder, Conflict, "--replace")
+        done = restore(settings, folder, replace=True, progress=silent)
+        assert done.replaced is not None
+        with closing(Database(storage.sqlite_url(done.replaced))) as kept:
+            assert rows(kept) == there
+        with closing(Database(settings.database)) as database:
+            assert rows(database) == before
+        found = started(settings)
+        assert (found.older, found.aside, found.deleted) == (True, 1, 0)
+        assert [path.name for path in Aside(verbs.blobs).files()] == [later[7:]]
+
+    def test_a_server_that_runs_keeps_its_folder(self, verbs, folder) -> None:
+        backed_up(verbs, folder)
+        data = verbs.blobs.folder.parent
+        with storage.owned(data):
+            self.refused(target(data), folder, Unavailable, "in use by another server", replace=True)
+
+    def test_one_that_is_cut_off_is_finished_by_the_next(self, verbs, folder, tmp_path) -> None:
+        backed_up(verbs, folder)
+        settings = target(tmp_path / "other")
+
+        def cut(done: int, total: int, message: str) -> None:
+            if message == "restoring blobs" and done == 2:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            restore(settings, folder, replace=False, progress=cut)
+        assert len(list(LocalBlobs(settings.blobs_dir).digests())) == 2
+        with pytest.raises(Unavailable, match="holds 2"):
+            self._start_new(settings)
+        Path(settings.data / "soup.db").unlink()
+        restore(settings, folder, replace=False, progress=silent)
+        assert started(settings).missing == 0
+        with closing(Database(settings.database)) as database:
+            found = rows(database)
+        del found["stores"]
+        assert found == {name: value for name, value in rows(verbs.database).items() if name != "stores"}
+
+    def _start_new(self, settings: Settings) -> None:
+        with closing(Database(settings.database)) as database:
+            storage.migrate(database, backups=settings.data / "backups")
+        started(settings)
+
+    def test_a_link_in_place_of_the_manifest_is_not_followed(self, verbs, folder, tmp_path) -> None:
+        backed_up(verbs, folder)
+        (folder / "backup.json").rename(tmp_path / "elsewhere")
+        (folder / "backup.json").symlink_to(tmp_path / "elsewhere")
+        with pytest.raises(OSError, match="symbolic links"):
+            restore(target(tmp_path / "other"), folder, replace=False, progress=silent)
+
+    def test_the_mark_is_the_databases(self, verbs, folder, tmp_path) -> None:
+        backed_up(verbs, folder)
+        settings = target(tmp_path / "other")
+        restore(settings, folder, replace=False, progress=silent)
+        assert Aside(LocalBlobs(settings.blobs_dir)).mark() == StoreMark(store=STORE, generation=1)
