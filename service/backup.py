@@ -70,6 +70,7 @@ def back_up(
                     Unsound(one, why, tuple(catalogue.blobs.named_by(one))) for one, why in problems.items()
                 )
         _copy_key(admin_key, folder / KEY)
+        storage.finish_sqlite(working)
         digest = digest_of(working)
         manifest = Manifest(
             store=mark.store,
@@ -83,7 +84,6 @@ def back_up(
             lacking=tuple(problems),
             admin_key=admin_key is not None,
         )
-        storage.sync_file(working)
         working.replace(folder / manifest.database)
         sync_directory(folder)
         write_manifest(folder, manifest)

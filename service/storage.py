@@ -139,14 +139,14 @@ def _copy_sqlite(source: Path, target: Path) -> None:
     """One state of a SQLite file, whoever writes to it meanwhile, synced."""
     with closing(sqlite3.connect(source)) as original, closing(sqlite3.connect(target)) as copy:
         original.backup(copy)
-    sync_file(target)
+    _sync_file(target)
 
 
 def _moment() -> str:
     return f"{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
 
 
-def sync_file(path: Path) -> None:
+def _sync_file(path: Path) -> None:
     """Make the bytes of a file durable."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
@@ -193,22 +193,32 @@ def remove_sqlite(path: Path) -> None:
         path.with_name(name).unlink(missing_ok=True)
 
 
+def finish_sqlite(path: Path) -> None:
+    """Make a SQLite file that was closed durable; raises Unavailable where it is not all in that file (a full disk)."""
+    left = [name for name in _beside(path) if path.with_name(name).exists()]
+    if left:
+        raise Unavailable(f"SQLite could not write {left[0]} into {path}: see that there is room, and try again.")
+    _sync_file(path)
+
+
 def replace_sqlite(new: Path, path: Path, *, backups: Path) -> Path | None:
     """Put a SQLite file that nobody has open in the place of another, durably; what was there is kept in `backups`."""
+    finish_sqlite(new)
     kept = backups / f"{path.stem}-replaced-{_moment()}.db"
     with suppress(sqlite3.Error):  # one that is damaged is kept as it is, in its pieces
         if path.exists():
             with closing(sqlite3.connect(path)) as old:
                 old.execute("PRAGMA journal_mode=DELETE").close()  # what is in its log is written into the file
     pieces = [name for name in _beside(path) if path.with_name(name).exists()]
-    if path.exists() or pieces:
-        backups.mkdir(parents=True, exist_ok=True, mode=0o700)
     found = path.exists()
+    if found or pieces:
+        backups.mkdir(parents=True, exist_ok=True, mode=0o700)
     if found:
         os.link(path, kept)
     for name in pieces:  # beside the new file SQLite would take them for its own
         path.with_name(name).replace(kept.with_name(name.replace(path.name, kept.name)))
-    sync_file(new)
+    if found or pieces:
+        sync_directory(backups)
     new.replace(path)
     sync_directory(path.parent)
     return kept if found else None

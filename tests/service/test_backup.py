@@ -275,9 +275,12 @@ class TestRestore:
         assert len(list(LocalBlobs(settings.blobs_dir).digests())) == 2
         with pytest.raises(Unavailable, match="holds 2"):
             self._start_new(settings)
-        Path(settings.data / "soup.db").unlink()
+        (settings.data / "soup.db").unlink()
+        for name in ("soup.db.restoring", "soup.db.restoring-wal", "soup.db-wal"):  # what a kill or a person left
+            (settings.data / name).write_bytes(b"half")
         restore(settings, folder, replace=False, progress=silent)
         assert started(settings).missing == 0
+        assert [path.read_bytes() for path in (settings.data / "backups").iterdir()] == [b"half"]
         with closing(Database(settings.database)) as database:
             found = rows(database)
         del found["stores"]
@@ -287,6 +290,24 @@ class TestRestore:
         with closing(Database(settings.database)) as database:
             storage.migrate(database, backups=settings.data / "backups")
         started(settings)
+
+    def test_a_damaged_database_is_replaced_and_kept(self, verbs, folder, tmp_path) -> None:
+        backed_up(verbs, folder)
+        settings = target(tmp_path / "other")
+        settings.data.mkdir()
+        (settings.data / "soup.db").write_bytes(b"no database at all" * 999)
+        kept = restore(settings, folder, replace=True, progress=silent).replaced
+        assert kept is not None
+        assert kept.read_bytes() == b"no database at all" * 999
+        assert started(settings).missing == 0
+
+    def test_a_database_that_is_not_all_in_its_file_is_not_put_in_place(self, tmp_path) -> None:
+        new = tmp_path / "new.db"
+        new.write_bytes(b"")
+        (tmp_path / "new.db-wal").write_bytes(b"log")
+        with pytest.raises(Unavailable, match="could not write"):
+            storage.replace_sqlite(new, tmp_path / "soup.db", backups=tmp_path)
+        assert not (tmp_path / "soup.db").exists()
 
     def test_a_link_in_place_of_the_manifest_is_not_followed(self, verbs, folder, tmp_path) -> None:
         backed_up(verbs, folder)
