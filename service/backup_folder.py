@@ -62,7 +62,8 @@ def held(folder: Path) -> Iterator[None]:
 
     Raises InvalidParameter for a folder that holds something else, Busy while another backup is written into it.
     """
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / LOCK).is_file():
+    ours = any((folder / name).is_file() for name in (LOCK, MANIFEST))
+    if folder.is_dir() and any(folder.iterdir()) and not ours:
         raise InvalidParameter(f"{folder} is not empty and is no backup: name another folder.", param="folder")
     before = os.umask(0o077)  # every file of it is 0600, every folder 0700
     try:
