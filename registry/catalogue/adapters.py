@@ -102,6 +102,24 @@ class Adapters(Repository[AdapterRow]):
         )
         return self.get(id)
 
+    def restore(self, id: int, *, if_match: str | None = None) -> AdapterRow:
+        """Bring a retired version back: names lead to it again. A live one stays as it is.
+
+        Raises PreconditionFailed if it is retired and `if_match` is not its etag.
+        """
+        row = self.get(id)
+        changed = self._connection.execute(
+            update(adapters)
+            .where(adapters.c.id == id, adapters.c.retired_at.is_not(None), _at(row, if_match))
+            .values(retired_at=None, revision=adapters.c.revision + 1)
+        )
+        found = self.get(id)
+        if changed.rowcount == 0 and found.retired_at is not None:
+            raise PreconditionFailed(
+                f"{row.ref} changed since it was read (its etag is {found.etag}): read it again.", param="if-match"
+            )
+        return found
+
     def _change(self, id: int, **values: Any) -> None:
         self._connection.execute(update(adapters).where(adapters.c.id == id).values(**values))
 
@@ -126,14 +144,19 @@ class Adapters(Repository[AdapterRow]):
 
     def resolve(self, visible: Namespaces, ref: Ref) -> AdapterRow:
         """The adapter a ref means now; raises NotFound, or Retired where every match is retired."""
+        row = self.find(visible, ref)
+        if row.retired_at is not None:
+            raise Retired(f"{ref} was retired.", param="ref")
+        return row
+
+    def find(self, visible: Namespaces, ref: Ref) -> AdapterRow:
+        """The adapter a ref means, a retired one where none is live; raises NotFound."""
         if isinstance(ref, BaseRef):
             raise NotFound(f"{ref} is a base model, not an adapter.", param="ref")
         meant = adapters.c.digest == ref.digest if isinstance(ref, DigestRef) else self._of_name(ref)
         row = self.newest(visible, meant)
         if row is None:
             raise NotFound(f"There is no adapter {ref}, or this key does not see it.", param="ref")
-        if row.retired_at is not None:
-            raise Retired(f"{ref} was retired.", param="ref")
         return row
 
     def newest(self, visible: Namespaces, meant: ColumnElement[bool]) -> AdapterRow | None:

@@ -70,6 +70,11 @@ class AdapterCalls:
         """Retire an adapter: all live versions of a name, or the one that `@version` names; what was retired."""
         return list(self._http.json("DELETE", self._named_path(ref))["data"])
 
+    def restore(self, ref: str, *, if_match: str | None = None) -> Json:
+        """Bring a retired version back, `namespace/name@version`; with `if_match` only if that is its etag."""
+        headers = {"if-match": if_match} if if_match else None
+        return self._http.json("POST", f"{_adapter_path(ref)}/restore", headers=headers)
+
     def lineage(self, ref: str) -> Json:
         """The recipe, parents, children and evidence of an adapter."""
         return self._http.json("GET", f"{self._named_path(ref)}/lineage")

@@ -1,4 +1,4 @@
-"""`soup rm`: retires adapters and soups."""
+"""`soup rm`: retires adapters and soups, or brings them back."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from service.cli.remote import Remote, verb
 def rm(
     remote: Remote,
     refs: Annotated[list[str], typer.Argument(help="Names; without @version all live versions.", metavar="REF")],
+    undo: Annotated[
+        bool, typer.Option("--undo", help="Bring back what was retired; each REF with its @version.")
+    ] = False,
 ) -> None:
     """Retire adapters or soups.
 
@@ -23,10 +26,11 @@ def rm(
     Examples:
       soup rm team/law@1
       soup rm team/old team/older
+      soup rm --undo team/law@1
     """
-    gone, failed = [], Failures()
+    changed, failed = [], Failures()
     for ref in refs:
         with failed.of(ref):
-            gone += remote.client.delete_adapter(ref)
-    remote.answer({"object": "list", "data": gone}, *(row["ref"] for row in gone))
+            changed += [remote.client.restore(ref)] if undo else remote.client.delete_adapter(ref)
+    remote.answer({"object": "list", "data": changed}, *(row["ref"] for row in changed))
     failed.end()

@@ -135,6 +135,24 @@ def retire_adapter(request: Request, ns: str, name: str, parts: AppParts, who: W
     return AdapterList(data=[listed(row) for row in rows])
 
 
+@router.post("/{ns}/{name}/restore")
+def restore_adapter(
+    request: Request, ns: str, name: str, parts: AppParts, who: Writer, if_match: IfMatch = None
+) -> Adapter:
+    """Bring a retired version, `name@version`, back; a live one stays as it is. Its pools are refitted."""
+    ref = name_ref(ns, name)
+    with parts.registry.database.write() as catalogue:
+        found = catalogue.adapters.find(who.namespaces, ref)
+        who.check_write(ns)
+        if ref.version is None:
+            raise InvalidName(f"Say which version of {ns}/{ref.name} to restore, as {ns}/{ref.name}@1.", param="name")
+        row = catalogue.adapters.restore(found.id, if_match=etag_of(if_match))
+        if found.retired_at is not None:
+            _after_change(parts, who.caller(request.state.request_id), catalogue, "adapter.restore", [row])
+    parts.jobs.wake()
+    return adapter_body(row)
+
+
 def _after_change(parts: AppParts, caller: Caller, catalogue: Catalogue, action: str, rows: list[AdapterRow]) -> None:
     for row in rows:
         enqueue_refits(catalogue, row, created_by=caller.key_id, refits=parts.registry.refits)

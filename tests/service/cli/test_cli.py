@@ -392,6 +392,10 @@ class TestLooking:
         assert (code, out) == (1, "team/law@1\nteam/law@2\n")
         assert err.startswith("team/unknown: Error:")
 
+    def test_rm_undo(self, soup: Soup, server: Server) -> None:
+        server.on("POST /v1/adapters/team/law@1/restore", ok(ADAPTER))
+        assert soup("rm", "--undo", "team/law@1")[:2] == (0, "team/law@1\n")
+
     def test_pull_refuses_a_filled_directory(self, soup: Soup, server: Server, folder: Path) -> None:
         code, _, err = soup("pull", "team/law", folder)
         assert code == 1

@@ -188,6 +188,41 @@ def test_one_version_and_then_all_of_them(world: World) -> None:
     assert not [row for row in listed if row["name"] == "old"]
 
 
+def test_a_retired_version_comes_back_and_its_pools_are_refitted(world: World) -> None:
+    world.push("back/law", seed=54, sample=vectors(world))
+    newest = world.push("back/law", seed=55, sample=vectors(world))
+    fitted(world, namespaces=("back",))
+    before = set(queued(world, "fit"))
+    (gone,) = world.client.delete("/v1/adapters/back/law@2").json()["data"]
+    with world.runtime.database.write() as catalogue:
+        for job in set(queued(world, "fit")) - before:
+            catalogue.jobs.cancel(job)
+    path = "/v1/adapters/back/law@2/restore"
+    stale = world.client.post(path, headers={"if-match": f'"{newest["etag"]}"'})
+    assert stale.status_code == 412
+    assert get(world, "back/law@2").status_code == 410
+    answer = world.client.post(path, headers={"if-match": f'"{gone["etag"]}"'})
+    assert (answer.status_code, answer.json()["retired_at"]) == (200, None)
+    assert get(world, "back/law").json()["version"] == 2
+    assert len(set(queued(world, "fit")) - before) == 1
+    again = world.client.post(path)
+    assert (again.status_code, again.json()["etag"]) == (200, answer.json()["etag"])
+    audit = world.client.get("/v1/audit?limit=200").json()["data"]
+    assert [one["action"] for one in audit].count("adapter.restore") == 1
+
+
+def test_what_cannot_be_restored(world: World) -> None:
+    world.push("acme/stays")
+    world.client.delete("/v1/adapters/acme/stays")
+    path = "/v1/adapters/acme/stays@1/restore"
+    foreign = world.client.post(path, headers=world.headers(world.key(["read", "write"], ["ours"])))
+    assert foreign.status_code == world.client.post("/v1/adapters/acme/never@1/restore").status_code == 404
+    assert world.client.post("/v1/adapters/acme/stays@9/restore").status_code == 404
+    assert world.client.post("/v1/adapters/acme/stays/restore").status_code == 400
+    assert world.client.post(path, headers=world.headers(world.key(["read"]))).status_code == 403
+    assert get(world, "acme/stays@1").status_code == 410
+
+
 def test_unknown_is_404_and_not_410(world: World) -> None:
     world.push("acme/known")
     for ref in ("acme/never", "acme/known@9", "acme/known@nope", "sha256:" + "0" * 64):
