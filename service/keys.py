@@ -10,7 +10,9 @@ import hashlib
 import logging
 import re
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import get_args
 
@@ -36,6 +38,7 @@ class Principal:
     key_id: str
     namespaces: tuple[str, ...] | None
     scopes: frozenset[str]
+    expires_at: datetime | None = None
 
     def caller(self, request_id: str) -> Caller:
         """On whose behalf the registry's verbs work for this request."""
@@ -90,8 +93,13 @@ def secret_sha256(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
-def authenticate(database: Database, header: str | None) -> Principal:
-    """The principal of an Authorization header; raises Unauthenticated for none, an unknown or a revoked key."""
+def present() -> datetime:
+    """The moment that decides whether a key has expired, UTC."""
+    return datetime.now(UTC)
+
+
+def authenticate(database: Database, header: str | None, *, clock: Callable[[], datetime] = present) -> Principal:
+    """The principal of an Authorization header; raises Unauthenticated for none, an unknown, revoked or expired key."""
     if not header:
         raise Unauthenticated("This needs a key: send 'Authorization: Bearer sk-soup-...'.")
     kind, _, secret = header.partition(" ")
@@ -102,7 +110,9 @@ def authenticate(database: Database, header: str | None) -> Principal:
         row = catalogue.keys.by_secret(secret_sha256(secret))
     if row is None or row.revoked_at is not None:
         raise Unauthenticated("This key is unknown or revoked.")
-    return Principal(key_id=row.id, namespaces=row.namespaces, scopes=frozenset(row.scopes))
+    if row.expires_at is not None and row.expires_at <= clock():
+        raise Unauthenticated(f"This key expired on {row.expires_at:%Y-%m-%d at %H:%M} UTC; ask an admin for another.")
+    return Principal(row.id, row.namespaces, frozenset(row.scopes), row.expires_at)
 
 
 # --- the admin key --------------------------------------------------------------------------------
@@ -113,8 +123,8 @@ def ensure_admin_key(database: Database, path: Path, bootstrap: str | None = Non
 
     The first start writes `bootstrap`, or a fresh secret, with mode 0600 and fsync; later starts find it. The file
     is written before the row: a crash between the two leaves a secret that the next start registers. A key that was
-    revoked stays so, which is told in the log; other admin keys work. Raises InvalidParameter for a bootstrap secret or
-    a file that is not of our form, Conflict where the key was revoked and there is no other.
+    revoked or has expired stays so, which is told in the log; other admin keys work. Raises InvalidParameter for a
+    bootstrap secret or a file that is not of our form, Conflict where the key has ended and no other lasts.
     """
     if bootstrap is not None and not SECRET_PATTERN.fullmatch(bootstrap):
         raise InvalidParameter(
@@ -130,11 +140,12 @@ def ensure_admin_key(database: Database, path: Path, bootstrap: str | None = Non
                 "admin", secret_sha256(wanted), namespaces=None, scopes=frozenset({"admin"}), prefix=wanted[:SHOWN]
             )
             catalogue.audit.record("key.create", "admin", key_id=None, request_id=None, detail={"by": "first start"})
-        elif row.revoked_at is not None:
+        elif row.revoked_at is not None or (row.expires_at is not None and row.expires_at <= present()):
+            ended = "expired" if row.revoked_at is None else "was revoked"
             said = (
-                f"The key in {path} was revoked; remove that file, and the next start writes a new one."
+                f"The key in {path} {ended}; remove that file, and the next start writes a new one."
                 if bootstrap is None
-                else "The key in SOUP_BOOTSTRAP_KEY was revoked; set another, and the next start makes it an admin key."
+                else f"The key in SOUP_BOOTSTRAP_KEY {ended}; set another, and the next start makes it an admin key."
             )
             if not catalogue.keys.admins():
                 raise Conflict(said)

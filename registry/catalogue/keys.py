@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import secrets
 from collections.abc import Iterable
+from datetime import datetime
 
 from pydantic import TypeAdapter
 from sqlalchemy import select, update
@@ -21,7 +22,14 @@ class Keys(Repository[KeyRow]):
     values = TypeAdapter(KeyRow)
 
     def add(
-        self, name: str, secret_sha256: str, *, namespaces: tuple[str, ...] | None, scopes: Iterable[str], prefix: str
+        self,
+        name: str,
+        secret_sha256: str,
+        *,
+        namespaces: tuple[str, ...] | None,
+        scopes: Iterable[str],
+        prefix: str,
+        expires_at: datetime | None = None,
     ) -> KeyRow:
         """Store a new key."""
         id_ = "key-" + secrets.token_hex(8)
@@ -34,11 +42,12 @@ class Keys(Repository[KeyRow]):
             scopes=sorted(scopes),
             prefix=prefix,
             created_at=now(),
+            expires_at=expires_at,
         )
         return self._get(id_)
 
     def by_secret(self, secret_sha256: str) -> KeyRow | None:
-        """The key with this secret, revoked or not."""
+        """The key with this secret, revoked or expired though it may be."""
         return self._one(select(keys).where(keys.c.secret_sha256 == secret_sha256))
 
     def list(self) -> builtins.list[KeyRow]:
@@ -46,10 +55,9 @@ class Keys(Repository[KeyRow]):
         return self._all(select(keys).order_by(keys.c.created_at, keys.c.id))
 
     def admins(self) -> builtins.list[KeyRow]:
-        """The keys that may do everything, everywhere: scope `admin`, all namespaces, not revoked."""
-        return [
-            one for one in self.list() if one.revoked_at is None and one.namespaces is None and "admin" in one.scopes
-        ]
+        """The keys that may do everything, everywhere, and for good: scope `admin`, all namespaces, without an end."""
+        lasting = (one for one in self.list() if one.revoked_at is None and one.expires_at is None)
+        return [one for one in lasting if one.namespaces is None and "admin" in one.scopes]
 
     def revoke(self, id: str) -> KeyRow:
         """Revoke a key; once revoked it stays as it was. Raises NotFound."""

@@ -226,6 +226,8 @@ class KeyRow:
     prefix: str
     created_at: datetime
     revoked_at: datetime | None
+    expires_at: datetime | None
+    """None: never."""
 
 
 @dataclass(frozen=True)

@@ -270,6 +270,7 @@ keys = Table(
     Column("prefix", String(32), nullable=False),
     Column("created_at", Microseconds, nullable=False),
     Column("revoked_at", Microseconds),
+    Column("expires_at", Microseconds),
 )
 audit = Table(
     "audit",

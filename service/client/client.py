@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Self
 
@@ -87,9 +88,22 @@ class SoupClient(AdapterCalls, JobCalls):
 
     # --- keys, namespaces and health ----------------------------------------------------------------------------
 
-    def create_key(self, name: str, *, scopes: Sequence[KeyScope], namespaces: Sequence[str] | None = None) -> Json:
-        """Make a key; `secret` is in this answer and nowhere else. `namespaces` None sees all of them."""
-        body = {"name": name, "scopes": list(scopes), "namespaces": None if namespaces is None else list(namespaces)}
+    def create_key(
+        self,
+        name: str,
+        *,
+        scopes: Sequence[KeyScope],
+        namespaces: Sequence[str] | None = None,
+        expires_at: datetime | None = None,
+    ) -> Json:
+        """Make a key; `secret` is in this answer and nowhere else. `namespaces` None sees all of them.
+
+        `expires_at` knows its time zone; None never expires.
+        """
+        body: Json = {"name": name, "scopes": list(scopes)}
+        body["namespaces"] = None if namespaces is None else list(namespaces)
+        if expires_at is not None:
+            body["expires_at"] = expires_at.isoformat()
         return self._http.json("POST", "/v1/keys", json=body, repeat=False)
 
     def keys(self) -> list[Json]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,37 @@ def test_a_revoked_key_stops_at_once(database: Database) -> None:
         catalogue.keys.revoke(key_id)
     with pytest.raises(Unauthenticated, match="revoked"):
         authenticate(database, f"Bearer {secret}")
+
+
+def test_a_key_works_until_it_expires(database: Database) -> None:
+    secret, end = new_secret(), datetime(2031, 5, 4, 12, 30, tzinfo=UTC)
+    with database.write() as catalogue:
+        catalogue.keys.add(
+            "k", secret_sha256(secret), namespaces=None, scopes={"read"}, prefix=secret[:12], expires_at=end
+        )
+    before = authenticate(database, f"Bearer {secret}", clock=lambda: end - timedelta(microseconds=1))
+    assert before.expires_at == end
+    with pytest.raises(Unauthenticated, match="expired on 2031-05-04 at 12:30 UTC"):
+        authenticate(database, f"Bearer {secret}", clock=lambda: end)
+
+
+def test_a_start_with_an_expired_key_needs_another_that_lasts(
+    database: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, secret, moment = tmp_path / "admin.key", new_secret(), datetime.now(UTC)
+
+    def admin(of: str, expires_at: datetime | None) -> None:
+        with database.write() as catalogue:
+            digest = secret_sha256(of)
+            catalogue.keys.add("k", digest, namespaces=None, scopes={"admin"}, prefix="p", expires_at=expires_at)
+
+    admin(secret, moment - timedelta(days=1))
+    admin(new_secret(), moment + timedelta(days=1))
+    with pytest.raises(Conflict, match="SOUP_BOOTSTRAP_KEY expired"):
+        ensure_admin_key(database, path, secret)
+    admin(new_secret(), None)
+    assert ensure_admin_key(database, path, secret) == path
+    assert "Other admin keys work." in caplog.text
 
 
 def test_the_secret_is_not_in_the_database(database: Database, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Annotated
 
@@ -22,6 +23,17 @@ class Scope(StrEnum):
     ADMIN = "admin"
 
 
+def _moment(text: str) -> datetime:
+    """The moment of `90d` from now, or of a date, which is UTC unless it says otherwise."""
+    try:
+        if text.endswith("d") and text[:-1].isdecimal():
+            return datetime.now(UTC) + timedelta(days=int(text[:-1]))
+        moment = datetime.fromisoformat(text)
+    except (ValueError, OverflowError):
+        raise typer.BadParameter(f"'{text}' is neither days (90d) nor a date (2030-01-31).") from None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
 @app.command()
 @verb
 def create(
@@ -34,6 +46,14 @@ def create(
     namespace: Annotated[
         list[str] | None, typer.Option(help="A namespace it sees; may be repeated. By default all.")
     ] = None,
+    expires: Annotated[
+        datetime | None,
+        typer.Option(
+            parser=_moment,
+            metavar="90d|DATE",
+            help="When it ends: in so many days, or at a date (UTC). By default never.",
+        ),
+    ] = None,
 ) -> None:
     """Make a key and print its secret, which is shown only now.
 
@@ -41,9 +61,13 @@ def create(
     Examples:
       soup keys create ci --scope read --scope write --namespace team
       export SOUP_KEY=$(soup keys create notebook)
+      soup keys create guest --scope infer --expires 90d
     """
     key = remote.client.create_key(
-        name, scopes=[s.value for s in scope or (Scope.READ, Scope.WRITE, Scope.INFER)], namespaces=namespace or None
+        name,
+        scopes=[s.value for s in scope or (Scope.READ, Scope.WRITE, Scope.INFER)],
+        namespaces=namespace or None,
+        expires_at=expires,
     )
     remote.answer(key, key["secret"], said=f"Key {key['id']}: keep the secret now, it is not shown again.")
 
@@ -59,10 +83,11 @@ def ls(remote: Remote) -> None:
       soup keys ls --json
     """
     keys = remote.client.keys()
-    header = ("id", "name", "begins", "namespaces", "scopes", "created", "revoked")
+    header = ("id", "name", "begins", "namespaces", "scopes", "created", "expires", "revoked")
     rows = [
         (k["id"], k["name"], k["prefix"], "all" if k["namespaces"] is None else k["namespaces"], k["scopes"],
-         str(k["created_at"])[:10], str(k["revoked_at"])[:10] if k.get("revoked_at") else "")
+         str(k["created_at"])[:10], str(k["expires_at"])[:10] if k.get("expires_at") else "",
+         str(k["revoked_at"])[:10] if k.get("revoked_at") else "")
         for k in keys
     ]  # fmt: skip
     remote.answer({"object": "list", "data": keys}, columns(header, rows))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from datetime import datetime, timedelta
 
 from fastapi import APIRouter, Request
 
@@ -15,9 +16,11 @@ from service.http.auth import Admin
 from service.http.bodies import CheckedRoute
 from service.http.schemas.keys import CreatedKey, Key, KeyList, NewKey
 from service.jobs.runner import after_withdrawal, withdraw
-from service.keys import SHOWN, Principal, new_secret, secret_sha256
+from service.keys import SHOWN, Principal, new_secret, present, secret_sha256
 
 router = APIRouter(prefix="/v1/keys", tags=["keys"], route_class=CheckedRoute)
+LONGEST = timedelta(days=3660)
+"""A key that expires does so within ten years."""
 
 
 @router.post("", status_code=201)
@@ -33,8 +36,12 @@ def create_key(request: Request, body: NewKey, parts: AppParts, who: Admin) -> C
             namespaces=namespaces,
             scopes=frozenset(body.scopes),
             prefix=secret[:SHOWN],
+            expires_at=body.expires_at,
         )
-        detail = {"name": body.name, "namespaces": body.namespaces, "scopes": sorted(body.scopes)}
+        expires = None if row.expires_at is None else row.expires_at.isoformat()
+        detail = {
+            "name": body.name, "namespaces": body.namespaces, "scopes": sorted(body.scopes), "expires_at": expires
+        }  # fmt: skip
         who.caller(request.state.request_id).audit(catalogue, "key.create", row.id, **detail)
     return CreatedKey(**_key(row).model_dump(), secret=secret)
 
@@ -62,8 +69,8 @@ def revoke_key(request: Request, id: str, parts: AppParts, who: Admin) -> Key:
         row = found[0]
         if [one.id for one in catalogue.keys.admins()] == [id]:
             raise Conflict(
-                f"Key {id} is the last one with scope 'admin' and all namespaces: make another before this one is "
-                "revoked.",
+                f"Key {id} is the last one with scope 'admin' and all namespaces that does not expire: make another "
+                "before this one is revoked.",
                 param="id",
             )
         if row.revoked_at is None:
@@ -91,6 +98,21 @@ def _check(body: NewKey, who: Principal) -> None:
         raise InvalidParameter(f"Namespace '{reserved[0]}' is reserved.", param="namespaces")
     if not _manages(who, namespaces):
         raise Forbidden("This key can only make keys for namespaces that it sees itself.", param="namespaces")
+    _check_end(body.expires_at, who)
+
+
+def _check_end(expires_at: datetime | None, who: Principal) -> None:
+    """Raises unless a key that ends then (None: never) may be made: ahead of now, and not beyond its maker's end."""
+    if expires_at is not None and not present() < expires_at <= present() + LONGEST:
+        raise InvalidParameter(
+            f"expires_at must lie ahead, by at most {LONGEST.days} days; leave it out for a key that does not expire.",
+            param="expires_at",
+        )
+    if who.expires_at is not None and (expires_at is None or expires_at > who.expires_at):
+        raise Forbidden(
+            f"This key expires on {who.expires_at.isoformat()} and can only make keys that expire by then.",
+            param="expires_at",
+        )
 
 
 def _key(row: KeyRow) -> Key:

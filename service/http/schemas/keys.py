@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AwareDatetime, BeforeValidator, Field
 
 from registry.names import KeyScope, Part
 from registry.spec import Words
 from service.http.schemas.wire import Wire
 
 
+def _text(value: Any) -> Any:
+    """A moment is written as text: a number would be seconds to one reader and milliseconds to another."""
+    if not isinstance(value, str):
+        raise ValueError("must be a date and time with its offset, such as 2030-01-31T00:00:00Z")
+    return value
+
+
+Moment = Annotated[AwareDatetime, Field(strict=False), BeforeValidator(_text)]
+
+
 class NewKey(Wire):
-    """A key to make. `namespaces` null sees every namespace."""
+    """A key to make. `namespaces` null sees every namespace; without `expires_at` it does not expire."""
 
     name: Words = Field(min_length=1, max_length=100)
     namespaces: list[Part] | None = Field(max_length=1000)
     scopes: list[KeyScope] = Field(min_length=1, max_length=8)
+    expires_at: Moment | None = None
 
 
 class Key(Wire):
@@ -31,6 +42,7 @@ class Key(Wire):
     scopes: list[str]
     created_at: datetime
     revoked_at: datetime | None = None
+    expires_at: datetime | None = None
 
 
 class CreatedKey(Key):

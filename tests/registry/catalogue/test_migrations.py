@@ -227,6 +227,19 @@ def test_jobs_from_before_keep_their_state_and_what_failed_of_them(database):
     assert (found[0].finished_at, found[0].started_at) == (ended.updated_at, None)
 
 
+def test_a_key_that_expires_does_not_outlive_the_column(database):
+    """Going back revokes it: what does not know the column would let it work for good."""
+    end = datetime.now(UTC) + timedelta(days=1)
+    with database.write() as catalogue:
+        catalogue.keys.add("ends", "a" * 64, namespaces=None, scopes={"read"}, prefix="p", expires_at=end)
+        lasting = catalogue.keys.add("lasts", "b" * 64, namespaces=None, scopes={"read"}, prefix="p")
+    migrations.downgrade(database.engine, "0005")
+    migrations.upgrade(database.engine)
+    with database.read() as catalogue:
+        assert catalogue.keys.by_secret("a" * 64).revoked_at is not None
+        assert catalogue.keys.by_secret("b" * 64) == lasting
+
+
 @pytest.mark.parametrize(
     ("upgrade", "error"),
     [

@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -746,6 +747,19 @@ class TestKeysAndJobs:
         assert server.body() == {"name": "ci", "scopes": ["read", "infer"], "namespaces": ["team"]}
         soup("keys", "create", "all")
         assert server.body() == {"name": "all", "scopes": ["read", "write", "infer"], "namespaces": None}
+
+    def test_a_key_that_expires(self, soup: Soup, server: Server) -> None:
+        server.on("POST /v1/keys", ok({"id": "k1", "secret": "sk-soup-secret"}, 201))
+        for text, sent in (
+            ("2031-05-04", "2031-05-04T00:00:00+00:00"), ("2031-05-04T10:00:00+02:00", "2031-05-04T10:00:00+02:00"),
+        ):  # fmt: skip
+            soup("keys", "create", "guest", "--expires", text)
+            assert server.body()["expires_at"] == sent
+        earliest = datetime.now(UTC) + timedelta(days=90)
+        soup("keys", "create", "guest", "--expires", "90d")
+        assert earliest <= datetime.fromisoformat(server.body()["expires_at"]) <= datetime.now(UTC) + timedelta(days=90)
+        for wrong in ("soon", "d", "-3d", "99999999999d", "2031-13-01"):
+            assert soup("keys", "create", "guest", "--expires", wrong)[0] == 2
 
     def test_list_and_revoke(self, soup: Soup, server: Server) -> None:
         key = {"id": "k1", "name": "ci", "prefix": "sk-soup-abcd", "namespaces": None, "scopes": ["read"],

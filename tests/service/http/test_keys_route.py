@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
+from service.keys import new_secret, secret_sha256
 from tests.postgres import KINDS
 from tests.service.servers import World
 
@@ -58,6 +60,44 @@ def test_the_last_admin_key_is_not_revoked(world: World) -> None:
     assert world.client.get("/v1/keys").status_code == 200
 
 
+def ahead(**gap: float) -> str:
+    return (datetime.now(UTC) + timedelta(**gap)).isoformat()
+
+
+def test_a_key_that_expired_is_refused_and_says_so(world: World) -> None:
+    end = ahead(days=1)
+    made = make(world, expires_at=end).json()
+    assert datetime.fromisoformat(made["expires_at"]) == datetime.fromisoformat(end)
+    assert world.client.get("/v1/adapters", headers=world.headers(made["secret"])).status_code == 200
+    secret = new_secret()
+    with world.runtime.database.write() as catalogue:
+        catalogue.keys.add(
+            "old", secret_sha256(secret), namespaces=None, scopes={"read"}, prefix=secret[:12],
+            expires_at=datetime(2020, 2, 3, tzinfo=UTC),
+        )  # fmt: skip
+    answer = world.client.get("/v1/adapters", headers=world.headers(secret))
+    assert answer.status_code == 401
+    assert "This key expired on 2020-02-03" in answer.json()["error"]["message"]
+
+
+def test_an_admin_key_that_expires_is_not_the_one_that_stays(world: World) -> None:
+    lasting = [
+        one["id"] for one in world.client.get("/v1/keys").json()["data"]
+        if one["namespaces"] is None and "admin" in one["scopes"] and not one["revoked_at"] and not one["expires_at"]
+    ]  # fmt: skip
+    assert make(world, scopes=["admin"], expires_at=ahead(days=1)).status_code == 201
+    for id in lasting[1:]:
+        assert world.client.delete(f"/v1/keys/{id}").status_code == 200
+    assert world.client.delete(f"/v1/keys/{lasting[0]}").status_code == 409
+
+
+def test_a_key_that_expires_makes_none_that_outlive_it(world: World) -> None:
+    admin = make(world, scopes=["admin"], expires_at=ahead(days=2)).json()["secret"]
+    assert make(world, admin).status_code == 403
+    assert make(world, admin, expires_at=ahead(days=3)).status_code == 403
+    assert make(world, admin, expires_at=ahead(days=1)).status_code == 201
+
+
 def test_an_unknown_key_is_404(world: World) -> None:
     assert world.client.delete("/v1/keys/key-nothing").status_code == 404
 
@@ -74,6 +114,13 @@ def test_an_unknown_key_is_404(world: World) -> None:
         {"namespaces": ["../up"]},
         {"namespaces": ["UPPER"]},
         {"prefix": "sk-soup-mine"},
+        {"expires_at": "2020-01-01T00:00:00Z"},
+        {"expires_at": "2999-01-01T00:00:00Z"},
+        {"expires_at": "9999-12-31T23:59:59-14:00"},
+        {"expires_at": "0001-01-01T00:00:00+14:00"},
+        {"expires_at": "2030-01-01T00:00:00"},
+        {"expires_at": "soon"},
+        {"expires_at": 4102444800},
     ],
 )
 def test_a_bad_key_is_refused(world: World, body: dict[str, Any]) -> None:
