@@ -20,6 +20,8 @@ EXTRAS = {
     "serve": "server",
     "migrate": "server",
     "check": "server",
+    "backup": "server",
+    "restore": "server",
     "train": "train",
     "evaluate": "train",
     "convert": "train",

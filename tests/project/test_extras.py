@@ -272,6 +272,8 @@ def _line(verb: str, folder: Path) -> list[str]:
         "serve": ["--port", "0", "--data", str(folder / "data")],
         "migrate": ["--data", str(folder / "data")],
         "check": ["--data", str(folder)],
+        "backup": [str(folder / "backup"), "--data", str(folder)],
+        "restore": [str(folder / "backup"), "--data", str(folder / "data")],
         "train": ["--texts", "texts.jsonl", "--valid", "valid.jsonl", "--out", "out", *texts],
         "evaluate": [str(folder), "--data", "texts.jsonl", *texts],
         "convert": ["checkpoint", "converted", "--domain", "law"],
