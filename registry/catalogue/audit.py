@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 from pydantic import TypeAdapter
 from sqlalchemy import select
 
-from registry.catalogue.repository import Repository, now, seen_by
+from registry.catalogue.repository import Repository, matching, now, seen_by
 from registry.catalogue.rows import AuditRow, Namespaces, Page
 from registry.catalogue.tables import audit
 
@@ -34,7 +35,25 @@ class Audit(Repository[AuditRow]):
             detail=dict(detail),
         )
 
-    def list(self, visible: Namespaces, *, limit: int, cursor: str | None = None) -> Page[AuditRow]:
-        """Entries of the visible namespaces, newest first."""
-        query = select(audit).where(seen_by(visible, audit.c.namespace))
+    def list(
+        self, visible: Namespaces, *, action: str | None = None, subject: str | None = None,
+        namespace: str | None = None, key_id: str | None = None, since: datetime | None = None,
+        until: datetime | None = None, limit: int, cursor: str | None = None,
+    ) -> Page[AuditRow]:  # fmt: skip
+        """Entries of the visible namespaces that match every filter, newest first.
+
+        An `action` that ends with a dot is the beginning of many (`key.`). `since` is included,
+        `until` is not.
+        """
+        equal = matching(audit, subject=subject, namespace=namespace, key_id=key_id)
+        query = select(audit).where(seen_by(visible, audit.c.namespace), *equal)
+        if action is not None:
+            many = action.endswith(".")
+            query = query.where(
+                audit.c.action.startswith(action, autoescape=True) if many else audit.c.action == action
+            )
+        if since is not None:
+            query = query.where(audit.c.at >= since)
+        if until is not None:
+            query = query.where(audit.c.at < until)
         return self._page(query, audit.c.id, limit=limit, cursor=cursor)

@@ -283,4 +283,9 @@ audit = Table(
     Column("key_id", String(64)),
     Column("request_id", String(128)),
     Column("detail", JSON, nullable=False),
+    Index("ix_audit_action", "action", "id"),
+    Index("ix_audit_subject", "subject", "id"),
+    Index("ix_audit_namespace", "namespace", "id"),
+    Index("ix_audit_key_id", "key_id", "id"),
+    Index("ix_audit_at", "at"),
 )

@@ -42,6 +42,7 @@ VERBS = {
     "keys": "Make, list and revoke keys.",
     "namespaces": "Show and change the settings of namespaces.",
     "jobs": "List, show, watch and cancel jobs.",
+    "audit": "List who did what, newest first.",
     "train": "Train an adapter on texts of a domain.",
     "evaluate": "Evaluate a trained adapter on data of its task.",
     "convert": "Convert AdapterHub checkpoints to adapter directories, and back.",

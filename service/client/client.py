@@ -114,6 +114,16 @@ class SoupClient(AdapterCalls, JobCalls):
         """Revoke a key, from the next request on."""
         return self._http.json("DELETE", f"/v1/keys/{part(key_id)}")
 
+    def audit(
+        self, *, since: datetime | None = None, until: datetime | None = None, limit: int | None = None,
+        **filters: str | None,
+    ) -> Iterator[Json]:  # fmt: skip
+        """Who did what, newest first; filters action, subject, namespace and key_id. Moments know their time zone."""
+        moments = {
+            "since": None if since is None else since.isoformat(), "until": None if until is None else until.isoformat()
+        }  # fmt: skip
+        return self._http.pages("/v1/audit", {**filters, **moments}, limit)
+
     def namespace(self, namespace: str) -> Json:
         """The settings of a namespace: `tuning`, and their etag."""
         return self._http.json("GET", f"/v1/namespaces/{part(namespace)}")

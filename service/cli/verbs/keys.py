@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from service.cli.moments import moment
 from service.cli.output import columns
 from service.cli.remote import Remote, verb
 
@@ -23,15 +24,14 @@ class Scope(StrEnum):
     ADMIN = "admin"
 
 
-def _moment(text: str) -> datetime:
-    """The moment of `90d` from now, or of a date, which is UTC unless it says otherwise."""
+def _end(text: str) -> datetime:
+    """The moment of `90d` from now, or of a date."""
+    if not (text.endswith("d") and text[:-1].isdecimal()):
+        return moment(text)
     try:
-        if text.endswith("d") and text[:-1].isdecimal():
-            return datetime.now(UTC) + timedelta(days=int(text[:-1]))
-        moment = datetime.fromisoformat(text)
-    except (ValueError, OverflowError):
-        raise typer.BadParameter(f"'{text}' is neither days (90d) nor a date (2030-01-31).") from None
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+        return datetime.now(UTC) + timedelta(days=int(text[:-1]))
+    except OverflowError:
+        raise typer.BadParameter(f"'{text}' is more days than there are.") from None
 
 
 @app.command()
@@ -49,7 +49,7 @@ def create(
     expires: Annotated[
         datetime | None,
         typer.Option(
-            parser=_moment,
+            parser=_end,
             metavar="90d|DATE",
             help="When it ends: in so many days, or at a date (UTC). By default never.",
         ),

@@ -769,6 +769,19 @@ class TestKeysAndJobs:
         assert soup("keys", "rm", "k1")[1] == "k1\n"
         assert json.loads(soup("keys", "rm", "k1", "--json")[1]) == key
 
+    def test_audit(self, soup: Soup, server: Server) -> None:
+        entry = {"at": "2026-01-02T03:04:05.6Z", "action": "key.create", "subject": "k\x1b1", "key_id": None,
+                 "request_id": "r", "detail": {"name": "ci"}}  # fmt: skip
+        server.on("GET /v1/audit", ok({"data": [entry]}))
+        code, out, _ = soup("audit", "--action", "key.", "--since", "2026-01-01", "--by", "k2")
+        assert (code, out.splitlines()[1].split()) == (
+            0, ["2026-01-02", "03:04:05", "key.create", "k?1", "-", "r", "name=ci"]
+        )  # fmt: skip
+        asked = server.requests[-1].url.params
+        assert (asked["action"], asked["since"], asked["key_id"]) == ("key.", "2026-01-01T00:00:00+00:00", "k2")
+        assert [json.loads(line) for line in soup("audit", "--lines")[1].splitlines()] == [entry]
+        assert soup("audit", "--until", "soon")[0] == 2
+
     def test_settings_of_a_namespace(self, soup: Soup, server: Server) -> None:
         settings = {"object": "namespace", "namespace": "team", "tuning": "forbid", "etag": "forbid-1"}
         server.on("GET /v1/namespaces/team", ok(settings)).on("PATCH /v1/namespaces/team", ok(settings))

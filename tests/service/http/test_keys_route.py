@@ -168,6 +168,40 @@ def test_what_was_done_is_in_the_audit(world: World) -> None:
     assert {entry["id"] for entry in older["data"]}.isdisjoint({revoke["id"], create["id"]})
 
 
+class TestAuditFilters:
+    def subjects(self, world: World, headers: dict[str, str] | None = None, **filters: str) -> list[str]:
+        answer = world.client.get("/v1/audit", params={"limit": 200, **filters}, headers=headers)
+        assert answer.status_code == 200, answer.text
+        return [entry["subject"] for entry in answer.json()["data"]]
+
+    def test_each_narrows_and_all_together(self, world: World) -> None:
+        first, second = make(world, name="one").json()["id"], make(world, name="two").json()["id"]
+        world.client.delete(f"/v1/keys/{first}")
+        world.push("filters/adapter", seed=71)
+        assert self.subjects(world, subject=first) == [first, first]
+        assert self.subjects(world, subject=first, action="key.revoke") == [first]
+        assert {first, second} <= set(self.subjects(world, action="key."))
+        assert not any("/" in subject for subject in self.subjects(world, action="key."))
+        assert self.subjects(world, action="key") == self.subjects(world, action="%.") == []
+        assert set(self.subjects(world, namespace="filters")) == {"filters/adapter@1"}
+        mine = world.headers(world.key(["admin"], ["filters"]))
+        assert self.subjects(world, headers=mine) == self.subjects(world, namespace="filters")
+        assert self.subjects(world, headers=mine, subject=second) == []
+        assert self.subjects(world, key_id="nobody") == []
+
+    def test_moments_include_the_first_and_not_the_last(self, world: World) -> None:
+        id = make(world, name="timed").json()["id"]
+        (entry,) = world.client.get("/v1/audit", params={"subject": id}).json()["data"]
+        assert self.subjects(world, subject=id, since=entry["at"]) == [id]
+        assert self.subjects(world, subject=id, until=entry["at"]) == []
+        assert self.subjects(world, subject=id, since="2000-01-01T00:00:00Z", until="9999-12-31T00:00:00Z") == [id]
+
+    @pytest.mark.parametrize("since", ["2026-01-01T00:00:00", "soon", ""])
+    def test_a_moment_without_its_offset_is_none(self, world: World, since: str) -> None:
+        answer = world.client.get("/v1/audit", params={"since": since})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "since")
+
+
 def test_an_admin_of_some_namespaces_sees_their_audit_only(world: World) -> None:
     world.push("seen/adapter")
     world.push("unseen/adapter", seed=1)
