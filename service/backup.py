@@ -28,7 +28,7 @@ from service.backup_folder import (
     Problem,
     copy_blob,
     copy_key,
-    digest_of,
+    digest_of_file,
     held,
     read_manifest,
     write_manifest,
@@ -71,7 +71,7 @@ def back_up(
                 )
         _copy_key(admin_key, folder / KEY)
         storage.finish_sqlite(working)
-        digest = digest_of(working)
+        digest = digest_of_file(working)
         manifest = Manifest(
             store=mark.store,
             made_at=datetime.now(UTC),

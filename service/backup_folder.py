@@ -114,7 +114,7 @@ def open_regular(path: Path) -> BufferedReader:
     return os.fdopen(descriptor, "rb")
 
 
-def digest_of(path: Path) -> str:
+def digest_of_file(path: Path) -> str:
     """The digest of a regular file; raises OSError."""
     with open_regular(path) as file:
         return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()

@@ -110,7 +110,7 @@ def authenticate(database: Database, header: str | None, *, clock: Callable[[], 
         row = catalogue.keys.by_secret(secret_sha256(secret))
     if row is None or row.revoked_at is not None:
         raise Unauthenticated("This key is unknown or revoked.")
-    if row.expires_at is not None and row.expires_at <= clock():
+    if row.is_expired(clock()):
         raise Unauthenticated(f"This key expired on {row.expires_at:%Y-%m-%d at %H:%M} UTC; ask an admin for another.")
     return Principal(row.id, row.namespaces, frozenset(row.scopes), row.expires_at)
 
@@ -140,7 +140,7 @@ def ensure_admin_key(database: Database, path: Path, bootstrap: str | None = Non
                 "admin", secret_sha256(wanted), namespaces=None, scopes=frozenset({"admin"}), prefix=wanted[:SHOWN]
             )
             catalogue.audit.record("key.create", "admin", key_id=None, request_id=None, detail={"by": "first start"})
-        elif row.revoked_at is not None or (row.expires_at is not None and row.expires_at <= present()):
+        elif row.revoked_at is not None or row.is_expired(present()):
             ended = "expired" if row.revoked_at is None else "was revoked"
             said = (
                 f"The key in {path} {ended}; remove that file, and the next start writes a new one."

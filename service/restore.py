@@ -26,7 +26,7 @@ from service.backup_folder import (
     copy_blob,
     copy_file,
     copy_key,
-    digest_of,
+    digest_of_file,
     read_manifest,
 )
 from service.settings import Settings
@@ -115,7 +115,7 @@ def _check_whole(folder: Path, manifest: Manifest, sizes: dict[str, int], progre
     for number, digest in enumerate(sorted(sizes)):
         progress(number, len(sizes), "checking the backup")
         try:
-            if digest_of(blobs.place(digest)) != digest:
+            if digest_of_file(blobs.place(digest)) != digest:
                 bad.append(digest)
         except OSError:
             bad.append(digest)

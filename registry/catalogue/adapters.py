@@ -37,8 +37,8 @@ class Adapters(Repository[AdapterRow]):
     def _row(self, row: Any) -> AdapterRow:
         try:
             config = CONFIG.validate_python(row["config"])
-        except ValueError as error:  # which a newer server has written
-            raise Incompatible(f"{row['namespace']}/{row['name']} has a config this server cannot read.") from error
+        except ValueError as error:
+            raise _unreadable(row["namespace"], row["name"]) from error
         return self.values.validate_python({**row, "config": config, "etag": f"{row['id']}-{row['revision']}"})
 
     # --- writing --------------------------------------------------------------------------------
@@ -257,16 +257,20 @@ class Adapters(Repository[AdapterRow]):
         if encoder_digest is not None:
             embedded = embeddings.c.sample_digest == adapters.c.sample_digest
             query = query.where(exists().where(embedded, embeddings.c.encoder_digest == encoder_digest))
-        speaks = cache(_is_language_model)  # thousands of rows have few configurations
-        found = self._connection.execute(query.order_by(adapters.c.id))
-        return [PooledRow(*row) for *row, config in found if speaks(config)]
+        read, rows = cache(CONFIG.validate_json), []  # thousands of rows have few configurations
+        for *values, config in self._connection.execute(query.order_by(adapters.c.id)):
+            row = PooledRow(*values)
+            try:
+                if read(config).is_language_model:
+                    rows.append(row)
+            except ValueError as error:
+                raise _unreadable(row.namespace, row.name) from error
+        return rows
 
 
-def _is_language_model(config: str) -> bool:
-    try:
-        return CONFIG.validate_json(config).is_language_model
-    except ValueError as error:  # which a newer server has written
-        raise Incompatible("An adapter of this pool has a config this server cannot read.") from error
+def _unreadable(namespace: str, name: str) -> Incompatible:
+    """The error for a config that a newer server has written."""
+    return Incompatible(f"{namespace}/{name} has a config this server cannot read.")
 
 
 def _named(namespace: str, name: str) -> ColumnElement[bool]:

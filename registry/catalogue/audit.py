@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from pydantic import TypeAdapter
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from registry.catalogue.repository import Repository, matching, now, seen_by
 from registry.catalogue.rows import AuditRow, Namespaces, Page
@@ -48,10 +48,9 @@ class Audit(Repository[AuditRow]):
         equal = matching(audit, subject=subject, namespace=namespace, key_id=key_id)
         query = select(audit).where(seen_by(visible, audit.c.namespace), *equal)
         if action is not None:
-            many = action.endswith(".")
-            query = query.where(
-                audit.c.action.startswith(action, autoescape=True) if many else audit.c.action == action
-            )
+            # not LIKE, for which SQLite takes letters of either case
+            begins = func.substr(audit.c.action, 1, len(action)) if action.endswith(".") else audit.c.action
+            query = query.where(begins == action)
         if since is not None:
             query = query.where(audit.c.at >= since)
         if until is not None:

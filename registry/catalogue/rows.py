@@ -229,6 +229,10 @@ class KeyRow:
     expires_at: datetime | None
     """None: never."""
 
+    def is_expired(self, moment: datetime) -> bool:
+        """Whether the key has ended by then by itself."""
+        return self.expires_at is not None and self.expires_at <= moment
+
 
 @dataclass(frozen=True)
 class AuditRow:

@@ -54,5 +54,6 @@ def audit(
         (str(e["at"])[:19].replace("T", " "), e["action"], e["subject"], e["key_id"], e["request_id"], e["detail"])
         for e in entries
     ]
-    table = [columns(("at", "action", "subject", "key", "request", "detail"), rows, within=data_width())] * bool(rows)
+    header = ("at", "action", "subject", "key", "request", "detail")
+    table = [columns(header, rows, within=data_width())] if rows else []
     remote.answer({"object": "list", "data": entries}, *table, said="" if rows else "Nothing matches.")

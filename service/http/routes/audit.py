@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Query
-from pydantic import AwareDatetime
 
 from service.http.app_parts import AppParts
 from service.http.auth import Admin
 from service.http.bodies import CheckedRoute
 from service.http.paging import Cursor, Limit, page_size
 from service.http.schemas.audit import AuditEntry, AuditList
+from service.http.schemas.wire import Moment
 
 router = APIRouter(prefix="/v1/audit", tags=["keys"], route_class=CheckedRoute)
 
@@ -21,8 +21,8 @@ Action = Annotated[
     str | None,
     Query(max_length=64, description="Only this action, or with a dot at its end all that begin so: `key.`."),
 ]
-Since = Annotated[AwareDatetime | None, Query(description="Only from this moment on, with its offset.")]
-Until = Annotated[AwareDatetime | None, Query(description="Only before this moment, with its offset.")]
+Since = Annotated[Moment | None, Query(description="Only from this moment on, with its offset.")]
+Until = Annotated[Moment | None, Query(description="Only before this moment, with its offset.")]
 
 
 @router.get("")

@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Literal
 
-from pydantic import AwareDatetime, BeforeValidator, Field
+from pydantic import Field
 
 from registry.names import KeyScope, Part
 from registry.spec import Words
-from service.http.schemas.wire import Wire
-
-
-def _text(value: Any) -> Any:
-    """A moment is written as text: a number would be seconds to one reader and milliseconds to another."""
-    if not isinstance(value, str):
-        raise ValueError("must be a date and time with its offset, such as 2030-01-31T00:00:00Z")
-    return value
-
-
-Moment = Annotated[AwareDatetime, Field(strict=False), BeforeValidator(_text)]
+from service.http.schemas.wire import Moment, Wire
 
 
 class NewKey(Wire):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
 from pydantic import (
+    AwareDatetime,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     StringConstraints,
@@ -20,6 +23,17 @@ Texts = Annotated[list[str], Field(fail_fast=True)]
 """Lists end at their first bad entry: an error for each of millions would cost gigabytes."""
 TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
 Wait = Annotated[float, Field(ge=0, description="Seconds to wait for the answer before a job is given instead.")]
+
+
+def _date(value: Any) -> Any:
+    """Refuse numbers, also as text: they would be seconds to one reader and milliseconds to another."""
+    if not isinstance(value, str) or not re.match(r"\d{4}-", value, re.ASCII):
+        raise ValueError("must be a date and time with its offset, such as 2030-01-31T00:00:00Z")
+    return value
+
+
+Moment = Annotated[AwareDatetime, Field(strict=False), BeforeValidator(_date)]
+"""A date and time with its offset, as text."""
 
 
 def one_of(sentence: str) -> WrapValidator:

@@ -308,6 +308,14 @@ class TestPools:
         add(catalogue, "acme/law")
         assert self.pooled(catalogue) == []
 
+    def test_a_config_of_a_later_version_is_refused_by_name(self, catalogue):
+        row = add_ready(catalogue, "acme/law")
+        catalogue.adapters._change(row.id, config={"method": "of tomorrow"})
+        with pytest.raises(Incompatible, match="acme/law has a config this server cannot read"):
+            self.pooled(catalogue)
+        with pytest.raises(Incompatible, match="acme/law has a config this server cannot read"):
+            catalogue.adapters.get(row.id)
+
     def test_narrowed_by_tag_and_method_with_soups_on_request(self, catalogue):
         add_ready(catalogue, "acme/a", tags=("x",))
         add_ready(catalogue, "acme/b")
