@@ -548,7 +548,7 @@ def test_selection_in_large_pools(monkeypatch):
     assert (result.figures["screening_passes"].goal, result.figures["screening_passes"].value > 0) == (3.0, True)
     monkeypatch.setattr(updating, "LARGE", 300)
     with pytest.raises(Internal, match="are a small pool"):
-        selection.run(**small, passages=3, repeats=1)
+        selection.measure_pools(result, pools=(6, 12), units=20, dimensions=40, repeats=1)
 
 
 class NamedTexts:

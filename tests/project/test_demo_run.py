@@ -90,7 +90,12 @@ def servers() -> list[str]:
     return found
 
 
-def test_the_whole_demo_and_a_second_run_that_reuses_it(world, capsys):
+def table(said: str) -> str:
+    """The part of the demo's output that holds its figures."""
+    return said.split("perplexity over all domains")[1].split("What to do next")[0]
+
+
+def test_the_whole_demo_again_and_on_postgresql(world, postgres, capsys):
     assert main([*world, "--out", "results/main_job.json"]) == 0
     said = capsys.readouterr()
     for row in ("base model", "control", "single, similarity", "soup, similarity", "soup, uniform",
@@ -132,19 +137,14 @@ def test_the_whole_demo_and_a_second_run_that_reuses_it(world, capsys):
     assert again.split("What to do next")[0].splitlines()[2:] == said.out.split("What to do next")[0].splitlines()[2:]
     assert Path(picture).read_bytes() == drawn
 
-
-def test_the_same_table_on_postgresql(world, postgres, capsys):
+    shutil.rmtree(home / "server")
     url = postgres.url(empty=True)
     assert main([*world, "--database-url", url, "--out", "results/main_job.json"]) == 0
-    table = capsys.readouterr().out.split("perplexity over all domains")[1].split("What to do next")[0]
-    home = next(Path(".demo").glob("main_job-*"))
     assert not (home / "server" / "soup.db").exists()
+    there = capsys.readouterr().out  # the same adapters and the same soups, by digest
+    assert table(there) == table(said.out)
     assert json.loads(Path("results/main_job.json").read_text())["command"].endswith("results/main_job.json")
     assert url not in Path("results/main_job.json").read_text()
-    shutil.rmtree(home / "server")
-    assert main(world) == 0  # the same adapters and the same soups, by digest, on SQLite
-    assert (home / "server" / "soup.db").exists()
-    assert capsys.readouterr().out.split("perplexity over all domains")[1].split("What to do next")[0] == table
 
 
 def test_a_failing_command_is_told_and_the_server_is_stopped_when_the_demo_fails(world, monkeypatch, capsys):

@@ -213,7 +213,7 @@ class TestTheBudget:
         run(engine)
         assert [len(ticket.result(0).nll) for ticket in tickets] == [6, 6]
 
-    @settings(max_examples=12)
+    @settings(max_examples=8)
     @given(
         wanted=st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 6), st.integers(0, 3)), max_size=12),
         budget=st.sampled_from([10, 20, 25]),
@@ -325,7 +325,7 @@ class TestAdapters:
         run(engine)
         assert all(ticket.result(0) for ticket in tickets)
 
-    @settings(max_examples=12)
+    @settings(max_examples=8)
     @given(
         wanted=st.lists(
             st.tuples(st.sampled_from("abc"), st.integers(0, 6), st.sampled_from([None, 1, 2]), st.integers(0, 3)),
