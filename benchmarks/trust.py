@@ -1,0 +1,107 @@
+"""What a server holds against kills, floods, writers at once and files made to harm, counted.
+
+- `kills_survived`: of servers that were killed (kill -9) in the middle of pushes, fits, cooks and trainings, on SQLite
+  and PostgreSQL, those after which all that was acknowledged was there and whole (`benchmarks.faults.kills`).
+- `lost_updates`: marks that writers at once put on one card with `if_match`, and that are not there in the end.
+- `mutated_headers`: headers of safetensors files changed at random that were read or refused; `header_crashes`: the
+  rest of them.
+- `tenant_wait`: while one key floods the server, the time that another key's small completion or recipe takes, over
+  what it takes alone; the worst of all floods (`benchmarks.faults.tenants`).
+
+The results file is written after each part, so that one that was stopped has the parts before it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+
+from benchmarks.faults import headers, kills, tenants, updates
+from benchmarks.faults.server import killable, postgresql
+from benchmarks.report import Result, options
+from demo.results import Figure
+
+KILLS, HEADERS, WRITERS, UPDATES, REQUESTS = 25, 200_000, 8, 25, 9
+WAIT_GOAL, KILLS_GOAL = 5.0, 200
+SHOWN = 20
+"""Failures that a row shows."""
+
+
+def measure_kills(result: Result, *, each: int) -> None:
+    """Every series on both databases."""
+    outcomes = []
+    for database in (nullcontext(None), postgresql()):
+        with database as url:
+            for kind in kills.SERIES:
+                with tempfile.TemporaryDirectory() as folder:
+                    outcomes.append(kills.run_series(kind, Path(folder), url, kills=each))
+                one = outcomes[-1]
+                result.rows.append({
+                    "part": "kills", "series": one.series, "database": one.database, "kills": one.kills,
+                    "acknowledged": one.acknowledged, "failures": one.failures[:SHOWN], "failed": len(one.failures),
+                })  # fmt: skip
+    failed = sum(len(one.failures) for one in outcomes)
+    survived = sum(one.kills for one in outcomes) - failed
+    acknowledged = sum(one.acknowledged for one in outcomes)
+    note = f"{acknowledged} pieces of work acknowledged; {failed} lost, not whole or failed"
+    result.figures["kills_survived"] = Figure(survived, "kills", KILLS_GOAL, note=note)
+
+
+def measure_updates(result: Result, *, writers: int, each: int) -> None:
+    """Writers of one card."""
+    with tempfile.TemporaryDirectory() as folder, killable(Path(folder), None) as server:
+        lost = updates.lost_updates(server, writers=writers, each=each)
+    note = f"of {writers * each} by {writers} writers"
+    result.figures["lost_updates"] = Figure(lost, "updates", 0, note=note)
+
+
+def measure_headers(result: Result, *, amount: int) -> None:
+    """Changed headers."""
+    found = headers.run_headers(amount)
+    result.rows.append({"part": "headers", "read": found.read, "refused": found.refused, "crashes": found.crashes})
+    note = f"{found.read} were read, {found.refused} refused"
+    result.figures["mutated_headers"] = Figure(found.read + found.refused, "files", 200_000, note=note)
+    result.figures["header_crashes"] = Figure(len(found.crashes), "files", 0)
+
+
+def measure_tenants(result: Result, *, requests: int) -> None:
+    """Floods."""
+    with tempfile.TemporaryDirectory() as folder, killable(Path(folder), None) as server:
+        rows = tenants.waits(server, requests=requests)
+    result.rows += [{"part": "tenants", **row} for row in rows]
+    worst = max(rows, key=lambda row: row["ratio"])
+    note = f"{worst['request']} beside {worst['flood']}; medians of {requests} requests"
+    result.figures["tenant_wait"] = Figure(worst["ratio"], "ratio", WAIT_GOAL, note=note)
+
+
+def parts(given: argparse.Namespace) -> dict[str, Callable[[Result], None]]:
+    """What is measured, in the order of the cheapest first."""
+    return {
+        "headers": lambda result: measure_headers(result, amount=given.headers),
+        "updates": lambda result: measure_updates(result, writers=WRITERS, each=given.updates),
+        "tenants": lambda result: measure_tenants(result, requests=given.requests),
+        "kills": lambda result: measure_kills(result, each=given.kills),
+    }
+
+
+def main() -> None:
+    """The command line."""
+    parser = options(__doc__)
+    parser.add_argument("--kills", type=int, default=KILLS, help="kills of each series on each database")
+    parser.add_argument("--headers", type=int, default=HEADERS, help="headers that are changed")
+    parser.add_argument("--updates", type=int, default=UPDATES, help="marks of each writer")
+    parser.add_argument("--requests", type=int, default=REQUESTS, help="requests timed beside each flood")
+    parser.add_argument("--only", nargs="+", choices=("headers", "updates", "tenants", "kills"), help="these parts")
+    given = parser.parse_args()
+    result = Result("trust")
+    for name, part in parts(given).items():
+        if given.only is None or name in given.only:
+            part(result)
+            result.finish(given.out)
+
+
+if __name__ == "__main__":
+    main()
