@@ -4,7 +4,7 @@ SoupError
 ├── Invalid: what was sent cannot be accepted
 │   ├── InvalidName, InvalidManifest, InvalidWeights, InvalidSample, InvalidRecipe, InvalidPrompt, InvalidParameter
 │   └── UnknownMethod, DigestMismatch
-├── TooLarge, Incompatible, NotFound, Retired, Conflict, PreconditionFailed, Unauthenticated, Forbidden
+├── TooLarge, Incompatible, NotFound, Retired, Conflict, WrongOffset, PreconditionFailed, Unauthenticated, Forbidden
 └── Busy, TooSlow, Cancelled, Unavailable, DamagedBlob, Internal
 """
 
@@ -90,6 +90,14 @@ class Retired(SoupError):
 
 class Conflict(SoupError):
     """Contradicts what is stored."""
+
+
+class WrongOffset(SoupError):
+    """A part of an upload that does not begin at `offset`, where what is held of it ends, or comes beside another."""
+
+    def __init__(self, message: str, *, offset: int = 0, param: str | None = None) -> None:
+        super().__init__(message, param=param)
+        self.offset = offset
 
 
 class PreconditionFailed(SoupError):

@@ -1,6 +1,6 @@
 """Files that a request names: bytes inline, or digests of blobs that the caller may see; never a path.
 
-Called by `push`, by `samples` and by whoever asks for a training.
+Called by `push`, by `samples`, by whoever asks for a training, and where a blob was uploaded.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 
+from registry.catalogue.database import Catalogue
 from registry.errors import InvalidManifest, NotFound, TooLarge
 from registry.registry import Caller, Registry
 from registry.spec import FileSource
@@ -41,6 +42,15 @@ def read_blob(registry: Registry, caller: Caller, digest: str, *, what: str, max
 def is_damaged(registry: Registry, digest: str) -> bool:
     """Whether something is stored under a digest that is not what it says."""
     return registry.blobs.has(digest) and not registry.blobs.is_whole(digest)
+
+
+def record_blob(catalogue: Catalogue, caller: Caller, digest: str, size: int, *, repaired: bool) -> None:
+    """Record that a caller uploaded a stored blob: its namespaces see it from now on."""
+    if repaired:
+        caller.audit(catalogue, "blob.repair", digest)
+    catalogue.blobs.seen(digest, size)
+    for namespace in caller.namespaces or ():
+        catalogue.blobs.grant(namespace, digest)
 
 
 def blob_size(registry: Registry, caller: Caller, digest: str, *, what: str) -> int:

@@ -6,6 +6,7 @@ import threading
 from dataclasses import dataclass
 
 from registry.registry import Registry
+from registry.upload_sessions import UploadSessions
 from service.base_models import ServedBaseModels
 from service.engine import Engine
 from service.job_board import JobBoard
@@ -26,3 +27,4 @@ class Parts:
     engine: Engine
     jobs: JobBoard
     selections: threading.BoundedSemaphore
+    uploads: UploadSessions

@@ -13,11 +13,12 @@ from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 
 from registry.base_model import read_allowlist
-from registry.blobs import BlobStore, LocalBlobs
+from registry.blobs import LocalBlobs, Unfinished
 from registry.catalogue.database import Database
 from registry.cores import one_each
 from registry.errors import Internal, InvalidParameter, Unavailable
 from registry.registry import Limits, Refits, Registry, SampleLimits
+from registry.upload_sessions import UploadLimits, UploadSessions
 from service import storage
 from service.base_models import ServedBaseModels
 from service.blob_check import check_blobs
@@ -118,7 +119,7 @@ class Runtime:
     def _left(self) -> float:
         return STOP_SECONDS if self._stop_at is None else max(0.0, self._stop_at - time.monotonic())
 
-    def _parts(self, blobs: BlobStore) -> Parts:
+    def _parts(self, blobs: LocalBlobs) -> Parts:
         settings = self.settings
         days = settings.selector_idle_days
         refits = Refits(settings.refit_delay_seconds, timedelta(days=days) if days else None)
@@ -132,9 +133,10 @@ class Runtime:
             engine=self.engine,
             jobs=JobBoard(),
             selections=threading.BoundedSemaphore(max(1, settings.database_pool // 4)),
+            uploads=UploadSessions(registry, Unfinished(blobs), upload_limits_of(settings)),
         )
 
-    def _prepare_data(self) -> BlobStore:
+    def _prepare_data(self) -> LocalBlobs:
         """Migrate or check the schema, open the blobs, write the admin key."""
         settings = self.settings
         if storage.is_sqlite(self.database):
@@ -205,4 +207,14 @@ def limits_of(settings: Settings) -> Limits:
             max_chars=settings.max_text_chars,
             characters=settings.max_sample_chars,
         ),
+    )
+
+
+def upload_limits_of(settings: Settings) -> UploadLimits:
+    """The settings that bound uploads in parts."""
+    return UploadLimits(
+        open=settings.max_uploads,
+        held=settings.max_upload_bytes,
+        blob=settings.max_blob_bytes,
+        keep=timedelta(seconds=settings.keep_upload_seconds),
     )

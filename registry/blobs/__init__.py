@@ -3,5 +3,6 @@
 from registry.blobs.aside import Aside
 from registry.blobs.contract import BlobStore, BlobWriter
 from registry.blobs.local import LocalBlobs
+from registry.blobs.unfinished import Unfinished, UnfinishedFile
 
-__all__ = ["Aside", "BlobStore", "BlobWriter", "LocalBlobs"]
+__all__ = ["Aside", "BlobStore", "BlobWriter", "LocalBlobs", "Unfinished", "UnfinishedFile"]

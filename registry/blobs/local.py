@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import IO, BinaryIO, Self
 
 from registry.blobs.contract import Check, damaged, hex_of, missing, unreadable
 from registry.blobs.folder import BlobFolder
@@ -110,6 +110,22 @@ class LocalBlobs:
                 self._verified.note(digest, stamp)
         file.seek(0)
 
+    def take_in(self, file: IO[bytes], path: Path, digest: str, *, size: int) -> None:
+        """Make a file of this folder that was verified, and is open, the blob: synced, renamed, its place synced."""
+        self.state.check()
+        target = self.place(digest)
+        repairs = self.has(digest) and not self.is_whole(digest)
+        with self.state.writing(size):
+            file.flush()
+            os.fsync(file.fileno())
+            target.parent.mkdir(exist_ok=True)
+            path.replace(target)
+            file.close()  # after the rename: until then the lock says that somebody needs it
+            sync_place(target)
+        self.state.wrote(size)
+        if repairs:
+            log.warning("blob %s was damaged: the right bytes were sent again and have replaced it", digest)
+
     def delete(self, digest: str) -> None:
         """Forget it."""
         self.state.check()
@@ -158,7 +174,6 @@ class LocalWriter:
         self._digest = digest
         self._folder = blobs.state.incoming
         self._temporary = self._folder / secrets.token_hex(16)
-        self._target = blobs.place(digest)
         self._check = check
         self._file: BinaryIO | None = None
 
@@ -187,18 +202,7 @@ class LocalWriter:
         """Verify, sync the file, rename it into place, sync the folder; raises DigestMismatch, or Unavailable."""
         file = self._open_file()
         self._check.verify()
-        self._blobs.state.check()
-        repairs = self._blobs.has(self._digest) and not self._blobs.is_whole(self._digest)
-        with self._writing():
-            file.flush()
-            os.fsync(file.fileno())
-            self._target.parent.mkdir(exist_ok=True)
-            self._temporary.replace(self._target)
-            file.close()  # after the rename: until then the lock says that somebody needs it
-            sync_place(self._target)
-        self._blobs.state.wrote(self._check.size)
-        if repairs:
-            log.warning("blob %s was damaged: the right bytes were sent again and have replaced it", self._digest)
+        self._blobs.take_in(file, self._temporary, self._digest, size=self._check.size)
 
     def __exit__(self, *_: object) -> None:
         """Close, and remove what was not committed."""

@@ -31,6 +31,7 @@ from registry.catalogue.samples import Samples
 from registry.catalogue.selectors import Selectors
 from registry.catalogue.soups import Soups
 from registry.catalogue.stores import Stores
+from registry.catalogue.uploads import Uploads
 from registry.catalogue.whole import Whole
 from registry.errors import Busy, Internal, InvalidParameter, SoupError, Unavailable
 
@@ -81,6 +82,7 @@ class Catalogue:
         self.audit = Audit(connection)
         self.blobs = Blobs(connection)
         self.stores = Stores(connection)
+        self.uploads = Uploads(connection)
         self.whole = Whole(connection)
 
 

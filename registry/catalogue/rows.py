@@ -235,6 +235,22 @@ class KeyRow:
 
 
 @dataclass(frozen=True)
+class UploadRow:
+    """An upload in parts that is not whole yet, by the key that opened it; of `received` bytes all are durable.
+
+    What it is to become, its digest and size, only where that was said when it was opened.
+    """
+
+    id: str
+    key_id: str
+    digest: str | None
+    size: int | None
+    received: int
+    created_at: datetime
+    expires_at: datetime
+
+
+@dataclass(frozen=True)
 class AuditRow:
     """Who did what, when, under which request."""
 

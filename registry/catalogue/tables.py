@@ -79,6 +79,18 @@ blob_grants = Table(
     Column("namespace", PART, primary_key=True),
     Column("digest", DIGEST, ForeignKey("blobs.digest"), primary_key=True),
 )
+upload_sessions = Table(
+    "upload_sessions",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("key_id", String(64), nullable=False, index=True),
+    Column("digest", DIGEST),
+    Column("size", BigInteger),
+    Column("received", BigInteger, nullable=False),
+    Column("reserved", BigInteger, nullable=False),  # what it may take of the disk while a part is on its way
+    Column("created_at", Microseconds, nullable=False),
+    Column("expires_at", Microseconds, nullable=False, index=True),
+)
 adapters = Table(
     "adapters",
     metadata,

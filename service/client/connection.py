@@ -34,6 +34,7 @@ BY_STATUS: dict[int, type[SoupError]] = {
     410: errors.Retired,
     412: errors.PreconditionFailed,
     413: errors.TooLarge,
+    416: errors.WrongOffset,
     429: errors.Busy,
     500: errors.Internal,
     502: errors.Unavailable,

@@ -36,6 +36,7 @@ from service.http.routes import (
     soups,
     tokens,
     trainings,
+    uploads,
 )
 
 if TYPE_CHECKING:
@@ -43,11 +44,12 @@ if TYPE_CHECKING:
 
 VERSION = "0.1.0"
 ROUTES = (
-    *(blobs, adapters, selectors, soups, trainings),
+    *(uploads, blobs, adapters, selectors, soups, trainings),
     *(perplexity, completions, chat, embeddings, models, tokens),
     *(jobs, keys, namespaces, audit, health),
 )
-"""In the order of the reference: what is stored, inference, the server itself."""
+"""In the order of the reference: what is stored, inference, the server itself. Uploads before blobs, whose paths would
+take theirs."""
 DESCRIPTION = (
     "Push adapters of one frozen base model with samples of their domains, ask for a soup for a sample of a new "
     "domain, and call the OpenAI-compatible endpoints with the soup's name. Every call but the health checks needs a "

@@ -36,6 +36,7 @@ STATUS: dict[type[SoupError], int] = {
     errors.NotFound: 404,
     errors.Retired: 410,
     errors.Conflict: 409,
+    errors.WrongOffset: 416,
     errors.PreconditionFailed: 412,
     errors.Unauthenticated: 401,
     errors.Forbidden: 403,
@@ -129,11 +130,18 @@ def response_of(error: SoupError, headers: Mapping[str, str] | None = None) -> J
     extra = dict(headers or {})
     if isinstance(error, errors.Busy):
         extra["retry-after"] = str(error.retry_after)
+    if isinstance(error, errors.WrongOffset):
+        extra |= held_headers(error.offset)
     if isinstance(error, errors.Unauthenticated):
         extra["www-authenticate"] = "Bearer"
     if isinstance(error, errors.TooSlow):  # what comes after all is no request
         extra["connection"] = "close"
     return _answer(body_of(error), status_of(error), extra)
+
+
+def held_headers(offset: int) -> dict[str, str]:
+    """How much of an upload is held, as headers: the number of its bytes, and their Range where there are any."""
+    return {"upload-offset": str(offset), **({"range": f"0-{offset - 1}"} if offset else {})}
 
 
 def response_of_unexpected(body: ErrorBody) -> JSONResponse:

@@ -68,6 +68,7 @@ class JobRunner:
         with self._database.write() as catalogue:
             catalogue.jobs.requeue_expired(_now() + timedelta(days=3650) if self._sole_owner else _now())
         sweep(self._settings.trainings_dir, older_than=self._settings.keep_training_seconds)
+        self._sweep_uploads()
         lanes = [lane for lane, count in workers_of(self._settings).items() for _ in range(count)]
         loops: list[Callable[[], None]] = [partial(self._work, lane) for lane in lanes]
         loops.append(self._beat)
@@ -242,6 +243,16 @@ class JobRunner:
                 log.warning("no heartbeat: %s", error.message)
             except Exception:
                 log.exception("heartbeat failed")
+            self._sweep_uploads()
+
+    def _sweep_uploads(self) -> None:
+        """Remove unfinished uploads that have expired; they wait where database or folder are not there."""
+        try:
+            self.parts.uploads.sweep()
+        except (Busy, Unavailable) as error:
+            log.warning("unfinished uploads are not swept: %s", error.message)
+        except Exception:
+            log.exception("sweeping unfinished uploads failed")
 
 
 def _now() -> datetime:

@@ -6,7 +6,6 @@ same 404. Who uploads what is stored already still sends all of it: only that sh
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -16,14 +15,14 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
 from registry.blobs import BlobWriter
-from registry.errors import DigestMismatch, InvalidName, InvalidParameter, NotFound, TooLarge
-from registry.names import DIGEST_PATTERN
+from registry.errors import DigestMismatch, NotFound
 from registry.registry import Caller
-from registry.uploads import is_damaged
+from registry.uploads import is_damaged, record_blob
 from service.http.app_parts import AppParts
 from service.http.auth import Reader, Writer, needs
 from service.http.bodies import CheckedRoute
 from service.http.ranges import ranged
+from service.http.received import announced_length, check_digest, received, too_large
 from service.http.schemas.blobs import BlobStored
 from service.keys import Principal
 
@@ -31,8 +30,6 @@ router = APIRouter(prefix="/v1/blobs", tags=["blobs"], route_class=CheckedRoute)
 Either = Annotated[Principal, Depends(needs("read", "write"))]
 """Who may ask whether a blob is there: writers ask before they upload."""
 
-BUFFER = 1024 * 1024
-"""Bytes gathered before a write in a thread."""
 _BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 _BODY: dict[str, Any] = {"requestBody": {"required": True, "content": _BINARY}}
 _BYTES: dict[int | str, dict[str, Any]] = {200: {"content": _BINARY}, 206: {"content": _BINARY}}
@@ -49,14 +46,13 @@ async def put_blob(request: Request, digest: str, parts: AppParts, who: Writer) 
     limit = parts.settings.max_blob_bytes
     length = announced_length(request)
     if length is not None and length > limit:
-        raise _too_large(limit)
+        raise too_large(limit)
     known, damaged = await run_in_threadpool(_known, parts, who, digest)
     async with contextmanager_in_threadpool(
         parts.registry.blobs.writer(digest, max_bytes=limit, length=length)
     ) as writer:
         size = await _store(request, writer, limit)
-    repaired_by = who.caller(request.state.request_id) if damaged else None
-    await run_in_threadpool(_grant, parts, who, digest, size, repaired_by=repaired_by)
+    await run_in_threadpool(_record, parts, who.caller(request.state.request_id), digest, size, repaired=damaged)
     stored = BlobStored(digest=digest, size=size)
     headers = {"location": f"/v1/blobs/{digest}", "etag": f'"{digest}"'}
     return JSONResponse(stored.model_dump(), status_code=200 if known else 201, headers=headers)
@@ -72,22 +68,6 @@ def head_blob(request: Request, digest: str, parts: AppParts, who: Either) -> Re
 def get_blob(request: Request, digest: str, parts: AppParts, who: Reader) -> Response:
     """Download a blob: ETag, If-None-Match, and one Range."""
     return _answer(request, digest, parts, who)
-
-
-def check_digest(digest: str) -> None:
-    """Raises InvalidName unless `digest` is `sha256:` and 64 lower-case hex digits."""
-    if not re.fullmatch(DIGEST_PATTERN, digest) or digest.endswith("\n"):
-        raise InvalidName("A blob is named 'sha256:' and 64 lower-case hex digits.", param="digest")
-
-
-def announced_length(request: Request) -> int | None:
-    """The Content-Length, None for a chunked body; raises InvalidParameter for what is not a number."""
-    text = request.headers.get("content-length")
-    if text is None:
-        return None
-    if not re.fullmatch(r"[0-9]{1,18}", text):
-        raise InvalidParameter("Content-Length is not a number.", param="content-length")
-    return int(text)
 
 
 def _answer(request: Request, digest: str, parts: AppParts, who: Principal) -> Response:
@@ -108,40 +88,16 @@ def _visible(parts: AppParts, who: Principal, digest: str) -> bool:
         return catalogue.blobs.visible(who.namespaces, digest)
 
 
-def _grant(parts: AppParts, who: Principal, digest: str, size: int, *, repaired_by: Caller | None) -> None:
+def _record(parts: AppParts, caller: Caller, digest: str, size: int, *, repaired: bool) -> None:
     with parts.registry.database.write() as catalogue:
-        if repaired_by is not None:
-            repaired_by.audit(catalogue, "blob.repair", digest)
-        catalogue.blobs.seen(digest, size)
-        for namespace in who.namespaces or ():
-            catalogue.blobs.grant(namespace, digest)
+        record_blob(catalogue, caller, digest, size, repaired=repaired)
 
 
 async def _store(request: Request, writer: BlobWriter, limit: int) -> int:
     """Write the body as it comes and commit it; returns its size. Nothing is left where it fails."""
-    pending: list[bytes] = []
-    waiting = size = 0
     try:
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size > limit:
-                raise _too_large(limit)
-            pending.append(chunk)
-            waiting += len(chunk)
-            if waiting >= BUFFER:
-                await run_in_threadpool(writer.write, b"".join(pending))
-                pending, waiting = [], 0
+        size = await received(request, writer.write, limit=limit)
     except ClientDisconnect as error:
         raise DigestMismatch("The upload ended before all of it had come.", param="digest") from error
-    await run_in_threadpool(_finish, writer, b"".join(pending))
+    await run_in_threadpool(writer.commit)
     return size
-
-
-def _finish(writer: BlobWriter, rest: bytes) -> None:
-    if rest:
-        writer.write(rest)
-    writer.commit()
-
-
-def _too_large(limit: int) -> TooLarge:
-    return TooLarge(f"A blob may have at most {limit} bytes here (SOUP_MAX_BLOB_BYTES).")

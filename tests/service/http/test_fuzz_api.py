@@ -86,12 +86,15 @@ def stock(world: World) -> dict[str, str]:
         "soup": soup["model"],
         "selector": soup["selector"],
         "key": client.post("/v1/keys", json=KEY).json()["id"],
+        "upload": client.post("/v1/blobs/uploads").json()["id"],
+        "upload to delete": client.post("/v1/blobs/uploads").json()["id"],
     }
 
 
 def examples(world: World, known: dict[str, str]) -> dict[str, dict[str, Any]]:
     """A request for every operation, in an order in which each succeeds."""
     blob = {"path_parameters": {"digest": digest_of(BLOB)}}
+    upload = {"path_parameters": {"id": known["upload"]}}
     adapter = {"path_parameters": {"ns": "acme", "name": "code"}}
     alias = {"path_parameters": {"ns": "acme", "name": "code", "alias": "best"}}
     soup_ns, soup_name = known["soup"].split("/")
@@ -107,6 +110,12 @@ def examples(world: World, known: dict[str, str]) -> dict[str, dict[str, Any]]:
         "GET /healthz": {},
         "GET /readyz": {},
         "GET /metrics": {},
+        "POST /v1/blobs/uploads": {"body": {"digest": digest_of(BLOB), "size": len(BLOB)}},
+        "GET /v1/blobs/uploads": {"query": {"digest": digest_of(BLOB)}},
+        "GET /v1/blobs/uploads/{id}": upload,
+        "PATCH /v1/blobs/uploads/{id}": {**upload, "body": BLOB, "headers": {"content-range": f"0-{len(BLOB) - 1}"}},
+        "PUT /v1/blobs/uploads/{id}": {**upload, "query": {"digest": digest_of(BLOB)}, "body": b""},
+        "DELETE /v1/blobs/uploads/{id}": {"path_parameters": {"id": known["upload to delete"]}},
         "PUT /v1/blobs/{digest}": {**blob, "body": BLOB},
         "HEAD /v1/blobs/{digest}": blob,
         "GET /v1/blobs/{digest}": blob,

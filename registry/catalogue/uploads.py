@@ -1,0 +1,98 @@
+"""Uploads in parts that are not whole yet: whose they are, how much is held, when they end; the bytes are files."""
+
+from __future__ import annotations
+
+import builtins
+import secrets
+from collections.abc import Collection
+from datetime import datetime
+
+from pydantic import TypeAdapter
+from sqlalchemy import delete, func, select, update
+
+from registry.catalogue.repository import Repository, now
+from registry.catalogue.rows import UploadRow
+from registry.catalogue.tables import upload_sessions
+from registry.errors import NotFound
+
+COLUMNS = [column for column in upload_sessions.c if column.name != "reserved"]
+
+
+class Uploads(Repository[UploadRow]):
+    """Rows of uploads. One that has expired is as good as none to whoever asks for it."""
+
+    values = TypeAdapter(UploadRow)
+
+    def add(self, key_id: str, *, digest: str | None, size: int | None, expires_at: datetime) -> UploadRow:
+        """Open an upload."""
+        id_ = "upload-" + secrets.token_hex(12)
+        self._insert(
+            upload_sessions,
+            id=id_,
+            key_id=key_id,
+            digest=digest,
+            size=size,
+            received=0,
+            reserved=0,
+            created_at=now(),
+            expires_at=expires_at,
+        )
+        return self.get(key_id, id_)
+
+    def get(self, key_id: str, id: str) -> UploadRow:
+        """An upload of this key; raises NotFound, also for one that is another's or has expired."""
+        mine = (upload_sessions.c.id == id, upload_sessions.c.key_id == key_id, upload_sessions.c.expires_at > now())
+        row = self._one(select(*COLUMNS).where(*mine))
+        if row is None:
+            raise NotFound(
+                "There is no such upload of this key: it was finished, deleted, or has expired. Open another.",
+                param="id",
+            )
+        return row
+
+    def list(self, key_id: str, *, digest: str | None = None) -> builtins.list[UploadRow]:
+        """The uploads of this key, newest first, or those that are to become this digest."""
+        query = select(*COLUMNS).where(upload_sessions.c.key_id == key_id, upload_sessions.c.expires_at > now())
+        if digest is not None:
+            query = query.where(upload_sessions.c.digest == digest)
+        return self._all(query.order_by(upload_sessions.c.created_at.desc(), upload_sessions.c.id))
+
+    def reserved_beside(self, key_id: str, id: str) -> int:
+        """Bytes that the other uploads of this key hold, or may before their parts have come."""
+        others = (upload_sessions.c.key_id == key_id, upload_sessions.c.expires_at > now(), upload_sessions.c.id != id)
+        query = select(func.coalesce(func.sum(upload_sessions.c.reserved), 0)).where(*others)
+        return int(self._connection.execute(query).scalar_one())
+
+    def reserve(self, id: str, up_to: int, *, expires_at: datetime) -> None:
+        """A part is on its way that ends there."""
+        its = update(upload_sessions).where(upload_sessions.c.id == id)
+        self._connection.execute(its.values(reserved=up_to, expires_at=expires_at))
+
+    def release(self, id: str) -> None:
+        """No part is on its way any more."""
+        its = update(upload_sessions).where(upload_sessions.c.id == id)
+        self._connection.execute(its.values(reserved=upload_sessions.c.received))
+
+    def receive(self, id: str, received: int, *, expires_at: datetime) -> bool:
+        """So many bytes are durable; False where the upload is gone."""
+        its = update(upload_sessions).where(upload_sessions.c.id == id)
+        changed = self._connection.execute(its.values(received=received, reserved=received, expires_at=expires_at))
+        return changed.rowcount == 1
+
+    def remove(self, id: str) -> None:
+        """Forget an upload."""
+        self._connection.execute(delete(upload_sessions).where(upload_sessions.c.id == id))
+
+    def expired(self, moment: datetime) -> builtins.list[str]:
+        """Uploads that ended by themselves by then."""
+        query = select(upload_sessions.c.id).where(upload_sessions.c.expires_at <= moment)
+        return list(self._connection.execute(query).scalars())
+
+    def remove_expired(self, ids: Collection[str], moment: datetime) -> None:
+        """Forget those of these uploads that have expired by then, whatever happened since they were listed."""
+        these = (upload_sessions.c.id.in_(ids), upload_sessions.c.expires_at <= moment)
+        self._connection.execute(delete(upload_sessions).where(*these))
+
+    def known(self) -> set[str]:
+        """Every upload, of every key."""
+        return set(self._connection.execute(select(upload_sessions.c.id)).scalars())

@@ -1,0 +1,252 @@
+"""Uploads in parts: opened, added to, asked for their offset, finished as a blob, deleted, and swept when they expire.
+
+Called by the routes of `/v1/blobs/uploads`, and by the runner for the sweep. An upload is its key's alone. What is
+acknowledged is synced and in the database: the offset is what both of them hold, and bytes beyond it were never
+acknowledged. Parts come one after the other, never two at once.
+"""
+
+from __future__ import annotations
+
+import builtins
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+
+from registry.blobs import Unfinished, UnfinishedFile
+from registry.catalogue.rows import UploadRow
+from registry.errors import Busy, Conflict, DigestMismatch, InvalidParameter, NotFound, SoupError, TooLarge, WrongOffset
+from registry.registry import Caller, Registry
+from registry.uploads import is_damaged, record_blob
+
+log = logging.getLogger("soup.blobs")
+
+
+@dataclass(frozen=True)
+class UploadLimits:
+    """Uploads of one key at once and bytes of them all, bytes of a blob, how long one is kept after its last part."""
+
+    open: int = 32
+    held: int = 8 * 2**30
+    blob: int = 2 * 2**30
+    keep: timedelta = timedelta(days=1)
+
+
+class UploadSessions:
+    """The uploads in parts of one server."""
+
+    def __init__(self, registry: Registry, files: Unfinished, limits: UploadLimits) -> None:
+        self._registry = registry
+        self._database = registry.database
+        self._files = files
+        self.limits = limits
+
+    def open(self, caller: Caller, *, digest: str | None = None, size: int | None = None) -> UploadRow:
+        """Open an upload, of what is to have this digest and size if that is known; raises TooLarge, or Busy."""
+        self._check_size(size or 0)
+        self._files.blobs.state.check()
+        with self._database.write() as catalogue:
+            if len(catalogue.uploads.list(caller.key_id)) >= self.limits.open:
+                raise Busy(
+                    f"This key has {self.limits.open} uploads open, the most at once (SOUP_MAX_UPLOADS): finish or "
+                    "delete one of them, which GET /v1/blobs/uploads lists, or wait until they expire.",
+                    retry_after=5,
+                )
+            return catalogue.uploads.add(caller.key_id, digest=digest, size=size, expires_at=self._end())
+
+    def get(self, caller: Caller, id: str) -> UploadRow:
+        """An upload of the caller's key, with what is really held of it; raises NotFound."""
+        with self._database.read() as catalogue:
+            return self._held(catalogue.uploads.get(caller.key_id, id))
+
+    def list(self, caller: Caller, *, digest: str | None = None) -> builtins.list[UploadRow]:
+        """The uploads of the caller's key, newest first; all, or those that are to have this digest."""
+        with self._database.read() as catalogue:
+            rows = catalogue.uploads.list(caller.key_id, digest=digest)
+        return [self._held(row) for row in rows]
+
+    def delete(self, caller: Caller, id: str) -> None:
+        """Delete an upload and what is held of it; a part that is on its way is refused at its end."""
+        with self._database.write() as catalogue:
+            row = catalogue.uploads.get(caller.key_id, id)
+            catalogue.uploads.remove(row.id)
+        self._files.remove(row.id)
+
+    @contextmanager
+    def part(self, caller: Caller, id: str, *, start: int | None, stop: int | None) -> Iterator[Part]:
+        """A part from `start` to before `stop` (None: as far as may be), to be written; without `start` there is none.
+
+        Raises NotFound, TooLarge, InvalidParameter, Busy beyond what a key may hold, and WrongOffset where the part
+        does not begin at the offset or another is being written.
+        """
+        row = self.get(caller, id)
+        self._check_size(stop or 0)
+        if row.size is not None and stop is not None and stop > row.size:
+            raise InvalidParameter(
+                f"The part ends at byte {stop} of an upload that was opened for {row.size}.", param="content-range"
+            )
+        with ExitStack() as stack:
+            try:
+                file = stack.enter_context(self._files.open(row.id))
+            except Conflict:
+                raise WrongOffset(
+                    f"Another request is writing to this upload, of which {row.received} bytes are held: ask for the "
+                    "offset again, and go on there.",
+                    offset=row.received,
+                ) from None
+            row = self._begin(caller, row.id, file, start)
+            try:
+                yield self._reserved(row, file, stop if start is not None else row.received)
+            except BaseException:
+                self._release(row.id)
+                raise
+
+    def sweep(self) -> int:
+        """Remove uploads that have expired, and files of none that are as old; returns how many files."""
+        moment = datetime.now(UTC)
+        with self._database.read() as catalogue:
+            expired = catalogue.uploads.expired(moment)
+        ended = [id for id in expired if self._files.remove(id)]
+        if ended:
+            with self._database.write() as catalogue:
+                catalogue.uploads.remove_expired(ended, moment)
+        count = len(ended)
+        old = list(self._files.older_than(time.time() - self.limits.keep.total_seconds()))
+        if old:
+            with self._database.read() as catalogue:
+                known = catalogue.uploads.known()
+            count += sum(self._files.remove(id) for id in old if id not in known)
+        if count:
+            log.info("%d unfinished uploads have expired and are removed", count)
+        return count
+
+    def receive(self, row: UploadRow, received: int) -> UploadRow:
+        """Record what is durable of an upload; raises NotFound where it was deleted or has expired meanwhile."""
+        with self._database.write() as catalogue:
+            if not catalogue.uploads.receive(row.id, received, expires_at=self._end()):
+                raise NotFound("This upload was deleted while the part came.", param="id")
+            return catalogue.uploads.get(row.key_id, row.id)
+
+    def _begin(self, caller: Caller, id: str, file: UnfinishedFile, start: int | None) -> UploadRow:
+        """See that a part begins where the upload ends. The file is held: nobody adds to it meanwhile."""
+        with self._database.read() as catalogue:
+            found = catalogue.uploads.get(caller.key_id, id)
+        row = replace(found, received=min(found.received, file.end))
+        if start is not None and start != row.received:
+            raise WrongOffset(
+                f"The part begins at byte {start}, and {row.received} bytes of this upload are held: go on there.",
+                offset=row.received,
+                param="content-range",
+            )
+        file.begin(row.received)
+        return row
+
+    def _reserved(self, row: UploadRow, file: UnfinishedFile, stop: int | None) -> Part:
+        """The part, once there is room for it among what its key may hold; raises Busy."""
+        stop = row.size if stop is None else stop
+        up_to = self.limits.blob if stop is None else stop
+        with self._database.write() as catalogue:
+            beside = catalogue.uploads.reserved_beside(row.key_id, row.id)
+            if beside and up_to > row.received and beside + up_to > self.limits.held:
+                raise Busy(
+                    f"The unfinished uploads of this key would hold {beside + up_to} bytes, of {self.limits.held} at "
+                    "most (SOUP_MAX_UPLOAD_BYTES): finish or delete one of them, which GET /v1/blobs/uploads lists.",
+                    retry_after=5,
+                )
+            catalogue.uploads.reserve(row.id, up_to, expires_at=self._end())
+        return Part(self, self._registry, row, file, stop=stop)
+
+    def _release(self, id: str) -> None:
+        """Give back what a part that failed was to take; where that cannot be stored, its next part does."""
+        with suppress(SoupError), self._database.write() as catalogue:
+            catalogue.uploads.release(id)
+
+    def _held(self, row: UploadRow) -> UploadRow:
+        """A row with what is there: an older copy of the database, or of the disk, knows less."""
+        return replace(row, received=min(row.received, self._files.size(row.id)))
+
+    def _check_size(self, size: int) -> None:
+        if size > self.limits.blob:
+            raise TooLarge(f"A blob may have at most {self.limits.blob} bytes here (SOUP_MAX_BLOB_BYTES).")
+
+    def _end(self) -> datetime:
+        return datetime.now(UTC) + self.limits.keep
+
+
+class Part:
+    """A part of an upload that is being written: `write`, then `keep` it, or `commit` all as a blob."""
+
+    def __init__(
+        self,
+        sessions: UploadSessions,
+        registry: Registry,
+        row: UploadRow,
+        file: UnfinishedFile,
+        *,
+        stop: int | None,
+    ) -> None:
+        self._sessions = sessions
+        self._registry = registry
+        self._row = row
+        self._file = file
+        self._start = row.received
+        self._stop = stop
+
+    def write(self, chunk: bytes) -> None:
+        """Append; raises InvalidParameter beyond what was announced, TooLarge beyond what a blob may have."""
+        end = self._file.end + len(chunk)
+        if self._stop is not None and end > self._stop:
+            raise InvalidParameter(
+                f"More than the {self._stop - self._start} bytes came that were announced; nothing of them is kept.",
+                param="content-range",
+            )
+        if end > self._sessions.limits.blob:
+            raise TooLarge(f"A blob may have at most {self._sessions.limits.blob} bytes here (SOUP_MAX_BLOB_BYTES).")
+        self._file.write(chunk)
+
+    def check_whole(self) -> None:
+        """Raises InvalidParameter where less came than was announced."""
+        if self._stop is not None and self._file.end != self._stop:
+            raise InvalidParameter(
+                f"{self._file.end - self._start} of the {self._stop - self._start} bytes came that were announced; "
+                "none of them is kept.",
+                param="content-range",
+            )
+
+    def keep(self) -> UploadRow:
+        """Make what came durable and acknowledge it, all of the part or the beginning of it."""
+        if self._file.end == self._start:  # nothing to keep: what was reserved is given back all the same
+            return self._sessions.receive(self._row, self._start)
+        try:
+            return self._sessions.receive(self._row, self._file.keep())
+        except NotFound:
+            self._file.discard()
+            raise
+
+    def commit(self, caller: Caller, digest: str) -> int:
+        """Make the upload the blob of this digest, as an upload in one request would; its size.
+
+        Raises InvalidParameter where it was opened for another digest or size, and it stays; DigestMismatch where its
+        bytes have another digest, and it is deleted: no part that could follow would mend them.
+        """
+        row, size = self._row, self._file.end
+        if row.digest not in {None, digest} or row.size not in {None, size}:
+            raise InvalidParameter(
+                f"The upload holds {size} bytes and is finished as {digest}; it was opened for "
+                f"{size if row.size is None else row.size} bytes and {row.digest or 'any digest'}.",
+                param="digest",
+            )
+        repaired = is_damaged(self._registry, digest)
+        try:
+            self._file.store(digest)
+        except DigestMismatch:
+            with self._registry.database.write() as catalogue:
+                catalogue.uploads.remove(row.id)
+            self._file.discard()
+            raise
+        with self._registry.database.write() as catalogue:
+            record_blob(catalogue, caller, digest, size, repaired=repaired)
+            catalogue.uploads.remove(row.id)
+        return size

@@ -1,0 +1,177 @@
+"""`/v1/blobs/uploads`: uploads in parts, which go on where they ended after whatever broke them off.
+
+The states of the OCI distribution spec: POST opens, PATCH adds a part, GET tells the offset, PUT finishes, DELETE gives
+up. What a 202 acknowledged is durable. An upload is its key's alone; one of another key is a 404 as an unknown one.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi.concurrency import contextmanager_in_threadpool
+from fastapi.responses import JSONResponse
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect
+
+from registry.catalogue.rows import UploadRow
+from registry.errors import Cancelled, InvalidParameter, TooSlow
+from registry.names import Digest
+from registry.registry import Caller
+from registry.upload_sessions import Part
+from service.http.app_parts import AppParts
+from service.http.auth import Writer
+from service.http.bodies import CheckedRoute
+from service.http.problems import held_headers
+from service.http.received import announced_length, check_digest, received
+from service.http.schemas.blobs import BlobStored
+from service.http.schemas.uploads import NewUpload, Upload, UploadList
+from service.keys import Principal
+
+router = APIRouter(prefix="/v1/blobs/uploads", tags=["blobs"], route_class=CheckedRoute)
+
+ContentRange = Annotated[str | None, Header(description="First and last byte of the part, `0-1048575`.")]
+_BYTES: dict[str, Any] = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+_PART: dict[str, Any] = {"requestBody": {"required": True, "content": _BYTES}}
+_LAST: dict[str, Any] = {"requestBody": {"required": False, "content": _BYTES}}
+_RANGE = re.compile(r"([0-9]{1,18})-([0-9]{1,18})", re.ASCII)
+
+
+@router.post("", response_model=Upload, status_code=202)
+def open_upload(request: Request, parts: AppParts, who: Writer, body: NewUpload | None = None) -> Response:
+    """Open an upload in parts. `Location` is where they go, `Upload-UUID` its id.
+
+    With the digest that it is to have, it can be found again in the list of this key's uploads.
+    """
+    wanted = body or NewUpload()
+    row = parts.uploads.open(_caller(request, who), digest=wanted.digest, size=wanted.size)
+    return _held(row)
+
+
+@router.get("")
+def list_uploads(
+    request: Request, parts: AppParts, who: Writer, digest: Annotated[Digest | None, Query()] = None
+) -> UploadList:
+    """The unfinished uploads of this key, newest first; with `digest` those that are to become it."""
+    rows = parts.uploads.list(_caller(request, who), digest=digest)
+    return UploadList(data=[_shown(row) for row in rows])
+
+
+@router.get("/{id}", response_class=Response, status_code=204)
+def get_upload(request: Request, id: str, parts: AppParts, who: Writer) -> Response:
+    """How much of an upload is held: `Upload-Offset`, and `Range` where that is anything."""
+    row = parts.uploads.get(_caller(request, who), id)
+    return Response(status_code=204, headers=_headers(row))
+
+
+@router.patch("/{id}", response_model=Upload, status_code=202, openapi_extra=_PART)
+async def add_part(
+    request: Request, id: str, parts: AppParts, who: Writer, content_range: ContentRange = None
+) -> Response:
+    """Add a part. It begins where the upload ends, or is refused with 416 and the true offset.
+
+    202 when it is durable. Of a part that breaks off, what came is kept: ask for the offset, and go on there.
+    """
+    if content_range is None:
+        raise InvalidParameter("A part needs 'Content-Range: <first byte>-<last byte>'.", param="content-range")
+    start, stop = _span(content_range)
+    _check_length(announced_length(request), stop - start)
+    caller = _caller(request, who)
+    async with contextmanager_in_threadpool(parts.uploads.part(caller, id, start=start, stop=stop)) as part:
+        await _receive(request, part)
+        row = await run_in_threadpool(part.keep)
+    return _held(row)
+
+
+@router.put("/{id}", response_model=BlobStored, status_code=201, openapi_extra=_LAST)
+async def finish_upload(
+    request: Request,
+    id: str,
+    parts: AppParts,
+    who: Writer,
+    digest: Annotated[str, Query(description="What all of it is: `sha256:` and 64 hex digits.")],
+    content_range: ContentRange = None,
+) -> Response:
+    """Finish an upload as the blob of this digest, with the last part as the body where there is one.
+
+    A body without `Content-Range` is all of it. Where the bytes have another digest the upload is deleted (400).
+    """
+    check_digest(digest)
+    length = announced_length(request)
+    chunked = length is None and "transfer-encoding" in request.headers
+    start: int | None = None
+    stop: int | None = None
+    if content_range is not None:
+        start, stop = _span(content_range)
+        _check_length(length if length is not None or chunked else 0, stop - start)
+    elif length or chunked:
+        start, stop = 0, length
+    caller = _caller(request, who)
+    async with contextmanager_in_threadpool(parts.uploads.part(caller, id, start=start, stop=stop)) as part:
+        if start is not None:
+            await _receive(request, part)
+        size = await run_in_threadpool(part.commit, caller, digest)
+    stored = BlobStored(digest=digest, size=size)
+    headers = {"location": f"/v1/blobs/{digest}", "etag": f'"{digest}"'}
+    return JSONResponse(stored.model_dump(), status_code=201, headers=headers)
+
+
+@router.delete("/{id}", response_class=Response, status_code=204)
+def delete_upload(request: Request, id: str, parts: AppParts, who: Writer) -> Response:
+    """Give an upload up: what is held of it is deleted."""
+    parts.uploads.delete(_caller(request, who), id)
+    return Response(status_code=204)
+
+
+async def _receive(request: Request, part: Part) -> None:
+    """Write the body into the part; what came of one that breaks off is kept before that is told."""
+    try:
+        await received(request, part.write, limit=request.app.state.runtime.settings.max_blob_bytes)
+    except ClientDisconnect as error:
+        await run_in_threadpool(part.keep)
+        raise Cancelled("The client went away; what came of the part is kept.") from error
+    except TooSlow:
+        await run_in_threadpool(part.keep)
+        raise
+    await run_in_threadpool(part.check_whole)
+
+
+def _span(text: str) -> tuple[int, int]:
+    """A Content-Range as the first byte and the one after the last; raises InvalidParameter."""
+    match = _RANGE.fullmatch(text)
+    if match is None or int(match[2]) < int(match[1]):
+        raise InvalidParameter(
+            "Content-Range must be '<first byte>-<last byte>', such as 0-1048575, and not empty.", param="content-range"
+        )
+    return int(match[1]), int(match[2]) + 1
+
+
+def _check_length(length: int | None, announced: int) -> None:
+    if length is not None and length != announced:
+        raise InvalidParameter(
+            f"Content-Range announces {announced} bytes and Content-Length {length}.", param="content-range"
+        )
+
+
+def _caller(request: Request, who: Principal) -> Caller:
+    return who.caller(request.state.request_id)
+
+
+def _held(row: UploadRow) -> Response:
+    return JSONResponse(_shown(row).model_dump(mode="json"), status_code=202, headers=_headers(row))
+
+
+def _headers(row: UploadRow) -> dict[str, str]:
+    return {"location": f"/v1/blobs/uploads/{row.id}", "upload-uuid": row.id, **held_headers(row.received)}
+
+
+def _shown(row: UploadRow) -> Upload:
+    return Upload(
+        id=row.id,
+        offset=row.received,
+        digest=row.digest,
+        size=row.size,
+        created_at=row.created_at,
+        expires_at=row.expires_at,
+    )

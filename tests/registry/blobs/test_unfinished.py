@@ -1,0 +1,149 @@
+"""Files that grow part by part: what was kept is synced, what was not is gone, and the hash goes along."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from registry.blobs import LocalBlobs, Unfinished, UnfinishedFile
+from registry.errors import Conflict, DigestMismatch, Internal, Unavailable
+from registry.names import sha256_digest
+
+ID = "upload-1"
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Unfinished:
+    return Unfinished(LocalBlobs(tmp_path / "data" / "blobs"))
+
+
+def add(files: Unfinished, data: bytes, start: int) -> None:
+    with files.open(ID) as file:
+        file.begin(start)
+        file.write(data)
+        assert file.keep() == start + len(data)
+
+
+def finish(files: Unfinished, data: bytes) -> None:
+    with files.open(ID) as file:
+        file.begin(len(data))
+        file.store(sha256_digest(data))
+
+
+def read_again(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Notes every time that a file is read for its hash."""
+    found, read = [], UnfinishedFile._read
+    monkeypatch.setattr(UnfinishedFile, "_read", lambda self: (found.append("read"), read(self))[1])
+    return found
+
+
+def test_a_part_is_synced_before_it_is_kept_and_its_name_when_it_is_made(files, synced):
+    add(files, b"hello", 0)
+    assert synced[-3:] == ["sync uploads", "sync blobs", f"sync {ID}"]
+    synced.clear()
+    add(files, b" world", 5)
+    assert synced == [f"sync {ID}"]
+    synced.clear()
+    finish(files, b"hello world")
+    name = sha256_digest(b"hello world")[7:]
+    assert synced == [f"sync {ID}", f"rename {ID} {name}", f"sync {name[:2]}", "sync blobs"]
+    assert files.blobs.read("sha256:" + name) == b"hello world"
+
+
+def test_one_process_reads_no_file_again(files, monkeypatch):
+    """Not even after a part that broke off, whose bytes are cut off again."""
+    again = read_again(monkeypatch)
+    add(files, b"hello", 0)
+    with pytest.raises(RuntimeError), files.open(ID) as file:
+        file.begin(5)
+        file.write(b"lost")
+        raise RuntimeError
+    assert files.size(ID) == 5
+    add(files, b" world", 5)
+    finish(files, b"hello world")
+    assert again == []
+
+
+def test_after_a_restart_a_file_is_read_once(files, monkeypatch):
+    again = read_again(monkeypatch)
+    add(files, b"hello", 0)
+    other = Unfinished(files.blobs)
+    add(other, b" world", 5)
+    finish(other, b"hello world")
+    assert again == ["read"]
+
+
+def test_what_another_process_changed_is_read(files, monkeypatch):
+    """A file that was lost and sent again elsewhere: the hash of what this process saw is not the file's."""
+    add(files, b"hello", 0)
+    (files.folder / ID).unlink()
+    add(Unfinished(files.blobs), b"other", 0)
+    with pytest.raises(DigestMismatch):
+        finish(files, b"hello")
+    finish(files, b"other")
+
+
+def test_what_was_never_kept_is_cut_off(files):
+    add(files, b"hello", 0)
+    with (files.folder / ID).open("ab") as file:
+        file.write(b"of a process that was killed")
+    add(files, b" world", 5)
+    finish(files, b"hello world")
+
+
+def test_one_writes_at_a_time(files):
+    with files.open(ID) as file:
+        file.begin(0)
+        for others in (files, Unfinished(files.blobs)):
+            with pytest.raises(Conflict), others.open(ID):
+                pass
+        assert not files.remove(ID)
+        file.write(b"hello")
+        file.keep()
+    assert files.remove(ID)
+    assert not list(files.folder.iterdir())
+
+
+def test_a_file_that_a_sweep_took_between_opening_and_holding_is_made_again(files, monkeypatch):
+    opened = UnfinishedFile._opened
+    taken = []
+
+    def slow(self):
+        file = opened(self)
+        if not taken:
+            taken.append(files.remove(ID))
+        return file
+
+    monkeypatch.setattr(UnfinishedFile, "_opened", slow)
+    add(files, b"hello", 0)
+    assert taken == [True]
+    finish(files, b"hello")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_a_disk_that_fails_keeps_what_was_kept(files, monkeypatch, number):
+    add(files, b"hello", 0)
+
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        with pytest.raises(Unavailable):
+            add(files, b" world", 5)
+    assert (files.folder / ID).read_bytes() == b"hello"
+    add(files, b" world", 5)
+    finish(files, b"hello world")
+
+
+def test_it_is_used_inside_of_with_and_not_after_its_end(files):
+    with pytest.raises(Internal):
+        files.open(ID).begin(0)
+    with files.open(ID) as file:
+        file.begin(0)
+        file.store(sha256_digest(b""))
+        with pytest.raises(Internal):
+            file.write(b"x")

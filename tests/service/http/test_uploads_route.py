@@ -1,0 +1,518 @@
+"""Uploads in parts over HTTP: what is acknowledged is kept and nothing else, whoever else sends, whatever breaks."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import http.client
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from registry.blobs import Unfinished
+from tests.postgres import KINDS
+from tests.registry.damaged_files import overwrite
+from tests.registry.refusing_disk import refuse_new_files
+from tests.service.servers import BASE_ID, Live, World, open_world, write_bases
+
+DATABASES = KINDS
+UPLOADS = "/v1/blobs/uploads"
+DATA = bytes(range(256)) * 20
+
+
+def digest_of(data: bytes) -> str:
+    return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+def opened(world: World, **body: Any) -> str:
+    """The path of a new upload of the admin key."""
+    answer = world.client.post(UPLOADS, json=body or None)
+    assert answer.status_code == 202, answer.text
+    return str(answer.headers["location"])
+
+
+def patch(world: World, path: str, data: bytes, start: int, **headers: str) -> Any:
+    span = {"content-range": f"{start}-{start + len(data) - 1}", **headers}
+    return world.client.patch(path, content=data, headers=span)
+
+
+def put(world: World, path: str, data: bytes, **request: Any) -> Any:
+    return world.client.put(path, params={"digest": digest_of(data)}, **request)
+
+
+def offset(world: World, path: str) -> int:
+    answer = world.client.get(path)
+    assert (answer.status_code, answer.content) == (204, b"")
+    return int(answer.headers["upload-offset"])
+
+
+def part_files(world: World) -> set[str]:
+    return {path.name for path in (world.runtime.settings.blobs_dir / "uploads").glob("*")}
+
+
+def refused(answer: Any, status: int, code: str) -> str:
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code), answer.text
+    return str(answer.json()["error"]["message"])
+
+
+def expire(world: World) -> None:
+    with world.runtime.database.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE upload_sessions SET expires_at = 1")
+
+
+def until(done: Callable[[], Any]) -> Any:
+    """What `done` gives once it is true; asked again and again, not for ever."""
+    for _ in range(3000):
+        if found := done():
+            return found
+        threading.Event().wait(0.01)
+    raise AssertionError("it never came about")
+
+
+def half_sent(live: Live, path: str, data: bytes, *, of: int) -> http.client.HTTPConnection:
+    """A connection on which the beginning of a part of so many bytes has been sent."""
+    connection = http.client.HTTPConnection(urlsplit(live.url).netloc, timeout=30)
+    connection.putrequest("PATCH", path)
+    connection.putheader("authorization", f"Bearer {live.world.admin}")
+    connection.putheader("content-range", f"0-{of - 1}")
+    connection.putheader("content-length", str(of))
+    connection.endheaders()
+    connection.send(data)
+    return connection
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Each test begins without uploads."""
+    yield
+    for name in ("world", "small"):
+        if name in request.fixturenames:
+            world: World = request.getfixturevalue(name)
+            expire(world)
+            world.runtime.parts.uploads.sweep()
+            assert part_files(world) == set()
+
+
+@pytest.fixture(scope="module")
+def small(
+    tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory, database_settings: dict[str, Any]
+) -> Iterator[World]:
+    folder = tmp_path_factory.mktemp("small")
+    bases = write_bases(folder / "bases.toml", {BASE_ID: tiny_base_dir})
+    limits = {"max_blob_bytes": 1000, "max_upload_bytes": 1500, "max_uploads": 3}
+    options = {**database_settings, "accept_database": True}  # the database of `world`, over a folder of its own
+    yield from open_world(folder / "data", bases, **options, **limits, preload=False)
+
+
+class TestPlainPath:
+    def test_open_add_ask_finish(self, world: World) -> None:
+        answer = world.client.post(UPLOADS)
+        assert (answer.status_code, answer.json()["offset"]) == (202, 0)
+        path, id = answer.headers["location"], answer.headers["upload-uuid"]
+        assert path == f"{UPLOADS}/{id}"
+        assert answer.headers["upload-offset"] == "0"
+        assert "range" not in answer.headers
+        first = patch(world, path, DATA[:2000], 0)
+        assert (first.status_code, first.headers["range"], first.headers["upload-offset"]) == (202, "0-1999", "2000")
+        assert first.headers["location"] == path
+        asked = world.client.get(path)
+        assert (asked.status_code, asked.headers["range"], asked.headers["upload-uuid"]) == (204, "0-1999", id)
+        assert patch(world, path, DATA[2000:], 2000).status_code == 202
+        digest = digest_of(DATA)
+        assert world.client.head(f"/v1/blobs/{digest}").status_code == 404
+        done = put(world, path, DATA)
+        assert (done.status_code, done.json()) == (201, {"object": "blob", "digest": digest, "size": len(DATA)})
+        assert done.headers["location"] == f"/v1/blobs/{digest}"
+        assert world.client.get(done.headers["location"]).content == DATA
+        refused(world.client.get(path), 404, "not_found")
+        assert part_files(world) == set()
+
+    def test_the_last_part_may_come_with_the_end(self, world: World) -> None:
+        data = DATA + b"last"
+        path = opened(world)
+        patch(world, path, data[:100], 0)
+        span = {"content-range": f"100-{len(data) - 1}"}
+        assert put(world, path, data, content=data[100:], headers=span).status_code == 201
+        assert world.client.get(f"/v1/blobs/{digest_of(data)}").content == data
+
+    @pytest.mark.parametrize("chunked", [False, True])
+    def test_all_of_it_may_come_with_the_end(self, world: World, chunked: bool) -> None:
+        data = DATA + b"all at once" + bytes([chunked])
+        path = opened(world)
+        body = iter([data[:7], data[7:]]) if chunked else data
+        assert put(world, path, data, content=body).status_code == 201
+        assert world.client.get(f"/v1/blobs/{digest_of(data)}").content == data
+
+    def test_an_empty_blob(self, world: World) -> None:
+        path = opened(world, size=0, digest=digest_of(b""))
+        assert put(world, path, b"").status_code == 201
+        assert world.client.get(f"/v1/blobs/{digest_of(b'')}").content == b""
+
+    def test_a_list_finds_what_was_begun(self, world: World) -> None:
+        digest = digest_of(b"to be found again")
+        path = opened(world, digest=digest, size=17)
+        opened(world)
+        patch(world, path, b"to be", 0)
+        found = world.client.get(UPLOADS, params={"digest": digest}).json()["data"]
+        assert [(one["id"], one["offset"], one["size"]) for one in found] == [(path.rpartition("/")[2], 5, 17)]
+        assert len(world.client.get(UPLOADS).json()["data"]) == 2
+        refused(world.client.get(UPLOADS, params={"digest": "sha256:x"}), 400, "invalid_parameter")
+
+    def test_delete_gives_it_up(self, world: World) -> None:
+        path = opened(world)
+        patch(world, path, DATA, 0)
+        assert world.client.delete(path).status_code == 204
+        assert part_files(world) == set()
+        for method in ("GET", "DELETE"):
+            refused(world.client.request(method, path), 404, "not_found")
+        refused(patch(world, path, b"more", len(DATA)), 404, "not_found")
+        assert part_files(world) == set()
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary(max_size=300), st.sets(st.integers(1, 299), max_size=6), st.booleans())
+def test_any_split_gives_the_same_blob(world: World, data: bytes, cuts: set[int], with_end: bool) -> None:
+    bounds = [0, *sorted(cut for cut in cuts if cut < len(data)), len(data)]
+    parts = [(start, data[start:stop]) for start, stop in pairwise(bounds) if stop > start]
+    path, last = opened(world), None
+    if with_end and parts:
+        last = parts.pop()
+    for start, part in parts:
+        assert patch(world, path, part, start).status_code == 202
+    body = {} if last is None else {
+        "content": last[1], "headers": {"content-range": f"{last[0]}-{len(data) - 1}"}
+    }  # fmt: skip
+    assert put(world, path, data, **body).status_code == 201
+    assert world.client.get(f"/v1/blobs/{digest_of(data)}").content == data
+
+
+class TestWhatIsRefused:
+    @pytest.mark.parametrize(
+        "span",
+        [
+            "", " ", "-", "0", "0-", "-4", "bytes 0-4/5", "bytes=0-4", "0-4/5", "4-0", "0 - 4", "0-4,5-9", "+0-4",
+            "0--4", "0x0-4", "a-b", "0-4-9", "0.0-4", "0-" + "9" * 19, "0-4;",
+        ],
+    )  # fmt: skip
+    def test_a_range_that_is_none(self, world: World, span: str) -> None:
+        path = opened(world)
+        for method in ("PATCH", "PUT"):
+            answer = world.client.request(
+                method, path, content=b"01234", headers={"content-range": span}, params={"digest": digest_of(b"01234")}
+            )
+            refused(answer, 400, "invalid_parameter")
+        assert offset(world, path) == 0
+
+    def test_a_part_without_a_range(self, world: World) -> None:
+        path = opened(world)
+        assert "Content-Range" in refused(world.client.patch(path, content=b"x"), 400, "invalid_parameter")
+        assert offset(world, path) == 0
+
+    @pytest.mark.parametrize("start", [0, 1, 9, 11, 10**9])
+    def test_a_part_that_begins_elsewhere_is_told_the_offset(self, world: World, start: int) -> None:
+        path = opened(world)
+        patch(world, path, b"0123456789", 0)
+        for answer in (
+            patch(world, path, b"x", start),
+            put(world, path, b"", content=b"x", headers={"content-range": f"{start}-{start}"}),
+        ):
+            refused(answer, 416, "wrong_offset")
+            assert (answer.headers["upload-offset"], answer.headers["range"]) == ("10", "0-9")
+        assert put(world, path, b"", content=b"x").headers["upload-offset"] == "10"  # no range: all of it
+        assert offset(world, path) == 10
+
+    @pytest.mark.parametrize("came", [b"", b"0123", b"012345"])
+    def test_another_length_than_the_range_says(self, world: World, came: bytes) -> None:
+        path, span = opened(world), {"content-range": "2-6"}
+        patch(world, path, b"ab", 0)
+        refused(world.client.patch(path, content=came, headers=span), 400, "invalid_parameter")
+        refused(world.client.patch(path, content=iter([came[:1], came[1:]]), headers=span), 400, "invalid_parameter")
+        refused(put(world, path, b"", content=came, headers=span), 400, "invalid_parameter")
+        assert offset(world, path) == 2
+        assert patch(world, path, b"01234", 2).status_code == 202
+        assert put(world, path, b"ab01234").status_code == 201
+
+    def test_another_digest_ends_the_upload(self, world: World) -> None:
+        path = opened(world)
+        patch(world, path, b"these bytes", 0)
+        refused(put(world, path, b"other bytes"), 400, "digest_mismatch")
+        refused(world.client.get(path), 404, "not_found")
+        assert world.client.head(f"/v1/blobs/{digest_of(b'other bytes')}").status_code == 404
+        assert world.client.head(f"/v1/blobs/{digest_of(b'these bytes')}").status_code == 404
+        assert part_files(world) == set()
+
+    def test_no_digest_and_one_that_is_none_do_not(self, world: World) -> None:
+        path = opened(world)
+        patch(world, path, b"these bytes", 0)
+        refused(world.client.put(path), 400, "invalid_parameter")
+        for name in (
+            "sha256:short",
+            "md5:" + "a" * 32,
+            "../../admin.key",
+            digest_of(b"").upper(),
+            digest_of(b"") + "\n",
+        ):
+            refused(world.client.put(path, params={"digest": name}), 400, "invalid_name")
+        assert put(world, path, b"these bytes").status_code == 201
+
+    def test_what_was_said_when_it_was_opened_holds(self, world: World) -> None:
+        path = opened(world, digest=digest_of(b"0123456789"), size=10)
+        refused(patch(world, path, b"0123456789x", 0), 400, "invalid_parameter")
+        patch(world, path, b"01234", 0)
+        for data in (b"01234", b"0123456789"):  # another digest, and not all of it
+            refused(put(world, path, data), 400, "invalid_parameter")
+        assert patch(world, path, b"56789", 5).status_code == 202
+        assert put(world, path, b"0123456789").status_code == 201
+
+    @pytest.mark.parametrize(
+        "body", [{"digest": "sha256:x"}, {"size": -1}, {"size": "1"}, {"size": 1.5}, {"size": 2**60}, {"more": 1}, []]
+    )
+    def test_what_it_cannot_become(self, world: World, body: Any) -> None:
+        refused(world.client.post(UPLOADS, json=body), 400, "invalid_parameter")
+        assert world.client.get(UPLOADS).json()["data"] == []
+
+
+class TestWhoseItIs:
+    def test_another_key_sees_none_of_it(self, world: World) -> None:
+        """Not even one of the same namespaces, nor the admin's."""
+        mine, other = (world.headers(world.key(["read", "write"], ["ours"])) for _ in range(2))
+        path = world.client.post(UPLOADS, headers=mine).headers["location"]
+        world.client.patch(path, content=b"secret", headers={**mine, "content-range": "0-5"})
+        for headers in (other, world.headers(world.admin)):
+            for method, body in (("GET", {}), ("PATCH", {"content": b"x"}), ("PUT", {}), ("DELETE", {})):
+                asked = {"params": {"digest": digest_of(b"secret")}, "headers": {**headers, "content-range": "6-6"}}
+                if method == "PUT":
+                    del asked["headers"]["content-range"]
+                there = world.client.request(method, path, **asked, **body)
+                nowhere = world.client.request(method, f"{UPLOADS}/upload-{'0' * 24}", **asked, **body)
+                assert (there.status_code, there.content) == (nowhere.status_code, nowhere.content)
+                assert there.status_code == 404
+            assert world.client.get(UPLOADS, headers=headers).json()["data"] == []
+        assert world.client.get(path, headers=mine).headers["upload-offset"] == "6"
+
+    def test_the_blob_is_seen_as_one_that_came_in_one_request(self, world: World) -> None:
+        mine, theirs = (world.headers(world.key(["read", "write"], [name])) for name in ("ours", "theirs"))
+        data = b"of one namespace"
+        path = world.client.post(UPLOADS, headers=mine).headers["location"]
+        world.client.put(path, content=data, params={"digest": digest_of(data)}, headers=mine)
+        assert world.client.get(f"/v1/blobs/{digest_of(data)}", headers=mine).content == data
+        assert world.client.get(f"/v1/blobs/{digest_of(data)}", headers=theirs).status_code == 404
+
+    def test_it_needs_the_scope_to_write(self, world: World) -> None:
+        path = opened(world)
+        reader = world.headers(world.key(["read", "infer"], None))
+        for method, where in (
+            ("POST", UPLOADS),
+            ("GET", UPLOADS),
+            *((m, path) for m in ("GET", "PATCH", "PUT", "DELETE")),
+        ):
+            refused(world.client.request(method, where, headers=reader, params={"digest": "x"}), 403, "forbidden")
+
+    def test_an_expired_one_is_gone_and_swept(self, world: World) -> None:
+        path, later = opened(world, digest=digest_of(DATA)), opened(world)
+        patch(world, path, DATA, 0)
+        expire(world)
+        patch(world, later, b"x", 0)  # too late
+        for answer in (world.client.get(path), patch(world, path, b"x", len(DATA)), put(world, path, DATA)):
+            refused(answer, 404, "not_found")
+        assert world.client.get(UPLOADS).json()["data"] == []
+        assert world.runtime.parts.uploads.sweep() == 2
+        assert part_files(world) == set()
+        with world.runtime.database.read() as catalogue:
+            assert catalogue.uploads.known() == set()
+
+    def test_a_sweep_leaves_what_is_being_written_and_what_is_young(self, world: World) -> None:
+        path, files = opened(world), Unfinished(world.registry.blobs)
+        patch(world, path, b"x", 0)
+        files.folder.joinpath("upload-of-no-row").write_bytes(b"young")
+        expire(world)
+        with files.open(path.rpartition("/")[2]):
+            assert world.runtime.parts.uploads.sweep() == 0
+        os.utime(files.folder / "upload-of-no-row", (1, 1))
+        assert world.runtime.parts.uploads.sweep() == 2
+
+
+class TestBounds:
+    def test_so_many_at_once(self, small: World) -> None:
+        paths = [opened(small) for _ in range(3)]
+        answer = small.client.post(UPLOADS)
+        assert "3 uploads open" in refused(answer, 429, "busy")
+        assert answer.headers["retry-after"]
+        other = small.headers(small.key(["write"], ["others"]))
+        assert small.client.post(UPLOADS, headers=other).status_code == 202
+        small.client.delete(paths[0])
+        assert small.client.post(UPLOADS).status_code == 202
+
+    def test_so_many_bytes_of_all(self, small: World) -> None:
+        first, second = opened(small), opened(small)
+        assert patch(small, first, b"x" * 1000, 0).status_code == 202
+        assert "1501 bytes, of 1500" in refused(patch(small, second, b"x" * 501, 0), 429, "busy")
+        assert patch(small, second, b"x" * 500, 0).status_code == 202
+        refused(put(small, second, b"", content=b"x", headers={"content-range": "500-500"}), 429, "busy")
+        assert put(small, second, b"x" * 500).status_code == 201  # to finish takes no more room
+        assert patch(small, opened(small), b"x" * 500, 0).status_code == 202
+
+    def test_what_failed_takes_no_room(self, small: World) -> None:
+        first, second = opened(small), opened(small)
+        refused(
+            small.client.patch(first, content=iter([b"x"]), headers={"content-range": "0-899"}),
+            400,
+            "invalid_parameter",
+        )
+        assert patch(small, second, b"x" * 900, 0).status_code == 202
+        assert patch(small, first, b"x" * 600, 0).status_code == 202
+
+    def test_no_blob_beyond_the_limit(self, small: World) -> None:
+        refused(small.client.post(UPLOADS, json={"size": 1001}), 413, "too_large")
+        path = opened(small)
+        patch(small, path, b"x" * 600, 0)
+        refused(patch(small, path, b"x" * 401, 600), 413, "too_large")
+        assert offset(small, path) == 600
+        assert patch(small, path, b"x" * 400, 600).status_code == 202
+        small.client.delete(path)
+        refused(put(small, opened(small), b"", content=iter([b"x" * 600, b"x" * 600])), 413, "too_large")
+
+
+class TestRaces:
+    def test_of_two_parts_at_once_one_is_taken(self, world: World) -> None:
+        """Each sends other bytes for the same place: those of one are there, and nothing of the others."""
+        path = opened(world)
+        patch(world, path, b"begin", 0)
+        barrier = threading.Barrier(6)
+
+        def send(number: int) -> Any:
+            barrier.wait()
+            return patch(world, path, bytes([number]) * 50_000, 5)
+
+        with ThreadPoolExecutor(6) as pool:
+            answers = list(pool.map(send, range(6)))
+        taken = [number for number, answer in enumerate(answers) if answer.status_code == 202]
+        assert len(taken) == 1
+        for answer in answers:
+            if answer.status_code != 202:
+                refused(answer, 416, "wrong_offset")
+                assert answer.headers["upload-offset"] in {"5", "50005"}
+        assert put(world, path, b"begin" + bytes(taken) * 50_000).status_code == 201
+
+    def test_who_comes_while_another_writes_is_told_what_is_held(self, world: World) -> None:
+        path = opened(world)
+        patch(world, path, b"begin", 0)
+        with Unfinished(world.registry.blobs).open(path.rpartition("/")[2]):
+            answer = patch(world, path, b"more", 5)
+            assert "Another request is writing" in refused(answer, 416, "wrong_offset")
+            assert answer.headers["upload-offset"] == "5"
+            assert put(world, path, b"begin").status_code == 416
+        assert put(world, path, b"begin").status_code == 201
+
+    def test_deleted_while_a_part_comes(self, live: Live) -> None:
+        world = live.world
+        path = opened(world)
+        with closing(half_sent(live, path, b"01", of=5)) as connection:
+            until(lambda: part_files(world))
+            assert world.client.delete(path).status_code == 204
+            connection.send(b"234")
+            assert connection.getresponse().status == 404
+        assert part_files(world) == set()
+
+    def test_what_came_of_a_part_that_breaks_off_is_kept(self, live: Live) -> None:
+        world = live.world
+        path, data = opened(world), DATA * 600  # some MiB
+        half_sent(live, path, data[:1_500_000], of=len(data)).close()
+        held = until(lambda: offset(world, path))
+        assert held <= 1_500_000
+        assert patch(world, path, data[held:], held).status_code == 202
+        assert put(world, path, data).status_code == 201
+
+
+class TestDisks:
+    def test_a_full_disk_while_a_part_comes(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        path = opened(world)
+        patch(world, path, b"held", 0)
+
+        def full(*_: object) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "fsync", full)
+            assert "is full" in refused(patch(world, path, b"more", 4), 503, "unavailable")
+        assert offset(world, path) == 4
+        assert next((world.runtime.settings.blobs_dir / "uploads").iterdir()).read_bytes() == b"held"
+        assert patch(world, path, b"again", 4).status_code == 202
+        assert put(world, path, b"heldagain").status_code == 201
+        assert not world.registry.blobs.in_trouble
+
+    @pytest.mark.parametrize(("number", "words"), [(errno.ENOSPC, "is full"), (errno.EROFS, "is read-only")])
+    def test_a_disk_that_takes_no_file(
+        self, world: World, number: int, words: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = opened(world)
+        with monkeypatch.context() as patched:
+            refuse_new_files(patched, number)
+            assert words in refused(patch(world, path, b"more", 0), 503, "unavailable")
+        assert patch(world, path, b"more", 0).status_code == 202
+
+    def test_an_end_that_fails_may_be_tried_again(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        path = opened(world)
+        patch(world, path, b"to be finished", 0)
+
+        def full(*_: object) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "replace", full)
+            refused(put(world, path, b"to be finished"), 503, "unavailable")
+        assert offset(world, path) == 14
+        assert put(world, path, b"to be finished").status_code == 201
+
+    def test_a_folder_that_is_gone(self, world: World) -> None:
+        path, folder = opened(world), world.runtime.settings.blobs_dir
+        patch(world, path, b"held", 0)
+        folder.rename(folder.with_name("elsewhere"))
+        try:
+            for answer in (
+                world.client.post(UPLOADS), world.client.get(path),
+                patch(world, path, b"x", 4), put(world, path, b"held"),
+            ):  # fmt: skip
+                assert "mount it or put it back" in refused(answer, 503, "unavailable")
+        finally:
+            folder.with_name("elsewhere").rename(folder)
+        assert offset(world, path) == 4
+        assert put(world, path, b"held").status_code == 201
+
+    def test_what_the_disk_lost_is_not_acknowledged_any_more(self, world: World) -> None:
+        """Also after an older copy of the database was put back: the offset is what both of them hold."""
+        path = opened(world)
+        patch(world, path, b"0123456789", 0)
+        file = world.runtime.settings.blobs_dir / "uploads" / path.rpartition("/")[2]
+        os.truncate(file, 4)
+        assert offset(world, path) == 4
+        file.unlink()
+        assert offset(world, path) == 0
+        file.write_bytes(b"01234567890000")
+        refused(patch(world, path, b"x", 14), 416, "wrong_offset")
+        assert put(world, path, b"0123456789").status_code == 201
+
+    def test_a_damaged_blob_is_repaired(self, world: World) -> None:
+        data = b"damaged, and sent again in parts"
+        digest = digest_of(data)
+        assert world.client.put(f"/v1/blobs/{digest}", content=data).status_code == 201
+        overwrite(world.registry.blobs.place(digest), b"something else")
+        assert world.client.head(f"/v1/blobs/{digest}").status_code == 500
+        path = opened(world)
+        patch(world, path, data[:5], 0)
+        assert (
+            put(world, path, data, content=data[5:], headers={"content-range": f"5-{len(data) - 1}"}).status_code == 201
+        )
+        assert world.client.get(f"/v1/blobs/{digest}").content == data
+        entries = world.client.get("/v1/audit", params={"action": "blob.repair"}).json()["data"]
+        assert entries[0]["subject"] == digest
