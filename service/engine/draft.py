@@ -57,6 +57,12 @@ class GenerationDraft(_Begun):
         self._chosen[start + 1 :] = chosen[: prompt - start - 1]
         self._tops[start + 1 :] = tops[: prompt - start - 1]
 
+    def counted(self) -> tuple[int, int]:
+        """The tokens that were read, and those that were generated, so far."""
+        if not self.begun:
+            return 0, 0
+        return len(self.request.prompt), sum(choice.position for choice in self.choices)
+
     def result(self) -> Generation:
         """The answer, once every choice is finished."""
         scored = self.request.params.prompt_logprobs
@@ -90,6 +96,10 @@ class ScoreDraft(_Begun):
         if states is not None:
             self._sums[index] = states if first else self._sums[index] + states
             self._tokens[index] = tokens if first else self._tokens[index] + tokens
+
+    def counted(self) -> tuple[int, int]:
+        """The tokens that were read; all of them once a step had some."""
+        return (sum(map(len, self.request.windows)) if self.begun else 0), 0
 
     def result(self) -> Scores:
         """The answer, once every window is scored."""

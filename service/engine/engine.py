@@ -103,6 +103,15 @@ class Engine(TextCalls):
 
     def submit_all(self, requests: Sequence[Request]) -> list[Ticket]:
         """Queue all of these requests or none; raises as `submit`."""
+        try:
+            return self._queued(requests)
+        except BaseException:
+            for request in requests:
+                if request.on_end is not None:
+                    request.on_end(0, 0)
+            raise
+
+    def _queued(self, requests: Sequence[Request]) -> list[Ticket]:
         drafts = [self._draft(request) for request in requests]
         with self._changed:
             if self._stop_at is not None:

@@ -65,10 +65,10 @@ class Executor:
         wrong: dict[str, Exception] = {}
         for work in step.works:
             handle, draft = work.request.adapter, self._drafts[work]
+            first, draft.begun = not draft.begun, True
             if handle is None:
                 continue
-            self._bank.hits += not draft.begun and self._bank.holds(runner, handle)
-            draft.begun = True
+            self._bank.hits += first and self._bank.holds(runner, handle)
             if handle.digest in found or handle.digest in wrong:
                 continue
             try:

@@ -16,7 +16,9 @@ log = logging.getLogger(__name__)
 
 
 def answer(work: Work, draft: Draft) -> None:
-    """Give an ended request's ticket its answer or error; a cancelled one has none."""
+    """Give an ended request's ticket its answer or error; a cancelled one has none. What it took is told before."""
+    if work.request.on_end is not None:
+        work.request.on_end(*draft.counted())
     if not work.ticket.set_running_or_notify_cancel():
         return
     if work.state is not State.FINISHED:

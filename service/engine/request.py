@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 FinishReason = Literal["stop", "length"]
 TopTokens = tuple[tuple[int, float], ...]
 """(token id, log-probability) of the most likely tokens, best first."""
+OnEnd = Callable[[int, int], None]
+"""Told of the tokens that were read for a request, 0 where no step had a part of it, and of those generated."""
 
 
 class State(Enum):
@@ -91,7 +93,8 @@ class GenerateRequest:
     """Continue one prompt `params.n` times; `on_token` is called in the engine thread and must only hand over.
 
     So is `on_step`, after every step that had a part of the request, behind all tokens of the step, and once for all
-    requests that have the same: who wakes somebody up for new tokens does it here.
+    requests that have the same: who wakes somebody up for new tokens does it here. And so is `on_end`, once, however
+    the request ends, also where it is refused, and before anybody has the answer.
 
     `namespace` tells the keys apart that must not learn what others ask: keys and values are shared within one. None
     shares none, with nobody. `owner` is the key itself, None the server: keys take turns.
@@ -103,6 +106,7 @@ class GenerateRequest:
     params: SamplingParams = SamplingParams()
     on_token: Callable[[Delta], None] | None = None
     on_step: Callable[[], None] | None = None
+    on_end: OnEnd | None = None
     namespace: str | None = None
     owner: str | None = None
 
@@ -137,6 +141,7 @@ class ScoreRequest:
 
     `bos` says that each window starts with a BOS, which is left out of the mean. Of an encoder only mean states can
     be asked for: every window is then one of `pooled`. `owner` is the key that asks, None the server.
+    `on_end` is called as of a GenerateRequest.
     """
 
     base_id: str
@@ -144,6 +149,7 @@ class ScoreRequest:
     adapter: LoadableAdapter | None = None
     pooled: frozenset[int] = frozenset()
     bos: bool = True
+    on_end: OnEnd | None = None
     owner: str | None = None
 
     def check(self, shape: BaseShape) -> None:
