@@ -4,8 +4,10 @@ SoupError
 ├── Invalid: what was sent cannot be accepted
 │   ├── InvalidName, InvalidManifest, InvalidWeights, InvalidSample, InvalidRecipe, InvalidPrompt, InvalidParameter
 │   └── UnknownMethod, DigestMismatch
-├── TooLarge, Incompatible, NotFound, Retired, Conflict, WrongOffset, PreconditionFailed, Unauthenticated, Forbidden
-└── Busy, TooSlow, Cancelled, Unavailable, DamagedBlob, Internal
+├── TooLarge, with QuotaExceeded
+├── Incompatible, NotFound, Retired, Conflict, WrongOffset, PreconditionFailed, Unauthenticated, Forbidden
+├── Busy, with RateLimitExceeded
+└── TooSlow, Cancelled, Unavailable, DamagedBlob, Internal
 """
 
 from __future__ import annotations
@@ -76,6 +78,10 @@ class TooLarge(SoupError):
     """Beyond a configured limit."""
 
 
+class QuotaExceeded(TooLarge):
+    """A key or a namespace holds as much as it may."""
+
+
 class Incompatible(SoupError):
     """Things that cannot go together; `problems` lists every reason and the message says what could be done."""
 
@@ -115,9 +121,13 @@ class Forbidden(SoupError):
 class Busy(SoupError):
     """A bounded queue is full; try again after `retry_after` seconds."""
 
-    def __init__(self, message: str, *, retry_after: int = 1) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, retry_after: int = 1, param: str | None = None) -> None:
+        super().__init__(message, param=param)
         self.retry_after = retry_after
+
+
+class RateLimitExceeded(Busy):
+    """A key or a namespace has used what it may in a minute, or has as many jobs as it may."""
 
 
 class TooSlow(SoupError):

@@ -18,6 +18,7 @@ from registry.formats import WEIGHTS_FILE
 from registry.formats.peft.lora import adapter_config
 from registry.names import sha256_digest, split_name
 from registry.pools import enqueue_refits
+from registry.quotas import Stored, check_room, check_stored
 from registry.registry import BaseModel, Caller, Limits, Registry
 from registry.samples import CheckedSample, check_sample, enqueue_embed, record_vectors
 from registry.spec import AdapterConfig, Manifest
@@ -40,11 +41,17 @@ def push(registry: Registry, caller: Caller, manifest: Manifest) -> Pushed:
 
     A known adapter without a sample, or whose sample could not be embedded, takes the one of this push. Pools that gain
     or lose a member at once are refitted later; where text is to be embedded, its job does that. Raises
-    InvalidManifest, UnknownMethod, InvalidWeights, InvalidSample, Incompatible, NotFound (a blob) or TooLarge; then
-    nothing is visible.
+    InvalidManifest, UnknownMethod, InvalidWeights, InvalidSample, Incompatible, NotFound (a blob), TooLarge or
+    QuotaExceeded; then nothing is visible.
     """
     checked = _check(registry, caller, manifest)
     new, sample = checked.new, checked.sample
+    with registry.database.read() as catalogue:
+        known = catalogue.adapters.find_same(new.namespace, new.name, new.digest) is not None
+        check_room(
+            catalogue, registry.quotas, (checked.weights, *_sample_bytes(sample)), adapters=0 if known else 1,
+            key_id=caller.key_id, namespace=new.namespace,
+        )  # fmt: skip
     repaired = [digest for data in (checked.weights, *_sample_bytes(sample)) if (digest := _stored(registry, data))]
     with registry.database.write() as catalogue:
         for digest in repaired:
@@ -62,6 +69,8 @@ def push(registry: Registry, caller: Caller, manifest: Manifest) -> Pushed:
         job = _record_sample(catalogue, row, checked, caller)
         if job is None:
             enqueue_refits(catalogue, row, created_by=caller.key_id, refits=registry.refits)
+        added: tuple[Stored, ...] = ("stored_bytes",) if same is not None else ("stored_bytes", "adapters")
+        check_stored(catalogue, registry.quotas, *added, key_id=caller.key_id, namespaces=[new.namespace])
         caller.audit(catalogue, "adapter.push", row.ref, digest=row.digest)
         row = catalogue.adapters.get(row.id)
     notes = () if sample is None else sample.report.notes

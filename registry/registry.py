@@ -13,7 +13,7 @@ from registry.catalogue.database import Catalogue, Database
 from registry.catalogue.rows import Namespaces
 from registry.encoders.contract import Encoder
 from registry.progress import Progress
-from registry.spec import BaseEntry, BaseShape, Effort, PassageScore
+from registry.spec import BaseEntry, BaseShape, DefaultLimits, Effort, PassageScore
 
 
 class BaseModel(Protocol):
@@ -92,7 +92,7 @@ class Registry:
     """What is stored, the base models it is for, and what is taken: the first argument of every verb.
 
     `bases` are those of the operator's allowlist by id; a process that fits selectors runs none. Cooks that leave their
-    effort open have `default_effort`.
+    effort open have `default_effort`; keys and namespaces without limits of their own have those of `quotas`.
     """
 
     database: Database
@@ -101,6 +101,7 @@ class Registry:
     limits: Limits = field(default_factory=Limits)
     refits: Refits = Refits()
     default_effort: Effort = "quick"
+    quotas: DefaultLimits = field(default_factory=DefaultLimits)
 
 
 @dataclass(frozen=True)

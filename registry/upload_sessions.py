@@ -18,6 +18,7 @@ from datetime import UTC, datetime, timedelta
 from registry.blobs import Unfinished, UnfinishedFile
 from registry.catalogue.rows import UploadRow
 from registry.errors import Busy, Conflict, DigestMismatch, InvalidParameter, NotFound, SoupError, TooLarge, WrongOffset
+from registry.quotas import room_for_bytes
 from registry.registry import Caller, Registry
 from registry.uploads import is_damaged, record_blob
 
@@ -238,6 +239,7 @@ class Part:
                 f"{size if row.size is None else row.size} bytes and {row.digest or 'any digest'}.",
                 param="digest",
             )
+        self._check_room(caller, digest, size)
         repaired = is_damaged(self._registry, digest)
         try:
             self._file.store(digest)
@@ -247,6 +249,17 @@ class Part:
             self._file.discard()
             raise
         with self._registry.database.write() as catalogue:
-            record_blob(catalogue, caller, digest, size, repaired=repaired)
+            record_blob(self._registry, catalogue, caller, digest, size, repaired=repaired)
             catalogue.uploads.remove(row.id)
         return size
+
+    def _check_room(self, caller: Caller, digest: str, size: int) -> None:
+        """Raises QuotaExceeded before the bytes become a blob that nobody would have; the upload stays."""
+        with self._registry.database.read() as catalogue:
+            if catalogue.blobs.visible(caller.namespaces, digest):
+                return
+            left = room_for_bytes(
+                catalogue, self._registry.quotas, key_id=caller.key_id, namespaces=caller.namespaces or ()
+            )
+        if left is not None and size > left[0]:
+            raise left[1]

@@ -10,6 +10,7 @@ import binascii
 
 from registry.catalogue.database import Catalogue
 from registry.errors import InvalidManifest, NotFound, TooLarge
+from registry.quotas import check_stored
 from registry.registry import Caller, Registry
 from registry.spec import FileSource
 
@@ -44,13 +45,19 @@ def is_damaged(registry: Registry, digest: str) -> bool:
     return registry.blobs.has(digest) and not registry.blobs.is_whole(digest)
 
 
-def record_blob(catalogue: Catalogue, caller: Caller, digest: str, size: int, *, repaired: bool) -> None:
-    """Record that a caller uploaded a stored blob: its namespaces see it from now on."""
+def record_blob(
+    registry: Registry, catalogue: Catalogue, caller: Caller, digest: str, size: int, *, repaired: bool
+) -> None:
+    """Record that a caller uploaded a stored blob: its namespaces see it from now on. Raises QuotaExceeded."""
     if repaired:
         caller.audit(catalogue, "blob.repair", digest)
     catalogue.blobs.seen(digest, size)
     for namespace in caller.namespaces or ():
         catalogue.blobs.grant(namespace, digest)
+    catalogue.blobs.uploaded(caller.key_id, digest)
+    check_stored(
+        catalogue, registry.quotas, "stored_bytes", key_id=caller.key_id, namespaces=caller.namespaces or ()
+    )
 
 
 def blob_size(registry: Registry, caller: Caller, digest: str, *, what: str) -> int:

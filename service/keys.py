@@ -66,6 +66,12 @@ class Principal:
         """
         return "*" if self.namespaces is None else ",".join(sorted(set(self.namespaces)))
 
+    def manages(self, namespaces: tuple[str, ...] | None) -> bool:
+        """Whether an admin may make, see and change a key with `namespaces`: never one that sees more than itself."""
+        if self.namespaces is None:
+            return True
+        return namespaces is not None and set(namespaces) <= set(self.namespaces)
+
     def check_write(self, namespace: str) -> None:
         """Raises Forbidden unless the key may write in `namespace`."""
         if not self.has("write"):

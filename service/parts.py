@@ -10,7 +10,9 @@ from registry.upload_sessions import UploadSessions
 from service.base_models import ServedBaseModels
 from service.engine import Engine
 from service.job_board import JobBoard
+from service.rates import Rates
 from service.settings import Settings
+from service.usage import UsageCounts
 
 
 @dataclass(frozen=True)
@@ -28,3 +30,5 @@ class Parts:
     jobs: JobBoard
     selections: threading.BoundedSemaphore
     uploads: UploadSessions
+    rates: Rates
+    usage: UsageCounts

@@ -18,6 +18,7 @@ from registry.catalogue.database import Database
 from registry.cores import one_each
 from registry.errors import Internal, InvalidParameter, Unavailable
 from registry.registry import Limits, Refits, Registry, SampleLimits
+from registry.spec import DefaultLimits, UseLimits
 from registry.upload_sessions import UploadLimits, UploadSessions
 from service import storage
 from service.base_models import ServedBaseModels
@@ -29,7 +30,9 @@ from service.job_board import JobBoard
 from service.jobs.runner import JobRunner
 from service.keys import ensure_admin_key
 from service.parts import Parts
+from service.rates import Rates
 from service.settings import Settings
+from service.usage import UsageCounts, UsageWriter
 
 log = logging.getLogger("soup.runtime")
 
@@ -88,6 +91,9 @@ class Runtime:
             one_each(self.settings.threads)
             self._prepare_bases()
             self.parts = self._parts(blobs)
+            usage = UsageWriter(self.parts.usage, seconds=self.settings.usage_seconds)
+            usage.start()
+            stack.callback(usage.stop)  # after the engine: requests are counted as they end
             self.engine.start()
             stack.callback(self._stop_engine)
             self.jobs = JobRunner(self.parts, sole_owner=self.sole_owner)
@@ -124,8 +130,9 @@ class Runtime:
         days = settings.selector_idle_days
         refits = Refits(settings.refit_delay_seconds, timedelta(days=days) if days else None)
         registry = Registry(
-            self.database, blobs, self.bases, limits_of(settings), refits, default_effort=settings.default_effort
-        )
+            self.database, blobs, self.bases, limits_of(settings), refits, default_effort=settings.default_effort,
+            quotas=default_limits(settings),
+        )  # fmt: skip
         return Parts(
             settings=settings,
             registry=registry,
@@ -134,6 +141,8 @@ class Runtime:
             jobs=JobBoard(),
             selections=threading.BoundedSemaphore(max(1, settings.database_pool // 4)),
             uploads=UploadSessions(registry, Unfinished(blobs), upload_limits_of(settings)),
+            rates=Rates(),
+            usage=UsageCounts(self.database),
         )
 
     def _prepare_data(self) -> LocalBlobs:
@@ -217,4 +226,12 @@ def upload_limits_of(settings: Settings) -> UploadLimits:
         held=settings.max_upload_bytes,
         blob=settings.max_blob_bytes,
         keep=timedelta(seconds=settings.keep_upload_seconds),
+    )
+
+
+def default_limits(settings: Settings) -> DefaultLimits:
+    """The settings that limit keys and namespaces which have no limits of their own."""
+    return DefaultLimits(
+        key=UseLimits(**{name: getattr(settings, f"key_{name}") for name in UseLimits.model_fields}),
+        namespace=UseLimits(**{name: getattr(settings, f"namespace_{name}") for name in UseLimits.model_fields}),
     )

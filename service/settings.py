@@ -97,6 +97,68 @@ class Settings(BaseSettings):
     page_size: int = Field(50, ge=1, le=1000, description="Rows of a page where the request names no limit.")
     max_page_size: int = Field(200, ge=1, le=1000, description="Largest page a request may ask for.")
 
+    # --- limits of keys and namespaces that have none of their own ------------------------------------
+    key_requests_per_minute: int | None = Field(
+        None, ge=1, le=10**15, description="Requests for inference a minute of a key; beyond it 429; none: no limit."
+    )
+    key_tokens_per_minute: int | None = Field(
+        None,
+        ge=1,
+        le=10**15,
+        description="Tokens read and written by them a minute of a key; beyond it 429; none: no limit.",
+    )
+    key_stored_bytes: int | None = Field(
+        None,
+        ge=0,
+        le=10**15,
+        description="Bytes of blobs, weights, samples and embeddings of a key; beyond it 413; none: no limit.",
+    )
+    key_adapters: int | None = Field(
+        None,
+        ge=0,
+        le=10**15,
+        description="Live versions of adapters and soups of a key; beyond it 413; none: no limit.",
+    )
+    key_jobs: int | None = Field(
+        None,
+        ge=0,
+        le=10**15,
+        description="Cooks, fits and trainings that wait or run of a key; beyond it 429; none: no limit.",
+    )
+    namespace_requests_per_minute: int | None = Field(
+        None,
+        ge=1,
+        le=10**15,
+        description="Requests for inference a minute of a namespace; beyond it 429; none: no limit.",
+    )
+    namespace_tokens_per_minute: int | None = Field(
+        None,
+        ge=1,
+        le=10**15,
+        description="Tokens read and written by them a minute of a namespace; beyond it 429; none: no limit.",
+    )
+    namespace_stored_bytes: int | None = Field(
+        None,
+        ge=0,
+        le=10**15,
+        description="Bytes of blobs, weights, samples and embeddings of a namespace; beyond it 413; none: no limit.",
+    )
+    namespace_adapters: int | None = Field(
+        None,
+        ge=0,
+        le=10**15,
+        description="Live versions of adapters and soups of a namespace; beyond it 413; none: no limit.",
+    )
+    namespace_jobs: int | None = Field(
+        None,
+        ge=0,
+        le=10**15,
+        description="Cooks, fits and trainings that wait or run of a namespace; beyond it 429; none: no limit.",
+    )
+    usage_seconds: float = Field(
+        5.0, gt=0, le=3600, description="How often counted usage is written; a process that is killed loses as much."
+    )
+
     # --- samples ------------------------------------------------------------------------------------
     min_passages: int = Field(
         20, ge=1, description="An adapter's sample with fewer passages is refused; to cook or choose, 5 do."

@@ -6,7 +6,7 @@ from sqlalchemy import Connection, and_, exists, insert, literal, or_, select, u
 
 from registry.catalogue.repository import now
 from registry.catalogue.rows import Namespaces
-from registry.catalogue.tables import adapters, blob_grants, blobs, embeddings, recipes, selectors
+from registry.catalogue.tables import adapters, blob_grants, blob_uploads, blobs, embeddings, recipes, selectors
 
 
 class Blobs:
@@ -60,6 +60,12 @@ class Blobs:
         known = select(blob_grants).where(blob_grants.c.namespace == namespace, blob_grants.c.digest == digest)
         if self._connection.execute(known).first() is None:
             self._connection.execute(insert(blob_grants).values(namespace=namespace, digest=digest))
+
+    def uploaded(self, key_id: str, digest: str) -> None:
+        """Record that a key uploaded a blob: it counts for its quota."""
+        same = (blob_uploads.c.key_id == key_id, blob_uploads.c.digest == digest)
+        if self._connection.execute(select(blob_uploads).where(*same)).first() is None:
+            self._connection.execute(insert(blob_uploads).values(key_id=key_id, digest=digest))
 
     def visible(self, visible: Namespaces, digest: str) -> bool:
         """Whether a visible namespace uploaded the blob, or owns an adapter whose weights or sample it is.

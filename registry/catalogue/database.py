@@ -25,6 +25,7 @@ from registry.catalogue.audit import Audit
 from registry.catalogue.blobs import Blobs
 from registry.catalogue.jobs import Jobs
 from registry.catalogue.keys import Keys
+from registry.catalogue.limits import UseLimitRows
 from registry.catalogue.namespaces import NamespaceSettings
 from registry.catalogue.rows import Mode
 from registry.catalogue.samples import Samples
@@ -32,6 +33,7 @@ from registry.catalogue.selectors import Selectors
 from registry.catalogue.soups import Soups
 from registry.catalogue.stores import Stores
 from registry.catalogue.uploads import Uploads
+from registry.catalogue.usage import Usage
 from registry.catalogue.whole import Whole
 from registry.errors import Busy, Internal, InvalidParameter, SoupError, Unavailable
 
@@ -83,6 +85,8 @@ class Catalogue:
         self.blobs = Blobs(connection)
         self.stores = Stores(connection)
         self.uploads = Uploads(connection)
+        self.limits = UseLimitRows(connection)
+        self.usage = Usage(connection)
         self.whole = Whole(connection)
 
 

@@ -261,3 +261,37 @@ class AuditRow:
     key_id: str | None
     request_id: str | None
     detail: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class UsageKey:
+    """What usage is counted by: a UTC day (2030-01-31), who asked, and for what model of which namespace."""
+
+    day: str
+    key_id: str
+    namespace: str
+    model: str
+
+
+@dataclass(frozen=True)
+class UsageSum:
+    """Requests that the engine began, the tokens that were read for them, and those that were generated."""
+
+    requests: int = 0
+    tokens_in: int = 0
+    tokens_out: int = 0
+
+    def __add__(self, other: UsageSum) -> UsageSum:
+        return UsageSum(
+            self.requests + other.requests, self.tokens_in + other.tokens_in, self.tokens_out + other.tokens_out
+        )
+
+
+@dataclass(frozen=True)
+class UsageRow(UsageSum):
+    """A sum of usage; of what it is not told apart by it has None."""
+
+    day: str | None = None
+    key_id: str | None = None
+    namespace: str | None = None
+    model: str | None = None

@@ -117,7 +117,7 @@ adapters = Table(
     Column("sample_state", String(16), nullable=False),
     Column("recipe_digest", DIGEST, index=True),
     Column("tuned_on", DIGEST, index=True),
-    Column("created_by", String(64), nullable=False),
+    Column("created_by", String(64), nullable=False, index=True),
     Column("created_at", Microseconds, nullable=False),
     Column("retired_at", Microseconds),
     Column("revision", Integer, nullable=False),
@@ -300,4 +300,35 @@ audit = Table(
     Index("ix_audit_namespace", "namespace", "id"),
     Index("ix_audit_key_id", "key_id", "id"),
     Index("ix_audit_at", "at"),
+)
+limits = Table(  # of a key or a namespace; NULL leaves one to the server's default
+    "limits",
+    metadata,
+    Column("kind", String(16), primary_key=True),
+    Column("subject", String(64), primary_key=True),
+    Column("requests_per_minute", BigInteger),
+    Column("tokens_per_minute", BigInteger),
+    Column("stored_bytes", BigInteger),
+    Column("adapters", BigInteger),
+    Column("jobs", BigInteger),
+    CheckConstraint("kind IN ('key', 'namespace')", name="kind"),
+)
+blob_uploads = Table(  # which key uploaded it, for its quota; a blob that is gone counts nothing
+    "blob_uploads",
+    metadata,
+    Column("key_id", String(64), primary_key=True),
+    Column("digest", DIGEST, primary_key=True),
+)
+usage = Table(
+    "usage",
+    metadata,
+    Column("day", String(10), primary_key=True),  # UTC, 2030-01-31
+    Column("key_id", String(64), primary_key=True),
+    Column("namespace", PART, primary_key=True),
+    Column("model", String(200), primary_key=True),
+    Column("requests", BigInteger, nullable=False),
+    Column("tokens_in", BigInteger, nullable=False),
+    Column("tokens_out", BigInteger, nullable=False),
+    Index("ix_usage_key_id", "key_id", "day"),
+    Index("ix_usage_namespace", "namespace", "day"),
 )

@@ -17,6 +17,7 @@ from registry.cook.mix import Mixed
 from registry.cook.setting import check_tuning
 from registry.names import sha256_digest
 from registry.pools import enqueue_refits
+from registry.quotas import check_room, check_stored
 from registry.registry import Caller, Registry
 from registry.samples import Vectors, enqueue_embed, record_vectors
 from registry.soup.compat import SoupPart
@@ -40,11 +41,17 @@ def publish_soup(
     are fitted again later.
     """
     sample = evidence.sample if vectors and not mixed.is_merge else None  # a merge keeps its bank's
+    new = _new_row(mixed, target, sample, caller)
+    with registry.database.read() as catalogue:
+        known = catalogue.adapters.find_same(new.namespace, new.name, new.digest) is not None
+        check_room(
+            catalogue, registry.quotas, (mixed.data, *(one.data for one in vectors)), adapters=0 if known else 1,
+            key_id=caller.key_id, namespace=new.namespace,
+        )  # fmt: skip
     registry.blobs.put_bytes(mixed.data)
     for one in vectors:
         registry.blobs.put_bytes(one.data)
     encoders = mixed.base.encoders()
-    new = _new_row(mixed, target, sample, caller)
     with registry.database.write() as catalogue:
         if new.tuned_on is not None:
             check_tuning(catalogue, new.namespace)  # it may have been forbidden while this was trained
@@ -63,6 +70,11 @@ def publish_soup(
         if changed and row.sample_state == "pending":
             enqueue_embed(catalogue, row, created_by=caller.key_id)
         catalogue.soups.add_evidence(row.id, mixed.recipe.digest, evidence.model_dump(mode="json"))
+        if created:
+            check_stored(
+                catalogue, registry.quotas, "stored_bytes", "adapters", key_id=caller.key_id,
+                namespaces=[new.namespace],
+            )  # fmt: skip
         caller.audit(catalogue, "soup.cook", row.ref, digest=mixed.digest, recipe=mixed.recipe.digest)
     return row, created
 

@@ -22,6 +22,7 @@ from registry.spec.adapter import (
 from registry.spec.config import AdapterConfig
 from registry.spec.decimals import WEIGHT_PLACES, canonical_decimal, canonical_weights, weights_by_digest
 from registry.spec.frozen import Frozen, Words
+from registry.spec.limits import DefaultLimits, LimitKind, UseLimits
 from registry.spec.mixing import (
     AlignMixing,
     AutoMixing,
@@ -105,6 +106,7 @@ __all__ = [
     "Cooked",
     "CosineSpec",
     "DareMixing",
+    "DefaultLimits",
     "Effort",
     "EmbeddingSource",
     "EncoderName",
@@ -118,6 +120,7 @@ __all__ = [
     "Ingredient",
     "InitSource",
     "LeftOut",
+    "LimitKind",
     "LoraConfig",
     "LoraGroup",
     "LoraModule",
@@ -166,6 +169,7 @@ __all__ = [
     "UnionConfig",
     "Unit",
     "Unseen",
+    "UseLimits",
     "Verification",
     "Way",
     "WeighedCandidate",

@@ -41,6 +41,8 @@ VERBS = {
     "ppl": "Perplexity of texts under a model.",
     "keys": "Make, list and revoke keys.",
     "namespaces": "Show and change the settings of namespaces.",
+    "limits": "Show and change the limits of keys and namespaces.",
+    "usage": "Sum up requests and tokens, last day first.",
     "jobs": "List, show, watch and cancel jobs.",
     "audit": "List who did what, newest first.",
     "train": "Train an adapter on texts of a domain.",

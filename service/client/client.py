@@ -19,6 +19,7 @@ from typing import Any, Self
 
 import httpx2
 
+from registry.errors import InvalidParameter
 from registry.names import KeyScope
 from registry.spec import TuningSetting
 from service.client.adapter_calls import AdapterCalls
@@ -133,6 +134,37 @@ class SoupClient(AdapterCalls, JobCalls):
         headers = {"if-match": if_match} if if_match else None
         return self._http.json("PATCH", f"/v1/namespaces/{part(namespace)}", json={"tuning": tuning}, headers=headers)
 
+    def limits(self, *, key_id: str | None = None, namespace: str | None = None) -> Json:
+        """The limits of a key (by its id) or of a namespace, those in force, and what is in use of its quotas."""
+        return self._http.json("GET", _limits_path(key_id, namespace))
+
+    def change_limits(self, *, key_id: str | None = None, namespace: str | None = None, **limits: int | None) -> Json:
+        """Change limits: requests_per_minute, tokens_per_minute, stored_bytes, adapters, jobs.
+
+        None leaves one to the server's default; what is not named stays.
+        """
+        return self._http.json("PATCH", _limits_path(key_id, namespace), json=limits)
+
+    def usage(self, *, by: Sequence[str] = (), limit: int | None = None, **filters: str | None) -> Iterator[Json]:
+        """Requests and tokens by day, key, namespace and model, or `by` some of these; last day first.
+
+        Filters are since and until (days: 2030-01-31), key_id, namespace and model.
+        """
+        return self._http.pages("/v1/usage", {**filters, "by": by or None}, limit)
+
+    def usage_csv(self, *, by: Sequence[str] = (), **filters: str | None) -> str:
+        """All of the same as CSV."""
+        params = {**filters, "by": by or None, "format": "csv"}
+        return self._http.send("GET", "/v1/usage", params=params).text
+
     def ready(self) -> Json:
         """What /readyz says; raises Unavailable while the server is not ready."""
         return self._http.json("GET", "/readyz")
+
+
+def _limits_path(key_id: str | None, namespace: str | None) -> str:
+    if key_id is not None and namespace is None:
+        return f"/v1/keys/{part(key_id)}/limits"
+    if namespace is not None and key_id is None:
+        return f"/v1/namespaces/{part(namespace)}/limits"
+    raise InvalidParameter("Limits are those of a key or of a namespace: name one of them.", param="namespace")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote
@@ -107,7 +107,7 @@ class Connection:
         """As `send`; gives the JSON object of the answer."""
         return object_of(self.send(method, path, **request))
 
-    def pages(self, path: str, filters: Mapping[str, str | None], limit: int | None) -> Iterator[Json]:
+    def pages(self, path: str, filters: Mapping[str, str | Sequence[str] | None], limit: int | None) -> Iterator[Json]:
         """Every row of a list, one page at a time, up to `limit` rows."""
         cursor: str | None = None
         left = limit

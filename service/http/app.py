@@ -29,6 +29,7 @@ from service.http.routes import (
     health,
     jobs,
     keys,
+    limits,
     models,
     namespaces,
     perplexity,
@@ -37,6 +38,7 @@ from service.http.routes import (
     tokens,
     trainings,
     uploads,
+    usage,
 )
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ VERSION = "0.1.0"
 ROUTES = (
     *(uploads, blobs, adapters, selectors, soups, trainings),
     *(perplexity, completions, chat, embeddings, models, tokens),
-    *(jobs, keys, namespaces, audit, health),
+    *(jobs, keys, namespaces, limits, usage, audit, health),
 )
 """In the order of the reference: what is stored, inference, the server itself. Uploads before blobs, whose paths would
 take theirs."""

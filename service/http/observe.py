@@ -54,6 +54,10 @@ class Metrics:
             buckets=BUCKETS,
             registry=self.registry,
         )
+        self.over_limit = Counter(
+            "soup_limit_refusals", "Requests refused for a limit of their key or namespace.", ("limit",),
+            registry=self.registry,
+        )  # fmt: skip
         self.in_flight = Gauge("soup_http_in_flight", "Requests being answered.", registry=self.registry)
 
     def watch_engine(
@@ -160,6 +164,8 @@ class Observe:
         shown = "none" if status is None else str(status)
         self._metrics.requests.labels(method, route, shown).inc()
         self._metrics.seconds.labels(method, route).observe(seconds)
+        if "over_limit" in scope["state"]:
+            self._metrics.over_limit.labels(scope["state"]["over_limit"]).inc()
         principal = scope["state"].get("principal")
         fields = {
             "method": method,

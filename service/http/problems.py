@@ -215,9 +215,11 @@ def from_http(error: HTTPException) -> SoupError | None:
 def install(app: FastAPI) -> None:
     """Register the handlers of this module on `app`. Unexpected errors are answered by `observe`."""
 
-    async def ours(_: Request, error: Exception) -> JSONResponse:
+    async def ours(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, SoupError)
-        return response_of(error)
+        if isinstance(error, errors.RateLimitExceeded | errors.QuotaExceeded):
+            request.state.over_limit = error.param  # `observe` counts it
+        return response_of(error, getattr(request.state, "rate_headers", dict)())
 
     async def validation(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)

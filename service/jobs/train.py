@@ -23,6 +23,7 @@ from registry.files import decode_lines
 from registry.formats import WEIGHTS_FILE, AdapterContents, AdapterDirectory, read_directory, write_directory
 from registry.names import parse_ref, split_name
 from registry.push import Pushed, push
+from registry.quotas import check_stored
 from registry.spec import FileSource, Manifest, SampleSource
 from service.jobs.contract import JobContext, JobKind, namespaces_of
 from service.jobs.train_process import in_child
@@ -245,6 +246,8 @@ def _pushed(training: Training, told: dict[str, Any]) -> Pushed:
     with parts.registry.database.write() as catalogue:
         catalogue.blobs.seen(digest, len(weights))
         catalogue.blobs.grant(namespace, digest)
+        key_id = training.context.caller.key_id
+        check_stored(catalogue, parts.registry.quotas, "stored_bytes", key_id=key_id, namespaces=[namespace])
     manifest = Manifest(
         name=_pushed_name(training), domain=request.domain, base_model=request.base_model,
         base_fingerprint=training.arguments["fingerprint"], config=folder.config,

@@ -12,6 +12,7 @@ from registry.adapters import expected_tensors
 from registry.catalogue.rows import AdapterRow, JobRow
 from registry.errors import Incompatible, InvalidParameter, TooLarge
 from registry.names import check_part, digest_of, parse_ref, split_name
+from registry.quotas import check_jobs
 from registry.registry import Caller
 from registry.spec import FusionConfig, HeadConfig
 from registry.uploads import blob_size
@@ -72,7 +73,9 @@ def submit(parts: Parts, who: Principal, request: TrainingRequest, *, request_id
             catalogue.jobs.join(known.id, who.key_id, request_id=request_id)
             return known
         check_room(catalogue, parts.settings, KIND, who.key_id, most=parts.settings.training_queue)
-        return catalogue.jobs.enqueue(KIND, arguments, namespace=namespace, created_by=who.key_id, dedupe_key=dedupe)
+        job = catalogue.jobs.enqueue(KIND, arguments, namespace=namespace, created_by=who.key_id, dedupe_key=dedupe)
+        check_jobs(catalogue, parts.registry.quotas, KIND, key_id=who.key_id, namespace=namespace)
+        return job
 
 
 def _members(parts: Parts, who: Principal, request: TrainingRequest) -> list[AdapterRow]:

@@ -30,6 +30,7 @@ class ChatAnswers:
 
     def __init__(self, body: ChatRequest, model: ResolvedModel, read: int) -> None:
         self.body = body
+        self.model = model
         self._read = read
         self.words = TokenText(model.base)
         self.head: dict[str, Any] = {

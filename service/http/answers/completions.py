@@ -43,6 +43,7 @@ class CompletionAnswers:
 
     def __init__(self, body: CompletionRequest, model: ResolvedModel, prompts: list[Prompt]) -> None:
         self.body = body
+        self.model = model
         self.prompts = prompts
         self.words = TokenText(model.base)
         self.head: dict[str, Any] = {

@@ -18,6 +18,7 @@ from registry.formats import DirectoryNotes, directory_files, format_card
 from registry.names import Digest, DigestRef, NameRef, check_alias, parse_ref, sha256_digest, split_name
 from registry.pools import enqueue_refits
 from registry.push import push
+from registry.quotas import check_stored
 from registry.registry import Caller
 from registry.spec import Manifest
 from service.http.answers.lineage import lineage_of
@@ -148,6 +149,8 @@ def restore_adapter(
             raise InvalidName(f"Say which version of {ns}/{ref.name} to restore, as {ns}/{ref.name}@1.", param="name")
         row = catalogue.adapters.restore(found.id, if_match=etag_of(if_match))
         if found.retired_at is not None:
+            quotas = parts.registry.quotas
+            check_stored(catalogue, quotas, "adapters", key_id=found.created_by, namespaces=[found.namespace])
             _after_change(parts, who.caller(request.state.request_id), catalogue, "adapter.restore", [row])
     parts.jobs.wake()
     return adapter_body(row)

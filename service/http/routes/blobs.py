@@ -15,7 +15,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
 from registry.blobs import BlobWriter
-from registry.errors import DigestMismatch, NotFound
+from registry.errors import DigestMismatch, NotFound, QuotaExceeded, TooLarge
+from registry.quotas import room_for_bytes
 from registry.registry import Caller
 from registry.uploads import is_damaged, record_blob
 from service.http.app_parts import AppParts
@@ -30,6 +31,8 @@ router = APIRouter(prefix="/v1/blobs", tags=["blobs"], route_class=CheckedRoute)
 Either = Annotated[Principal, Depends(needs("read", "write"))]
 """Who may ask whether a blob is there: writers ask before they upload."""
 
+Left = tuple[int, QuotaExceeded] | None
+"""What a quota leaves for an upload, and the refusal of more; None for no limit."""
 _BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 _BODY: dict[str, Any] = {"requestBody": {"required": True, "content": _BINARY}}
 _BYTES: dict[int | str, dict[str, Any]] = {200: {"content": _BINARY}, 206: {"content": _BINARY}}
@@ -47,11 +50,13 @@ async def put_blob(request: Request, digest: str, parts: AppParts, who: Writer) 
     length = announced_length(request)
     if length is not None and length > limit:
         raise too_large(limit)
-    known, damaged = await run_in_threadpool(_known, parts, who, digest)
+    known, damaged, left = await run_in_threadpool(_known, parts, who, digest)
+    if left is not None and (left[0] < (length or 1)):
+        raise left[1]
     async with contextmanager_in_threadpool(
         parts.registry.blobs.writer(digest, max_bytes=limit, length=length)
     ) as writer:
-        size = await _store(request, writer, limit)
+        size = await _store(request, writer, limit, left)
     await run_in_threadpool(_record, parts, who.caller(request.state.request_id), digest, size, repaired=damaged)
     stored = BlobStored(digest=digest, size=size)
     headers = {"location": f"/v1/blobs/{digest}", "etag": f'"{digest}"'}
@@ -78,9 +83,12 @@ def _answer(request: Request, digest: str, parts: AppParts, who: Principal) -> R
     return ranged(request, digest=digest, size=size, open=lambda: parts.registry.blobs.open(digest))
 
 
-def _known(parts: AppParts, who: Principal, digest: str) -> tuple[bool, bool]:
-    """Whether the key sees the blob, and whether what is stored of it is damaged."""
-    return _visible(parts, who, digest), is_damaged(parts.registry, digest)
+def _known(parts: AppParts, who: Principal, digest: str) -> tuple[bool, bool, Left]:
+    """Whether the key sees the blob, whether what is stored of it is damaged, and what a quota leaves for a new one."""
+    with parts.registry.database.read() as catalogue:
+        known = catalogue.blobs.visible(who.namespaces, digest)
+        left = room_for_bytes(catalogue, parts.registry.quotas, key_id=who.key_id, namespaces=who.namespaces or ())
+    return known, is_damaged(parts.registry, digest), None if known else left
 
 
 def _visible(parts: AppParts, who: Principal, digest: str) -> bool:
@@ -90,13 +98,16 @@ def _visible(parts: AppParts, who: Principal, digest: str) -> bool:
 
 def _record(parts: AppParts, caller: Caller, digest: str, size: int, *, repaired: bool) -> None:
     with parts.registry.database.write() as catalogue:
-        record_blob(catalogue, caller, digest, size, repaired=repaired)
+        record_blob(parts.registry, catalogue, caller, digest, size, repaired=repaired)
 
 
-async def _store(request: Request, writer: BlobWriter, limit: int) -> int:
+async def _store(request: Request, writer: BlobWriter, limit: int, left: Left) -> int:
     """Write the body as it comes and commit it; returns its size. Nothing is left where it fails."""
+    most = limit if left is None else min(limit, left[0])
     try:
-        size = await received(request, writer.write, limit=limit)
+        size = await received(request, writer.write, limit=most)
+    except TooLarge as error:
+        raise error if left is None or most == limit else left[1] from None
     except ClientDisconnect as error:
         raise DigestMismatch("The upload ended before all of it had come.", param="digest") from error
     await run_in_threadpool(writer.commit)

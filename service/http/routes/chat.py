@@ -19,6 +19,7 @@ from service.http.auth import ModelUser
 from service.http.bodies import CheckedRoute
 from service.http.body_limits import CONVERSATION, takes
 from service.http.inference_limits import check_sampling, check_text
+from service.http.metering import admit, answer_headers
 from service.http.named_models import ResolvedModel, language_model
 from service.http.schemas.chat import ChatAnswer, ChatRequest
 from service.http.streaming import JSON_OR_STREAM, EventStream, TokenStream, finish, outbox_of
@@ -32,24 +33,25 @@ router = APIRouter(tags=["inference"], route_class=CheckedRoute)
 @takes(CONVERSATION)
 async def chat_completions(request: Request, body: ChatRequest, parts: AppParts, who: ModelUser) -> Response:
     """Answer a conversation `n` times. Without a limit an answer may fill the context."""
-    model, ids = await run_in_threadpool(_prepare, parts, who, body)
-    answers = ChatAnswers(body, model, len(ids))
-    asked = _asked(body, model, ids, who)
-    headers = model.headers
+    answers, asked = await run_in_threadpool(_prepare, request, parts, who, body)
     if body.stream:
-        stream = TokenStream(parts.engine, [asked], outbox_of(request))
+        stream = TokenStream(parts.engine, asked, outbox_of(request))
         await stream.start(request)
-        return EventStream(stream, answers.events(), headers=headers)
-    (generation,) = await finish(request, parts.engine, [asked])
-    return JSONResponse(answers.whole(generation), headers=headers)
+        return EventStream(stream, answers.events(), headers=answer_headers(request, answers.model))
+    (generation,) = await finish(request, parts.engine, asked)
+    return JSONResponse(answers.whole(generation), headers=answer_headers(request, answers.model))
 
 
-def _prepare(parts: Parts, who: Principal, body: ChatRequest) -> tuple[ResolvedModel, tuple[int, ...]]:
+def _prepare(
+    request: Request, parts: Parts, who: Principal, body: ChatRequest
+) -> tuple[ChatAnswers, list[GenerateRequest]]:
     check_sampling(parts.settings, n=body.n, logprobs=body.top_logprobs, logprobs_name="top_logprobs")
     for message in body.messages:
         check_text(message.text, parts.settings, param="messages")
     model = language_model(parts, who, body.model)
-    return model, tuple(model.base.tokenize(conversation(model, body), bos=None if body.add_special_tokens else False))
+    ids = tuple(model.base.tokenize(conversation(model, body), bos=None if body.add_special_tokens else False))
+    asked = _asked(body, model, ids, who)
+    return ChatAnswers(body, model, len(ids)), admit(request, parts, who, [(model, asked)])
 
 
 def conversation(model: ResolvedModel, body: ChatRequest) -> str:

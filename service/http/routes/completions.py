@@ -15,6 +15,7 @@ from service.http.auth import ModelUser
 from service.http.bodies import CheckedRoute
 from service.http.body_limits import PROMPTS, takes
 from service.http.inference_limits import check_best_of, check_ids, check_sampling, check_text
+from service.http.metering import admit, answer_headers
 from service.http.named_models import ResolvedModel, language_model
 from service.http.schemas.completions import CompletionAnswer, CompletionRequest
 from service.http.streaming import JSON_OR_STREAM, EventStream, TokenStream, finish, outbox_of
@@ -31,19 +32,19 @@ async def completions(request: Request, body: CompletionRequest, parts: AppParts
 
     With `best_of` more are generated, and the `n` best of each prompt given back.
     """
-    model, prompts = await run_in_threadpool(_prepare, parts, who, body)
-    answers = CompletionAnswers(body, model, prompts)
-    requests = _asked(body, model, prompts, who)
-    headers = model.headers
+    answers, requests = await run_in_threadpool(_prepare, request, parts, who, body)
     if body.stream:
         stream = TokenStream(parts.engine, requests, outbox_of(request))
         await stream.start(request)
-        return EventStream(stream, answers.events(), headers=headers)
+        return EventStream(stream, answers.events(), headers=answer_headers(request, answers.model))
     generations = await finish(request, parts.engine, requests)
-    return JSONResponse(answers.whole(generations).model_dump(), headers=headers)
+    whole = answers.whole(generations).model_dump()
+    return JSONResponse(whole, headers=answer_headers(request, answers.model))
 
 
-def _prepare(parts: Parts, who: Principal, body: CompletionRequest) -> tuple[ResolvedModel, list[Prompt]]:
+def _prepare(
+    request: Request, parts: Parts, who: Principal, body: CompletionRequest
+) -> tuple[CompletionAnswers, list[GenerateRequest]]:
     """Everything that can be refused before the engine is asked."""
     check_sampling(parts.settings, n=body.n, logprobs=body.logprobs, logprobs_name="logprobs")
     check_best_of(body.best_of, parts.settings, n=body.n, stream=body.stream)
@@ -57,7 +58,9 @@ def _prepare(parts: Parts, who: Principal, body: CompletionRequest) -> tuple[Res
     for given in body.prompts:
         check_text(given, parts.settings, param="prompt")
     model = language_model(parts, who, body.model)
-    return model, [_prompt(model, given, special=body.add_special_tokens) for given in body.prompts]
+    prompts = [_prompt(model, given, special=body.add_special_tokens) for given in body.prompts]
+    answers = CompletionAnswers(body, model, prompts)
+    return answers, admit(request, parts, who, [(model, one) for one in _asked(body, model, prompts, who)])
 
 
 def _prompt(model: ResolvedModel, given: str | list[int], *, special: bool) -> Prompt:

@@ -19,6 +19,7 @@ from service.http.auth import ModelUser
 from service.http.bodies import CheckedRoute
 from service.http.body_limits import TEXTS, takes
 from service.http.inference_limits import check_texts
+from service.http.metering import admit, answer_headers
 from service.http.named_models import ResolvedModel, resolve_model
 from service.http.schemas.embeddings import Embedding, EmbeddingAnswer, EmbeddingRequest
 from service.http.schemas.wire import Usage
@@ -36,14 +37,14 @@ async def embeddings(request: Request, body: EmbeddingRequest, parts: AppParts, 
     is refused.
     """
     texts = [body.input] if isinstance(body.input, str) else body.input
-    model, asked = await run_in_threadpool(_prepare, parts, who, body, texts)
+    model, asked = await run_in_threadpool(_prepare, request, parts, who, body, texts)
     (scores,) = await finish(request, parts.engine, [asked])
     answer = await run_in_threadpool(_answer, body, asked, scores)
-    return JSONResponse(answer, headers=model.headers)
+    return JSONResponse(answer, headers=answer_headers(request, model))
 
 
 def _prepare(
-    parts: Parts, who: Principal, body: EmbeddingRequest, texts: Sequence[str]
+    request: Request, parts: Parts, who: Principal, body: EmbeddingRequest, texts: Sequence[str]
 ) -> tuple[ResolvedModel, ScoreRequest]:
     if not texts:
         raise InvalidParameter("'input' holds no text.", param="input")
@@ -66,7 +67,9 @@ def _prepare(
                 f"Text {number} has {len(row)} tokens; the context is {shape.context}.", param=f"input.{number}"
             )
     pooled = frozenset(range(len(rows)))
-    return model, ScoreRequest(model.base_id, tuple(rows), pooled=pooled, bos=has_bos(model.base), owner=who.key_id)
+    asked = ScoreRequest(model.base_id, tuple(rows), pooled=pooled, bos=has_bos(model.base), owner=who.key_id)
+    (admitted,) = admit(request, parts, who, [(model, asked)])
+    return model, admitted
 
 
 def _answer(body: EmbeddingRequest, asked: ScoreRequest, scores: Scores) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def list_keys(parts: AppParts, who: Admin) -> KeyList:
     """Every key this key may manage, revoked ones included, without secrets."""
     with parts.registry.database.read() as catalogue:
         rows = catalogue.keys.list()
-    return KeyList(data=[_key(row) for row in rows if _manages(who, row.namespaces)])
+    return KeyList(data=[_key(row) for row in rows if who.manages(row.namespaces)])
 
 
 @router.delete("/{id}")
@@ -63,7 +63,7 @@ def revoke_key(request: Request, id: str, parts: AppParts, who: Admin) -> Key:
     """
     cancelled: list[JobRow] = []
     with parts.registry.database.write() as catalogue:
-        found = [row for row in catalogue.keys.list() if row.id == id and _manages(who, row.namespaces)]
+        found = [row for row in catalogue.keys.list() if row.id == id and who.manages(row.namespaces)]
         if not found:
             raise NotFound("There is no such key, or this key may not manage it.", param="id")
         row = found[0]
@@ -82,13 +82,6 @@ def revoke_key(request: Request, id: str, parts: AppParts, who: Admin) -> Key:
     return _key(row)
 
 
-def _manages(who: Principal, namespaces: tuple[str, ...] | None) -> bool:
-    """Whether an admin may make, see and revoke a key with `namespaces`: never one that sees more than itself."""
-    if who.namespaces is None:
-        return True
-    return namespaces is not None and set(namespaces) <= set(who.namespaces)
-
-
 def _check(body: NewKey, who: Principal) -> None:
     namespaces = None if body.namespaces is None else tuple(body.namespaces)
     if namespaces == ():
@@ -96,7 +89,7 @@ def _check(body: NewKey, who: Principal) -> None:
     reserved = sorted(RESERVED_NAMESPACES.intersection(namespaces or ()))
     if reserved:
         raise InvalidParameter(f"Namespace '{reserved[0]}' is reserved.", param="namespaces")
-    if not _manages(who, namespaces):
+    if not who.manages(namespaces):
         raise Forbidden("This key can only make keys for namespaces that it sees itself.", param="namespaces")
     _check_end(body.expires_at, who)
 

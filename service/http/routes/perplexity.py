@@ -21,6 +21,7 @@ from service.http.auth import ModelUser
 from service.http.bodies import CheckedRoute
 from service.http.body_limits import TEXTS, takes
 from service.http.inference_limits import check_texts
+from service.http.metering import admit, answer_headers
 from service.http.named_models import ResolvedModel, language_model
 from service.http.schemas.perplexity import ComparedModel, PerplexityAnswer, PerplexityRequest
 from service.http.streaming import finish
@@ -36,9 +37,9 @@ async def perplexity(
     request: Request, response: Response, body: PerplexityRequest, parts: AppParts, who: ModelUser
 ) -> PerplexityAnswer:
     """Perplexity = exp(sum NLL / sum tokens); `standard_error` is that of `mean_nll` over texts, a lower bound."""
-    asked = await run_in_threadpool(_prepare, parts, who, body)
-    scores = await finish(request, parts.engine, [one.request(who) for one in asked])
-    response.headers.update(asked[0].model.headers)
+    asked, requests = await run_in_threadpool(_prepare, request, parts, who, body)
+    scores = await finish(request, parts.engine, requests)
+    response.headers.update(answer_headers(request, asked[0].model))
     return await run_in_threadpool(_answer, body, asked, scores)
 
 
@@ -57,17 +58,20 @@ class Asked:
         )
 
 
-def _prepare(parts: Parts, who: Principal, body: PerplexityRequest) -> list[Asked]:
+def _prepare(
+    request: Request, parts: Parts, who: Principal, body: PerplexityRequest
+) -> tuple[list[Asked], list[ScoreRequest]]:
     check_texts(body.texts, parts.settings, param="texts")
     names = [body.model] if body.baseline is None else [body.model, body.baseline]
     models = [language_model(parts, who, name) for name in names]
-    return [
+    asked = [
         Asked(
             model,
             [text_windows(model.base, text, None if model.row is None else model.row.config) for text in body.texts],
         )
         for model in models
     ]
+    return asked, admit(request, parts, who, [(one.model, one.request(who)) for one in asked])
 
 
 def _answer(body: PerplexityRequest, asked: Sequence[Asked], scores: Sequence[Scores]) -> PerplexityAnswer:

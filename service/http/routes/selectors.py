@@ -14,6 +14,7 @@ from registry.catalogue.rows import JobRow, Namespaces, SelectorRow
 from registry.cook.choose import with_note
 from registry.errors import Busy, Forbidden, Unavailable
 from registry.pools import enqueue_fit, members_of, missing_members
+from registry.quotas import check_jobs
 from registry.registry import Caller
 from registry.samples import CheckedSample, check_sample
 from registry.select import answering, encoder_for, latest, pool_of, select
@@ -54,7 +55,10 @@ def _enqueue_fit(parts: AppParts, who: Principal, caller: Caller, spec: Selector
     base, pool = pool_of(parts.registry, caller, request)
     with parts.registry.database.write() as catalogue:
         check_room(catalogue, parts.settings, "fit", who.key_id)
-        return enqueue_fit(catalogue, base.entry.id, pool, spec, namespace=who.home, created_by=who.key_id, asked=True)
+        home, key_id = who.home, who.key_id
+        job = enqueue_fit(catalogue, base.entry.id, pool, spec, namespace=home, created_by=key_id, asked=True)
+        check_jobs(catalogue, parts.registry.quotas, "fit", key_id=key_id, namespace=home)
+        return job
 
 
 def _fitted(parts: AppParts, visible: Namespaces, selector_id: str) -> Selector:

@@ -12,6 +12,7 @@ from registry.catalogue.rows import JobRow
 from registry.cook.setting import by_setting
 from registry.errors import InvalidRecipe
 from registry.names import split_name
+from registry.quotas import check_jobs
 from registry.spec import Cooked, CookRequest
 from service.http.answers.jobs import job_begun
 from service.http.answers.lineage import lineage_of
@@ -80,7 +81,9 @@ def _enqueue(parts: AppParts, who: Principal, body: SoupRequest, request_id: str
     try:
         with parts.registry.database.write() as catalogue:
             check_room(catalogue, parts.settings, kind, who.key_id)
-            return catalogue.jobs.enqueue(kind, arguments, namespace=namespace, created_by=who.key_id)
+            job = catalogue.jobs.enqueue(kind, arguments, namespace=namespace, created_by=who.key_id)
+            check_jobs(catalogue, parts.registry.quotas, kind, key_id=who.key_id, namespace=namespace)
+            return job
     except BaseException:
         parts.registry.blobs.delete(blob)  # no job will: a sample does not outlive its request
         raise

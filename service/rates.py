@@ -1,0 +1,125 @@
+"""Rates of keys and namespaces: requests and tokens a minute, as buckets in the memory of this process.
+
+What was used wears off evenly, a whole limit in a minute. A request takes all that it may need at once, from every
+bucket or from none, and what it did not need is given back when it has ended; one that needed more leaves a debt that
+wears off too. So the average over time holds exactly. Servers that share a database count each for itself.
+
+Used by `http.metering`. Knows no requests and no keys, only subjects by name.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from registry.errors import RateLimitExceeded
+
+MINUTE = 60.0
+KEPT = 10_000
+"""Buckets beyond which the full ones are forgotten: nothing is lost with one."""
+EXACT = 1e-6
+"""Of a request or a token: what sums of floats may be wrong by."""
+
+Measure = Literal["requests", "tokens"]
+
+
+@dataclass(frozen=True)
+class Want:
+    """So much of a limit a minute is asked for; `subject` is whose it is, as the beginning of a sentence."""
+
+    subject: str
+    measure: Measure
+    limit: int
+    amount: int
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a limit leaves now; in `reset` seconds nothing of it is used."""
+
+    limit: int
+    remaining: int
+    reset: float
+
+
+@dataclass
+class _Bucket:
+    """What was `used` of a limit `at` a moment."""
+
+    used: float
+    at: float
+    limit: int
+
+    def used_by(self, now: float) -> float:
+        """What has not worn off."""
+        return max(0.0, self.used - (now - self.at) * self.limit / MINUTE)
+
+
+class Rates:
+    """The buckets of one process. From any thread; `clock` gives seconds that never go back."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._buckets: dict[tuple[str, Measure], _Bucket] = {}
+
+    def take(self, wants: Sequence[Want]) -> None:
+        """Take all of it or nothing; raises RateLimitExceeded with the seconds after which all of it is there.
+
+        Of what is larger than its limit there is never enough: whoever asks looks for that before.
+        """
+        with self._lock:
+            now = self._clock()
+            late = [(self._wait(want, now), want) for want in wants]
+            wait, want = max(late, key=lambda one: one[0], default=(0.0, None))
+            if want is not None and wait > 0:
+                raise self._refusal(want, wait, now)
+            for want in wants:
+                self._bucket(want, now).used += want.amount
+            self._forget(now)
+
+    def settle(self, want: Want, needed: int) -> None:
+        """A request that took `want` has ended and needed so much: the rest is given back, or what was short taken."""
+        with self._lock:
+            bucket = self._bucket(want, self._clock())
+            bucket.used = max(0.0, bucket.used + needed - want.amount)
+
+    def left(self, wants: Sequence[Want], measure: Measure) -> Left | None:
+        """What the limit leaves of which least is left; None where there is no limit."""
+        with self._lock:
+            now = self._clock()
+            found = [self._left(want, now) for want in wants if want.measure == measure]
+        return min(found, key=lambda left: (left.remaining, -left.reset), default=None)
+
+    def _left(self, want: Want, now: float) -> Left:
+        used = self._bucket(want, now).used
+        remaining = max(0, math.floor(want.limit - used + EXACT))
+        return Left(want.limit, remaining, used * MINUTE / want.limit)
+
+    def _wait(self, want: Want, now: float) -> float:
+        over = self._bucket(want, now).used + want.amount - want.limit
+        return over * MINUTE / want.limit if over > EXACT else 0.0
+
+    def _refusal(self, want: Want, wait: float, now: float) -> RateLimitExceeded:
+        seconds = max(1, math.ceil(wait - EXACT))
+        return RateLimitExceeded(
+            f"{want.subject} has {want.limit} {want.measure} a minute; {self._left(want, now).remaining} are left and "
+            f"{want.amount} are needed: try again in {seconds} s.",
+            param=f"{want.measure}_per_minute",
+            retry_after=seconds,
+        )
+
+    def _bucket(self, want: Want, now: float) -> _Bucket:
+        """The bucket as it is now; a limit that was changed since holds from now on."""
+        bucket = self._buckets.setdefault((want.subject, want.measure), _Bucket(0.0, now, want.limit))
+        bucket.used, bucket.at, bucket.limit = bucket.used_by(now), now, want.limit
+        return bucket
+
+    def _forget(self, now: float) -> None:
+        """Forget buckets that cannot be told from new ones."""
+        if len(self._buckets) > KEPT:
+            self._buckets = {name: one for name, one in self._buckets.items() if one.used_by(now) > 0}

@@ -1,0 +1,136 @@
+"""Limits, what is in use of them, and sums of usage, on every kind of database."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import date
+
+import pytest
+
+from registry.catalogue import Database
+from registry.catalogue.rows import UsageKey, UsageSum
+from registry.catalogue.usage import UsageFilter
+from registry.errors import InvalidParameter, QuotaExceeded, RateLimitExceeded
+from registry.names import sha256_digest
+from registry.quotas import check_jobs, check_stored
+from registry.spec import DefaultLimits, UseLimits
+from tests.registry.catalogue_rows import add
+
+NONE = DefaultLimits()
+
+
+def limit(database: Database, kind: str, subject: str, **numbers: int) -> None:
+    with database.write() as catalogue:
+        catalogue.limits.set(kind, subject, UseLimits(**numbers))  # type: ignore[arg-type]
+
+
+def test_what_is_set_is_read_and_the_rest_is_the_servers(database: Database) -> None:
+    limit(database, "key", "key-1", adapters=10**15, jobs=0)
+    with database.read() as catalogue:
+        found = catalogue.limits.get("key", "key-1")
+        assert found == UseLimits(adapters=10**15, jobs=0)
+        assert catalogue.limits.get("namespace", "key-1") == UseLimits()
+    assert found.over(UseLimits(jobs=5, stored_bytes=7)) == UseLimits(adapters=10**15, jobs=0, stored_bytes=7)
+    limit(database, "key", "key-1", jobs=3)
+    with database.read() as catalogue:
+        assert catalogue.limits.get("key", "key-1") == UseLimits(jobs=3)
+
+
+def test_each_byte_counts_once(database: Database) -> None:
+    with database.write() as catalogue:
+        row = add(catalogue, "acme/law")
+        catalogue.blobs.grant("acme", row.weights_blob)
+        blob = sha256_digest(b"other")
+        catalogue.blobs.seen(blob, 5)
+        catalogue.blobs.uploaded("key-2", blob)
+        catalogue.blobs.uploaded("key-2", blob)
+        of_key = catalogue.limits.stored_bytes("key", row.created_by)
+        assert of_key == catalogue.limits.stored_bytes("namespace", "acme") > 0
+        assert catalogue.limits.stored_bytes("key", "key-2") == 5
+        assert catalogue.limits.stored_bytes("namespace", "other") == 0
+        catalogue.adapters.retire(row.id)
+        assert catalogue.limits.adapters("namespace", "acme") == 0
+        assert catalogue.limits.stored_bytes("namespace", "acme") == of_key
+
+
+@pytest.mark.parametrize(("kind", "subject"), [("key", "key-1"), ("namespace", "acme")])
+def test_of_two_at_the_same_time_one_passes(database: Database, kind: str, subject: str) -> None:
+    limit(database, kind, subject, adapters=1)
+    ready = threading.Barrier(2)
+
+    def push(name: str) -> bool:
+        ready.wait(10)
+        try:
+            with database.write() as catalogue:
+                row = add(catalogue, f"acme/{name}")
+                check_stored(catalogue, NONE, "adapters", key_id="key-1", namespaces=[row.namespace])
+        except QuotaExceeded:
+            return False
+        return True
+
+    with ThreadPoolExecutor(2) as pool:
+        assert sorted(pool.map(push, ["one", "two"])) == [False, True]
+    with database.read() as catalogue:
+        assert catalogue.limits.adapters("namespace", "acme") == 1
+
+
+def test_jobs_that_were_asked_for_count(database: Database) -> None:
+    limit(database, "namespace", "acme", jobs=1)
+
+    def enqueue(kind: str, **arguments: bool) -> None:
+        with database.write() as catalogue:
+            catalogue.jobs.enqueue(kind, arguments, namespace="acme", created_by="k")
+            check_jobs(catalogue, NONE, kind, key_id="k", namespace="acme")
+
+    enqueue("embed")
+    enqueue("fit", asked=False)
+    enqueue("fit", asked=True)
+    with pytest.raises(RateLimitExceeded, match="Namespace 'acme' has 1 jobs that wait or run, and its limit is 1"):
+        enqueue("cook")
+    with database.read() as catalogue:
+        assert catalogue.jobs.count_unended("cook") == 0
+
+
+ROWS = {
+    UsageKey(f"2026-01-0{day}", key, namespace, f"{namespace}/m@1"): UsageSum(1, 10 * day, day)
+    for day in (1, 2, 3)
+    for key in ("key-a", "key-b")
+    for namespace in ("one", "two")
+}
+
+
+def test_usage_is_summed_by_what_is_asked_and_seen_by_whom_it_concerns(database: Database) -> None:
+    for _ in range(2):
+        with database.write() as catalogue:
+            catalogue.usage.add(ROWS)
+    with database.read() as catalogue:
+        usage = catalogue.usage
+        assert usage.total(UsageFilter("x", None)) == UsageSum(24, 480, 48)
+        assert usage.total(UsageFilter("key-a", ())) == UsageSum(12, 240, 24)
+        assert usage.total(UsageFilter("key-a", ("two",))) == UsageSum(18, 360, 36)
+        assert usage.total(UsageFilter("x", ("none",))) == UsageSum()
+        since, until = date(2026, 1, 2), date(2026, 1, 3)
+        (day,) = usage.list(UsageFilter("x", None, since=since, until=until), by=("day",), limit=9).rows
+        assert (day.day, day.key_id, day.model, day.requests, day.tokens_in) == ("2026-01-02", None, None, 8, 160)
+        wanted = UsageFilter("x", None, wanted={"namespace": "one", "key_id": None, "model": "one/m@1"})
+        assert usage.total(wanted) == UsageSum(12, 240, 24)
+
+
+def test_pages_of_usage_are_the_whole(database: Database) -> None:
+    which = UsageFilter("x", None)
+    with database.write() as catalogue:
+        catalogue.usage.add(ROWS)
+        whole = catalogue.usage.list(which, limit=99).rows
+        assert [row.day for row in whole] == sorted((key.day for key in ROWS), reverse=True)
+        found, cursor = [], None
+        while True:
+            page = catalogue.usage.list(which, limit=5, cursor=cursor)
+            found += page.rows
+            cursor = page.next_cursor
+            if cursor is None:
+                break
+        assert tuple(found) == whole
+        for wrong in ("x", "é", "WzFd", "WyJhIl0=", "WyJcdTAwMDAiLCIiLCIiLCIiXQ=="):
+            with pytest.raises(InvalidParameter):
+                catalogue.usage.list(which, limit=5, cursor=wrong)

@@ -1,0 +1,330 @@
+"""Limits over HTTP: who sets them, what is refused beyond them and until when, and the headers clients read."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from service.client.client import SoupClient
+from service.rates import Rates
+from tests.postgres import KINDS
+from tests.service.servers import Live, Soup, World, with_template
+
+DATABASES = KINDS
+SETTINGS = {"namespace_jobs": 50, "job_workers": 0, "training_workers": 0}
+TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+ASK: dict[str, Any] = {"model": "tiny", "prompt": "a b", "max_tokens": 4, "temperature": 0}
+CALLS: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "a b c", "max_tokens": 2},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "a b"}], "max_tokens": 2},
+    "/v1/perplexity": {"texts": ["a b c"]},
+    "/v1/embeddings": {"input": "a b c"},
+}
+
+
+@pytest.fixture(scope="module")
+def served(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {"tiny": with_template(tiny_base_dir, tmp_path_factory.mktemp("limits"), TEMPLATE)}
+
+
+@dataclass
+class Clock:
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(world: World, monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """A clock that only the test moves, and fresh buckets."""
+    clock = Clock()
+    monkeypatch.setattr(world.runtime, "parts", replace(world.runtime.parts, rates=Rates(clock)))
+    return clock
+
+
+@dataclass
+class Someone:
+    """A key with its limits."""
+
+    world: World
+    id: str
+    secret: str
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        return self.world.client.post(path, json=body, headers=self.world.headers(self.secret))
+
+    def limit(self, **numbers: int | None) -> None:
+        answer = self.world.client.patch(f"/v1/keys/{self.id}/limits", json=numbers)
+        assert answer.status_code == 200, answer.text
+
+
+def someone(world: World, *namespaces: str, **limits: int) -> Someone:
+    body = {"name": "one", "scopes": ["read", "write", "infer"], "namespaces": list(namespaces) or None}
+    made = world.client.post("/v1/keys", json=body).json()
+    one = Someone(world, made["id"], made["secret"])
+    one.limit(**limits)
+    return one
+
+
+def limit_namespace(world: World, ns: str, **limits: int | None) -> None:
+    answer = world.client.patch(f"/v1/namespaces/{ns}/limits", json=limits)
+    assert answer.status_code == 200, answer.text
+
+
+# --- rates ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", CALLS)
+def test_every_call_that_infers_is_limited_and_passes_when_it_was_told(world: World, clock: Clock, path: str) -> None:
+    one = someone(world, "team", requests_per_minute=2)
+    for left in (1, 0):
+        answer = one.post(path, {"model": "tiny", **CALLS[path]})
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["x-ratelimit-remaining-requests"] == str(left)
+    refused = one.post(path, {"model": "tiny", **CALLS[path]})
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "30")
+    error = refused.json()["error"]
+    assert (error["code"], error["type"], error["param"]) == (
+        "rate_limit_exceeded", "rate_limit_error", "requests_per_minute"
+    )  # fmt: skip
+    assert refused.headers["x-ratelimit-remaining-requests"] == "0"
+    clock.now += 29
+    assert one.post(path, {"model": "tiny", **CALLS[path]}).status_code == 429
+    clock.now += 1
+    assert one.post(path, {"model": "tiny", **CALLS[path]}).status_code == 200
+
+
+def test_openais_client_reads_what_is_left(live: Live, clock: Clock) -> None:
+    one = someone(live.world, "team", requests_per_minute=60, tokens_per_minute=60_000)
+    client = live.openai(one.secret)
+    raw = client.completions.with_raw_response.create(**ASK)
+    usage = raw.parse().usage
+    assert usage is not None
+    assert {name: value for name, value in raw.headers.items() if name.startswith("x-ratelimit")} == {
+        "x-ratelimit-limit-requests": "60",
+        "x-ratelimit-remaining-requests": "59",
+        "x-ratelimit-reset-requests": "1s",
+        "x-ratelimit-limit-tokens": "60000",
+        "x-ratelimit-remaining-tokens": str(60_000 - usage.total_tokens),
+        "x-ratelimit-reset-tokens": f"{usage.total_tokens}ms",
+    }
+    with client.completions.with_streaming_response.create(**ASK, stream=True) as streamed:
+        assert streamed.headers["x-ratelimit-remaining-requests"] == "58"
+        list(streamed.iter_lines())
+    one.limit(requests_per_minute=1)
+    with pytest.raises(openai.RateLimitError) as late:
+        client.completions.create(**ASK)
+    assert late.value.response.headers["retry-after"] == "120"
+    assert late.value.code == "rate_limit_exceeded"
+    clock.now += 120
+    assert client.completions.create(**ASK).choices
+
+
+def test_without_limits_there_are_no_headers(world: World) -> None:
+    answer = world.client.post("/v1/completions", json=ASK)
+    assert answer.status_code == 200
+    assert not [name for name in answer.headers if name.startswith("x-ratelimit")]
+
+
+def test_the_tighter_of_key_and_namespace_holds_and_keys_of_a_namespace_share_it(world: World, clock: Clock) -> None:
+    limit_namespace(world, "shared", requests_per_minute=2)
+    first, second = (someone(world, "shared", requests_per_minute=50) for _ in range(2))
+    assert first.post("/v1/completions", ASK).headers["x-ratelimit-limit-requests"] == "2"
+    assert second.post("/v1/completions", ASK).status_code == 200
+    refused = second.post("/v1/completions", ASK)
+    assert refused.status_code == 429
+    assert refused.json()["error"]["message"].startswith("Namespace 'shared' has 2 requests a minute; 0 are left")
+    assert someone(world, "elsewhere").post("/v1/completions", ASK).status_code == 200
+
+
+def test_a_model_is_used_in_its_namespace(world: World, clock: Clock) -> None:
+    world.push("owner/law", seed=4)
+    limit_namespace(world, "owner", requests_per_minute=1)
+    one = someone(world, "guest", "owner")
+    assert one.post("/v1/completions", ASK | {"model": "owner/law"}).status_code == 200
+    assert one.post("/v1/completions", ASK | {"model": "owner/law@1"}).status_code == 429
+    assert one.post("/v1/completions", ASK).status_code == 200
+
+
+def test_more_tokens_than_a_minute_has_are_refused_for_good(world: World, clock: Clock) -> None:
+    one = someone(world, "team", tokens_per_minute=20)
+    refused = one.post("/v1/completions", ASK | {"n": 8})
+    assert refused.status_code == 413
+    assert "has 20 tokens a minute, and this needs" in refused.json()["error"]["message"]
+    assert "retry-after" not in refused.headers
+    assert one.post("/v1/completions", ASK | {"n": 1}).status_code == 200
+
+
+def test_what_the_engine_refuses_costs_no_tokens(world: World, clock: Clock) -> None:
+    one = someone(world, "team", tokens_per_minute=1000)
+    refused = one.post("/v1/completions", ASK | {"max_tokens": 900})  # beyond the context
+    assert refused.status_code == 400
+    assert refused.headers["x-ratelimit-remaining-tokens"] == "1000"
+
+
+def test_a_client_that_goes_away_pays_for_what_was_computed(
+    live: Live, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, rates = someone(live.world, "team", tokens_per_minute=1000), live.world.runtime.parts.rates
+    settled, needed, settle = threading.Event(), list[int](), rates.settle
+
+    def noted(want: Any, count: int) -> None:
+        settle(want, count)
+        needed.append(count)
+        settled.set()
+
+    monkeypatch.setattr(rates, "settle", noted)
+    ask = ASK | {"max_tokens": 50, "n": 8, "stream": True}
+    with live.openai(one.secret).completions.create(**ask) as stream:
+        next(iter(stream))
+    assert settled.wait(30)
+    assert 0 < needed[0] <= 8 * 50 + 10
+    usage = live.world.client.get("/v1/usage", params={"key_id": one.id}).json()["total"]
+    assert usage["tokens_in"] + usage["tokens_out"] == needed[0]
+    after = one.post("/v1/completions", ASK)
+    spent = needed[0] + after.json()["usage"]["total_tokens"]
+    assert after.headers["x-ratelimit-remaining-tokens"] == str(1000 - spent)
+
+
+# --- quotas -----------------------------------------------------------------------------------------
+
+
+def test_adapters_beyond_the_limit_are_refused_until_one_is_retired(world: World) -> None:
+    limit_namespace(world, "small", adapters=1)
+    world.push("small/one", seed=1)
+    world.push("small/one", seed=1)  # known
+    files = set(world.registry.blobs.digests())
+    with pytest.raises(AssertionError, match=r"Namespace 'small' would have 2 live adapters and soups; its limit is 1"):
+        world.push("small/two", seed=222)
+    assert set(world.registry.blobs.digests()) == files, "what is refused leaves no bytes"
+    world.client.delete("/v1/adapters/small/one@1")
+    world.push("small/two", seed=2)
+    restored = world.client.post("/v1/adapters/small/one@1/restore")
+    assert (restored.status_code, restored.json()["error"]["code"]) == (413, "quota_exceeded")
+    limit_namespace(world, "small", adapters=None)
+    assert world.client.post("/v1/adapters/small/one@1/restore").status_code == 200
+
+
+def test_of_two_pushes_at_once_only_one_passes(world: World) -> None:
+    limit_namespace(world, "raced", adapters=1)
+
+    def push(seed: int) -> bool:
+        try:
+            world.push(f"raced/n{seed}", seed=seed)
+        except AssertionError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sum(pool.map(push, range(30, 34))) == 1
+    assert len(world.client.get("/v1/adapters", params={"limit": 100}).json()["data"]) >= 1
+    assert world.client.get("/v1/namespaces/raced/limits").json()["in_use"]["adapters"] == 1
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_bytes_beyond_the_limit_are_refused_before_they_are_stored(world: World, chunked: bool) -> None:
+    one = someone(world, f"bytes{int(chunked)}", stored_bytes=100)
+
+    def put(data: bytes) -> Any:
+        digest = "sha256:" + hashlib.sha256(data).hexdigest()
+        content = iter([data[:10], data[10:]]) if chunked else data
+        return world.client.put(f"/v1/blobs/{digest}", content=content, headers=world.headers(one.secret))
+
+    letter = b"cd"[int(chunked) : int(chunked) + 1]
+    assert put(letter * 60).status_code == 201
+    assert put(letter * 60).status_code == 200, "what it holds already costs nothing"
+    files = set(world.registry.blobs.digests())
+    refused = put(letter * 41)
+    assert refused.status_code == 413
+    said = refused.json()["error"]["message"]
+    assert said.startswith(f"Key '{one.id}' holds 60 bytes, and this is more than is left; its limit is 100")
+    assert set(world.registry.blobs.digests()) == files
+    assert put(letter * 40).status_code == 201
+
+
+def test_jobs_beyond_the_limit_wait(world: World) -> None:
+    world.push("busy/one", seed=7)
+    one = someone(world, "busy", jobs=1)
+    body = {"recipe": {"ingredients": [{"ref": "busy/one"}]}, "wait": 0}
+    assert one.post("/v1/soups", body).status_code == 202
+    files = set(world.registry.blobs.digests())
+    refused = one.post("/v1/soups", body)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (429, "jobs")
+    assert int(refused.headers["retry-after"]) >= 1
+    assert set(world.registry.blobs.digests()) == files
+    (job,) = world.client.get("/v1/jobs", params={"kind": "cook"}).json()["data"]
+    world.client.post(f"/v1/jobs/{job['id']}/cancel")
+    assert one.post("/v1/soups", body).status_code == 202
+
+
+def test_refusals_are_counted(world: World) -> None:
+    limit_namespace(world, "counted", adapters=0)
+    with pytest.raises(AssertionError):
+        world.push("counted/one", seed=8)
+    assert 'soup_limit_refusals_total{limit="adapters"}' in world.client.get("/metrics").text
+
+
+# --- who sets them ----------------------------------------------------------------------------------
+
+
+def test_limits_are_shown_changed_in_part_and_audited(world: World) -> None:
+    one = someone(world, "team", adapters=3, jobs=2)
+    one.limit(jobs=None, requests_per_minute=7)
+    found = world.client.get(f"/v1/keys/{one.id}/limits").json()
+    nothing = dict.fromkeys(("tokens_per_minute", "stored_bytes", "jobs"))
+    assert found["limits"] == found["in_force"] == {**nothing, "adapters": 3, "requests_per_minute": 7}
+    assert found["in_use"] == {"stored_bytes": 0, "adapters": 0, "jobs": 0}
+    entry = world.client.get("/v1/audit", params={"subject": one.id, "limit": 1}).json()["data"][0]
+    assert (entry["action"], entry["detail"]["limits"], entry["detail"]["before"]["jobs"]) == (
+        "key.limits", found["limits"], 2
+    )  # fmt: skip
+    namespace = world.client.get("/v1/namespaces/untouched/limits").json()
+    assert (namespace["limits"]["jobs"], namespace["in_force"]["jobs"]) == (None, 50), "the server's default"
+
+
+def test_a_namespaces_own_admin_is_held_to_its_limits(world: World) -> None:
+    own = world.headers(world.key(["admin"], ["held"]))
+    assert world.client.patch("/v1/namespaces/held/limits", json={"jobs": 9}, headers=own).status_code == 403
+    assert world.client.get("/v1/namespaces/held/limits", headers=own).status_code == 200
+    for method in ("GET", "PATCH"):
+        body = {"jobs": 1} if method == "PATCH" else None
+        for path in ("/v1/namespaces/foreign/limits", f"/v1/keys/{someone(world, 'foreign').id}/limits"):
+            assert world.client.request(method, path, json=body, headers=own).status_code == 404, (method, path)
+
+
+@pytest.mark.parametrize("value", ["-1", "1e15", "1000000000000001", "1.5", '"7"', "true", "NaN", "Infinity", "[]"])
+@pytest.mark.parametrize("field", ["requests_per_minute", "stored_bytes"])
+def test_numbers_that_are_no_limit_are_refused(world: World, field: str, value: str) -> None:
+    answer = world.client.patch(
+        "/v1/namespaces/team/limits",
+        content=f'{{"{field}": {value}}}',
+        headers={"content-type": "application/json"},
+    )
+    assert answer.status_code == 400, answer.text
+    assert world.client.get("/v1/namespaces/team/limits").json()["limits"][field] is None
+
+
+def test_a_rate_of_nothing_and_fields_that_are_none_are_refused(world: World) -> None:
+    for body in ({"tokens_per_minute": 0}, {"requests": 1}):
+        assert world.client.patch("/v1/namespaces/team/limits", json=body).status_code == 400
+
+
+def test_the_client_and_the_command_line_set_them(world: World, client: SoupClient, soup: Soup) -> None:
+    one = someone(world, "team")
+    assert client.change_limits(key_id=one.id, jobs=4)["in_force"]["jobs"] == 4
+    code, out, err = soup("limits", "set", "--of-key", one.id, "--jobs", "default", "--adapters", "12")
+    assert code == 0, err
+    assert out.splitlines()[0].split() == ["LIMIT", "SET", "IN", "FORCE", "IN", "USE"]
+    assert client.limits(key_id=one.id)["limits"]["adapters"] == 12
+    code, out, _ = soup("limits", "show", "--namespace", "team", "--json")
+    assert (code, '"kind": "namespace"' in out) == (0, True)
+    assert soup("limits", "show")[0] == 1
+    assert soup("limits", "set", "--namespace", "team", "--jobs", "-3")[0] == 2
