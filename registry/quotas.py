@@ -47,7 +47,7 @@ def check_room(
 
     What is stored and then refused would lie there for nobody: `check_stored` decides, this spares the disk.
     """
-    for kind, subject, limits in _limited(catalogue, defaults, key_id, [namespace]):
+    for kind, subject, limits in _limited(catalogue, defaults, key_id, [namespace]) if adapters else ():
         _check_adapters(catalogue, kind, subject, limits, adding=adapters)
     left = room_for_bytes(catalogue, defaults, key_id=key_id, namespaces=[namespace])
     if left is not None:
@@ -102,10 +102,8 @@ def room_for_bytes(
 
 
 def _too_many(kind: LimitKind, subject: str, what: str, limit: int, param: Stored) -> QuotaExceeded:
-    return QuotaExceeded(
-        f"{named(kind, subject)} {what}; its limit is {limit}: retire or remove something, or ask an admin for more.",
-        param=param,
-    )
+    do = "retire some, or ask" if param == "adapters" else "send less, or ask"
+    return QuotaExceeded(f"{named(kind, subject)} {what}; its limit is {limit}: {do} an admin for more.", param=param)
 
 
 def named(kind: LimitKind, subject: str) -> str:

@@ -91,9 +91,9 @@ class Runtime:
             one_each(self.settings.threads)
             self._prepare_bases()
             self.parts = self._parts(blobs)
-            usage = UsageWriter(self.parts.usage, seconds=self.settings.usage_seconds)
-            usage.start()
-            stack.callback(usage.stop)  # after the engine: requests are counted as they end
+            self._usage = UsageWriter(self.parts.usage, seconds=self.settings.usage_seconds)
+            self._usage.start()
+            stack.callback(self._stop_usage)  # after the engine: requests are counted as they end
             self.engine.start()
             stack.callback(self._stop_engine)
             self.jobs = JobRunner(self.parts, sole_owner=self.sole_owner)
@@ -121,6 +121,10 @@ class Runtime:
     def _stop_engine(self) -> None:
         left = self._left() / 2
         self._at_work |= not self.engine.stop(drain=left, patience=left)
+
+    def _stop_usage(self) -> None:
+        """A second there is always: what is not written is lost."""
+        self._at_work |= not self._usage.stop(seconds=max(1.0, self._left()))
 
     def _left(self) -> float:
         return STOP_SECONDS if self._stop_at is None else max(0.0, self._stop_at - time.monotonic())

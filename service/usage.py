@@ -74,15 +74,16 @@ class UsageWriter:
         """Begin to write."""
         self._thread.start()
 
-    def stop(self) -> None:
-        """Write the rest and end; called when nothing counts any more."""
+    def stop(self, *, seconds: float) -> bool:
+        """Have the rest written, when nothing counts any more; False where that takes longer, and is given up."""
         self._over.set()
-        self._thread.join()
-        self._write()
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
 
     def _loop(self) -> None:
         while not self._over.wait(self._seconds):
             self._write()
+        self._write()
 
     def _write(self) -> None:
         try:

@@ -6,7 +6,7 @@ the second sees what the first has added.
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, func, insert, or_, select, update
+from sqlalchemy import Connection, func, insert, or_, select, union, update
 
 from registry.catalogue.jobs import UNENDED
 from registry.catalogue.tables import adapters, blob_grants, blob_uploads, blobs, embeddings, jobs, limits
@@ -47,14 +47,13 @@ class UseLimitRows:
         vectors = select(embeddings.c.blob_digest).join(
             adapters, adapters.c.sample_digest == embeddings.c.sample_digest
         )
-        query = select(func.coalesce(func.sum(blobs.c.size), 0)).where(
-            or_(
-                blobs.c.digest.in_(uploaded),
-                blobs.c.digest.in_(select(adapters.c.weights_blob).where(own)),
-                blobs.c.digest.in_(select(adapters.c.sample_digest).where(own, adapters.c.sample_digest.is_not(None))),
-                blobs.c.digest.in_(vectors.where(own)),
-            )
+        digests = union(
+            uploaded,
+            select(adapters.c.weights_blob).where(own),
+            select(adapters.c.sample_digest).where(own, adapters.c.sample_digest.is_not(None)),
+            vectors.where(own),
         )
+        query = select(func.coalesce(func.sum(blobs.c.size), 0)).where(blobs.c.digest.in_(digests))
         return int(self._connection.execute(query).scalar_one())
 
     def adapters(self, kind: LimitKind, subject: str) -> int:

@@ -47,7 +47,7 @@ def admit(request: Request, parts: Parts, who: Principal, asked: Sequence[tuple[
     request.state.rate_headers = partial(_headers, parts.rates, wants)
     _check_size(wants)
     parts.rates.take(wants)
-    meter, metered = Meter(parts, who), []
+    meter, metered = Meter(parts, who, asked[0][0]), []
     for (model, one), own, tokens in zip(asked, subjects, needed, strict=True):
         its = [want for subject in own for want in _wants(subject, limits[subject], tokens)]
         metered.append(replace(one, on_end=partial(meter.ended, model, [w for w in its if w.measure == "tokens"])))
@@ -55,11 +55,12 @@ def admit(request: Request, parts: Parts, who: Principal, asked: Sequence[tuple[
 
 
 class Meter:
-    """What came of one HTTP request, which may be several to the engine."""
+    """What came of one HTTP request for a model, which may be several to the engine, some for another to compare."""
 
-    def __init__(self, parts: Parts, who: Principal) -> None:
+    def __init__(self, parts: Parts, who: Principal, model: ResolvedModel) -> None:
         self._parts = parts
         self._who = who
+        self._model = model
         self._counted = False
 
     def ended(self, model: ResolvedModel, wants: Sequence[Want], read: int, written: int) -> None:
@@ -67,9 +68,13 @@ class Meter:
         for want in wants:
             self._parts.rates.settle(want, read + written)
         if read:
-            used = UsageSum(requests=0 if self._counted else 1, tokens_in=read, tokens_out=written)
+            self._count(model, UsageSum(tokens_in=read, tokens_out=written))
+            if not self._counted:
+                self._count(self._model, UsageSum(requests=1))
             self._counted = True
-            self._parts.usage.count(self._who.key_id, _namespace(model, self._who), _name(model), used)
+
+    def _count(self, model: ResolvedModel, used: UsageSum) -> None:
+        self._parts.usage.count(self._who.key_id, _namespace(model, self._who), _name(model), used)
 
 
 def tokens_needed(model: ResolvedModel, asked: GenerateRequest | ScoreRequest) -> int:

@@ -85,6 +85,7 @@ class TestHelp:
         assert code == 0
         groups = {
             "keys": ("create", "ls", "rm"), "namespaces": ("show", "set"), "jobs": ("ls", "show", "watch", "cancel"),
+            "limits": ("show", "set"),
         }  # fmt: skip
         pages = [soup(name, verb, "--help")[1] for verb in groups[name]] if name in groups else [out]
         for page in pages:

@@ -209,6 +209,8 @@ def test_adapters_beyond_the_limit_are_refused_until_one_is_retired(world: World
     world.push("small/two", seed=2)
     restored = world.client.post("/v1/adapters/small/one@1/restore")
     assert (restored.status_code, restored.json()["error"]["code"]) == (413, "quota_exceeded")
+    limit_namespace(world, "small", adapters=0)
+    world.push("small/two", seed=2)  # known, and nothing is added
     limit_namespace(world, "small", adapters=None)
     assert world.client.post("/v1/adapters/small/one@1/restore").status_code == 200
 
