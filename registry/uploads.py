@@ -55,9 +55,7 @@ def record_blob(
     for namespace in caller.namespaces or ():
         catalogue.blobs.grant(namespace, digest)
     catalogue.blobs.uploaded(caller.key_id, digest)
-    check_stored(
-        catalogue, registry.quotas, "stored_bytes", key_id=caller.key_id, namespaces=caller.namespaces or ()
-    )
+    check_stored(catalogue, registry.quotas, "stored_bytes", key_id=caller.key_id, namespaces=caller.namespaces or ())
 
 
 def blob_size(registry: Registry, caller: Caller, digest: str, *, what: str) -> int:

@@ -112,15 +112,23 @@ class Engine(TextCalls):
             raise
 
     def _queued(self, requests: Sequence[Request]) -> list[Ticket]:
+        with self._changed:  # a refusal comes before drafts, which cost more: they have thousands of choices
+            self._check_place(requests)
         drafts = [self._draft(request) for request in requests]
         with self._changed:
-            if self._stop_at is not None:
-                raise Unavailable(STOPPING)
+            self._check_place(requests)
             works = self._scheduler.add(requests, retry_after=self._retry_after)
             self._drafts.update(zip(works, drafts, strict=True))
             self._news += 1
             self._changed.notify_all()
         return [work.ticket for work in works]
+
+    def _check_place(self, requests: Sequence[Request]) -> None:
+        """Raises Busy where there is no place for who asks, and Unavailable while stopping."""
+        if self._stop_at is not None:
+            raise Unavailable(STOPPING)
+        owner = requests[0].owner if requests else None
+        self._scheduler.queue.check(self._scheduler.live(), owner, self._retry_after)
 
     def cancel(self, ticket: Ticket) -> None:
         """Drop a request at the next step; one that has ended stays as it is."""
