@@ -137,20 +137,23 @@ def to_a_person() -> bool:
 
 
 @contextmanager
-def progress_bar(description: str) -> Iterator[Progress]:
+def progress_bar(description: str, *, in_bytes: bool = False) -> Iterator[Progress]:
     """A progress bar on stderr where that is a terminal, else nothing; give it (done, total, message)."""
     if not to_a_person():
         yield silent
         return
     from rich.console import Console
 
-    with bar_on(Console(stderr=True), description) as report:
+    with bar_on(Console(stderr=True), description, in_bytes=in_bytes) as report:
         yield report
 
 
 @contextmanager
-def bar_on(console: Console, description: str) -> Iterator[Progress]:
-    """A progress bar on a terminal, with the latest message on the line below; both are gone when it ends."""
+def bar_on(console: Console, description: str, *, in_bytes: bool = False) -> Iterator[Progress]:
+    """A progress bar on a terminal, with the latest message on the line below; both are gone when it ends.
+
+    One that counts bytes shows how many come in a second, and the time that is left.
+    """
     from rich import progress as rich
     from rich.text import Text
 
@@ -163,7 +166,10 @@ def bar_on(console: Console, description: str) -> Iterator[Progress]:
                 yield Text(f"  {said}", style="dim", no_wrap=True, overflow="ellipsis")
 
     text = rich.TextColumn("{task.description}", markup=False)
-    shown = (text, rich.BarColumn(), rich.MofNCompleteColumn(), rich.TimeElapsedColumn())
+    counted: tuple[rich.ProgressColumn, ...] = (rich.MofNCompleteColumn(), rich.TimeElapsedColumn())
+    if in_bytes:
+        counted = (rich.DownloadColumn(), rich.TransferSpeedColumn(), rich.TimeRemainingColumn())
+    shown = (text, rich.BarColumn(), *counted)
     with TwoLines(*shown, console=console, transient=True) as bar:
         task = bar.add_task(description, total=None)
 

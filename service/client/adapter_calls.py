@@ -6,14 +6,13 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from registry.errors import DigestMismatch, Internal, InvalidParameter, NotFound
+from registry.errors import DigestMismatch, InvalidParameter
 from registry.files import encode_lines
 from registry.names import DigestRef, NameRef, file_digest, parse_ref, sha256_digest
 from registry.progress import Progress, silent
 from registry.spec import Card, Manifest, SampleSource
 from service.client.connection import Connection, Json, given, part
-
-CHUNK = 1024 * 1024
+from service.client.parts import BINARY, is_there, send_in_parts
 
 
 class AdapterCalls:
@@ -22,20 +21,31 @@ class AdapterCalls:
     _http: Connection
     inline_bytes: int
     """Texts and files of at most so many bytes travel inside of a request, larger ones as blobs."""
+    part_bytes: int
+    """Blobs of at most so many bytes are sent in one request, larger ones in parts of so many."""
 
     def upload(self, source: bytes | Path, *, progress: Progress | None = None) -> str:
-        """Make sure the server has these bytes, and give their digest; nothing is sent that is there already."""
+        """Make sure the server has these bytes, and give their digest; nothing is sent that is there already.
+
+        What is large goes in parts, and goes on where it ended: after a connection that broke, and after a process that
+        was killed, here or there.
+        """
         size = len(source) if isinstance(source, bytes) else source.stat().st_size
         digest = sha256_digest(source) if isinstance(source, bytes) else file_digest(source)
-        try:
-            self._http.send("HEAD", f"/v1/blobs/{digest}")
-        except (NotFound, Internal):  # not there, or damaged there: sending it again repairs it
+        name, tell = "" if isinstance(source, bytes) else source.name, progress or silent
+        if is_there(self._http, digest):
+            tell(size, size, name)
+        elif size > self.part_bytes:
+            send_in_parts(
+                self._http, source, digest=digest, size=size, part_bytes=self.part_bytes,
+                progress=lambda done: tell(done, size, name),
+            )  # fmt: skip
+        else:
             self._http.send(
-                "PUT",
-                f"/v1/blobs/{digest}",
-                body=lambda: _told(source, size, progress or silent),
-                headers={"content-length": str(size), "content-type": "application/octet-stream"},
-            )
+                "PUT", f"/v1/blobs/{digest}",
+                body=source if isinstance(source, bytes) else source.read_bytes(), headers=BINARY,
+            )  # fmt: skip
+            tell(size, size, name)
         return digest
 
     def push(self, manifest: Manifest) -> Json:
@@ -112,16 +122,3 @@ def _adapter_path(ref: str) -> str:
     if not isinstance(parsed, NameRef):
         raise InvalidParameter(f"{ref} is a base model; give an adapter as namespace/name.", param="ref")
     return f"/v1/adapters/{parsed}"
-
-
-def _told(source: bytes | Path, size: int, progress: Progress) -> Iterator[bytes]:
-    """The bytes of a source in chunks, telling how far it is."""
-    if isinstance(source, bytes):
-        yield source
-        return
-    done = 0
-    with source.open("rb") as file:
-        while chunk := file.read(CHUNK):
-            yield chunk
-            done += len(chunk)
-            progress(done, size, source.name)

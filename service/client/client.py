@@ -27,6 +27,7 @@ from service.client.connection import Connection, Json, given, part
 from service.client.job_calls import JobCalls
 
 INLINE_BYTES = 1024 * 1024
+PART_BYTES = 8 * 1024 * 1024
 
 
 class SoupClient(AdapterCalls, JobCalls):
@@ -41,9 +42,11 @@ class SoupClient(AdapterCalls, JobCalls):
         timeout: float = 600.0,
         pause: Callable[[float], object] = time.sleep,
         inline_bytes: int = INLINE_BYTES,
+        part_bytes: int = PART_BYTES,
     ) -> None:
         self._http = Connection(base_url, api_key, transport=transport, timeout=timeout, pause=pause)
         self.inline_bytes = inline_bytes
+        self.part_bytes = part_bytes
 
     def __enter__(self) -> Self:
         return self

@@ -66,6 +66,7 @@ IDS: Mapping[str, str] = {
     "/v1/selectors/{id}": "sel-0123456789abcdef",
     "/v1/keys/{id}": "key-0123456789abcdef",
     "/v1/keys/{id}/limits": "key-0123456789abcdef",
+    "/v1/blobs/uploads/{id}": "up-0123456789abcdef",
     "/v1/jobs/{id}": "job-0123456789abcdef",
     "/v1/jobs/{id}/events": "job-0123456789abcdef",
     "/v1/jobs/{id}/cancel": "job-0123456789abcdef",
@@ -117,6 +118,7 @@ def _stored(base: str) -> dict[str, dict[str, Json]]:
                 "card": {"description": "Recipes.", "tags": ["cooking"], "license": "cc0-1.0"},
             }
         },
+        "open_upload": {"a file of known digest": {"digest": WEIGHTS, "size": 12_884}},
         "change_adapter": {"another card": {"card": {"description": "Recipes and menus.", "tags": ["cooking"]}}},
         "put_alias": {"the first version": {"version": 1}},
         "start_training": {

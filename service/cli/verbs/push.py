@@ -93,7 +93,7 @@ def _push_all(
 ) -> list[dict[str, Any]]:
     """Push every folder; raises a usage error for flags that do not fit."""
     pushed = []
-    with progress_bar("pushing") as report:
+    with progress_bar("pushing", in_bytes=True) as report:
         for number, (folder, name) in enumerate(named):
             report(number, len(named), name)
             with failed.of(folder.path):

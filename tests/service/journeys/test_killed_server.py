@@ -11,10 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from registry.names import sha256_digest
 from registry.spec import CookRequest, Manifest, PoolRequest, SampleSource, UniformSpec
 from service.client.client import SoupClient
 from tests.service.passages import passages
-from tests.service.servers import BASE_ID, CONFIG, World, adapter_weights, write_bases
+from tests.service.servers import BASE_ID, CONFIG, World, adapter_weights, open_live, open_world, write_bases
 
 
 def until(done: Callable[[], Any]) -> Any:
@@ -81,3 +82,26 @@ def test_after_kill_9_the_next_server_finishes_what_was_begun(
         assert not [path for path in held if path.is_file() and path.read_bytes().startswith(b'{"request"')]
     finally:
         second.kill()
+
+
+def test_an_upload_goes_on_after_kill_9_between_two_parts(tiny_base_dir: Path, tmp_path: Path) -> None:
+    """What was acknowledged is there, bytes that were not are gone, and the client sends the rest by itself."""
+    bases = write_bases(tmp_path / "bases.toml", {BASE_ID: tiny_base_dir})
+    data = b"".join(number.to_bytes(4, "big") for number in range(200_000))
+    digest, part = sha256_digest(data), 2**18
+    first = Server(tmp_path / "data", bases)
+    try:
+        http = first.client._http
+        path = http.send("POST", "/v1/blobs/uploads", json={"digest": digest}).headers["location"]
+        http.send("PATCH", path, body=data[:part], headers={"content-range": f"0-{part - 1}"})
+    finally:
+        first.kill()
+    with (tmp_path / "data" / "blobs" / path.removeprefix("/v1/blobs/")).open("ab") as file:
+        file.write(b"of a part that was on its way")
+    told: list[int] = []
+    for world in open_world(tmp_path / "data", bases):
+        for live in open_live(world):
+            with SoupClient(live.url, world.admin, part_bytes=part) as client:
+                assert client.upload(data, progress=lambda done, _total, _name: told.append(done)) == digest
+        assert world.registry.blobs.read(digest) == data
+    assert told == [part, 2 * part, 3 * part, len(data)]

@@ -1,0 +1,119 @@
+"""Uploads in parts: what is large is sent piece by piece, and goes on where it ended after whatever broke it off.
+
+Nothing is remembered on this machine: the server lists the key's unfinished uploads by the digest that they are to
+have, so that a second `soup push` of the same file finds what the first, killed one has sent. Two that send the same
+file at once take turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from io import BytesIO
+from pathlib import Path
+
+from registry.errors import Busy, Internal, NotFound, TooSlow, Unavailable, WrongOffset
+from service.client.connection import Connection, part
+
+UPLOADS = "/v1/blobs/uploads"
+BINARY = {"content-type": "application/octet-stream"}
+TRIES = 8
+"""Tries in a row that come no further."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 15.0
+PASSING = (Unavailable, WrongOffset, NotFound, TooSlow, Busy)
+"""What may be over a moment later: a server that is away or full, another who sends the same, an upload that ended."""
+
+
+def is_there(http: Connection, digest: str) -> bool:
+    """Whether the server has the blob, whole; sending a damaged one again repairs it."""
+    try:
+        http.send("HEAD", f"/v1/blobs/{digest}")
+    except (NotFound, Internal):
+        return False
+    return True
+
+
+def send_in_parts(
+    http: Connection,
+    source: bytes | Path,
+    *,
+    digest: str,
+    size: int,
+    part_bytes: int,
+    progress: Callable[[int], object],
+) -> None:
+    """Have the server store these bytes; `progress` hears how many it holds, and may raise to end it.
+
+    Goes on after errors that pass, as long as every few tries come further; raises the last of them.
+    """
+    sending = _Sending(http, source, digest, size, part_bytes, progress)
+    tries = reached = 0
+    while True:
+        try:
+            sending.go_on()
+        except PASSING as error:
+            tries = 1 if sending.held > reached else tries + 1
+            reached = max(reached, sending.held)
+            if tries >= TRIES:
+                raise
+            asked = error.retry_after if isinstance(error, Busy) else 0.0
+            http.pause(max(asked, min(FIRST_PAUSE * 2.0 ** (tries - 1), LONGEST_PAUSE)))
+            if is_there_by_now(http, digest):
+                progress(size)
+                return
+        else:
+            return
+
+
+def is_there_by_now(http: Connection, digest: str) -> bool:
+    """Whether the blob is there although a request failed: its answer was lost, or another has sent the same."""
+    try:
+        return is_there(http, digest)
+    except PASSING:
+        return False
+
+
+class _Sending:
+    """One file on its way; `held` is how much of it the server said it has."""
+
+    def __init__(
+        self,
+        http: Connection,
+        source: bytes | Path,
+        digest: str,
+        size: int,
+        part_bytes: int,
+        progress: Callable[[int], object],
+    ) -> None:
+        self._http = http
+        self._source = source
+        self._digest = digest
+        self._size = size
+        self._part_bytes = part_bytes
+        self._progress = progress
+        self.held = 0
+
+    def go_on(self) -> None:
+        """Send what the server does not have yet, and finish; raises what goes wrong."""
+        path = self._found_or_opened()
+        with closing(BytesIO(self._source) if isinstance(self._source, bytes) else self._source.open("rb")) as file:
+            while self.held < self._size:
+                file.seek(self.held)
+                chunk = file.read(min(self._part_bytes, self._size - self.held))
+                span = f"{self.held}-{self.held + len(chunk) - 1}"
+                self._http.send("PATCH", path, body=chunk, headers={**BINARY, "content-range": span}, repeat=False)
+                self.held += len(chunk)
+                self._progress(self.held)
+        self._http.send("PUT", path, params={"digest": self._digest}, repeat=False)
+
+    def _found_or_opened(self) -> str:
+        """The path of the upload that has come furthest, or of a new one."""
+        wanted = {"digest": self._digest, "size": self._size}
+        found = self._http.json("GET", UPLOADS, params={"digest": self._digest})["data"]
+        same = [one for one in found if one.get("size") in (None, self._size)]
+        upload = max(same, key=lambda one: int(one["offset"]), default=None)
+        if upload is None:
+            upload = self._http.json("POST", UPLOADS, json=wanted, repeat=False)
+        self.held = int(upload["offset"])
+        self._progress(self.held)
+        return f"{UPLOADS}/{part(str(upload['id']))}"
