@@ -12,7 +12,7 @@ from contextlib import closing
 from io import BytesIO
 from pathlib import Path
 
-from registry.errors import Busy, Internal, NotFound, TooSlow, Unavailable, WrongOffset
+from registry.errors import Busy, DigestMismatch, Internal, NotFound, TooSlow, Unavailable, WrongOffset
 from service.client.connection import Connection, part
 
 UPLOADS = "/v1/blobs/uploads"
@@ -57,15 +57,15 @@ def send_in_parts(
             if tries >= TRIES:
                 raise
             asked = error.retry_after if isinstance(error, Busy) else 0.0
-            http.pause(max(asked, min(FIRST_PAUSE * 2.0 ** (tries - 1), LONGEST_PAUSE)))
-            if is_there_by_now(http, digest):
+            sending.wait(min(max(asked, FIRST_PAUSE * 2.0 ** (tries - 1)), LONGEST_PAUSE))
+            if _is_there_by_now(http, digest):
                 progress(size)
                 return
         else:
             return
 
 
-def is_there_by_now(http: Connection, digest: str) -> bool:
+def _is_there_by_now(http: Connection, digest: str) -> bool:
     """Whether the blob is there although a request failed: its answer was lost, or another has sent the same."""
     try:
         return is_there(http, digest)
@@ -100,11 +100,20 @@ class _Sending:
             while self.held < self._size:
                 file.seek(self.held)
                 chunk = file.read(min(self._part_bytes, self._size - self.held))
+                if not chunk:
+                    raise DigestMismatch(f"{self._source!s} became shorter while it was sent; send it again.")
                 span = f"{self.held}-{self.held + len(chunk) - 1}"
                 self._http.send("PATCH", path, body=chunk, headers={**BINARY, "content-range": span}, repeat=False)
                 self.held += len(chunk)
                 self._progress(self.held)
         self._http.send("PUT", path, params={"digest": self._digest}, repeat=False)
+
+    def wait(self, seconds: float) -> None:
+        """Pause, a second at a time: whoever hears of the progress may end the waiting too."""
+        while seconds > 0:
+            self._http.pause(min(seconds, 1.0))
+            self._progress(self.held)
+            seconds -= 1.0
 
     def _found_or_opened(self) -> str:
         """The path of the upload that has come furthest, or of a new one."""
