@@ -112,6 +112,10 @@ class Caller:
     namespaces: Namespaces
     request_id: str
 
-    def audit(self, catalogue: Catalogue, action: str, subject: str, **detail: Any) -> None:
-        """Record that this caller did it, in the transaction of what was done."""
-        catalogue.audit.record(action, subject, key_id=self.key_id, request_id=self.request_id, detail=detail)
+    def audit(
+        self, catalogue: Catalogue, action: str, subject: str, *, namespace: str | None = None, **detail: Any
+    ) -> None:
+        """Record that this caller did it, in the transaction of what was done; `namespace` as `Audit.record`."""
+        catalogue.audit.record(
+            action, subject, key_id=self.key_id, request_id=self.request_id, detail=detail, namespace=namespace
+        )

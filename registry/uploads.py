@@ -51,6 +51,8 @@ def record_blob(
     """Record that a caller uploaded a stored blob: its namespaces see it from now on. Raises QuotaExceeded."""
     if repaired:
         caller.audit(catalogue, "blob.repair", digest)
+    only = caller.namespaces[0] if caller.namespaces is not None and len(caller.namespaces) == 1 else None
+    caller.audit(catalogue, "blob.upload", digest, namespace=only, size=size)
     catalogue.blobs.seen(digest, size)
     for namespace in caller.namespaces or ():
         catalogue.blobs.grant(namespace, digest)

@@ -20,16 +20,17 @@ class Audit(Repository[AuditRow]):
     values = TypeAdapter(AuditRow)
 
     def record(
-        self, action: str, subject: str, *, key_id: str | None, request_id: str | None, detail: Mapping[str, Any]
-    ) -> None:
-        """Write an entry; a subject `ns/...` belongs to that namespace, any other to nobody but all-seeing keys."""
-        namespace, slash, _ = subject.partition("/")
+        self, action: str, subject: str, *, key_id: str | None, request_id: str | None, detail: Mapping[str, Any],
+        namespace: str | None = None,
+    ) -> None:  # fmt: skip
+        """Write an entry of a namespace, which a subject `ns/...` names itself; any other is for all-seeing keys."""
+        begins, slash, _ = subject.partition("/")
         self._insert(
             audit,
             at=now(),
             action=action,
             subject=subject,
-            namespace=namespace if slash else None,
+            namespace=begins if namespace is None and slash else namespace,
             key_id=key_id,
             request_id=request_id,
             detail=dict(detail),

@@ -258,6 +258,7 @@ class AuditRow:
     at: datetime
     action: str
     subject: str
+    namespace: str | None
     key_id: str | None
     request_id: str | None
     detail: Mapping[str, Any]

@@ -19,10 +19,11 @@ from typing import Any
 
 from registry.catalogue import Catalogue
 from registry.catalogue.jobs import Jobs
-from registry.catalogue.rows import JobRow, Namespaces
+from registry.catalogue.rows import JobRow
 from registry.cores import alone
 from registry.errors import Busy, Cancelled, Internal, SoupError, Unavailable, as_dict, rebuild
 from registry.progress import Progress
+from registry.registry import Caller
 from service.job_board import Interrupted
 from service.jobs.contract import JobContext, Lane, workers_of
 from service.jobs.fit_process import FitProcess
@@ -259,11 +260,12 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
-def cancel(parts: Parts, visible: Namespaces, job_id: str) -> JobRow:
-    """Cancel a queued or running job; one that ended stays as it is. Raises NotFound."""
+def cancel(parts: Parts, caller: Caller, job_id: str) -> JobRow:
+    """Cancel a queued or running job that the caller sees; one that ended stays as it is. Raises NotFound."""
     with parts.registry.database.write() as catalogue:
-        row = catalogue.jobs.get(visible, job_id)
+        row = catalogue.jobs.get(caller.namespaces, job_id)
         if row.state not in FINAL:
+            caller.audit(catalogue, "job.cancel", row.id, namespace=row.namespace, kind=row.kind)
             row = _cancelled(catalogue, row)
     _told(parts, row)
     return row

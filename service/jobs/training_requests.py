@@ -66,15 +66,18 @@ def submit(parts: Parts, who: Principal, request: TrainingRequest, *, request_id
         "scope": who.namespaces,
         "request_id": request_id,
     }
+    asked = who.caller(request_id).audit
     with parts.registry.database.write() as catalogue:
         dedupe = f"{KIND}:{arguments['key']}"
         known = catalogue.jobs.unended_like(dedupe)
         if known is not None:
             catalogue.jobs.join(known.id, who.key_id, request_id=request_id)
+            asked(catalogue, "training.ask", known.id, namespace=namespace, name=request.name)
             return known
         check_room(catalogue, parts.settings, KIND, who.key_id, most=parts.settings.training_queue)
         job = catalogue.jobs.enqueue(KIND, arguments, namespace=namespace, created_by=who.key_id, dedupe_key=dedupe)
         check_jobs(catalogue, parts.registry.quotas, KIND, key_id=who.key_id, namespace=namespace)
+        asked(catalogue, "training.ask", job.id, namespace=namespace, name=request.name)
         return job
 
 

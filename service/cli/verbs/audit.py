@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from service.cli.moments import moment
-from service.cli.output import as_json, columns, data_width
+from service.cli.output import as_json, columns, data_width, write
 from service.cli.remote import Remote, verb
 
 
@@ -35,6 +35,7 @@ def audit(
     filters: Filters,
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many; by default 50, with --lines all.")] = None,
     lines: Annotated[bool, typer.Option("--lines", help="One entry as JSON a line, as they come: an export.")] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="All entries as CSV, for a spreadsheet.")] = False,
 ) -> None:
     """List who did what, newest first.
 
@@ -43,7 +44,13 @@ def audit(
       soup audit
       soup audit --action key. --since 2026-01-31
       soup audit --namespace team --lines > audit.jsonl
+      soup audit --since 2026-01-01 --csv > audit.csv
     """
+    if csv:
+        if lines or limit is not None:
+            raise typer.BadParameter("--csv is all of it: leave out --lines and --limit.")
+        write(remote.client.audit_csv(**asdict(filters)))
+        return
     found = remote.client.audit(limit=limit or (None if lines else 50), **asdict(filters))
     if lines:
         for entry in found:

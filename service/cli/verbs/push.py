@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from registry.formats import AdapterDirectory, read_directory
 from registry.names import split_name
+from registry.progress import Progress
 from service.cli.failures import Failures
 from service.cli.flags import base_id, key_values, usage_error
 from service.cli.output import progress_bar, talk
@@ -95,14 +96,20 @@ def _push_all(
     pushed = []
     with progress_bar("pushing", in_bytes=True) as report:
         for number, (folder, name) in enumerate(named):
-            report(number, len(named), name)
+            place = f"{name} ({number + 1} of {len(named)})" if len(named) > 1 else name
+            report(0, 0, place)
             with failed.of(folder.path):
                 try:
-                    pushed.append(push_folder(client, folder, name=name, **more))
+                    pushed.append(push_folder(client, folder, name=name, progress=_of(report, place), **more))
                 except ValidationError as error:
                     raise usage_error(error, _NAMES) from None
                 _comment(pushed[-1])
     return pushed
+
+
+def _of(report: Progress, place: str) -> Progress:
+    """Reports bytes of the files of one folder, which the line below the bar names."""
+    return lambda done, total, file: report(done, total, f"{place}: {file}" if file else place)
 
 
 def _comment(adapter: dict[str, Any]) -> None:

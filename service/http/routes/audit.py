@@ -1,14 +1,20 @@
-"""`GET /v1/audit`: who did what, newest first (scope admin)."""
+"""`GET /v1/audit`: who did what, newest first, as JSON or as CSV (scope admin)."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Response
+from fastapi.responses import StreamingResponse
 
+from registry.catalogue.rows import AuditRow, Page
 from service.http.app_parts import AppParts
 from service.http.auth import Admin
 from service.http.bodies import CheckedRoute
+from service.http.csv_lines import csv_lines
 from service.http.paging import Cursor, Limit, page_size
 from service.http.schemas.audit import AuditEntry, AuditList
 from service.http.schemas.wire import Moment
@@ -25,16 +31,48 @@ Since = Annotated[Moment | None, Query(description="Only from this moment on, wi
 Until = Annotated[Moment | None, Query(description="Only before this moment, with its offset.")]
 
 
-@router.get("")
+COLUMNS = ("at", "action", "subject", "namespace", "key_id", "request_id", "detail")
+_CSV: dict[int | str, dict[str, Any]] = {200: {"content": {"text/csv": {"schema": {"type": "string"}}}}}
+
+
+@router.get("", response_model=AuditList, responses=_CSV)
 def list_audit(
     parts: AppParts, who: Admin, action: Action = None, subject: Word = None, namespace: Word = None,
-    key_id: Word = None, since: Since = None, until: Until = None, limit: Limit = None, cursor: Cursor = None,
-) -> AuditList:  # fmt: skip
+    key_id: Word = None, since: Since = None, until: Until = None,
+    format: Annotated[Literal["json", "csv"], Query(description="`csv` is all of it, as a file.")] = "json",
+    limit: Limit = None, cursor: Cursor = None,
+) -> Response | AuditList:  # fmt: skip
     """One page of what was done in the namespaces this key sees, as far as it matches every filter."""
-    with parts.registry.database.read() as catalogue:
-        page = catalogue.audit.list(
-            who.namespaces, action=action, subject=subject, namespace=namespace, key_id=key_id, since=since,
-            until=until, limit=page_size(limit, parts), cursor=cursor,
+
+    def page(size: int, cursor: str | None) -> Page[AuditRow]:
+        with parts.registry.database.read() as catalogue:
+            return catalogue.audit.list(
+                who.namespaces, action=action, subject=subject, namespace=namespace, key_id=key_id, since=since,
+                until=until, limit=size, cursor=cursor,
+            )  # fmt: skip
+
+    if format == "csv":
+        headers = {"content-disposition": 'attachment; filename="audit.csv"'}
+        lines = _csv(partial(page, parts.settings.max_page_size))
+        return StreamingResponse(lines, media_type="text/csv", headers=headers)
+    found = page(page_size(limit, parts), cursor)
+    entries = [AuditEntry.model_validate(row, from_attributes=True) for row in found.rows]
+    return AuditList(data=entries, next_cursor=found.next_cursor)
+
+
+def _csv(page: Callable[[str | None], Page[AuditRow]]) -> Iterator[str]:
+    """The lines of all pages, each read by itself."""
+    yield csv_lines([COLUMNS])
+    cursor: str | None = None
+    while True:
+        found = page(cursor)
+        yield csv_lines(
+            (
+                row.at.isoformat(), row.action, row.subject, row.namespace, row.key_id, row.request_id,
+                json.dumps(row.detail, ensure_ascii=False),
+            )
+            for row in found.rows
         )  # fmt: skip
-    entries = [AuditEntry.model_validate(row, from_attributes=True) for row in page.rows]
-    return AuditList(data=entries, next_cursor=page.next_cursor)
+        cursor = found.next_cursor
+        if cursor is None:
+            return

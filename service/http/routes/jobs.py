@@ -68,7 +68,7 @@ async def follow_job(id: str, request: Request, parts: AppParts, who: Reader) ->
 
 
 @router.post("/{id}/cancel")
-def cancel_job(id: str, parts: AppParts, who: Writer) -> Job:
+def cancel_job(id: str, request: Request, parts: AppParts, who: Writer) -> Job:
     """Cancel a job that is queued or running; one that ended stays as it is."""
     check_reach(job_row(parts, who.namespaces, id), who.namespaces)
-    return job_shown(parts, cancel(parts, who.namespaces, id), who)
+    return job_shown(parts, cancel(parts, who.caller(request.state.request_id), id), who)

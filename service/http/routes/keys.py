@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from datetime import datetime, timedelta
+from typing import Any
 
 from fastapi import APIRouter, Request
 
@@ -39,7 +40,7 @@ def create_key(request: Request, body: NewKey, parts: AppParts, who: Admin) -> C
             expires_at=body.expires_at,
         )
         expires = None if row.expires_at is None else row.expires_at.isoformat()
-        detail = {
+        detail: dict[str, Any] = {
             "name": body.name, "namespaces": body.namespaces, "scopes": sorted(body.scopes), "expires_at": expires
         }  # fmt: skip
         who.caller(request.state.request_id).audit(catalogue, "key.create", row.id, **detail)
@@ -76,7 +77,7 @@ def revoke_key(request: Request, id: str, parts: AppParts, who: Admin) -> Key:
         if row.revoked_at is None:
             row = catalogue.keys.revoke(id)
             cancelled = withdraw(catalogue, id)
-            detail = {"name": row.name, "jobs_cancelled": len(cancelled)}
+            detail: dict[str, Any] = {"name": row.name, "jobs_cancelled": len(cancelled)}
             who.caller(request.state.request_id).audit(catalogue, "key.revoke", id, **detail)
     after_withdrawal(parts, cancelled)
     return _key(row)

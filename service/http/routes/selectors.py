@@ -58,6 +58,7 @@ def _enqueue_fit(parts: AppParts, who: Principal, caller: Caller, spec: Selector
         home, key_id = who.home, who.key_id
         job = enqueue_fit(catalogue, base.entry.id, pool, spec, namespace=home, created_by=key_id, asked=True)
         check_jobs(catalogue, parts.registry.quotas, "fit", key_id=key_id, namespace=home)
+        caller.audit(catalogue, "selector.ask", job.id, namespace=home, selector=spec.kind)
         return job
 
 

@@ -83,6 +83,7 @@ def _enqueue(parts: AppParts, who: Principal, body: SoupRequest, request_id: str
             check_room(catalogue, parts.settings, kind, who.key_id)
             job = catalogue.jobs.enqueue(kind, arguments, namespace=namespace, created_by=who.key_id)
             check_jobs(catalogue, parts.registry.quotas, kind, key_id=who.key_id, namespace=namespace)
+            who.caller(request_id).audit(catalogue, "soup.ask", job.id, namespace=namespace, name=body.name)
             return job
     except BaseException:
         parts.registry.blobs.delete(blob)  # no job will: a sample does not outlive its request

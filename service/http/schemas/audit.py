@@ -16,6 +16,7 @@ class AuditEntry(Wire):
     at: datetime
     action: str
     subject: str
+    namespace: str | None
     key_id: str | None
     request_id: str | None
     detail: dict[str, Any]

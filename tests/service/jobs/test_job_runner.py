@@ -17,7 +17,7 @@ from registry.catalogue import Database
 from registry.catalogue.jobs import Jobs
 from registry.catalogue.rows import JobRow
 from registry.errors import Busy, Cancelled, Incompatible, InvalidSample, NotFound, SoupError, Unavailable
-from registry.registry import Registry
+from registry.registry import Caller, Registry
 from service.http.waiting import finished
 from service.job_board import JobBoard
 from service.jobs import runner as module
@@ -204,7 +204,7 @@ class TestCancel:
     def test_a_queued_job_never_runs(self, stage: Stage) -> None:
         runner = stage.runner(start=False)
         job = stage.enqueue()
-        assert cancel(runner.parts, ("acme",), job).state == "cancelled"
+        assert cancel(runner.parts, Caller("key-1", ("acme",), "req-1"), job).state == "cancelled"
         assert (stage.cleaned, stage.without) == ([job], [job])
         runner.start()
         other = stage.enqueue()
@@ -218,7 +218,7 @@ class TestCancel:
         runner = stage.runner()
         job = stage.enqueue()
         assert stage.started.acquire(timeout=PATIENCE)
-        cancel(runner.parts, None, job)
+        cancel(runner.parts, Caller("key-1", None, "req-1"), job)
         row = stage.ended(runner, job)
         assert (row.state, row.result, row.error) == ("cancelled", None, None)
         assert (stage.cleaned, stage.without) == ([job], [job])
@@ -229,7 +229,7 @@ class TestCancel:
         job = stage.enqueue()
         claimed = runner._claim("quick")
         assert claimed is not None
-        cancel(runner.parts, None, job)
+        cancel(runner.parts, Caller("key-1", None, "req-1"), job)
         runner._run(claimed)
         assert stage.row(job).state == "cancelled"
 
@@ -248,7 +248,7 @@ class TestCancel:
         runner = stage.runner()
         job = stage.enqueue()
         before = stage.ended(runner, job)
-        assert cancel(runner.parts, None, job) == before
+        assert cancel(runner.parts, Caller("key-1", None, "req-1"), job) == before
         assert stage.without == []
 
     def test_unknown_and_foreign(self, stage: Stage) -> None:
@@ -256,7 +256,7 @@ class TestCancel:
         job = stage.enqueue()
         for scope, one in ((None, "job-0"), (("other",), job)):
             with pytest.raises(NotFound):
-                cancel(runner.parts, scope, one)
+                cancel(runner.parts, Caller("key-1", scope, "req-1"), one)
         assert stage.row(job).state == "queued"
 
     def test_a_cancellation_nobody_asked_for_is_a_failure(self, stage: Stage) -> None:

@@ -168,6 +168,8 @@ def test_cancelled_it_is_kept_and_the_same_request_goes_on_to_the_same_and_pushe
     assert provenance["training"]["blobs"] == {"train": body["texts"], "valid": body["valid"]}
     audit = world.client.get("/v1/audit").json()["data"]
     assert any(entry["action"] == "adapter.push" and entry["subject"] == "acme/long@1" for entry in audit)
+    of_job = [(one["action"], one["namespace"]) for one in audit if one["subject"] == job["id"]]
+    assert of_job == [("job.cancel", "acme"), ("training.ask", "acme"), ("training.ask", "acme")]
     assert not left(world)
     place.mkdir()  # as a server leaves it that ends after the push
     again = made(world, body)

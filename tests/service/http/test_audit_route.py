@@ -1,0 +1,87 @@
+"""What is asked for, cancelled and uploaded is in the audit of its namespace, and the audit is exported as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from typing import Any
+
+import pytest
+
+from registry.names import sha256_digest
+from service.client.client import SoupClient
+from tests.postgres import KINDS
+from tests.service.passages import passages
+from tests.service.servers import Soup, World
+
+DATABASES = KINDS
+BLOB = b"uploaded by a team"
+
+
+@pytest.fixture(scope="module")
+def team(world: World) -> dict[str, Any]:
+    """A key of a namespace that has uploaded, fitted and cooked, and cancelled what it asked for."""
+    headers = world.headers(world.key(["read", "write", "admin"], ["team"]))
+    client = world.client
+    for seed, domain in enumerate(("kitchen", "court")):
+        pushed = world.push(f"team/{domain}", seed=seed, domain=domain, sample={"texts": passages(domain, 25)})
+        client.get(f"/v1/jobs/{pushed['job']}/events")
+    assert client.put(f"/v1/blobs/{sha256_digest(BLOB)}", content=BLOB, headers=headers).status_code == 201
+    client.post("/v1/selectors", json={"selector": {"kind": "posterior"}, "wait": 0}, headers=headers)
+    sample = {"texts": passages("kitchen", 25, seed=5)}
+    asked = {"sample": sample, "selector": {"kind": "uniform"}, "verify": False, "wait": 0, "name": "team/soup"}
+    cook = client.post("/v1/soups", json=asked, headers=headers).json()
+    client.post(f"/v1/jobs/{cook['id']}/cancel", headers=headers)
+    return {"headers": headers, "cook": cook["id"]}
+
+
+def entries(world: World, headers: dict[str, str], **filters: Any) -> list[dict[str, Any]]:
+    answer = world.client.get("/v1/audit", params={"limit": 100, **filters}, headers=headers)
+    assert answer.status_code == 200, answer.text
+    return list(answer.json()["data"])
+
+
+def test_what_a_namespace_asked_for_is_in_its_audit_and_in_no_others(world: World, team: dict[str, Any]) -> None:
+    seen = entries(world, team["headers"])
+    assert {one["namespace"] for one in seen} == {"team"}
+    by_action = {one["action"]: one for one in seen}
+    assert by_action["blob.upload"]["subject"] == sha256_digest(BLOB)
+    assert by_action["blob.upload"]["detail"] == {"size": len(BLOB)}
+    assert by_action["soup.ask"]["subject"] == team["cook"]
+    assert by_action["soup.ask"]["detail"] == {"name": "team/soup"}
+    assert by_action["selector.ask"]["detail"] == {"selector": "posterior"}
+    state = world.client.get(f"/v1/jobs/{team['cook']}").json()["state"]
+    assert ("job.cancel" in by_action) == (state == "cancelled")
+    others = world.headers(world.key(["admin"], ["others"]))
+    assert entries(world, others) == []
+
+
+def test_a_job_that_has_ended_is_not_cancelled_in_the_audit_either(world: World, team: dict[str, Any]) -> None:
+    pushed = world.push("team/third", seed=9, domain="code", sample={"texts": passages("code", 25)})
+    world.client.get(f"/v1/jobs/{pushed['job']}/events")
+    world.client.post(f"/v1/jobs/{pushed['job']}/cancel", headers=team["headers"])
+    assert entries(world, team["headers"], subject=pushed["job"]) == []
+
+
+def test_csv_is_all_of_what_json_gives_in_pages(
+    world: World, team: dict[str, Any], client: SoupClient, soup: Soup
+) -> None:
+    small = world.runtime.settings.model_copy(update={"max_page_size": 2})
+    object.__setattr__(world.runtime.parts, "settings", small)
+    try:
+        answer = world.client.get("/v1/audit", params={"format": "csv", "namespace": "team"})
+    finally:
+        object.__setattr__(world.runtime.parts, "settings", world.runtime.settings)
+    assert answer.headers["content-type"].startswith("text/csv")
+    rows = list(csv.DictReader(io.StringIO(answer.text)))
+    listed = entries(world, {}, namespace="team")
+    assert len(listed) > 4
+    assert [row["subject"] for row in rows] == [one["subject"] for one in listed]
+    assert [json.loads(row["detail"]) for row in rows] == [one["detail"] for one in listed]
+    assert client.audit_csv(namespace="team") == answer.text
+    code, out, _ = soup("audit", "--csv", "--namespace", "team")
+    assert (code, list(csv.reader(io.StringIO(out)))[1:]) == (0, [list(row.values()) for row in rows])
+    assert soup("audit", "--csv", "--lines")[0] == 2
+    foreign = world.headers(world.key(["admin"], ["others"]))
+    assert len(world.client.get("/v1/audit?format=csv", headers=foreign).text.splitlines()) == 1
