@@ -26,7 +26,7 @@ from service.engine.runner import Runner
 from service.engine.scheduler import Scheduler
 from service.engine.shares import Queue
 from service.engine.space import Space
-from service.engine.steps import Step, Ticket, Work, bases_wanted
+from service.engine.steps import Owner, Step, Ticket, Work, bases_wanted
 from service.engine.tally import Figures, Tally
 from service.engine.texts import TextCalls
 from service.engine.trial import tried
@@ -112,23 +112,23 @@ class Engine(TextCalls):
             raise
 
     def _queued(self, requests: Sequence[Request]) -> list[Ticket]:
-        with self._changed:  # a refusal comes before drafts, which cost more: they have thousands of choices
-            self._check_place(requests)
+        self.check_place(requests[0].owner if requests else None)  # before drafts, of thousands of choices
         drafts = [self._draft(request) for request in requests]
         with self._changed:
-            self._check_place(requests)
+            if self._stop_at is not None:
+                raise Unavailable(STOPPING)
             works = self._scheduler.add(requests, retry_after=self._retry_after)
             self._drafts.update(zip(works, drafts, strict=True))
             self._news += 1
             self._changed.notify_all()
         return [work.ticket for work in works]
 
-    def _check_place(self, requests: Sequence[Request]) -> None:
-        """Raises Busy where there is no place for who asks, and Unavailable while stopping."""
-        if self._stop_at is not None:
-            raise Unavailable(STOPPING)
-        owner = requests[0].owner if requests else None
-        self._scheduler.queue.check(self._scheduler.live(), owner, self._retry_after)
+    def check_place(self, owner: Owner) -> None:
+        """Raises Busy where there is no place for a key, and Unavailable while stopping."""
+        with self._changed:
+            if self._stop_at is not None:
+                raise Unavailable(STOPPING)
+            self._scheduler.queue.check(self._scheduler.live(), owner, self._retry_after)
 
     def cancel(self, ticket: Ticket) -> None:
         """Drop a request at the next step; one that has ended stays as it is."""

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Collection, Iterable
 
 from registry.errors import Busy
-from service.engine.request import GenerateRequest
+from service.engine.request import GenerateRequest, State
 from service.engine.steps import Key, Owner, Sequence, Work
 
 UNSAID = 512
@@ -24,6 +24,8 @@ def tokens_left(work: Work) -> int:
     limit = 0
     if isinstance(work.request, GenerateRequest):
         limit = UNSAID if work.request.params.max_tokens is None else work.request.params.max_tokens
+        if work.state is State.WAITING:  # its choices are alike, and looking at each holds up the engine
+            return len(work.waiting) * max(1, len(work.request.prompt) + limit)
     return sum(max(1, one.prompt + limit - one.done) for one in (*work.waiting, *work.running))
 
 
@@ -40,16 +42,19 @@ class Queue:
 
     def is_full(self, live: Collection[Work]) -> bool:
         """Whether a limit is reached."""
-        return self._load(live) >= 1
+        return self._load(len(live), sum(map(tokens_left, live))) >= 1
 
     def check(self, live: Collection[Work], owner: Owner, retry_after: Callable[[int], int]) -> None:
         """Raises Busy where a key has to wait; `retry_after` gives the seconds that so many tokens take."""
-        load = self._load(live)
-        owners = {work.owner for work in live} | {owner}
-        own = [work for work in live if work.owner == owner]
-        if load < 1 or (load < MOST and self._load(own) * len(owners) < 1):
+        left = {work: tokens_left(work) for work in live}
+        tokens = sum(left.values())
+        load = self._load(len(live), tokens)
+        if load < 1:
             return
-        tokens = sum(map(tokens_left, live))
+        own = [work for work in live if work.owner == owner]
+        owners = {work.owner for work in live} | {owner}
+        if load < MOST and self._load(len(own), sum(left[work] for work in own)) * len(owners) < 1:
+            return
         first = max(len(live) - self.max_requests + 1, 1)  # so many have to end
         excess = 0 if self.max_tokens == math.inf else math.ceil(tokens - self.max_tokens)
         seconds = retry_after(max(math.ceil(tokens * first / len(live)), excess))
@@ -60,9 +65,8 @@ class Queue:
         )
         raise Busy(f"The engine holds {what}; its limit is {most}: try again in {seconds} s.", retry_after=seconds)
 
-    def _load(self, works: Collection[Work]) -> float:
-        tokens = 0.0 if self.max_tokens == math.inf else sum(map(tokens_left, works)) / self.max_tokens
-        return max(len(works) / self.max_requests, tokens)
+    def _load(self, requests: int, tokens: int) -> float:
+        return max(requests / self.max_requests, 0.0 if self.max_tokens == math.inf else tokens / self.max_tokens)
 
 
 class Rows:

@@ -48,6 +48,7 @@ def _prepare(
     check_sampling(parts.settings, n=body.n, logprobs=body.top_logprobs, logprobs_name="top_logprobs")
     for message in body.messages:
         check_text(message.text, parts.settings, param="messages")
+    parts.engine.check_place(who.key_id)  # what is refused costs nobody else's time
     model = language_model(parts, who, body.model)
     ids = tuple(model.base.tokenize(conversation(model, body), bos=None if body.add_special_tokens else False))
     asked = _asked(body, model, ids, who)

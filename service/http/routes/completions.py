@@ -57,6 +57,7 @@ def _prepare(
         raise InvalidPrompt("The prompt is empty: send some text, or at least one token id.", param="prompt")
     for given in body.prompts:
         check_text(given, parts.settings, param="prompt")
+    parts.engine.check_place(who.key_id)  # what is refused costs nobody else's time
     model = language_model(parts, who, body.model)
     prompts = [_prompt(model, given, special=body.add_special_tokens) for given in body.prompts]
     answers = CompletionAnswers(body, model, prompts)
