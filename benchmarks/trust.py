@@ -33,16 +33,15 @@ SHOWN = 20
 def measure_kills(result: Result, *, each: int) -> None:
     """Every series on both databases."""
     outcomes = []
-    for database in (nullcontext(None), postgresql()):
-        with database as url:
-            for kind in kills.SERIES:
-                with tempfile.TemporaryDirectory() as folder:
-                    outcomes.append(kills.run_series(kind, Path(folder), url, kills=each))
-                one = outcomes[-1]
-                result.rows.append({
-                    "part": "kills", "series": one.series, "database": one.database, "kills": one.kills,
-                    "acknowledged": one.acknowledged, "failures": one.failures[:SHOWN], "failed": len(one.failures),
-                })  # fmt: skip
+    for database in (lambda: nullcontext(None), postgresql):
+        for kind in kills.SERIES:
+            with database() as url, tempfile.TemporaryDirectory() as folder:
+                outcomes.append(kills.run_series(kind, Path(folder), url, kills=each))
+            one = outcomes[-1]
+            result.rows.append({
+                "part": "kills", "series": one.series, "database": one.database, "kills": one.kills,
+                "acknowledged": one.acknowledged, "failures": one.failures[:SHOWN], "failed": len(one.failures),
+            })  # fmt: skip
     failed = sum(len(one.failures) for one in outcomes)
     survived = sum(one.kills for one in outcomes) - failed
     acknowledged = sum(one.acknowledged for one in outcomes)
