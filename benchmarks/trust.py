@@ -43,7 +43,7 @@ def measure_kills(result: Result, *, each: int) -> None:
                 "acknowledged": one.acknowledged, "failures": one.failures[:SHOWN], "failed": len(one.failures),
             })  # fmt: skip
     failed = sum(len(one.failures) for one in outcomes)
-    survived = sum(one.kills for one in outcomes) - failed
+    survived = sum(one.survived for one in outcomes)
     acknowledged = sum(one.acknowledged for one in outcomes)
     note = f"{acknowledged} pieces of work acknowledged; {failed} lost, not whole or failed"
     result.figures["kills_survived"] = Figure(survived, "kills", KILLS_GOAL, note=note)

@@ -17,10 +17,9 @@ from datetime import UTC, datetime, timedelta
 
 from registry.blobs import Unfinished, UnfinishedFile
 from registry.catalogue.rows import UploadRow
-from registry.errors import Busy, Conflict, DigestMismatch, InvalidParameter, NotFound, SoupError, TooLarge, WrongOffset
-from registry.quotas import room_for_bytes
+from registry.errors import Busy, Conflict, DigestMismatch, InvalidParameter, NotFound, SoupError, WrongOffset
 from registry.registry import Caller, Registry
-from registry.uploads import is_damaged, record_blob
+from registry.uploads import is_damaged, record_blob, room_for_blob, too_large
 
 log = logging.getLogger("soup.blobs")
 
@@ -45,8 +44,12 @@ class UploadSessions:
         self.limits = limits
 
     def open(self, caller: Caller, *, digest: str | None = None, size: int | None = None) -> UploadRow:
-        """Open an upload, of what is to have this digest and size if that is known; raises TooLarge, or Busy."""
+        """Open an upload, of what is to have this digest and size if that is known.
+
+        Raises TooLarge, QuotaExceeded where it would have no room at its end, or Busy.
+        """
         self._check_size(size or 0)
+        self.check_room(caller, digest, size or 0)
         self._files.blobs.state.check()
         with self._database.write() as catalogue:
             if len(catalogue.uploads.list(caller.key_id)) >= self.limits.open:
@@ -130,6 +133,12 @@ class UploadSessions:
                 raise NotFound("This upload was deleted while the part came.", param="id")
             return catalogue.uploads.get(row.key_id, row.id)
 
+    def check_room(self, caller: Caller, digest: str | None, size: int) -> None:
+        """Raises QuotaExceeded where a blob of this size is more than the caller may add."""
+        left = room_for_blob(self._registry, caller, digest)
+        if left is not None and size > left[0]:
+            raise left[1]
+
     def _begin(self, caller: Caller, id: str, file: UnfinishedFile, start: int | None) -> UploadRow:
         """See that a part begins where the upload ends. The file is held: nobody adds to it meanwhile."""
         with self._database.read() as catalogue:
@@ -170,7 +179,7 @@ class UploadSessions:
 
     def _check_size(self, size: int) -> None:
         if size > self.limits.blob:
-            raise TooLarge(f"A blob may have at most {self.limits.blob} bytes here (SOUP_MAX_BLOB_BYTES).")
+            raise too_large(self.limits.blob)
 
     def _end(self) -> datetime:
         return datetime.now(UTC) + self.limits.keep
@@ -204,7 +213,7 @@ class Part:
                 param="content-range",
             )
         if end > self._sessions.limits.blob:
-            raise TooLarge(f"A blob may have at most {self._sessions.limits.blob} bytes here (SOUP_MAX_BLOB_BYTES).")
+            raise too_large(self._sessions.limits.blob)
         self._file.write(chunk)
 
     def check_whole(self) -> None:
@@ -239,7 +248,7 @@ class Part:
                 f"{size if row.size is None else row.size} bytes and {row.digest or 'any digest'}.",
                 param="digest",
             )
-        self._check_room(caller, digest, size)
+        self._sessions.check_room(caller, digest, size)
         repaired = is_damaged(self._registry, digest)
         try:
             self._file.store(digest)
@@ -252,14 +261,3 @@ class Part:
             record_blob(self._registry, catalogue, caller, digest, size, repaired=repaired)
             catalogue.uploads.remove(row.id)
         return size
-
-    def _check_room(self, caller: Caller, digest: str, size: int) -> None:
-        """Raises QuotaExceeded before the bytes become a blob that nobody would have; the upload stays."""
-        with self._registry.database.read() as catalogue:
-            if catalogue.blobs.visible(caller.namespaces, digest):
-                return
-            left = room_for_bytes(
-                catalogue, self._registry.quotas, key_id=caller.key_id, namespaces=caller.namespaces or ()
-            )
-        if left is not None and size > left[0]:
-            raise left[1]

@@ -9,8 +9,8 @@ import base64
 import binascii
 
 from registry.catalogue.database import Catalogue
-from registry.errors import InvalidManifest, NotFound, TooLarge
-from registry.quotas import check_stored
+from registry.errors import InvalidManifest, NotFound, QuotaExceeded, TooLarge
+from registry.quotas import check_stored, room_for_bytes
 from registry.registry import Caller, Registry
 from registry.spec import FileSource
 
@@ -45,10 +45,29 @@ def is_damaged(registry: Registry, digest: str) -> bool:
     return registry.blobs.has(digest) and not registry.blobs.is_whole(digest)
 
 
+def too_large(limit: int) -> TooLarge:
+    """The refusal of more bytes than a blob may have."""
+    return TooLarge(f"A blob may have at most {limit} bytes here (SOUP_MAX_BLOB_BYTES).")
+
+
+def room_for_blob(registry: Registry, caller: Caller, digest: str | None) -> tuple[int, QuotaExceeded] | None:
+    """The most bytes that a new blob may add to what the caller has, and the refusal of more; None for no limit.
+
+    What the caller sees already adds nothing. `record_blob` decides: this spares the disk what nobody would have.
+    """
+    with registry.database.read() as catalogue:
+        if digest is not None and catalogue.blobs.visible(caller.namespaces, digest):
+            return None
+        return room_for_bytes(catalogue, registry.quotas, key_id=caller.key_id, namespaces=caller.namespaces or ())
+
+
 def record_blob(
     registry: Registry, catalogue: Catalogue, caller: Caller, digest: str, size: int, *, repaired: bool
 ) -> None:
-    """Record that a caller uploaded a stored blob: its namespaces see it from now on. Raises QuotaExceeded."""
+    """Record that a caller uploaded a stored blob: its namespaces see it from now on. Raises QuotaExceeded.
+
+    The audit has one namespace an entry: what the key of several uploads is told to keys that see all.
+    """
     if repaired:
         caller.audit(catalogue, "blob.repair", digest)
     only = caller.namespaces[0] if caller.namespaces is not None and len(caller.namespaces) == 1 else None

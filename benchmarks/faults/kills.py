@@ -7,7 +7,6 @@ acknowledged may be there or not, but whole: after a series every stored byte is
 
 from __future__ import annotations
 
-import base64
 import random
 import tempfile
 import threading
@@ -20,18 +19,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
 
-from benchmarks.faults.server import BASE, FOLDER, Killable, killable
-from registry.adapters import create
-from registry.adapters.weights import save_tensors
-from registry.base_model import shape_of
+from benchmarks.faults.content import WEIGHTS, adapter, passages
+from benchmarks.faults.server import BASE, Killable, killable
 from registry.errors import Internal, SoupError
 from registry.files import encode_lines
 from registry.spec import (
-    BaseEntry,
-    BottleneckConfig,
     CookRequest,
-    FileSource,
-    Manifest,
     PoolRequest,
     PosteriorSpec,
     SampleSource,
@@ -41,29 +34,10 @@ from service.client.client import SoupClient
 from training.request import TrainingRequest
 from training.spec import TrainingSpec
 
-CONFIG = BottleneckConfig(structure="pfeiffer", bottleneck=4, activation="relu")
-WEIGHTS = "adapter_model.safetensors"
-WORDS = ("court", "held", "contract", "void", "want", "consideration", "dismissed", "appeal", "judge", "claim")
 STEPS = 150
 """Of a training: some seconds."""
 LEASE = "4"
 """Seconds after which another server takes over a dead one's job. One alone on its folder does so at once."""
-
-
-def passages(seed: int, amount: int = 25) -> tuple[str, ...]:
-    """Texts that no other seed gives."""
-    draw = random.Random(seed)
-    return tuple(f"Case {seed}-{number}: {' '.join(draw.choices(WORDS, k=12))}." for number in range(amount))
-
-
-def adapter(name: str, seed: int, *, sample: bool, tags: tuple[str, ...] = ()) -> Manifest:
-    """What pushes an adapter of its own."""
-    tensors = create(CONFIG, shape_of(BaseEntry(id=BASE, source=str(FOLDER))), seed=seed).state_dict()
-    return Manifest.model_validate({
-        "name": name, "domain": name, "base_model": BASE, "config": CONFIG.model_dump(), "card": {"tags": tags},
-        "files": {WEIGHTS: FileSource(base64=base64.b64encode(save_tensors(tensors)).decode())},
-        "sample": SampleSource(texts=passages(seed)) if sample else None,
-    })  # fmt: skip
 
 
 class Series(ABC):
@@ -173,11 +147,15 @@ SERIES: tuple[type[Series], ...] = (Pushes, Fits, Cooks, Trainings)
 
 @dataclass
 class Outcome:
-    """What came of a series; `failures` are sentences: errors before a kill, what was lost, what is not whole."""
+    """What came of a series; `failures` are sentences: errors before a kill, what was lost, what is not whole.
+
+    `survived` counts the kills after which all was there; none where the series is not whole at its end.
+    """
 
     series: str
     database: str
     kills: int = 0
+    survived: int = 0
     acknowledged: int = 0
     failures: list[str] = field(default_factory=list)
 
@@ -192,8 +170,11 @@ def run_series(kind: type[Series], folder: Path, database_url: str | None, *, ki
         with server.client() as client:
             series.prepare(client)
         for _ in range(kills):
+            failed = len(outcome.failures)
             everything += _killed(series, server, draw.uniform(0, kind.span), numbers, outcome)
             outcome.kills += 1
+            outcome.survived += len(outcome.failures) == failed
+        failed = len(outcome.failures)
         with server.client() as client:
             outcome.failures += _missing(series, client, everything)
         outcome.acknowledged = len(everything)
@@ -202,6 +183,8 @@ def run_series(kind: type[Series], folder: Path, database_url: str | None, *, ki
         checked = server.soup("check", "--all", "--rate", str(10**9))
         if checked.returncode:
             outcome.failures.append(f"soup check: {checked.stdout.strip()} {checked.stderr.strip()}")
+        if len(outcome.failures) > failed:
+            outcome.survived = 0
     return outcome
 
 

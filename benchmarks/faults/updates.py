@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from benchmarks.faults.kills import adapter
+from benchmarks.faults.content import adapter
 from benchmarks.faults.server import Killable
 from registry.errors import PreconditionFailed
 from registry.spec import Card

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 
@@ -73,56 +74,48 @@ def _is_there_by_now(http: Connection, digest: str) -> bool:
         return False
 
 
+@dataclass
 class _Sending:
     """One file on its way; `held` is how much of it the server said it has."""
 
-    def __init__(
-        self,
-        http: Connection,
-        source: bytes | Path,
-        digest: str,
-        size: int,
-        part_bytes: int,
-        progress: Callable[[int], object],
-    ) -> None:
-        self._http = http
-        self._source = source
-        self._digest = digest
-        self._size = size
-        self._part_bytes = part_bytes
-        self._progress = progress
-        self.held = 0
+    http: Connection
+    source: bytes | Path
+    digest: str
+    size: int
+    part_bytes: int
+    progress: Callable[[int], object]
+    held: int = 0
 
     def go_on(self) -> None:
         """Send what the server does not have yet, and finish; raises what goes wrong."""
         path = self._found_or_opened()
-        with closing(BytesIO(self._source) if isinstance(self._source, bytes) else self._source.open("rb")) as file:
-            while self.held < self._size:
+        with closing(BytesIO(self.source) if isinstance(self.source, bytes) else self.source.open("rb")) as file:
+            while self.held < self.size:
                 file.seek(self.held)
-                chunk = file.read(min(self._part_bytes, self._size - self.held))
+                chunk = file.read(min(self.part_bytes, self.size - self.held))
                 if not chunk:
-                    raise DigestMismatch(f"{self._source!s} became shorter while it was sent; send it again.")
+                    raise DigestMismatch(f"{self.source!s} became shorter while it was sent; send it again.")
                 span = f"{self.held}-{self.held + len(chunk) - 1}"
-                self._http.send("PATCH", path, body=chunk, headers={**BINARY, "content-range": span}, repeat=False)
+                self.http.send("PATCH", path, body=chunk, headers={**BINARY, "content-range": span}, repeat=False)
                 self.held += len(chunk)
-                self._progress(self.held)
-        self._http.send("PUT", path, params={"digest": self._digest}, repeat=False)
+                self.progress(self.held)
+        self.http.send("PUT", path, params={"digest": self.digest}, repeat=False)
 
     def wait(self, seconds: float) -> None:
         """Pause, a second at a time: whoever hears of the progress may end the waiting too."""
         while seconds > 0:
-            self._http.pause(min(seconds, 1.0))
-            self._progress(self.held)
+            self.http.pause(min(seconds, 1.0))
+            self.progress(self.held)
             seconds -= 1.0
 
     def _found_or_opened(self) -> str:
         """The path of the upload that has come furthest, or of a new one."""
-        wanted = {"digest": self._digest, "size": self._size}
-        found = self._http.json("GET", UPLOADS, params={"digest": self._digest})["data"]
-        same = [one for one in found if one.get("size") in (None, self._size)]
+        wanted = {"digest": self.digest, "size": self.size}
+        found = self.http.json("GET", UPLOADS, params={"digest": self.digest})["data"]
+        same = [one for one in found if one.get("size") in (None, self.size)]
         upload = max(same, key=lambda one: int(one["offset"]), default=None)
         if upload is None:
-            upload = self._http.json("POST", UPLOADS, json=wanted, repeat=False)
+            upload = self.http.json("POST", UPLOADS, json=wanted, repeat=False)
         self.held = int(upload["offset"])
-        self._progress(self.held)
+        self.progress(self.held)
         return f"{UPLOADS}/{part(str(upload['id']))}"

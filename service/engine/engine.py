@@ -128,7 +128,7 @@ class Engine(TextCalls):
         with self._changed:
             if self._stop_at is not None:
                 raise Unavailable(STOPPING)
-            self._scheduler.queue.check(self._scheduler.live(), owner, self._retry_after)
+            self._queue.check(self._scheduler.live(), owner, self._retry_after)
 
     def cancel(self, ticket: Ticket) -> None:
         """Drop a request at the next step; one that has ended stays as it is."""

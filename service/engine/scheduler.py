@@ -38,7 +38,7 @@ class Scheduler:
         self, *, queue: Queue, max_step_tokens: int, max_rows: int, space: Space | None = None,
         kept: KeptTexts | None = None, in_pieces: Callable[[str], bool] = lambda _base_id: True,
     ) -> None:  # fmt: skip
-        self.queue = queue
+        self._queue = queue
         self.max_step_tokens = max_step_tokens
         self.max_rows = max_rows
         self.pace = Pace()
@@ -67,7 +67,7 @@ class Scheduler:
 
         `retry_after` gives the seconds in which so many tokens are computed.
         """
-        self.queue.check(self._live, requests[0].owner if requests else None, retry_after)
+        self._queue.check(self._live, requests[0].owner if requests else None, retry_after)
         return [self._admit(request) for request in requests]
 
     def _admit(self, request: Request) -> Work:

@@ -1,12 +1,41 @@
-"""Rows as CSV, for spreadsheets, which take a cell that begins like a formula for one."""
+"""Rows as CSV, page by page, for spreadsheets, which take a cell that begins like a formula for one."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from fastapi.responses import StreamingResponse
+
+from registry.catalogue.rows import Page
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+
+
+CSV: dict[int | str, dict[str, Any]] = {200: {"content": {"text/csv": {"schema": {"type": "string"}}}}}
+"""What a route that can answer so says of it."""
+Row = TypeVar("Row")
+
+
+def csv_file(
+    name: str, columns: Sequence[str], page: Callable[[str | None], Page[Row]], cells: Callable[[Row], Iterable[object]]
+) -> StreamingResponse:
+    """All pages as a file of that name, each read by itself, from the cursor that the one before it gave."""
+
+    def lines() -> Iterator[str]:
+        yield csv_lines([columns])
+        cursor: str | None = None
+        while True:
+            found = page(cursor)
+            yield csv_lines(map(cells, found.rows))
+            cursor = found.next_cursor
+            if cursor is None:
+                return
+
+    headers = {"content-disposition": f'attachment; filename="{name}"'}
+    return StreamingResponse(lines(), media_type="text/csv", headers=headers)
 
 
 def csv_lines(rows: Iterable[Iterable[object]]) -> str:

@@ -66,7 +66,7 @@ IDS: Mapping[str, str] = {
     "/v1/selectors/{id}": "sel-0123456789abcdef",
     "/v1/keys/{id}": "key-0123456789abcdef",
     "/v1/keys/{id}/limits": "key-0123456789abcdef",
-    "/v1/blobs/uploads/{id}": "up-0123456789abcdef",
+    "/v1/blobs/uploads/{id}": "upload-0123456789abcdef01234567",
     "/v1/jobs/{id}": "job-0123456789abcdef",
     "/v1/jobs/{id}/events": "job-0123456789abcdef",
     "/v1/jobs/{id}/cancel": "job-0123456789abcdef",

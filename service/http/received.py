@@ -12,8 +12,9 @@ from fastapi import Request
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
-from registry.errors import InvalidName, InvalidParameter, TooLarge, TooSlow
+from registry.errors import InvalidName, InvalidParameter, TooSlow
 from registry.names import DIGEST_PATTERN
+from registry.uploads import too_large
 
 BUFFER = 1024 * 1024
 """Bytes gathered before a write in a thread."""
@@ -58,8 +59,3 @@ async def received(request: Request, write: Callable[[bytes], object], *, limit:
     if pending:
         await run_in_threadpool(write, b"".join(pending))
     return size
-
-
-def too_large(limit: int) -> TooLarge:
-    """The refusal of more bytes than a blob may have."""
-    return TooLarge(f"A blob may have at most {limit} bytes here (SOUP_MAX_BLOB_BYTES).")

@@ -239,7 +239,7 @@ def test_cold_start_runs_whole_processes():
 
 def test_a_killed_server_has_what_it_acknowledged_and_what_it_lost_is_counted(tmp_path, monkeypatch):
     outcome = kills.run_series(kills.Pushes, tmp_path, None, kills=1)
-    assert (outcome.kills, outcome.failures) == (1, [])
+    assert (outcome.kills, outcome.survived, outcome.failures) == (1, 1, [])
     assert outcome.acknowledged > 0
     with server.killable(tmp_path, None) as again, again.client() as client:
         pushed = [client.adapter(str(one["ref"])) for one in client.adapters()]

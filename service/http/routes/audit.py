@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Response
-from fastapi.responses import StreamingResponse
 
 from registry.catalogue.rows import AuditRow, Page
 from service.http.app_parts import AppParts
 from service.http.auth import Admin
 from service.http.bodies import CheckedRoute
-from service.http.csv_lines import csv_lines
+from service.http.csv_lines import CSV, csv_file
 from service.http.paging import Cursor, Limit, page_size
 from service.http.schemas.audit import AuditEntry, AuditList
 from service.http.schemas.wire import Moment
@@ -32,10 +30,9 @@ Until = Annotated[Moment | None, Query(description="Only before this moment, wit
 
 
 COLUMNS = ("at", "action", "subject", "namespace", "key_id", "request_id", "detail")
-_CSV: dict[int | str, dict[str, Any]] = {200: {"content": {"text/csv": {"schema": {"type": "string"}}}}}
 
 
-@router.get("", response_model=AuditList, responses=_CSV)
+@router.get("", response_model=AuditList, responses=CSV)
 def list_audit(
     parts: AppParts, who: Admin, action: Action = None, subject: Word = None, namespace: Word = None,
     key_id: Word = None, since: Since = None, until: Until = None,
@@ -52,27 +49,13 @@ def list_audit(
             )  # fmt: skip
 
     if format == "csv":
-        headers = {"content-disposition": 'attachment; filename="audit.csv"'}
-        lines = _csv(partial(page, parts.settings.max_page_size))
-        return StreamingResponse(lines, media_type="text/csv", headers=headers)
+        return csv_file("audit.csv", COLUMNS, partial(page, parts.settings.max_page_size), _cells)
     found = page(page_size(limit, parts), cursor)
     entries = [AuditEntry.model_validate(row, from_attributes=True) for row in found.rows]
     return AuditList(data=entries, next_cursor=found.next_cursor)
 
 
-def _csv(page: Callable[[str | None], Page[AuditRow]]) -> Iterator[str]:
-    """The lines of all pages, each read by itself."""
-    yield csv_lines([COLUMNS])
-    cursor: str | None = None
-    while True:
-        found = page(cursor)
-        yield csv_lines(
-            (
-                row.at.isoformat(), row.action, row.subject, row.namespace, row.key_id, row.request_id,
-                json.dumps(row.detail, ensure_ascii=False),
-            )
-            for row in found.rows
-        )  # fmt: skip
-        cursor = found.next_cursor
-        if cursor is None:
-            return
+def _cells(row: AuditRow) -> tuple[object, ...]:
+    """One cell for each of COLUMNS."""
+    detail = json.dumps(row.detail, ensure_ascii=False)
+    return row.at.isoformat(), row.action, row.subject, row.namespace, row.key_id, row.request_id, detail

@@ -16,14 +16,13 @@ from starlette.requests import ClientDisconnect
 
 from registry.blobs import BlobWriter
 from registry.errors import DigestMismatch, NotFound, QuotaExceeded, TooLarge
-from registry.quotas import room_for_bytes
 from registry.registry import Caller
-from registry.uploads import is_damaged, record_blob
+from registry.uploads import is_damaged, record_blob, room_for_blob, too_large
 from service.http.app_parts import AppParts
 from service.http.auth import Reader, Writer, needs
 from service.http.bodies import CheckedRoute
 from service.http.ranges import ranged
-from service.http.received import announced_length, check_digest, received, too_large
+from service.http.received import announced_length, check_digest, received
 from service.http.schemas.blobs import BlobStored
 from service.keys import Principal
 
@@ -50,14 +49,15 @@ async def put_blob(request: Request, digest: str, parts: AppParts, who: Writer) 
     length = announced_length(request)
     if length is not None and length > limit:
         raise too_large(limit)
-    known, damaged, left = await run_in_threadpool(_known, parts, who, digest)
+    caller = who.caller(request.state.request_id)
+    known, damaged, left = await run_in_threadpool(_known, parts, caller, digest)
     if left is not None and (left[0] < (length or 1)):
         raise left[1]
     async with contextmanager_in_threadpool(
         parts.registry.blobs.writer(digest, max_bytes=limit, length=length)
     ) as writer:
         size = await _store(request, writer, limit, left)
-    await run_in_threadpool(_record, parts, who.caller(request.state.request_id), digest, size, repaired=damaged)
+    await run_in_threadpool(_record, parts, caller, digest, size, repaired=damaged)
     stored = BlobStored(digest=digest, size=size)
     headers = {"location": f"/v1/blobs/{digest}", "etag": f'"{digest}"'}
     return JSONResponse(stored.model_dump(), status_code=200 if known else 201, headers=headers)
@@ -83,12 +83,11 @@ def _answer(request: Request, digest: str, parts: AppParts, who: Principal) -> R
     return ranged(request, digest=digest, size=size, open=lambda: parts.registry.blobs.open(digest))
 
 
-def _known(parts: AppParts, who: Principal, digest: str) -> tuple[bool, bool, Left]:
+def _known(parts: AppParts, caller: Caller, digest: str) -> tuple[bool, bool, Left]:
     """Whether the key sees the blob, whether what is stored of it is damaged, and what a quota leaves for a new one."""
     with parts.registry.database.read() as catalogue:
-        known = catalogue.blobs.visible(who.namespaces, digest)
-        left = room_for_bytes(catalogue, parts.registry.quotas, key_id=who.key_id, namespaces=who.namespaces or ())
-    return known, is_damaged(parts.registry, digest), None if known else left
+        known = catalogue.blobs.visible(caller.namespaces, digest)
+    return known, is_damaged(parts.registry, digest), room_for_blob(parts.registry, caller, digest)
 
 
 def _visible(parts: AppParts, who: Principal, digest: str) -> bool:

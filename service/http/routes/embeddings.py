@@ -49,6 +49,7 @@ def _prepare(
     if not texts:
         raise InvalidParameter("'input' holds no text.", param="input")
     check_texts(texts, parts.settings, param="input")
+    parts.engine.check_place(who.key_id)  # what is refused costs nobody else's time
     model = resolve_model(parts, who, body.model)
     shape = model.base.shape
     if model.row is not None:

@@ -63,6 +63,7 @@ def _prepare(
 ) -> tuple[list[Asked], list[ScoreRequest]]:
     check_texts(body.texts, parts.settings, param="texts")
     names = [body.model] if body.baseline is None else [body.model, body.baseline]
+    parts.engine.check_place(who.key_id)  # what is refused costs nobody else's time
     models = [language_model(parts, who, name) for name in names]
     asked = [
         Asked(

@@ -79,7 +79,7 @@ async def add_part(
     _check_length(announced_length(request), stop - start)
     caller = _caller(request, who)
     async with contextmanager_in_threadpool(parts.uploads.part(caller, id, start=start, stop=stop)) as part:
-        await _receive(request, part)
+        await _receive(request, part, parts.settings.max_blob_bytes)
         row = await run_in_threadpool(part.keep)
     return _held(row)
 
@@ -110,7 +110,7 @@ async def finish_upload(
     caller = _caller(request, who)
     async with contextmanager_in_threadpool(parts.uploads.part(caller, id, start=start, stop=stop)) as part:
         if start is not None:
-            await _receive(request, part)
+            await _receive(request, part, parts.settings.max_blob_bytes)
         size = await run_in_threadpool(part.commit, caller, digest)
     stored = BlobStored(digest=digest, size=size)
     headers = {"location": f"/v1/blobs/{digest}", "etag": f'"{digest}"'}
@@ -124,10 +124,10 @@ def delete_upload(request: Request, id: str, parts: AppParts, who: Writer) -> Re
     return Response(status_code=204)
 
 
-async def _receive(request: Request, part: Part) -> None:
+async def _receive(request: Request, part: Part, limit: int) -> None:
     """Write the body into the part; what came of one that breaks off is kept before that is told."""
     try:
-        await received(request, part.write, limit=request.app.state.runtime.settings.max_blob_bytes)
+        await received(request, part.write, limit=limit)
     except ClientDisconnect as error:
         await run_in_threadpool(part.keep)
         raise Cancelled("The client went away; what came of the part is kept.") from error

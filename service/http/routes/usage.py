@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import date
-from typing import Annotated, Any, Literal
+from functools import partial
+from operator import attrgetter
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query, Response
-from fastapi.responses import StreamingResponse
 
-from registry.catalogue.usage import GROUPS, UsageFilter
-from service.http.answers.usage import header_line, usage_lines
+from registry.catalogue.rows import Page, UsageRow
+from registry.catalogue.usage import GROUPS, NUMBERS, UsageFilter
 from service.http.app_parts import AppParts
 from service.http.auth import needs
 from service.http.bodies import CheckedRoute
+from service.http.csv_lines import CSV, csv_file
 from service.http.paging import Cursor, Limit, page_size
 from service.http.schemas.usage import Group, UsageEntry, UsageList, UsageTotal
 from service.keys import Principal
-from service.parts import Parts
 
 router = APIRouter(prefix="/v1/usage", tags=["keys"], route_class=CheckedRoute)
 Anyone = Annotated[Principal, Depends(needs("read", "write", "infer", "admin"))]
 """Every key may know what it has used."""
 
 Word = Annotated[str | None, Query(max_length=200)]
-_CSV: dict[int | str, dict[str, Any]] = {200: {"content": {"text/csv": {"schema": {"type": "string"}}}}}
 
 
-@router.get("", response_model=UsageList, responses=_CSV)
+@router.get("", response_model=UsageList, responses=CSV)
 def get_usage(
     parts: AppParts,
     who: Anyone,
@@ -53,27 +53,28 @@ def get_usage(
         wanted={"key_id": key_id, "namespace": namespace, "model": model},
     )  # fmt: skip
     groups = tuple(by or GROUPS)
+
+    def page(size: int, cursor: str | None) -> Page[UsageRow]:
+        with parts.registry.database.read() as catalogue:
+            return catalogue.usage.list(which, by=groups, limit=size, cursor=cursor)
+
     if format == "csv":
-        headers = {"content-disposition": 'attachment; filename="usage.csv"'}
-        return StreamingResponse(_csv(parts, which, groups), media_type="text/csv", headers=headers)
+        return csv_file("usage.csv", columns(groups), partial(page, parts.settings.max_page_size), cells(groups))
+    found = page(page_size(limit, parts), cursor)
     with parts.registry.database.read() as catalogue:
-        page = catalogue.usage.list(which, by=groups, limit=page_size(limit, parts), cursor=cursor)
         total = catalogue.usage.total(which)
     return UsageList(
-        data=[UsageEntry(**asdict(row)) for row in page.rows],
+        data=[UsageEntry(**asdict(row)) for row in found.rows],
         total=UsageTotal(**asdict(total)),
-        next_cursor=page.next_cursor,
+        next_cursor=found.next_cursor,
     )
 
 
-def _csv(parts: Parts, which: UsageFilter, by: tuple[str, ...]) -> Iterator[str]:
-    """The lines of all pages, each read by itself."""
-    yield header_line(by)
-    cursor: str | None = None
-    while True:
-        with parts.registry.database.read() as catalogue:
-            page = catalogue.usage.list(which, by=by, limit=parts.settings.max_page_size, cursor=cursor)
-        yield usage_lines(page.rows, by)
-        cursor = page.next_cursor
-        if cursor is None:
-            return
+def columns(by: Sequence[str]) -> tuple[str, ...]:
+    """The columns of the CSV."""
+    return (*(name for name in GROUPS if name in by), *NUMBERS)
+
+
+def cells(by: Sequence[str]) -> Callable[[UsageRow], tuple[object, ...]]:
+    """Gives a row's cells."""
+    return attrgetter(*columns(by))

@@ -155,3 +155,13 @@ def test_a_few_large_requests_fill_it_too() -> None:
         queue.check(held, "flood", lambda tokens: asked.append(tokens) or 9)
     assert asked == [1024], "the one there is has to end"
     queue.check(held, "other", lambda _: 1)
+
+
+def test_what_is_left_of_a_request_is_the_sum_of_its_choices_before_and_after_it_begins() -> None:
+    simulation = Simulation(scheduler_of(rows=2))
+    [work] = simulation.scheduler.add([generate(n=5, tokens=7)])
+    choices = [*work.waiting]
+    assert tokens_left(work) == sum(one.prompt + 7 - one.done for one in choices) > 0
+    simulation.step()
+    assert work.running
+    assert tokens_left(work) == sum(max(1, one.prompt + 7 - one.done) for one in (*work.waiting, *work.running))

@@ -277,6 +277,27 @@ def test_refusals_are_counted(world: World) -> None:
 # --- who sets them ----------------------------------------------------------------------------------
 
 
+def test_an_upload_in_parts_is_held_to_the_quota_when_it_is_opened_and_when_it_is_finished(world: World) -> None:
+    one = someone(world, "parts", stored_bytes=30)
+    headers, uploads = world.headers(one.secret), "/v1/blobs/uploads"
+    refused = world.client.post(uploads, json={"size": 31}, headers=headers)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (413, "stored_bytes")
+    path = world.client.post(uploads, json={"size": 20}, headers=headers).headers["location"]
+    data = b"a part of 20 bytes.."
+    part = {**headers, "content-range": "0-19"}
+    assert world.client.patch(path, content=data, headers=part).status_code == 202
+    one.limit(stored_bytes=19)
+    digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+    assert world.client.put(path, params={"digest": digest}, headers=headers).status_code == 413
+    assert world.client.get(path, headers=headers).headers["upload-offset"] == "20", "nothing is lost"
+    assert not world.registry.blobs.has(digest)
+    one.limit(stored_bytes=20)
+    assert world.client.put(path, params={"digest": digest}, headers=headers).status_code == 201
+    assert world.client.get(f"/v1/keys/{one.id}/limits").json()["in_use"]["stored_bytes"] == 20
+    again = world.client.post(uploads, json={"size": 20, "digest": digest}, headers=headers)
+    assert again.status_code == 202, "what is there already adds nothing"
+
+
 def test_limits_are_shown_changed_in_part_and_audited(world: World) -> None:
     one = someone(world, "team", adapters=3, jobs=2)
     one.limit(jobs=None, requests_per_minute=7)

@@ -17,7 +17,8 @@ from registry.catalogue.rows import UsageRow, UsageSum
 from registry.catalogue.usage import GROUPS, UsageFilter
 from registry.errors import Busy
 from service.client.client import SoupClient
-from service.http.answers.usage import usage_lines
+from service.http.csv_lines import csv_lines
+from service.http.routes.usage import cells
 from service.usage import UsageCounts, UsageWriter
 from tests.postgres import KINDS
 from tests.service.servers import Soup, World, open_world, with_template, write_bases
@@ -158,8 +159,8 @@ def test_csv_is_all_of_it(world: World, client: SoupClient, soup: Soup, monkeypa
 @pytest.mark.parametrize("begin", ["=", "+", "-", "@", "\t", "\r"])
 def test_no_cell_of_the_csv_is_a_formula(begin: str) -> None:
     row = UsageRow(1, 2, 3, day="2026-01-01", key_id='a",b', namespace="n", model=f"{begin}cmd|' /C calc'!A0")
-    (cells,) = csv.reader(io.StringIO(usage_lines([row], GROUPS), newline=""))
-    assert cells == ["2026-01-01", 'a",b', "n", f"'{row.model}", "1", "2", "3"]
+    (line,) = csv.reader(io.StringIO(csv_lines([cells(GROUPS)(row)]), newline=""))
+    assert line == ["2026-01-01", 'a",b', "n", f"'{row.model}", "1", "2", "3"]
 
 
 def test_what_was_counted_is_there_after_a_restart(tmp_path: Path, tiny_base_dir: Path) -> None:

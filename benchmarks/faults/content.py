@@ -1,0 +1,32 @@
+"""What is pushed and cooked for: small adapters and texts, another for every seed."""
+
+from __future__ import annotations
+
+import base64
+import random
+
+from benchmarks.faults.server import BASE, FOLDER
+from registry.adapters import create
+from registry.adapters.weights import save_tensors
+from registry.base_model import shape_of
+from registry.spec import BaseEntry, BottleneckConfig, FileSource, Manifest, SampleSource
+
+CONFIG = BottleneckConfig(structure="pfeiffer", bottleneck=4, activation="relu")
+WEIGHTS = "adapter_model.safetensors"
+WORDS = ("court", "held", "contract", "void", "want", "consideration", "dismissed", "appeal", "judge", "claim")
+
+
+def passages(seed: int, amount: int = 25) -> tuple[str, ...]:
+    """Texts that no other seed gives."""
+    draw = random.Random(seed)
+    return tuple(f"Case {seed}-{number}: {' '.join(draw.choices(WORDS, k=12))}." for number in range(amount))
+
+
+def adapter(name: str, seed: int, *, sample: bool, tags: tuple[str, ...] = ()) -> Manifest:
+    """What pushes an adapter of its own."""
+    tensors = create(CONFIG, shape_of(BaseEntry(id=BASE, source=str(FOLDER))), seed=seed).state_dict()
+    return Manifest.model_validate({
+        "name": name, "domain": name, "base_model": BASE, "config": CONFIG.model_dump(), "card": {"tags": tags},
+        "files": {WEIGHTS: FileSource(base64=base64.b64encode(save_tensors(tensors)).decode())},
+        "sample": SampleSource(texts=passages(seed)) if sample else None,
+    })  # fmt: skip
