@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -11,7 +12,8 @@ from registry.catalogue.repository import Repository
 from registry.catalogue.rows import NamespaceRow
 from registry.catalogue.tables import namespaces
 from registry.errors import PreconditionFailed
-from registry.spec import TuningSetting
+
+DEFAULTS: Mapping[str, Any] = {"tuning": "allow", "protected_aliases": [], "unnamed_soup_days": None}
 
 
 class NamespaceSettings(Repository[NamespaceRow]):
@@ -20,15 +22,22 @@ class NamespaceSettings(Repository[NamespaceRow]):
     values = TypeAdapter(NamespaceRow)
 
     def _row(self, row: Any) -> NamespaceRow:
-        return self.values.validate_python({**row, "etag": f"{row['tuning']}-{row['revision']}"})
+        aliases = row["protected_aliases"] or ()  # NULL where an older server set the others
+        return self.values.validate_python(
+            {**row, "protected_aliases": aliases, "etag": f"{row['tuning']}-{row['revision']}"}
+        )
 
     def get(self, namespace: str) -> NamespaceRow:
         """The settings of a namespace, whether or not anything is in it."""
         found = self._one(select(namespaces).where(namespaces.c.namespace == namespace))
-        return found or NamespaceRow(namespace=namespace, tuning="allow", etag="allow-0")
+        return found or self._row({**DEFAULTS, "namespace": namespace, "revision": 0})
 
-    def set(self, namespace: str, tuning: TuningSetting, *, if_match: str | None = None) -> NamespaceRow:
-        """Change the settings; raises PreconditionFailed if `if_match` is not their present etag.
+    def all(self) -> list[NamespaceRow]:
+        """The settings of every namespace that has any, in alphabetical order."""
+        return sorted(self._all(select(namespaces)), key=lambda row: row.namespace)
+
+    def set(self, namespace: str, changes: Mapping[str, Any], *, if_match: str | None = None) -> NamespaceRow:
+        """Change settings, by their names; raises PreconditionFailed if `if_match` is not their present etag.
 
         One UPDATE of the revision that was read, so that of two changes at the same time none is lost.
         """
@@ -36,12 +45,12 @@ class NamespaceSettings(Repository[NamespaceRow]):
         _check(read, if_match)
         revision = int(read.etag.rpartition("-")[2])
         if revision == 0:
-            self._insert(namespaces, namespace=namespace, tuning=tuning, revision=1)
+            self._insert(namespaces, **{**DEFAULTS, **changes}, namespace=namespace, revision=1)
         else:
             changed = self._connection.execute(
                 update(namespaces)
                 .where(namespaces.c.namespace == namespace, namespaces.c.revision == revision)
-                .values(tuning=tuning, revision=revision + 1)
+                .values(**changes, revision=revision + 1)
             )
             if changed.rowcount == 0:
                 _check(self.get(namespace), read.etag)

@@ -121,6 +121,10 @@ class NamespaceRow:
 
     namespace: str
     tuning: TuningSetting
+    protected_aliases: tuple[str, ...]
+    """Aliases that only an admin moves or removes."""
+    unnamed_soup_days: int | None
+    """Days after which an unnamed soup that nobody used is retired; 0 is never, None what the server's setting says."""
     etag: str
 
 

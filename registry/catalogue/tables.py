@@ -141,6 +141,21 @@ aliases = Table(
     Column("version", Integer, nullable=False),
     Column("revision", Integer, nullable=False),
 )
+purged_adapters = Table(  # versions that were removed for good: their numbers are not given again
+    "purged_adapters",
+    metadata,
+    Column("namespace", PART, primary_key=True),
+    Column("name", PART, primary_key=True),
+    Column("version", Integer, primary_key=True),
+    Column("digest", DIGEST, nullable=False, index=True),
+    Column("purged_at", Microseconds, nullable=False),
+)
+blob_removals = Table(  # blobs that nothing names any more, and when their files go; named again, they stay
+    "blob_removals",
+    metadata,
+    Column("digest", DIGEST, primary_key=True),
+    Column("due_at", Microseconds, nullable=False),
+)
 stores = Table(  # the mark of the store that this database is part of: one row
     "stores",
     metadata,
@@ -154,6 +169,8 @@ namespaces = Table(
     metadata,
     Column("namespace", PART, primary_key=True),
     Column("tuning", String(16), nullable=False),
+    Column("protected_aliases", JSON(none_as_null=True)),
+    Column("unnamed_soup_days", Integer),  # NULL leaves it to the server's setting, 0 keeps them for ever
     Column("revision", Integer, nullable=False),
     CheckConstraint("tuning IN ('forbid', 'allow', 'default')", name="tuning"),
 )

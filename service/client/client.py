@@ -21,7 +21,6 @@ import httpx2
 
 from registry.errors import InvalidParameter
 from registry.names import KeyScope
-from registry.spec import TuningSetting
 from service.client.adapter_calls import AdapterCalls
 from service.client.connection import Connection, Json, given, part
 from service.client.job_calls import JobCalls
@@ -131,13 +130,18 @@ class SoupClient(AdapterCalls, JobCalls):
         return self._http.send("GET", "/v1/audit", params=params).text
 
     def namespace(self, namespace: str) -> Json:
-        """The settings of a namespace: `tuning`, and their etag."""
+        """The settings of a namespace, and their etag."""
         return self._http.json("GET", f"/v1/namespaces/{part(namespace)}")
 
-    def change_namespace(self, namespace: str, *, tuning: TuningSetting, if_match: str | None = None) -> Json:
-        """Change the settings of a namespace; with `if_match` (an etag) only if nobody else has meanwhile."""
+    def change_namespace(
+        self, namespace: str, *, if_match: str | None = None, **settings: str | int | list[str] | None
+    ) -> Json:
+        """Change settings of a namespace: tuning, protected_aliases, unnamed_soup_days; what is not named stays.
+
+        With `if_match` (an etag) only if nobody else has changed them meanwhile.
+        """
         headers = {"if-match": if_match} if if_match else None
-        return self._http.json("PATCH", f"/v1/namespaces/{part(namespace)}", json={"tuning": tuning}, headers=headers)
+        return self._http.json("PATCH", f"/v1/namespaces/{part(namespace)}", json=settings, headers=headers)
 
     def limits(self, *, key_id: str | None = None, namespace: str | None = None) -> Json:
         """The limits of a key (by its id) or of a namespace, those in force, and what is in use of its quotas."""

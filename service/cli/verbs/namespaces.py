@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -36,18 +36,52 @@ def change(
     remote: Remote,
     namespace: Name,
     tuning: Annotated[
-        TuningSetting,
+        TuningSetting | None,
         typer.Option(help="Whether soups may be tuned in it; default: where a request leaves the choosing open."),
-    ],
+    ] = None,
+    protect: Annotated[
+        list[str] | None, typer.Option(help="An alias that only an admin moves or removes; may be repeated.")
+    ] = None,
+    unprotect: Annotated[list[str] | None, typer.Option(help="An alias that is not protected any more.")] = None,
+    unnamed_soup_days: Annotated[
+        str | None,
+        typer.Option(
+            help="Days after which an unnamed soup that nobody used is retired; 0: never.",
+            metavar="N|default",
+        ),
+    ] = None,
 ) -> None:
-    """Change the settings of a namespace.
+    """Change the settings of a namespace; what is not named stays.
 
     \b
     Examples:
       soup namespaces set team --tuning forbid
+      soup namespaces set team --protect prod --unnamed-soup-days 30
     """
-    _answer(remote, remote.client.change_namespace(namespace, tuning=tuning))
+    changes: dict[str, Any] = {} if tuning is None else {"tuning": tuning}
+    if unnamed_soup_days is not None:
+        changes["unnamed_soup_days"] = None if unnamed_soup_days == "default" else _days(unnamed_soup_days)
+    if not (changes or protect or unprotect):
+        raise typer.BadParameter("name a setting to change.")
+    if not (protect or unprotect):
+        _answer(remote, remote.client.change_namespace(namespace, **changes))
+        return
+    before = remote.client.namespace(namespace)
+    aliases = {*before["protected_aliases"], *(protect or ())} - set(unprotect or ())
+    changes["protected_aliases"] = sorted(aliases)
+    _answer(remote, remote.client.change_namespace(namespace, if_match=before["etag"], **changes))
+
+
+def _days(text: str) -> int:
+    if not text.isdecimal():
+        raise typer.BadParameter(f"'{text}' is no number of days, and not 'default'.")
+    return int(text)
 
 
 def _answer(remote: Remote, settings: Json) -> None:
-    remote.answer(settings, columns(("namespace", "tuning"), [(settings["namespace"], settings["tuning"])]))
+    days = settings["unnamed_soup_days"]
+    shown = (
+        settings["namespace"], settings["tuning"], ", ".join(settings["protected_aliases"]) or "-",
+        "as the server" if days is None else "for ever" if days == 0 else f"{days} days",
+    )  # fmt: skip
+    remote.answer(settings, columns(("namespace", "tuning", "protected aliases", "unnamed soups"), [shown]))

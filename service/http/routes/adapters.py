@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Set
 from pathlib import Path
 from typing import Literal
 
@@ -13,7 +14,7 @@ from fastapi import APIRouter, Request, Response
 
 from registry.catalogue import Catalogue
 from registry.catalogue.rows import AdapterRow, AliasRow
-from registry.errors import InvalidName, NotFound
+from registry.errors import Forbidden, InvalidName, NotFound
 from registry.formats import DirectoryNotes, directory_files, format_card
 from registry.names import Digest, DigestRef, NameRef, check_alias, parse_ref, sha256_digest, split_name
 from registry.pools import enqueue_refits
@@ -44,6 +45,7 @@ from service.http.schemas.adapters import (
     listed,
 )
 from service.jobs.queue_room import check_room
+from service.keys import Principal
 
 router = APIRouter(prefix="/v1/adapters", tags=["adapters"], route_class=CheckedRoute)
 
@@ -130,6 +132,7 @@ def retire_adapter(request: Request, ns: str, name: str, parts: AppParts, who: W
         who.check_write(ns)
         one = ref.version is not None or ref.alias is not None
         live = [found] if one else catalogue.adapters.live_versions(ns, ref.name)
+        _check_protected(catalogue, who, ns, ref.name, versions={row.version for row in live})
         rows = [catalogue.adapters.retire(row.id) for row in live]
         _after_change(parts, who.caller(request.state.request_id), catalogue, "adapter.retire", rows)
     parts.jobs.wake()
@@ -247,6 +250,7 @@ def put_alias(
     with parts.registry.database.write() as catalogue:
         target = catalogue.adapters.resolve(who.namespaces, NameRef(namespace=ns, name=name, version=body.version))
         who.check_write(ns)
+        _check_protected(catalogue, who, ns, name, alias=alias)
         row = catalogue.aliases.put(ns, name, alias, target.version, if_match=etag_of(if_match))
         who.caller(request.state.request_id).audit(catalogue, "alias.put", f"{ns}/{name}@{alias}", target=target.ref)
     return _alias(row)
@@ -260,9 +264,26 @@ def delete_alias(
     who.check_visible(ns)
     who.check_write(ns)
     with parts.registry.database.write() as catalogue:
+        _check_protected(catalogue, who, ns, name, alias=alias)
         catalogue.aliases.delete(ns, name, alias, if_match=etag_of(if_match))
         who.caller(request.state.request_id).audit(catalogue, "alias.delete", f"{ns}/{name}@{alias}", target="")
     return Response(status_code=204)
+
+
+def _check_protected(
+    catalogue: Catalogue, who: Principal, ns: str, name: str, *, alias: str = "", versions: Set[int] = frozenset()
+) -> None:
+    """Raises Forbidden where the alias, or one that points at one of the versions, is for admins to move."""
+    protected = () if who.has("admin") else catalogue.namespaces.get(ns).protected_aliases
+    if alias in protected:
+        raise Forbidden(f"The alias {alias!r} is protected in namespace {ns!r}: only an admin moves it.", param="alias")
+    for one in protected:
+        row = catalogue.aliases.get(ns, name, one)
+        if row is not None and row.version in versions:
+            raise Forbidden(
+                f"{ns}/{name}@{row.version} is what the protected alias {one!r} points at: only an admin retires it.",
+                param="name",
+            )
 
 
 def _alias(row: AliasRow) -> Alias:

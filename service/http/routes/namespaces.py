@@ -7,8 +7,8 @@ from dataclasses import asdict
 from fastapi import APIRouter, Request
 
 from registry.catalogue.rows import NamespaceRow
-from registry.errors import InvalidName
-from registry.names import RESERVED_NAMESPACES, check_part
+from registry.errors import InvalidName, InvalidParameter
+from registry.names import RESERVED_NAMESPACES, check_alias, check_part
 from service.http.app_parts import AppParts
 from service.http.auth import Admin, Reader
 from service.http.bodies import CheckedRoute
@@ -33,12 +33,15 @@ def change_namespace(
 ) -> Namespace:
     """Change the settings of a namespace; with If-Match only if they are still what the caller saw."""
     _check(ns, who)
+    changes = body.changes()
+    if not changes:
+        raise InvalidParameter(f"Name at least one of {', '.join(NamespacePatch.model_fields)} to change.")
+    changes |= {name: sorted(set(map(check_alias, changes[name]))) for name in changes.keys() & {"protected_aliases"}}
     with parts.registry.database.write() as catalogue:
-        before = catalogue.namespaces.get(ns)
-        row = catalogue.namespaces.set(ns, body.tuning, if_match=etag_of(if_match))
-        who.caller(request.state.request_id).audit(
-            catalogue, "namespace.change", f"{ns}/", tuning=row.tuning, before=before.tuning
-        )
+        before = asdict(catalogue.namespaces.get(ns))
+        row = catalogue.namespaces.set(ns, changes, if_match=etag_of(if_match))
+        was = {name: before[name] for name in changes}
+        who.caller(request.state.request_id).audit(catalogue, "namespace.change", f"{ns}/", **changes, before=was)
     return _body(row)
 
 
@@ -50,4 +53,4 @@ def _check(ns: str, who: Principal) -> None:
 
 
 def _body(row: NamespaceRow) -> Namespace:
-    return Namespace(**asdict(row))
+    return Namespace.model_validate(asdict(row) | {"protected_aliases": list(row.protected_aliases)})

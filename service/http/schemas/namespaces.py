@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
+from pydantic import Field
+
+from registry.names import Part
 from registry.spec import TuningSetting
 from registry.spec.frozen import Frozen
 from service.http.schemas.wire import Wire
@@ -16,12 +19,25 @@ class Namespace(Wire):
     namespace: str
     tuning: TuningSetting
     """Whether soups may be tuned in it."""
+    protected_aliases: list[str]
+    """Aliases that only an admin moves or removes, and whose versions only an admin retires."""
+    unnamed_soup_days: int | None
+    """Days after which an unnamed soup that nobody used is retired; 0: never, null: what the server's setting says."""
     etag: str
 
 
 class NamespacePatch(Frozen):
-    """What is to change of a namespace's settings."""
+    """What is to change of a namespace's settings; what is not named stays."""
 
-    tuning: TuningSetting
+    tuning: TuningSetting | None = None
     """`forbid` refuses effort `tune`, `allow` leaves it to the request, `default` takes it for requests that are to be
     verified and name no effort, selector or recipe."""
+    protected_aliases: list[Part] | None = Field(default=None, max_length=100)
+    """All aliases that only an admin moves or removes, whether or not they point anywhere yet."""
+    unnamed_soup_days: int | None = Field(default=None, strict=True, ge=0, le=36_500)
+    """Days after which an unnamed soup that nobody used is retired; 0: never, null: what the server's setting says."""
+
+    def changes(self) -> dict[str, Any]:
+        """The settings that are to change, by name."""
+        named = {name: getattr(self, name) for name in self.model_fields_set}
+        return {name: value for name, value in named.items() if value is not None or name == "unnamed_soup_days"}

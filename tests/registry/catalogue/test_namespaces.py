@@ -17,7 +17,7 @@ def test_a_namespace_that_nobody_has_set_anything_of_has_the_defaults(catalogue)
 
 def test_what_is_set_is_of_one_namespace(catalogue):
     for tuning in ("forbid", "default", "allow"):
-        row = catalogue.namespaces.set("acme", tuning)
+        row = catalogue.namespaces.set("acme", {"tuning": tuning})
         assert row == catalogue.namespaces.get("acme")
         assert row.tuning == tuning
         assert catalogue.namespaces.get("acmeother").tuning == "allow"
@@ -25,26 +25,26 @@ def test_what_is_set_is_of_one_namespace(catalogue):
 
 def test_a_setting_that_is_none_is_refused_by_the_database(catalogue):
     with pytest.raises(IntegrityError):
-        catalogue.namespaces.set("acme", "never")
+        catalogue.namespaces.set("acme", {"tuning": "never"})
 
 
 @pytest.mark.parametrize("first", [None, "allow", "forbid"])
 def test_with_an_etag_only_if_it_is_still_what_was_read(catalogue, first):
     """The defaults have an etag too; setting the same again is another state."""
-    read = catalogue.namespaces.get("acme") if first is None else catalogue.namespaces.set("acme", first)
-    row = catalogue.namespaces.set("acme", read.tuning, if_match=read.etag)
+    read = catalogue.namespaces.get("acme") if first is None else catalogue.namespaces.set("acme", {"tuning": first})
+    row = catalogue.namespaces.set("acme", {"tuning": read.tuning}, if_match=read.etag)
     assert row.etag != read.etag
     with pytest.raises(PreconditionFailed, match=row.etag):
-        catalogue.namespaces.set("acme", "default", if_match=read.etag)
+        catalogue.namespaces.set("acme", {"tuning": "default"}, if_match=read.etag)
     assert catalogue.namespaces.get("acme") == row
 
 
 def test_what_changed_after_it_was_read_is_not_overwritten(catalogue, monkeypatch):
-    catalogue.namespaces.set("acme", "allow")
+    catalogue.namespaces.set("acme", {"tuning": "allow"})
     read = catalogue.namespaces.get("acme")
-    other = catalogue.namespaces.set("acme", "forbid")
+    other = catalogue.namespaces.set("acme", {"tuning": "forbid"})
     answers, real = [read], NamespaceSettings.get
     monkeypatch.setattr(NamespaceSettings, "get", lambda self, ns: answers.pop() if answers else real(self, ns))
     with pytest.raises(PreconditionFailed, match="now at etag forbid-2"):
-        catalogue.namespaces.set("acme", "default")
+        catalogue.namespaces.set("acme", {"tuning": "default"})
     assert catalogue.namespaces.get("acme") == other

@@ -22,7 +22,7 @@ def pool(verbs) -> ToyRegistry:
 
 def set_tuning(pool: ToyRegistry, tuning: str, namespace: str = "acme") -> None:
     with pool.database.write() as catalogue:
-        catalogue.namespaces.set(namespace, tuning)
+        catalogue.namespaces.set(namespace, {"tuning": tuning})
 
 
 def soups(pool: ToyRegistry) -> int:

@@ -115,7 +115,8 @@ class TestHelp:
         "args",
         [["pull", "a/b"], ["ls", "--kind", "odd"], ["ls", "--limit", "0"], ["generate", "m"], ["cook"], ["ppl", "m"],
          ["keys", "create", "x", "--scope", "root"], ["jobs", "ls", "--state", "odd"], ["ls", "--odd"],
-         ["namespaces", "set", "a", "--tuning", "odd"], ["namespaces", "set", "a"]],
+         ["namespaces", "set", "a", "--tuning", "odd"], ["namespaces", "set", "a"],
+         ["namespaces", "set", "a", "--unnamed-soup-days", "few"]],
     )  # fmt: skip
     def test_usage_errors_are_2_and_send_nothing(self, soup: Soup, server: Server, args: list[str]) -> None:
         code, out, err = soup(*args)
@@ -784,11 +785,19 @@ class TestKeysAndJobs:
         assert soup("audit", "--until", "soon")[0] == 2
 
     def test_settings_of_a_namespace(self, soup: Soup, server: Server) -> None:
-        settings = {"object": "namespace", "namespace": "team", "tuning": "forbid", "etag": "forbid-1"}
+        settings = {
+            "object": "namespace", "namespace": "team", "tuning": "forbid", "protected_aliases": ["old", "prod"],
+            "unnamed_soup_days": 30, "etag": "forbid-1",
+        }  # fmt: skip
         server.on("GET /v1/namespaces/team", ok(settings)).on("PATCH /v1/namespaces/team", ok(settings))
-        assert soup("namespaces", "show", "team")[1].split() == ["NAMESPACE", "TUNING", "team", "forbid"]
+        shown = soup("namespaces", "show", "team")[1].splitlines()
+        assert shown[0].split() == ["NAMESPACE", "TUNING", "PROTECTED", "ALIASES", "UNNAMED", "SOUPS"]
+        assert shown[1].split() == ["team", "forbid", "old,", "prod", "30", "days"]
         assert json.loads(soup("namespaces", "set", "team", "--tuning", "forbid", "--json")[1]) == settings
         assert server.body() == {"tuning": "forbid"}
+        soup("namespaces", "set", "team", "--protect", "new", "--unprotect", "old", "--unnamed-soup-days", "default")
+        assert server.body() == {"protected_aliases": ["new", "prod"], "unnamed_soup_days": None}
+        assert server.requests[-1].headers["if-match"] == "forbid-1", "of two at the same time none is lost"
 
     def test_jobs(self, soup: Soup, server: Server) -> None:
         running = job(

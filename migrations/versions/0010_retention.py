@@ -1,0 +1,42 @@
+"""Protected aliases, how long unnamed soups are kept, what was purged, and which files are to be removed."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0010"
+down_revision = "0009"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Add two settings of namespaces, and the two tables."""
+    op.add_column("namespaces", sa.Column("protected_aliases", sa.JSON(), nullable=True))
+    op.add_column("namespaces", sa.Column("unnamed_soup_days", sa.Integer(), nullable=True))
+    op.create_table(
+        "purged_adapters",
+        sa.Column("namespace", sa.String(length=64), nullable=False),
+        sa.Column("name", sa.String(length=64), nullable=False),
+        sa.Column("version", sa.Integer(), nullable=False),
+        sa.Column("digest", sa.String(length=71), nullable=False),
+        sa.Column("purged_at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("namespace", "name", "version", name=op.f("pk_purged_adapters")),
+    )
+    op.create_index(op.f("ix_purged_adapters_digest"), "purged_adapters", ["digest"])
+    op.create_table(
+        "blob_removals",
+        sa.Column("digest", sa.String(length=71), nullable=False),
+        sa.Column("due_at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("digest", name=op.f("pk_blob_removals")),
+    )
+
+
+def downgrade() -> None:
+    """Drop them. The columns go by themselves: a copy of the table would lose its checks on SQLite."""
+    op.drop_table("blob_removals")
+    op.drop_index(op.f("ix_purged_adapters_digest"), table_name="purged_adapters")
+    op.drop_table("purged_adapters")
+    op.drop_column("namespaces", "unnamed_soup_days")
+    op.drop_column("namespaces", "protected_aliases")
