@@ -1,7 +1,7 @@
 """What a server holds against kills, floods, writers at once and files made to harm, counted.
 
-- `kills_survived`: of servers that were killed (kill -9) in the middle of pushes, fits, cooks and trainings, on SQLite
-  and PostgreSQL, those after which all that was acknowledged was there and whole (`benchmarks.faults.kills`).
+- `kills_survived`: of servers that were killed (kill -9) in the middle of pushes, uploads, fits, cooks, trainings, purges and
+  collections, on SQLite and PostgreSQL, those after which all that was acknowledged was there and whole (`benchmarks.faults.kills`).
 - `lost_updates`: marks that writers at once put on one card with `if_match`, and that are not there in the end.
 - `mutated_headers`: headers of safetensors files changed at random that were read or refused; `header_crashes`: the
   rest of them.

@@ -14,7 +14,10 @@ from registry.samples import embed_texts, record_vectors
 
 
 def embed(registry: Registry, adapter_id: int, *, progress: Progress) -> AdapterRow:
-    """Embed an adapter's sample with every encoder, and give its row; `progress` may raise to end it."""
+    """Embed an adapter's sample with every encoder, and give its row; `progress` may raise to end it.
+
+    Raises Retired where it was purged.
+    """
     with registry.database.read() as catalogue:
         row = catalogue.adapters.get(adapter_id)
         if row.sample is None:
@@ -29,6 +32,7 @@ def embed(registry: Registry, adapter_id: int, *, progress: Progress) -> Adapter
         truncated[encoder.name] = vectors.truncated
         registry.blobs.put_bytes(vectors.data)
         with registry.database.write() as catalogue:
-            record_vectors(catalogue, row.sample.digest, vectors, encoder)
+            catalogue.adapters.get(adapter_id)  # nothing is kept of a sample that was purged meanwhile
+            record_vectors(registry, catalogue, row.sample.digest, vectors, encoder)
     with registry.database.write() as catalogue:
         return catalogue.adapters.set_sample_state(adapter_id, "ready", truncated=truncated)

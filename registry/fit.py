@@ -26,6 +26,7 @@ from registry.selectors import SELECTORS
 from registry.selectors.contract import Domain, Selector
 from registry.selectors.state import dump_state, load_state
 from registry.spec import PoolSpec, SelectorSpec
+from registry.stored_bytes import record_bytes
 
 
 def fit(
@@ -59,7 +60,7 @@ def fit(
         pool, spec, encoder_digest=encoder_digest, members=members, state_blob=state_blob, report=selector.report_
     )
     with registry.database.write() as catalogue:
-        catalogue.blobs.seen(state_blob, len(data))
+        record_bytes(registry, catalogue, state_blob, data)
         return catalogue.selectors.add(new)
 
 
@@ -109,7 +110,12 @@ def _changes(known: SelectorRow, members: tuple[MemberRow, ...]) -> _Changes:
 
 
 def _updated(known: SelectorRow, changes: _Changes, domains: _Domains) -> Selector[Any] | None:
-    """The serving selector after these changes, None where a whole fit is due."""
+    """The serving selector after these changes, None where a whole fit is due.
+
+    It is where what went was purged: without its vectors it cannot be taken out of what was fitted.
+    """
+    if domains.embeddings is not None and any(one.adapter_id not in domains.embeddings for one in changes.removed):
+        return None
     before = SELECTORS[known.spec.kind].from_state(*load_state(domains.blobs.read(known.state_blob)))
     return before.updated(list(map(domains.of, changes.added)), list(map(domains.of, changes.removed)))
 

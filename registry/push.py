@@ -22,6 +22,7 @@ from registry.quotas import Stored, check_room, check_stored
 from registry.registry import BaseModel, Caller, Limits, Registry
 from registry.samples import CheckedSample, check_sample, enqueue_embed, record_vectors
 from registry.spec import AdapterConfig, Manifest
+from registry.stored_bytes import record_bytes
 from registry.tensor_file import parse
 from registry.uploads import is_damaged, read_file
 
@@ -56,7 +57,7 @@ def push(registry: Registry, caller: Caller, manifest: Manifest) -> Pushed:
     with registry.database.write() as catalogue:
         for digest in repaired:
             caller.audit(catalogue, "blob.repair", digest)
-        catalogue.blobs.seen(new.weights_blob, len(checked.weights))
+        record_bytes(registry, catalogue, new.weights_blob, checked.weights)
         catalogue.blobs.grant(new.namespace, new.weights_blob)
         same = catalogue.adapters.find_same(new.namespace, new.name, new.digest)
         brings = sample is not None and (same is None or same.sample_state in ("none", "failed"))
@@ -66,7 +67,7 @@ def push(registry: Registry, caller: Caller, manifest: Manifest) -> Pushed:
         row = same or catalogue.adapters.add(new)
         if same is not None and sample is not None:
             row = catalogue.adapters.attach_sample(same.id, sample.report)
-        job = _record_sample(catalogue, row, checked, caller)
+        job = _record_sample(registry, catalogue, row, checked, caller)
         if job is None:
             enqueue_refits(catalogue, row, created_by=caller.key_id, refits=registry.refits)
         added: tuple[Stored, ...] = ("stored_bytes",) if same is not None else ("stored_bytes", "adapters")
@@ -223,15 +224,17 @@ def _ignored(row: AdapterRow, new: NewAdapter, manifest: Manifest, brings: bool)
     return (f"Known as {row.ref}: its {', '.join(changed)} stayed as stored (PATCH changes card and domain).",)
 
 
-def _record_sample(catalogue: Catalogue, row: AdapterRow, checked: _Checked, caller: Caller) -> str | None:
+def _record_sample(
+    registry: Registry, catalogue: Catalogue, row: AdapterRow, checked: _Checked, caller: Caller
+) -> str | None:
     """Vectors that came along are ready at once; text is embedded by a job of the same transaction."""
     sample = checked.sample
     if sample is None:
         return None
     if sample.texts:
-        catalogue.blobs.seen(sample.report.digest, len(sample.data))
+        record_bytes(registry, catalogue, sample.report.digest, sample.data)
         return enqueue_embed(catalogue, row, created_by=caller.key_id)
     for vectors in sample.vectors:
-        record_vectors(catalogue, sample.report.digest, vectors, checked.encoders[vectors.encoder])
+        record_vectors(registry, catalogue, sample.report.digest, vectors, checked.encoders[vectors.encoder])
     catalogue.adapters.set_sample_state(row.id, "ready")
     return None

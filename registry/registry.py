@@ -88,6 +88,18 @@ class Refits:
 
 
 @dataclass(frozen=True)
+class Retention:
+    """What a collection takes away: nothing where there is no `grace`.
+
+    Unnamed soups are retired after so many days without use, where their namespace says nothing else (0: never). What
+    was retired or unseen for the grace period is removed.
+    """
+
+    grace: timedelta | None = None
+    unnamed_soup_days: int = 0
+
+
+@dataclass(frozen=True)
 class Registry:
     """What is stored, the base models it is for, and what is taken: the first argument of every verb.
 
@@ -102,6 +114,7 @@ class Registry:
     refits: Refits = Refits()
     default_effort: Effort = "quick"
     quotas: DefaultLimits = field(default_factory=DefaultLimits)
+    retention: Retention = Retention()
 
 
 @dataclass(frozen=True)

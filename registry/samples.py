@@ -22,6 +22,7 @@ from registry.names import digest_of, sha256_digest
 from registry.progress import Progress
 from registry.registry import Caller, Registry, SampleLimits
 from registry.spec import EmbeddingSource, SampleReport, SampleSource, Unit
+from registry.stored_bytes import record_bytes
 from registry.uploads import read_blob, read_file
 
 DRAW_SEED = 0
@@ -202,10 +203,12 @@ def embed_texts(
     )
 
 
-def record_vectors(catalogue: Catalogue, sample_digest: str, vectors: Vectors, encoder: Encoder) -> None:
+def record_vectors(
+    registry: Registry, catalogue: Catalogue, sample_digest: str, vectors: Vectors, encoder: Encoder
+) -> None:
     """The row of embeddings whose bytes are stored already."""
     blob = sha256_digest(vectors.data)
-    catalogue.blobs.seen(blob, len(vectors.data))
+    record_bytes(registry, catalogue, blob, vectors.data)
     catalogue.samples.add_embedding(
         EmbeddingRow(
             sample_digest=sample_digest,

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import base64
 import binascii
+from datetime import UTC, datetime
 
 from registry.catalogue.database import Catalogue
-from registry.errors import InvalidManifest, NotFound, QuotaExceeded, TooLarge
+from registry.errors import Busy, InvalidManifest, NotFound, QuotaExceeded, TooLarge
 from registry.quotas import check_stored, room_for_bytes
 from registry.registry import Caller, Registry
 from registry.spec import FileSource
@@ -64,7 +65,7 @@ def room_for_blob(registry: Registry, caller: Caller, digest: str | None) -> tup
 def record_blob(
     registry: Registry, catalogue: Catalogue, caller: Caller, digest: str, size: int, *, repaired: bool
 ) -> None:
-    """Record that a caller uploaded a stored blob: its namespaces see it from now on. Raises QuotaExceeded.
+    """Record that a caller uploaded a stored blob: its namespaces see it from now on. Raises QuotaExceeded, or Busy.
 
     The audit has one namespace an entry: what the key of several uploads is told to keys that see all.
     """
@@ -73,10 +74,28 @@ def record_blob(
     only = caller.namespaces[0] if caller.namespaces is not None and len(caller.namespaces) == 1 else None
     caller.audit(catalogue, "blob.upload", digest, namespace=only, size=size)
     catalogue.blobs.seen(digest, size)
+    if not registry.blobs.has(digest):  # the same bytes were there before, and were collected since they came
+        raise Busy("This blob was removed while it was stored; send it again.", retry_after=1)
     for namespace in caller.namespaces or ():
         catalogue.blobs.grant(namespace, digest)
     catalogue.blobs.uploaded(caller.key_id, digest)
     check_stored(catalogue, registry.quotas, "stored_bytes", key_id=caller.key_id, namespaces=caller.namespaces or ())
+
+
+def ask_again(registry: Registry, digest: str, size: int) -> None:
+    """Note that somebody who may upload asked for a visible blob, and so will not send it: a collection waits anew.
+
+    Noted only where nobody did for half of the grace period, since it is a write.
+    """
+    if registry.retention.grace is None:
+        return
+    since = datetime.now(UTC) - registry.retention.grace / 2
+    with registry.database.read() as catalogue:
+        seen_at = catalogue.blobs.seen_at(digest)
+    if seen_at is not None and seen_at < since:
+        with registry.database.write() as catalogue:
+            if catalogue.blobs.seen_at(digest) is not None:
+                catalogue.blobs.seen(digest, size)
 
 
 def blob_size(registry: Registry, caller: Caller, digest: str, *, what: str) -> int:

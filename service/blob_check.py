@@ -109,13 +109,17 @@ def _another(blobs: LocalBlobs) -> Unavailable:
 
 
 def _unnamed(database: Database, blobs: BlobStore, named: set[str]) -> list[str]:
-    """Blobs that are not `named` by a transaction, and that no waiting cook is asked by.
+    """Blobs that are not `named` by a transaction, nor noted to go, and that no waiting cook is asked by.
 
     They are what a crash left between storing bytes and committing the row that names them, requests of cooks that have
     ended, and whatever a database that is an older copy does not know.
     """
     with database.read() as catalogue:
-        known = named | {job.arguments["request"] for kind in COOKS for job in catalogue.jobs.unended(kind)}
+        known = (
+            named
+            | catalogue.removals.pending()
+            | {job.arguments["request"] for kind in COOKS for job in catalogue.jobs.unended(kind)}
+        )
     return [digest for digest in blobs.digests() if digest not in known]
 
 

@@ -17,7 +17,7 @@ from registry.blobs import LocalBlobs, Unfinished
 from registry.catalogue.database import Database
 from registry.cores import one_each
 from registry.errors import Internal, InvalidParameter, Unavailable
-from registry.registry import Limits, Refits, Registry, SampleLimits
+from registry.registry import Limits, Refits, Registry, Retention, SampleLimits
 from registry.spec import DefaultLimits, UseLimits
 from registry.upload_sessions import UploadLimits, UploadSessions
 from service import storage
@@ -135,7 +135,7 @@ class Runtime:
         refits = Refits(settings.refit_delay_seconds, timedelta(days=days) if days else None)
         registry = Registry(
             self.database, blobs, self.bases, limits_of(settings), refits, default_effort=settings.default_effort,
-            quotas=default_limits(settings),
+            quotas=default_limits(settings), retention=retention_of(settings),
         )  # fmt: skip
         return Parts(
             settings=settings,
@@ -231,6 +231,12 @@ def upload_limits_of(settings: Settings) -> UploadLimits:
         blob=settings.max_blob_bytes,
         keep=timedelta(seconds=settings.keep_upload_seconds),
     )
+
+
+def retention_of(settings: Settings) -> Retention:
+    """The settings that say what a collection takes away."""
+    grace = timedelta(days=settings.collect_days) if settings.collect_days else None
+    return Retention(grace, settings.unnamed_soup_days)
 
 
 def default_limits(settings: Settings) -> DefaultLimits:

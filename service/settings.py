@@ -223,6 +223,23 @@ class Settings(BaseSettings):
         "quick", description="Effort of a cook that names no effort, selector or recipe."
     )
 
+    # --- retention ----------------------------------------------------------------------------------
+    collect_days: float = Field(
+        7,
+        ge=0,
+        le=36_500,
+        description="Days after which uploads that nothing was made of, selectors that no longer serve, and unnamed "
+        "soups that were retired are removed; 0: never.",
+    )
+    collect_seconds: float = Field(3600.0, gt=0, description="How often what is due is removed.")
+    unnamed_soup_days: int = Field(
+        0,
+        ge=0,
+        le=36_500,
+        description="Days after which an unnamed soup that nobody used is retired, where its namespace says nothing "
+        "else; 0: never.",
+    )
+
     # --- trainings ----------------------------------------------------------------------------------
     trainings: Path | None = Field(
         None, description="Folder of what trainings save on the way; by default in the data folder."

@@ -1,4 +1,6 @@
-"""Servers killed in the middle of pushes, fits, cooks and trainings: what was acknowledged has to be there afterwards.
+"""Servers killed in the middle of their work: what was acknowledged has to be there afterwards.
+
+The work is pushes, uploads in parts, fits, cooks, trainings, purges and collections.
 
 Each series has one server and its data folder. A client works until the kill comes, at a moment drawn anew each time;
 the server is started again and must have all that was acknowledged, and its jobs must end well. What was not
@@ -21,7 +23,7 @@ from typing import Any, ClassVar
 
 from benchmarks.faults.content import WEIGHTS, adapter, passages
 from benchmarks.faults.server import BASE, Killable, killable
-from registry.errors import Internal, SoupError
+from registry.errors import Cancelled, Internal, Retired, SoupError
 from registry.files import encode_lines
 from registry.spec import (
     CookRequest,
@@ -36,6 +38,8 @@ from training.spec import TrainingSpec
 
 STEPS = 150
 """Of a training: some seconds."""
+UPLOAD, PART = 3_000_000, 100_000
+"""Bytes of an upload, and of each of its parts."""
 LEASE = "4"
 """Seconds after which another server takes over a dead one's job. One alone on its folder does so at once."""
 
@@ -46,6 +50,11 @@ class Series(ABC):
     name: ClassVar[str]
     span: ClassVar[float]
     """Seconds from the start of the work within which the kill comes."""
+    settings: ClassVar[Mapping[str, str]] = {}
+    """Of the server."""
+
+    over = threading.Event()
+    """Set when the kill is about to come: from then on nothing is tried again."""
 
     def prepare(self, client: SoupClient) -> None:
         """Put in what the work needs."""
@@ -58,6 +67,10 @@ class Series(ABC):
 
     def settle(self, client: SoupClient, acknowledged: Mapping[str, Any]) -> None:  # noqa: B027
         """Wait before the next piece where each is long: all that was acknowledged has to end after the kill."""
+
+    def resume(self, client: SoupClient) -> list[str]:  # noqa: ARG002
+        """Go on with what the kill cut off; what is wrong with it, in sentences."""
+        return []
 
     @abstractmethod
     def holds(self, client: SoupClient, acknowledged: Mapping[str, Any]) -> bool:
@@ -83,6 +96,90 @@ class Pushes(Series):
             client.download(ref, WEIGHTS, Path(folder) / WEIGHTS, digest=acknowledged["weights_blob"])
         job = acknowledged["job"]
         return found["digest"] == acknowledged["digest"] and (job is None or _succeeded(client, job))
+
+
+class Uploads(Series):
+    """Files sent in parts; the one that a kill cut off goes on where it was acknowledged."""
+
+    name = "resumed_push"
+    span = 1.5
+
+    def __init__(self) -> None:
+        self._sending: tuple[bytes, int] | None = None
+
+    def prepare(self, client: SoupClient) -> None:
+        """Nothing is needed."""
+
+    def work(self, client: SoupClient, number: int) -> Mapping[str, Any]:  # noqa: D102
+        data = random.Random(number).randbytes(UPLOAD)
+        client.part_bytes = PART
+        self._sending = data, 0
+        digest = client.upload(data, progress=lambda done, _total, _name: self._reached(done))
+        self._sending = None
+        return {"digest": digest}
+
+    def _reached(self, done: int) -> None:
+        if self.over.is_set():
+            raise Cancelled("The server was killed.")
+        if self._sending is not None:
+            self._sending = self._sending[0], done
+
+    def resume(self, client: SoupClient) -> list[str]:  # noqa: D102
+        if self._sending is None:
+            return []
+        (data, done), self._sending = self._sending, None
+        first: list[int] = []
+        client.part_bytes = PART
+        digest = client.upload(data, progress=lambda sent, _total, _name: first.append(sent))
+        lost = [] if first[0] >= done else [f"{done} bytes were acknowledged, and {first[0]} held"]
+        return lost if self.holds(client, {"digest": digest}) else [*lost, f"{digest} is not what was sent"]
+
+    def holds(self, client: SoupClient, acknowledged: Mapping[str, Any]) -> bool:  # noqa: D102
+        return client.has_blob(str(acknowledged["digest"]))
+
+
+class Purges(Series):
+    """Adapters with samples, every second of which is purged again: that is gone, the others are there."""
+
+    name = "purge"
+    span = 1.5
+
+    def prepare(self, client: SoupClient) -> None:
+        """Nothing is needed."""
+
+    def work(self, client: SoupClient, number: int) -> Mapping[str, Any]:  # noqa: D102
+        pushed = client.push(adapter(f"kept/a{number}", 100 + number, sample=True))
+        if number % 2:
+            client.purge(pushed["ref"])
+        return {**pushed, "purged": bool(number % 2)}
+
+    def holds(self, client: SoupClient, acknowledged: Mapping[str, Any]) -> bool:  # noqa: D102
+        try:
+            return not acknowledged["purged"] and client.adapter(str(acknowledged["ref"])) is not None
+        except Retired:
+            gone = (acknowledged["weights_blob"], acknowledged["sample"]["digest"])
+            return bool(acknowledged["purged"]) and not any(map(client.has_blob, gone))
+
+
+class Collections(Series):
+    """Uploads that nothing is made of go within seconds, what is pushed beside them stays."""
+
+    name = "collection"
+    span = 4.0
+    settings: ClassVar[Mapping[str, str]] = {"SOUP_COLLECT_DAYS": str(1 / 86_400), "SOUP_COLLECT_SECONDS": "0.1"}
+
+    def prepare(self, client: SoupClient) -> None:
+        """Nothing is needed."""
+
+    def work(self, client: SoupClient, number: int) -> Mapping[str, Any]:  # noqa: D102
+        for part in range(4):
+            client.upload(b"%d %d" % (number, part))
+        return client.push(adapter(f"kept/a{number}", 100 + number, sample=number % 2 == 0))
+
+    def holds(self, client: SoupClient, acknowledged: Mapping[str, Any]) -> bool:  # noqa: D102
+        found = client.adapter(str(acknowledged["ref"]))
+        job = acknowledged["job"]
+        return client.has_blob(found["weights_blob"]) and (job is None or _succeeded(client, job))
 
 
 class Fits(Series):
@@ -142,7 +239,7 @@ class Trainings(Series):
         return bool(client.adapter(str(done["adapter"]))["digest"] == done["digest"])
 
 
-SERIES: tuple[type[Series], ...] = (Pushes, Fits, Cooks, Trainings)
+SERIES: tuple[type[Series], ...] = (Pushes, Uploads, Fits, Cooks, Trainings, Purges, Collections)
 
 
 @dataclass
@@ -166,7 +263,7 @@ def run_series(kind: type[Series], folder: Path, database_url: str | None, *, ki
     draw = random.Random(f"{kind.name}-{outcome.database}")
     series, numbers = kind(), count()
     everything: list[Mapping[str, Any]] = []
-    with killable(folder, database_url, SOUP_JOB_LEASE_SECONDS=LEASE) as server:
+    with killable(folder, database_url, SOUP_JOB_LEASE_SECONDS=LEASE, **kind.settings) as server:
         with server.client() as client:
             series.prepare(client)
         for _ in range(kills):
@@ -194,6 +291,7 @@ def _killed(
     """Work, kill, start again and look; what was acknowledged before the kill."""
     acknowledged: list[Mapping[str, Any]] = []
     began, over = threading.Event(), threading.Event()
+    series.over = over
 
     def work() -> None:
         with server.client() as client:
@@ -215,7 +313,7 @@ def _killed(
         working.result()
     server.start()
     with server.client() as client:
-        outcome.failures += _missing(series, client, acknowledged)
+        outcome.failures += _missing(series, client, acknowledged) + series.resume(client)
     return acknowledged
 
 

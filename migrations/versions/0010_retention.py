@@ -1,4 +1,4 @@
-"""Protected aliases, how long unnamed soups are kept, what was purged, and which files are to be removed."""
+"""Protected aliases, how long unnamed soups are kept, what was purged, which files are to go, and who names a blob."""
 
 from __future__ import annotations
 
@@ -10,9 +10,17 @@ down_revision = "0009"
 branch_labels = None
 depends_on = None
 
+INDEXED = (
+    ("blobs", "seen_at"),
+    ("embeddings", "blob_digest"),
+    ("selectors", "state_blob"),
+    ("recipes", "weights_blob"),
+    ("evidence", "recipe_digest"),
+)
+
 
 def upgrade() -> None:
-    """Add two settings of namespaces, and the two tables."""
+    """Add two settings of namespaces, two tables, and the indexes."""
     op.add_column("namespaces", sa.Column("protected_aliases", sa.JSON(), nullable=True))
     op.add_column("namespaces", sa.Column("unnamed_soup_days", sa.Integer(), nullable=True))
     op.create_table(
@@ -31,10 +39,14 @@ def upgrade() -> None:
         sa.Column("due_at", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("digest", name=op.f("pk_blob_removals")),
     )
+    for table, column in INDEXED:
+        op.create_index(op.f(f"ix_{table}_{column}"), table, [column])
 
 
 def downgrade() -> None:
     """Drop them. The columns go by themselves: a copy of the table would lose its checks on SQLite."""
+    for table, column in INDEXED:
+        op.drop_index(op.f(f"ix_{table}_{column}"), table_name=table)
     op.drop_table("blob_removals")
     op.drop_index(op.f("ix_purged_adapters_digest"), table_name="purged_adapters")
     op.drop_table("purged_adapters")

@@ -15,13 +15,11 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from registry.blobs.contract import hex_of
-from registry.blobs.folder import MARK, read_mark
+from registry.blobs.folder import ASIDE, MARK, read_mark
 from registry.blobs.local import LocalBlobs, sync_place
 from registry.errors import Unavailable
 from registry.files import make_directory, replace_file
 from registry.spec import StoreMark
-
-ASIDE = "set-aside"
 
 
 class Aside:

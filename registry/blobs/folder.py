@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from registry.errors import Unavailable
 from registry.spec import StoreMark
 
-INCOMING, MARK = "incoming", "store.json"
+INCOMING, ASIDE, MARK = "incoming", "set-aside", "store.json"
 PROBE = 4096
 """Bytes that are written to see whether anything can be."""
 

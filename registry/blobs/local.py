@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, BinaryIO, Self
 
 from registry.blobs.contract import Check, damaged, hex_of, missing, unreadable
-from registry.blobs.folder import BlobFolder
+from registry.blobs.folder import ASIDE, BlobFolder
 from registry.blobs.verified import Stamp, Verified
 from registry.errors import DamagedBlob, Internal
 from registry.files import sync_directory
@@ -127,10 +127,12 @@ class LocalBlobs:
             log.warning("blob %s was damaged: the right bytes were sent again and have replaced it", digest)
 
     def delete(self, digest: str) -> None:
-        """Forget it."""
+        """Forget it, also where it was set aside."""
         self.state.check()
         with self.state.writing(0):
             self.place(digest).unlink(missing_ok=True)
+            for copy in self.folder.glob(f"{ASIDE}/*/{hex_of(digest)}"):
+                copy.unlink(missing_ok=True)
         self._verified.forget(digest)
 
     def digests(self) -> Iterator[str]:

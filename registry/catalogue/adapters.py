@@ -8,16 +8,18 @@ from __future__ import annotations
 import builtins
 from collections.abc import Mapping
 from dataclasses import fields
+from datetime import datetime
 from functools import cache
 from typing import Any
 
 from pydantic import TypeAdapter
-from sqlalchemy import ColumnElement, Select, Text, and_, cast, exists, false, func, insert, select, true, update
+from sqlalchemy import ColumnElement, Select, Table, Text, and_, cast, exists, false, func, insert, select, true, update
 
 from registry.catalogue.aliases import Aliases
+from registry.catalogue.removals import Removals
 from registry.catalogue.repository import Repository, matching, now, seen_by
 from registry.catalogue.rows import AdapterRow, Namespaces, NewAdapter, Page, PooledRow, SampleState
-from registry.catalogue.tables import adapter_tags, adapters, embeddings
+from registry.catalogue.tables import adapter_tags, adapters, embeddings, purged_adapters
 from registry.errors import Incompatible, Internal, InvalidParameter, NotFound, PreconditionFailed, Retired
 from registry.names import BaseRef, DigestRef, NameRef, Ref
 from registry.spec import AdapterConfig, Card, PoolSpec, SampleReport
@@ -45,8 +47,11 @@ class Adapters(Repository[AdapterRow]):
 
     def add(self, new: NewAdapter) -> AdapterRow:
         """Store an adapter as the next version of its name."""
-        latest = select(func.max(adapters.c.version)).where(_named(new.namespace, new.name))
-        version = (self._connection.execute(latest).scalar_one() or 0) + 1
+        given = (
+            select(func.coalesce(func.max(table.c.version), 0)).where(*_name_of(table, new.namespace, new.name))
+            for table in (adapters, purged_adapters)
+        )
+        version = max(self._connection.execute(query).scalar_one() for query in given) + 1
         result = self._connection.execute(insert(adapters).values(**_columns(new), version=version))
         key = result.inserted_primary_key
         if key is None:
@@ -93,12 +98,12 @@ class Adapters(Repository[AdapterRow]):
         self._set_tags(id, card)
         return self.get(id)
 
-    def retire(self, id: int) -> AdapterRow:
-        """Retire a version: names no longer lead to it. Once retired it stays as it was."""
+    def retire(self, id: int, *, at: datetime | None = None) -> AdapterRow:
+        """Retire a version, now or `at` a moment: names no longer lead to it. Once retired it stays as it was."""
         self._connection.execute(
             update(adapters)
             .where(adapters.c.id == id, adapters.c.retired_at.is_(None))
-            .values(retired_at=now(), revision=adapters.c.revision + 1)
+            .values(retired_at=at or now(), revision=adapters.c.revision + 1)
         )
         return self.get(id)
 
@@ -131,11 +136,15 @@ class Adapters(Repository[AdapterRow]):
     # --- finding one ----------------------------------------------------------------------------
 
     def get(self, id: int) -> AdapterRow:
-        """The row with this id, retired or not, whoever owns it; raises Internal where there is none."""
-        row = self._one(select(adapters).where(adapters.c.id == id))
+        """The row with this id, retired or not, whoever owns it; raises Retired where it was purged meanwhile."""
+        row = self.known(id)
         if row is None:
-            raise Internal(f"no adapter has id {id}")
+            raise Retired("This adapter was purged meanwhile.", param="ref")
         return row
+
+    def known(self, id: int) -> AdapterRow | None:
+        """The row with this id, None where it was purged."""
+        return self._one(select(adapters).where(adapters.c.id == id))
 
     def find_same(self, namespace: str, name: str, digest: str) -> AdapterRow | None:
         """The live version of a name that has these bytes already."""
@@ -150,12 +159,15 @@ class Adapters(Repository[AdapterRow]):
         return row
 
     def find(self, visible: Namespaces, ref: Ref) -> AdapterRow:
-        """The adapter a ref means, a retired one where none is live; raises NotFound."""
+        """The adapter a ref means, a retired one where none is live; raises NotFound, Retired where it was purged."""
         if isinstance(ref, BaseRef):
             raise NotFound(f"{ref} is a base model, not an adapter.", param="ref")
         meant = adapters.c.digest == ref.digest if isinstance(ref, DigestRef) else self._of_name(ref)
         row = self.newest(visible, meant)
         if row is None:
+            purged = Removals(self._connection).purged_at(visible, ref)
+            if purged is not None:
+                raise Retired(f"{ref} was purged on {purged:%Y-%m-%d}: nothing of it is left.", param="ref")
             raise NotFound(f"There is no adapter {ref}, or this key does not see it.", param="ref")
         return row
 
@@ -173,6 +185,14 @@ class Adapters(Repository[AdapterRow]):
         """The newest visible live row that was cooked by a recipe."""
         found = self.live(visible, adapters.c.recipe_digest == recipe_digest)
         return found[0] if found else None
+
+    def tuned_on(self, sample_digest: str) -> builtins.list[AdapterRow]:
+        """Live soups and adapters of all namespaces that have learnt from a sample, newest first."""
+        return self.live(None, adapters.c.tuned_on == sample_digest)
+
+    def has_digest(self, digest: str) -> bool:
+        """Whether any version, retired or not, has these tensors."""
+        return bool(self._connection.execute(select(exists().where(adapters.c.digest == digest))).scalar_one())
 
     def _of_name(self, ref: NameRef) -> ColumnElement[bool]:
         """Whether a row is of the name, and of the version or alias that the ref says, if any."""
@@ -274,7 +294,11 @@ def _unreadable(namespace: str, name: str) -> Incompatible:
 
 
 def _named(namespace: str, name: str) -> ColumnElement[bool]:
-    return and_(adapters.c.namespace == namespace, adapters.c.name == name)
+    return and_(*_name_of(adapters, namespace, name))
+
+
+def _name_of(table: Table, namespace: str, name: str) -> tuple[ColumnElement[bool], ...]:
+    return table.c.namespace == namespace, table.c.name == name
 
 
 def _live() -> ColumnElement[bool]:

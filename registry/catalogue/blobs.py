@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, and_, exists, insert, literal, or_, select, update
+from datetime import datetime
+
+from sqlalchemy import Connection, and_, delete, exists, insert, literal, or_, select, update
 
 from registry.catalogue.repository import now
 from registry.catalogue.rows import Namespaces
-from registry.catalogue.tables import adapters, blob_grants, blob_uploads, blobs, embeddings, recipes, selectors
+from registry.catalogue.tables import (
+    adapters,
+    blob_grants,
+    blob_removals,
+    blob_uploads,
+    blobs,
+    embeddings,
+    recipes,
+    selectors,
+)
 
 
 class Blobs:
@@ -16,10 +27,15 @@ class Blobs:
         self._connection = connection
 
     def seen(self, digest: str, size: int) -> None:
-        """Record that these bytes are stored; called in the transaction that names them."""
+        """Record that these bytes are stored; called in the transaction that names them. Their file stays, then."""
+        self._connection.execute(delete(blob_removals).where(blob_removals.c.digest == digest))
         changed = self._connection.execute(update(blobs).where(blobs.c.digest == digest).values(seen_at=now()))
         if changed.rowcount == 0:
             self._connection.execute(insert(blobs).values(digest=digest, size=size, seen_at=now()))
+
+    def seen_at(self, digest: str) -> datetime | None:
+        """When a blob was last stored or asked for; None where no transaction named it."""
+        return self._connection.scalars(select(blobs.c.seen_at).where(blobs.c.digest == digest)).first()
 
     def digests(self) -> set[str]:
         """Every blob that a transaction named."""

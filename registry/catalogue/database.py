@@ -27,6 +27,7 @@ from registry.catalogue.jobs import Jobs
 from registry.catalogue.keys import Keys
 from registry.catalogue.limits import UseLimitRows
 from registry.catalogue.namespaces import NamespaceSettings
+from registry.catalogue.removals import Removals
 from registry.catalogue.rows import Mode
 from registry.catalogue.samples import Samples
 from registry.catalogue.selectors import Selectors
@@ -84,6 +85,7 @@ class Catalogue:
         self.audit = Audit(connection)
         self.blobs = Blobs(connection)
         self.stores = Stores(connection)
+        self.removals = Removals(connection)
         self.uploads = Uploads(connection)
         self.limits = UseLimitRows(connection)
         self.usage = Usage(connection)

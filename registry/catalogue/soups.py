@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pydantic import TypeAdapter
-from sqlalchemy import select
+from sqlalchemy import exists, select
 
 from registry.catalogue.adapters import Adapters
 from registry.catalogue.repository import Repository, now
@@ -62,6 +62,14 @@ class Soups(Repository[RecipeRow]):
             (row["adapter_digest"], row["weight"], newest(visible, adapters.c.digest == row["adapter_digest"]))
             for row in rows
         ]
+
+    def missing(self, recipe_digest: str) -> set[str]:
+        """Digests of a recipe's ingredients that nobody has any more."""
+        query = select(recipe_ingredients.c.adapter_digest).where(
+            recipe_ingredients.c.recipe_digest == recipe_digest,
+            ~exists().where(adapters.c.digest == recipe_ingredients.c.adapter_digest),
+        )
+        return set(self._connection.scalars(query))
 
     def children(self, digest: str, visible: Namespaces) -> list[AdapterRow]:
         """Visible live soups that were mixed from these bytes, newest first."""

@@ -71,7 +71,7 @@ blobs = Table(
     metadata,
     Column("digest", DIGEST, primary_key=True),
     Column("size", BigInteger, nullable=False),
-    Column("seen_at", Microseconds, nullable=False),
+    Column("seen_at", Microseconds, nullable=False, index=True),
 )
 blob_grants = Table(
     "blob_grants",
@@ -181,7 +181,7 @@ embeddings = Table(
     Column("encoder_digest", DIGEST, primary_key=True),
     Column("encoder_name", String(32), nullable=False),
     Column("unit", String(16), nullable=False),
-    Column("blob_digest", DIGEST, ForeignKey("blobs.digest"), nullable=False),
+    Column("blob_digest", DIGEST, ForeignKey("blobs.digest"), nullable=False, index=True),
     Column("count", Integer, nullable=False),
     Column("dimensions", Integer, nullable=False),
     Column("truncated", Integer, nullable=False),
@@ -197,7 +197,7 @@ selectors = Table(
     Column("spec_digest", DIGEST, nullable=False),
     Column("encoder_digest", DIGEST),
     Column("base_fingerprint", DIGEST, nullable=False, index=True),
-    Column("state_blob", DIGEST, ForeignKey("blobs.digest"), nullable=False),
+    Column("state_blob", DIGEST, ForeignKey("blobs.digest"), nullable=False, index=True),
     Column("members", JSON, nullable=False),
     Column("report", JSON, nullable=False),
     Column("fitted_at", Microseconds, nullable=False),
@@ -222,7 +222,7 @@ recipes = Table(
     Column("digest", DIGEST, primary_key=True),
     Column("recipe", JSON, nullable=False),
     Column("adapter_digest", DIGEST, nullable=False),
-    Column("weights_blob", DIGEST, ForeignKey("blobs.digest"), nullable=False),
+    Column("weights_blob", DIGEST, ForeignKey("blobs.digest"), nullable=False, index=True),
     Column("report", JSON, nullable=False),
     Column("created_at", Microseconds, nullable=False),
 )
@@ -239,7 +239,7 @@ evidence = Table(
     metadata,
     Column("id", Id, primary_key=True, autoincrement=True),
     Column("adapter_id", Id, ForeignKey("adapters.id"), nullable=False, index=True),
-    Column("recipe_digest", DIGEST, ForeignKey("recipes.digest"), nullable=False),
+    Column("recipe_digest", DIGEST, ForeignKey("recipes.digest"), nullable=False, index=True),
     Column("evidence", JSON, nullable=False),
     Column("created_at", Microseconds, nullable=False),
 )

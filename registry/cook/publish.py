@@ -22,6 +22,7 @@ from registry.registry import Caller, Registry
 from registry.samples import Vectors, enqueue_embed, record_vectors
 from registry.soup.compat import SoupPart
 from registry.spec import Card, Evidence, Provenance, Recipe, SampleReport
+from registry.stored_bytes import record_bytes
 
 
 def publish_soup(
@@ -59,12 +60,12 @@ def publish_soup(
             new = replace(new, kind="adapter", domain=keep)
         if mixed.is_merge:
             new = _in_place_of(catalogue.adapters.get(mixed.parts[0].adapter_id), new)
-        catalogue.blobs.seen(new.weights_blob, len(mixed.data))
+        record_bytes(registry, catalogue, new.weights_blob, mixed.data)
         catalogue.soups.add_recipe(mixed.recipe, mixed.digest, new.weights_blob, mixed.report)
         row, created, changed = _stored(catalogue, new, keep=keep)
         if created and sample is not None:
             for one in vectors:
-                record_vectors(catalogue, sample.digest, one, encoders[one.encoder])
+                record_vectors(registry, catalogue, sample.digest, one, encoders[one.encoder])
         if changed:
             enqueue_refits(catalogue, row, created_by=caller.key_id, refits=registry.refits)
         if changed and row.sample_state == "pending":

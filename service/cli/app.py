@@ -33,6 +33,7 @@ VERBS = {
     "ls": "List adapters and soups.",
     "show": "Show one adapter or soup.",
     "rm": "Retire adapters or soups.",
+    "purge": "Remove versions for good.",
     "select": "Say which adapters fit a sample, and why.",
     "fit": "Fit a selector over a pool of adapters.",
     "cook": "Cook a soup for a sample, or by a recipe.",

@@ -48,6 +48,10 @@ class AdapterCalls:
             tell(size, size, name)
         return digest
 
+    def has_blob(self, digest: str) -> bool:
+        """Whether the server has a blob, whole, and this key sees it."""
+        return is_there(self._http, digest)
+
     def push(self, manifest: Manifest) -> Json:
         """Push an adapter by its manifest (201, or 200 if known): an Adapter object with `job` and `warnings`."""
         return self._http.json("POST", "/v1/adapters", json=manifest.model_dump(mode="json", exclude_none=True))
@@ -84,6 +88,10 @@ class AdapterCalls:
         """Bring a retired version back, `namespace/name@version`; with `if_match` only if that is its etag."""
         headers = {"if-match": if_match} if if_match else None
         return self._http.json("POST", f"{_adapter_path(ref)}/restore", headers=headers)
+
+    def purge(self, ref: str) -> Json:
+        """Remove a version for good, `namespace/name@version`: a Purge object. Needs scope admin."""
+        return self._http.json("POST", f"{_adapter_path(ref)}/purge")
 
     def lineage(self, ref: str) -> Json:
         """The recipe, parents, children and evidence of an adapter."""

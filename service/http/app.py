@@ -33,6 +33,7 @@ from service.http.routes import (
     models,
     namespaces,
     perplexity,
+    purges,
     selectors,
     soups,
     tokens,
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 
 VERSION = "0.1.0"
 ROUTES = (
-    *(uploads, blobs, adapters, selectors, soups, trainings),
+    *(uploads, blobs, adapters, purges, selectors, soups, trainings),
     *(perplexity, completions, chat, embeddings, models, tokens),
     *(jobs, keys, namespaces, limits, usage, audit, health),
 )

@@ -20,6 +20,7 @@ from typing import Any
 from registry.catalogue import Catalogue
 from registry.catalogue.jobs import Jobs
 from registry.catalogue.rows import JobRow
+from registry.collect import collect
 from registry.cores import alone
 from registry.errors import Busy, Cancelled, Internal, SoupError, Unavailable, as_dict, rebuild
 from registry.progress import Progress
@@ -30,6 +31,7 @@ from service.jobs.fit_process import FitProcess
 from service.jobs.gradient_process import GradientProcess
 from service.jobs.kinds import KINDS
 from service.jobs.training_folder import sweep
+from service.jobs.training_requests import blobs_in_use
 from service.logs import describe
 from service.parts import Parts
 
@@ -72,7 +74,7 @@ class JobRunner:
         self._sweep_uploads()
         lanes = [lane for lane, count in workers_of(self._settings).items() for _ in range(count)]
         loops: list[Callable[[], None]] = [partial(self._work, lane) for lane in lanes]
-        loops.append(self._beat)
+        loops += [self._beat, self._collect]
         self._threads = [
             threading.Thread(target=loop, name=f"soup-jobs-{number}", daemon=True) for number, loop in enumerate(loops)
         ]
@@ -254,6 +256,22 @@ class JobRunner:
             log.warning("unfinished uploads are not swept: %s", error.message)
         except Exception:
             log.exception("sweeping unfinished uploads failed")
+
+    def _collect(self) -> None:
+        """Remove what is due, from time to time; a start leaves servers time to come up first."""
+        while not self._stopping.wait(self._settings.collect_seconds):
+            try:
+                collect(self.parts.registry, _now(), used=blobs_in_use, progress=self._go_on)
+            except Interrupted:
+                return
+            except (Busy, Unavailable) as error:
+                log.warning("nothing more is collected now: %s", error.message)
+            except Exception:
+                log.exception("collecting failed")
+
+    def _go_on(self, *_: object) -> None:
+        if self._stopping.is_set():
+            raise Interrupted("The server is stopping.")
 
 
 def _now() -> datetime:

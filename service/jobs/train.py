@@ -25,6 +25,7 @@ from registry.names import parse_ref, split_name
 from registry.push import Pushed, push
 from registry.quotas import check_stored
 from registry.spec import FileSource, Manifest, SampleSource
+from registry.stored_bytes import record_bytes
 from service.jobs.contract import JobContext, JobKind, namespaces_of
 from service.jobs.train_process import in_child
 from service.jobs.training_folder import CHECKPOINT, TURN, place_of, sweep
@@ -244,7 +245,7 @@ def _pushed(training: Training, told: dict[str, Any]) -> Pushed:
     digest = parts.registry.blobs.put_bytes(weights)
     namespace, _ = split_name(request.name)
     with parts.registry.database.write() as catalogue:
-        catalogue.blobs.seen(digest, len(weights))
+        record_bytes(parts.registry, catalogue, digest, weights)
         catalogue.blobs.grant(namespace, digest)
         key_id = training.context.caller.key_id
         check_stored(catalogue, parts.registry.quotas, "stored_bytes", key_id=key_id, namespaces=[namespace])

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 
 from registry.adapters import expected_tensors
+from registry.catalogue import Catalogue
 from registry.catalogue.rows import AdapterRow, JobRow
 from registry.errors import Incompatible, InvalidParameter, TooLarge
 from registry.names import check_part, digest_of, parse_ref, split_name
@@ -79,6 +80,12 @@ def submit(parts: Parts, who: Principal, request: TrainingRequest, *, request_id
         check_jobs(catalogue, parts.registry.quotas, KIND, key_id=who.key_id, namespace=namespace)
         asked(catalogue, "training.ask", job.id, namespace=namespace, name=request.name)
         return job
+
+
+def blobs_in_use(catalogue: Catalogue) -> set[str]:
+    """Blobs that trainings which wait or run read."""
+    requests = [job.arguments["request"] for job in catalogue.jobs.unended(KIND)]
+    return {request[what] for request in requests for what in ("texts", "valid") if request.get(what) is not None}
 
 
 def _members(parts: Parts, who: Principal, request: TrainingRequest) -> list[AdapterRow]:

@@ -6,7 +6,7 @@ import logging
 import shutil
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from datetime import date
+from datetime import UTC, date, datetime
 from pathlib import Path
 
 import pytest
@@ -78,6 +78,22 @@ class TestTheirOwn:
         cook(database, waiting, ended=False)
         assert start(database, blobs) == Found(older=False, back=0, aside=0, kept=0, deleted=2, missing=0)
         assert (set(blobs.digests()), aside(blobs)) == ({waiting}, set())
+
+    def test_what_is_noted_to_go_is_left_to_the_collection(self, database, blobs):
+        start(database, blobs)
+        (going,) = named(database, blobs, b"going")
+        with database.write() as catalogue:
+            catalogue.removals.forget([going], datetime.now(UTC))
+        assert start(database, blobs).aside == 0
+        assert set(blobs.digests()) == {going}
+
+    def test_what_is_deleted_is_not_left_set_aside(self, database, blobs):
+        start(database, blobs)
+        orphan = blobs.put_bytes(b"orphan")
+        start(database, blobs)
+        assert aside(blobs) == {orphan}
+        blobs.delete(orphan)
+        assert aside(blobs) == set()
 
     def test_what_is_set_aside_stays_and_every_start_says_so(self, database, blobs, caplog):
         start(database, blobs)

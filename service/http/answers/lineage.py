@@ -19,9 +19,11 @@ def lineage_of(parts: Parts, visible: Namespaces, row: AdapterRow) -> Lineage:
     """Parents, children and evidence of an adapter, for a key that reads the namespaces of `visible` (None: all)."""
     with parts.registry.database.read() as catalogue:
         recipe = None if row.recipe_digest is None else catalogue.soups.recipe(row.recipe_digest)
+        missing = set() if row.recipe_digest is None else catalogue.soups.missing(row.recipe_digest)
         parents = [
             Parent(digest=digest, weight=weight, ref=None if parent is None else parent.ref,
-                   retired=parent is not None and parent.retired_at is not None)
+                   retired=parent is not None and parent.retired_at is not None,
+                   purged=digest in missing)
             for digest, weight, parent in catalogue.soups.parents(row.recipe_digest, visible)
         ]  # fmt: skip
         children = [Child(ref=one.ref, digest=one.digest) for one in catalogue.soups.children(row.digest, visible)]
@@ -29,6 +31,7 @@ def lineage_of(parts: Parts, visible: Namespaces, row: AdapterRow) -> Lineage:
     return Lineage(
         adapter=row.ref,
         recipe=None if recipe is None else recipe.recipe,
+        rebuildable=None if recipe is None else recipe.recipe.tuning is None and not missing,
         parents=parents,
         children=children,
         evidence=[_shown(one, visible) for one in evidence],

@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect
 from registry.blobs import BlobWriter
 from registry.errors import DigestMismatch, NotFound, QuotaExceeded, TooLarge
 from registry.registry import Caller
-from registry.uploads import is_damaged, record_blob, room_for_blob, too_large
+from registry.uploads import ask_again, is_damaged, record_blob, room_for_blob, too_large
 from service.http.app_parts import AppParts
 from service.http.auth import Reader, Writer, needs
 from service.http.bodies import CheckedRoute
@@ -66,7 +66,10 @@ async def put_blob(request: Request, digest: str, parts: AppParts, who: Writer) 
 @router.head("/{digest}", response_class=Response)
 def head_blob(request: Request, digest: str, parts: AppParts, who: Either) -> Response:
     """Whether a blob is there for this key, and its size."""
-    return _answer(request, digest, parts, who)
+    answer = _answer(request, digest, parts, who)
+    if who.has("write"):
+        ask_again(parts.registry, digest, parts.registry.blobs.size(digest))
+    return answer
 
 
 @router.get("/{digest}", response_class=Response, responses=_BYTES)

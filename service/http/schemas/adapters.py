@@ -110,6 +110,8 @@ class Parent(Wire):
     digest: Digest
     weight: str
     retired: bool
+    purged: bool
+    """Whether nobody has it any more: soups of it cannot be rebuilt."""
 
 
 class Child(Wire):
@@ -125,9 +127,28 @@ class Lineage(Wire):
     object: Literal["lineage"] = "lineage"
     adapter: str
     recipe: Recipe | None
+    rebuildable: bool | None
+    """Whether the recipe gives the same soup again: its ingredients are all there, and it was not tuned; null for what
+    has no recipe."""
     parents: list[Parent]
     children: list[Child]
     evidence: list[dict[str, Any]]
+
+
+class Purged(Wire):
+    """What was removed for good, and what is left that was made of it."""
+
+    object: Literal["purge"] = "purge"
+    data: list[ListedAdapter]
+    blobs: int
+    """Files that nothing else needs, which are removed."""
+    bytes: int
+    not_rebuildable: list[str]
+    """Live soups that it is an ingredient of: they are served as before, but cannot be rebuilt."""
+    tuned_on_sample: list[str]
+    """Live soups and adapters that have learnt from its sample."""
+    elsewhere: int
+    """How many more of either are in namespaces that this key does not see."""
 
 
 class StoredFile(Wire):

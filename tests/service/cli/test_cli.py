@@ -784,6 +784,23 @@ class TestKeysAndJobs:
         assert [json.loads(line) for line in soup("audit", "--lines")[1].splitlines()] == [entry]
         assert soup("audit", "--until", "soon")[0] == 2
 
+    def test_purge_asks_first_and_tells_what_is_left(self, soup: Soup, server: Server) -> None:
+        answer = {
+            "object": "purge", "data": [{"ref": "team/law@1"}], "blobs": 3, "bytes": 900,
+            "not_rebuildable": ["team/mix@1"], "tuned_on_sample": ["team/tuned@2"], "elsewhere": 1,
+        }  # fmt: skip
+        server.on("POST /v1/adapters/team/law@1/purge", ok(answer))
+        code, out, err = soup("purge", "team/law@1")
+        assert (code != 0, server.requests) == (True, []), "nobody said yes"
+        code, out, err = soup("purge", "team/law@1", "--yes")
+        assert (code, out) == (0, "team/law@1\n")
+        for said in (
+            "team/law@1: 3 files of 900 bytes", "team/mix@1 cannot be rebuilt", "team/tuned@2 has learnt",
+            "1 more soups",
+        ):  # fmt: skip
+            assert said in err
+        assert json.loads(soup("purge", "team/law@1", "--yes", "--json")[1])["data"] == [answer]
+
     def test_settings_of_a_namespace(self, soup: Soup, server: Server) -> None:
         settings = {
             "object": "namespace", "namespace": "team", "tuning": "forbid", "protected_aliases": ["old", "prod"],

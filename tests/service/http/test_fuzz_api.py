@@ -174,6 +174,7 @@ def examples(world: World, known: dict[str, str]) -> dict[str, dict[str, Any]]:
         "DELETE /v1/keys/{id}": {"path_parameters": {"id": known["key"]}},
         "DELETE /v1/adapters/{ns}/{name}": {"path_parameters": {"ns": "acme", "name": "going"}},
         "POST /v1/adapters/{ns}/{name}/restore": {"path_parameters": {"ns": "acme", "name": "going@1"}},
+        "POST /v1/adapters/{ns}/{name}/purge": {"path_parameters": {"ns": "acme", "name": "going@1"}},
     }
 
 

@@ -1,0 +1,214 @@
+"""Collections: which unnamed soups, selectors and blobs are due, what keeps them, and how long files stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from registry import collect as module
+from registry.catalogue import Catalogue
+from registry.catalogue.rows import AdapterRow, UsageKey, UsageSum
+from registry.collect import HELD, Collected, collect
+from registry.registry import Retention
+from registry.spec import CosineSpec, PoolSpec
+from registry.stored_bytes import record_bytes
+from registry.uploads import ask_again
+from tests.registry.toy_registry import SHAPE, ToyRegistry, passages
+
+NOW = datetime.now(UTC)
+GRACE = timedelta(days=7)
+POOL = PoolSpec(base_fingerprint=SHAPE.fingerprint)
+
+
+def after(days: float) -> datetime:
+    return NOW + timedelta(days=days)
+
+
+def collected(
+    verbs: ToyRegistry, days: float, *, keep: int = 0, used: Callable[[Catalogue], set[str]] = lambda _: set()
+) -> Collected:
+    """A collection so many days from now; unnamed soups are kept for `keep` days."""
+    registry = replace(verbs.registry, retention=Retention(GRACE, keep))
+    return collect(registry, after(days), used=used)
+
+
+def upload(verbs: ToyRegistry, data: bytes) -> str:
+    digest = verbs.blobs.put_bytes(data)
+    with verbs.database.write() as catalogue:
+        catalogue.blobs.seen(digest, len(data))
+        catalogue.blobs.grant("acme", digest)
+        catalogue.blobs.uploaded("key-1", digest)
+    return digest
+
+
+def soup(verbs: ToyRegistry, **request: Any) -> AdapterRow:
+    for seed, name in enumerate(("acme/law", "acme/tax")):
+        verbs.push(name, seed=seed)
+    recipe = {"ingredients": [{"ref": "acme/law", "weight": 0.5}, {"ref": "acme/tax", "weight": 0.5}]}
+    return verbs.row(verbs.cook(recipe=recipe, **request).soup_id)
+
+
+class TestBlobs:
+    def test_an_upload_that_nothing_is_made_of_goes_after_the_grace_period_and_its_file_a_day_later(
+        self, verbs: ToyRegistry
+    ) -> None:
+        digest = upload(verbs, b"nothing is made of this")
+        assert collected(verbs, 6.9) == Collected()
+        done = collected(verbs, 7.1)
+        assert (done.blobs, done.bytes, done.files) == (1, 23, 0)
+        with verbs.database.read() as catalogue:
+            assert not catalogue.blobs.visible(("acme",), digest)
+            assert catalogue.limits.stored_bytes("key", "key-1") == 0
+            (entry,) = catalogue.audit.list(None, action="blob.collect", limit=9).rows
+        assert entry.detail == {"by": "collection", "digests": [digest]}
+        assert verbs.blobs.has(digest)
+        assert collected(verbs, 7.2).files == 0
+        assert collected(verbs, 7.2 + HELD.days).files == 1
+        assert not verbs.blobs.has(digest)
+
+    def test_stored_again_in_that_day_it_stays(self, verbs: ToyRegistry) -> None:
+        digest = upload(verbs, b"stored again")
+        collected(verbs, 8)
+        upload(verbs, b"stored again")
+        assert collected(verbs, 6.5).files == 0
+        assert verbs.blobs.has(digest)
+
+    def test_nothing_is_removed_that_anything_is_made_of(self, verbs: ToyRegistry) -> None:
+        """Live and retired adapters, samples, embeddings, the selector that serves, soups and their ingredients."""
+        law = verbs.ready("acme/law")
+        soup(verbs, name="acme/mixed")
+        verbs.fit(POOL, CosineSpec(), verbs.sentences.digest)
+        with verbs.database.write() as catalogue:
+            catalogue.adapters.retire(law.id)
+            before = catalogue.blobs.digests()
+        assert collected(verbs, 1000) == Collected()
+        assert all(map(verbs.blobs.is_whole, before))
+
+    def test_what_a_job_reads_stays(self, verbs: ToyRegistry) -> None:
+        digest = upload(verbs, b"a training reads this")
+        assert collected(verbs, 8, used=lambda _: {digest}).blobs == 0
+        assert collected(verbs, 8).blobs == 1
+
+    def test_a_client_that_asks_for_it_keeps_it(self, verbs: ToyRegistry) -> None:
+        """It will not send what it hears is there; asking is a write only where nobody asked for long."""
+        digest = upload(verbs, b"asked for")
+        registry = replace(verbs.registry, retention=Retention(GRACE))
+
+        def seen_at() -> datetime | None:
+            with verbs.database.read() as catalogue:
+                return catalogue.blobs.seen_at(digest)
+
+        first = seen_at()
+        ask_again(registry, digest, 9)
+        assert seen_at() == first
+        ask_again(replace(registry, retention=Retention(timedelta(microseconds=2))), digest, 9)
+        assert seen_at() > first
+        ask_again(replace(registry, retention=Retention()), digest, 9)
+
+    def test_bytes_that_went_between_store_and_row_are_stored_again(self, verbs: ToyRegistry) -> None:
+        data = b"stored, collected, named"
+        digest = verbs.blobs.put_bytes(data)
+        verbs.blobs.delete(digest)
+        with verbs.database.write() as catalogue:
+            record_bytes(verbs.registry, catalogue, digest, data)
+        assert verbs.blobs.read(digest) == data
+
+    def test_many_go_in_several_transactions(self, verbs: ToyRegistry, monkeypatch) -> None:
+        monkeypatch.setattr(module, "AT_ONCE", 2)
+        kept = upload(verbs, b"kept")
+        for number in range(5):
+            upload(verbs, b"%d" % number)
+        assert collected(verbs, 8, used=lambda _: {kept}).blobs == 5
+
+    def test_without_a_grace_period_nothing_goes(self, verbs: ToyRegistry) -> None:
+        upload(verbs, b"stays")
+        assert collect(verbs.registry, after(10_000), used=lambda _: set()) == Collected()
+
+
+class TestUnnamedSoups:
+    def test_one_that_nobody_uses_is_retired_then_removed_and_can_be_cooked_again(self, verbs: ToyRegistry) -> None:
+        row = soup(verbs)
+        assert row.name == "soup-" + row.digest[7:19]
+        assert collected(verbs, 29, keep=30) == Collected()
+        assert collected(verbs, 31, keep=30).retired == 1
+        assert verbs.row(row.id).retired_at is not None
+        assert collected(verbs, 37, keep=30) == Collected()
+        done = collected(verbs, 39, keep=30)
+        assert (done.soups, done.blobs) == (1, 1)
+        with verbs.database.read() as catalogue:
+            assert catalogue.adapters.known(row.id) is None
+            assert catalogue.soups.recipe(row.recipe_digest) is None
+            actions = [one.action for one in catalogue.audit.list(None, limit=3).rows]
+        assert actions == ["blob.collect", "adapter.collect", "adapter.expire"]
+        again = soup(verbs)
+        assert (again.digest, again.version) == (row.digest, 2)
+
+    def test_one_with_a_name_stays(self, verbs: ToyRegistry) -> None:
+        soup(verbs, name="acme/mixed")
+        soup(verbs, name="acme/soup-0123456789ab")
+        assert collected(verbs, 1000, keep=1).retired == 0
+
+    def test_one_that_was_used_since_stays(self, verbs: ToyRegistry) -> None:
+        row = soup(verbs)
+        with verbs.database.write() as catalogue:
+            day = after(25).date().isoformat()
+            catalogue.usage.add({UsageKey(day, "key-1", "acme", row.ref): UsageSum(requests=1)})
+        assert collected(verbs, 31, keep=30).retired == 0
+        assert collected(verbs, 60, keep=30).retired == 1
+
+    def test_one_that_was_asked_for_again_stays(self, verbs: ToyRegistry) -> None:
+        row = soup(verbs)
+        verbs.cook(recipe={"ingredients": [{"ref": "acme/law", "weight": 0.5}, {"ref": "acme/tax", "weight": 0.5}]})
+        with verbs.database.read() as catalogue:
+            assert len(catalogue.soups.evidence(row.id)) == 2
+            cooked = max(datetime.fromisoformat(one["created_at"]) for one in catalogue.soups.evidence(row.id))
+            assert catalogue.removals.unused_soups("acme", cooked, limit=9) == []
+            assert catalogue.removals.unused_soups("acme", after(1), limit=9) == [row.id]
+
+    def test_one_that_an_alias_points_at_stays(self, verbs: ToyRegistry) -> None:
+        row = soup(verbs)
+        with verbs.database.write() as catalogue:
+            catalogue.aliases.put(row.namespace, row.name, "prod", row.version)
+        assert collected(verbs, 1000, keep=1).retired == 0
+
+    def test_a_retired_one_that_another_soup_is_made_of_stays(self, verbs: ToyRegistry) -> None:
+        row = soup(verbs)
+        recipe = {"ingredients": [{"ref": row.ref, "weight": 0.5}, {"ref": "acme/tax", "weight": 0.5}]}
+        verbs.cook(recipe=recipe, name="acme/of-a-soup")
+        with verbs.database.write() as catalogue:
+            catalogue.adapters.retire(row.id)
+        assert collected(verbs, 1000).soups == 0
+
+    @pytest.mark.parametrize(("own", "retired"), [(None, 1), (0, 0), (5, 1), (2000, 0)])
+    def test_a_namespace_may_say_how_long(self, verbs: ToyRegistry, own: int | None, retired: int) -> None:
+        soup(verbs)
+        with verbs.database.write() as catalogue:
+            catalogue.namespaces.set("acme", {"unnamed_soup_days": own})
+        assert collected(verbs, 1000, keep=30).retired == retired
+
+
+class TestSelectors:
+    def test_one_that_no_longer_serves_goes(self, verbs: ToyRegistry) -> None:
+        verbs.ready("acme/law")
+        old = verbs.fit(POOL, CosineSpec(), verbs.sentences.digest)
+        verbs.ready("acme/tax", seed=1)
+        new = verbs.fit(POOL, CosineSpec(), verbs.sentences.digest)
+        assert old.id != new.id
+        done = collected(verbs, 8)
+        assert (done.selectors, done.blobs) == (1, 1)
+        with verbs.database.read() as catalogue:
+            assert [row.id for row in catalogue.selectors.list(None, limit=9).rows] == [new.id]
+
+    def test_one_that_a_soup_was_chosen_by_stays(self, verbs: ToyRegistry) -> None:
+        for seed, name in enumerate(("acme/law", "acme/tax")):
+            verbs.ready(name, seed=seed)
+        sample = {"texts": passages("law", seed=1)}
+        cooked = verbs.cook(sample=sample, selector={"kind": "uniform"}, name="acme/mixed")
+        assert cooked.evidence.selector is not None
+        verbs.ready("acme/more", seed=2)
+        verbs.cook(sample=sample, selector={"kind": "uniform"}, name="acme/other")
+        assert collected(verbs, 1000).selectors == 0

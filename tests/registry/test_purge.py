@@ -1,0 +1,211 @@
+"""Purging versions: what goes with them, what stays for whom, what is told, and pushes beside it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from registry import stored_bytes
+from registry.catalogue.rows import AdapterRow
+from registry.errors import Conflict, DamagedBlob, Retired
+from registry.names import parse_ref
+from registry.purge import Purged, purge
+from registry.spec import CosineSpec, PoolSpec
+from tests.registry.toy_registry import SHAPE, ToyRegistry, passages
+
+POOL = PoolSpec(base_fingerprint=SHAPE.fingerprint)
+RECIPE = {"ingredients": [{"ref": "acme/law", "weight": 0.5}, {"ref": "acme/tax", "weight": 0.5}]}
+
+
+def purged(verbs: ToyRegistry, *rows: AdapterRow) -> Purged:
+    return purge(verbs.registry, verbs.caller(), rows)
+
+
+def blobs_of(verbs: ToyRegistry, row: AdapterRow) -> set[str]:
+    """Weights, sample and embeddings of a version."""
+    assert row.sample is not None
+    with verbs.database.read() as catalogue:
+        embedded = {one.blob_digest for one in catalogue.samples.embeddings(row.sample.digest)}
+    return {row.weights_blob, row.sample.digest, *embedded}
+
+
+def named(verbs: ToyRegistry) -> set[str]:
+    with verbs.database.read() as catalogue:
+        return catalogue.blobs.digests()
+
+
+def test_nothing_of_it_is_left(verbs: ToyRegistry) -> None:
+    law, tax = verbs.ready("acme/law"), verbs.ready("acme/tax", seed=1)
+    blobs = blobs_of(verbs, law)
+    assert len(blobs) == 4
+    done = purged(verbs, law)
+    assert done.blobs == 4
+    assert done.bytes > 0
+    assert not any(map(verbs.blobs.has, blobs))
+    assert named(verbs) == blobs_of(verbs, tax)
+    with verbs.database.read() as catalogue:
+        assert catalogue.removals.pending() == set()
+        assert catalogue.adapters.known(law.id) is None
+        for ref in ("acme/law", "acme/law@1", law.digest):
+            with pytest.raises(Retired, match=f"{ref} was purged on 2"):
+                catalogue.adapters.resolve(None, parse_ref(ref))
+            with pytest.raises(Exception, match="There is no adapter"):
+                catalogue.adapters.resolve(("other",), parse_ref(ref))
+        (entry,) = catalogue.audit.list(None, action="adapter.purge", limit=9).rows
+    assert (entry.subject, entry.namespace, entry.detail["sample"]) == ("acme/law@1", "acme", law.sample.digest)
+
+
+def test_its_number_is_not_given_again(verbs: ToyRegistry) -> None:
+    purged(verbs, verbs.push("acme/law").row)
+    again = verbs.push("acme/law").row
+    assert again.ref == "acme/law@2"
+    assert verbs.blobs.is_whole(again.weights_blob)
+
+
+def test_what_others_need_stays_for_them(verbs: ToyRegistry) -> None:
+    """The same bytes and sample in another namespace are that namespace's own."""
+    law = verbs.ready("acme/law")
+    twin = verbs.ready("beta/law", text="law")
+    assert twin.digest == law.digest
+    assert purged(verbs, law).blobs == 0
+    with verbs.database.read() as catalogue:
+        for digest in (law.weights_blob, law.sample.digest):
+            assert catalogue.blobs.visible(("beta",), digest)
+            assert not catalogue.blobs.visible(("acme",), digest)
+    assert all(map(verbs.blobs.is_whole, blobs_of(verbs, twin)))
+
+
+def test_soups_of_it_are_named_and_go_on(verbs: ToyRegistry) -> None:
+    law = verbs.push("acme/law").row
+    verbs.push("acme/tax", seed=1)
+    soup = verbs.row(verbs.cook(recipe=RECIPE, name="acme/mixed").soup_id)
+    with verbs.database.read() as catalogue:
+        assert catalogue.soups.missing(soup.recipe_digest) == set()
+    done = purged(verbs, law)
+    assert [one.ref for one in done.not_rebuildable] == [soup.ref]
+    assert verbs.blobs.is_whole(soup.weights_blob)
+    with verbs.database.read() as catalogue:
+        assert catalogue.soups.missing(soup.recipe_digest) == {law.digest}
+
+
+def test_a_soup_is_rebuildable_while_anyone_has_its_ingredients(verbs: ToyRegistry) -> None:
+    law = verbs.push("acme/law").row
+    verbs.push("acme/tax", seed=1)
+    verbs.push("beta/copy")
+    verbs.cook(recipe=RECIPE, name="acme/mixed")
+    assert purged(verbs, law).not_rebuildable == ()
+
+
+def test_a_soup_goes_with_its_recipe_and_evidence(verbs: ToyRegistry) -> None:
+    for seed, name in enumerate(("acme/law", "acme/tax")):
+        verbs.push(name, seed=seed)
+    soup = verbs.row(verbs.cook(recipe=RECIPE, name="acme/mixed").soup_id)
+    twin = verbs.row(verbs.cook(recipe=RECIPE, name="acme/again").soup_id)
+    assert purged(verbs, soup).blobs == 0
+    with verbs.database.read() as catalogue:
+        assert catalogue.soups.recipe(twin.recipe_digest) is not None
+    assert purged(verbs, twin).blobs == 1
+    with verbs.database.read() as catalogue:
+        assert catalogue.soups.recipe(twin.recipe_digest) is None
+    assert verbs.cook(recipe=RECIPE, name="acme/mixed").digest == soup.digest, "its ingredients are there"
+
+
+def test_who_has_learnt_from_its_sample_is_named(verbs: ToyRegistry) -> None:
+    texts = passages("novel", 60)
+    law = verbs.ready("acme/law")
+    tuned = verbs.cook(sample={"texts": texts}, effort="tune", verify=True, name="acme/tuned")
+    assert not tuned.abstained
+    row = verbs.row(tuned.soup_id)
+    owner = verbs.push("acme/novel", seed=9, sample={"texts": texts}).row
+    assert owner.sample.digest == row.tuned_on
+    assert [one.ref for one in purged(verbs, owner).tuned] == [row.ref]
+    assert verbs.row(law.id).ref == "acme/law@1"
+
+
+def test_an_alias_holds_it(verbs: ToyRegistry) -> None:
+    law = verbs.push("acme/law").row
+    with verbs.database.write() as catalogue:
+        catalogue.aliases.put("acme", "law", "prod", 1)
+    with pytest.raises(Conflict, match="The alias 'prod' points at acme/law@1"):
+        purged(verbs, law)
+    assert verbs.row(law.id).retired_at is None
+
+
+def test_of_two_at_the_same_time_one_hears_that_it_is_gone(verbs: ToyRegistry) -> None:
+    law = verbs.push("acme/law").row
+    purged(verbs, law)
+    with pytest.raises(Retired, match="purged meanwhile"):
+        purged(verbs, law)
+
+
+def test_a_pool_is_fitted_anew_without_it(verbs: ToyRegistry) -> None:
+    law = verbs.ready("acme/law")
+    verbs.ready("acme/tax", seed=1)
+    first = verbs.fit(POOL, CosineSpec(), verbs.sentences.digest)
+    purged(verbs, law)
+    with verbs.database.read() as catalogue:
+        assert [job.kind for job in catalogue.jobs.unended("fit")] == ["fit"]
+    second = verbs.fit(POOL, CosineSpec(), verbs.sentences.digest)
+    assert [one.ref for one in first.members] == ["acme/law@1", "acme/tax@1"]
+    assert [one.ref for one in second.members] == ["acme/tax@1"]
+
+
+def test_an_embedding_of_what_is_purged_meanwhile_is_not_kept(verbs: ToyRegistry, monkeypatch) -> None:
+    law = verbs.push("acme/law", sample={"texts": passages("law")}).row
+    real = verbs.sentences.encode
+
+    def purging(*args, **options):
+        purged(verbs, law)
+        return real(*args, **options)
+
+    monkeypatch.setattr(verbs.sentences, "encode", purging)
+    with pytest.raises((Retired, DamagedBlob)):
+        verbs.embed(law)
+    with verbs.database.read() as catalogue:
+        assert catalogue.samples.embeddings(law.sample.digest) == []
+
+
+def test_a_push_of_the_same_bytes_beside_it_loses_nothing(verbs: ToyRegistry, monkeypatch) -> None:
+    """Stored, then purged by another, then named: the worst order that the two can take."""
+    law = verbs.push("acme/law").row
+    real = verbs.registry.blobs.put_bytes
+    stored = []
+
+    def interrupted(data: bytes) -> str:
+        digest = real(data)
+        if not stored:
+            stored.append(digest)
+            purged(verbs, law)
+        return digest
+
+    monkeypatch.setattr(verbs.registry.blobs, "put_bytes", interrupted)
+    again = verbs.push("acme/law").row
+    assert stored == [again.weights_blob]
+    assert verbs.blobs.is_whole(again.weights_blob)
+
+
+def test_a_push_between_row_and_file_keeps_the_file(verbs: ToyRegistry, monkeypatch) -> None:
+    law = verbs.push("acme/law").row
+    real = stored_bytes.remove_files
+    again = []
+
+    def late(registry, moment: datetime) -> int:
+        again.append(verbs.push("acme/law").row)
+        return real(registry, moment)
+
+    monkeypatch.setattr("registry.purge.remove_files", late)
+    purged(verbs, law)
+    assert verbs.blobs.is_whole(again[0].weights_blob)
+    with verbs.database.read() as catalogue:
+        assert catalogue.removals.pending() == set()
+
+
+def test_files_that_could_not_go_are_removed_later(verbs: ToyRegistry, monkeypatch) -> None:
+    """As after a process that was killed between its two transactions."""
+    law = verbs.push("acme/law").row
+    monkeypatch.setattr("registry.purge.remove_files", lambda *_: 0)
+    purged(verbs, law)
+    assert verbs.blobs.has(law.weights_blob)
+    assert stored_bytes.remove_files(verbs.registry, datetime.now(UTC)) == 1
+    assert not verbs.blobs.has(law.weights_blob)

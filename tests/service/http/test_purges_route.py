@@ -1,0 +1,99 @@
+"""Purging over HTTP: who may, what is told to whom, what is left of text and bytes, and collections while it serves."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from registry.collect import collect
+from registry.names import sha256_digest
+from service.jobs.training_requests import blobs_in_use
+from tests.postgres import KINDS
+from tests.service.servers import World
+
+DATABASES = KINDS
+TEXTS = [f"passage {number} that nobody may read any more" for number in range(30)]
+
+
+def purge(world: World, name: str, secret: str | None = None) -> Any:
+    headers = {} if secret is None else world.headers(secret)
+    return world.client.post(f"/v1/adapters/{name}/purge", headers=headers)
+
+
+def test_only_admins_who_see_it_may_and_only_a_version(world: World) -> None:
+    world.push("held/one", seed=1)
+    for scopes, namespaces, status in (
+        (["read", "write", "infer"], ["held"], 403),
+        (["admin"], ["other"], 404),
+    ):
+        assert purge(world, "held/one@1", world.key(scopes, namespaces)).status_code == status
+    named = purge(world, "held/one")
+    assert (named.status_code, named.json()["error"]["code"]) == (400, "invalid_name")
+    world.client.put("/v1/adapters/held/one/aliases/prod", json={"version": 1})
+    assert purge(world, "held/one@prod").status_code == 400
+    held = purge(world, "held/one@1")
+    assert (held.status_code, held.json()["error"]["code"]) == (409, "conflict")
+    assert world.client.get("/v1/adapters/held/one").status_code == 200
+
+
+def test_neither_text_nor_bytes_are_left(world: World) -> None:
+    pushed = world.push("gone/one", seed=2, sample={"texts": TEXTS})
+    world.client.delete("/v1/adapters/gone/one@1")
+    answer = purge(world, "gone/one@1", world.key(["admin"], ["gone"]))
+    assert answer.status_code == 200, answer.text
+    body = answer.json()
+    assert [one["ref"] for one in body["data"]] == ["gone/one@1"]
+    assert (body["blobs"] >= 2, body["bytes"] > 0, body["not_rebuildable"]) == (True, True, [])
+    for digest in (pushed["weights_blob"], pushed["sample"]["digest"]):
+        assert world.client.get(f"/v1/blobs/{digest}").status_code == 404
+        assert not world.registry.blobs.has(digest)
+    for path in ("gone/one@1", "gone/one", pushed["digest"], "gone/one@1/files/samples.jsonl"):
+        assert world.client.get(f"/v1/adapters/{path}").status_code == 410, path
+    assert world.client.post("/v1/adapters/gone/one@1/restore").status_code == 410
+    assert purge(world, "gone/one@1").status_code == 410
+    said = world.client.post("/v1/completions", json={"model": "gone/one@1", "prompt": "a", "max_tokens": 1})
+    assert (said.status_code, "was purged on" in said.json()["error"]["message"]) == (410, True)
+    stored = [path for path in world.runtime.settings.data.rglob("*") if path.is_file()]
+    assert stored
+    assert not [path for path in stored if TEXTS[0].encode() in path.read_bytes()]
+
+
+def test_its_embedding_ends_with_it(world: World) -> None:
+    """Queued or running: the job of what was purged fails with a word, and leaves nothing."""
+    pushed = world.push("hasty/one", seed=3, sample={"texts": TEXTS})
+    assert purge(world, "hasty/one@1").status_code == 200
+    deadline = time.monotonic() + 60
+    while world.client.get(f"/v1/jobs/{pushed['job']}").json()["state"] in ("queued", "running"):
+        assert time.monotonic() < deadline
+    with world.registry.database.read() as catalogue:
+        assert catalogue.samples.embeddings(pushed["sample"]["digest"]) == []
+
+
+def test_a_soup_of_it_is_served_and_says_that_it_cannot_be_rebuilt(world: World) -> None:
+    for name, seed in (("parts/law", 4), ("parts/tax", 5)):
+        world.push(name, seed=seed)
+    recipe = {"ingredients": [{"ref": "parts/law", "weight": 0.5}, {"ref": "parts/tax", "weight": 0.5}]}
+    for name in ("parts/mixed", "elsewhere/mixed"):
+        cooked = world.client.post("/v1/soups", json={"recipe": recipe, "name": name, "verify": False, "wait": 60})
+        assert cooked.status_code in (200, 201), cooked.text
+    assert world.client.get("/v1/adapters/parts/mixed/lineage").json()["rebuildable"] is True
+    body = purge(world, "parts/law@1", world.key(["admin"], ["parts"])).json()
+    assert (body["not_rebuildable"], body["elsewhere"]) == (["parts/mixed@1"], 1)
+    lineage = world.client.get("/v1/adapters/parts/mixed/lineage").json()
+    assert lineage["rebuildable"] is False
+    assert sorted((one["ref"], one["purged"]) for one in lineage["parents"] if one["purged"]) == [(None, True)]
+    said = world.client.post("/v1/completions", json={"model": "parts/mixed", "prompt": "a", "max_tokens": 1})
+    assert said.status_code == 200
+    assert world.client.get("/v1/adapters/parts/tax/lineage").json()["rebuildable"] is None
+
+
+def test_an_upload_is_collected_and_can_be_sent_again(world: World) -> None:
+    data = b"an upload that nothing is made of"
+    path = f"/v1/blobs/{sha256_digest(data)}"
+    assert world.client.put(path, content=data).status_code in (200, 201)
+    later = datetime.now(UTC) + timedelta(days=9)
+    assert collect(world.registry, later, used=blobs_in_use).blobs == 1
+    assert world.client.get(path).status_code == 404
+    assert world.client.put(path, content=data).status_code in (200, 201)
+    assert world.client.get(path).content == data
