@@ -1,7 +1,8 @@
 """What a server holds against kills, floods, writers at once and files made to harm, counted.
 
-- `kills_survived`: of servers that were killed (kill -9) in the middle of pushes, uploads, fits, cooks, trainings, purges and
-  collections, on SQLite and PostgreSQL, those after which all that was acknowledged was there and whole (`benchmarks.faults.kills`).
+- `kills_survived`: of servers that were killed (kill -9) in the middle of pushes, uploads, fits, cooks, trainings,
+  purges and collections, on SQLite and PostgreSQL, those after which all that was acknowledged was there and whole
+  (`benchmarks.faults.kills`).
 - `lost_updates`: marks that writers at once put on one card with `if_match`, and that are not there in the end.
 - `mutated_headers`: headers of safetensors files changed at random that were read or refused; `header_crashes`: the
   rest of them.
@@ -24,7 +25,7 @@ from benchmarks.faults.server import killable, postgresql
 from benchmarks.report import Result, options
 from demo.results import Figure
 
-KILLS, HEADERS, WRITERS, UPDATES, REQUESTS = 25, 200_000, 8, 25, 9
+KILLS, HEADERS, WRITERS, UPDATES, REQUESTS = 15, 200_000, 8, 25, 9
 WAIT_GOAL, KILLS_GOAL = 5.0, 200
 SHOWN = 20
 """Failures that a row shows."""

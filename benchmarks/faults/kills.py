@@ -155,10 +155,11 @@ class Purges(Series):
 
     def holds(self, client: SoupClient, acknowledged: Mapping[str, Any]) -> bool:  # noqa: D102
         try:
-            return not acknowledged["purged"] and client.adapter(str(acknowledged["ref"])) is not None
+            client.adapter(str(acknowledged["ref"]))
         except Retired:
             gone = (acknowledged["weights_blob"], acknowledged["sample"]["digest"])
             return bool(acknowledged["purged"]) and not any(map(client.has_blob, gone))
+        return not acknowledged["purged"]
 
 
 class Collections(Series):
