@@ -260,4 +260,5 @@ class Part:
         with self._registry.database.write() as catalogue:
             record_blob(self._registry, catalogue, caller, digest, size, repaired=repaired)
             catalogue.uploads.remove(row.id)
+        self._file.finish()
         return size

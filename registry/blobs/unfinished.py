@@ -10,6 +10,8 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import secrets
+import shutil
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -98,11 +100,26 @@ class UnfinishedFile(AbstractContextManager["UnfinishedFile"]):
             except BaseException:
                 file.close()
                 raise
-            if _is_at(self._path, file):
+            if _is_at(self._path, file) and not self._parted(file):
                 self._file = file
                 self.end = self._kept = Stamp.of(file).size
                 return self
             file.close()
+
+    def _parted(self, file: FileIO) -> bool:
+        """Put a copy in the place of a file that is a blob as well, as a crash may leave it; whether that was so."""
+        if os.fstat(file.fileno()).st_nlink == 1:
+            return False
+        copy = self._blobs.state.incoming / secrets.token_hex(16)
+        with self._blobs.state.writing(Stamp.of(file).size), copy.open("xb") as target:
+            with suppress(OSError):
+                fcntl.flock(target, fcntl.LOCK_EX)  # else a server that starts sweeps it
+            shutil.copyfileobj(file, target)
+            target.flush()
+            os.fsync(target.fileno())
+            copy.replace(self._path)
+            sync_place(self._path)
+        return True
 
     def _opened(self) -> FileIO:
         with self._blobs.state.writing(0):
@@ -147,14 +164,32 @@ class UnfinishedFile(AbstractContextManager["UnfinishedFile"]):
         return self.end
 
     def store(self, digest: str) -> None:
-        """Make all of it the blob with this digest, which is then visible and durable; raises DigestMismatch."""
+        """Make all of it the blob with this digest, which is then visible and durable; raises DigestMismatch.
+
+        The file stays until `finish`, as another name of the same bytes, and nothing is added to it any more.
+        """
         file = self._held()
         found = (self._sha or self._read()).hexdigest()
         if found != hex_of(digest):
             raise DigestMismatch(
                 f"The {self.end} bytes have digest sha256:{found}, not the one they were sent under.", param="digest"
             )
-        self._blobs.take_in(file, self._path, digest, size=self.end)
+        linked = self._blobs.state.incoming / secrets.token_hex(16)
+        try:
+            os.link(self._path, linked)
+        except OSError:  # a file system without links: what a crash leaves is the blob alone, and is sent again
+            self._blobs.take_in(file, self._path, digest, size=self.end)
+            return
+        try:
+            self._blobs.take_in(file, linked, digest, size=self.end)
+        finally:
+            with suppress(OSError):
+                linked.unlink(missing_ok=True)
+
+    def finish(self) -> None:
+        """Remove the file, once what was stored of it has a row: until then an upload that a crash cut off needs it."""
+        with suppress(OSError):  # the sweep does
+            self._path.unlink(missing_ok=True)
         self._files.hashes.forget(self._id)
 
     def discard(self) -> None:
