@@ -16,12 +16,13 @@ from fastapi.dependencies.models import Dependant
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from registry.catalogue import Database
 from registry.errors import Forbidden, SoupError, Unauthenticated
 from registry.names import KeyScope
 from service.http import problems
+from service.http.refusals import Refusals
 from service.keys import NOBODY_IN_PARTICULAR, Principal, authenticate
 from service.settings import Settings
 
@@ -43,6 +44,7 @@ class Gate:
         self._app = app
         self._database = database
         self._settings = settings
+        self._refusals = Refusals()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on if it may go on; there are no websockets, so that one is refused."""
@@ -52,11 +54,24 @@ class Gate:
         if scope["type"] == "http":
             try:
                 principal = await self._principal(scope)
+                if principal is not None:
+                    await self._refusals.turn(principal.key_id)
+                    send = self._watched(send, principal.key_id)
             except SoupError as error:
                 await problems.response_of(error)(scope, receive, send)
                 return
             scope.setdefault("state", {})["principal"] = principal
         await self._app(scope, receive, send)
+
+    def _watched(self, send: Send, key_id: str) -> Send:
+        """`send`, which remembers what the key was refused."""
+
+        async def watched(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._refusals.answered(key_id, int(message["status"]))
+            await send(message)
+
+        return watched
 
     async def _principal(self, scope: Scope) -> Principal | None:
         headers = Headers(scope=scope)
