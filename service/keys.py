@@ -12,15 +12,16 @@ import re
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import get_args
 
-from registry.catalogue import Database
+from registry.catalogue import Database, KeyRow
 from registry.errors import Conflict, Forbidden, InvalidParameter, NotFound, Unauthenticated
 from registry.files import replace_file
 from registry.names import KeyScope
 from registry.registry import Caller
+from service.key_watch import KeyWatch, Reason, present
 
 log = logging.getLogger("soup.keys")
 
@@ -99,26 +100,49 @@ def secret_sha256(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
-def present() -> datetime:
-    """The moment that decides whether a key has expired, UTC."""
-    return datetime.now(UTC)
+def authenticate(
+    database: Database, header: str | None, *, watch: KeyWatch | None = None, clock: Callable[[], datetime] = present
+) -> Principal:
+    """The principal of an Authorization header; raises Unauthenticated for none, and for a key that is none any more.
 
-
-def authenticate(database: Database, header: str | None, *, clock: Callable[[], datetime] = present) -> Principal:
-    """The principal of an Authorization header; raises Unauthenticated for none, an unknown, revoked or expired key."""
+    `watch` hears of the key that is used, or refused.
+    """
     if not header:
         raise Unauthenticated("This needs a key: send 'Authorization: Bearer sk-soup-...'.")
     kind, _, secret = header.partition(" ")
     secret = secret.strip()
     if kind.lower() != "bearer" or not SECRET_PATTERN.fullmatch(secret):
         raise Unauthenticated("The Authorization header must be 'Bearer sk-soup-...'.")
+    hashed = secret_sha256(secret)
     with database.read() as catalogue:
-        row = catalogue.keys.by_secret(secret_sha256(secret))
-    if row is None or row.revoked_at is not None:
-        raise Unauthenticated("This key is unknown or revoked.")
-    if row.is_expired(clock()):
-        raise Unauthenticated(f"This key expired on {row.expires_at:%Y-%m-%d at %H:%M} UTC; ask an admin for another.")
+        row, ends_at = catalogue.keys.by_secret(hashed), None
+        if row is None and (former := catalogue.keys.by_former_secret(hashed)) is not None:
+            row, ends_at = former
+    refusal = _refusal(row, ends_at, clock())
+    if refusal is not None or row is None:
+        reason, said = refusal or _UNKNOWN
+        if watch is not None:
+            watch.refused(reason, None if row is None else row.id)
+        raise Unauthenticated(said)
+    if watch is not None:
+        watch.used(row.id)
     return Principal(row.id, row.namespaces, frozenset(row.scopes), row.expires_at)
+
+
+_UNKNOWN: tuple[Reason, str] = "unknown", "This key is unknown or revoked."
+
+
+def _refusal(row: KeyRow | None, ends_at: datetime | None, moment: datetime) -> tuple[Reason, str] | None:
+    """Why a key is not taken, and what is said; `ends_at` is until when a former secret of it is."""
+    if row is None:
+        return _UNKNOWN
+    if row.revoked_at is not None:
+        return "revoked", _UNKNOWN[1]
+    if row.is_expired(moment):
+        return "expired", f"This key expired on {row.expires_at:%Y-%m-%d at %H:%M} UTC; ask an admin for another."
+    if ends_at is not None and ends_at <= moment:
+        return "replaced", f"This secret was replaced on {ends_at:%Y-%m-%d at %H:%M} UTC; use the key's new one."
+    return None
 
 
 # --- the admin key --------------------------------------------------------------------------------
@@ -137,26 +161,55 @@ def ensure_admin_key(database: Database, path: Path, bootstrap: str | None = Non
             "SOUP_BOOTSTRAP_KEY must be 'sk-soup-' and 43 characters of url-safe base64.", param="bootstrap_key"
         )
     wanted = bootstrap or _read_secret(path) or new_secret()
-    if _read_secret(path) != wanted:
+    hashed = secret_sha256(wanted)
+    with database.read() as catalogue:
+        former = catalogue.keys.by_former_secret(hashed)
+    if former is None and _read_secret(path) != wanted:
         _write_secret(path, wanted)
     with database.write() as catalogue:
-        row = catalogue.keys.by_secret(secret_sha256(wanted))
-        if row is None:
-            catalogue.keys.add(
-                "admin", secret_sha256(wanted), namespaces=None, scopes=frozenset({"admin"}), prefix=wanted[:SHOWN]
-            )
+        row = catalogue.keys.by_secret(hashed)
+        if row is None and former is None:
+            catalogue.keys.add("admin", hashed, namespaces=None, scopes=frozenset({"admin"}), prefix=wanted[:SHOWN])
             catalogue.audit.record("key.create", "admin", key_id=None, request_id=None, detail={"by": "first start"})
-        elif row.revoked_at is not None or row.is_expired(present()):
-            ended = "expired" if row.revoked_at is None else "was revoked"
+            return path
+        why = _not_an_admin(row)
+        if why is not None:
             said = (
-                f"The key in {path} {ended}; remove that file, and the next start writes a new one."
+                f"The key in {path} {why}; remove that file, and the next start writes a new one."
                 if bootstrap is None
-                else f"The key in SOUP_BOOTSTRAP_KEY {ended}; set another, and the next start makes it an admin key."
+                else f"The key in SOUP_BOOTSTRAP_KEY {why}; set another, and the next start makes it an admin key."
             )
             if not catalogue.keys.admins():
                 raise Conflict(said)
             log.warning("%s Other admin keys work.", said)
     return path
+
+
+def _not_an_admin(row: KeyRow | None) -> str | None:
+    """Why a secret that was an admin key's is none any more; None where it is one."""
+    if row is None:
+        return "was replaced by another secret"
+    if row.revoked_at is not None:
+        return "was revoked"
+    if row.is_expired(present()):
+        return "expired"
+    return None if "admin" in row.scopes else "has no scope 'admin' any more"
+
+
+def replace_admin_secret(path: Path, before: str, secret: str) -> bool:
+    """Put the new secret of a key into the admin key's file, where that held the one it had; whether it did.
+
+    `before` is the hash of the one it had. Where the file cannot be read or written the log says so.
+    """
+    try:
+        held = _read_secret(path)
+        if held is None or secret_sha256(held) != before:
+            return False
+        _write_secret(path, secret)
+    except (InvalidParameter, OSError) as error:  # the secret is in the answer too, and that must not be lost
+        log.warning("%s still holds the secret that the key had before (%s)", path, type(error).__name__)
+        return False
+    return True
 
 
 def _read_secret(path: Path) -> str | None:

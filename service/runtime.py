@@ -28,6 +28,7 @@ from service.engine.bank import smallest_adapter
 from service.engine.bases import AllowedBases
 from service.job_board import JobBoard
 from service.jobs.runner import JobRunner
+from service.key_watch import KeyWatch
 from service.keys import ensure_admin_key
 from service.parts import Parts
 from service.rates import Rates
@@ -65,6 +66,7 @@ class Runtime:
             memory_bytes=settings.memory_bytes,
         )
         self.bases = ServedBaseModels(allowed, self.engine, memory_bytes=settings.memory_bytes)
+        self.key_watch = KeyWatch(self.database)
         self._open = ExitStack()
         self._started = False
         self._stop_at: float | None = None
@@ -91,7 +93,7 @@ class Runtime:
             one_each(self.settings.threads)
             self._prepare_bases()
             self.parts = self._parts(blobs)
-            self._usage = UsageWriter(self.parts.usage, seconds=self.settings.usage_seconds)
+            self._usage = UsageWriter(self.parts.usage, seconds=self.settings.usage_seconds, keys=self.key_watch)
             self._usage.start()
             stack.callback(self._stop_usage)  # after the engine: requests are counted as they end
             self.engine.start()

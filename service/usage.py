@@ -14,6 +14,7 @@ from datetime import UTC, date, datetime
 from registry.catalogue import Database
 from registry.catalogue.rows import UsageKey, UsageSum
 from registry.errors import SoupError
+from service.key_watch import KeyWatch
 
 log = logging.getLogger("soup.usage")
 
@@ -62,10 +63,11 @@ class UsageCounts:
 
 
 class UsageWriter:
-    """The thread that writes usage every `seconds`, and once more when it is stopped."""
+    """The thread that writes usage, and what keys did, every `seconds`, and once more when it is stopped."""
 
-    def __init__(self, counts: UsageCounts, *, seconds: float) -> None:
+    def __init__(self, counts: UsageCounts, *, seconds: float, keys: KeyWatch | None = None) -> None:
         self._counts = counts
+        self._keys = keys
         self._seconds = seconds
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="usage", daemon=True)
@@ -83,10 +85,12 @@ class UsageWriter:
     def _loop(self) -> None:
         while not self._over.wait(self._seconds):
             self._write()
-        self._write()
+        self._write(last=True)
 
-    def _write(self) -> None:
+    def _write(self, *, last: bool = False) -> None:
         try:
             self._counts.write()
+            if self._keys is not None:
+                self._keys.write(last=last)
         except Exception:
             log.exception("writing usage failed")

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import builtins
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
+from typing import Any
 
 from pydantic import TypeAdapter
 from sqlalchemy import select, update
 
 from registry.catalogue.repository import Repository, now
 from registry.catalogue.rows import KeyRow
-from registry.catalogue.tables import keys
+from registry.catalogue.tables import former_secrets, keys
 from registry.errors import NotFound
 
 
@@ -44,11 +45,17 @@ class Keys(Repository[KeyRow]):
             created_at=now(),
             expires_at=expires_at,
         )
-        return self._get(id_)
+        return self.get(id_)
 
     def by_secret(self, secret_sha256: str) -> KeyRow | None:
         """The key with this secret, revoked or expired though it may be."""
         return self._one(select(keys).where(keys.c.secret_sha256 == secret_sha256))
+
+    def by_former_secret(self, secret_sha256: str) -> tuple[KeyRow, datetime] | None:
+        """The key that had this secret before, and until when it may still be used."""
+        query = select(former_secrets).where(former_secrets.c.secret_sha256 == secret_sha256)
+        found = self._connection.execute(query).first()
+        return None if found is None else (self.get(found.key_id), found.ends_at)
 
     def list(self) -> builtins.list[KeyRow]:
         """Every key, oldest first."""
@@ -63,10 +70,42 @@ class Keys(Repository[KeyRow]):
         """Revoke a key; once revoked it stays as it was. Raises NotFound."""
         live = update(keys).where(keys.c.id == id, keys.c.revoked_at.is_(None))
         self._connection.execute(live.values(revoked_at=now()))
-        return self._get(id)
+        return self.get(id)
 
-    def _get(self, id: str) -> KeyRow:
-        row = self._one(select(keys).where(keys.c.id == id))
+    def rotate(self, id: str, secret_sha256: str, *, prefix: str, ends_at: datetime) -> KeyRow:
+        """Give a key another secret; those that it had end at that moment, or earlier where that was said before."""
+        before = self.secret_of(id)
+        self._connection.execute(
+            update(former_secrets)
+            .where(former_secrets.c.key_id == id, former_secrets.c.ends_at > ends_at)
+            .values(ends_at=ends_at)
+        )
+        self._insert(former_secrets, secret_sha256=before, key_id=id, ends_at=ends_at)
+        self.change(id, secret_sha256=secret_sha256, prefix=prefix)
+        return self.get(id)
+
+    def change(self, id: str, **values: Any) -> KeyRow:
+        """Change columns of a key. Raises NotFound."""
+        self._connection.execute(update(keys).where(keys.c.id == id).values(**values))
+        return self.get(id)
+
+    def used(self, moments: Mapping[str, datetime]) -> None:
+        """Note when keys were last used; never an earlier moment than is there."""
+        for id, moment in moments.items():
+            earlier = keys.c.last_used_at.is_(None) | (keys.c.last_used_at < moment)
+            self._connection.execute(update(keys).where(keys.c.id == id, earlier).values(last_used_at=moment))
+
+    def find(self, id: str) -> KeyRow | None:
+        """The key with this id."""
+        return self._one(select(keys).where(keys.c.id == id))
+
+    def secret_of(self, id: str) -> str:
+        """The hash of a key's secret."""
+        return str(self._connection.scalars(select(keys.c.secret_sha256).where(keys.c.id == id)).one())
+
+    def get(self, id: str) -> KeyRow:
+        """The key with this id; raises NotFound."""
+        row = self.find(id)
         if row is None:
             raise NotFound("There is no such key.", param="id")
         return row

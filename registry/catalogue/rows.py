@@ -232,6 +232,8 @@ class KeyRow:
     revoked_at: datetime | None
     expires_at: datetime | None
     """None: never."""
+    last_used_at: datetime | None
+    """Within some minutes; None where it never was."""
 
     def is_expired(self, moment: datetime) -> bool:
         """Whether the key has ended by then by itself."""

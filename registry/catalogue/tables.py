@@ -300,6 +300,14 @@ keys = Table(
     Column("created_at", Microseconds, nullable=False),
     Column("revoked_at", Microseconds),
     Column("expires_at", Microseconds),
+    Column("last_used_at", Microseconds),
+)
+former_secrets = Table(  # secrets that a key had before: one never comes back to life, in whatever file it still is
+    "former_secrets",
+    metadata,
+    Column("secret_sha256", String(64), primary_key=True),
+    Column("key_id", String(32), ForeignKey("keys.id"), nullable=False, index=True),
+    Column("ends_at", Microseconds, nullable=False),
 )
 audit = Table(
     "audit",

@@ -40,7 +40,7 @@ VERBS = {
     "compare": "Cook with every strategy and compare on other text.",
     "generate": "Continue a prompt.",
     "ppl": "Perplexity of texts under a model.",
-    "keys": "Make, list and revoke keys.",
+    "keys": "Make, list, change and revoke keys.",
     "namespaces": "Show and change the settings of namespaces.",
     "limits": "Show and change the limits of keys and namespaces.",
     "usage": "Sum up requests and tokens, last day first.",

@@ -113,6 +113,16 @@ class SoupClient(AdapterCalls, JobCalls):
         """Every key, without secrets."""
         return list(self._http.json("GET", "/v1/keys")["data"])
 
+    def change_key(self, key_id: str, **changes: str | Sequence[str] | datetime | None) -> Json:
+        """Change a key: name, scopes, namespaces (None: all), expires_at (None: never); what is not named stays."""
+        body = {name: one.isoformat() if isinstance(one, datetime) else one for name, one in changes.items()}
+        return self._http.json("PATCH", f"/v1/keys/{part(key_id)}", json=body)
+
+    def rotate_key(self, key_id: str, *, grace_seconds: int = 0) -> Json:
+        """Give a key another `secret`, which is in this answer and nowhere else; what it had ends after the grace."""
+        body = {"grace_seconds": grace_seconds}
+        return self._http.json("POST", f"/v1/keys/{part(key_id)}/rotate", json=body, repeat=False)
+
     def revoke_key(self, key_id: str) -> Json:
         """Revoke a key, from the next request on."""
         return self._http.json("DELETE", f"/v1/keys/{part(key_id)}")

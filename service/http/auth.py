@@ -23,6 +23,7 @@ from registry.errors import Forbidden, SoupError, Unauthenticated
 from registry.names import KeyScope
 from service.http import problems
 from service.http.refusals import Refusals
+from service.key_watch import KeyWatch
 from service.keys import NOBODY_IN_PARTICULAR, Principal, authenticate
 from service.settings import Settings
 
@@ -40,10 +41,11 @@ FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-pr
 class Gate:
     """ASGI layer: puts the Principal of the request into its state, or answers 401 / 403."""
 
-    def __init__(self, app: ASGIApp, *, database: Database, settings: Settings) -> None:
+    def __init__(self, app: ASGIApp, *, database: Database, settings: Settings, watch: KeyWatch) -> None:
         self._app = app
         self._database = database
         self._settings = settings
+        self._watch = watch
         self._refusals = Refusals()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -80,7 +82,8 @@ class Gate:
             return NOBODY_IN_PARTICULAR
         if scope["method"] in BODILESS and self._public(scope["path"]):
             return None
-        return await run_in_threadpool(authenticate, self._database, headers.get("authorization"))
+        header = headers.get("authorization")
+        return await run_in_threadpool(authenticate, self._database, header, watch=self._watch)
 
     def _public(self, path: str) -> bool:
         if path in PUBLIC or (path == "/metrics" and self._settings.metrics_public):

@@ -53,6 +53,8 @@ NEEDS: Mapping[tuple[str, str], str] = {
     ("push_adapter", "weights that were uploaded"): "weights uploaded to /v1/blobs, under the digest of your own",
     ("cook_soup", "by a recipe"): "the adapters acme/kitchen and acme/law",
     ("change_adapter", "another card"): "the adapter acme/kitchen",
+    ("change_key", "read only"): "the key of that id",
+    ("rotate_key", "an hour for both"): "the key of that id",
     ("change_key_limits", "sixty requests a minute"): "the key of that id",
     ("put_alias", "the first version"): "the adapter acme/kitchen",
     ("start_training", "a hundred steps"): "its texts uploaded to /v1/blobs",
@@ -65,6 +67,7 @@ NEEDS: Mapping[tuple[str, str], str] = {
 IDS: Mapping[str, str] = {
     "/v1/selectors/{id}": "sel-0123456789abcdef",
     "/v1/keys/{id}": "key-0123456789abcdef",
+    "/v1/keys/{id}/rotate": "key-0123456789abcdef",
     "/v1/keys/{id}/limits": "key-0123456789abcdef",
     "/v1/blobs/uploads/{id}": "upload-0123456789abcdef01234567",
     "/v1/jobs/{id}": "job-0123456789abcdef",
@@ -134,6 +137,8 @@ def _stored(base: str) -> dict[str, dict[str, Json]]:
         "change_namespace": {"soups may be tuned": {"tuning": "allow"}},
         "change_key_limits": {"sixty requests a minute": {"requests_per_minute": 60}},
         "change_namespace_limits": {"two hundred adapters": {"adapters": 200, "stored_bytes": 10_000_000_000}},
+        "change_key": {"read only": {"scopes": ["read"]}},
+        "rotate_key": {"an hour for both": {"grace_seconds": 3600}},
         "create_key": {"for one team": {"name": "ci", "namespaces": ["acme"], "scopes": ["read", "write", "infer"]}},
     }
 

@@ -6,12 +6,22 @@ import os
 import stat
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from registry.catalogue import Database
-from registry.errors import Conflict, Forbidden, InvalidParameter, NotFound, Unauthenticated
-from service.keys import SECRET_PATTERN, Principal, authenticate, ensure_admin_key, new_secret, secret_sha256
+from registry.errors import Busy, Conflict, Forbidden, InvalidParameter, NotFound, Unauthenticated
+from service.key_watch import KeyWatch
+from service.keys import (
+    SECRET_PATTERN,
+    Principal,
+    authenticate,
+    ensure_admin_key,
+    new_secret,
+    replace_admin_secret,
+    secret_sha256,
+)
 
 BOOTSTRAP = "sk-soup-" + "b" * 43
 
@@ -234,3 +244,129 @@ def test_a_revoked_first_key_does_not_stop_the_start_where_there_is_another(
     assert "was revoked" in caplog.text
     assert "Other admin keys work." in caplog.text
     assert secret not in caplog.text
+
+
+def rotated(database: Database, secret: str, *, grace: timedelta = timedelta()) -> str:
+    """Replace the secret of the key that has this one, and give the new one."""
+    new = new_secret()
+    with database.write() as catalogue:
+        row = catalogue.keys.by_secret(secret_sha256(secret))
+        assert row is not None
+        catalogue.keys.rotate(row.id, secret_sha256(new), prefix=new[:12], ends_at=datetime.now(UTC) + grace)
+    return new
+
+
+def test_a_replaced_secret_never_comes_back_to_life(database: Database, tmp_path: Path, caplog: Any) -> None:
+    """Not by the file that still holds it, nor by the environment: it would be an admin key that nobody knows of."""
+    path = ensure_admin_key(database, tmp_path / "admin.key")
+    old = path.read_text().strip()
+    new = rotated(database, old)
+    ensure_admin_key(database, path)
+    ensure_admin_key(database, path, old)
+    assert "was replaced by another secret" in caplog.text
+    with pytest.raises(Unauthenticated, match="was replaced on 2"):
+        authenticate(database, f"Bearer {old}")
+    assert "admin" in authenticate(database, f"Bearer {new}").scopes
+
+
+def test_the_file_of_the_admin_key_gets_the_new_secret_and_no_other_file(database: Database, tmp_path: Path) -> None:
+    path = ensure_admin_key(database, tmp_path / "admin.key")
+    old = path.read_text().strip()
+    assert not replace_admin_secret(path, secret_sha256(new_secret()), BOOTSTRAP)
+    assert replace_admin_secret(path, secret_sha256(old), BOOTSTRAP)
+    assert path.read_text().strip() == BOOTSTRAP
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    path.write_text("something else\n")
+    assert not replace_admin_secret(path, secret_sha256(old), BOOTSTRAP)
+    assert not replace_admin_secret(tmp_path / "none", secret_sha256(old), BOOTSTRAP)
+
+
+def test_a_secret_works_for_its_grace_and_not_longer_than_any_later_one_says(database: Database) -> None:
+    first = new_secret()
+    key_id = add(database, first)
+    second = rotated(database, first, grace=timedelta(hours=1))
+    assert authenticate(database, f"Bearer {first}").key_id == key_id
+    later = datetime.now(UTC) + timedelta(hours=2)
+    with pytest.raises(Unauthenticated, match="replaced"):
+        authenticate(database, f"Bearer {first}", clock=lambda: later)
+    third = rotated(database, second)
+    for ended in (first, second):
+        with pytest.raises(Unauthenticated, match="replaced"):
+            authenticate(database, f"Bearer {ended}")
+    assert authenticate(database, f"Bearer {third}").key_id == key_id
+
+
+def test_an_admin_key_that_is_none_any_more_is_told(database: Database, tmp_path: Path, caplog: Any) -> None:
+    path = ensure_admin_key(database, tmp_path / "admin.key")
+    with database.write() as catalogue:
+        catalogue.keys.add("other", "0" * 64, namespaces=None, scopes=["admin"], prefix="sk")
+        row = catalogue.keys.by_secret(secret_sha256(path.read_text().strip()))
+        catalogue.keys.change(row.id, scopes=["read"])
+    ensure_admin_key(database, path)
+    assert "has no scope 'admin' any more" in caplog.text
+
+
+class TestWatch:
+    def test_a_use_is_written_once_a_minute_and_at_the_end(self, database: Database) -> None:
+        secret = new_secret()
+        key_id = add(database, secret)
+        now, moment = [1000.0], [datetime(2030, 1, 1, tzinfo=UTC)]
+        watch = KeyWatch(database, clock=lambda: now[0], moment=lambda: moment[0])
+
+        def used_at() -> datetime | None:
+            with database.read() as catalogue:
+                return catalogue.keys.get(key_id).last_used_at
+
+        assert used_at() is None
+        authenticate(database, f"Bearer {secret}", watch=watch)
+        watch.write()
+        assert used_at() == moment[0]
+        moment[0] += timedelta(seconds=30)
+        now[0] += 30
+        authenticate(database, f"Bearer {secret}", watch=watch)
+        watch.write()
+        assert used_at() == moment[0] - timedelta(seconds=30)
+        watch.write(last=True)
+        assert used_at() == moment[0]
+
+    def test_refusals_are_one_entry_a_minute_however_many(self, database: Database) -> None:
+        secret = new_secret()
+        key_id = add(database, secret)
+        with database.write() as catalogue:
+            catalogue.keys.revoke(key_id)
+        now = [1000.0]
+        watch = KeyWatch(database, clock=lambda: now[0])
+
+        def told() -> list[Any]:
+            with database.read() as catalogue:
+                rows = catalogue.audit.list(None, action="key.refuse", limit=99).rows
+            return [(row.subject, row.key_id, row.detail["reason"], row.detail["count"]) for row in reversed(rows)]
+
+        for header in [f"Bearer {secret}"] * 3 + [f"Bearer {BOOTSTRAP}"] * 200:
+            with pytest.raises(Unauthenticated):
+                authenticate(database, header, watch=watch)
+        watch.write()
+        assert sorted(told(), key=str) == [(key_id, key_id, "revoked", 3), ("unknown", None, "unknown", 200)]
+        watch.refused("unknown", None)
+        watch.write()
+        assert len(told()) == 2
+        now[0] += 61
+        watch.write()
+        assert told()[2:] == [("unknown", None, "unknown", 1)]
+        assert secret not in str(told())
+
+    def test_what_cannot_be_written_is_kept(self, database: Database, monkeypatch: Any) -> None:
+        watch, key_id = KeyWatch(database), add(database, new_secret())
+        watch.used(key_id)
+        watch.refused("unknown", None)
+
+        def busy() -> Any:
+            raise Busy("busy", retry_after=1)
+
+        with monkeypatch.context() as broken:
+            broken.setattr(database, "write", busy)
+            watch.write()
+        watch.write(last=True)
+        with database.read() as catalogue:
+            assert catalogue.keys.get(key_id).last_used_at is not None
+            assert len(catalogue.audit.list(None, action="key.refuse", limit=9).rows) == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,7 +12,13 @@ from service.cli.moments import moment
 from service.cli.output import columns
 from service.cli.remote import Remote, verb
 
-app = typer.Typer(help="Make, list and revoke keys.", no_args_is_help=True, rich_markup_mode=None, add_completion=False)
+app = typer.Typer(
+    help="Make, list, change and revoke keys.", no_args_is_help=True, rich_markup_mode=None, add_completion=False
+)
+
+
+SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+Id = Annotated[str, typer.Argument(help="Its id, as `soup keys ls` shows it.", metavar="ID")]
 
 
 class Scope(StrEnum):
@@ -83,14 +89,79 @@ def ls(remote: Remote) -> None:
       soup keys ls --json
     """
     keys = remote.client.keys()
-    header = ("id", "name", "begins", "namespaces", "scopes", "created", "expires", "revoked")
+    header = ("id", "name", "begins", "namespaces", "scopes", "created", "used", "expires", "revoked")
+    days = ("created_at", "last_used_at", "expires_at", "revoked_at")
     rows = [
         (k["id"], k["name"], k["prefix"], "all" if k["namespaces"] is None else k["namespaces"], k["scopes"],
-         str(k["created_at"])[:10], str(k["expires_at"])[:10] if k.get("expires_at") else "",
-         str(k["revoked_at"])[:10] if k.get("revoked_at") else "")
+         *(str(k[name])[:10] if k.get(name) else "" for name in days))
         for k in keys
     ]  # fmt: skip
     remote.answer({"object": "list", "data": keys}, columns(header, rows))
+
+
+@app.command(name="set")
+@verb
+def change(
+    remote: Remote,
+    key_id: Id,
+    name: Annotated[str | None, typer.Option(help="What it is for, for people.")] = None,
+    scope: Annotated[
+        list[Scope] | None, typer.Option("--scope", help="What it may do from now on; may be repeated.")
+    ] = None,
+    namespace: Annotated[
+        list[str] | None, typer.Option(help="A namespace it sees from now on, '*' for all; may be repeated.")
+    ] = None,
+    expires: Annotated[
+        str | None,
+        typer.Option(metavar="90d|DATE|never", help="When it ends: in so many days, at a date (UTC), or never."),
+    ] = None,
+) -> None:
+    """Change a key, from the next request on; what is not named stays.
+
+    \b
+    Examples:
+      soup keys set key-1234 --scope read --scope infer
+      soup keys set key-1234 --namespace team --expires 30d
+    """
+    changes: dict[str, Any] = {} if name is None else {"name": name}
+    if scope:
+        changes["scopes"] = [one.value for one in scope]
+    if namespace:
+        changes["namespaces"] = None if namespace == ["*"] else namespace
+    if expires is not None:
+        changes["expires_at"] = None if expires == "never" else _end(expires)
+    if not changes:
+        raise typer.BadParameter("name something to change.")
+    remote.answer(remote.client.change_key(key_id, **changes), key_id)
+
+
+@app.command()
+@verb
+def rotate(
+    remote: Remote,
+    key_id: Id,
+    grace: Annotated[
+        str,
+        typer.Option(help="How long the secret that it had still works: 90s, 30m, 12h or 7d at most.", metavar="TIME"),
+    ] = "0s",
+) -> None:
+    """Give a key another secret and print it; it is shown only now.
+
+    Id, scopes, namespaces, limits and end stay. On the server's machine the admin key's file is brought up to date.
+
+    \b
+    Examples:
+      soup keys rotate key-1234 --grace 12h
+    """
+    key = remote.client.rotate_key(key_id, grace_seconds=_seconds(grace))
+    remote.answer(key, key["secret"], said=f"Key {key['id']}: keep the secret now, it is not shown again.")
+
+
+def _seconds(text: str) -> int:
+    number, unit = text[:-1], text[-1:]
+    if not (number.isascii() and number.isdecimal() and unit in SECONDS):
+        raise typer.BadParameter(f"'{text}' is no time (90s, 30m, 12h, 7d).")
+    return int(number) * SECONDS[unit]
 
 
 @app.command()

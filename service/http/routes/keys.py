@@ -1,25 +1,30 @@
-"""`/v1/keys`: make, list and revoke keys (scope admin). A secret is shown once, when it is made."""
+"""`/v1/keys`: make, list, change, rotate and revoke keys (scope admin). A secret is shown once, when it is made."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 
-from registry.catalogue import KeyRow
+from registry.catalogue import Catalogue, KeyRow
 from registry.catalogue.rows import JobRow
 from registry.errors import Conflict, Forbidden, InvalidParameter, NotFound
 from registry.names import RESERVED_NAMESPACES
 from service.http.app_parts import AppParts
-from service.http.auth import Admin
+from service.http.auth import Admin, needs
 from service.http.bodies import CheckedRoute
-from service.http.schemas.keys import CreatedKey, Key, KeyList, NewKey
+from service.http.schemas.keys import CreatedKey, Key, KeyList, KeyPatch, NewKey, Rotation
 from service.jobs.runner import after_withdrawal, withdraw
-from service.keys import SHOWN, Principal, new_secret, present, secret_sha256
+from service.key_watch import present
+from service.keys import SHOWN, Principal, new_secret, replace_admin_secret, secret_sha256
 
 router = APIRouter(prefix="/v1/keys", tags=["keys"], route_class=CheckedRoute)
+Anybody = Annotated[Principal, Depends(needs("read", "write", "infer", "admin"))]
+NO_GRACE = Rotation()
 LONGEST = timedelta(days=3660)
 """A key that expires does so within ten years."""
 
@@ -64,18 +69,10 @@ def revoke_key(request: Request, id: str, parts: AppParts, who: Admin) -> Key:
     """
     cancelled: list[JobRow] = []
     with parts.registry.database.write() as catalogue:
-        found = [row for row in catalogue.keys.list() if row.id == id and who.manages(row.namespaces)]
-        if not found:
-            raise NotFound("There is no such key, or this key may not manage it.", param="id")
-        row = found[0]
-        if [one.id for one in catalogue.keys.admins()] == [id]:
-            raise Conflict(
-                f"Key {id} is the last one with scope 'admin' and all namespaces that does not expire: make another "
-                "before this one is revoked.",
-                param="id",
-            )
+        row = _managed(catalogue, id, who)
         if row.revoked_at is None:
-            row = catalogue.keys.revoke(id)
+            with _an_admin_stays(catalogue, id):
+                row = catalogue.keys.revoke(id)
             cancelled = withdraw(catalogue, id)
             detail: dict[str, Any] = {"name": row.name, "jobs_cancelled": len(cancelled)}
             who.caller(request.state.request_id).audit(catalogue, "key.revoke", id, **detail)
@@ -83,16 +80,94 @@ def revoke_key(request: Request, id: str, parts: AppParts, who: Admin) -> Key:
     return _key(row)
 
 
+@router.patch("/{id}")
+def change_key(request: Request, id: str, body: KeyPatch, parts: AppParts, who: Admin) -> Key:
+    """Change name, scopes, namespaces or end of a key, from the next request on; the last admin key stays one (409).
+
+    What it has queued goes on.
+    """
+    changes = body.changes()
+    if not changes:
+        raise InvalidParameter(f"Name at least one of {', '.join(KeyPatch.model_fields)} to change.")
+    if "namespaces" in changes:
+        _check_namespaces(changes["namespaces"], who)
+        changes["namespaces"] = None if changes["namespaces"] is None else list(dict.fromkeys(changes["namespaces"]))
+    if "expires_at" in changes:
+        _check_end(changes["expires_at"], who)
+    if "scopes" in changes:
+        changes["scopes"] = sorted(set(changes["scopes"]))
+    with parts.registry.database.write() as catalogue:
+        before = _managed(catalogue, id, who)
+        _check_lasts(before)
+        with _an_admin_stays(catalogue, id):
+            row = catalogue.keys.change(id, **changes)
+        was, now = (_key(one).model_dump(mode="json", include=set(changes)) for one in (before, row))
+        who.caller(request.state.request_id).audit(catalogue, "key.change", id, **now, before=was)
+    return _key(row)
+
+
+@router.post("/{id}/rotate")
+def rotate_key(request: Request, id: str, parts: AppParts, who: Anybody, body: Rotation = NO_GRACE) -> CreatedKey:
+    """Give a key another secret, which is in this answer and nowhere else. An admin may, and every key for itself.
+
+    The secret that it had, and any before, end at once or after `grace_seconds`.
+    """
+    if who.key_id != id and not who.has("admin"):
+        raise Forbidden("This key lacks the scope 'admin': it can only replace its own secret.")
+    secret = new_secret()
+    with parts.registry.database.write() as catalogue:
+        _check_lasts(catalogue.keys.get(id) if who.key_id == id else _managed(catalogue, id, who))
+        held = catalogue.keys.secret_of(id)
+        ends_at = present() + timedelta(seconds=body.grace_seconds)
+        row = catalogue.keys.rotate(id, secret_sha256(secret), prefix=secret[:SHOWN], ends_at=ends_at)
+        caller = who.caller(request.state.request_id)
+        caller.audit(catalogue, "key.rotate", id, name=row.name, grace_seconds=body.grace_seconds)
+    replace_admin_secret(parts.settings.admin_key_path, held, secret)
+    return CreatedKey(**_key(row).model_dump(), secret=secret)
+
+
+def _managed(catalogue: Catalogue, id: str, who: Principal) -> KeyRow:
+    """A key that this one may manage; raises NotFound, also where there is one that it may not."""
+    found = catalogue.keys.find(id)
+    if found is None or not who.manages(found.namespaces):
+        raise NotFound("There is no such key, or this key may not manage it.", param="id")
+    return found
+
+
+def _check_lasts(row: KeyRow) -> None:
+    """Raises Conflict for a key that has ended."""
+    if row.revoked_at is not None:
+        raise Conflict(f"Key {row.id} was revoked: make another.", param="id")
+    if row.is_expired(present()):
+        raise Conflict(f"Key {row.id} has expired: make another.", param="id")
+
+
+@contextmanager
+def _an_admin_stays(catalogue: Catalogue, id: str) -> Iterator[None]:
+    """Raises Conflict where what is done to a key leaves none that may do everything: the transaction is undone."""
+    before = {one.id for one in catalogue.keys.admins()}
+    yield
+    if id in before and not catalogue.keys.admins():
+        raise Conflict(
+            f"Key {id} is the last one with scope 'admin' and all namespaces that does not expire: make another first.",
+            param="id",
+        )
+
+
 def _check(body: NewKey, who: Principal) -> None:
-    namespaces = None if body.namespaces is None else tuple(body.namespaces)
-    if namespaces == ():
+    _check_namespaces(body.namespaces, who)
+    _check_end(body.expires_at, who)
+
+
+def _check_namespaces(namespaces: list[str] | None, who: Principal) -> None:
+    """Raises unless a key that sees these (None: all) may be made by this one."""
+    if namespaces == []:
         raise InvalidParameter("A key without any namespace sees nothing; null means all.", param="namespaces")
     reserved = sorted(RESERVED_NAMESPACES.intersection(namespaces or ()))
     if reserved:
         raise InvalidParameter(f"Namespace '{reserved[0]}' is reserved.", param="namespaces")
-    if not who.manages(namespaces):
+    if not who.manages(None if namespaces is None else tuple(namespaces)):
         raise Forbidden("This key can only make keys for namespaces that it sees itself.", param="namespaces")
-    _check_end(body.expires_at, who)
 
 
 def _check_end(expires_at: datetime | None, who: Principal) -> None:

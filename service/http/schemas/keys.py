@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
 from registry.names import KeyScope, Part
 from registry.spec import Words
+from registry.spec.frozen import Frozen
 from service.http.schemas.wire import Moment, Wire
+
+NULLABLE = frozenset({"namespaces", "expires_at"})
+"""Fields of a key for which null is a value."""
 
 
 class NewKey(Wire):
@@ -33,10 +37,35 @@ class Key(Wire):
     created_at: datetime
     revoked_at: datetime | None = None
     expires_at: datetime | None = None
+    last_used_at: datetime | None = None
+    """Within some minutes; null where it was never used."""
+
+
+class KeyPatch(Frozen):
+    """What is to change of a key; what is not named stays.
+
+    `namespaces` null sees every namespace, `expires_at` null never ends.
+    """
+
+    name: Words | None = Field(default=None, min_length=1, max_length=100)
+    namespaces: list[Part] | None = Field(default=None, max_length=1000)
+    scopes: list[KeyScope] | None = Field(default=None, min_length=1, max_length=8)
+    expires_at: Moment | None = None
+
+    def changes(self) -> dict[str, Any]:
+        """The columns that are to change, by name."""
+        named = {name: getattr(self, name) for name in self.model_fields_set}
+        return {name: value for name, value in named.items() if value is not None or name in NULLABLE}
+
+
+class Rotation(Frozen):
+    """How long the secret that a key had goes on to work."""
+
+    grace_seconds: int = Field(default=0, strict=True, ge=0, le=7 * 86_400)
 
 
 class CreatedKey(Key):
-    """A key just made: the only answer that ever holds its secret."""
+    """A key just made, or whose secret was just replaced: the only answer that ever holds its secret."""
 
     secret: str
 

@@ -84,7 +84,8 @@ class TestHelp:
         code, out, _ = soup(name, "--help")
         assert code == 0
         groups = {
-            "keys": ("create", "ls", "rm"), "namespaces": ("show", "set"), "jobs": ("ls", "show", "watch", "cancel"),
+            "keys": ("create", "ls", "set", "rotate", "rm"), "namespaces": ("show", "set"),
+            "jobs": ("ls", "show", "watch", "cancel"),
             "limits": ("show", "set"),
         }  # fmt: skip
         pages = [soup(name, verb, "--help")[1] for verb in groups[name]] if name in groups else [out]
@@ -116,7 +117,8 @@ class TestHelp:
         [["pull", "a/b"], ["ls", "--kind", "odd"], ["ls", "--limit", "0"], ["generate", "m"], ["cook"], ["ppl", "m"],
          ["keys", "create", "x", "--scope", "root"], ["jobs", "ls", "--state", "odd"], ["ls", "--odd"],
          ["namespaces", "set", "a", "--tuning", "odd"], ["namespaces", "set", "a"],
-         ["namespaces", "set", "a", "--unnamed-soup-days", "few"]],
+         ["namespaces", "set", "a", "--unnamed-soup-days", "few"], ["keys", "set", "k"],
+         ["keys", "set", "k", "--expires", "soon"], ["keys", "rotate", "k", "--grace", "long"]],
     )  # fmt: skip
     def test_usage_errors_are_2_and_send_nothing(self, soup: Soup, server: Server, args: list[str]) -> None:
         code, out, err = soup(*args)
@@ -783,6 +785,17 @@ class TestKeysAndJobs:
         assert (asked["action"], asked["since"], asked["key_id"]) == ("key.", "2026-01-01T00:00:00+00:00", "k2")
         assert [json.loads(line) for line in soup("audit", "--lines")[1].splitlines()] == [entry]
         assert soup("audit", "--until", "soon")[0] == 2
+
+    def test_keys_are_changed_and_rotated(self, soup: Soup, server: Server) -> None:
+        key = {"id": "k1", "name": "ci", "secret": "sk-soup-new"}
+        server.on("PATCH /v1/keys/k1", ok(key)).on("POST /v1/keys/k1/rotate", ok(key))
+        assert soup("keys", "set", "k1", "--scope", "read", "--namespace", "*", "--expires", "never")[1] == "k1\n"
+        assert server.body() == {"scopes": ["read"], "namespaces": None, "expires_at": None}
+        soup("keys", "set", "k1", "--name", "n", "--namespace", "a", "--namespace", "b", "--expires", "2030-01-31")
+        assert server.body() == {"name": "n", "namespaces": ["a", "b"], "expires_at": "2030-01-31T00:00:00+00:00"}
+        code, out, err = soup("keys", "rotate", "k1", "--grace", "12h")
+        assert (code, out, server.body()) == (0, "sk-soup-new\n", {"grace_seconds": 43_200})
+        assert "not shown again" in err
 
     def test_purge_asks_first_and_tells_what_is_left(self, soup: Soup, server: Server) -> None:
         answer = {

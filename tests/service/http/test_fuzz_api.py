@@ -171,6 +171,8 @@ def examples(world: World, known: dict[str, str]) -> dict[str, dict[str, Any]]:
         "PATCH /v1/keys/{id}/limits": {"path_parameters": {"id": known["key"]}, "body": {"requests_per_minute": 60}},
         "GET /v1/usage": {"query": {"limit": 5, "by": ["day", "model"]}},
         "GET /v1/audit": {"query": {"limit": 5}},
+        "PATCH /v1/keys/{id}": {"path_parameters": {"id": known["key"]}, "body": {"name": "changed"}},
+        "POST /v1/keys/{id}/rotate": {"path_parameters": {"id": known["key"]}, "body": {"grace_seconds": 60}},
         "DELETE /v1/keys/{id}": {"path_parameters": {"id": known["key"]}},
         "DELETE /v1/adapters/{ns}/{name}": {"path_parameters": {"ns": "acme", "name": "going"}},
         "POST /v1/adapters/{ns}/{name}/restore": {"path_parameters": {"ns": "acme", "name": "going@1"}},

@@ -1,0 +1,92 @@
+"""Which keys are used and which are refused, counted in memory and written by the thread that writes usage.
+
+`keys.authenticate` tells it of every request; a request never waits for a write. A key's last use is written at most
+once a minute, and refusals as one audit entry a minute for each key and reason, however many there were.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Literal
+
+from registry.catalogue import Database
+from registry.errors import SoupError
+
+log = logging.getLogger("soup.keys")
+
+Reason = Literal["unknown", "revoked", "expired", "replaced"]
+APART = 60.0
+"""Seconds between two writes about the same."""
+
+
+def present() -> datetime:
+    """The present moment, UTC."""
+    return datetime.now(UTC)
+
+
+class KeyWatch:
+    """What keys did since it was last written. From any thread; `clock` and `moment` are the tests' seam for time."""
+
+    def __init__(
+        self, database: Database, *, clock: Callable[[], float] = time.monotonic,
+        moment: Callable[[], datetime] = present,
+    ) -> None:  # fmt: skip
+        self._database = database
+        self._clock = clock
+        self._moment = moment
+        self._lock = threading.Lock()
+        self._used: dict[str, datetime] = {}
+        self._refused: Counter[tuple[Reason, str | None]] = Counter()
+        self._written: dict[str, float] = {}
+        self._told_at: float | None = None
+
+    def used(self, key_id: str) -> None:
+        """A key was taken."""
+        moment = self._moment()
+        with self._lock:
+            self._used[key_id] = moment
+
+    def refused(self, reason: Reason, key_id: str | None) -> None:
+        """A key was refused; None where it is nobody's."""
+        with self._lock:
+            self._refused[reason, key_id] += 1
+
+    def write(self, *, last: bool = False) -> None:
+        """Write what is due, in one transaction, or with `last` everything; what cannot be written is kept."""
+        now = self._clock()
+        with self._lock:
+            used = {
+                key: moment
+                for key, moment in self._used.items()
+                if last or now - self._written.get(key, -APART) >= APART
+            }
+            told = last or self._told_at is None or now - self._told_at >= APART
+            refused = self._refused if told else Counter[tuple[Reason, str | None]]()
+            if not (used or refused):
+                return
+            self._used = {key: moment for key, moment in self._used.items() if key not in used}
+            if refused:
+                self._refused, self._told_at = Counter(), now
+        try:
+            with self._database.write() as catalogue:
+                catalogue.keys.used(used)
+                for (reason, key_id), count in sorted(refused.items(), key=str):
+                    catalogue.audit.record(
+                        "key.refuse", key_id or "unknown", key_id=key_id, request_id=None,
+                        detail={"reason": reason, "count": count},
+                    )  # fmt: skip
+        except BaseException as error:
+            with self._lock:
+                self._used = {**used, **self._used}
+                self._refused += refused
+            if not isinstance(error, SoupError):
+                raise
+            log.warning("the use of keys is not written yet: %s", error.message)
+        else:
+            with self._lock:
+                self._written |= dict.fromkeys(used, now)
