@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from registry.errors import SoupError
+from service.job_tally import JobTally
 
 
 class Interrupted(SoupError):
@@ -27,6 +28,8 @@ class JobBoard:
         self._watchers: dict[str, list[Callable[[], None]]] = defaultdict(list)
         self._running: dict[str, threading.Event] = {}
         self._lock = threading.Lock()
+        self.tally = JobTally()
+        """What became of the jobs that ran here."""
         self.closed = False
         """Whether the server stops: nothing that is queued or running ends here any more."""
 

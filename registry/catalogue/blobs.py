@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from sqlalchemy import Connection, and_, delete, exists, insert, literal, or_, select, update
+from sqlalchemy import Connection, and_, delete, exists, func, insert, literal, or_, select, update
 
 from registry.catalogue.repository import now
 from registry.catalogue.rows import Namespaces
@@ -36,6 +36,12 @@ class Blobs:
     def seen_at(self, digest: str) -> datetime | None:
         """When a blob was last stored or asked for; None where no transaction named it."""
         return self._connection.scalars(select(blobs.c.seen_at).where(blobs.c.digest == digest)).first()
+
+    def total(self) -> tuple[int, int]:
+        """How many blobs a transaction named, and how many bytes they have."""
+        query = select(func.count(), func.coalesce(func.sum(blobs.c.size), 0)).select_from(blobs)
+        count, size = self._connection.execute(query).one()
+        return int(count), int(size)
 
     def digests(self) -> set[str]:
         """Every blob that a transaction named."""

@@ -178,6 +178,16 @@ class Jobs(Repository[JobRow]):
         query = ROWS.where(jobs.c.created_by == key_id, jobs.c.state.in_(UNENDED))
         return self._all(query.order_by(jobs.c.sequence))
 
+    def queue(self) -> dict[str, tuple[int, datetime | None, int]]:
+        """By kind: how many wait, since when the oldest of them was to be begun, and how many run."""
+        found: dict[str, tuple[int, datetime | None, int]] = {}
+        since = func.min(jobs.c.run_after, type_=jobs.c.run_after.type)
+        query = select(jobs.c.kind, jobs.c.state, func.count(), since).where(jobs.c.state.in_(UNENDED))
+        for kind, state, count, oldest in self._connection.execute(query.group_by(jobs.c.kind, jobs.c.state)):
+            waiting, first, running = found.get(kind, (0, None, 0))
+            found[kind] = (count, oldest, running) if state == "queued" else (waiting, first, count)
+        return found
+
     def count_unended(self, kind: str, *, created_by: str | None = None) -> int:
         """How many jobs of a kind, or of a kind and key, are queued or running."""
         whose = () if created_by is None else (jobs.c.created_by == created_by,)

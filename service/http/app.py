@@ -41,6 +41,7 @@ from service.http.routes import (
     uploads,
     usage,
 )
+from service.http.server_metrics import ServerMetrics
 
 if TYPE_CHECKING:
     from service.runtime import Runtime
@@ -78,6 +79,7 @@ def create_app(runtime: Runtime) -> FastAPI:
     app.state.metrics = metrics = Metrics()
     app.state.readiness = Readiness()
     app.state.bodies = Bodies(settings)
+    metrics.watch(ServerMetrics(lambda: runtime.parts, app.state.readiness))
     metrics.watch_engine(runtime.engine.counters, runtime.engine.by_adapter)
     for routes in ROUTES:
         app.include_router(routes.router)

@@ -60,6 +60,7 @@ class Gate:
                     await self._refusals.turn(principal.key_id)
                     send = self._watched(send, principal.key_id)
             except SoupError as error:
+                scope.setdefault("state", {})["error_code"] = error.code
                 await problems.response_of(error)(scope, receive, send)
                 return
             scope.setdefault("state", {})["principal"] = principal

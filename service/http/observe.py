@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
 from prometheus_client.registry import Collector
 from starlette.datastructures import Headers, MutableHeaders
@@ -58,6 +58,10 @@ class Metrics:
             "soup_limit_refusals", "Requests refused for a limit of their key or namespace.", ("limit",),
             registry=self.registry,
         )  # fmt: skip
+        self.errors = Counter(
+            "soup_http_errors", "Requests answered with an error, by its code.", ("code",), registry=self.registry
+        )
+        ProcessCollector(registry=self.registry)
         self.in_flight = Gauge("soup_http_in_flight", "Requests being answered.", registry=self.registry)
 
     def watch_engine(
@@ -66,6 +70,10 @@ class Metrics:
         """Read the engine's plain counters and its figures by adapter whenever the metrics are asked for."""
         self.registry.register(_EngineCollector(counters))
         self.registry.register(_AdapterCollector(by_adapter))
+
+    def watch(self, collector: Collector) -> None:
+        """Ask this one too whenever the metrics are asked for."""
+        self.registry.register(collector)
 
     def render(self) -> bytes:
         """The metrics as Prometheus text."""
@@ -150,6 +158,7 @@ class Observe:
             await self._app(scope, receive, sent)
         except Exception as error:
             body = problems.unexpected(error)
+            scope["state"]["error_code"] = body.error.code
             if sent.status is not None:
                 raise  # the answer has begun: only cutting the connection tells the client
             await problems.response_of_unexpected(body)(scope, receive, sent)
@@ -164,6 +173,8 @@ class Observe:
         shown = "none" if status is None else str(status)
         self._metrics.requests.labels(method, route, shown).inc()
         self._metrics.seconds.labels(method, route).observe(seconds)
+        if "error_code" in scope["state"]:
+            self._metrics.errors.labels(scope["state"]["error_code"]).inc()
         if "over_limit" in scope["state"]:
             self._metrics.over_limit.labels(scope["state"]["over_limit"]).inc()
         principal = scope["state"].get("principal")

@@ -217,13 +217,16 @@ def install(app: FastAPI) -> None:
 
     async def ours(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, SoupError)
+        request.state.error_code = error.code
         if isinstance(error, errors.RateLimitExceeded | errors.QuotaExceeded):
             request.state.over_limit = error.param  # `observe` counts it
         return response_of(error, getattr(request.state, "rate_headers", dict)())
 
-    async def validation(_: Request, error: Exception) -> JSONResponse:
+    async def validation(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        return response_of(from_validation(error.errors()))
+        found = from_validation(error.errors())
+        request.state.error_code = found.code
+        return response_of(found)
 
     async def framework(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)

@@ -36,6 +36,11 @@ class Readiness:
         self._lock = threading.Lock()
         self._found: tuple[float, Ready] | None = None
 
+    @property
+    def last(self) -> Ready | None:
+        """The last answer, however old; None where nobody asked yet."""
+        return None if self._found is None else self._found[1]
+
     def of(self, parts: Parts) -> Ready:
         """The last answer where it is fresh, else a new one. While one caller looks, others get the last."""
         found = self._found

@@ -146,8 +146,10 @@ class JobRunner:
 
     def _run(self, row: JobRow) -> None:
         """Run a claimed job to its end, and remove what only it needed; not where it goes on elsewhere."""
+        began = time.monotonic()
         with self._board.runs(row.id) as cancelled:
             ended = self._attempt(row, self._progress(row, cancelled))
+        self._board.tally.took(row.kind, time.monotonic() - began)
         try:
             if ended:
                 KINDS[row.kind].clean(self.parts, row)
@@ -162,12 +164,15 @@ class JobRunner:
             if ended >= most:
                 raise Internal(f"The process that ran it ended without a word, {row.crashes} times.")
             result = KINDS[row.kind].run(JobContext(self.parts, self.fitting, self.computing, row, progress))
-            return self._store(lambda jobs: jobs.succeed(row.id, result, worker=self._name)) or self._is_cancelled(row)
+            if self._store(lambda jobs: jobs.succeed(row.id, result, worker=self._name)):
+                self._board.tally.ended(row.kind, "succeeded")
+                return True
+            return self._ended_elsewhere(row)
         except Interrupted:
             self._store(lambda jobs: jobs.release(row.id, self._name))
             return False
         except Cancelled as error:
-            return self._is_cancelled(row) or self._fail(row, error, retry_in=None)
+            return self._ended_elsewhere(row) or self._fail(row, error, retry_in=None)
         except SoupError as error:
             return self._fail(row, error, retry_in=again if isinstance(error, TRANSIENT) else None)
         except Exception as error:
@@ -191,11 +196,18 @@ class JobRunner:
             ours = catalogue.jobs.fail(row.id, as_dict(error), retry_in, worker=self._name)
             if ours and retry_in is None:
                 KINDS[row.kind].ended_without(catalogue, row)
-        return retry_in is None if ours else self._is_cancelled(row)
+        if not ours:
+            return self._ended_elsewhere(row)
+        self._board.tally.ended(row.kind, "failed" if retry_in is None else "retried", error.code)
+        return retry_in is None
 
-    def _is_cancelled(self, row: JobRow) -> bool:
+    def _ended_elsewhere(self, row: JobRow) -> bool:
+        """Whether it was cancelled; else another worker has it now."""
         with self._database.read() as catalogue:
-            return catalogue.jobs.get(None, row.id).state == "cancelled"
+            cancelled = catalogue.jobs.get(None, row.id).state == "cancelled"
+        if cancelled:
+            self._board.tally.ended(row.kind, "cancelled")
+        return cancelled
 
     def _store(self, change: Callable[[Jobs], bool]) -> bool:
         """One change of a job's row in a transaction of its own; False when it is no longer ours to change."""

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy.exc import IntegrityError
 
-from registry.errors import Incompatible, Internal, InvalidParameter, NotFound, PreconditionFailed, Retired
+from registry.errors import Incompatible, InvalidParameter, NotFound, PreconditionFailed, Retired
 from registry.names import BaseRef, DigestRef, parse_ref, sha256_digest
 from registry.spec import BottleneckConfig, Card, Provenance
 from tests.registry.catalogue_rows import add, add_ready, new_adapter, pool_of, sample_of
@@ -56,8 +56,9 @@ class TestVersions:
         with pytest.raises(IntegrityError):
             catalogue.adapters.add(new_adapter())
 
-    def test_an_unknown_id_is_our_fault(self, catalogue):
-        with pytest.raises(Internal):
+    def test_an_id_that_is_none_was_purged_since_it_was_read(self, catalogue):
+        assert catalogue.adapters.known(12345) is None
+        with pytest.raises(Retired, match="purged meanwhile"):
             catalogue.adapters.get(12345)
 
     def test_the_same_bytes_are_found_under_their_name_only(self, catalogue):

@@ -1,0 +1,98 @@
+"""Alerts, dashboard and unit of `deploy/`: every metric they name is one that a server has, and the files are read."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from service.settings import Settings
+from tests.service.servers import BASE_ID, World, open_world, write_bases
+
+DEPLOY = Path("deploy")
+NAME = re.compile(r"\b(?:soup|process)_[a-z_]+")
+LABEL = re.compile(r'([a-z_]+)\s*(?:=~|!=|=)\s*"')
+
+
+@pytest.fixture(scope="module")
+def world(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    folder = tmp_path_factory.mktemp("deploy")
+    yield from open_world(folder / "data", write_bases(folder / "bases.toml", {BASE_ID: tiny_base_dir}))
+
+
+@pytest.fixture(scope="module")
+def known(world: World) -> dict[str, set[str]]:
+    """Names of samples with their labels, of a server that has done a little of everything."""
+    job = world.push("acme/one", sample={"texts": [f"passage {number} of a domain" for number in range(30)]})["job"]
+    ended = world.client.get(f"/v1/jobs/{job}/events")  # to its end
+    assert ended.status_code == 200
+    world.client.get("/readyz")
+    world.client.get("/v1/adapters/acme/none")
+    world.client.post("/v1/completions", json={"model": "acme/one", "prompt": "a", "max_tokens": 2})
+    key = world.client.post("/v1/keys", json={"name": "k", "scopes": ["infer"], "namespaces": ["acme"]}).json()
+    world.client.patch(f"/v1/keys/{key['id']}/limits", json={"requests_per_minute": 1})
+    for _ in range(2):
+        world.client.post(
+            "/v1/perplexity", json={"model": f"base/{BASE_ID}", "texts": ["a b"]}, headers=world.headers(key["secret"])
+        )
+    families = text_string_to_metric_families(world.client.get("/metrics").text)
+    found: dict[str, set[str]] = {}
+    for family in families:
+        for sample in family.samples:
+            found.setdefault(sample.name, set()).update(sample.labels)
+    return found
+
+
+def expressions() -> dict[str, str]:
+    """What alerts and panels ask for, by their names."""
+    rules = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yml").read_text())["groups"][0]["rules"]
+    board = json.loads((DEPLOY / "grafana" / "adaptersoup.json").read_text())
+    panels = {
+        f"{panel['title']} {target['refId']}": target["expr"]
+        for panel in board["panels"]
+        for target in panel["targets"]
+    }
+    return {rule["alert"]: rule["expr"] for rule in rules} | panels
+
+
+def test_alerts_and_dashboard_ask_for_what_there_is(known: dict[str, set[str]]) -> None:
+    asked = expressions()
+    assert len(asked) > 30
+    for place, expression in asked.items():
+        names = set(NAME.findall(expression))
+        assert names or "up{" in expression, place
+        assert names <= set(known), (place, names - set(known))
+        labels = {label for name in names for label in known[name]} | {"instance", "job"}
+        assert set(LABEL.findall(expression)) <= labels, place
+
+
+def test_the_page_says_what_every_metric_of_ours_is(known: dict[str, set[str]]) -> None:
+    page = Path("docs/how-to/watch-a-server.md").read_text()
+    starts = [name.removesuffix("...") for name in re.findall(r"`((?:soup|process)_[a-z_.]+)`", page)]
+    for name in (one for one in known if not one.endswith("_created")):  # when a counter began
+        assert any(name.startswith(start) for start in starts), name
+    for alert in (name for name in expressions() if name.startswith("Soup")):
+        assert f"`{alert}`" in page
+
+
+def test_the_environment_file_names_settings(tmp_path: Path) -> None:
+    lines = (DEPLOY / "systemd" / "environment.example").read_text().splitlines()
+    names = [line.lstrip("# ").partition("=")[0] for line in lines if re.match(r"(# )?SOUP_[A-Z_]+=", line)]
+    assert names
+    assert {name.removeprefix("SOUP_").lower() for name in names} <= set(Settings.model_fields)
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    text = (DEPLOY / "systemd" / "adaptersoup.service").read_text()
+    unit = tmp_path / "adaptersoup.service"
+    unit.write_text(text.replace("/opt/adaptersoup/bin/soup", shutil.which("true") or ""))  # it looks for the program
+    found = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False)
+    assert "adaptersoup.service" not in found.stderr, found.stderr

@@ -1,0 +1,101 @@
+"""Metrics of a whole server: the queue, ends of jobs, blobs, disk, keys; one that lacks leaves the others."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from registry.errors import Unavailable
+from tests.postgres import KINDS
+from tests.service.servers import World
+
+DATABASES = KINDS
+TEXTS = [f"passage {number} of a domain" for number in range(30)]
+
+
+def samples(world: World) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    answer = world.client.get("/metrics")
+    assert answer.status_code == 200
+    return {
+        (one.name, tuple(sorted(one.labels.items()))): one.value
+        for family in text_string_to_metric_families(answer.text)
+        for one in family.samples
+    }
+
+
+def value(world: World, name: str, **labels: str) -> float | None:
+    return samples(world).get((name, tuple(sorted(labels.items()))))
+
+
+def test_a_job_is_counted_with_its_seconds(world: World) -> None:
+    before = value(world, "soup_jobs_ended_total", kind="embed", outcome="succeeded", code="") or 0
+    job = world.push("acme/one", sample={"texts": TEXTS})["job"]
+    deadline = time.monotonic() + 60
+    while (value(world, "soup_jobs_ended_total", kind="embed", outcome="succeeded", code="") or 0) == before:
+        assert time.monotonic() < deadline
+    assert world.client.get(f"/v1/jobs/{job}").json()["state"] == "succeeded"
+    found = samples(world)
+    kind = (("kind", "embed"),)
+    assert found["soup_jobs_queued", kind] == found["soup_jobs_running", kind] == 0
+    assert found["soup_jobs_oldest_queued_seconds", kind] == 0
+
+
+def test_a_failure_is_counted_by_its_code(world: World) -> None:
+    recipe = {"ingredients": [{"ref": "acme/nobody", "weight": 1.0}]}
+    failed = world.client.post("/v1/soups", json={"recipe": recipe, "wait": 60})
+    assert failed.status_code == 404
+    labels = {"kind": "cook", "outcome": "failed", "code": "not_found"}
+    deadline = time.monotonic() + 60
+    while value(world, "soup_jobs_ended_total", **labels) != 1:
+        assert time.monotonic() < deadline
+
+
+def test_errors_by_code_of_routes_gate_and_framework(world: World) -> None:
+    def count(code: str) -> float:
+        return value(world, "soup_http_errors_total", code=code) or 0
+
+    before = {code: count(code) for code in ("not_found", "unauthenticated", "invalid_parameter")}
+    world.client.get("/v1/adapters/acme/none-of-this")
+    world.client.get("/v1/adapters", headers={"authorization": "Bearer nothing"})
+    world.client.post("/v1/perplexity", json={"model": 5})
+    for code, earlier in before.items():
+        assert count(code) == earlier + 1, code
+
+
+def test_disk_blobs_keys_process_and_readiness_are_there(world: World) -> None:
+    world.client.get("/readyz")
+    found = samples(world)
+    usage = shutil.disk_usage(world.runtime.settings.data)
+    assert found["soup_disk_bytes", (("folder", "data"),)] == usage.total
+    assert 0 < found["soup_disk_free_bytes", (("folder", "blobs"),)] <= usage.total
+    assert found["soup_blobs", ()] >= 0
+    assert found["soup_keys", (("state", "active"),)] >= 1
+    assert found["soup_ready", ()] == 1
+    assert found["process_resident_memory_bytes", ()] > 0
+
+
+def test_a_part_that_cannot_be_found_out_leaves_the_others(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(*_: Any) -> Any:
+        raise OSError("no such folder")
+
+    monkeypatch.setattr("service.http.server_metrics.shutil.disk_usage", gone)
+    before = value(world, "soup_metrics_failures_total", part="disk") or 0
+    found = samples(world)
+    assert found["soup_metrics_failures_total", (("part", "disk"),)] == before + 1
+    assert not [name for name, _ in found if name.startswith("soup_disk")]
+    assert found["soup_keys", (("state", "active"),)] >= 1
+
+
+def test_without_its_database_a_server_still_has_metrics(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away() -> Any:
+        raise Unavailable("The database does not answer.")
+
+    monkeypatch.setattr(world.registry.database, "read", away)
+    text = world.app.state.metrics.render().decode()
+    assert "soup_disk_bytes" in text
+    assert "soup_keys{" not in text
+    assert 'soup_metrics_failures_total{part="jobs"}' in text
