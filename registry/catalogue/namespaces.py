@@ -32,10 +32,6 @@ class NamespaceSettings(Repository[NamespaceRow]):
         found = self._one(select(namespaces).where(namespaces.c.namespace == namespace))
         return found or self._row({**DEFAULTS, "namespace": namespace, "revision": 0})
 
-    def all(self) -> list[NamespaceRow]:
-        """The settings of every namespace that has any, in alphabetical order."""
-        return sorted(self._all(select(namespaces)), key=lambda row: row.namespace)
-
     def set(self, namespace: str, changes: Mapping[str, Any], *, if_match: str | None = None) -> NamespaceRow:
         """Change settings, by their names; raises PreconditionFailed if `if_match` is not their present etag.
 

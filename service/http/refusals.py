@@ -1,7 +1,7 @@
 """How fast a key may go on after it was refused for asking too much (429, 413): its requests then begin one by one.
 
 A refusal is cheap and not free: a client that does not wait as it was told would take a share of the machine from every
-other key. Whoever waits as long as `Retry-After` says, or is refused once, notices nothing.
+other key. Whoever waits as long as `Retry-After` says notices nothing, and nor does a key while no other asks.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ APART = 0.1
 """Seconds between the beginnings of a refused key's requests."""
 REMEMBERED = 1.0
 """Seconds after a refusal in which the key is held to that."""
+OTHERS = 5.0
+"""Seconds for which another key counts as asking."""
 LONGEST = 10
 """A request that would wait for longer is refused at once."""
 TOO_MUCH = frozenset({413, 429})
@@ -39,14 +41,18 @@ class Refusals:
         self._clock = clock
         self._sleep = sleep
         self._keys: dict[str, _Key] = {}
+        self._asked: dict[str, float] = {}
 
     async def turn(self, key_id: str) -> None:
         """Wait until this request of a key may begin; raises RateLimitExceeded where too many of it wait already."""
         key, now = self._keys.get(key_id), self._clock()
+        self._asked[key_id] = now
         if key is None:
             return
         if now >= max(key.until, key.next_at):
             del self._keys[key_id]
+            return
+        if not any(now - at < OTHERS for other, at in self._asked.items() if other != key_id):
             return
         start = max(now, key.next_at)
         if start - now > LONGEST:

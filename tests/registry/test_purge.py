@@ -18,8 +18,8 @@ POOL = PoolSpec(base_fingerprint=SHAPE.fingerprint)
 RECIPE = {"ingredients": [{"ref": "acme/law", "weight": 0.5}, {"ref": "acme/tax", "weight": 0.5}]}
 
 
-def purged(verbs: ToyRegistry, *rows: AdapterRow) -> Purged:
-    return purge(verbs.registry, verbs.caller(), rows)
+def purged(verbs: ToyRegistry, row: AdapterRow) -> Purged:
+    return purge(verbs.registry, verbs.caller(), row.id)
 
 
 def blobs_of(verbs: ToyRegistry, row: AdapterRow) -> set[str]:

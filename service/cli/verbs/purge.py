@@ -42,6 +42,6 @@ def purge(
                     talk(f"{soup} {what}.")
             if purged["elsewhere"]:
                 talk(f"{purged['elsewhere']} more soups of it are in namespaces that this key does not see.")
-    versions = [row["ref"] for one in done for row in one["data"]]
+    versions = [one["adapter"]["ref"] for one in done]
     remote.answer({"object": "list", "data": done}, *versions)
     failed.end()

@@ -27,11 +27,11 @@ def purge_adapter(request: Request, ns: str, name: str, parts: AppParts, who: Ad
         row = catalogue.adapters.find(who.namespaces, ref)
     if ref.version is None:
         raise InvalidName(f"Say which version of {ns}/{ref.name} to purge, as {ns}/{ref.name}@1.", param="name")
-    done = purge(parts.registry, who.caller(request.state.request_id), [row])
+    done = purge(parts.registry, who.caller(request.state.request_id), row.id)
     parts.jobs.wake()
     soups, tuned = ([one for one in found if who.sees(one.namespace)] for found in (done.not_rebuildable, done.tuned))
     return Purged(
-        data=[listed(one) for one in done.versions],
+        adapter=listed(done.row),
         blobs=done.blobs,
         bytes=done.bytes,
         not_rebuildable=[one.ref for one in soups],

@@ -139,7 +139,7 @@ class Purged(Wire):
     """What was removed for good, and what is left that was made of it."""
 
     object: Literal["purge"] = "purge"
-    data: list[ListedAdapter]
+    adapter: ListedAdapter
     blobs: int
     """Files that nothing else needs, which are removed."""
     bytes: int

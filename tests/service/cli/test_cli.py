@@ -799,7 +799,7 @@ class TestKeysAndJobs:
 
     def test_purge_asks_first_and_tells_what_is_left(self, soup: Soup, server: Server) -> None:
         answer = {
-            "object": "purge", "data": [{"ref": "team/law@1"}], "blobs": 3, "bytes": 900,
+            "object": "purge", "adapter": {"ref": "team/law@1"}, "blobs": 3, "bytes": 900,
             "not_rebuildable": ["team/mix@1"], "tuned_on_sample": ["team/tuned@2"], "elsewhere": 1,
         }  # fmt: skip
         server.on("POST /v1/adapters/team/law@1/purge", ok(answer))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from registry.errors import RateLimitExceeded
-from service.http.refusals import APART, LONGEST, REMEMBERED, Refusals
+from service.http.refusals import APART, LONGEST, OTHERS, REMEMBERED, Refusals
 from tests.service.servers import World
 
 
@@ -24,8 +24,11 @@ class Time:
 
 
 def refusals() -> tuple[Refusals, Time]:
+    """Beside another key that asks."""
     time = Time()
-    return Refusals(clock=lambda: time.now, sleep=time.sleep), time
+    found = Refusals(clock=lambda: time.now, sleep=time.sleep)
+    turns(found, "other")
+    return found, time
 
 
 def turns(found: Refusals, key: str, count: int = 1) -> None:
@@ -60,6 +63,17 @@ def test_who_waits_as_told_notices_nothing() -> None:
     time.now += REMEMBERED
     turns(found, "key", 5)
     assert time.slept == []
+
+
+def test_while_no_other_key_asks_nobody_is_held() -> None:
+    found, time = refusals()
+    time.now += OTHERS
+    found.answered("key", 429)
+    turns(found, "key", 200)
+    assert time.slept == []
+    turns(found, "other")
+    turns(found, "key", 2)
+    assert time.slept == [0.0, APART]
 
 
 def test_who_goes_on_is_held_as_long_as_that_lasts() -> None:
