@@ -99,6 +99,7 @@ def change_key(request: Request, id: str, body: KeyPatch, parts: AppParts, who: 
     with parts.registry.database.write() as catalogue:
         before = _managed(catalogue, id, who)
         _check_lasts(before)
+        _check_outlives_none(before, who)
         with _an_admin_stays(catalogue, id):
             row = catalogue.keys.change(id, **changes)
         was, now = (_key(one).model_dump(mode="json", include=set(changes)) for one in (before, row))
@@ -116,7 +117,9 @@ def rotate_key(request: Request, id: str, parts: AppParts, who: Anybody, body: R
         raise Forbidden("This key lacks the scope 'admin': it can only replace its own secret.")
     secret = new_secret()
     with parts.registry.database.write() as catalogue:
-        _check_lasts(catalogue.keys.get(id) if who.key_id == id else _managed(catalogue, id, who))
+        before = catalogue.keys.get(id) if who.key_id == id else _managed(catalogue, id, who)
+        _check_lasts(before)
+        _check_outlives_none(before, who)
         held = catalogue.keys.secret_of(id)
         ends_at = present() + timedelta(seconds=body.grace_seconds)
         row = catalogue.keys.rotate(id, secret_sha256(secret), prefix=secret[:SHOWN], ends_at=ends_at)
@@ -140,6 +143,15 @@ def _check_lasts(row: KeyRow) -> None:
         raise Conflict(f"Key {row.id} was revoked: make another.", param="id")
     if row.is_expired(present()):
         raise Conflict(f"Key {row.id} has expired: make another.", param="id")
+
+
+def _check_outlives_none(row: KeyRow, who: Principal) -> None:
+    """Raises Forbidden where a key that expires would give power, or a secret, to one that goes on after it."""
+    end = who.expires_at
+    if end is not None and (row.expires_at is None or row.expires_at > end):
+        raise Forbidden(
+            f"This key expires on {end.isoformat()} and can only change keys that expire by then.", param="id"
+        )
 
 
 @contextmanager

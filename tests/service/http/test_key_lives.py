@@ -74,6 +74,20 @@ class TestChange:
         assert rotate(world, foreign["id"], own["secret"]).status_code == 404
         assert change(world, "key-0000000000000000", name="none").status_code == 404
 
+    def test_a_key_that_expires_changes_none_that_outlives_it(self, world: World) -> None:
+        """Else it would live on in the other: as an admin, or by knowing that one's new secret."""
+        end = (datetime.now(UTC) + timedelta(days=1)).isoformat()
+        guest = make(world, ("admin",))
+        change(world, guest["id"], expires_at=end)
+        lasting, other = make(world), make(world)
+        change(world, other["id"], expires_at=end)
+        assert change(world, lasting["id"], guest["secret"], scopes=["admin"]).status_code == 403
+        assert rotate(world, lasting["id"], guest["secret"]).status_code == 403
+        assert change(world, guest["id"], guest["secret"], expires_at=None).status_code == 403
+        assert change(world, other["id"], guest["secret"], scopes=["infer"]).status_code == 200
+        assert rotate(world, other["id"], guest["secret"]).status_code == 200
+        assert rotate(world, guest["id"], guest["secret"]).status_code == 200
+
     def test_what_has_ended_is_not_changed(self, world: World) -> None:
         key = make(world)
         world.client.delete(f"/v1/keys/{key['id']}")
