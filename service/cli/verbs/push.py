@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,6 +12,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
+from registry.errors import Cancelled
 from registry.formats import AdapterDirectory, read_directory
 from registry.names import split_name
 from registry.progress import Progress
@@ -22,6 +25,8 @@ from service.client.samples import read_texts
 from service.client.transfer import name_of, push_folder
 from training.spec import BANK
 
+AT_ONCE = 4
+"""Adapters that are sent at the same time."""
 _NAMES = {"tags": "--tag", "metadata": "--metadata", "domain": "--domain", "base_model": "--base"}
 
 
@@ -92,24 +97,62 @@ def push(
 def _push_all(
     client: SoupClient, named: Sequence[tuple[AdapterDirectory, str]], more: dict[str, Any], failed: Failures
 ) -> list[dict[str, Any]]:
-    """Push every folder; raises a usage error for flags that do not fit."""
+    """Push every folder, some at once, and give them in their order; raises a usage error for flags that do not fit."""
+    distinct = len({name for _, name in named}) == len(named)  # else their versions would be in any order
     pushed = []
     with progress_bar("pushing", in_bytes=True) as report:
-        for number, (folder, name) in enumerate(named):
-            place = f"{name} ({number + 1} of {len(named)})" if len(named) > 1 else name
-            report(0, 0, place)
-            with failed.of(folder.path):
-                try:
-                    pushed.append(push_folder(client, folder, name=name, progress=_of(report, place), **more))
-                except ValidationError as error:
-                    raise usage_error(error, _NAMES) from None
-                _comment(pushed[-1])
+        sent = _Sent(report, [(name, folder.weights.stat().st_size) for folder, name in named])
+        with ThreadPoolExecutor(AT_ONCE if distinct else 1) as pool:
+            asked = [
+                pool.submit(push_folder, client, folder, name=name, progress=sent.of(number), **more)
+                for number, (folder, name) in enumerate(named)
+            ]
+            try:
+                for number, ((folder, _), future) in enumerate(zip(named, asked, strict=True)):
+                    with failed.of(folder.path):
+                        pushed.append(future.result())
+                        sent.all_of(number)
+                        _comment(pushed[-1])
+            except ValidationError as error:
+                raise usage_error(error, _NAMES) from None
+            finally:  # where it ends early nothing more is begun, and what is being sent ends at its next report
+                sent.over = True
+                pool.shutdown(cancel_futures=True)
     return pushed
 
 
-def _of(report: Progress, place: str) -> Progress:
-    """Reports bytes of the files of one folder, which the line below the bar names."""
-    return lambda done, total, file: report(done, total, f"{place}: {file}" if file else place)
+class _Sent:
+    """How much of all files is sent, on one bar; threads report to it."""
+
+    def __init__(self, report: Progress, files: Sequence[tuple[str, int]]) -> None:
+        self._report = report
+        self._files = files
+        self._done = [0] * len(files)
+        self._lock = threading.Lock()
+        self.over = False
+        """Set when the command ends: whoever reports after that is stopped."""
+
+    def of(self, number: int) -> Progress:
+        """Takes the bytes of one folder's files as they are sent; raises Cancelled once the command has ended."""
+        name, size = self._files[number]
+        place = f"{name} ({number + 1} of {len(self._files)})" if len(self._files) > 1 else name
+
+        def sent(done: int, _: int, file: str) -> None:
+            self._tell(number, min(done, size), f"{place}: {file}" if file else place)
+
+        return sent
+
+    def all_of(self, number: int) -> None:
+        """A folder is pushed."""
+        name, size = self._files[number]
+        self._tell(number, size, f"{name} is there")
+
+    def _tell(self, number: int, done: int, message: str) -> None:
+        if self.over:
+            raise Cancelled("The command was ended.")
+        with self._lock:
+            self._done[number] = max(self._done[number], done)
+            self._report(sum(self._done), sum(size for _, size in self._files), message)
 
 
 def _comment(adapter: dict[str, Any]) -> None:

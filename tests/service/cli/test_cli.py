@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import shutil
 import sys
+import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from service.cli.selection_flags import SELECTION as FLAGS
 from service.cli.selection_flags import selector_of
 from service.cli.verbs import compare
 from service.cli.verbs.cook import parse_recipe
+from service.cli.verbs.push import AT_ONCE
 from service.cli.verbs.serve import is_loopback
 from tests.service.scripted_server import Server, events, job, ok, refusal
 from tests.service.servers import Soup
@@ -267,6 +270,32 @@ class TestPush:
         code, out, err = soup("push", folder, folder, "--namespace", "team")
         assert (code, out) == (3, "team/law@1\n")
         assert "another base" in err
+
+    def test_several_are_sent_at_once_and_told_in_their_order(
+        self, soup: Soup, server: Server, folder: Path, tmp_path: Path
+    ) -> None:
+        together = threading.Barrier(AT_ONCE)
+
+        def answer(request: httpx2.Request) -> httpx2.Response:
+            together.wait(30)  # until so many are here
+            name = json.loads(request.content)["name"]
+            return ok({**ADAPTER, "ref": f"{name}@1"}, 201)
+
+        server.on("POST /v1/adapters", answer)
+        folders = [shutil.copytree(folder, tmp_path / f"law-{number}") for number in range(2 * AT_ONCE)]
+        code, out, _ = soup("push", *folders, "--namespace", "team")
+        assert (code, out.split()) == (0, [f"team/law-{number}@1" for number in range(2 * AT_ONCE)])
+
+    def test_what_is_interrupted_begins_nothing_more(
+        self, soup: Soup, server: Server, folder: Path, tmp_path: Path
+    ) -> None:
+        def interrupted(_: httpx2.Request) -> httpx2.Response:
+            raise KeyboardInterrupt
+
+        server.on("POST /v1/adapters", interrupted)
+        folders = [shutil.copytree(folder, tmp_path / f"law-{number}") for number in range(40)]
+        assert soup("push", *folders, "--namespace", "team")[0] != 0
+        assert len(server.requests) < len(folders)
 
     def test_several_refusals_of_several_kinds_are_1(self, soup: Soup, server: Server, folder: Path) -> None:
         server.on("POST /v1/adapters", refusal(422, "incompatible", "A."), refusal(422, "invalid_weights", "B."))
