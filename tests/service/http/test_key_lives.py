@@ -11,8 +11,6 @@ import pytest
 from tests.postgres import KINDS
 from tests.service.servers import World
 
-DATABASES = KINDS
-
 
 def make(world: World, scopes: tuple[str, ...] = ("read",), namespaces: list[str] | None = None) -> dict[str, Any]:
     body = {"name": "k", "scopes": list(scopes), "namespaces": namespaces}
@@ -147,37 +145,40 @@ def test_when_a_key_was_last_used_is_told(world: World) -> None:
     assert abs(datetime.fromisoformat(found["last_used_at"]) - datetime.now(UTC)) < timedelta(minutes=5)
 
 
-def test_of_two_that_take_the_last_admins_away_one_is_refused(world: World) -> None:
-    """At the same time, in every mix of changing and revoking: one admin key for all namespaces stays."""
-    keep = {k["id"] for k in world.client.get("/v1/keys").json()["data"] if k["revoked_at"] is None}
-    for first, second in (("scopes", "revoke"), ("namespaces", "expires_at"), ("revoke", "revoke")):
-        pair = [make(world, ("admin",)) for _ in range(2)]
-        with world.registry.database.read() as catalogue:
-            others = {one.id for one in catalogue.keys.admins()} - {one["id"] for one in pair}
-        for id in others:
-            assert change(world, id, pair[0]["secret"], scopes=["read"]).status_code == 200
-        answers: list[int] = []
-        start = threading.Barrier(2)
+class TestBothDatabases:
+    DATABASES = KINDS
 
-        def take(key: dict[str, Any], how: str, answers: list[int] = answers, start: Any = start) -> None:
-            start.wait()
-            if how == "revoke":
-                path = f"/v1/keys/{key['id']}"
-                found = world.client.delete(path, headers=world.headers(key["secret"]))
-            else:
-                end = (datetime.now(UTC) + timedelta(days=1)).isoformat()
-                value = {"scopes": ["read"], "namespaces": ["acme"], "expires_at": end}[how]
-                found = change(world, key["id"], key["secret"], **{how: value})
-            answers.append(found.status_code)
+    def test_of_two_that_take_the_last_admins_away_one_is_refused(self, world: World) -> None:
+        """At the same time, in every mix of changing and revoking: one admin key for all namespaces stays."""
+        keep = {k["id"] for k in world.client.get("/v1/keys").json()["data"] if k["revoked_at"] is None}
+        for first, second in (("scopes", "revoke"), ("namespaces", "expires_at"), ("revoke", "revoke")):
+            pair = [make(world, ("admin",)) for _ in range(2)]
+            with world.registry.database.read() as catalogue:
+                others = {one.id for one in catalogue.keys.admins()} - {one["id"] for one in pair}
+            for id in others:
+                assert change(world, id, pair[0]["secret"], scopes=["read"]).status_code == 200
+            answers: list[int] = []
+            start = threading.Barrier(2)
 
-        threads = [threading.Thread(target=take, args=given) for given in zip(pair, (first, second), strict=True)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert sorted(answers) == [200, 409], (first, second)
-        with world.registry.database.read() as catalogue:
-            (admin,) = catalogue.keys.admins()
-        (left,) = [one for one in pair if one["id"] == admin.id]
-        for id in keep:
-            change(world, id, left["secret"], scopes=["admin"], namespaces=None, expires_at=None)
+            def take(key: dict[str, Any], how: str, answers: list[int] = answers, start: Any = start) -> None:
+                start.wait()
+                if how == "revoke":
+                    path = f"/v1/keys/{key['id']}"
+                    found = world.client.delete(path, headers=world.headers(key["secret"]))
+                else:
+                    end = (datetime.now(UTC) + timedelta(days=1)).isoformat()
+                    value = {"scopes": ["read"], "namespaces": ["acme"], "expires_at": end}[how]
+                    found = change(world, key["id"], key["secret"], **{how: value})
+                answers.append(found.status_code)
+
+            threads = [threading.Thread(target=take, args=given) for given in zip(pair, (first, second), strict=True)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert sorted(answers) == [200, 409], (first, second)
+            with world.registry.database.read() as catalogue:
+                (admin,) = catalogue.keys.admins()
+            (left,) = [one for one in pair if one["id"] == admin.id]
+            for id in keep:
+                change(world, id, left["secret"], scopes=["admin"], namespaces=None, expires_at=None)

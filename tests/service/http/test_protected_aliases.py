@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.postgres import KINDS
 from tests.service.servers import World
 
-DATABASES = KINDS
 ALIASES = "/v1/adapters/guarded/one/aliases"
 
 

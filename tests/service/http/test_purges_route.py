@@ -9,10 +9,8 @@ from typing import Any
 from registry.collect import collect
 from registry.names import sha256_digest
 from service.jobs.training_requests import blobs_in_use
-from tests.postgres import KINDS
 from tests.service.servers import World
 
-DATABASES = KINDS
 TEXTS = [f"passage {number} that nobody may read any more" for number in range(30)]
 
 
