@@ -224,8 +224,20 @@ def entry_of(folder: Path) -> BaseEntry:
 
 
 def test_waiting_helpers_are_timed_in_processes_of_each_kind(monkeypatch):
-    monkeypatch.setattr(cores, "CALLS", 5)
+    """One kind for real: a process of torch takes seconds to start, and they differ in their environment only."""
+    real, environments = subprocess.run, {}
+
+    def started(command, *, env, **options):
+        way = next(one for one in cores.WAYS if repr(one) in command[-1])
+        environments[way] = {name: env.get(name) for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+        if way == "crowded":
+            return real(command, env=env, **options)
+        return subprocess.CompletedProcess(command, 0, stdout="1e-05 2e-05 3e-05")
+
+    monkeypatch.setattr(cores.subprocess, "run", started)
     result = cores.run(repeats=1)
+    assert environments["alone"] == environments["crowded"] == {"GOMP_SPINCOUNT": cores.SPINS, "OMP_WAIT_POLICY": None}
+    assert environments["asleep"] == {"GOMP_SPINCOUNT": None, "OMP_WAIT_POLICY": "PASSIVE"}
     assert [row["way"] for row in result.rows] == list(cores.WAYS)
     assert all(row["us"] > 0 for row in result.rows)
     assert {"alone_us", "crowded_us", "asleep_us", "crowded_vs_alone", "asleep_vs_alone"} == set(result.figures)
