@@ -34,7 +34,7 @@ def purge(
         with failed.of(ref):
             purged = remote.client.purge(ref)
             done.append(purged)
-            talk(f"{ref}: {purged['blobs']} files of {purged['bytes']} bytes.")
+            talk(f"{ref}: files removed: {purged['blobs']}, of {purged['bytes']} bytes.")
             for said, what in (
                 ("not_rebuildable", "cannot be rebuilt any more"), ("tuned_on_sample", "has learnt from its sample"),
             ):  # fmt: skip

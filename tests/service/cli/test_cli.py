@@ -837,7 +837,7 @@ class TestKeysAndJobs:
         code, out, err = soup("purge", "team/law@1", "--yes")
         assert (code, out) == (0, "team/law@1\n")
         for said in (
-            "team/law@1: 3 files of 900 bytes", "team/mix@1 cannot be rebuilt", "team/tuned@2 has learnt",
+            "team/law@1: files removed: 3, of 900 bytes", "team/mix@1 cannot be rebuilt", "team/tuned@2 has learnt",
             "1 more soups",
         ):  # fmt: skip
             assert said in err
