@@ -6,14 +6,17 @@ ends before, by the next collection.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from registry.catalogue.rows import AdapterRow
-from registry.errors import Conflict
+from registry.errors import Busy, Conflict, Unavailable
 from registry.pools import enqueue_refits
 from registry.registry import Caller, Registry
 from registry.stored_bytes import remove_files
+
+log = logging.getLogger("soup.collect")
 
 
 @dataclass(frozen=True)
@@ -55,5 +58,8 @@ def purge(registry: Registry, caller: Caller, adapter_id: int) -> Purged:
         lost = not catalogue.adapters.has_digest(row.digest)
         soups = catalogue.soups.children(row.digest, None) if lost else []
         tuned = [] if sample is None else catalogue.adapters.tuned_on(sample)
-    remove_files(registry, moment)
+    try:
+        remove_files(registry, moment)
+    except (Busy, Unavailable) as error:
+        log.warning("files of %s go with the next collection: %s", row.ref, error.message)
     return Purged(row, len(gone), size, tuple(soups), tuple(tuned))

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from pydantic import TypeAdapter
-from sqlalchemy import select, update
+from sqlalchemy import case, func, select, update
 
 from registry.catalogue.repository import Repository, now
 from registry.catalogue.rows import KeyRow
@@ -60,6 +60,13 @@ class Keys(Repository[KeyRow]):
     def list(self) -> builtins.list[KeyRow]:
         """Every key, oldest first."""
         return self._all(select(keys).order_by(keys.c.created_at, keys.c.id))
+
+    def counts(self, moment: datetime) -> dict[str, int]:
+        """How many keys are active then, have expired, and were revoked."""
+        revoked = keys.c.revoked_at.is_not(None)
+        state = case((revoked, "revoked"), (keys.c.expires_at <= moment, "expired"), else_="active").label("state")
+        found = self._connection.execute(select(state, func.count()).group_by(state)).all()
+        return dict.fromkeys(("active", "expired", "revoked"), 0) | {row[0]: int(row[1]) for row in found}
 
     def admins(self) -> builtins.list[KeyRow]:
         """The keys that may do everything, everywhere, and for good: scope `admin`, all namespaces, without an end."""

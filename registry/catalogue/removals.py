@@ -44,6 +44,8 @@ class Removals:
 
     def purged_at(self, visible: Namespaces, ref: NameRef | DigestRef) -> datetime | None:
         """When what a ref means was purged, the latest of several; None where nothing was."""
+        if isinstance(ref, NameRef) and ref.alias is not None:
+            return None  # while an alias points at a version that is not purged
         if isinstance(ref, DigestRef):
             meant = purged_adapters.c.digest == ref.digest
         else:
@@ -179,6 +181,10 @@ class Removals:
     def pending(self) -> set[str]:
         """Blobs whose files are to go."""
         return set(self._connection.scalars(select(blob_removals.c.digest)))
+
+    def count_pending(self) -> int:
+        """How many blobs those are."""
+        return int(self._connection.execute(select(func.count()).select_from(blob_removals)).scalar_one())
 
     def due(self, moment: datetime, *, limit: int) -> list[str]:
         """Blobs whose files are to go by then."""

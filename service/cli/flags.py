@@ -170,6 +170,15 @@ def base_id(given: str | None) -> str | None:
     return None if given is None else given.removeprefix("base/")
 
 
+def number_or_default(text: str) -> int:
+    """A number of something that the server has a setting for; `default`, as -1, leaves it to that."""
+    if text == "default":
+        return -1
+    if not (text.isascii() and text.isdecimal()):
+        raise typer.BadParameter(f"'{text}' is no number, and not 'default'.")
+    return int(text)
+
+
 def key_values(pairs: Sequence[str], option: str) -> dict[str, str | int | float | bool | None]:
     """`k=v` flags as a dict; a value that reads as a JSON number, true, false or null is one, else it is text."""
     found: dict[str, str | int | float | bool | None] = {}

@@ -79,7 +79,7 @@ def create_app(runtime: Runtime) -> FastAPI:
     app.state.metrics = metrics = Metrics()
     app.state.readiness = Readiness()
     app.state.bodies = Bodies(settings)
-    metrics.watch(ServerMetrics(lambda: runtime.parts, app.state.readiness))
+    ServerMetrics(lambda: runtime.parts, app.state.readiness).add_to(metrics)
     metrics.watch_engine(runtime.engine.counters, runtime.engine.by_adapter)
     for routes in ROUTES:
         app.include_router(routes.router)

@@ -46,7 +46,7 @@ class Gate:
         self._database = database
         self._settings = settings
         self._watch = watch
-        self._refusals = Refusals()
+        self._refusals = Refusals(problems.TOO_MUCH)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on if it may go on; there are no websockets, so that one is refused."""
@@ -60,7 +60,6 @@ class Gate:
                     await self._refusals.turn(principal.key_id)
                     send = self._watched(send, principal.key_id)
             except SoupError as error:
-                scope.setdefault("state", {})["error_code"] = error.code
                 await problems.response_of(error)(scope, receive, send)
                 return
             scope.setdefault("state", {})["principal"] = principal

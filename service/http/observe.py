@@ -10,17 +10,17 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.engine.tally import Figures
 from service.http import problems
-from service.logs import request_id_now
+from service.logs import describe, request_id_now
 
 log = logging.getLogger("service.request")
 
@@ -61,64 +61,82 @@ class Metrics:
         self.errors = Counter(
             "soup_http_errors", "Requests answered with an error, by its code.", ("code",), registry=self.registry
         )
+        for code in problems.CODES:  # from the start: what first appears at 1 has not increased, to Prometheus
+            self.errors.labels(code)
+        self.failures = Counter(
+            "soup_metrics_failures", "Parts of the metrics that were left out.", ("part",), registry=self.registry
+        )
         ProcessCollector(registry=self.registry)
         self.in_flight = Gauge("soup_http_in_flight", "Requests being answered.", registry=self.registry)
+
+    def watch(self, part: str, collect: Callable[[], Iterable[Metric]]) -> None:
+        """Ask for these too whenever the metrics are asked for.
+
+        Where that fails the part is left out, counted and logged, and the others are there.
+        """
+        self.registry.register(_Part(part, collect, self.failures.labels(part)))
 
     def watch_engine(
         self, counters: Callable[[], Mapping[str, float]], by_adapter: Callable[[], Mapping[str, Figures]]
     ) -> None:
         """Read the engine's plain counters and its figures by adapter whenever the metrics are asked for."""
-        self.registry.register(_EngineCollector(counters))
-        self.registry.register(_AdapterCollector(by_adapter))
-
-    def watch(self, collector: Collector) -> None:
-        """Ask this one too whenever the metrics are asked for."""
-        self.registry.register(collector)
+        self.watch("engine", lambda: _of_engine(counters()))
+        self.watch("adapters", lambda: _of_adapters(by_adapter()))
 
     def render(self) -> bytes:
         """The metrics as Prometheus text."""
         return generate_latest(self.registry)
 
 
-class _EngineCollector(Collector):
+class _Part(Collector):
+    """One part of the metrics, which may fail without the others."""
+
+    def __init__(self, part: str, collect: Callable[[], Iterable[Metric]], failures: Counter) -> None:
+        self._part = part
+        self._collect = collect
+        self._failures = failures
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: names are known by `collect`, which is not to run before the server has started."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        """The metrics of this part, none where they cannot be found out."""
+        try:
+            return list(self._collect())
+        except Exception as error:
+            self._failures.inc()
+            log.warning("the metrics lack %s", self._part, extra={"fields": describe(error)})
+            return []
+
+
+def _of_engine(counters: Mapping[str, float]) -> Iterator[Metric]:
     """The engine's {name: number} as metrics: names ending in `_total` are counters, the others gauges."""
-
-    def __init__(self, counters: Callable[[], Mapping[str, float]]) -> None:
-        self._counters = counters
-
-    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-        """One metric per counter of the engine."""
-        for name, value in self._counters().items():
-            label = f"Engine: {name.replace('_', ' ')}."
-            if name.endswith("_total"):
-                yield CounterMetricFamily(f"soup_engine_{name.removesuffix('_total')}", label, value=value)
-            else:
-                yield GaugeMetricFamily(f"soup_engine_{name}", label, value=value)
+    for name, value in counters.items():
+        label = f"Engine: {name.replace('_', ' ')}."
+        if name.endswith("_total"):
+            yield CounterMetricFamily(f"soup_engine_{name.removesuffix('_total')}", label, value=value)
+        else:
+            yield GaugeMetricFamily(f"soup_engine_{name}", label, value=value)
 
 
-class _AdapterCollector(Collector):
+def _of_adapters(found: Mapping[str, Figures]) -> Iterator[Metric]:
     """The engine's figures by adapter: counters of tokens, and sums of seconds with how many they are of."""
-
-    def __init__(self, by_adapter: Callable[[], Mapping[str, Figures]]) -> None:
-        self._by_adapter = by_adapter
-
-    def collect(self) -> Iterator[CounterMetricFamily | SummaryMetricFamily]:
-        """Four metrics, each with the label `adapter`."""
-        found, name, labels = self._by_adapter(), "soup_engine_adapter", ("adapter",)
-        generated = CounterMetricFamily(f"{name}_generated_tokens", "Tokens generated, by adapter.", labels=labels)
-        scored = CounterMetricFamily(f"{name}_scored_tokens", "Tokens scored or embedded, by adapter.", labels=labels)
-        first = SummaryMetricFamily(
-            f"{name}_first_token_seconds", "Time to the first token of a generation, by adapter.", labels=labels
-        )
-        answers = SummaryMetricFamily(
-            f"{name}_answer_seconds", "Time to the whole answer of a request, by adapter.", labels=labels
-        )
-        for label, one in found.items():
-            generated.add_metric((label,), one.generated_tokens)
-            scored.add_metric((label,), one.scored_tokens)
-            first.add_metric((label,), one.first_tokens, one.first_token_seconds)
-            answers.add_metric((label,), one.answers, one.seconds)
-        yield from (generated, scored, first, answers)
+    name, labels = "soup_engine_adapter", ("adapter",)
+    generated = CounterMetricFamily(f"{name}_generated_tokens", "Tokens generated, by adapter.", labels=labels)
+    scored = CounterMetricFamily(f"{name}_scored_tokens", "Tokens scored or embedded, by adapter.", labels=labels)
+    first = SummaryMetricFamily(
+        f"{name}_first_token_seconds", "Time to the first token of a generation, by adapter.", labels=labels
+    )
+    answers = SummaryMetricFamily(
+        f"{name}_answer_seconds", "Time to the whole answer of a request, by adapter.", labels=labels
+    )
+    for label, one in found.items():
+        generated.add_metric((label,), one.generated_tokens)
+        scored.add_metric((label,), one.scored_tokens)
+        first.add_metric((label,), one.first_tokens, one.first_token_seconds)
+        answers.add_metric((label,), one.answers, one.seconds)
+    yield from (generated, scored, first, answers)
 
 
 # --- the layer ------------------------------------------------------------------------------------
@@ -158,7 +176,6 @@ class Observe:
             await self._app(scope, receive, sent)
         except Exception as error:
             body = problems.unexpected(error)
-            scope["state"]["error_code"] = body.error.code
             if sent.status is not None:
                 raise  # the answer has begun: only cutting the connection tells the client
             await problems.response_of_unexpected(body)(scope, receive, sent)

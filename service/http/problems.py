@@ -18,6 +18,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
 from registry import errors
 from registry.errors import SoupError
@@ -48,6 +49,13 @@ STATUS: dict[type[SoupError], int] = {
     errors.Internal: 500,
 }
 """By class; a class that is not here takes its nearest ancestor's."""
+
+TOO_MUCH = frozenset({STATUS[errors.TooLarge], STATUS[errors.Busy]})
+"""Statuses of requests that ask for too much."""
+NOT_ALLOWED, OTHER = "method_not_allowed", "http_error"
+"""Codes of the framework's errors that no class of ours says."""
+CODES = frozenset({*errors.BY_CODE, NOT_ALLOWED, OTHER})
+"""Every code that an answer can have."""
 
 MOST_LISTED = 50
 """Problems of one request that are named; how many there are in all is said."""
@@ -136,7 +144,7 @@ def response_of(error: SoupError, headers: Mapping[str, str] | None = None) -> J
         extra["www-authenticate"] = "Bearer"
     if isinstance(error, errors.TooSlow):  # what comes after all is no request
         extra["connection"] = "close"
-    return _answer(body_of(error), status_of(error), extra)
+    return ProblemResponse(body_of(error), status_of(error), extra)
 
 
 def held_headers(offset: int) -> dict[str, str]:
@@ -146,11 +154,20 @@ def held_headers(offset: int) -> dict[str, str]:
 
 def response_of_unexpected(body: ErrorBody) -> JSONResponse:
     """What `unexpected` gave, as a response."""
-    return _answer(body, status_of(errors.Internal(INTERNAL_MESSAGE)), None)
+    return ProblemResponse(body, status_of(errors.Internal(INTERNAL_MESSAGE)), None)
 
 
-def _answer(body: ErrorBody, status: int, headers: Mapping[str, str] | None) -> JSONResponse:
-    return JSONResponse(body.model_dump(exclude_unset=True), status_code=status, headers=headers)
+class ProblemResponse(JSONResponse):
+    """An error answer, which leaves its code in the state of the request: `observe` counts it."""
+
+    def __init__(self, body: ErrorBody, status: int, headers: Mapping[str, str] | None) -> None:
+        super().__init__(body.model_dump(exclude_unset=True), status_code=status, headers=headers)
+        self._code = body.error.code
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        scope.setdefault("state", {})["error_code"] = self._code
+        await super().__call__(scope, receive, send)
 
 
 def from_validation(found: Sequence[Mapping[str, Any]]) -> SoupError:
@@ -217,25 +234,22 @@ def install(app: FastAPI) -> None:
 
     async def ours(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, SoupError)
-        request.state.error_code = error.code
         if isinstance(error, errors.RateLimitExceeded | errors.QuotaExceeded):
             request.state.over_limit = error.param  # `observe` counts it
         return response_of(error, getattr(request.state, "rate_headers", dict)())
 
-    async def validation(request: Request, error: Exception) -> JSONResponse:
+    async def validation(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        found = from_validation(error.errors())
-        request.state.error_code = found.code
-        return response_of(found)
+        return response_of(from_validation(error.errors()))
 
     async def framework(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
         known = from_http(error)
         if known is not None:
             return response_of(known, error.headers)
-        code = "method_not_allowed" if error.status_code == 405 else "http_error"
+        code = NOT_ALLOWED if error.status_code == 405 else OTHER
         problem = Problem(message=f"{error.detail}.", type=error_type(error.status_code), param=None, code=code)
-        return _answer(ErrorBody(error=problem), error.status_code, error.headers)
+        return ProblemResponse(ErrorBody(error=problem), error.status_code, error.headers)
 
     app.add_exception_handler(SoupError, ours)
     app.add_exception_handler(RequestValidationError, validation)

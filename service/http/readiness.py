@@ -37,9 +37,10 @@ class Readiness:
         self._found: tuple[float, Ready] | None = None
 
     @property
-    def last(self) -> Ready | None:
-        """The last answer, however old; None where nobody asked yet."""
-        return None if self._found is None else self._found[1]
+    def last(self) -> tuple[float, Ready] | None:
+        """The last answer, and how many seconds ago it was found; None where nobody asked yet."""
+        found = self._found
+        return None if found is None else (self._clock() - found[0], found[1])
 
     def of(self, parts: Parts) -> Ready:
         """The last answer where it is fresh, else a new one. While one caller looks, others get the last."""

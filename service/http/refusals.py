@@ -1,4 +1,4 @@
-"""How fast a key may go on after it was refused for asking too much (429, 413): its requests then begin one by one.
+"""How fast a key may go on after it was refused for asking too much: its requests then begin one by one.
 
 A refusal is cheap and not free: a client that does not wait as it was told would take a share of the machine from every
 other key. Whoever waits as long as `Retry-After` says notices nothing, and nor does a key while no other asks.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +22,6 @@ OTHERS = 5.0
 """Seconds for which another key counts as asking."""
 LONGEST = 10
 """A request that would wait for longer is refused at once."""
-TOO_MUCH = frozenset({413, 429})
-"""Statuses of requests that ask for too much."""
 
 
 @dataclass
@@ -33,11 +31,16 @@ class _Key:
 
 
 class Refusals:
-    """What keys were refused lately; of one event loop. `clock` and `sleep` are the tests' seam for time."""
+    """What keys were refused lately, with one of the statuses `too_much`; of one event loop.
+
+    `clock` and `sleep` are the tests' seam for time.
+    """
 
     def __init__(
-        self, *, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep
-    ) -> None:
+        self, too_much: Collection[int], *, clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep,
+    ) -> None:  # fmt: skip
+        self._too_much = too_much
         self._clock = clock
         self._sleep = sleep
         self._keys: dict[str, _Key] = {}
@@ -66,5 +69,5 @@ class Refusals:
 
     def answered(self, key_id: str, status: int) -> None:
         """A request of a key was answered."""
-        if status in TOO_MUCH:
+        if status in self._too_much:
             self._keys.setdefault(key_id, _Key()).until = self._clock() + REMEMBERED

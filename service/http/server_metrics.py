@@ -1,33 +1,31 @@
 """What /metrics says of the server beside requests and the engine: jobs, blobs, disk, keys, readiness.
 
-Found when the metrics are asked for, in a few cheap queries; sums over all blobs are kept for a minute. Each part
-stands alone: one that cannot be found out is left out, counted and logged, and the others are there.
+Found when the metrics are asked for, in a few cheap queries; sums over all blobs are kept for a minute.
 """
 
 from __future__ import annotations
 
-import logging
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import get_args
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
-from prometheus_client.registry import Collector
 
-from registry.errors import SoupError
+from registry.errors import BY_CODE
+from service.http.observe import Metrics
 from service.http.readiness import Readiness
+from service.job_tally import Outcome
 from service.jobs.kinds import KINDS
 from service.parts import Parts
-
-log = logging.getLogger("service.metrics")
 
 BLOBS_SECONDS = 60.0
 """How long sums over all blobs are kept."""
 
 
-class ServerMetrics(Collector):
+class ServerMetrics:
     """The parts of one server, there once it has started, as metrics; `clock` is the tests' seam for time."""
 
     def __init__(
@@ -37,54 +35,42 @@ class ServerMetrics(Collector):
         self._readiness = readiness
         self._clock = clock
         self._blobs: tuple[float, list[Metric]] | None = None
-        self._failed = dict.fromkeys(("jobs", "blobs", "disk", "keys"), 0)
+
+    def add_to(self, metrics: Metrics) -> None:
+        """Have them asked for with the others."""
+        for part, collect in (
+            ("ends", self._ends), ("readiness", self._ready), ("jobs", self._queue), ("blobs", self._stored),
+            ("disk", self._disk), ("keys", self._keys),
+        ):  # fmt: skip
+            metrics.watch(part, collect)
 
     @property
     def _parts(self) -> Parts:
         return self._of()
 
-    def describe(self) -> Iterable[Metric]:
-        """Nothing: names are known by `collect`, which is not to run before the server has started."""
-        return ()
-
-    def collect(self) -> Iterator[Metric]:
-        """Everything that can be found out now."""
-        yield from self._ends()
-        yield from self._ready()
-        for part, found in (
-            ("jobs", self._queue), ("blobs", self._stored), ("disk", self._disk), ("keys", self._keys),
-        ):  # fmt: skip
-            try:
-                yield from list(found())
-            except (SoupError, OSError) as error:
-                self._failed[part] += 1
-                log.warning("the metrics lack %s (%s)", part, type(error).__name__)
-        failed = CounterMetricFamily(
-            "soup_metrics_failures", "Parts of the metrics that were left out.", labels=("part",)
-        )
-        for part, count in self._failed.items():
-            failed.add_metric((part,), count)
-        yield failed
-
     def _ends(self) -> Iterator[Metric]:
+        """All kinds, outcomes and codes from the start: what first appears at 1 has not increased, to Prometheus."""
         ended = CounterMetricFamily(
-            "soup_jobs_ended", "Tries of jobs by what came of them here, with the code of an error.",
-            labels=("kind", "outcome", "code"),
-        )  # fmt: skip
+            "soup_jobs_ended", "Tries of jobs by what came of them here.", labels=("kind", "outcome")
+        )
+        errors = CounterMetricFamily("soup_job_errors", "Errors that tries of jobs ended with here.", labels=("code",))
         took = SummaryMetricFamily("soup_job_seconds", "Seconds that tries of jobs took here.", labels=("kind",))
-        figures = self._parts.jobs.tally.figures()
+        tally = self._parts.jobs.tally.figures()
         for kind in KINDS:
-            one = figures.get(kind)
-            took.add_metric((kind,), 0 if one is None else one.tries, 0.0 if one is None else one.seconds)
-            for (outcome, code), count in () if one is None else one.ends.items():
-                ended.add_metric((kind, outcome, code), count)
-        yield from (ended, took)
+            for outcome in get_args(Outcome):
+                ended.add_metric((kind, outcome), tally.ends[kind, outcome])
+            took.add_metric((kind,), tally.tries[kind], tally.seconds[kind])
+        for code in BY_CODE:
+            errors.add_metric((code,), tally.errors[code])
+        yield from (ended, errors, took)
 
     def _ready(self) -> Iterator[Metric]:
-        """The last answer of /readyz: asking for metrics computes no token."""
+        """The last answer of /readyz and its age: asking for metrics computes no token."""
         last = self._readiness.last
         if last is not None:
-            yield GaugeMetricFamily("soup_ready", "Whether /readyz said ready last.", value=last.status == "ready")
+            seconds, ready = last
+            yield GaugeMetricFamily("soup_ready", "Whether /readyz said ready last.", value=ready.status == "ready")
+            yield GaugeMetricFamily("soup_ready_age_seconds", "How long ago that was.", value=seconds)
 
     def _queue(self) -> Iterator[Metric]:
         kind = ("kind",)
@@ -108,7 +94,7 @@ class ServerMetrics(Collector):
             return self._blobs[1]
         with self._parts.registry.database.read() as catalogue:
             count, size = catalogue.blobs.total()
-            going = len(catalogue.removals.pending())
+            going = catalogue.removals.count_pending()
         found: list[Metric] = [
             GaugeMetricFamily("soup_blobs", "Stored blobs.", value=count),
             GaugeMetricFamily("soup_blob_bytes", "Bytes of stored blobs.", value=size),
@@ -129,11 +115,8 @@ class ServerMetrics(Collector):
 
     def _keys(self) -> Iterator[Metric]:
         keys = GaugeMetricFamily("soup_keys", "Keys by what they are now.", labels=("state",))
-        moment = datetime.now(UTC)
         with self._parts.registry.database.read() as catalogue:
-            rows = catalogue.keys.list()
-        revoked = sum(row.revoked_at is not None for row in rows)
-        expired = sum(row.revoked_at is None and row.is_expired(moment) for row in rows)
-        for state, count in (("active", len(rows) - revoked - expired), ("expired", expired), ("revoked", revoked)):
+            counts = catalogue.keys.counts(datetime.now(UTC))
+        for state, count in counts.items():
             keys.add_metric((state,), count)
         yield keys

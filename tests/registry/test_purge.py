@@ -8,7 +8,7 @@ import pytest
 
 from registry import stored_bytes
 from registry.catalogue.rows import AdapterRow
-from registry.errors import Conflict, DamagedBlob, Retired
+from registry.errors import Conflict, DamagedBlob, NotFound, Retired, Unavailable
 from registry.names import parse_ref
 from registry.purge import Purged, purge
 from registry.spec import CosineSpec, PoolSpec
@@ -50,7 +50,7 @@ def test_nothing_of_it_is_left(verbs: ToyRegistry) -> None:
         for ref in ("acme/law", "acme/law@1", law.digest):
             with pytest.raises(Retired, match=f"{ref} was purged on 2"):
                 catalogue.adapters.resolve(None, parse_ref(ref))
-            with pytest.raises(Exception, match="There is no adapter"):
+            with pytest.raises(NotFound, match="There is no adapter"):
                 catalogue.adapters.resolve(("other",), parse_ref(ref))
         (entry,) = catalogue.audit.list(None, action="adapter.purge", limit=9).rows
     assert (entry.subject, entry.namespace, entry.detail["sample"]) == ("acme/law@1", "acme", law.sample.digest)
@@ -61,6 +61,16 @@ def test_its_number_is_not_given_again(verbs: ToyRegistry) -> None:
     again = verbs.push("acme/law").row
     assert again.ref == "acme/law@2"
     assert verbs.blobs.is_whole(again.weights_blob)
+
+
+def test_an_alias_that_is_none_is_unknown_and_not_purged(verbs: ToyRegistry) -> None:
+    purged(verbs, verbs.push("acme/law").row)
+    verbs.push("acme/law", seed=1)
+    with verbs.database.read() as catalogue:
+        for ref in ("acme/law@prod", "acme/law@7"):
+            with pytest.raises(NotFound):
+                catalogue.adapters.resolve(None, parse_ref(ref))
+        assert catalogue.adapters.resolve(None, parse_ref("acme/law")).ref == "acme/law@2"
 
 
 def test_what_others_need_stays_for_them(verbs: ToyRegistry) -> None:
@@ -204,8 +214,12 @@ def test_a_push_between_row_and_file_keeps_the_file(verbs: ToyRegistry, monkeypa
 def test_files_that_could_not_go_are_removed_later(verbs: ToyRegistry, monkeypatch) -> None:
     """As after a process that was killed between its two transactions."""
     law = verbs.push("acme/law").row
-    monkeypatch.setattr("registry.purge.remove_files", lambda *_: 0)
-    purged(verbs, law)
+
+    def away(*_: object) -> int:
+        raise Unavailable("The folder of the blobs is gone.")
+
+    monkeypatch.setattr("registry.purge.remove_files", away)
+    assert purged(verbs, law).row.ref == "acme/law@1"
     assert verbs.blobs.has(law.weights_blob)
     assert stored_bytes.remove_files(verbs.registry, datetime.now(UTC)) == 1
     assert not verbs.blobs.has(law.weights_blob)

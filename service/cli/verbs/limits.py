@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from service.cli.flags import number_or_default
 from service.cli.output import columns
 from service.cli.remote import Remote, verb
 from service.client.connection import Json
@@ -26,17 +27,8 @@ class Subject:
     namespace: Annotated[str | None, typer.Option(help="Those of this namespace.", metavar="NS")] = None
 
 
-def _number(text: str) -> int:
-    """A limit; `default`, as -1, leaves it to the server."""
-    if text == "default":
-        return -1
-    if not (text.isascii() and text.isdecimal()):
-        raise typer.BadParameter(f"'{text}' is no number, and not 'default'.")
-    return int(text)
-
-
 def _limit(help: str) -> Any:
-    return typer.Option(parser=_number, metavar="N|default", help=help)
+    return typer.Option(parser=number_or_default, metavar="N|default", help=help)
 
 
 @dataclass(frozen=True)

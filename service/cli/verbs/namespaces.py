@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from registry.spec import TuningSetting
+from service.cli.flags import number_or_default
 from service.cli.output import columns
 from service.cli.remote import Remote, verb
 from service.client.connection import Json
@@ -44,10 +45,11 @@ def change(
     ] = None,
     unprotect: Annotated[list[str] | None, typer.Option(help="An alias that is not protected any more.")] = None,
     unnamed_soup_days: Annotated[
-        str | None,
+        int | None,
         typer.Option(
-            help="Days after which an unnamed soup that nobody used is retired; 0: never.",
+            parser=number_or_default,
             metavar="N|default",
+            help="Days after which an unnamed soup that nobody used is retired; 0: never.",
         ),
     ] = None,
 ) -> None:
@@ -60,7 +62,7 @@ def change(
     """
     changes: dict[str, Any] = {} if tuning is None else {"tuning": tuning}
     if unnamed_soup_days is not None:
-        changes["unnamed_soup_days"] = None if unnamed_soup_days == "default" else _days(unnamed_soup_days)
+        changes["unnamed_soup_days"] = None if unnamed_soup_days < 0 else unnamed_soup_days
     if not (changes or protect or unprotect):
         raise typer.BadParameter("name a setting to change.")
     if not (protect or unprotect):
@@ -70,12 +72,6 @@ def change(
     aliases = {*before["protected_aliases"], *(protect or ())} - set(unprotect or ())
     changes["protected_aliases"] = sorted(aliases)
     _answer(remote, remote.client.change_namespace(namespace, if_match=before["etag"], **changes))
-
-
-def _days(text: str) -> int:
-    if not text.isdecimal():
-        raise typer.BadParameter(f"'{text}' is no number of days, and not 'default'.")
-    return int(text)
 
 
 def _answer(remote: Remote, settings: Json) -> None:

@@ -87,8 +87,6 @@ def change_key(request: Request, id: str, body: KeyPatch, parts: AppParts, who: 
     What it has queued goes on.
     """
     changes = body.changes()
-    if not changes:
-        raise InvalidParameter(f"Name at least one of {', '.join(KeyPatch.model_fields)} to change.")
     if "namespaces" in changes:
         _check_namespaces(changes["namespaces"], who)
         changes["namespaces"] = None if changes["namespaces"] is None else list(dict.fromkeys(changes["namespaces"]))

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from fastapi import APIRouter, Request
 
 from registry.catalogue.rows import NamespaceRow
-from registry.errors import InvalidName, InvalidParameter
+from registry.errors import InvalidName
 from registry.names import RESERVED_NAMESPACES, check_alias, check_part
 from service.http.app_parts import AppParts
 from service.http.auth import Admin, Reader
@@ -34,8 +34,6 @@ def change_namespace(
     """Change the settings of a namespace; with If-Match only if they are still what the caller saw."""
     _check(ns, who)
     changes = body.changes()
-    if not changes:
-        raise InvalidParameter(f"Name at least one of {', '.join(NamespacePatch.model_fields)} to change.")
     changes |= {name: sorted(set(map(check_alias, changes[name]))) for name in changes.keys() & {"protected_aliases"}}
     with parts.registry.database.write() as catalogue:
         before = asdict(catalogue.namespaces.get(ns))

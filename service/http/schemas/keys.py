@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from registry.names import KeyScope, Part
 from registry.spec import Words
 from registry.spec.frozen import Frozen
-from service.http.schemas.wire import Moment, Wire
-
-NULLABLE = frozenset({"namespaces", "expires_at"})
-"""Fields of a key for which null is a value."""
+from service.http.schemas.wire import Moment, Patch, Wire
 
 
 class NewKey(Wire):
@@ -41,21 +38,17 @@ class Key(Wire):
     """Within some minutes; null where it was never used."""
 
 
-class KeyPatch(Frozen):
+class KeyPatch(Patch):
     """What is to change of a key; what is not named stays.
 
     `namespaces` null sees every namespace, `expires_at` null never ends.
     """
 
+    nullable = frozenset({"namespaces", "expires_at"})
     name: Words | None = Field(default=None, min_length=1, max_length=100)
     namespaces: list[Part] | None = Field(default=None, max_length=1000)
     scopes: list[KeyScope] | None = Field(default=None, min_length=1, max_length=8)
     expires_at: Moment | None = None
-
-    def changes(self) -> dict[str, Any]:
-        """The columns that are to change, by name."""
-        named = {name: getattr(self, name) for name in self.model_fields_set}
-        return {name: value for name, value in named.items() if value is not None or name in NULLABLE}
 
 
 class Rotation(Frozen):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from registry.names import Part
 from registry.spec import TuningSetting
-from registry.spec.frozen import Frozen
-from service.http.schemas.wire import Wire
+from service.http.schemas.wire import Patch, Wire
 
 
 class Namespace(Wire):
@@ -26,9 +25,10 @@ class Namespace(Wire):
     etag: str
 
 
-class NamespacePatch(Frozen):
+class NamespacePatch(Patch):
     """What is to change of a namespace's settings; what is not named stays."""
 
+    nullable = frozenset({"unnamed_soup_days"})
     tuning: TuningSetting | None = None
     """`forbid` refuses effort `tune`, `allow` leaves it to the request, `default` takes it for requests that are to be
     verified and name no effort, selector or recipe."""
@@ -36,8 +36,3 @@ class NamespacePatch(Frozen):
     """All aliases that only an admin moves or removes, whether or not they point anywhere yet."""
     unnamed_soup_days: int | None = Field(default=None, strict=True, ge=0, le=36_500)
     """Days after which an unnamed soup that nobody used is retired; 0: never, null: what the server's setting says."""
-
-    def changes(self) -> dict[str, Any]:
-        """The settings that are to change, by name."""
-        named = {name: getattr(self, name) for name in self.model_fields_set}
-        return {name: value for name, value in named.items() if value is not None or name == "unnamed_soup_days"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import (
     AwareDatetime,
@@ -16,6 +16,9 @@ from pydantic import (
     ValidatorFunctionWrapHandler,
     WrapValidator,
 )
+
+from registry.errors import InvalidParameter
+from registry.spec.frozen import Frozen
 
 ModelName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 """A base id, `base/<id>`, `ns/name[@...]` or an adapter digest."""
@@ -52,6 +55,21 @@ class Wire(BaseModel):
     """A body: unknown fields, NaN and values of another type ("16" for 16) are refused."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True, use_attribute_docstrings=True)
+
+
+class Patch(Frozen):
+    """What is to change of something; what is not named stays."""
+
+    nullable: ClassVar[frozenset[str]] = frozenset()
+    """Fields for which null is a value; for any other it is as if they were not named."""
+
+    def changes(self) -> dict[str, Any]:
+        """What is to change, by name; raises InvalidParameter where that is nothing."""
+        named = {name: getattr(self, name) for name in self.model_fields_set}
+        found = {name: value for name, value in named.items() if value is not None or name in self.nullable}
+        if not found:
+            raise InvalidParameter(f"Name at least one of {', '.join(type(self).model_fields)} to change.")
+        return found
 
 
 class PromptTokensDetails(Wire):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from registry.errors import RateLimitExceeded
+from service.http.problems import TOO_MUCH
 from service.http.refusals import APART, LONGEST, OTHERS, REMEMBERED, Refusals
 from tests.service.servers import World
 
@@ -26,7 +27,7 @@ class Time:
 def refusals() -> tuple[Refusals, Time]:
     """Beside another key that asks."""
     time = Time()
-    found = Refusals(clock=lambda: time.now, sleep=time.sleep)
+    found = Refusals(TOO_MUCH, clock=lambda: time.now, sleep=time.sleep)
     turns(found, "other")
     return found, time
 

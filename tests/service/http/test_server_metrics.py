@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from typing import Any
@@ -32,10 +33,10 @@ def value(world: World, name: str, **labels: str) -> float | None:
 
 
 def test_a_job_is_counted_with_its_seconds(world: World) -> None:
-    before = value(world, "soup_jobs_ended_total", kind="embed", outcome="succeeded", code="") or 0
+    before = value(world, "soup_jobs_ended_total", kind="embed", outcome="succeeded") or 0
     job = world.push("acme/one", sample={"texts": TEXTS})["job"]
     deadline = time.monotonic() + 60
-    while (value(world, "soup_jobs_ended_total", kind="embed", outcome="succeeded", code="") or 0) == before:
+    while (value(world, "soup_jobs_ended_total", kind="embed", outcome="succeeded") or 0) == before:
         assert time.monotonic() < deadline
     assert world.client.get(f"/v1/jobs/{job}").json()["state"] == "succeeded"
     found = samples(world)
@@ -48,22 +49,27 @@ def test_a_failure_is_counted_by_its_code(world: World) -> None:
     recipe = {"ingredients": [{"ref": "acme/nobody", "weight": 1.0}]}
     failed = world.client.post("/v1/soups", json={"recipe": recipe, "wait": 60})
     assert failed.status_code == 404
-    labels = {"kind": "cook", "outcome": "failed", "code": "not_found"}
     deadline = time.monotonic() + 60
-    while value(world, "soup_jobs_ended_total", **labels) != 1:
+    while value(world, "soup_jobs_ended_total", kind="cook", outcome="failed") != 1:
         assert time.monotonic() < deadline
+    assert value(world, "soup_job_errors_total", code="not_found") == 1
+    assert value(world, "soup_job_errors_total", code="damaged_blob") == 0
 
 
 def test_errors_by_code_of_routes_gate_and_framework(world: World) -> None:
     def count(code: str) -> float:
         return value(world, "soup_http_errors_total", code=code) or 0
 
-    before = {code: count(code) for code in ("not_found", "unauthenticated", "invalid_parameter")}
+    codes = ("not_found", "unauthenticated", "invalid_parameter", "method_not_allowed", "damaged_blob")
+    before = {code: count(code) for code in codes}
     world.client.get("/v1/adapters/acme/none-of-this")
     world.client.get("/v1/adapters", headers={"authorization": "Bearer nothing"})
     world.client.post("/v1/perplexity", json={"model": 5})
-    for code, earlier in before.items():
-        assert count(code) == earlier + 1, code
+    world.client.get("/v1/nothing-at-all")
+    world.client.delete("/v1/perplexity")
+    assert {code: count(code) - before[code] for code in codes} == {
+        "not_found": 2, "unauthenticated": 1, "invalid_parameter": 1, "method_not_allowed": 1, "damaged_blob": 0,
+    }  # fmt: skip
 
 
 def test_disk_blobs_keys_process_and_readiness_are_there(world: World) -> None:
@@ -75,12 +81,16 @@ def test_disk_blobs_keys_process_and_readiness_are_there(world: World) -> None:
     assert found["soup_blobs", ()] >= 0
     assert found["soup_keys", (("state", "active"),)] >= 1
     assert found["soup_ready", ()] == 1
+    assert 0 <= found["soup_ready_age_seconds", ()] < 60
     assert found["process_resident_memory_bytes", ()] > 0
 
 
-def test_a_part_that_cannot_be_found_out_leaves_the_others(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [OSError("no such folder"), ValueError("nobody thought of it")])
+def test_a_part_that_cannot_be_found_out_leaves_the_others(
+    world: World, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     def gone(*_: Any) -> Any:
-        raise OSError("no such folder")
+        raise error
 
     monkeypatch.setattr("service.http.server_metrics.shutil.disk_usage", gone)
     before = value(world, "soup_metrics_failures_total", part="disk") or 0
@@ -95,7 +105,10 @@ def test_without_its_database_a_server_still_has_metrics(world: World, monkeypat
         raise Unavailable("The database does not answer.")
 
     monkeypatch.setattr(world.registry.database, "read", away)
+    world.app.state.metrics.render()
     text = world.app.state.metrics.render().decode()
     assert "soup_disk_bytes" in text
     assert "soup_keys{" not in text
-    assert 'soup_metrics_failures_total{part="jobs"}' in text
+    for part in ("jobs", "keys"):
+        (count,) = re.findall(rf'soup_metrics_failures_total{{part="{part}"}} (\S+)', text)
+        assert float(count) >= 1
