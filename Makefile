@@ -8,7 +8,7 @@ RUN := $(VENV)/bin/python
 FLOORS := registry:98.6 service:96.4 training:96.5
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test coverage quick soak check format serve demo demo-tiny main-job bench bench-engine bench-peers bench-training bench-trust reproduce-lm reproduce-single reproduce-adaptersoup openapi clean
+.PHONY: help setup test coverage quick soak check format serve demo demo-tiny main-job bench bench-engine bench-peers bench-training bench-cooks bench-trust reproduce-lm reproduce-single reproduce-adaptersoup openapi clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -130,6 +130,12 @@ $(LLAMA)/.installed: benchmarks/peers/llama_cpp.txt
 
 bench-training: $(VENV)/.dev  ## the speed of training beside full fine-tuning and PEFT, on ../shared/base-lm
 	$(RUN) -m benchmarks.training --out benchmarks/results/training.json
+
+bench-cooks: $(VENV)/.dev $(SMOLLM2)  ## what streams notice of cooks, and what a bank side by side costs, on two bases
+	$(RUN) -m benchmarks.beside_cooks --data ../shared/corpora --base ../shared/base-lm --adapters ../shared/adapters/main \
+	  --longest 500 --home .reproduce/beside-main --out benchmarks/results/beside_cooks.json
+	$(RUN) -m benchmarks.beside_cooks --data ../shared/corpora --base $(SMOLLM2) --adapters ../shared/adapters/smollm2 \
+	  --longest 300 --largest 60 --home .reproduce/beside-smollm2 --out benchmarks/results/beside_cooks_smollm2.json
 
 bench-trust: $(VENV)/.dev  ## kills, floods, lost updates and hostile headers, counted (an hour)
 	$(RUN) -m benchmarks.trust --out benchmarks/results/trust.json

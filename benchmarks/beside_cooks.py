@@ -1,0 +1,174 @@
+"""What gradients cost those who wait for tokens, and what adapters side by side cost the base model.
+
+A server has the bank of adapters; a client reads a stream, token by token, while another cooks.
+
+- `quick_gap`, `tune_gap`: the median time between two tokens of the stream while such a cook runs, over the same with
+  none, just before; `..._gap_p95` of their 95th percentiles. The second cook of a kind is measured, so that the process
+  for gradients is there, as it is for whoever cooks again within a minute.
+- `healthz_p95_ms`: of /healthz while they run.
+- `side_by_side_vs_forward`: one forward pass of the base with every adapter of the bank side by side, each with a
+  coefficient at every site, over one of the base alone, on the same passages, in this process.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
+from pathlib import Path
+
+import httpx2
+import numpy as np
+import torch
+
+from benchmarks.report import Result, interleaved, options, ratios, repeated
+from benchmarks.soups.setting import LARGEST, TEST, Lengths, Setting, opened
+from demo.results import Figure
+from registry.adapters import attached
+from registry.adapters.weighted import WeightedAdapter
+from registry.adapters.weights import load_tensors
+from registry.base_model import load_base
+from registry.errors import Internal
+from registry.formats import read_directory
+from registry.likelihood import score_windows
+from registry.spec import CookRequest
+
+EFFORTS = ("quick", "tune")
+GAP_GOAL, FORWARD_GOAL = 2.0, 1.5
+TOKENS = 64
+"""Of each stream; one follows the other for as long as something is measured."""
+LEAST_GAPS = 100
+"""Between tokens, of a stream that is measured alone."""
+PROMPT = "The"
+MAX_TOKENS = 4096
+"""Of a batch of the forward passes."""
+PAUSE = 0.05
+"""Seconds between two questions to /healthz."""
+
+
+def gaps(setting: Setting, going_on: Callable[[int], bool]) -> list[float]:
+    """Seconds between tokens of streams, one after the other, for as long as `going_on` says of how many there are."""
+    found: list[float] = []
+    while going_on(len(found)):
+        last = None
+        for chunk in setting.client.stream(setting.base, PROMPT, max_tokens=TOKENS, temperature=1):
+            now = time.perf_counter()
+            if chunk["choices"]:
+                found += [] if last is None else [now - last]
+                last = now
+            if not going_on(len(found)):
+                break
+    return found
+
+
+def cook(setting: Setting, effort: str, seed: int) -> None:
+    """One cook, to its end, for a sample that was not cooked for before."""
+    texts = setting.sample(setting.job.novel[0], size=setting.largest, seed=seed)
+    sample = setting.client.sample(texts)
+    setting.client.cook(CookRequest.model_validate({"sample": sample, "effort": effort}))
+
+
+def health(setting: Setting, until: Future[None]) -> list[float]:
+    """Seconds of each question to /healthz."""
+    found = []
+    with httpx2.Client(base_url=setting.client.base_url) as client:
+        while not until.done():
+            began = time.perf_counter()
+            if client.get("/healthz").status_code != 200:
+                raise Internal("/healthz does not answer 200 while a cook runs")
+            found.append(time.perf_counter() - began)
+            wait([until], PAUSE)
+    return found
+
+
+def beside(setting: Setting, effort: str, repeats: int, result: Result) -> list[float]:
+    """The stream alone and while a cook of this effort runs, in turn; gives the seconds of /healthz meanwhile."""
+    cook(setting, effort, seed=100)
+    waited: list[float] = []
+    middles: list[float] = []
+    tails: list[float] = []
+    for repeat in range(repeats):
+        alone = gaps(setting, lambda so_far: so_far < LEAST_GAPS)
+        with ThreadPoolExecutor(2) as others:
+            cooking = others.submit(cook, setting, effort, 101 + repeat)
+            asking = others.submit(health, setting, cooking)
+            busy = gaps(setting, partial(_goes_on, cooking))
+            cooking.result()
+            waited += asking.result()
+        for way, some in (("alone", alone), (f"beside {effort}", busy)):
+            result.rows.append({
+                "way": f"stream, {way}", "repeat": repeat, "count": len(some),
+                "median_ms": 1000 * float(np.median(some)),
+                "p95_ms": 1000 * float(np.quantile(some, 0.95)), "most_ms": 1000 * max(some),
+            })  # fmt: skip
+        middles.append(float(np.median(busy) / np.median(alone)))
+        tails.append(float(np.quantile(busy, 0.95) / np.quantile(alone, 0.95)))
+    note = f"time between tokens of one stream beside a cook of {setting.largest} passages over the same alone"
+    result.figures[f"{effort}_gap"] = repeated(middles, "ratio", goal=GAP_GOAL, note=f"{note}; medians")
+    result.figures[f"{effort}_gap_p95"] = repeated(tails, "ratio", note="the same of 95th percentiles")
+    return waited
+
+
+def _goes_on(cooking: Future[None], _gaps: int) -> bool:
+    return not cooking.done()
+
+
+def side_by_side(setting: Setting, repeats: int, result: Result) -> None:
+    """Forward passes of the base with the whole bank beside those of the base alone."""
+    base = load_base(setting.job.base)
+    contents = [read_directory(setting.job.adapters / name) for name in setting.job.training]
+    tensors = [load_tensors(one.weights.read_bytes()) for one in contents]
+    bank = WeightedAdapter([one.config for one in contents], tensors, base.shape)
+    with torch.no_grad():
+        bank.coefficients.fill_(1 / len(contents))
+    bank.apply_coefficients()
+    texts = setting.sample(setting.job.novel[0], size=setting.largest, seed=0)
+    rows = [base.tokenize(text)[: base.shape.context] for text in texts]
+
+    def forward() -> None:
+        score_windows(base.model, rows, max_tokens=MAX_TOKENS, pad_id=0)
+
+    def with_bank() -> None:
+        with attached(base.model, bank):
+            forward()
+
+    times = interleaved({"base": forward, "bank": with_bank}, repeats=repeats)
+    note = f"{len(contents)} adapters, {sum(map(len, rows))} tokens"
+    found = ratios(times["bank"], times["base"])
+    result.figures["side_by_side_vs_forward"] = repeated(found, "ratio", goal=FORWARD_GOAL, note=note)
+    result.rows += [
+        {"way": f"forward pass, {way}", "repeat": repeat, "count": 1, "median_ms": 1000 * one}
+        for way, some in times.items()
+        for repeat, one in enumerate(some)
+    ]
+
+
+def run(setting: Setting, *, repeats: int, name: str, efforts: Sequence[str] = EFFORTS) -> Result:
+    """The forward pass first, while nothing else runs; then streams beside each effort."""
+    result = Result(name)
+    side_by_side(setting, repeats, result)
+    waited = [one for effort in efforts for one in beside(setting, effort, repeats, result)]
+    note = f"{len(waited)} questions while cooks run beside a stream"
+    result.figures["healthz_p95_ms"] = Figure(1000 * float(np.quantile(waited, 0.95)), "ms", note=note)
+    return result
+
+
+def main() -> None:
+    """The command line."""
+    parser = options(__doc__)
+    parser.add_argument("--data", type=Path, required=True, help="train/, novel/ and general/ of domains' text")
+    parser.add_argument("--base", required=True, help="the base model's folder")
+    parser.add_argument("--adapters", type=Path, required=True, help="the bank, in the neutral form")
+    parser.add_argument("--longest", type=int, help="characters that passages are cut to; by default as in the demo")
+    parser.add_argument("--largest", type=int, default=LARGEST, help="passages of a sample")
+    parser.add_argument("--home", type=Path, default=Path(".reproduce/beside_cooks"), help="the server's folder")
+    given = parser.parse_args()
+    name = "beside_cooks" if given.out is None else given.out.stem
+    lengths = Lengths(TEST, given.largest, given.longest)
+    with opened(given.data, given.base, given.adapters, given.home, lengths) as setting:
+        run(setting, repeats=given.repeats, name=name).finish(given.out)
+
+
+if __name__ == "__main__":
+    main()
