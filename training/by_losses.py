@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,7 +20,8 @@ from registry.adapters.loadable import Tensors
 from registry.adapters.weighted import WeightedAdapter
 from registry.base_model import LoadedBase
 from registry.likelihood import batches, padded, token_log_probs
-from registry.spec import AdapterConfig, ByLosses
+from registry.spec import AdapterConfig, ByLosses, StoredAdapter
+from training.known import Known, key_of
 from training.passages import CELLS, Rows
 
 ITERATIONS = 200
@@ -28,45 +31,78 @@ GREEDY, PART = 6, 4
 """Greedy search looks at the GREEDY adapters with the lowest loss, on every PART-th text."""
 
 Candidate = tuple[AdapterConfig, Tensors]
+Loaded = Callable[[int], Candidate]
+"""A candidate by its number."""
+
+
+@dataclass
+class Singles:
+    """Adapters scored by themselves on rows of two tokens or more; what is `known` to `owner` is not scored again.
+
+    `tokens` counts those that were scored.
+    """
+
+    base: LoadedBase
+    rows: Rows
+    owner: str
+    known: Known
+    tokens: int = 0
+
+    def of(self, stored: StoredAdapter | None, load: Callable[[], Candidate] | None = None) -> np.ndarray:
+        """log p in nats of every predicted token, one row after the other, under an adapter or the base: (tokens,)."""
+        keys = [key_of(self.owner, "scores", stored, [row]) for row in self.rows]
+        found = {at: one for at, key in enumerate(keys) if (one := self.known.get(key)) is not None}
+        missing = [at for at in range(len(keys)) if at not in found]
+        if missing:
+            adapter = None
+            if load is not None:
+                config, tensors = load()
+                adapter = from_tensors(config, self.base.shape, dict(tensors)).to(self.base.model.device)
+            rows = [self.rows[at] for at in missing]
+            scores = token_scores(self.base, adapter, rows).astype(np.float32)  # as they were computed
+            self.tokens += len(scores)
+            ends = np.cumsum([len(row) - 1 for row in rows])[:-1]
+            for at, one in zip(missing, np.split(scores, ends), strict=True):
+                found[at] = one.copy()
+                self.known.keep(keys[at], found[at])
+        return np.concatenate([found[at] for at in range(len(keys))]).astype(float)
 
 
 def by_losses(
-    base: LoadedBase, candidates: Sequence[Candidate], numbers: Sequence[int], rows: Rows, *,
+    singles: Singles, stored: Sequence[StoredAdapter], numbers: Sequence[int], load: Loaded, *,
     fits: Callable[[Sequence[int]], bool], say: Callable[[int, str], None],
 ) -> ByLosses:  # fmt: skip
-    """What scoring candidates (called by `numbers`) one by one says of mixing them; `say` is called before each.
+    """What scoring those of the `stored` candidates with these numbers one by one says of mixing them.
 
-    `fits` says of numbers whether these may be mixed.
+    `fits` says of numbers whether these may be mixed; `say` is called before each.
     """
-    text = f"scoring {len(candidates)} adapters, each by itself"
+    text = f"scoring {len(numbers)} adapters, each by itself"
     say(0, text)
-    log_probs = [token_scores(base, None, rows)]
-    for done, (config, tensors) in enumerate(candidates, start=1):
+    log_probs = [singles.of(None)]
+    for done, number in enumerate(numbers, start=1):
         say(done, text)
-        adapter = from_tensors(config, base.shape, dict(tensors)).to(base.model.device)
-        log_probs.append(token_scores(base, adapter, rows))
+        log_probs.append(singles.of(stored[number], partial(load, number)))
     alone = np.array([-one.mean() for one in log_probs])
     weights = expectation_maximisation(np.array(log_probs))
-    best = np.argsort(alone[1:], kind="stable")[:GREEDY].tolist()
-    part = rows[::PART]
-    bank = WeightedAdapter(
-        [candidates[at][0] for at in best], [candidates[at][1] for at in best], base.shape, device=base.model.device
-    )
+    best = [numbers[at] for at in np.argsort(alone[1:], kind="stable")[:GREEDY]]
+    base, part = singles.base, singles.rows[::PART]
+    configs, loaded = zip(*map(load, best), strict=True)
+    bank = WeightedAdapter(configs, loaded, base.shape, device=base.model.device)
 
     def loss(members: Sequence[int]) -> float:
-        say(len(candidates) + 1, "adding one adapter after another")
+        say(len(numbers) + 1, "adding one adapter after another")
         with torch.no_grad():
             bank.coefficients.zero_()
             bank.coefficients[:, list(members)] = 1 / len(members)
             bank.apply_coefficients()
         return -float(token_scores(base, bank, part).mean())
 
-    members = greedy(len(best), loss, fits=lambda some: fits([numbers[best[at]] for at in some]))
+    members = greedy(len(best), loss, fits=lambda some: fits([best[at] for at in some]))
     return ByLosses(
         scored=tuple(numbers),
         differences=tuple((alone[1:] - alone[0]).tolist()),
         em=tuple(np.where(weights < LEAST, 0.0, weights)[1:].tolist()),
-        greedy=tuple(numbers[best[at]] for at in members),
+        greedy=tuple(best[at] for at in members),
     )
 
 

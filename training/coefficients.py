@@ -24,40 +24,44 @@ from registry.adapters.weighted import WeightedAdapter
 from registry.base_model import LoadedBase
 from registry.progress import Progress, silent
 from registry.spec import ByLosses, Screened, StoredAdapter, Unseen, Weighing, WeighingRequest
-from training.by_losses import LEAST, Candidate, by_losses
+from training.by_losses import LEAST, Candidate, Singles, by_losses
+from training.known import Known, key_of
 from training.passages import Rows, rows_of, slope, steps_of, tokens_of
 from training.tasks.language import passage_scores
 
-PARTS = 5
-"""Of the screened texts, whose scores' spread is the screen's standard error."""
 Load = Callable[[StoredAdapter], Tensors]
 
 
-def weigh(base: LoadedBase, request: WeighingRequest, load: Load, *, progress: Progress = silent) -> Weighing:
+def weigh(
+    base: LoadedBase, request: WeighingRequest, load: Load, *, known: Known | None = None, progress: Progress = silent
+) -> Weighing:
     """Screen the candidates, give the best of them coefficients, and where asked to score some by themselves.
 
-    The base is as it was afterwards.
+    The base is as it was afterwards. What is `known` of real adapters, by the same owner's requests about the same
+    passages, is taken from there.
 
     Raises InvalidSample for texts without a token to predict, Incompatible for candidates of another base, and what
     `load` and `progress` raise.
     """
     rows = [row for row in rows_of(base, request.texts, max_tokens=request.max_tokens) if row]
-    work = _Work(base, request, load, progress)
+    work = _Work(base, request, load, progress, Known(0) if known is None or request.noise else known)
     drawn = np.random.default_rng(request.seed).permutation(len(rows))
     looked_at = [rows[at] for at in drawn[: request.screened]]
-    scores = work.screen(looked_at)
+    scores, screened = work.screen(looked_at)
     best = sorted(range(len(scores)), key=lambda at: (-scores[at].score, at))
     kept = request.most_that_fit([at for at in best if scores[at].score > 0])
-    bank, losses, seen = work.learn(kept, rows) if kept else (None, [], 0)
+    bank, losses, seen = work.learn(kept, [scores[at].score for at in kept], rows) if kept else (None, [], 0)
     alone = best[: request.alone]
+    losses_say, scored = work.by_losses(alone, rows) if alone else (None, 0)
     return Weighing(
         screened=tuple(scores),
         kept=kept,
         coefficients=() if bank is None else _by_site(bank),
         losses=tuple(losses),
-        screen_tokens=tokens_of(looked_at),
+        screen_tokens=screened,
         step_tokens=seen,
-        by_losses=work.by_losses(alone, rows) if alone else None,
+        alone_tokens=scored,
+        by_losses=losses_say,
         unseen=work.on_unseen(bank) if request.unseen else None,
     )
 
@@ -68,30 +72,54 @@ class _Work:
     request: WeighingRequest
     load: Load
     progress: Progress
+    known: Known
 
-    def screen(self, rows: Rows) -> list[Screened]:
-        """The fall of the mean NLL per token by each candidate, with its standard error over parts of the rows."""
-        bank = self._bank(range(len(self.request.candidates)))
-        parts = [rows[number::PARTS] for number in range(min(PARTS, len(rows)))]
-        found: list[Tensor] = []
-        with attached(self.base.model, bank):
-            for number, part in enumerate(parts):
-                self._say(number, f"screening {len(self.request.candidates)} adapters")
-                slope(self.base, part, before=bank.apply_coefficients)
-                assert bank.coefficients.grad is not None
-                found.append(-bank.coefficients.grad.sum(0).double())
-                bank.coefficients.grad = None
-        falls = torch.stack(found)  # (parts, candidates)
-        tokens = torch.tensor([tokens_of(part) for part in parts], dtype=torch.float64, device=falls.device)
+    def screen(self, rows: Rows) -> tuple[list[Screened], int]:
+        """The fall of the mean NLL per token by each candidate, with its standard error over parts of the rows.
+
+        And the tokens that this took; what is known of a part is not computed again.
+        """
+        count = min(self.request.parts, len(rows))
+        parts = [rows[number::count] for number in range(count)]
+        falls, seen = self._falls(parts)
+        tokens = np.array([tokens_of(part) for part in parts], dtype=float)
         scores = (tokens @ falls / tokens.sum()).tolist()
-        errors = (falls.std(0) / len(parts) ** 0.5).tolist() if len(parts) > 1 else [None] * len(scores)
-        return [Screened(score=score, standard_error=error) for score, error in zip(scores, errors, strict=True)]
+        errors = (falls.std(0, ddof=1) / count**0.5).tolist() if count > 1 else [None] * len(scores)
+        both = zip(scores, errors, strict=True)
+        return [Screened(score=score, standard_error=error) for score, error in both], seen
 
-    def learn(self, kept: Sequence[int], rows: Rows) -> tuple[WeightedAdapter, list[float], int]:
-        """The kept candidates with their coefficients, the loss before each step, and the tokens of all steps."""
+    def _falls(self, parts: Sequence[Rows]) -> tuple[np.ndarray, int]:
+        """The fall of each part's mean NLL by each candidate, to first order: (parts, candidates); tokens it took."""
+        candidates, owner = self.request.candidates, self.request.owner
+        keys = [[key_of(owner, "fall", one, part) for one in candidates] for part in parts]
+        found = [[self.known.get(key) for key in of_part] for of_part in keys]
+        missing = [number for number, of_part in enumerate(found) if any(one is None for one in of_part)]
+        which = [at for at in range(len(candidates)) if any(found[number][at] is None for number in missing)]
+        bank = self._bank(which) if which else None
+        with nullcontext() if bank is None else attached(self.base.model, bank):
+            for number in missing:
+                assert bank is not None
+                self._say(number, f"screening {len(which)} adapters")
+                slope(self.base, parts[number], before=bank.apply_coefficients)
+                assert bank.coefficients.grad is not None
+                falls = -bank.coefficients.grad.sum(0).double().cpu().numpy()
+                bank.coefficients.grad = None
+                for at, fall in zip(which, falls, strict=True):
+                    found[number][at] = fall
+                    self.known.keep(keys[number][at], fall)
+        return np.array(found, dtype=float), sum(tokens_of(parts[number]) for number in missing)
+
+    def learn(
+        self, kept: Sequence[int], scores: Sequence[float], rows: Rows
+    ) -> tuple[WeightedAdapter, list[float], int]:
+        """The kept candidates with their coefficients, the loss before each step, and the tokens of all steps.
+
+        They start in the proportions of their scores.
+        """
         request, bank = self.request, self._bank(kept)
+        starts = torch.tensor(scores) / sum(scores) * min(1.0, request.start * len(kept))
         with torch.no_grad():
-            bank.coefficients.fill_(request.start)
+            bank.coefficients.copy_(starts.expand_as(bank.coefficients))
         steps = torch.optim.Adam([bank.coefficients], lr=request.rate, betas=(0.9, 0.95))
         falling = torch.optim.lr_scheduler.LinearLR(steps, 1.0, 0.0, total_iters=request.steps)
         draw = np.random.default_rng([request.seed, 1])
@@ -100,7 +128,7 @@ class _Work:
         seen = 0
         with attached(self.base.model, bank):
             for number, batch in enumerate(batched):
-                self._say(PARTS + number, f"weighing {len(kept)} adapters")
+                self._say(self.request.parts + number, f"weighing {len(kept)} adapters")
                 losses.append(slope(self.base, batch, before=bank.apply_coefficients))
                 seen += tokens_of(batch)
                 steps.step()
@@ -112,13 +140,15 @@ class _Work:
             bank.coefficients[bank.coefficients < LEAST] = 0
         return bank, losses, seen
 
-    def by_losses(self, which: Sequence[int], rows: Rows) -> ByLosses:
-        """What these candidates' losses say, each by itself."""
-        done = PARTS + self.request.steps
-        return by_losses(
-            self.base, self._loaded(which), which, rows, fits=self.request.fits,
+    def by_losses(self, which: Sequence[int], rows: Rows) -> tuple[ByLosses, int]:
+        """What these candidates' losses say, each by itself; and the tokens that they were scored on for it."""
+        request, done = self.request, self.request.parts + self.request.steps
+        singles = Singles(self.base, rows, request.owner, self.known)
+        found = by_losses(
+            singles, request.candidates, which, self._loaded, fits=request.fits,
             say=lambda number, message: self._say(done + number, message),
         )  # fmt: skip
+        return found, singles.tokens
 
     def on_unseen(self, bank: WeightedAdapter | None) -> Unseen:
         """The texts that had no part in it, under the coefficients; without any under the base."""
@@ -129,22 +159,19 @@ class _Work:
         return Unseen(nll=tuple(one.nll for one in scores), tokens=tuple(one.tokens for one in scores))
 
     def _bank(self, which: Sequence[int]) -> WeightedAdapter:
-        configs, loaded = zip(*self._loaded(which), strict=True)
+        configs, loaded = zip(*map(self._loaded, which), strict=True)
         return WeightedAdapter(configs, loaded, self.base.shape, device=self.base.model.device)
 
-    def _loaded(self, which: Sequence[int]) -> list[Candidate]:
-        chosen = [self.request.candidates[at] for at in which]
-        loaded = [(one.config, self.load(one)) for one in chosen]
-        if not self.request.noise:
-            return loaded
-        return [
-            (config, noise_like(tensors, np.random.default_rng([self.request.seed, 2, at])))
-            for at, (config, tensors) in zip(which, loaded, strict=True)
-        ]
+    def _loaded(self, number: int) -> Candidate:
+        stored = self.request.candidates[number]
+        tensors = self.load(stored)
+        if self.request.noise:
+            tensors = noise_like(tensors, np.random.default_rng([self.request.seed, 2, number]))
+        return stored.config, tensors
 
     def _say(self, done: int, message: str) -> None:
         alone = self.request.alone
-        self.progress(done, PARTS + self.request.steps + (alone + 2 if alone else 0), message)
+        self.progress(done, self.request.parts + self.request.steps + (alone + 2 if alone else 0), message)
 
 
 def noise_like(tensors: Tensors, draw: np.random.Generator) -> dict[str, Tensor]:

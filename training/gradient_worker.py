@@ -20,6 +20,7 @@ from registry.blobs import LocalBlobs
 from registry.progress import Progress
 from registry.spec import BaseEntry, Frozen, StoredAdapter, TuningRequest, WeighingRequest
 from training.coefficients import weigh
+from training.known import Known
 from training.process import Handle, Json
 from training.tuning import tune
 
@@ -61,6 +62,7 @@ def begin(setup: Json) -> Handle:
         return blobs.put_bytes(passing(tensors))
 
     loaded: list[LoadedBase] = []
+    known = Known()
 
     def handle(task: Json, progress: Progress) -> Json:
         if not loaded:
@@ -75,7 +77,8 @@ def begin(setup: Json) -> Handle:
     def done(base: LoadedBase, task: Json, progress: Progress) -> Json:
         if task["do"] == "weigh":
             weighing = WeighingTask.model_validate(task)
-            return weigh(base, weighing.request, load, progress=progress).model_dump(mode="json")
+            found = weigh(base, weighing.request, load, known=known, progress=progress)
+            return found.model_dump(mode="json")
         tuning = TuningTask.model_validate(task)
         return tune(base, tuning.request, load, keep, progress=progress).model_dump(mode="json")
 

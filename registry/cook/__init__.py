@@ -38,6 +38,7 @@ from registry.spec import (
     Effort,
     Evidence,
     MixingRequest,
+    Price,
     RecompressMixing,
 )
 
@@ -84,12 +85,21 @@ def cook(
     )  # fmt: skip
     texts = () if sample is None else sample.texts
     spent = base.spent(texts)
-    more = beyond(request, spent, len(texts), tuning=may_tune(registry.database, target)) if texts else ()
+    more: tuple[Price, ...] = ()
+    if texts:
+        tuning, candidates = may_tune(registry.database, target), _ranked(cooked.evidence)
+        more = beyond(request, spent, len(texts), candidates=candidates, tuning=tuning)
     cooked = cooked.model_copy(update={"spent": spent, "beyond": more})
     if request.effort != "tune" or asked.effort == "tune":
         return cooked
     reason = f"{cooked.reason} Effort 'tune' is the default of namespace {target!r}."
     return cooked.model_copy(update={"reason": reason})
+
+
+def _ranked(evidence: Evidence) -> int:
+    """How many adapters were ranked."""
+    found = evidence.selection
+    return 0 if found is None else len(found.selected) + len(found.left_out) + sum(found.more_left_out.values())
 
 
 def _base(registry: Registry, caller: Caller, request: CookRequest) -> tuple[TimedBase, tuple[SoupPart, ...] | None]:

@@ -18,7 +18,7 @@ import numpy as np
 from registry.cook.candidates import Candidates, candidates_of
 from registry.cook.choose import mixable
 from registry.cook.mix import Mixed, mix_ingredients
-from registry.cook.plan import FOLDS, cut_weighing, folds_of, passes_within
+from registry.cook.plan import DEPTHS, FOLDS, Size, cut_weighing, folds_of, passes_within
 from registry.cook.timed import TimedBase
 from registry.cook.verify import check_verifiable, nll_of, verification_of
 from registry.cook.ways import How, narrow, reported, request_of, side_by_side
@@ -85,21 +85,22 @@ def search(
         raise InvalidSample(f"Of {len(texts)} passages too few can be held out: send {FOLDS} or more.", param="sample")
     work = _Work(registry, caller, base, request, texts, weigh, progress)
     if request.budget is not None:
-        work = work.within(request.budget, chosen, len(texts) - (0 if whole else len(folds[0])), len(folds) + whole)
+        work = work.within(request.budget, chosen)
+    led = work.led_by(chosen, selected, range(len(texts))) if whole else None  # first: folds know what it found
     found: list[tuple[_Led, Sequence[int]]] = []
     for fold in folds:
         rest = [number for number in range(len(texts)) if number not in fold]
         by, parts = mixable(registry, request, chosen.by(rest)) if whole else (chosen, selected)
         found.append((work.led_by(by, parts, rest), fold))
-    led = work.led_by(chosen, selected, range(len(texts))) if whole else found[0][0]
+    weighed = [*([] if led is None else [led]), *(one for one, _ in found)]
     held = [number for fold in folds for number in fold]
-    progress(2, 4, f"trying {len(led.ways)} soups on {len(held)} passages that were held out")
-    trying = _Trying(work, led, found, work.base_nll(chosen, held))
+    progress(2, 4, f"trying {len(weighed[0].ways)} soups on {len(held)} passages that were held out")
+    trying = _Trying(work, weighed[0], found, work.base_nll(chosen, held))
     tried, wide = trying.all()
     best = _best(tried, wide)
     noise = trying.noise(best) if request.control and best is not None else None
-    weighed = [one for one, _ in found] + [led] * whole
-    return Searched(best, _report(led, weighed, tried, request, held_out=len(held), shape=base.shape, noise=noise))
+    report = _report(weighed[0], weighed, tried, request, held_out=len(held), shape=base.shape, noise=noise)
+    return Searched(best, report)
 
 
 @dataclass(frozen=True)
@@ -128,18 +129,17 @@ class _Work:
     progress: Progress
     left: Mapping[str, int] = field(default_factory=dict)
 
-    def within(self, budget: Budget, chosen: Chosen, passages: int, times: int) -> _Work:
-        """The same with each weighing cut alike, so that so many on at most so many passages fit the budget.
+    def within(self, budget: Budget, chosen: Chosen) -> _Work:
+        """The same with each weighing cut alike, so that all together fit the budget.
 
         Raises InvalidParameter where not even the least of them do, before anything is weighed.
         """
         candidates, _ = candidates_of(self.registry, self.caller, self.request, chosen)
         if not candidates:
             return self
-        asked = request_of(self.request, candidates, self.texts[:passages])
         passes = passes_within(budget, self.base, self.texts, progress=self.progress)
-        cut = cut_weighing(asked, passes, len(self.texts), times=times)
-        return replace(self, left={"screened": cut.screened, "steps": cut.steps, "alone": cut.alone})
+        size = Size.of(len(self.texts), len(candidates))
+        return replace(self, left=vars(cut_weighing(DEPTHS[self.request.effort], size, passes)))
 
     def led_by(self, chosen: Chosen, selected: Sequence[SoupPart], numbers: Sequence[int]) -> _Led:
         """Weigh the candidates of a ranking on the passages of these numbers."""
@@ -163,7 +163,8 @@ class _Work:
 
     def _asked(self, candidates: Candidates, numbers: Sequence[int]) -> WeighingRequest:
         asked = request_of(self.request, candidates, [self.texts[number] for number in numbers])
-        return asked.model_copy(update={name: min(most, getattr(asked, name)) for name, most in self.left.items()})
+        less = {name: min(most, getattr(asked, name)) for name, most in self.left.items()}
+        return asked.model_copy(update={**less, "owner": self.caller.key_id})
 
     def mixed(self, how: How) -> Mixed:
         """The soup that is made so."""
@@ -195,23 +196,36 @@ class _Trying:
 
     def all(self) -> tuple[dict[Way, Tried], Way | None]:
         """Every way of the answer, the narrow form of the best wide one as well; and which one that is."""
-        tried = {way: self._by(_way(way)) for way in self.led.ways}
+        tried = {way: self._by(way) for way in self.led.ways}
         wide = min(tried.keys() - {"selected"}, key=lambda way: (_loss(tried[way]), way), default=None)
-        if wide is not None and narrow(*self.led.ways[wide]) is not None:
-            tried["recompressed"] = self._by(lambda led: _narrowest(led.ways.get(wide)))
+        if wide is not None and (made := narrow(*self.led.ways[wide])) is not None:
+            tried["recompressed"] = self._narrow(tried[wide], self.work.mixed(made))
         return tried, wide
 
-    def _by(self, made: Callable[[_Led], How | None]) -> Tried:
-        """The soup of the answer that is `made` so; where the passages that are left do not lead to one, the base."""
-        how = made(self.led)
-        assert how is not None
-        mixed = self.work.mixed(how)
+    def _by(self, way: Way) -> Tried:
+        """The soup of the answer that is made so; where the passages that are left do not lead to one, the base."""
+        mixed = self.work.mixed(self.led.ways[way])
         scores = []
         for led, fold in self.by_fold:
-            its = made(led)
+            its = led.ways.get(way)
             soup = mixed if led is self.led else None if its is None else self.work.mixed(its)
             scores.append(self.work.scored(soup, fold))
         nll, tokens = (np.concatenate(each) for each in zip(*scores, strict=True))
+        return self._tried(mixed, nll, tokens)
+
+    def _narrow(self, wide: Tried, narrowed: Mixed) -> Tried:
+        """The narrow form of a soup.
+
+        Where its wide form was tried by others that are made alike, what narrowing adds to its own NLL is added to
+        theirs: it looks at no text, and of a soup that was fitted to passages it rather takes more than of another.
+        """
+        held = [number for _, fold in self.by_fold for number in fold]
+        nll, tokens = self.work.scored(narrowed, held)
+        if all(led is self.led for led, _ in self.by_fold):
+            return self._tried(narrowed, nll, tokens)
+        return self._tried(narrowed, wide.nll + nll - self.work.scored(wide.mixed, held)[0], tokens)
+
+    def _tried(self, mixed: Mixed, nll: np.ndarray, tokens: np.ndarray) -> Tried:
         return Tried(mixed, verification_of(nll, self.base_nll, tokens, held_out=True), nll, tokens)
 
     def noise(self, best: Tried) -> NoiseControl | None:
@@ -225,15 +239,6 @@ class _Trying:
             asked = led.asked.model_copy(update={"alone": 0, "noise": True, "unseen": held})
             drawn.append(self.work.weigh(self.work.base.entry.id, asked))
         return _noise(drawn, self.base_nll, best)
-
-
-def _way(way: Way) -> Callable[[_Led], How | None]:
-    return lambda led: led.ways.get(way)
-
-
-def _narrowest(how: How | None) -> How | None:
-    """The same as narrow as one of its parts, or as it is where that cannot be."""
-    return None if how is None else narrow(*how) or how
 
 
 def _report(

@@ -11,7 +11,7 @@ from statistics import fmean
 
 from registry.adapters import sites_of
 from registry.catalogue.rows import AdapterRow
-from registry.cook.plan import DEPTHS
+from registry.cook.plan import DEPTHS, parts_of
 from registry.soup import recompress
 from registry.soup.compat import SoupPart
 from registry.spec import (
@@ -42,7 +42,9 @@ def request_of(
         candidates=tuple(StoredAdapter(config=row.config, blob=row.weights_blob) for row, _ in candidates),
         keep=request.options.max_ingredients or depth.members,
         max_width=request.max_width,
-        steps=depth.steps,
+        parts=parts_of(len(texts)),
+        steps=depth.steps_over(len(texts)),
+        batch=depth.batch(len(texts)),
         alone=min(depth.alone, len(candidates)),
     )
 

@@ -25,28 +25,32 @@ class StoredAdapter(Frozen):
 class WeighingRequest(Frozen):
     """Weigh `candidates`, which can be put side by side, on `texts`.
 
-    They are screened on at most `screened` texts, the best `keep` that fit `max_width` side by side are given
-    coefficients in `steps` steps of `batch` texts each. The best `alone` by the screen are scored by themselves too,
-    and those of them that fit are mixed by what that says. With `noise` each candidate's tensors are drawn anew, with
-    the mean and the spread of its own. What comes of the coefficients is tried on the texts `unseen`. All draws are by
-    `seed`.
+    They are screened on at most `screened` texts in `parts`, each with slopes of its own; the best `keep` that fit
+    `max_width` side by side are given coefficients in `steps` steps of `batch` texts each. The best `alone` by the
+    screen are scored by themselves too, and those of them that fit are mixed by what that says. With `noise` each
+    candidate's tensors are drawn anew, with the mean and the spread of its own. What comes of the coefficients is tried
+    on the texts `unseen`. All draws are by `seed`. What was found of real candidates may be used again in requests of
+    the same `owner`.
     """
 
     texts: tuple[str, ...] = Field(min_length=1)
     candidates: tuple[StoredAdapter, ...] = Field(min_length=1)
     screened: int = Field(default=30, ge=1)
+    parts: int = Field(default=5, ge=1)
     keep: int = Field(default=5, ge=1)
     max_width: int | None = Field(default=None, ge=1)
     steps: int = Field(default=12, ge=1)
     batch: int = Field(default=8, ge=1)
     rate: float = Field(default=0.08, gt=0)
-    start: float = Field(default=0.2, ge=0)
+    start: float = Field(default=0.2, gt=0)
+    """The mean coefficient that those that are kept start with, as long as the sum is no more than 1."""
     alone: int = Field(default=0, ge=0)
     noise: bool = False
     unseen: tuple[str, ...] = ()
     max_tokens: int = Field(default=512, ge=2)
     """Tokens of a text that are looked at."""
     seed: int = Field(default=0, ge=0, lt=2**32)
+    owner: str = ""
 
     def fits(self, numbers: Sequence[int]) -> bool:
         """Whether these candidates are no more than `keep`, and no wider than `max_width`; one by itself always is."""
@@ -97,7 +101,8 @@ class Unseen(Frozen):
 class Weighing(Frozen):
     """What was found: a screen of every candidate, those that were kept (by their number), and their coefficients.
 
-    `coefficients` has for each of those that were kept its coefficient by site.
+    `coefficients` has for each of those that were kept its coefficient by site. Tokens are those that this took:
+    for the screen, for the steps, and of each adapter by itself; what was known from before is not among them.
     """
 
     screened: tuple[Screened, ...]
@@ -107,6 +112,7 @@ class Weighing(Frozen):
     """Mean NLL per token of each step's texts, before the step."""
     screen_tokens: int
     step_tokens: int
+    alone_tokens: int = 0
     by_losses: ByLosses | None = None
     unseen: Unseen | None = None
 

@@ -17,10 +17,11 @@ from registry.adapters.weighted import WeightedAdapter
 from registry.base_model import LoadedBase
 from registry.cook.plan import scored_by_losses
 from registry.errors import Cancelled
-from registry.spec import ByLosses
+from registry.spec import ByLosses, Weighing
 from tests.training.test_coefficients import TEXTS, asked, bank_of, weighed
 from training.by_losses import expectation_maximisation, greedy, token_scores
 from training.coefficients import weigh
+from training.known import ENTRY_BYTES, Known
 from training.passages import Rows, rows_of, tokens_of
 
 TABLES = st.integers(0, 2**32 - 1).map(
@@ -148,8 +149,8 @@ def test_the_plan_counts_at_least_the_passages_that_are_scored(
     texts = TEXTS[: len(TEXTS) // 4 * 4]
     weighed(base, bank_of(base, 8), texts=texts, alone=8, keep=keep)
     least = 9 * len(texts)  # the base and each of eight
-    assert least < sum(scored) <= scored_by_losses(8, len(texts))
-    assert keep == 1 or sum(scored) > 0.9 * scored_by_losses(8, len(texts))
+    assert least < sum(scored) <= scored_by_losses(8, [len(texts)])
+    assert keep == 1 or sum(scored) > 0.9 * scored_by_losses(8, [len(texts)])
 
 
 def every_step(count: int, loss: Callable[[Sequence[int]], float], most: int) -> tuple[int, ...]:
@@ -177,3 +178,52 @@ def test_nothing_is_scored_alone_unless_asked_for_and_it_can_be_ended(base: Load
         weigh(base, asked(bank, alone=3), lambda one: bank[one.blob][1], progress=end)
     assert (token_scores(base, None, rows_of(base, TEXTS, max_tokens=512)) == before).all()
     assert all(done < total for done, total in said)
+
+
+# --- what is known ---------------------------------------------------------------------------------
+
+
+def test_a_second_answer_is_the_same_and_scores_nothing_that_is_known(base: LoadedBase) -> None:
+    bank, known = bank_of(base, 5), Known()
+    request = asked(bank, alone=3, owner="me")
+    first, again = (weigh(base, request, lambda one: bank[one.blob][1], known=known) for _ in range(2))
+    assert again.model_dump(exclude={"screen_tokens", "alone_tokens"}) == first.model_dump(
+        exclude={"screen_tokens", "alone_tokens"}
+    )
+    tokens = tokens_of(rows_of(base, TEXTS, max_tokens=512))
+    assert (first.screen_tokens, first.alone_tokens) == (tokens, 4 * tokens)
+    assert (again.screen_tokens, again.alone_tokens) == (0, 0)
+    assert weighed(base, bank, alone=3).by_losses == first.by_losses
+
+
+def test_a_part_of_the_passages_is_known_and_another_owner_or_noise_knows_nothing(base: LoadedBase) -> None:
+    bank, known = bank_of(base, 4), Known()
+
+    def found(**fields: object) -> Weighing:
+        request = asked(bank, **{"alone": 2, "owner": "me", "parts": 100, "screened": 100, **fields})
+        return weigh(base, request, lambda one: bank[one.blob][1], known=known)
+
+    found(alone=4)
+    part = found(texts=TEXTS[::2])
+    assert (part.screen_tokens, part.alone_tokens) == (0, 0)
+    fresh = weighed(base, bank, texts=TEXTS[::2], alone=2, parts=100, screened=100)
+    assert part.kept == fresh.kept
+    assert [one.score for one in part.screened] == pytest.approx([one.score for one in fresh.screened], abs=1e-6)
+    assert part.by_losses is not None
+    assert fresh.by_losses is not None
+    assert part.by_losses.differences == pytest.approx(fresh.by_losses.differences, abs=1e-6)
+    for other in ({"owner": "you"}, {"owner": "me", "noise": True}, {"texts": (*TEXTS, "one more")}):
+        assert found(**other).screen_tokens > 0
+        assert found(**{**other, "owner": "x"}).alone_tokens > 0
+
+
+def test_what_was_not_asked_for_the_longest_makes_room() -> None:
+    known = Known(3 * (8 * 10 + ENTRY_BYTES))
+    for name in (b"a", b"b", b"c"):
+        known.keep(name, np.zeros(10))
+    assert known.get(b"a") is not None
+    known.keep(b"d", np.zeros(10))
+    assert known.get(b"b") is None
+    assert all(known.get(name) is not None for name in (b"a", b"c", b"d"))
+    known.keep(b"e", np.zeros(1000))  # more than there is room for
+    assert known.get(b"e") is None

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from registry.cook.plan import (
-    ALONE,
-    GRADIENT,
+    DEPTHS,
     START_SECONDS,
+    Depth,
+    Size,
     beyond,
     cut_training,
     cut_weighing,
@@ -20,9 +21,9 @@ from registry.cook.plan import (
 from registry.cook.timed import TimedBase
 from registry.errors import InvalidParameter
 from registry.progress import silent
-from registry.spec import Budget, CookRequest, Spent, StoredAdapter, WeighingRequest
+from registry.spec import Budget, CookRequest, Spent
 from tests.registry.cook.test_setting import set_tuning
-from tests.registry.toy_registry import CONFIG, FakeBase, ToyRegistry, passages
+from tests.registry.toy_registry import FakeBase, ToyRegistry, passages
 
 SAMPLE = {"texts": passages("law", 30, seed=7)}
 
@@ -49,35 +50,44 @@ def pool(verbs) -> ToyRegistry:
     ],
 )
 def test_what_does_more_has_a_price(effort, more):
-    found = beyond(request(effort=effort), Spent(seconds=9.0, forward_seconds=2.0), 30, tuning=True)
+    found = beyond(request(effort=effort), Spent(seconds=9.0, forward_seconds=2.0), 30, candidates=21, tuning=True)
     assert [one.effort for one in found] == more
     for one in found:
         assert one.seconds == pytest.approx(START_SECONDS + 2.0 * one.passes)
-        assert one.passes == passes_of(one.effort, 30)
+        assert one.passes == passes_of(one.effort, 30, 21)
 
 
 def test_a_recipe_by_hand_leaves_training_and_a_namespace_may_forbid_it():
     spent = Spent(seconds=9.0, forward_seconds=2.0)
     by_hand = request(recipe={"ingredients": [{"ref": "a/b"}]})
-    assert [one.effort for one in beyond(by_hand, spent, 30, tuning=True)] == ["tune"]
-    assert beyond(by_hand, spent, 30, tuning=False) == ()
-    assert [one.effort for one in beyond(request(), spent, 30, tuning=False)] == ["quick", "thorough"]
+    assert [one.effort for one in beyond(by_hand, spent, 30, candidates=21, tuning=True)] == ["tune"]
+    assert beyond(by_hand, spent, 30, candidates=21, tuning=False) == ()
+    assert [one.effort for one in beyond(request(), spent, 30, candidates=21, tuning=False)] == ["quick", "thorough"]
 
 
 def test_without_a_timed_pass_there_is_no_price():
-    assert beyond(request(), Spent(seconds=9.0), 30, tuning=True) == ()
-    assert beyond(request(verify=False), Spent(seconds=9.0, forward_seconds=1.0), 30, tuning=True) == ()
+    assert beyond(request(), Spent(seconds=9.0), 30, candidates=21, tuning=True) == ()
+    assert beyond(request(verify=False), Spent(seconds=9.0, forward_seconds=1.0), 30, candidates=21, tuning=True) == ()
 
 
 @pytest.mark.parametrize("passages", [100, 30, 20, 15, 5])
 def test_more_is_dearer(passages):
-    assert 1 < passes_of("quick", passages) < passes_of("thorough", passages)
+    assert 1 < passes_of("quick", passages, 21) < passes_of("thorough", passages, 21)
+    for effort in ("quick", "thorough"):
+        assert passes_of(effort, passages, 8) < passes_of(effort, passages, 21) < passes_of(effort, passages, 64)
+        assert passes_of(effort, passages, 64) == passes_of(effort, passages, 5000)  # no more are looked at
 
 
 def test_a_sample_of_a_hundred_is_within_what_the_efforts_promise():
-    assert passes_of("quick", 100) <= 9
-    assert passes_of("thorough", 100) <= 35
-    assert passes_of("tune", 100) <= 5
+    assert passes_of("quick", 100, 64) <= 9
+    assert passes_of("thorough", 100, 64) <= 35
+    assert passes_of("tune", 100, 64) <= 5
+
+
+@pytest.mark.parametrize("passages", range(3, 31))
+def test_few_passages_cost_no_multiple_of_what_many_do(passages):
+    assert passes_of("quick", passages, 21) <= 5 * passes_of("quick", 100, 21)
+    assert passes_of("thorough", passages, 21) <= 5 * passes_of("thorough", 100, 21)
 
 
 def test_passes_are_seconds_over_those_of_one_pass():
@@ -114,31 +124,35 @@ def test_a_recipe_without_a_sample_has_no_price(pool):
 # --- budgets ---------------------------------------------------------------------------------------
 
 
-def weighing(texts: int = 80, steps: int = 30, alone: int = 8) -> WeighingRequest:
-    candidate = StoredAdapter(config=CONFIG, blob="sha256:" + "0" * 64)
-    return WeighingRequest(texts=("text",) * texts, candidates=(candidate,), steps=steps, alone=alone)
+def least_of(depth: Depth, size: Size) -> float:
+    """What the least takes, as the refusal says it."""
+    with pytest.raises(InvalidParameter, match=r"this effort takes at least (\S+):") as refused:
+        cut_weighing(depth, size, 0.01)
+    return float(str(refused.value).partition("at least ")[2].partition(":")[0])
 
 
-def price(asked: WeighingRequest, passages: int) -> float:
-    texts = len(asked.texts)
-    gradients = min(asked.screened, texts) + asked.steps * min(asked.batch, texts)
-    return (GRADIENT * gradients + ALONE * (asked.alone + 7 if asked.alone else 0) * texts) / passages
-
-
-@given(st.integers(4, 200), st.integers(4, 40), st.integers(0, 10), st.floats(0.1, 100))
-def test_what_is_left_of_weighing_fits_the_budget_or_nothing_is_done(texts, steps, alone, passes):
-    asked, passages = weighing(texts, steps, alone), texts * 5 // 4
-    if passes < price(asked.model_copy(update={"screened": 5, "steps": 4, "alone": 0}), passages):
+@given(st.integers(4, 200), st.integers(4, 40), st.integers(0, 10), st.floats(0.1, 100), st.integers(1, 100))
+def test_what_is_left_of_weighing_fits_the_budget_or_nothing_is_done(passages, steps, alone, passes, candidates):
+    depth, size = Depth(members=5, steps=steps, turns=2, alone=alone), Size.of(passages, candidates)
+    if passes < least_of(depth, size) - 0.1:  # which is told to one decimal
         with pytest.raises(InvalidParameter, match="this effort takes at least"):
-            cut_weighing(asked, passes, passages)
+            cut_weighing(depth, size, passes)
         return
-    cut = cut_weighing(asked, passes, passages)
-    assert price(cut, passages) <= passes + 1e-9
-    assert 4 <= cut.steps <= asked.steps
-    assert cut.alone == 0 or cut.alone >= min(3, alone)
-    assert (cut.texts, cut.candidates, cut.keep) == (asked.texts, asked.candidates, asked.keep)
-    if passes >= price(asked, passages):
-        assert cut == asked
+    cut = cut_weighing(depth, size, max(passes, least_of(depth, size) + 0.1))
+    more = cut_weighing(depth, size, max(passes, least_of(depth, size) + 0.1) * 2)
+    assert (cut.screened, cut.steps) <= (more.screened, max(more.steps, cut.steps))
+    assert 4 <= cut.steps <= max(4, steps)
+    assert cut.alone == 0 or cut.alone >= min(3, alone, candidates)
+    assert cut_weighing(depth, size, 1e6) == cut_weighing(depth, size, 1e9)
+
+
+@pytest.mark.parametrize("passages", [5, 15, 30, 100])
+@pytest.mark.parametrize("effort", ["quick", "thorough"])
+def test_a_budget_that_is_what_an_effort_takes_leaves_all_of_it(effort, passages):
+    depth, size = DEPTHS[effort], Size.of(passages, 21)
+    whole = cut_weighing(depth, size, 1e6)
+    assert cut_weighing(depth, size, passes_of(effort, passages, 21)) == whole
+    assert cut_weighing(depth, size, 0.5 * passes_of(effort, passages, 21)) != whole
 
 
 @pytest.mark.parametrize(("passages", "passes", "left"), [(100, 3.0, 1), (100, 6.0, 2), (15, 11.0, 1), (15, 33.0, 3)])
@@ -178,9 +192,8 @@ def test_a_budget_is_for_efforts_that_compute_gradients(effort):
 
 
 def test_a_cook_within_a_budget_does_less_and_holds_out_as_much(pool):
-    search = pool.cook(sample=SAMPLE, effort="quick", verify=True, budget={"passes": 8}).evidence.search
+    search = pool.cook(sample=SAMPLE, effort="quick", verify=True, budget={"passes": 5}).evidence.search
     (asked,) = pool.weighings
-    assert price(asked, 30) <= 8
     assert asked.steps < 12
     assert (search.decided_on, search.held_out) == (24, 6)
     cooked = pool.cook(sample=SAMPLE, effort="tune", verify=True, budget={"passes": 6}, tuning={"passes": 5})
@@ -191,11 +204,7 @@ def test_a_cook_within_a_budget_does_less_and_holds_out_as_much(pool):
 
 
 def test_several_weighings_share_a_budget():
-    asked = weighing(10, steps=12, alone=0)
-    assert cut_weighing(asked, 40.0, 15, times=4) == cut_weighing(asked, 10.0, 15)
-    with pytest.raises(InvalidParameter, match=r"allows 1\.0 passes .* at least (\S+):") as one:
-        cut_weighing(asked, 1.0, 15)
-    with pytest.raises(InvalidParameter, match=r"allows 4\.0 passes .* at least (\S+):") as four:
-        cut_weighing(asked, 4.0, 15, times=4)
-    least, less = (float(str(each.value).partition("at least ")[2].partition(":")[0]) for each in (four, one))
-    assert least == pytest.approx(4 * less, abs=0.3)
+    depth = DEPTHS["quick"]
+    once, folds = Size((10,), 15, 21), Size((15, 10, 10, 10), 15, 21)
+    assert least_of(depth, folds) > least_of(depth, once)
+    assert cut_weighing(depth, once, 8.0).steps > cut_weighing(depth, folds, 8.0).steps
