@@ -46,7 +46,7 @@ class Trial(Frozen):
 class Budget(Frozen):
     """About the most that weighing or training may take, estimated beforehand; one of the three.
 
-    `passes` of the base over the sample, a pass with gradients counting as three and a half; `tokens` alike; `seconds`
+    `passes` of the base over the sample, one with gradients counting as more than three; `tokens` alike; `seconds`
     as a pass over some of the sample is timed, the start of a process for gradients counting as five.
     """
 
