@@ -114,10 +114,12 @@ class _Work:
     ) -> tuple[WeightedAdapter, list[float], int]:
         """The kept candidates with their coefficients, the loss before each step, and the tokens of all steps.
 
-        They start in the proportions of their scores.
+        They start evenly, or in the proportions of their scores.
         """
         request, bank = self.request, self._bank(kept)
-        starts = torch.tensor(scores) / sum(scores) * min(1.0, request.start * len(kept))
+        starts = torch.full((len(kept),), request.start)
+        if request.by_screen:
+            starts = torch.tensor(scores) / sum(scores) * min(1.0, request.start * len(kept))
         with torch.no_grad():
             bank.coefficients.copy_(starts.expand_as(bank.coefficients))
         steps = torch.optim.Adam([bank.coefficients], lr=request.rate, betas=(0.9, 0.95))

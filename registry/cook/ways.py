@@ -11,6 +11,7 @@ from statistics import fmean
 
 from registry.adapters import sites_of
 from registry.catalogue.rows import AdapterRow
+from registry.cook.choose import FEW
 from registry.cook.plan import DEPTHS, parts_of
 from registry.soup import recompress
 from registry.soup.compat import SoupPart
@@ -45,6 +46,7 @@ def request_of(
         parts=parts_of(len(texts)),
         steps=depth.steps_over(len(texts)),
         batch=depth.batch(len(texts)),
+        by_screen=len(texts) < FEW,
         alone=min(depth.alone, len(candidates)),
     )
 

@@ -43,7 +43,9 @@ class WeighingRequest(Frozen):
     batch: int = Field(default=8, ge=1)
     rate: float = Field(default=0.08, gt=0)
     start: float = Field(default=0.2, gt=0)
-    """The mean coefficient that those that are kept start with, as long as the sum is no more than 1."""
+    """The coefficient that those that are kept start with."""
+    by_screen: bool = False
+    """Whether they start in the proportions of the screen instead, with `start` as the mean or 1 as the sum."""
     alone: int = Field(default=0, ge=0)
     noise: bool = False
     unseen: tuple[str, ...] = ()

@@ -170,6 +170,15 @@ def test_steps_lower_the_loss_and_are_the_same_bits_again(base: LoadedBase) -> N
     assert other.losses != first.losses
 
 
+def test_a_start_by_the_screen_has_its_proportions(base: LoadedBase) -> None:
+    found = weighed(base, bank_of(base, 6), by_screen=True, steps=1, rate=1e-9, start=0.3)
+    scores = [found.screened[at].score for at in found.kept]
+    total = min(1.0, 0.3 * len(scores))
+    for score, by_site in zip(scores, found.coefficients, strict=True):
+        start = score / sum(scores) * total
+        assert list(by_site.values()) == pytest.approx([start if start >= 0.01 else 0.0] * len(by_site), rel=1e-4)
+
+
 def test_the_base_is_as_it_was_also_where_it_was_ended(base: LoadedBase) -> None:
     before = mean_nll(base)
     bank = bank_of(base)

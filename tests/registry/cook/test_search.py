@@ -237,7 +237,7 @@ def test_thorough_weighs_more_for_longer_and_tries_what_losses_say(pool):
     pool.tiny.anything_helps = 0.1
     search = thorough(pool).evidence.search
     (asked,) = pool.weighings
-    assert (asked.keep, asked.steps, asked.alone) == (32, 30, 4)
+    assert (asked.keep, asked.steps * asked.batch, asked.alone) == (32, 4 * 24, 4)
     assert [trial.way for trial in search.trials] == ["weighed", "em", "greedy", "selected", "recompressed"]
     assert [trial.members for trial in search.trials] == [4, 4, 2, 1, 4]
     assert search.effort == "thorough"
@@ -401,9 +401,17 @@ def test_few_passages_are_gone_over_as_often_as_many(pool):
     assert [(len(one.texts), one.steps, one.batch, one.parts) for one in pool.weighings] == [
         (15, 15, 2, 15), *[(10, 20, 1, 10)] * 3
     ]  # fmt: skip
+    assert all(one.by_screen for one in pool.weighings)
     pool.weighings.clear()
     few(pool, 6, effort="thorough")
     assert all(one.steps * one.batch <= 4 * len(one.texts) for one in pool.weighings)
+
+
+def test_many_passages_are_weighed_in_steps_of_eight_from_even_coefficients(pool):
+    helps(pool, law=0.4)
+    pool.cook(sample=sample("law", count=100), effort="quick", verify=True)
+    (asked,) = pool.weighings
+    assert (len(asked.texts), asked.steps, asked.batch, asked.parts, asked.by_screen) == (80, 12, 8, 5, False)
 
 
 def test_what_is_found_is_for_its_owner_to_use_again(pool):
