@@ -21,6 +21,7 @@ import math
 import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from statistics import median
 from typing import Any
@@ -162,8 +163,10 @@ def measure_recompression(result: Result, *, layers: int = LAYERS, repeats: int)
     )  # fmt: skip
     shape = shape_from(base, sha256_digest(b"selection"), "llama")
     config = LoraConfig.of({path: LoraModule(RANK, RANK) for path in shape.linears if ".layers." in path})
-    parts = parts_of(config, shape, WEIGHTS)
-    peft = PeftMixer(LlamaForCausalLM(base), config, [part.load() for part in parts])
+    drawn = parts_of(config, shape, WEIGHTS)
+    loaded = [part.load() for part in drawn]  # in memory for both
+    parts = [replace(part, load=partial(dict, tensors)) for part, tensors in zip(drawn, loaded, strict=True)]
+    peft = PeftMixer(LlamaForCausalLM(base), config, loaded)
     theirs = partial(peft.mix, WEIGHTS, combination_type="svd", svd_rank=RANK)
     ours = partial(mixed, parts, RecompressMixing())
     times = interleaved({"peft": theirs, "ours": ours}, repeats=repeats)

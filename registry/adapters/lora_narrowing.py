@@ -6,19 +6,22 @@ L^T (B^T B) L with A A^T = L L^T, which is as small as the rank. The same bits e
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from registry.adapters.fixed_order import Array, eigen, product, root
+from registry.adapters.fixed_order import Array, gram, product
+from registry.adapters.fixed_order_eigen import eigen, root
 from registry.adapters.loadable import Tensors
 from registry.adapters.lora import LORA_A, LORA_B, PREFIX
 from registry.spec import LoraConfig
 
 NOTHING = 1e-12
 """Of the largest squared singular value: what is smaller is rounding, and left out."""
+AT_ONCE = 256
+"""Modules whose eigenvectors are found together: beyond it more at a time saves nothing, and takes memory."""
 
 
 def narrow_loras(config: LoraConfig, tensors: Tensors, widths: Mapping[str, int], _seed: int) -> dict[str, Tensor]:
@@ -26,25 +29,37 @@ def narrow_loras(config: LoraConfig, tensors: Tensors, widths: Mapping[str, int]
 
     `config` has every alpha equal to its rank, so that the update is B A, before and after.
     """
-    found = {name: tensor.to(torch.float64) for name, tensor in tensors.items()}
+    found = dict(tensors)
+    alike: dict[tuple[int, int], list[str]] = {}
     for path, module in config.modules().items():
         if module.rank > widths[path]:
-            down, up = PREFIX + path + LORA_A, PREFIX + path + LORA_B
-            narrower = _truncated(found[down].numpy(), found[up].numpy(), widths[path])
-            found[down], found[up] = map(torch.from_numpy, narrower)
-    return found
+            alike.setdefault((module.rank, widths[path]), []).append(path)
+    for (_, rank), paths in alike.items():
+        for first in range(0, len(paths), AT_ONCE):
+            _narrow(found, paths[first : first + AT_ONCE], rank)
+    return {name: tensor.to(torch.float64) for name, tensor in found.items()}
 
 
-def _truncated(down: Array, up: Array, rank: int) -> tuple[Array, Array]:
-    """A (rank, inputs) and B (outputs, rank) of the nearest update of this rank, both of the same size.
+def _narrow(tensors: dict[str, Tensor], paths: Sequence[str], rank: int) -> None:
+    """Put the nearest updates of this rank in the place of those of these modules, which have one rank.
 
-    With V the leading eigenvectors and s the singular values, s^-3/2 V^T L^T B^T B A and B L V s^-1/2.
+    With V the leading eigenvectors and s the singular values they are s^-3/2 V^T L^T B^T B A and B L V s^-1/2: A (rank,
+    inputs) and B (outputs, rank), both of the same size.
     """
-    left, inner = root(product(down, down.T)), product(up.T, up)
-    core = product(product(left.T, inner), left)
-    squares, vectors = eigen((core + core.T) / 2)
-    kept = squares[:rank] > NOTHING * max(0.0, float(squares[0]))
-    sizes = np.sqrt(np.where(kept, squares[:rank], 1.0))
-    turned = product(left, vectors[:, :rank]) * np.where(kept, 1.0 / np.sqrt(sizes), 0.0)
-    back = product(turned.T, inner) / sizes[:, None]
-    return product(back, down), product(up, turned)
+    downs, ups = [PREFIX + path + LORA_A for path in paths], [PREFIX + path + LORA_B for path in paths]
+    left = root(np.stack([gram(_double(tensors[down])) for down in downs]))
+    inner = np.stack([gram(_double(tensors[up]).T) for up in ups])
+    core = product(product(left.swapaxes(1, 2), inner), left)
+    squares, vectors = eigen((core + core.swapaxes(1, 2)) / 2)
+    kept = squares[:, :rank] > NOTHING * np.maximum(0.0, squares[:, :1])
+    sizes = np.sqrt(np.where(kept, squares[:, :rank], 1.0))
+    turned = product(left, vectors[:, :, :rank]) * np.where(kept, 1.0 / np.sqrt(sizes), 0.0)[:, None]
+    back = product(turned.swapaxes(1, 2), inner) / sizes[:, :, None]
+    for number, (down, up) in enumerate(zip(downs, ups, strict=True)):
+        tensors[down] = torch.from_numpy(product(back[number], _double(tensors[down])))
+        tensors[up] = torch.from_numpy(product(_double(tensors[up]), turned[number]))
+
+
+def _double(tensor: Tensor) -> Array:
+    values: Array = tensor.to(torch.float64).numpy()
+    return values

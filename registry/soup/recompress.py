@@ -31,7 +31,8 @@ def check(parts: Sequence[SoupPart], mixing: RecompressMixing) -> list[str]:
 
 def too_wide(parts: Sequence[SoupPart], mixing: RecompressMixing, max_width: int) -> list[str]:
     """Why they are too many, or the soup wider than `max_width`; one adapter is as wide as it is."""
-    wide, found = concat.width(parts), max(_widths(parts, mixing).values(), default=0)
+    together, widths = _widths(parts, mixing)
+    wide, found = max(together.values(), default=0), max(widths.values(), default=0)
     if wide > WIDEST:
         return [f"Side by side they are {wide} wide, and 'recompress' takes at most {WIDEST}: leave out ingredients."]
     if found > max_width and len(parts) > 1:
@@ -41,9 +42,8 @@ def too_wide(parts: Sequence[SoupPart], mixing: RecompressMixing, max_width: int
 
 def result(parts: Sequence[SoupPart], mixing: RecompressMixing) -> AdapterConfig:
     """The soup's structure: `concat`'s with these widths. Raises InvalidRecipe where that does."""
-    if not _leaves_out(parts, mixing):
-        return concat.result(parts, _exact(mixing))
-    return concat.joined(parts, _widths(parts, mixing))
+    together, widths = _widths(parts, mixing)
+    return concat.result(parts, _exact(mixing)) if widths == together else concat.joined(parts, widths)
 
 
 def mix(parts: Sequence[SoupPart], mixing: RecompressMixing) -> dict[str, Tensor]:
@@ -51,29 +51,25 @@ def mix(parts: Sequence[SoupPart], mixing: RecompressMixing) -> dict[str, Tensor
 
     Raises InvalidRecipe where an ingredient holds NaN or infinity, or a value leaves the range of fp32.
     """
-    if not _leaves_out(parts, mixing):
+    together, widths = _widths(parts, mixing)
+    if widths == together:
         return concat.mix(parts, _exact(mixing))
-    wide = concat.joined(parts, concat.added_up(parts))
+    wide = concat.joined(parts, together)
     narrow = entry_of(wide).narrow
     if narrow is None:
         raise Internal(f"Adapters of method {wide.method!r} were to be made narrower.")
     exact = concat.side_by_side(parts, mixing.scale)
-    return cast_finite(narrow(wide, exact, _widths(parts, mixing), mixing.seed), torch.float32)
+    return cast_finite(narrow(wide, exact, widths, mixing.seed), torch.float32)
 
 
 def _exact(mixing: RecompressMixing) -> ConcatMixing:
     return ConcatMixing(scale=mixing.scale)
 
 
-def _leaves_out(parts: Sequence[SoupPart], mixing: RecompressMixing) -> bool:
-    """Whether any site becomes narrower than the ingredients side by side."""
-    return _widths(parts, mixing) != concat.added_up(parts)
-
-
-def _widths(parts: Sequence[SoupPart], mixing: RecompressMixing) -> dict[str, int]:
-    """By place: what is asked for, or else the widest ingredient there; never more than they are side by side."""
-    own = [part.config.widths() for part in parts]
-    return {
-        place: min(together, mixing.width or max(widths.get(place, 0) for widths in own))
-        for place, together in concat.added_up(parts).items()
+def _widths(parts: Sequence[SoupPart], mixing: RecompressMixing) -> tuple[dict[str, int], dict[str, int]]:
+    """By place: side by side, and what is asked for, or else the widest ingredient there; never more than the first."""
+    own, together = [part.config.widths() for part in parts], concat.added_up(parts)
+    return together, {
+        place: min(wide, mixing.width or max(widths.get(place, 0) for widths in own))
+        for place, wide in together.items()
     }

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.adapters.fixed_order import ACTIVATIONS, eigen, product, root, solve, total
+from registry.adapters.fixed_order import ACTIVATIONS, gram, product, solve, total
+from registry.adapters.fixed_order_eigen import eigen, root
 from tests.other_processor import elsewhere
 
 sizes = st.integers(1, 24)
@@ -38,8 +39,15 @@ def test_a_product_does_not_depend_on_the_order_of_additions() -> None:
 def test_of_nothing_is_nothing() -> None:
     assert (product(np.zeros((3, 4)), drawn(0, 4, 2)) == 0).all()
     assert product(np.zeros((3, 0)), np.zeros((0, 2))).tolist() == [[0.0, 0.0]] * 3
-    assert (root(np.zeros((3, 3))) == 0).all()
-    assert eigen(np.zeros((3, 3)))[0].tolist() == [0.0] * 3
+    assert gram(np.zeros((2, 0))).tolist() == [[0.0, 0.0]] * 2
+    assert (root(np.zeros((1, 3, 3))) == 0).all()
+    assert eigen(np.zeros((1, 3, 3)))[0].tolist() == [[0.0] * 3]
+
+
+@given(seeds, sizes, sizes)
+def test_of_a_matrix_and_its_transpose_it_is_the_same_bits_in_less_time(seed: int, rows: int, inner: int) -> None:
+    values = drawn(seed, rows, inner)
+    assert np.array_equal(gram(values), product(values, values.T))
 
 
 @given(seeds, st.integers(0, 9), st.sampled_from([0, 1]))
@@ -59,7 +67,7 @@ def test_linear_equations(seed: int, size: int) -> None:
 def test_roots_of_matrices_of_any_rank(seed: int, size: int, rank: int) -> None:
     factor = drawn(seed, size, min(size, rank))
     matrix = factor @ factor.T
-    found = root(matrix)
+    (found,) = root(matrix[None])
     assert np.allclose(found @ found.T, matrix, rtol=0, atol=1e-9 * np.abs(matrix).max())
 
 
@@ -67,11 +75,24 @@ def test_roots_of_matrices_of_any_rank(seed: int, size: int, rank: int) -> None:
 def test_eigenvalues_and_vectors_of_matrices_of_any_rank(seed: int, size: int, rank: int) -> None:
     factor = drawn(seed, size, min(size, rank))
     matrix = factor @ factor.T
-    values, vectors = eigen(matrix)
+    (values,), (vectors,) = eigen(matrix[None])
     largest = np.abs(matrix).max()
     assert np.allclose(values, np.linalg.eigvalsh(matrix)[::-1], rtol=0, atol=1e-12 * size * largest)
     assert np.allclose((vectors * values) @ vectors.T, matrix, rtol=0, atol=1e-12 * size * largest)
     assert np.allclose(vectors.T @ vectors, np.eye(size), rtol=0, atol=1e-12 * size)
+
+
+@given(seeds, sizes, st.lists(st.integers(0, 24), min_size=1, max_size=5))
+def test_what_becomes_of_a_matrix_does_not_depend_on_those_beside_it(seed: int, size: int, ranks: list[int]) -> None:
+    """Of any ranks, 0 among them, and one that falls into blocks: each at its own pace."""
+    factors = [drawn(seed + number, size, min(size, rank)) for number, rank in enumerate(ranks)]
+    blocks = np.kron(np.eye(size), np.ones((2, 2)))[:size, :size]
+    matrices = np.stack([*(one @ one.T for one in factors), blocks, np.eye(size)])
+    for function in (lambda some: (root(some),), eigen):
+        together = function(matrices)
+        for number in range(len(matrices)):
+            for all_of_them, alone in zip(together, function(matrices[number : number + 1]), strict=True):
+                assert all_of_them[number].tobytes() == alone[0].tobytes()
 
 
 @pytest.mark.parametrize(
@@ -87,9 +108,16 @@ def test_activations_are_those_of_torch(name: str, theirs, error: float) -> None
 def digest_of_some() -> str:
     left, right = drawn(0, 70, 500), drawn(1, 500, 70)
     square = product(left, left.T)
-    values, vectors = eigen(square)
+    values, vectors = eigen(square[None])
     solved = solve(square, right[:70])
-    some = (product(left, right), values, vectors, solved, root(square), *(one(left) for one in ACTIVATIONS.values()))
+    some = (
+        product(left, right),
+        values,
+        vectors,
+        solved,
+        root(square[None]),
+        *(one(left) for one in ACTIVATIONS.values()),
+    )
     return hashlib.sha256(b"".join(np.ascontiguousarray(one).tobytes() for one in some)).hexdigest()
 
 
