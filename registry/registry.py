@@ -13,6 +13,7 @@ from registry.catalogue.database import Catalogue, Database
 from registry.catalogue.rows import Namespaces
 from registry.encoders.contract import Encoder
 from registry.progress import Progress
+from registry.selectors.loaded import LoadedSelectors
 from registry.spec import BaseEntry, BaseShape, DefaultLimits, Effort, PassageScore
 
 
@@ -105,6 +106,7 @@ class Registry:
 
     `bases` are those of the operator's allowlist by id; a process that fits selectors runs none. Cooks that leave their
     effort open have `default_effort`; keys and namespaces without limits of their own have those of `quotas`.
+    `selectors` are those in memory.
     """
 
     database: Database
@@ -115,6 +117,7 @@ class Registry:
     default_effort: Effort = "quick"
     quotas: DefaultLimits = field(default_factory=DefaultLimits)
     retention: Retention = Retention()
+    selectors: LoadedSelectors = field(default_factory=LoadedSelectors)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from registry.blobs import BlobStore
 from registry.catalogue.database import Catalogue, Database
 from registry.catalogue.rows import SelectorRow
 from registry.encoders.contract import Encoder
@@ -96,7 +95,7 @@ def select(
     if row is None:
         row = fit(members, spec, digest)
         asked_for(registry, row, base.entry.id, created_by=caller.key_id)
-    selector = load(row, registry.blobs)
+    selector = loaded(registry, row)
     vectors = None if encoder is None else sample_vectors(sample, encoder, scored=scored, progress=progress)
     with registry.database.read() as catalogue:
         gone = gone_members(catalogue, row)
@@ -194,10 +193,17 @@ def asked_for(registry: Registry, row: SelectorRow, base_model: str, *, created_
             )  # fmt: skip
 
 
-def load(row: SelectorRow, blobs: BlobStore) -> Selector[Any]:
-    """A fitted selector from its stored tensors and JSON."""
-    arrays, meta = load_state(blobs.read(row.state_blob))
-    return SELECTORS[row.spec.kind].from_state(arrays, meta)
+def loaded(registry: Registry, row: SelectorRow) -> Selector[Any]:
+    """A fitted selector, from memory or from its stored tensors and JSON; it is shared, and never changed."""
+
+    def load() -> tuple[Selector[Any], int]:
+        data = registry.blobs.read(row.state_blob)
+        arrays, meta = load_state(data)
+        for array in arrays.values():
+            array.flags.writeable = False
+        return SELECTORS[row.spec.kind].from_state(arrays, meta), len(data)
+
+    return registry.selectors.get(row.state_blob, load)
 
 
 def sample_vectors(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
@@ -73,7 +73,7 @@ class Selector(ABC, Generic[Spec]):
             "version": STATE_VERSION,
             "kind": self.kind,
             "spec": self.spec.model_dump(mode="json"),
-            "members": [asdict(member) for member in self.members_],
+            "members": [vars(member) for member in self.members_],
             "report": self.report_,
         }
 

@@ -151,16 +151,17 @@ class CosineSelector(Selector[CosineSpec]):
         place = {member.digest: number for number, member in enumerate(self.members_)}
         domain = np.repeat([place[digest] for digest in self.held_out_], list(map(len, self.held_out_.values())))
         units = np.concatenate(list(self.held_out_.values()))
-        own = 1.0 - (units * _unit(rows.proof_means)[domain]).sum(axis=1)
+        own = 1.0 - (units * _unit(rows.proof_means[domain])).sum(axis=1)
         self.own_distances_: Float64 = np.sort(own)
         tested = np.stack([part.mean(axis=0) for part in self.held_out_.values()])
         passing = (tested @ rows.proof_means.T >= self.threshold_).sum(axis=1)
+        taken_for = (units.astype(np.float32) @ rows.proof_means.astype(np.float32).T).argmax(axis=1)
         self.report_: dict[str, Any] = {
             "domains": len(self.members_),
             "units_fitted": int(rows.units.sum()),
             "units_held_out": len(units),
             "held_out_by": proof_name(self.age_.cross_fit),
-            "held_out_accuracy": float(((units @ rows.proof_means.T).argmax(axis=1) == domain).mean()),
+            "held_out_accuracy": float((taken_for == domain).mean()),
             "own_scores": {m.domain: float(score) for m, score in zip(self.members_, rows.own_scores, strict=True)},
             "threshold": self.threshold_,
             "threshold_from": source,

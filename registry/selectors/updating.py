@@ -98,4 +98,8 @@ class Change:
 
     def rows(self, before: npt.NDArray[Scalar], new: npt.NDArray[Scalar]) -> npt.NDArray[Scalar]:
         """An array with a row a member, after the change."""
-        return np.concatenate([before[self.kept], new])[self.sources]
+        old = self.sources < len(self.kept)
+        found = np.empty((len(self.sources), *before.shape[1:]), before.dtype)
+        found[old] = before[self.kept[self.sources[old]]]
+        found[~old] = new[self.sources[~old] - len(self.kept)]
+        return found

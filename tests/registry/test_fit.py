@@ -21,7 +21,7 @@ from registry.pools import (
     pool_spec,
 )
 from registry.registry import Refits
-from registry.select import ASKED_TO, answering, asked_for, latest, load
+from registry.select import ASKED_TO, answering, asked_for, latest, loaded
 from registry.selectors import cosine, posterior, updating
 from registry.spec import (
     BankConfig,
@@ -71,7 +71,7 @@ class TestDamage:
         else:
             verbs.blobs.damage(fitted.state_blob, before[:-1] + bytes([before[-1] ^ 1]))
         with pytest.raises(DamagedBlob, match=fitted.state_blob):
-            load(fitted, verbs.blobs)
+            loaded(verbs.registry, fitted)
         again = verbs.fit(POOL, CosineSpec(encoder="base"), verbs.base.digest)
         assert (again.id, verbs.blobs.read(again.state_blob)) == (fitted.id, before)
 
@@ -166,8 +166,13 @@ class TestFit:
         assert [member.domain for member in row.members] == ["code", "law", "zoo"]
         assert row.report["held_out_accuracy"] == 1.0
         vectors = verbs.base.encode(passages("law", seed=5)).vectors
-        (one,) = load(row, verbs.blobs).rank(vectors).selection().selected
+        selector = loaded(verbs.registry, row)
+        (one,) = selector.rank(vectors).selection().selected
         assert one.domain == "law"
+        assert loaded(verbs.registry, row) is selector
+        shared = loaded(verbs.registry, verbs.fit(POOL, CosineSpec(encoder="base"), verbs.base.digest))
+        with pytest.raises(ValueError, match="read-only"):
+            shared.means_[0] = 0.0
 
     @pytest.mark.parametrize("spec", [GmmSpec(), CosineSpec(encoder="base"), UniformSpec()])
     def test_the_same_members_give_the_selector_there_is(self, verbs, spec):
@@ -422,7 +427,7 @@ class TestUpdates:
         names = sorted({row.domain for row in (*rows, came)} - {gone.domain})
         assert [member.domain for member in after.members] == names
         assert after.report["changes_since_whole_fit"] == 2
-        (one, *_) = load(after, verbs.blobs).rank(verbs.base.encode(passages("art", seed=5)).vectors).ranked
+        (one, *_) = loaded(verbs.registry, after).rank(verbs.base.encode(passages("art", seed=5)).vectors).ranked
         assert one.member.domain == "art"
 
     def test_a_renamed_domain_keeps_its_vectors(self, verbs, whole_fits):
@@ -435,5 +440,5 @@ class TestUpdates:
             catalogue.adapters.update_card(last.id, domain="renamed")
         after = verbs.fit(POOL, CosineSpec(encoder="base"), verbs.base.digest)
         assert whole_fits == [1]
-        (one, *_) = load(after, verbs.blobs).rank(verbs.base.encode(passages(last.domain, seed=5)).vectors).ranked
+        (one, *_) = loaded(verbs.registry, after).rank(verbs.base.encode(passages(last.domain, seed=5)).vectors).ranked
         assert one.member.domain == "renamed"

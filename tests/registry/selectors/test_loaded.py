@@ -1,0 +1,88 @@
+"""Fitted selectors in memory: loaded once, bounded by bytes, the least recently asked for gone first."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from registry.errors import Internal
+from registry.selectors.loaded import LoadedSelectors
+from registry.selectors.uniform import UniformSelector
+from registry.spec import UniformSpec
+
+DIGESTS = [f"sha256:{number:064x}" for number in range(6)]
+
+
+class Stored:
+    """States of a hundred bytes each; `read` has the digests in the order in which they were read."""
+
+    def __init__(self, size: int = 100) -> None:
+        self.size, self.read = size, []
+
+    def get(self, held: LoadedSelectors, number: int):
+        def load():
+            self.read.append(number)
+            return UniformSelector(UniformSpec()), self.size
+
+        return held.get(DIGESTS[number], load)
+
+
+def test_a_state_is_read_once() -> None:
+    held, stored = LoadedSelectors(1000), Stored()
+    assert stored.get(held, 0) is stored.get(held, 0)
+    assert stored.get(held, 1) is not stored.get(held, 0)
+    assert (stored.read, held.bytes) == ([0, 1], 200)
+
+
+def test_what_was_asked_for_longest_ago_goes_first() -> None:
+    held, stored = LoadedSelectors(300), Stored()
+    for number in (0, 1, 2, 0, 3):  # 1 has to go
+        stored.get(held, number)
+    assert held.bytes == 300
+    for number in (0, 2, 3):
+        stored.get(held, number)
+    assert stored.read == [0, 1, 2, 3]
+    stored.get(held, 1)
+    assert stored.read == [0, 1, 2, 3, 1]
+
+
+def test_one_that_is_larger_than_all_may_be_is_given_and_not_kept() -> None:
+    held, small, large = LoadedSelectors(300), Stored(), Stored(301)
+    small.get(held, 0)
+    large.get(held, 1)
+    large.get(held, 1)
+    assert (large.read, held.bytes) == ([1, 1], 100)
+    small.get(held, 0)
+    assert small.read == [0]
+
+
+def test_what_cannot_be_read_is_tried_again() -> None:
+    held, stored = LoadedSelectors(), Stored()
+
+    def damaged():
+        raise Internal("a bit fell over")
+
+    with pytest.raises(Internal):
+        held.get(DIGESTS[0], damaged)
+    assert stored.get(held, 0) is stored.get(held, 0)
+    assert stored.read == [0]
+
+
+def test_of_several_that_ask_at_once_one_reads() -> None:
+    held, begun, go_on, read = LoadedSelectors(), threading.Event(), threading.Event(), []
+
+    def load():
+        read.append(0)
+        begun.set()
+        assert go_on.wait(30)
+        return UniformSelector(UniformSpec()), 100
+
+    with ThreadPoolExecutor(4) as pool:
+        first = pool.submit(held.get, DIGESTS[0], load)
+        assert begun.wait(30)
+        others = [pool.submit(held.get, DIGESTS[0], load) for _ in range(3)]
+        go_on.set()
+        assert {id(one.result()) for one in (first, *others)} == {id(first.result())}
+    assert read == [0]
