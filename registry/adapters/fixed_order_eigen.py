@@ -104,7 +104,7 @@ def _tridiagonal(matrices: Array) -> _Tridiagonal:
 
 @dataclass
 class _Turns:
-    """The rotations of a QL step that come next, one for each of the matrices `which`: of place `at` with the one after.
+    """The rotations of a QL step that come next, one for each of the matrices `which`: of place `at` with the next.
 
     The step goes from `end` down to `start`; the others are what a rotation needs of the one before it.
     """
