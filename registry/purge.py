@@ -57,7 +57,7 @@ def purge(registry: Registry, caller: Caller, adapter_id: int) -> Purged:
         size = catalogue.removals.forget(gone, moment)
         lost = not catalogue.adapters.has_digest(row.digest)
         soups = catalogue.soups.children(row.digest, None) if lost else []
-        tuned = [] if sample is None else catalogue.adapters.tuned_on(sample)
+        tuned = [] if sample is None else catalogue.adapters.learnt_from(sample)
     try:
         remove_files(registry, moment)
     except (Busy, Unavailable) as error:

@@ -41,7 +41,9 @@ class Adapters(Repository[AdapterRow]):
             config = CONFIG.validate_python(row["config"])
         except ValueError as error:
             raise _unreadable(row["namespace"], row["name"]) from error
-        return self.values.validate_python({**row, "config": config, "etag": f"{row['id']}-{row['revision']}"})
+        learnt = tuple((row["learnt_from"] or "").split())
+        known = {"config": config, "learnt_from": learnt, "etag": f"{row['id']}-{row['revision']}"}
+        return self.values.validate_python({**row, **known})
 
     # --- writing --------------------------------------------------------------------------------
 
@@ -186,9 +188,9 @@ class Adapters(Repository[AdapterRow]):
         found = self.live(visible, adapters.c.recipe_digest == recipe_digest)
         return found[0] if found else None
 
-    def tuned_on(self, sample_digest: str) -> builtins.list[AdapterRow]:
-        """Live soups and adapters of all namespaces that have learnt from a sample, newest first."""
-        return self.live(None, adapters.c.tuned_on == sample_digest)
+    def learnt_from(self, sample_digest: str) -> builtins.list[AdapterRow]:
+        """Live soups and adapters of all namespaces that have learnt from a sample, their ingredients' included."""
+        return self.live(None, _learnt_from(sample_digest))
 
     def has_digest(self, digest: str) -> bool:
         """Whether any version, retired or not, has these tensors."""
@@ -217,8 +219,10 @@ class Adapters(Repository[AdapterRow]):
         q: str | None = None, limit: int, cursor: str | None = None,
     ) -> Page[AdapterRow]:  # fmt: skip
         """Live adapters of the visible namespaces that match every filter, newest first."""
-        equal = matching(adapters, base_model=base_model, method=method, domain=domain, kind=kind, tuned_on=tuned_on)
+        equal = matching(adapters, base_model=base_model, method=method, domain=domain, kind=kind)
         query = select(adapters).where(seen_by(visible, adapters.c.namespace), _live(), *equal)
+        if tuned_on is not None:
+            query = query.where(_learnt_from(tuned_on))
         if tag is not None:
             query = query.where(_tagged(tag))
         if q:
@@ -331,12 +335,18 @@ def _searchable(name: str, domain: str, card: Card) -> str:
     return "\n".join((name, domain, card.description)).casefold()
 
 
+def _learnt_from(sample_digest: str) -> ColumnElement[bool]:
+    """Whether a row has learnt from a sample; few have from any, and those are in an index."""
+    return and_(adapters.c.learnt_from.is_not(None), adapters.c.learnt_from.contains(sample_digest, autoescape=True))
+
+
 def _columns(new: NewAdapter) -> dict[str, Any]:
     """A new adapter as the columns of its row, all but the version."""
     return {
         **NEW.dump_python(new, mode="json", exclude={"config"}),
         "config": new.config.model_dump(mode="json"),
         "method": new.config.method,
+        "learnt_from": " ".join(new.learnt_from) or None,
         "search": _searchable(new.name, new.domain, new.card),
         "sample_digest": None if new.sample is None else new.sample.digest,
         "created_at": now(),

@@ -62,7 +62,9 @@ class NewAdapter:
     sample_state: SampleState
     recipe_digest: str | None
     tuned_on: str | None
-    """The digest of the sample that a tuned soup has learnt from."""
+    """The digest of the sample that a tuned soup was trained on."""
+    learnt_from: tuple[str, ...] = ()
+    """Digests of all samples that it has learnt from: that one, and those of its ingredients."""
     created_by: str
 
 

@@ -117,6 +117,7 @@ adapters = Table(
     Column("sample_state", String(16), nullable=False),
     Column("recipe_digest", DIGEST, index=True),
     Column("tuned_on", DIGEST, index=True),
+    Column("learnt_from", Text),  # digests of samples, one blank between two; NULL where there is none
     Column("created_by", String(64), nullable=False, index=True),
     Column("created_at", Microseconds, nullable=False),
     Column("retired_at", Microseconds),
@@ -124,6 +125,12 @@ adapters = Table(
     UniqueConstraint("namespace", "name", "version"),
     CheckConstraint("kind IN ('adapter', 'soup')", name="kind"),
     CheckConstraint("sample_state IN ('none', 'pending', 'ready', 'failed')", name="sample_state"),
+    Index(
+        "ix_adapters_learnt_from",
+        "id",
+        sqlite_where=text("learnt_from IS NOT NULL"),
+        postgresql_where=text("learnt_from IS NOT NULL"),
+    ),
 )
 adapter_tags = Table(
     "adapter_tags",

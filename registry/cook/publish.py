@@ -42,8 +42,8 @@ def publish_soup(
     are fitted again later.
     """
     sample = evidence.sample if vectors and not mixed.is_merge else None  # a merge keeps its bank's
-    new = _new_row(mixed, target, sample, caller)
     with registry.database.read() as catalogue:
+        new = _new_row(mixed, target, sample, caller, learnt=_learnt_from(catalogue, mixed))
         known = catalogue.adapters.find_same(new.namespace, new.name, new.digest) is not None
         check_room(
             catalogue, registry.quotas, (mixed.data, *(one.data for one in vectors)), adapters=0 if known else 1,
@@ -97,7 +97,17 @@ def _stored(catalogue: Catalogue, new: NewAdapter, *, keep: str | None) -> tuple
     return catalogue.adapters.set_sample_state(known.id, new.sample_state), False, True
 
 
-def _new_row(mixed: Mixed, target: tuple[str, str], sample: SampleReport | None, caller: Caller) -> NewAdapter:
+def _learnt_from(catalogue: Catalogue, mixed: Mixed) -> tuple[str, ...]:
+    """The samples that a soup has learnt from, by being tuned and through its ingredients."""
+    rows = (catalogue.adapters.known(part.adapter_id) for part in mixed.parts)
+    samples = {one for row in rows if row is not None for one in row.learnt_from}
+    tuning = mixed.recipe.tuning
+    return tuple(sorted(samples if tuning is None else {*samples, tuning.sample}))
+
+
+def _new_row(
+    mixed: Mixed, target: tuple[str, str], sample: SampleReport | None, caller: Caller, *, learnt: tuple[str, ...]
+) -> NewAdapter:
     namespace, name = target
     return NewAdapter(
         namespace=namespace,
@@ -108,7 +118,7 @@ def _new_row(mixed: Mixed, target: tuple[str, str], sample: SampleReport | None,
         base_fingerprint=mixed.recipe.base_fingerprint,
         config=mixed.config,
         domain=name,
-        card=_card(mixed, namespace),
+        card=_card(mixed, namespace, learnt),
         provenance=inherited(mixed.parts, mixed.recipe),
         weights_blob=sha256_digest(mixed.data),
         dtype=dtype_of(mixed.tensors),
@@ -118,6 +128,7 @@ def _new_row(mixed: Mixed, target: tuple[str, str], sample: SampleReport | None,
         sample_state="none" if sample is None else "ready",
         recipe_digest=mixed.recipe.digest,
         tuned_on=None if mixed.recipe.tuning is None else mixed.recipe.tuning.sample,
+        learnt_from=learnt,
         created_by=caller.key_id,
     )
 
@@ -131,7 +142,7 @@ def _in_place_of(bank: AdapterRow, new: NewAdapter) -> NewAdapter:
     return replace(new, sample=bank.sample, sample_state="pending" if waits else bank.sample_state)
 
 
-def _card(mixed: Mixed, namespace: str) -> Card:
+def _card(mixed: Mixed, namespace: str, learnt: tuple[str, ...]) -> Card:
     """Who sees the soup need not see its ingredients: those of other namespaces are called by their digest."""
     names = {p.digest: p.ref if p.ref.startswith(f"{namespace}/") else p.digest[:19] for p in mixed.parts}
     members = ", ".join(f"{names[part.digest]} at {part.weight}" for part in mixed.parts)
@@ -139,6 +150,10 @@ def _card(mixed: Mixed, namespace: str) -> Card:
     tuning = mixed.recipe.tuning
     if tuning is not None:
         described = f"{described} Tuned: it has learnt from sample {tuning.sample}."
+    through = [one for one in learnt if tuning is None or one != tuning.sample]
+    if through:
+        what = "sample" if len(through) == 1 else "samples"
+        described = f"{described} Through its ingredients it has learnt from {what} {', '.join(through)}."
     bank = mixed.parts[0].config
     if mixed.is_merge:
         described = f"Merge of {names[mixed.parts[0].digest]}, a {bank.described}."
@@ -147,6 +162,8 @@ def _card(mixed: Mixed, namespace: str) -> Card:
         metadata["assume_same_init"] = True
     if tuning is not None:
         metadata["tuned"] = True
+    if learnt:
+        metadata["learnt_from"] = " ".join(learnt)
     return Card(description=described[:20_000], metadata=metadata)
 
 

@@ -44,7 +44,8 @@ class ResolvedModel:
     def headers(self) -> dict[str, str]:
         """What every answer says of the model: what was used, and whether it has learnt from a sample."""
         found = {"x-soup-digest": self.fingerprint}
-        return found | {"x-soup-tuned": "true"} if self.row is not None and self.row.tuned else found
+        learnt = () if self.row is None else self.row.learnt_from
+        return found | ({"x-soup-tuned": "true"} if learnt else {})
 
 
 def name_ref(ns: str, name: str) -> NameRef:

@@ -15,6 +15,7 @@ from registry.spec import CosineSpec, PoolSpec
 from tests.registry.toy_registry import SHAPE, ToyRegistry, passages
 
 POOL = PoolSpec(base_fingerprint=SHAPE.fingerprint)
+HALF = {"method": "concat", "scale": 0.5}
 RECIPE = {"ingredients": [{"ref": "acme/law", "weight": 0.5}, {"ref": "acme/tax", "weight": 0.5}]}
 
 
@@ -129,7 +130,10 @@ def test_who_has_learnt_from_its_sample_is_named(verbs: ToyRegistry) -> None:
     row = verbs.row(tuned.soup_id)
     owner = verbs.push("acme/novel", seed=9, sample={"texts": texts}).row
     assert owner.sample.digest == row.tuned_on
-    assert [one.ref for one in purged(verbs, owner).tuned] == [row.ref]
+    mixed = verbs.cook(recipe={"ingredients": [{"ref": row.ref}, {"ref": "acme/law"}]}, mixing={"method": "concat"})
+    again = verbs.cook(recipe={"ingredients": [{"ref": mixed.digest}]}, mixing=HALF)
+    purged(verbs, row)  # what was made of it has learnt from the sample all the same
+    assert [one.id for one in purged(verbs, owner).tuned] == [again.soup_id, mixed.soup_id]
     assert verbs.row(law.id).ref == "acme/law@1"
 
 

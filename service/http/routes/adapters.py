@@ -82,7 +82,7 @@ def list_adapters(
 ) -> AdapterList:
     """Live adapters and soups this key sees, newest first; `q` looks in name, domain and description.
 
-    `tuned_on` is the digest of a sample: those that have learnt from it.
+    `tuned_on` is the digest of a sample: those that have learnt from it, by training or through their ingredients.
     """
     size = page_size(limit, parts)
     with parts.registry.database.read() as catalogue:

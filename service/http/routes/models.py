@@ -101,4 +101,5 @@ def _adapter_card(parts: Parts, row: AdapterRow, name: str) -> ModelCard:
         base_model=row.base_model,
         digest=row.digest,
         tuned=row.tuned,
+        learnt_from=list(row.learnt_from),
     )

@@ -40,6 +40,8 @@ class ListedAdapter(Wire):
     recipe_digest: Digest | None
     tuned: bool
     """Whether it is a soup that was trained on the sample that it was cooked for, and so has learnt from it."""
+    learnt_from: tuple[Digest, ...]
+    """Digests of all samples that it has learnt from, through its ingredients as well."""
     created_at: datetime
     retired_at: datetime | None
     etag: str
@@ -146,7 +148,7 @@ class Purged(Wire):
     not_rebuildable: list[str]
     """Live soups that it is an ingredient of: they are served as before, but cannot be rebuilt."""
     tuned_on_sample: list[str]
-    """Live soups and adapters that have learnt from its sample."""
+    """Live soups and adapters that have learnt from its sample, through their ingredients as well."""
     elsewhere: int
     """How many more of either are in namespaces that this key does not see."""
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import Field
+
 from service.http.schemas.wire import Wire
 
 
@@ -32,6 +34,8 @@ class ModelCard(Wire):
     digest: str | None
     tuned: bool = False
     """Whether it is a soup that was trained on the sample that it was cooked for, and so has learnt from it."""
+    learnt_from: list[str] = Field(default_factory=list)
+    """Digests of all samples that it has learnt from, through its ingredients as well."""
     max_model_len: int | None = None
     packed: bool | None = None
     """Of base models: whether sequences run together, packed in one pass, or one by one, which is slower with many. It

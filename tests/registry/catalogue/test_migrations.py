@@ -24,7 +24,7 @@ from registry.catalogue import Database
 from registry.catalogue.rows import SelectorRow
 from registry.catalogue.tables import metadata
 from registry.names import sha256_digest
-from registry.spec import Card, Provenance, UniformSpec
+from registry.spec import Card, ConcatMixing, MixReport, Provenance, Recipe, RecipeIngredient, UniformSpec
 from tests.registry.catalogue_rows import BASE, add, add_ready, new_adapter, new_database, pool_of, sample_of
 
 HEAD = migrations.head()
@@ -78,11 +78,16 @@ def schema(database: Database) -> dict[str, Any]:
             "foreign": sorted(map(str, found.get_foreign_keys(table))),
             "unique": sorted(map(str, found.get_unique_constraints(table))),
             "checks": sorted(map(str, found.get_check_constraints(table))),
-            "indexes": sorted(map(str, found.get_indexes(table))),
+            "indexes": sorted(map(index_text, found.get_indexes(table))),
         }
         for table in found.get_table_names()
         if table != "alembic_version"
     }
+
+
+def index_text(index: Any) -> str:
+    """An index with the words of its options, which are objects that print their address."""
+    return str({**index, "dialect_options": {name: str(one) for name, one in index["dialect_options"].items()}})
 
 
 def fill(database: Database) -> list[str]:
@@ -170,7 +175,15 @@ def test_tuned_soups_from_before_say_what_they_have_learnt_from(database):
     """Going back to the first release and forth again; what is pushed may say in its provenance what it likes."""
     learnt = Provenance(training={"tuning": {"sample": SAMPLE}})
     with database.write() as catalogue:
-        soup = add(catalogue, "acme/soup", kind="soup", recipe_digest=BASE, provenance=learnt, tuned_on=SAMPLE)
+        soup = add(
+            catalogue,
+            "acme/soup",
+            kind="soup",
+            recipe_digest=BASE,
+            provenance=learnt,
+            tuned_on=SAMPLE,
+            learnt_from=(SAMPLE,),
+        )
         rest = [
             add(catalogue, "acme/mixture", kind="soup", recipe_digest=BASE),
             add(catalogue, "acme/pushed", provenance=learnt),
@@ -183,6 +196,37 @@ def test_tuned_soups_from_before_say_what_they_have_learnt_from(database):
     with database.read() as catalogue:
         assert catalogue.adapters.get(soup.id) == soup
         assert [catalogue.adapters.get(row.id) for row in rest] == rest
+
+
+def test_mixtures_from_before_say_what_their_ingredients_have_learnt_from(database):
+    """Through any number of generations, whichever was stored first."""
+    middle, last = sha256_digest(b"middle"), sha256_digest(b"last")
+    report = MixReport(
+        method="concat", members=1, weights=("1",), parameters=1, size_bytes=1, width_in=(1,), width_out=1,
+        relative_cost=1.0, residual=None,
+    )  # fmt: skip
+    with database.write() as catalogue:
+        recipes = [
+            Recipe(
+                base_fingerprint=BASE, ingredients=(RecipeIngredient(digest=one, weight="1"),), mixing=ConcatMixing()
+            )
+            for one in (middle, sha256_digest(b"tuned"))
+        ]
+        for recipe, made in zip(recipes, (last, middle), strict=True):
+            catalogue.blobs.seen(made, 1)
+            catalogue.soups.add_recipe(recipe, made, made, report)
+        learnt: dict[str, Any] = {"kind": "soup", "learnt_from": (SAMPLE,)}
+        rows = [
+            add(catalogue, "acme/last", digest="last", recipe_digest=recipes[0].digest, **learnt),
+            add(catalogue, "acme/middle", digest="middle", recipe_digest=recipes[1].digest, **learnt),
+            add(catalogue, "acme/tuned", digest="tuned", tuned_on=SAMPLE, **learnt),
+            add(catalogue, "acme/other"),
+        ]
+    migrations.downgrade(database.engine, "0011")
+    migrations.upgrade(database.engine)
+    with database.read() as catalogue:
+        assert [catalogue.adapters.get(row.id) for row in rows] == rows
+        assert [row.id for row in catalogue.adapters.learnt_from(SAMPLE)] == [rows[number].id for number in (2, 1, 0)]
 
 
 def test_selectors_from_before_count_as_asked_for_now(database):

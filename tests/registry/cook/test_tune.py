@@ -62,6 +62,21 @@ def test_a_tuned_soup_is_marked(pool):
     assert not stored(pool, pool.cook(sample=sample("law", "zoo"), effort="instant")).tuned
 
 
+def test_a_mixture_of_tuned_soups_says_what_they_have_learnt_from(pool):
+    """Its recipe determines bytes and is as it would be; the soup's row and card say it."""
+    tuned = [stored(pool, tune(pool, *domains)) for domains in (("law", "zoo"), ("code", "news"))]
+    assert [row.learnt_from for row in tuned] == [(row.tuned_on,) for row in tuned]
+    recipe = {"ingredients": [{"ref": row.ref} for row in tuned] + [{"ref": "acme/law"}]}
+    row = stored(pool, pool.cook(recipe=recipe, mixing={"method": "concat"}))
+    samples = sorted(row.tuned_on for row in tuned)
+    assert (row.tuned, row.learnt_from) == (False, tuple(samples))
+    assert f"Through its ingredients it has learnt from samples {', '.join(samples)}." in row.card.description
+    assert (row.card.metadata["learnt_from"], "tuned" in row.card.metadata) == (" ".join(samples), False)
+    assert stored(pool, pool.cook(sample=sample("law", "zoo"), effort="instant")).learnt_from == ()
+    with pool.database.read() as catalogue:
+        assert next(one.id for one in catalogue.adapters.learnt_from(samples[0])) == row.id
+
+
 def test_a_recipe_without_tuning_has_no_word_of_it(pool):
     assert "tuning" not in pool.cook(sample=sample("law", "zoo"), effort="instant").recipe.model_dump(mode="json")
 

@@ -159,6 +159,14 @@ def test_a_tuned_soup_says_everywhere_that_it_has_learnt_from_the_sample(stocked
     plain = client.post("/v1/perplexity", json={**asked, "model": "acme/kitchen"})
     assert "x-soup-tuned" not in plain.headers
 
+    recipe = {"ingredients": [{"ref": "acme/tuned"}, {"ref": "acme/kitchen"}]}
+    mixture = cook(stocked, recipe=recipe, mixing={"method": "concat"}, name="acme/of-tuned").json()
+    assert (mixture["soup"]["tuned"], mixture["soup"]["learnt_from"]) == (False, [tuning["sample"]])
+    assert client.get("/v1/models/acme/of-tuned").json()["learnt_from"] == [tuning["sample"]]
+    assert client.post("/v1/perplexity", json={**asked, "model": "acme/of-tuned"}).headers["x-soup-tuned"] == "true"
+    learnt = client.get("/v1/adapters", params={"tuned_on": tuning["sample"]}).json()["data"]
+    assert [row["ref"] for row in learnt] == ["acme/of-tuned@1", soup["model"]]
+
     again = cook(stocked, sample=sample, effort="tune", verify=True, name="acme/tuned", tuning={"rate": 0.02}).json()
     assert (again["cached"], again["digest"], again["verification"]) == (True, soup["digest"], soup["verification"])
 
