@@ -60,9 +60,8 @@ class UnitScores:
         best = scores >= np.partition(scores, count - most, axis=1)[:, count - most, None]
         equal = np.flatnonzero(best.sum(axis=1) > most)
         if len(equal):
-            keys = (np.broadcast_to(self.order, (len(equal), count)), -scores[equal])
-            if ties is not None:
-                keys = (keys[0], -ties[equal], keys[1])
+            by_ties = [] if ties is None else [-ties[equal]]
+            keys = (np.broadcast_to(self.order, (len(equal), count)), *by_ties, -scores[equal])
             first = np.lexsort(keys, axis=-1)[:, :most]
             best[equal] = False
             best[equal[:, None], first] = True
