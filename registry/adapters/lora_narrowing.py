@@ -20,8 +20,8 @@ from registry.spec import LoraConfig
 
 NOTHING = 1e-12
 """Of the largest squared singular value: what is smaller is rounding, and left out."""
-AT_ONCE = 256
-"""Modules whose eigenvectors are found together: beyond it more at a time saves nothing, and takes memory."""
+AT_ONCE = 2**19
+"""Entries of the matrices whose eigenvectors are found together (4 MiB); more at a time saves no time."""
 
 
 def narrow_loras(config: LoraConfig, tensors: Tensors, widths: Mapping[str, int], _seed: int) -> dict[str, Tensor]:
@@ -34,9 +34,10 @@ def narrow_loras(config: LoraConfig, tensors: Tensors, widths: Mapping[str, int]
     for path, module in config.modules().items():
         if module.rank > widths[path]:
             alike.setdefault((module.rank, widths[path]), []).append(path)
-    for (_, rank), paths in alike.items():
-        for first in range(0, len(paths), AT_ONCE):
-            _narrow(found, paths[first : first + AT_ONCE], rank)
+    for (wide, rank), paths in alike.items():
+        some = max(1, AT_ONCE // wide**2)
+        for first in range(0, len(paths), some):
+            _narrow(found, paths[first : first + some], rank)
     return {name: tensor.to(torch.float64) for name, tensor in found.items()}
 
 

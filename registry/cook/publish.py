@@ -163,7 +163,9 @@ def _card(mixed: Mixed, namespace: str, learnt: tuple[str, ...]) -> Card:
     if tuning is not None:
         metadata["tuned"] = True
     if learnt:
-        metadata["learnt_from"] = " ".join(learnt)
+        metadata["samples_learnt_from"] = len(
+            learnt
+        )  # which, the row has: their digests can be longer than a value may
     return Card(description=described[:20_000], metadata=metadata)
 
 

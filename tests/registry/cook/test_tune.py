@@ -71,7 +71,7 @@ def test_a_mixture_of_tuned_soups_says_what_they_have_learnt_from(pool):
     samples = sorted(row.tuned_on for row in tuned)
     assert (row.tuned, row.learnt_from) == (False, tuple(samples))
     assert f"Through its ingredients it has learnt from samples {', '.join(samples)}." in row.card.description
-    assert (row.card.metadata["learnt_from"], "tuned" in row.card.metadata) == (" ".join(samples), False)
+    assert (row.card.metadata["samples_learnt_from"], "tuned" in row.card.metadata) == (2, False)
     assert stored(pool, pool.cook(sample=sample("law", "zoo"), effort="instant")).learnt_from == ()
     with pool.database.read() as catalogue:
         assert next(one.id for one in catalogue.adapters.learnt_from(samples[0])) == row.id
