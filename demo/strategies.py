@@ -38,7 +38,8 @@ STRATEGIES = (
 INSTANT = Strategy("effort instant", None, verify=True, effort="instant")
 TUNE = Strategy(TUNED, None, verify=True, effort="tune")
 EVERY = (*STRATEGIES[:-1], INSTANT, TUNE, SERVICE)
-"""With the other efforts, for the main job: `tune` takes some passes of the base over each sample."""
+"""With the other efforts, for the main job: `tune` takes some passes of the base over each sample. `thorough`, of up to
+35, is left out."""
 FEW = (_NEAREST, SIMILARITY, PAPER, INSTANT, TUNE, SERVICE)
 """For a large base model, where each costs a minute."""
 FITS = tuple(

@@ -23,7 +23,8 @@ class Filters:
     base_model: Annotated[str | None, typer.Option("--base", callback=base_id, help="Only of this base model.")] = None
     method: Annotated[str | None, typer.Option(help="Only of this method.")] = None
     tuned_on: Annotated[
-        str | None, typer.Option(help="Only what has learnt from this sample, through its ingredients too.", metavar="DIGEST")
+        str | None,
+        typer.Option(help="Only what has learnt from this sample, through its ingredients too.", metavar="DIGEST"),
     ] = None
 
 
