@@ -20,12 +20,14 @@ from registry.catalogue import Database
 from registry.spec import BaseEntry
 from tests import quick
 from tests.postgres import KINDS, Databases, Postgres, postgres_server
+from tests.temporary import keep_in_memory
 from tests.tiny_models import build_tiny
 
 settings.register_profile(
     "ci", deadline=None, derandomize=True, max_examples=40, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("ci")
+keep_in_memory()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
