@@ -5,6 +5,9 @@ PYTHON ?= python3
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip install --disable-pip-version-check -q -c constraints.txt
 RUN := $(VENV)/bin/python
+TWO := -n 2 --dist loadfile --no-loadscope-reorder
+# Where it is set, each of the hundreds of processes that tests start compiles all of our modules anew.
+unexport PYTHONDONTWRITEBYTECODE
 FLOORS := registry:98.6 service:96.4 training:96.5
 
 .DEFAULT_GOAL := help
@@ -35,10 +38,10 @@ $(VENV)/.demo: $(VENV)/.runtime
 setup: $(VENV)/.runtime  ## create .venv with pinned dependencies
 
 test: $(VENV)/.dev  ## run every test, two files at a time (about 12 minutes on two cores)
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(RUN) -m pytest $(TWO)
 
 coverage: $(VENV)/.dev  ## every test again, counting the lines they run, which takes half as long again; FLOORS is the least
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist loadfile --cov --cov-report=term:skip-covered
+	OMP_NUM_THREADS=1 $(RUN) -m pytest $(TWO) --cov --cov-report=term:skip-covered
 	@for floor in $(FLOORS); do \
 	  package=$${floor%%:*}; least=$${floor##*:}; \
 	  $(RUN) -m coverage report --include="$$package/*" --format=total --precision=1 --fail-under=$$least >/dev/null \
@@ -46,7 +49,7 @@ coverage: $(VENV)/.dev  ## every test again, counting the lines they run, which 
 	done
 
 quick: $(VENV)/.dev  ## the tests that start no server, PostgreSQL or process (a minute and a half on two cores)
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist loadfile -m 'not slow'
+	OMP_NUM_THREADS=1 $(RUN) -m pytest $(TWO) -m 'not slow'
 
 soak: $(VENV)/.dev  ## 20,000 requests over 500 adapters, each of which says who it is (some minutes)
 	SOAK=20000 OMP_NUM_THREADS=1 $(RUN) -m pytest tests/service/engine/test_canaries.py

@@ -1,0 +1,38 @@
+"""In which order the files of tests are run: the longest first, so that none of them is what the others wait for.
+
+`make test` hands a whole file to whichever test process is free (`--dist loadfile`, and `--no-loadscope-reorder` so
+that this order counts, not the number of tests). What comes last should be short.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+LONGEST = (
+    "project/test_docs_run.py",
+    "project/test_demo_run.py",
+    "project/test_benchmarks.py",
+    "service/cli/test_cli_journey.py",
+    "service/journeys/test_selection.py",
+    "service/jobs/test_trainings.py",
+    "service/journeys/test_journey.py",
+    "service/journeys/test_killed_server.py",
+    "service/journeys/test_several_servers.py",
+    "service/jobs/test_jobs.py",
+    "service/test_backup.py",
+    "service/cli/test_backup_commands.py",
+    "service/engine/test_mixed.py",
+    "service/engine/test_families_served.py",
+    "service/engine/test_base_memory.py",
+    "service/engine/test_held_memory.py",
+    "project/test_container.py",
+    "project/test_packaging.py",
+    "training/test_sweep.py",
+)
+"""Files that take 15 seconds or more on two cores (`--durations`), the longest first."""
+
+
+def longest_first(items: list[pytest.Item]) -> None:
+    """Sort tests by their files; those of one file, and the files that are not named, stay as they were collected."""
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0].removeprefix("tests/"), len(places)))
