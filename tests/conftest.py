@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -36,14 +36,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order.longest_first(items)
 
 
-def pytest_collection_finish() -> None:
-    """Leave all that was imported and collected out of later rounds of the garbage collector.
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Leave all that is imported and collected out of the garbage collector's rounds, then and later.
 
     Those are some million objects that live as long as the process. A round over them takes a second, and the engine
     makes one for each base model that it drops, as the benchmarks do before each time they take.
     """
-    gc.collect()
-    gc.freeze()
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
