@@ -9,27 +9,27 @@ from __future__ import annotations
 import pytest
 
 LONGEST = (
-    "project/test_docs_run.py",
     "project/test_demo_run.py",
-    "project/test_benchmarks.py",
-    "service/cli/test_cli_journey.py",
-    "service/journeys/test_selection.py",
-    "service/jobs/test_trainings.py",
-    "service/journeys/test_journey.py",
-    "service/journeys/test_killed_server.py",
-    "service/journeys/test_several_servers.py",
+    "project/test_docs_run.py",
     "service/jobs/test_jobs.py",
-    "service/test_backup.py",
-    "service/cli/test_backup_commands.py",
+    "service/jobs/test_trainings.py",
+    "project/test_benchmarks.py",
+    "service/journeys/test_selection.py",
+    "service/cli/test_cli_journey.py",
     "service/engine/test_mixed.py",
+    "project/test_lm_adapters.py",
+    "service/journeys/test_journey.py",
+    "service/journeys/test_several_servers.py",
     "service/engine/test_families_served.py",
+    "project/test_adaptersoup.py",
+    "service/journeys/test_killed_server.py",
     "service/engine/test_base_memory.py",
-    "service/engine/test_held_memory.py",
+    "training/test_sweep.py",
+    "service/cli/test_backup_commands.py",
     "project/test_container.py",
     "project/test_packaging.py",
-    "training/test_sweep.py",
 )
-"""Files that take 15 seconds or more on two cores (`--durations`), the longest first."""
+"""Files that compute for long or start servers and processes, those that took most processor time first."""
 
 
 def longest_first(items: list[pytest.Item]) -> None:

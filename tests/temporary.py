@@ -13,7 +13,7 @@ from pathlib import Path
 MEMORY = Path("/dev/shm")
 ROOT = "PYTEST_DEBUG_TEMPROOT"
 ROOM = 6 * 2**30
-"""Bytes that have to be free there: the whole suite takes a small part of that."""
+"""Bytes that have to be free there."""
 
 
 def keep_in_memory(folder: Path = MEMORY) -> None:
