@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from service.engine.shares import Company
+
 LEAST = 16
 """Tokens that a step takes in any case: without them, prompts and texts would stand still beside streams."""
 SHARE = 4
@@ -15,6 +17,8 @@ A stream loses nothing by it but its evenness: prompts that are computed sooner 
 of a token is paid less often beside them.
 """
 SMOOTH = 0.2
+STEPS = 8
+"""A step without streams takes as long as so many of theirs where another key's request may come while it runs."""
 AGAIN = 64
 """One step in so many is the streams' alone."""
 
@@ -23,10 +27,12 @@ class Pace:
     """Seconds that steps took, by base model: those of streams alone, and of a token beside them.
 
     A step beside streams is to take no more than twice as long as one of streams alone, or `GAP_SECONDS` where nobody
-    else has work; and a step between those of other base models with streams no longer than these.
+    else has work; and a step between those of other base models with streams no longer than these. A step without
+    streams is short, too, while there are several keys: `company` knows them.
     """
 
     def __init__(self) -> None:
+        self.company = Company()
         self._asked: dict[str, int] = {}
         self._streams: dict[str, float] = {}  # seconds of a step of newest tokens alone
         self._token: dict[str, float] = {}  # seconds of any other token
@@ -49,8 +55,12 @@ class Pace:
     def between(self, base_id: str, streaming: Iterable[str], most: int) -> int:
         """Tokens that a step may take which has no streams, between those of base models that have, at most `most`.
 
-        They take turns, so it is to take no longer than a step of the streams that wait for it.
+        They take turns, so it is to take no longer than a step of the streams that wait for it. In company it is to
+        take no longer than a few of its own base model's: a request that comes has to wait for its end.
         """
+        streams, token = self._streams.get(base_id), self._token.get(base_id)
+        if streams is not None and token and self.company.several():
+            most = min(most, max(LEAST, int(STEPS * streams / token)))
         return min((self._in_the_time_of(one, base_id, most) for one in streaming), default=most)
 
     def _in_the_time_of(self, streaming: str, base_id: str, most: int) -> int:

@@ -73,6 +73,7 @@ class Scheduler:
     def _admit(self, request: Request) -> Work:
         work = work_of(request, self._ids)
         self._live[work] = None
+        self.pace.company.asked(work.owner)
         if request.base_id not in self._turns:
             self._turns.append(request.base_id)
         if isinstance(request, GenerateRequest):

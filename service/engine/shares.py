@@ -7,6 +7,7 @@ server asks for itself, for its jobs, has the owner None.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Collection, Iterable
 
 from registry.errors import Busy
@@ -15,6 +16,8 @@ from service.engine.steps import Key, Owner, Sequence, Work
 
 UNSAID = 512
 """Tokens that a choice counts for in the queue whose request names no limit."""
+LATELY = 5.0
+"""For so many seconds after its last request a key may soon ask again."""
 MOST = 2
 """The queue never holds more than so many times its limits, for the sake of keys that have little in it."""
 
@@ -111,6 +114,26 @@ def _most_alike(rows: Iterable[Sequence]) -> list[Sequence]:
     for one in rows:
         found.setdefault(one.work.key, []).append(one)
     return max(found.values(), key=len, default=[])
+
+
+class Company:
+    """The keys that have asked the engine lately; `clock` gives seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._asked: dict[Owner, float] = {}
+
+    def asked(self, owner: Owner) -> None:
+        """A key asks now."""
+        self._asked[owner] = self._clock()
+
+    def several(self) -> bool:
+        """Whether more than one key has asked in the last `LATELY` seconds."""
+        if len(self._asked) < 2:
+            return False
+        since = self._clock() - LATELY
+        self._asked = {owner: at for owner, at in self._asked.items() if at >= since}
+        return len(self._asked) > 1
 
 
 class TextTurns:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from registry.errors import Busy
 from service.engine.request import Request
 from service.engine.scheduler import Scheduler
-from service.engine.shares import MOST, UNSAID, Queue, tokens_left
+from service.engine.shares import LATELY, MOST, UNSAID, Company, Queue, tokens_left
 from service.engine.steps import Work, work_of
 from service.engine.waiting import PATIENCE_OF_KEYS
 from tests.service.engine.simulation import Simulation, drain, generate, scheduler_of, score
@@ -87,6 +87,29 @@ def test_texts_of_another_key_do_not_wait_for_all_of_a_flood() -> None:
         simulation.step()
     [small] = scheduler.add([score(32, 32, owner="small")])
     assert steps_until_done(simulation, small) <= 2
+
+
+@pytest.mark.parametrize(("others", "step"), [((), 64), (("small",), 40)], ids=["alone", "in company"])
+def test_a_step_of_texts_is_short_where_another_key_asked_lately(others: tuple[str, ...], step: int) -> None:
+    """A request that comes in the middle of a step waits for its end; eight steps of streams are 40 tokens here."""
+    scheduler, seconds = scheduler_of(max_queue=10_000, tokens=64), 100.0
+    scheduler.pace.company = Company(lambda: seconds)
+    scheduler.pace.took("b", 5.0, newest=1, others=0)
+    scheduler.pace.took("b", 10.0, newest=0, others=10)
+    scheduler.add([score(*[4] * 200, owner="flood")])
+    simulation = Simulation(scheduler)
+    for owner in others:
+        scheduler.add([generate(tokens=1, owner=owner)])
+        simulation.step()
+    assert tokens_of_step(simulation) == step
+    seconds += LATELY + 1
+    assert tokens_of_step(simulation) == 64, "nobody else has asked for long"
+
+
+def tokens_of_step(simulation: Simulation) -> int:
+    step = simulation.step()
+    assert step is not None
+    return step.tokens
 
 
 def test_prompts_of_a_flood_do_not_hold_up_anothers_first_token() -> None:
