@@ -120,9 +120,12 @@ class JsonCount:
     def _add(self, piece: bytes | bytearray) -> None:
         if self._escaped and piece[:1] in (b'"', b"\\"):  # the last backslash of the piece before stood in front of it
             piece = piece[1:]
-        piece = piece.replace(b"\\\\", b"")
-        self._escaped = piece.endswith(b"\\")
-        parts = piece.replace(b'\\"', b"").split(b'"')
+        self._escaped = False
+        if b"\\" in piece:  # most texts hold none, and to look for one byte is cheap
+            piece = piece.replace(b"\\\\", b"")
+            self._escaped = piece.endswith(b"\\")
+            piece = piece.replace(b'\\"', b"")
+        parts = piece.split(b'"')
         outside = b"".join(parts[self._inside :: 2])
         self._quotes += len(parts) - 1
         self._inside ^= len(parts) % 2 == 0

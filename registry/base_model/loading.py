@@ -66,8 +66,9 @@ class BaseText:
                 f"The text is not valid Unicode at character {problem.start}: a surrogate without its other half.",
                 param="text",
             ) from None
-        ids = list(self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids)
-        return self.with_bos(ids, bos=bos)
+        # of a batch, also of one: other threads go on meanwhile, and no offsets are worked out
+        [found] = self.tokenizer.backend_tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        return self.with_bos(list(found.ids), bos=bos)
 
     def with_bos(self, ids: list[int], *, bos: bool | None = None) -> list[int]:
         """Token ids of a text with the BOS in front as `tokenize` puts it: once, and only where `bos` says so."""
