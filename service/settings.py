@@ -51,6 +51,9 @@ class Settings(BaseSettings):
     )
     header_seconds: float = Field(10.0, gt=0, description="How long a client may take to send a request's headers.")
     body_seconds: float = Field(30.0, gt=0, description="How long nothing may come of a body that is not whole: 408.")
+    answer_seconds: float = Field(
+        30.0, gt=0, description="How long a client may take nothing of an answer that waits for it: it is cut off."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Level of the JSON log.")
 
     # --- who may do what ----------------------------------------------------------------------------

@@ -2,8 +2,9 @@
 
 uvicorn waits without end for a client that has connected, or has sent half of its headers, and takes connections until
 the process can open no more files, its own blobs included. Here every connection without an answer under way has a
-deadline; there are never more than `most`, and a newcomer beyond it takes the place of the one that has kept the server
-waiting the longest. Bodies that stop half way are the affair of `bodies`. Used by `soup serve`.
+deadline, and so has one whose client takes nothing of its answer; there are never more than `most`, and a newcomer
+beyond it takes the place of the one that has kept the server waiting the longest. Bodies that stop half way are the
+affair of `bodies`. Used by `soup serve`.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ FILES_KEPT = 128
 ACCEPTED_AT_ONCE."""
 FILES_PER_THREAD = 4
 """Those of a thread that serves a request: a database connection has three of SQLite, and a blob may be open."""
+LEAST_TAKEN = 16 * 1024
+"""Bytes that a client has to take of an answer that waits for it, or all of it, to have the same time again."""
 FEWEST = 16
 BACKLOG = 2048
 """Connections that the kernel holds until they are taken."""
@@ -51,7 +54,9 @@ def server_config(app: FastAPI, settings: Settings, **options: Any) -> uvicorn.C
     """How uvicorn serves `app`; `options` are more of its own."""
 
     class Connection(BoundedConnection):
-        room = Connections(most=most_connections(settings), seconds=settings.header_seconds)
+        room = Connections(
+            most=most_connections(settings), seconds=settings.header_seconds, answer_seconds=settings.answer_seconds
+        )
 
     return uvicorn.Config(
         app, http=Connection, ws="none", log_config=None, access_log=False, proxy_headers=False, server_header=False,
@@ -71,9 +76,10 @@ def most_connections(settings: Settings) -> int:
 class Connections:
     """The connections of one server that it waits for, those first that it has waited for the longest."""
 
-    def __init__(self, *, most: int, seconds: float) -> None:
+    def __init__(self, *, most: int, seconds: float, answer_seconds: float) -> None:
         self.most = most
         self.seconds = seconds
+        self.answer_seconds = answer_seconds
         self.waiting: dict[BoundedConnection, None] = {}
         """No answer is under way: nothing came yet, or half of the headers, or nothing since the last answer."""
         self.sending: dict[BoundedConnection, None] = {}
@@ -91,8 +97,40 @@ class Connections:
         one.transport.abort()
 
 
+class Taking:
+    """The deadline of a client that is to take what waits for it of an answer, at least LEAST_TAKEN bytes each time.
+
+    The connection of one that does not is closed, and so whoever serves it hears that it is gone.
+    """
+
+    def __init__(self, transport: asyncio.Transport, seconds: float, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._seconds = seconds
+        self._loop = loop
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        """Wait for it from now on, where anything waits and nobody waits for it yet."""
+        left = self._transport.get_write_buffer_size()
+        if left and self._deadline is None:
+            self._deadline = self._loop.call_later(self._seconds, self._look, left)
+
+    def end(self) -> None:
+        """Wait no longer."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _look(self, before: int) -> None:
+        self._deadline = None
+        if before - self._transport.get_write_buffer_size() < min(before, LEAST_TAKEN):
+            self._transport.abort()
+        else:
+            self.begin()
+
+
 class BoundedConnection(H11Protocol):
-    """uvicorn's connection, with a deadline while no answer is under way and a place among `room`."""
+    """uvicorn's connection, with a place among `room` and a deadline while the client has to do something."""
 
     room: ClassVar[Connections]
 
@@ -101,6 +139,7 @@ class BoundedConnection(H11Protocol):
         super().connection_made(transport)
         self._deadline: asyncio.TimerHandle | None = None
         self._idle = False
+        self._taking = Taking(transport, self.room.answer_seconds, self.loop)
         if len(self.connections) > self.room.most:
             self.room.make_way(self)
         self._settle()
@@ -108,6 +147,7 @@ class BoundedConnection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Nobody waits any more."""
         self._disarm()
+        self._taking.end()
         self.room.forget(self)
         super().connection_lost(exc)
 
@@ -119,7 +159,18 @@ class BoundedConnection(H11Protocol):
     def on_response_complete(self) -> None:
         """Wait for the next request, or begin it where it is here already."""
         super().on_response_complete()
+        self._taking.begin()
         self._settle()
+
+    def pause_writing(self) -> None:
+        """Too much of an answer waits for the client, and no more is made of it: the client has to take some."""
+        super().pause_writing()
+        self._taking.begin()
+
+    def resume_writing(self) -> None:
+        """It has taken what there was."""
+        super().resume_writing()
+        self._taking.end()
 
     def _settle(self) -> None:
         """Take the place that belongs to what the client owes; bytes alone put no deadline off."""
@@ -128,6 +179,8 @@ class BoundedConnection(H11Protocol):
         if self.cycle is not None and not self.cycle.response_complete:
             self._disarm()
             self.room.forget(self)
+            if not self.flow.write_paused:
+                self._taking.end()  # what is left of an answer before it is looked at when this one is there
             if self.cycle.more_body:
                 self.room.sending[self] = None
             return
@@ -155,6 +208,7 @@ class BoundedConnection(H11Protocol):
                         "(SOUP_HEADER_SECONDS).")
             )  # fmt: skip
         self.transport.close()
+        self._taking.begin()
 
     def _say(self, error: TooSlow) -> None:
         answer = problems.response_of(error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import shutil
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -157,9 +158,14 @@ class Live:
 
 
 @contextmanager
-def serving(app: FastAPI, settings: Settings) -> Iterator[int]:
-    """`app` behind uvicorn on loopback, as `soup serve` has it, stopped afterwards; gives the port."""
+def serving(app: FastAPI, settings: Settings, *, send_buffer: int | None = None) -> Iterator[int]:
+    """`app` behind uvicorn on loopback, as `soup serve` has it, stopped afterwards; gives the port.
+
+    `send_buffer` is how many bytes the system keeps of what a client does not take (None: as many as it likes).
+    """
     listener = listening_socket("127.0.0.1", 0)
+    if send_buffer is not None:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     port: int = listener.getsockname()[1]
     server = _Server(server_config(app, settings, lifespan="off"))
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)

@@ -5,19 +5,22 @@ Nothing sleeps: a test waits for the server to close a socket, or for what it se
 
 from __future__ import annotations
 
+import asyncio
 import json
 import resource
 import select
 import socket
-from collections.abc import Iterator
+import threading
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi.responses import Response, StreamingResponse
 
 from registry.names import sha256_digest
-from service.http.connections import FEWEST, FILES_KEPT, FILES_PER_THREAD, most_connections
+from service.http.connections import FEWEST, FILES_KEPT, FILES_PER_THREAD, BoundedConnection, Taking, most_connections
 from service.http.routes import jobs
 from service.settings import Settings
 from tests.service.http.checked_app import checked_app
@@ -134,6 +137,97 @@ def test_connections_are_kept_for_the_next_request(port: int) -> None:
             assert answer_of(one)[0] == 200
         one.sendall(b"GET /look HTTP/1.1\r\nhost: x\r\n\r\n" * 2)
         assert answer_of(one)[0] == 200
+
+
+# --- answers that nobody takes --------------------------------------------------------------------
+
+
+ANSWER = 4 * 2**20
+
+
+@pytest.fixture(scope="module")
+def large() -> Iterator[int]:
+    """A server of large answers."""
+    app = checked_app()
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for _ in range(ANSWER // 4096):
+            yield b"x" * 4096
+
+    @app.get("/pieces")
+    async def in_pieces() -> StreamingResponse:
+        return StreamingResponse(pieces())
+
+    @app.get("/whole")
+    async def at_once() -> Response:
+        return Response(b"x" * ANSWER)
+
+    with serving(app, Settings(answer_seconds=0.3), send_buffer=4096) as port:
+        yield port
+
+
+def slow(port: int) -> socket.socket:
+    """A connection that the system keeps little for."""
+    one = socket.socket()
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    one.settimeout(PATIENT)
+    one.connect(("127.0.0.1", port))
+    return one
+
+
+@pytest.mark.parametrize("path", ["pieces", "whole"])
+@pytest.mark.parametrize("more", ["", "connection: close\r\n"], ids=["kept", "closed"])
+def test_who_takes_nothing_of_an_answer_is_cut_off(
+    large: int, path: str, more: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the server has made all of it, and has closed the connection as far as it goes."""
+    lost, tell = threading.Event(), BoundedConnection.connection_lost
+
+    def told(one: BoundedConnection, exc: Exception | None) -> None:
+        tell(one, exc)
+        lost.set()
+
+    monkeypatch.setattr(BoundedConnection, "connection_lost", told)
+    with closing(slow(large)) as one:
+        one.sendall(f"GET /{path} HTTP/1.1\r\nhost: x\r\n{more}\r\n".encode())
+        assert lost.wait(PATIENT)
+        assert len(until_closed(one)) < ANSWER
+
+
+@pytest.mark.parametrize(
+    ("left", "cut"),
+    [
+        ((50_000, 33_616, 17_232, 848, 0), False),
+        ((50_000, 33_617), True),
+        ((1000, 0), False),
+        ((1000, 1), True),
+        ((0,), False),
+    ],
+    ids=["slow", "too slow", "all of little", "not all of little", "nothing waits"],
+)
+def test_who_takes_enough_each_time_is_not_cut_off(left: tuple[int, ...], cut: bool) -> None:
+    """Bytes that wait each time the server looks."""
+
+    class Sized(asyncio.Transport):
+        sizes = iter([one for size in left for one in (size, size)][1:])
+        aborted = False
+
+        def get_write_buffer_size(self) -> int:
+            return next(self.sizes)
+
+        def abort(self) -> None:
+            self.aborted = True
+
+    class Loop(asyncio.SelectorEventLoop):
+        def call_later(self, delay: float, callback: Any, *args: Any, **named: Any) -> asyncio.TimerHandle:
+            return super().call_later(0, callback, *args, **named)
+
+    with closing(Loop()) as loop:
+        transport = Sized()
+        Taking(transport, 3600, loop).begin()
+        for _ in range(2 * len(left)):
+            loop.run_until_complete(asyncio.sleep(0))
+    assert transport.aborted == cut
 
 
 # --- a whole server -------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +17,8 @@ from registry.errors import Internal
 from service.engine import Ticket
 from service.engine.runner import Found, Runner, Task
 from service.http import readiness
-from tests.service.servers import Live, World
+from service.settings import Settings
+from tests.service.servers import Live, World, serving
 
 
 class Held:
@@ -230,3 +232,25 @@ def test_an_engine_that_fails_is_not_ready(world: World, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(Runner, "run", broken)
     assert world.client.get("/readyz").json()["checks"]["base/tiny"] == "computes no token"
+
+
+def test_a_client_that_reads_nothing_stops_its_generation(world: World, held: Held) -> None:
+    """Its connection is cut off once the server has waited for it for long, and the engine's rows are free."""
+    with serving(world.app, Settings(answer_seconds=0.3), send_buffer=4096) as port, socket.socket() as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        one.connect(("127.0.0.1", port))
+        body = json.dumps({
+            "model": "tiny", "prompt": "a b", "n": 16, "max_tokens": 50, "logprobs": 5, "stream": True,
+            "temperature": 0,
+        })  # fmt: skip
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {world.admin}\r\n"
+        length = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        one.sendall((head + length + body).encode())
+        assert held.submitted.wait(30)
+        (ticket,) = held.tickets
+        gone = ended(ticket)
+        held.step(30)  # several times what waits for a client
+        assert gone.wait(30)
+        assert ticket.cancelled()
+        memory_after(world, held)
+        assert world.runtime.engine.counters()["generating_rows"] == 0
