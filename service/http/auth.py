@@ -8,6 +8,7 @@ and whatever the route declares. A route says `who: Reader`, `Writer`, `ModelUse
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -22,7 +23,10 @@ from registry.catalogue import Database
 from registry.errors import Forbidden, SoupError, Unauthenticated
 from registry.names import KeyScope
 from service.http import problems
+from service.http.connections import most_connections
+from service.http.places import Places
 from service.http.refusals import Refusals
+from service.http.thread_turns import asking
 from service.key_watch import KeyWatch
 from service.keys import NOBODY_IN_PARTICULAR, Principal, authenticate
 from service.settings import Settings
@@ -47,23 +51,35 @@ class Gate:
         self._settings = settings
         self._watch = watch
         self._refusals = Refusals(problems.TOO_MUCH)
+        self._places = Places(most_connections(settings))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on if it may go on; there are no websockets, so that one is refused."""
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008, "reason": ""})
             return
-        if scope["type"] == "http":
-            try:
-                principal = await self._principal(scope)
-                if principal is not None:
-                    await self._refusals.turn(principal.key_id)
-                    send = self._watched(send, principal.key_id)
-            except SoupError as error:
-                await problems.response_of(error)(scope, receive, send)
-                return
-            scope.setdefault("state", {})["principal"] = principal
-        await self._app(scope, receive, send)
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            principal = await self._principal(scope)
+            if principal is not None:
+                await self._refusals.turn(principal.key_id)
+                send = self._watched(send, principal.key_id)
+            place = self._place(principal)
+        except SoupError as error:
+            await problems.response_of(error)(scope, receive, send)
+            return
+        scope.setdefault("state", {})["principal"] = principal
+        with place:
+            await self._app(scope, receive, send)
+
+    def _place(self, principal: Principal | None) -> AbstractContextManager[None]:
+        """A place for the answer, to be given back; raises Busy. Who is alone has all, and so has what is public."""
+        if principal is None or principal is NOBODY_IN_PARTICULAR:
+            return nullcontext()
+        asking.set(principal.key_id)
+        return self._places.taken(principal.key_id)
 
     def _watched(self, send: Send, key_id: str) -> Send:
         """`send`, which remembers what the key was refused."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from inspect import iscoroutinefunction
 from typing import Any
 
-from anyio import CapacityLimiter, to_thread
-from anyio.lowlevel import RunVar
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
@@ -22,12 +22,13 @@ from registry.errors import Cancelled, InvalidParameter, TooSlow
 from registry.files import JsonCount, loads_strict
 from service.http.auth import allowed, scopes_of
 from service.http.body_limits import MAX_KEYS, Account, BodyLimit, HeldBytes, limit_of, too_large, too_many
+from service.http.thread_turns import parsing_turn, thread_turn
 from service.settings import Settings
 
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 LARGE_JSON = 16 * 1024
 """Bodies beyond this are parsed in a thread, one at a time, so that the event loop and the memory stay free."""
 NOTHING = object()
-_turns: RunVar[CapacityLimiter] = RunVar("turns to parse large bodies")
 
 
 class Bodies:
@@ -41,9 +42,11 @@ class Bodies:
 class CheckedRoute(APIRoute):
     """A route that looks at the key before the body, and at the body before FastAPI does."""
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+    def get_route_handler(self) -> Handler:
         """The handler, behind the checks where the route takes a JSON body."""
         answer = super().get_route_handler()
+        if not iscoroutinefunction(self.endpoint):
+            answer = _in_turn(answer)
         if self.body_field is None:
             return answer
         scopes, limit = scopes_of(self.dependant), limit_of(self.endpoint)
@@ -65,6 +68,16 @@ class CheckedRoute(APIRoute):
             await super().handle(scope, Patient(receive, bodies.settings.body_seconds), send)
         finally:
             account.close()
+
+
+def _in_turn(answer: Handler) -> Handler:
+    """A handler that needs a thread, called when it is the turn of whoever asks."""
+
+    async def handler(request: Request) -> Response:
+        async with thread_turn():
+            return await answer(request)
+
+    return handler
 
 
 class Patient:
@@ -112,11 +125,8 @@ async def _value(request: Request, key: str, limit: BodyLimit) -> Any:
         return NOTHING
     if len(body) <= LARGE_JSON:
         return parsed(body)
-    turns = _turns.get(None)
-    if turns is None:
-        turns = CapacityLimiter(1)
-        _turns.set(turns)
-    return await to_thread.run_sync(parsed, body, limiter=turns)
+    async with parsing_turn():
+        return await run_in_threadpool(parsed, body)  # without a turn there: others wait for this one
 
 
 async def _read(request: Request, key: str, limit: BodyLimit, settings: Settings) -> bytearray:

@@ -9,12 +9,12 @@ import re
 from collections.abc import Callable
 
 from fastapi import Request
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
 from registry.errors import InvalidName, InvalidParameter, TooSlow
 from registry.names import DIGEST_PATTERN
 from registry.uploads import too_large
+from service.http.thread_turns import in_thread
 
 BUFFER = 1024 * 1024
 """Bytes gathered before a write in a thread."""
@@ -51,11 +51,11 @@ async def received(request: Request, write: Callable[[bytes], object], *, limit:
             pending.append(chunk)
             waiting += len(chunk)
             if waiting >= BUFFER:
-                await run_in_threadpool(write, b"".join(pending))
+                await in_thread(write, b"".join(pending))
                 pending, waiting = [], 0
     except (ClientDisconnect, TooSlow):
-        await run_in_threadpool(write, b"".join(pending))
+        await in_thread(write, b"".join(pending))
         raise
     if pending:
-        await run_in_threadpool(write, b"".join(pending))
+        await in_thread(write, b"".join(pending))
     return size

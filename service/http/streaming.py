@@ -18,13 +18,13 @@ from typing import Any
 
 from fastapi import Request
 from fastapi.responses import StreamingResponse
-from starlette.concurrency import run_in_threadpool
 from starlette.types import Receive, Scope, Send
 
 from registry.errors import Cancelled, SoupError, Unavailable
 from service.engine import Delta, Engine, GenerateRequest, Generation, ScoreRequest, Ticket
 from service.http import problems
 from service.http.events import DONE, Events, event
+from service.http.thread_turns import in_thread
 
 STREAM_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 """Streams pass proxies unbuffered."""
@@ -38,7 +38,7 @@ async def finish(
     request: Request, engine: Engine, asked: Sequence[GenerateRequest] | Sequence[ScoreRequest]
 ) -> list[Any]:
     """What the engine answers to all of `asked`; raises the first error, and Cancelled where the client goes away."""
-    tickets = await run_in_threadpool(engine.submit_all, asked)
+    tickets = await in_thread(engine.submit_all, asked)
     waiting = asyncio.gather(*(asyncio.wrap_future(ticket) for ticket in tickets))
     try:
         results: list[Any] = await unless_gone(request, waiting)
@@ -128,7 +128,7 @@ class TokenStream:
 
     async def start(self, request: Request) -> None:
         """Submit, and wait for the first token, so that what fails at once fails with its own status."""
-        self.tickets = await run_in_threadpool(self._engine.submit_all, self._requests)
+        self.tickets = await in_thread(self._engine.submit_all, self._requests)
         for number, ticket in enumerate(self.tickets):
             ticket.add_done_callback(partial(self._ended, number))
         try:

@@ -9,10 +9,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from starlette.concurrency import run_in_threadpool
-
 from registry.catalogue.rows import JobRow
 from registry.errors import InvalidParameter
+from service.http.thread_turns import in_thread
 from service.jobs.runner import FINAL
 from service.parts import Parts
 
@@ -60,7 +59,7 @@ async def finished(parts: Parts, job_id: str, seconds: float) -> JobRow:
     with job_watch(parts, job_id) as change:
         parts.jobs.wake()
         while True:
-            row = await run_in_threadpool(job_row, parts, None, job_id)
+            row = await in_thread(job_row, parts, None, job_id)
             left = deadline - asyncio.get_running_loop().time()
             if row.state in FINAL or left <= 0 or parts.jobs.closed:
                 return row

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.concurrency import contextmanager_in_threadpool
 from fastapi.responses import JSONResponse
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
 from registry.blobs import BlobWriter
@@ -24,6 +23,7 @@ from service.http.bodies import CheckedRoute
 from service.http.ranges import ranged
 from service.http.received import announced_length, check_digest, received
 from service.http.schemas.blobs import BlobStored
+from service.http.thread_turns import in_thread
 from service.keys import Principal
 
 router = APIRouter(prefix="/v1/blobs", tags=["blobs"], route_class=CheckedRoute)
@@ -50,14 +50,14 @@ async def put_blob(request: Request, digest: str, parts: AppParts, who: Writer) 
     if length is not None and length > limit:
         raise too_large(limit)
     caller = who.caller(request.state.request_id)
-    known, damaged, left = await run_in_threadpool(_known, parts, caller, digest)
+    known, damaged, left = await in_thread(_known, parts, caller, digest)
     if left is not None and (left[0] < (length or 1)):
         raise left[1]
     async with contextmanager_in_threadpool(
         parts.registry.blobs.writer(digest, max_bytes=limit, length=length)
     ) as writer:
         size = await _store(request, writer, limit, left)
-    await run_in_threadpool(_record, parts, caller, digest, size, repaired=damaged)
+    await in_thread(_record, parts, caller, digest, size, repaired=damaged)
     stored = BlobStored(digest=digest, size=size)
     headers = {"location": f"/v1/blobs/{digest}", "etag": f'"{digest}"'}
     return JSONResponse(stored.model_dump(), status_code=200 if known else 201, headers=headers)
@@ -112,5 +112,5 @@ async def _store(request: Request, writer: BlobWriter, limit: int, left: Left) -
         raise error if left is None or most == limit else left[1] from None
     except ClientDisconnect as error:
         raise DigestMismatch("The upload ended before all of it had come.", param="digest") from error
-    await run_in_threadpool(writer.commit)
+    await in_thread(writer.commit)
     return size

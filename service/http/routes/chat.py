@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
-from starlette.concurrency import run_in_threadpool
 
 from registry.base_model.chat_template import render, template_of
 from registry.errors import InvalidParameter, InvalidPrompt
@@ -23,6 +22,7 @@ from service.http.metering import admit, answer_headers
 from service.http.named_models import ResolvedModel, language_model
 from service.http.schemas.chat import ChatAnswer, ChatRequest
 from service.http.streaming import JSON_OR_STREAM, EventStream, TokenStream, finish, outbox_of
+from service.http.thread_turns import in_thread
 from service.keys import Principal
 from service.parts import Parts
 
@@ -33,7 +33,7 @@ router = APIRouter(tags=["inference"], route_class=CheckedRoute)
 @takes(CONVERSATION)
 async def chat_completions(request: Request, body: ChatRequest, parts: AppParts, who: ModelUser) -> Response:
     """Answer a conversation `n` times. Without a limit an answer may fill the context."""
-    answers, asked = await run_in_threadpool(_prepare, request, parts, who, body)
+    answers, asked = await in_thread(_prepare, request, parts, who, body)
     if body.stream:
         stream = TokenStream(parts.engine, asked, outbox_of(request))
         await stream.start(request)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
-from starlette.concurrency import run_in_threadpool
 
 from registry.errors import InvalidParameter, InvalidPrompt, TooLarge
 from service.engine import GenerateRequest, SamplingParams
@@ -19,6 +18,7 @@ from service.http.metering import admit, answer_headers
 from service.http.named_models import ResolvedModel, language_model
 from service.http.schemas.completions import CompletionAnswer, CompletionRequest
 from service.http.streaming import JSON_OR_STREAM, EventStream, TokenStream, finish, outbox_of
+from service.http.thread_turns import in_thread
 from service.keys import Principal
 from service.parts import Parts
 
@@ -32,7 +32,7 @@ async def completions(request: Request, body: CompletionRequest, parts: AppParts
 
     With `best_of` more are generated, and the `n` best of each prompt given back.
     """
-    answers, requests = await run_in_threadpool(_prepare, request, parts, who, body)
+    answers, requests = await in_thread(_prepare, request, parts, who, body)
     if body.stream:
         stream = TokenStream(parts.engine, requests, outbox_of(request))
         await stream.start(request)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
-from starlette.concurrency import run_in_threadpool
 
 from registry.errors import InvalidParameter, InvalidPrompt
 from service.engine import ScoreRequest, Scores
@@ -24,6 +23,7 @@ from service.http.named_models import ResolvedModel, resolve_model
 from service.http.schemas.embeddings import Embedding, EmbeddingAnswer, EmbeddingRequest
 from service.http.schemas.wire import Usage
 from service.http.streaming import finish
+from service.http.thread_turns import in_thread
 from service.keys import Principal
 from service.parts import Parts
 
@@ -37,9 +37,9 @@ async def embeddings(request: Request, body: EmbeddingRequest, parts: AppParts, 
     is refused.
     """
     texts = [body.input] if isinstance(body.input, str) else body.input
-    model, asked = await run_in_threadpool(_prepare, request, parts, who, body, texts)
+    model, asked = await in_thread(_prepare, request, parts, who, body, texts)
     (scores,) = await finish(request, parts.engine, [asked])
-    answer = await run_in_threadpool(_answer, body, asked, scores)
+    answer = await in_thread(_answer, body, asked, scores)
     return JSONResponse(answer, headers=answer_headers(request, model))
 
 

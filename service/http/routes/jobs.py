@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 
 from fastapi import APIRouter, Request
 from fastapi.responses import StreamingResponse
-from starlette.concurrency import run_in_threadpool
 
 from service.http.answers.jobs import check_reach, job_shown
 from service.http.app_parts import AppParts
@@ -14,6 +13,7 @@ from service.http.auth import Reader, Writer
 from service.http.bodies import CheckedRoute
 from service.http.paging import Cursor, Limit, page_size
 from service.http.schemas.jobs import Job, JobList
+from service.http.thread_turns import in_thread
 from service.http.waiting import job_row, job_watch
 from service.jobs.runner import FINAL, cancel
 
@@ -46,14 +46,14 @@ def get_job(id: str, parts: AppParts, who: Reader) -> Job:
 @router.get("/{id}/events", response_class=StreamingResponse)
 async def follow_job(id: str, request: Request, parts: AppParts, who: Reader) -> StreamingResponse:
     """Server-sent events: `progress` whenever the job changes, then `done` with the whole job."""
-    await run_in_threadpool(job_row, parts, who.namespaces, id)
+    await in_thread(job_row, parts, who.namespaces, id)
 
     async def events() -> AsyncIterator[str]:
         last = ""
         with job_watch(parts, id) as change:
             while not await request.is_disconnected():
-                row = await run_in_threadpool(job_row, parts, who.namespaces, id)
-                body = await run_in_threadpool(job_shown, parts, row, who)
+                row = await in_thread(job_row, parts, who.namespaces, id)
+                body = await in_thread(job_shown, parts, row, who)
                 if row.state in FINAL:
                     yield f"event: done\ndata: {body.model_dump_json()}\n\n"
                     return

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fastapi import APIRouter, Request, Response
-from starlette.concurrency import run_in_threadpool
 
 from registry import evaluate
 from registry.likelihood import text_scores
@@ -25,6 +24,7 @@ from service.http.metering import admit, answer_headers
 from service.http.named_models import ResolvedModel, language_model
 from service.http.schemas.perplexity import ComparedModel, PerplexityAnswer, PerplexityRequest
 from service.http.streaming import finish
+from service.http.thread_turns import in_thread
 from service.keys import Principal
 from service.parts import Parts
 
@@ -37,10 +37,10 @@ async def perplexity(
     request: Request, response: Response, body: PerplexityRequest, parts: AppParts, who: ModelUser
 ) -> PerplexityAnswer:
     """Perplexity = exp(sum NLL / sum tokens); `standard_error` is that of `mean_nll` over texts, a lower bound."""
-    asked, requests = await run_in_threadpool(_prepare, request, parts, who, body)
+    asked, requests = await in_thread(_prepare, request, parts, who, body)
     scores = await finish(request, parts.engine, requests)
     response.headers.update(answer_headers(request, asked[0].model))
-    return await run_in_threadpool(_answer, body, asked, scores)
+    return await in_thread(_answer, body, asked, scores)
 
 
 @dataclass(frozen=True)

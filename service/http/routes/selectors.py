@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from starlette.concurrency import run_in_threadpool
 
 from registry.catalogue import Catalogue
 from registry.catalogue.rows import JobRow, Namespaces, SelectorRow
@@ -28,6 +27,7 @@ from service.http.body_limits import FILES, takes
 from service.http.paging import Cursor, Limit, page_size
 from service.http.schemas.jobs import Job
 from service.http.schemas.selectors import FitRequest, Selected, Selector, SelectorList, SelectRequest, selector_body
+from service.http.thread_turns import in_thread
 from service.http.waiting import finished, wait_of
 from service.jobs.queue_room import check_room
 from service.jobs.runner import FINAL, result_of
@@ -43,12 +43,12 @@ async def fit_selector(
     """Fit a selector over a pool: 201, or 202 and the job where it takes longer than `wait`."""
     seconds = wait_of(body.wait, parts)
     caller = who.caller(request.state.request_id)
-    job = await run_in_threadpool(_enqueue_fit, parts, who, caller, body.selector, body.pool)
+    job = await in_thread(_enqueue_fit, parts, who, caller, body.selector, body.pool)
     row = await finished(parts, job.id, seconds)
     if row.state not in FINAL:
         response.status_code = 202
         return job_begun(row, who)
-    return await run_in_threadpool(_fitted, parts, None, result_of(row)["selector"])
+    return await in_thread(_fitted, parts, None, result_of(row)["selector"])
 
 
 def _enqueue_fit(parts: AppParts, who: Principal, caller: Caller, spec: SelectorSpec, request: PoolRequest) -> JobRow:
@@ -107,15 +107,15 @@ async def select_adapters(
     """
     seconds = wait_of(body.wait, parts)
     caller = who.caller(request.state.request_id)
-    sample, answers = await run_in_threadpool(_prepare, parts, who, caller, body)
+    sample, answers = await in_thread(_prepare, parts, who, caller, body)
     if not answers:
-        job = await run_in_threadpool(_enqueue_fit, parts, who, caller, body.spec, body.pool)
+        job = await in_thread(_enqueue_fit, parts, who, caller, body.spec, body.pool)
         row = await finished(parts, job.id, seconds)
         if row.state not in FINAL:
             response.status_code = 202
             return job_begun(row, who)
         result_of(row)
-    return await run_in_threadpool(_select, parts, caller, sample, body)
+    return await in_thread(_select, parts, caller, sample, body)
 
 
 def _prepare(parts: AppParts, who: Principal, caller: Caller, body: SelectRequest) -> tuple[CheckedSample, bool]:

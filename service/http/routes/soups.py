@@ -6,7 +6,6 @@ Cooking is always a job, so that it survives a restart; the request waits for it
 from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
-from starlette.concurrency import run_in_threadpool
 
 from registry.catalogue.rows import JobRow
 from registry.cook.setting import by_setting
@@ -26,6 +25,7 @@ from service.http.paging import Cursor, Limit, page_size
 from service.http.schemas.adapters import Adapter, AdapterList, Lineage, adapter_body, listed
 from service.http.schemas.jobs import Job
 from service.http.schemas.soups import Soup, SoupRequest
+from service.http.thread_turns import in_thread
 from service.http.waiting import finished, wait_of
 from service.jobs.cook import kind_of, request_bytes
 from service.jobs.queue_room import check_room
@@ -47,14 +47,14 @@ async def cook_soup(
 ) -> Soup | Job:
     """Cook: 201 for a new soup, 200 where nothing new was stored (known, abstained, one adapter), 202 beyond `wait`."""
     seconds = wait_of(body.wait, parts)
-    job = await run_in_threadpool(_enqueue, parts, who, body, request.state.request_id)
+    job = await in_thread(_enqueue, parts, who, body, request.state.request_id)
     row = await finished(parts, job.id, seconds)
     if row.state not in FINAL:
         response.status_code = 202
         return job_begun(row, who)
     cooked = Cooked.model_validate(result_of(row))
     response.status_code = 201 if cooked.created else 200
-    return await run_in_threadpool(soup_of, parts, cooked)
+    return await in_thread(soup_of, parts, cooked)
 
 
 def _enqueue(parts: AppParts, who: Principal, body: SoupRequest, request_id: str) -> JobRow:

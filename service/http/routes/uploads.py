@@ -12,7 +12,6 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.concurrency import contextmanager_in_threadpool
 from fastapi.responses import JSONResponse
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
 from registry.catalogue.rows import UploadRow
@@ -27,6 +26,7 @@ from service.http.problems import held_headers
 from service.http.received import announced_length, check_digest, received
 from service.http.schemas.blobs import BlobStored
 from service.http.schemas.uploads import NewUpload, Upload, UploadList
+from service.http.thread_turns import in_thread
 from service.keys import Principal
 
 router = APIRouter(prefix="/v1/blobs/uploads", tags=["blobs"], route_class=CheckedRoute)
@@ -80,7 +80,7 @@ async def add_part(
     caller = _caller(request, who)
     async with contextmanager_in_threadpool(parts.uploads.part(caller, id, start=start, stop=stop)) as part:
         await _receive(request, part, parts.settings.max_blob_bytes)
-        row = await run_in_threadpool(part.keep)
+        row = await in_thread(part.keep)
     return _held(row)
 
 
@@ -111,7 +111,7 @@ async def finish_upload(
     async with contextmanager_in_threadpool(parts.uploads.part(caller, id, start=start, stop=stop)) as part:
         if start is not None:
             await _receive(request, part, parts.settings.max_blob_bytes)
-        size = await run_in_threadpool(part.commit, caller, digest)
+        size = await in_thread(part.commit, caller, digest)
     stored = BlobStored(digest=digest, size=size)
     headers = {"location": f"/v1/blobs/{digest}", "etag": f'"{digest}"'}
     return JSONResponse(stored.model_dump(), status_code=201, headers=headers)
@@ -129,12 +129,12 @@ async def _receive(request: Request, part: Part, limit: int) -> None:
     try:
         await received(request, part.write, limit=limit)
     except ClientDisconnect as error:
-        await run_in_threadpool(part.keep)
+        await in_thread(part.keep)
         raise Cancelled("The client went away; what came of the part is kept.") from error
     except TooSlow:
-        await run_in_threadpool(part.keep)
+        await in_thread(part.keep)
         raise
-    await run_in_threadpool(part.check_whole)
+    await in_thread(part.check_whole)
 
 
 def _span(text: str) -> tuple[int, int]:

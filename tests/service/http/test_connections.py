@@ -26,7 +26,7 @@ from service.settings import Settings
 from tests.service.http.checked_app import checked_app
 from tests.service.servers import Live, World, serving
 
-SETTINGS = {"header_seconds": 0.3, "body_seconds": 0.3, "job_workers": 0}
+SETTINGS = {"header_seconds": 0.3, "body_seconds": 0.3, "job_workers": 0, "max_connections": FEWEST}
 PATIENT = 60.0
 """Longer than any of these tests waits for."""
 
@@ -260,6 +260,25 @@ def test_a_long_answer_is_not_cut_off(live: Live, monkeypatch: pytest.MonkeyPatc
         assert b"still running" in read_until(stream, b"still running")
         assert live.world.client.post(f"/v1/jobs/{job}/cancel").status_code == 200
         assert b"event: done" in read_until(stream, b"event: done")
+
+
+def test_streams_of_one_key_leave_connections_to_others(live: Live) -> None:
+    """Of sixteen a key has eight; what it asks for beyond them is refused, and another key is answered."""
+    job, port = queued(live.world), int(live.url.rpartition(":")[2])
+    one, other = (live.world.key(["read"]) for _ in range(2))
+
+    def ask(stack: ExitStack, secret: str) -> socket.socket:
+        found = stack.enter_context(closing(connect(port)))
+        head = f"GET /v1/jobs/{job}/events HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {secret}\r\n\r\n"
+        found.sendall(head.encode())
+        return found
+
+    with ExitStack() as stack:
+        for _ in range(FEWEST // 2):
+            read_until(ask(stack, one), b"event: progress")
+        status, body = answer_of(ask(stack, one))
+        assert (status, json.loads(body)["error"]["code"]) == (429, "busy")
+        read_until(ask(stack, other), b"event: progress")
 
 
 def queued(world: World) -> str:

@@ -1,0 +1,129 @@
+"""No key has all connections or all threads: how many answers it may have under way, and whose work is next."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack, suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from registry.errors import Busy
+from service.http.places import Places
+from service.http.thread_turns import Turns
+
+# --- answers under way ----------------------------------------------------------------------------
+
+
+def as_many_as_there_are(places: Places, key: str, stack: ExitStack) -> int:
+    taken = 0
+    with suppress(Busy):
+        while True:
+            stack.enter_context(places.taken(key))
+            taken += 1
+    return taken
+
+
+def test_whoever_takes_all_it_gets_leaves_places_to_others() -> None:
+    places = Places(64)
+    with ExitStack() as stack:
+        assert [as_many_as_there_are(places, key, stack) for key in "abcdefg"] == [32, 16, 8, 4, 2, 1, 1]
+        assert as_many_as_there_are(places, "h", stack) == 1, "a key that has none gets one"
+    with ExitStack() as stack:
+        assert as_many_as_there_are(places, "a", stack) == 32, "all are given back"
+
+
+def test_a_refusal_says_how_many_and_takes_nothing() -> None:
+    places = Places(2)
+    with places.taken("a"):
+        for _ in range(2):
+            with pytest.raises(Busy, match=r"1 answers under way.* room for 1 more") as refused:
+                places.taken("a")
+            assert refused.value.retry_after == 1
+    with places.taken("a"):
+        pass
+
+
+# --- work in threads ------------------------------------------------------------------------------
+
+
+class Work:
+    """Tasks that take a turn of a key, and note who was served."""
+
+    def __init__(self, most: int) -> None:
+        self.turns = Turns(most)
+        self.most = most
+        self.running: list[str] = []
+        self.served: list[str] = []
+        self.free = asyncio.Event()
+
+    def begin(self, key: str) -> asyncio.Task[None]:
+        return asyncio.ensure_future(self._task(key))
+
+    async def _task(self, key: str) -> None:
+        async with self.turns.of(key):
+            self.served.append(key)
+            self.running.append(key)
+            assert len(self.running) <= self.most
+            try:
+                await self.free.wait()
+            finally:
+                self.running.remove(key)
+
+
+async def rounds(count: int = 5) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def test_another_key_begins_at_once_beside_a_flood() -> None:
+    async def check() -> None:
+        work = Work(8)
+        tasks = [work.begin("flood") for _ in range(100)]
+        await rounds()
+        assert work.running == ["flood"] * 6
+        tasks.append(work.begin("calm"))
+        await rounds()
+        assert work.running == ["flood"] * 6 + ["calm"]
+        work.free.set()
+        await asyncio.gather(*tasks)
+        assert len(work.served) == 101
+
+    asyncio.run(check())
+
+
+def test_keys_that_wait_take_turns() -> None:
+    async def check() -> None:
+        work = Work(1)
+        tasks = [work.begin(key) for key in ["a", *"aaaa", *"bb", "c"]]
+        await rounds()
+        work.free.set()
+        await asyncio.gather(*tasks)
+        assert "".join(work.served) == "aabcabaa"
+
+    asyncio.run(check())
+
+
+@given(
+    st.integers(1, 6),
+    st.lists(st.tuples(st.sampled_from("abc"), st.booleans(), st.integers(0, 3)), min_size=1, max_size=40),
+)
+def test_whoever_does_not_go_away_is_served(most: int, asked: list[tuple[str, bool, int]]) -> None:
+    """Tasks begin, some are cancelled while they wait, run, or get their turn; no place is lost."""
+
+    async def check() -> None:
+        work = Work(most)
+        work.free.set()
+        tasks = []
+        for key, leaves, later in asked:
+            tasks.append((work.begin(key), leaves))
+            await rounds(later)
+            if leaves:
+                tasks[-1][0].cancel()
+        await asyncio.gather(*(task for task, _ in tasks), return_exceptions=True)
+        assert all(not task.cancelled() or leaves for task, leaves in tasks)
+        again = [work.begin("d") for _ in range(most)]
+        await asyncio.wait_for(asyncio.gather(*again), 30)
+
+    asyncio.run(check())
