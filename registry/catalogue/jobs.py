@@ -19,6 +19,8 @@ from registry.catalogue.rows import Asker, JobRow, Namespaces, Page
 from registry.catalogue.tables import job_askers, job_turns, jobs, keys
 from registry.errors import NotFound
 
+REMEMBERED = timedelta(minutes=5)
+"""How much of a lane's time a namespace can have used, in the order of turns."""
 UNENDED = ("queued", "running")
 ASKER = TypeAdapter(Asker)
 ROWS = select(jobs, keys.c.name.label("owner"), keys.c.namespaces.label("owner_namespaces")).outerjoin_from(
@@ -78,15 +80,25 @@ class Jobs(Repository[JobRow]):
     ) -> JobRow | None:
         """Take a job that is due, by one UPDATE; None where there is none, or another was quicker.
 
-        It is the oldest of the namespace whose last turn in this `lane` is longest ago: however much one of them has
-        queued, another waits for one job of it and not for all.
+        It is the oldest of the namespace with the fewest jobs running in this `lane`, and of equals of the one that
+        has used the least of its time lately (`took`): however much one of them has queued, and however long its jobs
+        are, another waits for one job of it and not for all.
         """
         turn = and_(job_turns.c.lane == lane, job_turns.c.namespace == jobs.c.namespace)
+        running = (
+            select(jobs.c.namespace, func.count().label("count"))
+            .where(jobs.c.state == "running", jobs.c.kind.in_(kinds))
+            .group_by(jobs.c.namespace)
+            .subquery()
+        )
         due = (
             select(jobs.c.id)
             .outerjoin_from(jobs, job_turns, turn)
+            .outerjoin(running, running.c.namespace == jobs.c.namespace)
             .where(jobs.c.state == "queued", jobs.c.run_after <= moment, jobs.c.kind.in_(kinds))
-            .order_by(job_turns.c.at.asc().nulls_first(), jobs.c.run_after, jobs.c.sequence)
+            .order_by(
+                func.coalesce(running.c.count, 0), job_turns.c.at.asc().nulls_first(), jobs.c.run_after, jobs.c.sequence
+            )
             .limit(1)
             .scalar_subquery()
         )
@@ -106,14 +118,23 @@ class Jobs(Repository[JobRow]):
         if claimed is None:
             return None
         row = self.get(None, claimed)
-        self._take_turn(lane, row.namespace, moment)
+        its = select(job_turns.c.at).where(job_turns.c.lane == lane, job_turns.c.namespace == row.namespace)
+        if self._connection.execute(its).first() is None:  # here and not in `took`: a claim may fail and be made again
+            self._insert(job_turns, lane=lane, namespace=row.namespace, at=moment - REMEMBERED)
         return row
 
-    def _take_turn(self, lane: str, namespace: str, moment: datetime) -> None:
-        """Note that a namespace had its turn."""
-        its = update(job_turns).where(job_turns.c.lane == lane, job_turns.c.namespace == namespace)
-        if self._connection.execute(its.values(at=moment)).rowcount == 0:
-            self._insert(job_turns, lane=lane, namespace=namespace, at=moment)
+    def took(self, lane: str, row: JobRow, moment: datetime) -> bool:
+        """A claimed job kept a worker of this lane until now: turns of its namespace come later by as much.
+
+        Whoever used nothing for `REMEMBERED` is no further ahead than that, and nobody is put off for longer. False
+        where it was claimed in another lane.
+        """
+        its = (job_turns.c.lane == lane, job_turns.c.namespace == row.namespace)
+        at = self._connection.execute(select(job_turns.c.at).where(*its).with_for_update()).scalar_one_or_none()
+        if at is None or row.started_at is None:
+            return False
+        used = min(max(at, moment - REMEMBERED) + max(moment - row.started_at, timedelta()), moment)
+        return self._connection.execute(update(job_turns).where(*its).values(at=used)).rowcount == 1
 
     def heartbeat(self, id: str, worker: str, lease_seconds: float, moment: datetime) -> bool:
         """Prolong the lease; False when the job is no longer this worker's to run."""

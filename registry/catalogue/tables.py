@@ -288,7 +288,7 @@ job_askers = Table(  # keys that asked for a job besides the one it is of: it go
     Column("request_id", String(128)),
     Column("asked_at", Microseconds, nullable=False),
 )
-job_turns = Table(  # when a job of a namespace was last taken in a lane: turns go round between namespaces
+job_turns = Table(  # of namespaces in a lane: the earliest `at` is next, and it moves on by the time that jobs take
     "job_turns",
     metadata,
     Column("lane", String(16), primary_key=True),

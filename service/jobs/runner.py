@@ -164,7 +164,7 @@ class JobRunner:
             if ended >= most:
                 raise Internal(f"The process that ran it ended without a word, {row.crashes} times.")
             result = KINDS[row.kind].run(JobContext(self.parts, self.fitting, self.computing, row, progress))
-            if self._store(lambda jobs: jobs.succeed(row.id, result, worker=self._name)):
+            if self._succeed(row, result):
                 self._board.tally.ended(row.kind, "succeeded")
                 return True
             return self._ended_elsewhere(row)
@@ -172,6 +172,7 @@ class JobRunner:
             self._store(lambda jobs: jobs.release(row.id, self._name))
             return False
         except Cancelled as error:
+            self._store(lambda jobs: self._took(jobs, row))
             return self._ended_elsewhere(row) or self._fail(row, error, retry_in=None)
         except SoupError as error:
             return self._fail(row, error, retry_in=again if isinstance(error, TRANSIENT) else None)
@@ -179,6 +180,16 @@ class JobRunner:
             log.exception("job failed", extra={"fields": {"job": row.id, "kind": row.kind}})
             internal = Internal(f"The job failed on our side ({type(error).__name__}); the server's log has the rest.")
             return self._fail(row, internal, retry_in=again)
+
+    def _succeed(self, row: JobRow, result: dict[str, Any]) -> bool:
+        """Store the result; False where the job is no longer ours to end."""
+        with self._database.write() as catalogue:
+            self._took(catalogue.jobs, row)
+            return catalogue.jobs.succeed(row.id, result, worker=self._name)
+
+    def _took(self, jobs: Jobs, row: JobRow) -> bool:
+        """Count the time that a job took for its namespace, whatever has become of it."""
+        return jobs.took(KINDS[row.kind].lane, row, _now())
 
     def _crashes(self, row: JobRow) -> int:
         """How often its process ended under a job without that it came further: those before are no fault of its."""
@@ -193,6 +204,7 @@ class JobRunner:
         details = describe(error) if isinstance(error, Internal) else {}
         log.warning("job failed", extra={"fields": {"job": row.id, "kind": row.kind, "code": error.code, **details}})
         with self._database.write() as catalogue:
+            self._took(catalogue.jobs, row)
             ours = catalogue.jobs.fail(row.id, as_dict(error), retry_in, worker=self._name)
             if ours and retry_in is None:
                 KINDS[row.kind].ended_without(catalogue, row)

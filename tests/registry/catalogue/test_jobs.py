@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from sqlalchemy.exc import IntegrityError
 
+from registry.catalogue.jobs import REMEMBERED
+from registry.catalogue.rows import JobRow
 from registry.errors import NotFound
 from tests.registry.catalogue_rows import undone
 
@@ -105,12 +107,54 @@ class TestTurns:
         assert claim(catalogue, kinds=["fit"], lane="fit", at=soon(3)).namespace == "b"
 
     def test_whoever_comes_back_is_served_before_those_who_never_left(self, catalogue):
-        for namespace in ("old", "busy"):
+        for namespace, number in (("old", 0), ("busy", 1000), ("busy", 2000)):
             enqueue(catalogue, namespace=namespace)
-        assert [claim(catalogue, at=soon(number)).namespace for number in (1, 2)] == ["old", "busy"]
+            assert run(catalogue, soon(number), seconds=1).namespace == namespace
         enqueue(catalogue, namespace="busy")
         enqueue(catalogue, namespace="old")
-        assert [claim(catalogue, at=soon(number)).namespace for number in (3, 4)] == ["old", "busy"]
+        assert [claim(catalogue, at=soon(number)).namespace for number in (3003, 3004)] == ["old", "busy"]
+
+    def test_turns_count_seconds_and_not_jobs(self, catalogue):
+        """Jobs of a minute and jobs of three seconds, on one worker: each namespace has half of the time."""
+        used, moment = {"long": 0, "short": 0}, soon(1)
+        for namespace, jobs in (("long", 20), ("short", 300)):
+            for _ in range(jobs):
+                enqueue(catalogue, namespace=namespace)
+        for _ in range(180):
+            seconds = {"long": 60, "short": 3}
+            row = run(catalogue, moment, seconds=seconds)
+            used[row.namespace] += seconds[row.namespace]
+            moment += timedelta(seconds=seconds[row.namespace])
+        assert sum(used.values()) > 900
+        assert abs(used["long"] - used["short"]) <= 60
+
+    def test_nobody_is_put_off_for_longer_than_is_remembered(self, catalogue):
+        """A training of hours counts as some minutes: who comes behind it does not have hours for themselves."""
+        enqueue(catalogue, namespace="long")
+        run(catalogue, soon(1), seconds=36_000)
+        moment, order = soon(36_002), []
+        for namespace in ("long", *["new"] * 12):
+            enqueue(catalogue, namespace=namespace)
+        for _ in range(10):
+            row = run(catalogue, moment, seconds=60)
+            order.append(row.namespace)
+            moment += timedelta(seconds=60)
+        assert order[0] == "new"
+        assert "long" in order[: REMEMBERED.seconds // 60 + 2]
+
+    def test_of_several_workers_one_namespace_has_not_all(self, catalogue):
+        for namespace in ("a", "a", "a", "b"):
+            enqueue(catalogue, namespace=namespace)
+        assert [claim(catalogue, worker, at=soon(1)).namespace for worker in ("w1", "w2", "w3")] == ["a", "b", "a"]
+
+
+def run(catalogue, moment: datetime, *, seconds: float | dict[str, int]) -> JobRow:
+    """The next job, which takes so many seconds, by its namespace or any, and succeeds."""
+    row = claim(catalogue, at=moment, lane="")
+    took = seconds[row.namespace] if isinstance(seconds, dict) else seconds
+    assert catalogue.jobs.took("", row, moment + timedelta(seconds=took))
+    assert catalogue.jobs.succeed(row.id, {}, worker="w1")
+    return row
 
 
 class TestWhoAsked:
