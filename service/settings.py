@@ -47,7 +47,7 @@ class Settings(BaseSettings):
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one and prints it.")
     max_connections: int = Field(
-        1000, ge=1, description="Connections at once; fewer where the process may have too few files open."
+        1000, ge=1, description="Connections at once; fewer where too few files may be open. No key has more than half."
     )
     header_seconds: float = Field(10.0, gt=0, description="How long a client may take to send a request's headers.")
     body_seconds: float = Field(30.0, gt=0, description="How long nothing may come of a body that is not whole: 408.")

@@ -23,8 +23,7 @@ from registry.catalogue import Database
 from registry.errors import Forbidden, SoupError, Unauthenticated
 from registry.names import KeyScope
 from service.http import problems
-from service.http.connections import most_connections
-from service.http.places import Places
+from service.http.places import Places, most_connections
 from service.http.refusals import Refusals
 from service.http.thread_turns import asking
 from service.key_watch import KeyWatch

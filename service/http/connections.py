@@ -10,7 +10,6 @@ affair of `bodies`. Used by `soup serve`.
 from __future__ import annotations
 
 import asyncio
-import resource
 import socket
 from typing import Any, ClassVar
 
@@ -21,20 +20,15 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from registry.errors import TooSlow
 from service.http import problems
+from service.http.places import most_connections
 from service.settings import Settings
 
 GRACE_SECONDS = 5
 """How long running answers have once a signal has come; jobs go back to the queue meanwhile."""
 ACCEPTED_AT_ONCE = 16
 """Connections taken in one round of the event loop: some rounds pass before those beyond `most` are closed again."""
-FILES_KEPT = 128
-"""Files that the process opens beside connections: weights, blobs, logs, pipes of its children, and some rounds of
-ACCEPTED_AT_ONCE."""
-FILES_PER_THREAD = 4
-"""Those of a thread that serves a request: a database connection has three of SQLite, and a blob may be open."""
 LEAST_TAKEN = 16 * 1024
 """Bytes that a client has to take of an answer that waits for it, or all of it, to have the same time again."""
-FEWEST = 16
 BACKLOG = 2048
 """Connections that the kernel holds until they are taken."""
 
@@ -62,15 +56,6 @@ def server_config(app: FastAPI, settings: Settings, **options: Any) -> uvicorn.C
         app, http=Connection, ws="none", log_config=None, access_log=False, proxy_headers=False, server_header=False,
         backlog=ACCEPTED_AT_ONCE, timeout_graceful_shutdown=GRACE_SECONDS, **options,
     )  # fmt: skip
-
-
-def most_connections(settings: Settings) -> int:
-    """As many as the settings say, and no more than leaves the process files to open; FEWEST at least."""
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if files == resource.RLIM_INFINITY:
-        return settings.max_connections
-    left = files - FILES_KEPT - FILES_PER_THREAD * settings.database_pool
-    return max(min(settings.max_connections, left), FEWEST)
 
 
 class Connections:

@@ -1,18 +1,36 @@
-"""How many answers a key has under way at once: never as many as there are places free, so that others get one.
+"""How many connections a server has, and how many answers a key has under way: others always get one.
 
-Used by Gate. A stream holds its connection for as long as its client reads: without this, one key could hold all.
+Used by Gate and by `connections`. A stream holds its connection for as long as its client reads: without this, one key
+could hold all.
 """
 
 from __future__ import annotations
 
+import resource
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from threading import Lock
 
 from registry.errors import Busy
+from service.settings import Settings
 
 RETRY_SECONDS = 1
+FILES_KEPT = 128
+"""Files that the process opens beside connections: weights, blobs, logs, pipes of its children, and some rounds of
+connections that are taken."""
+FILES_PER_THREAD = 4
+"""Those of a thread that serves a request: a database connection has three of SQLite, and a blob may be open."""
+FEWEST = 16
+
+
+def most_connections(settings: Settings) -> int:
+    """As many as the settings say, and no more than leaves the process files to open; FEWEST at least."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return settings.max_connections
+    left = files - FILES_KEPT - FILES_PER_THREAD * settings.database_pool
+    return max(min(settings.max_connections, left), FEWEST)
 
 
 class Places:

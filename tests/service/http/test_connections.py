@@ -20,7 +20,8 @@ import pytest
 from fastapi.responses import Response, StreamingResponse
 
 from registry.names import sha256_digest
-from service.http.connections import FEWEST, FILES_KEPT, FILES_PER_THREAD, BoundedConnection, Taking, most_connections
+from service.http.connections import BoundedConnection, Taking
+from service.http.places import FEWEST, FILES_KEPT, FILES_PER_THREAD, most_connections
 from service.http.routes import jobs
 from service.settings import Settings
 from tests.service.http.checked_app import checked_app
