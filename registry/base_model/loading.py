@@ -32,6 +32,9 @@ from registry.spec import BaseEntry, BaseShape
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _HUB_FILES = ["*.json", "model*.safetensors", "*.jinja", "*.txt", "*.model"]
 _NOT_HUB_FILES = ["*/*"]  # other formats of the same weights lie in folders
+LONG = 1000
+"""Characters from which a text is tokenised as a batch of one: other threads run meanwhile, and no offsets are worked
+out. To let a short one go at once is cheaper than to wait for the interpreter's lock again."""
 _BYTES_OF_OUTPUT = 16
 """Beside a rounded weight, for each of its outputs: a scale, a sum and a zero."""
 
@@ -66,8 +69,11 @@ class BaseText:
                 f"The text is not valid Unicode at character {problem.start}: a surrogate without its other half.",
                 param="text",
             ) from None
-        # of a batch, also of one: other threads go on meanwhile, and no offsets are worked out
-        [found] = self.tokenizer.backend_tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        backend = self.tokenizer.backend_tokenizer
+        if len(text) < LONG:
+            found = backend.encode(text, add_special_tokens=False)
+        else:
+            [found] = backend.encode_batch_fast([text], add_special_tokens=False)
         return self.with_bos(list(found.ids), bos=bos)
 
     def with_bos(self, ids: list[int], *, bos: bool | None = None) -> list[int]:

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import ParamSpec, TypeVar
 
@@ -36,17 +35,12 @@ class Turns:
         self._held: Counter[str] = Counter()
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # those first whose last turn is longest ago
 
-    @asynccontextmanager
-    async def of(self, key_id: str) -> AsyncIterator[None]:
-        """A place for a key, once it is its turn."""
+    async def take(self, key_id: str) -> None:
+        """Wait until it is the turn of a key, which then has a place."""
         if key_id not in self._waiting and self._may(key_id):
             self._held[key_id] += 1
         else:
             await self._wait(key_id)
-        try:
-            yield
-        finally:
-            self._give_back(key_id)
 
     async def _wait(self, key_id: str) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -55,14 +49,15 @@ class Turns:
             await turn
         except asyncio.CancelledError:
             if not turn.cancelled():  # it came in the same round of the event loop
-                self._give_back(key_id)
+                self.give_back(key_id)
             raise
 
-    def _give_back(self, key_id: str) -> None:
+    def give_back(self, key_id: str) -> None:
+        """Give up a place, to whoever is next."""
         self._held[key_id] -= 1
         if not self._held[key_id]:
             del self._held[key_id]
-        while able := [one for one in self._waiting if self._may(one)]:
+        while self._waiting and (able := [one for one in self._waiting if self._may(one)]):
             self._next(min(able, key=lambda one: self._held[one]))  # the first of equals
 
     def _may(self, key_id: str) -> bool:
@@ -84,29 +79,44 @@ _threads: RunVar[Turns] = RunVar("turns of the threads that serve requests")
 _parsing: RunVar[Turns] = RunVar("turns to parse large bodies")
 
 
-def thread_turn() -> AbstractAsyncContextManager[None]:
-    """The turn of whoever asks, for work in one thread.
+class Turn:
+    """A turn of whoever asks, in one of several Turns, as a context."""
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+        self._key_id = asking.get() or ""
+
+    async def __aenter__(self) -> None:
+        """Wait for it."""
+        await self._turns.take(self._key_id)
+
+    async def __aexit__(self, *_: object) -> None:
+        """It is over."""
+        self._turns.give_back(self._key_id)
+
+
+def thread_turn() -> Turn:
+    """A turn for work in one thread.
 
     A part of the threads is left to what is short and asked for by nobody yet: to see whose a key is.
     """
-    most = int(to_thread.current_default_thread_limiter().total_tokens)
-    return _turn(_threads, max(1, most * 3 // 4))
+    found = _threads.get(None)
+    if found is None:
+        found = Turns(max(1, int(to_thread.current_default_thread_limiter().total_tokens) * 3 // 4))
+        _threads.set(found)
+    return Turn(found)
 
 
-def parsing_turn() -> AbstractAsyncContextManager[None]:
-    """The turn of whoever asks to have a large body parsed: one at a time, for what they become takes memory."""
-    return _turn(_parsing, 1)
+def parsing_turn() -> Turn:
+    """A turn to have a large body parsed: one at a time, for what they become takes memory."""
+    found = _parsing.get(None)
+    if found is None:
+        found = Turns(1)
+        _parsing.set(found)
+    return Turn(found)
 
 
 async def in_thread(work: Callable[Given, Answer], *args: Given.args, **named: Given.kwargs) -> Answer:
     """What `work` gives, which a thread does once it is the turn of whoever asks."""
     async with thread_turn():
         return await run_in_threadpool(work, *args, **named)
-
-
-def _turn(turns: RunVar[Turns], most: int) -> AbstractAsyncContextManager[None]:
-    found = turns.get(None)
-    if found is None:
-        found = Turns(most)
-        turns.set(found)
-    return found.of(asking.get() or "")

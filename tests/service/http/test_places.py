@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from registry.errors import Busy
 from service.http.places import Places
-from service.http.thread_turns import Turns
+from service.http.thread_turns import Turn, Turns, asking
 
 # --- answers under way ----------------------------------------------------------------------------
 
@@ -62,7 +62,8 @@ class Work:
         return asyncio.ensure_future(self._task(key))
 
     async def _task(self, key: str) -> None:
-        async with self.turns.of(key):
+        asking.set(key)
+        async with Turn(self.turns):
             self.served.append(key)
             self.running.append(key)
             assert len(self.running) <= self.most
