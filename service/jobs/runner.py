@@ -172,8 +172,10 @@ class JobRunner:
             self._store(lambda jobs: jobs.release(row.id, self._name))
             return False
         except Cancelled as error:
+            if not self._ended_elsewhere(row):
+                return self._fail(row, error, retry_in=None)
             self._store(lambda jobs: self._took(jobs, row))
-            return self._ended_elsewhere(row) or self._fail(row, error, retry_in=None)
+            return True
         except SoupError as error:
             return self._fail(row, error, retry_in=again if isinstance(error, TRANSIENT) else None)
         except Exception as error:
