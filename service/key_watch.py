@@ -19,7 +19,7 @@ from registry.errors import SoupError
 
 log = logging.getLogger("soup.keys")
 
-Reason = Literal["unknown", "revoked", "expired", "replaced"]
+Reason = Literal["unknown", "revoked", "expired", "replaced", "token"]
 APART = 60.0
 """Seconds between two writes about the same."""
 
@@ -36,7 +36,7 @@ class KeyWatch:
         self, database: Database, *, clock: Callable[[], float] = time.monotonic,
         moment: Callable[[], datetime] = present,
     ) -> None:  # fmt: skip
-        self._database = database
+        self.database = database
         self._clock = clock
         self._moment = moment
         self._lock = threading.Lock()
@@ -73,7 +73,7 @@ class KeyWatch:
             if refused:
                 self._refused, self._told_at = Counter(), now
         try:
-            with self._database.write() as catalogue:
+            with self.database.write() as catalogue:
                 catalogue.keys.used(used)
                 for (reason, key_id), count in sorted(refused.items(), key=str):
                     catalogue.audit.record(

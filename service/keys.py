@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import get_args
+from typing import Protocol, get_args
 
 from registry.catalogue import Database, KeyRow
 from registry.errors import Conflict, Forbidden, InvalidParameter, NotFound, Unauthenticated
@@ -100,17 +100,27 @@ def secret_sha256(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
+class Tokens(Protocol):
+    """What takes the tokens of an issuer, where the server takes any: `service.identities`."""
+
+    def principal(self, token: str) -> Principal:
+        """Who is behind a token; raises Unauthenticated, Forbidden or Unavailable."""
+
+
 def authenticate(
-    database: Database, header: str | None, *, watch: KeyWatch | None = None, clock: Callable[[], datetime] = present
-) -> Principal:
+    database: Database, header: str | None, *, watch: KeyWatch | None = None, tokens: Tokens | None = None,
+    clock: Callable[[], datetime] = present,
+) -> Principal:  # fmt: skip
     """The principal of an Authorization header; raises Unauthenticated for none, and for a key that is none any more.
 
-    `watch` hears of the key that is used, or refused.
+    `watch` hears of the key that is used, or refused. What is no key of ours is a token for `tokens`.
     """
     if not header:
         raise Unauthenticated("This needs a key: send 'Authorization: Bearer sk-soup-...'.")
     kind, _, secret = header.partition(" ")
     secret = secret.strip()
+    if tokens is not None and kind.lower() == "bearer" and secret.count(".") == 2:
+        return tokens.principal(secret)
     if kind.lower() != "bearer" or not SECRET_PATTERN.fullmatch(secret):
         raise Unauthenticated("The Authorization header must be 'Bearer sk-soup-...'.")
     hashed = secret_sha256(secret)

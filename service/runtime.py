@@ -26,6 +26,7 @@ from service.blob_check import check_blobs
 from service.engine import Engine
 from service.engine.bank import smallest_adapter
 from service.engine.bases import AllowedBases
+from service.identities import identities_of
 from service.job_board import JobBoard
 from service.jobs.runner import JobRunner
 from service.key_watch import KeyWatch
@@ -67,6 +68,7 @@ class Runtime:
         )
         self.bases = ServedBaseModels(allowed, self.engine, memory_bytes=settings.memory_bytes)
         self.key_watch = KeyWatch(self.database)
+        self.identities = identities_of(settings, self.key_watch)
         self._open = ExitStack()
         self._started = False
         self._stop_at: float | None = None
@@ -92,6 +94,8 @@ class Runtime:
             blobs = self._prepare_data()
             one_each(self.settings.threads)
             self._prepare_bases()
+            if self.identities is not None:
+                self.identities.begin()
             self.parts = self._parts(blobs)
             self._usage = UsageWriter(self.parts.usage, seconds=self.settings.usage_seconds, keys=self.key_watch)
             self._usage.start()

@@ -62,6 +62,23 @@ class Settings(BaseSettings):
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
         ("localhost", "127.0.0.1", "::1"), description="Host names accepted under `no_auth`, separated by commas."
     )
+    oidc_issuer: str | None = Field(
+        None,
+        description="Issuer of OpenID Connect tokens that are taken like keys, as they name it (`https://...`); none: "
+        "keys alone.",
+    )
+    oidc_audience: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="What a token must be for (`aud`); several, one of which suffices, separated by commas."
+    )
+    oidc_mapping: Path | None = Field(
+        None, description="TOML file: which values of a token's claims bring which scopes, in which namespaces."
+    )
+    oidc_leeway_seconds: float = Field(
+        30.0, ge=0, le=300, description="How far the issuer's clock and this one may be apart."
+    )
+    oidc_max_identities: int = Field(
+        10_000, ge=1, le=1_000_000, description="Callers that may come with tokens, ever; a new one beyond it is 403."
+    )
     docs_public: bool = Field(True, description="/docs and /openapi.json answer without a key.")
     metrics_public: bool = Field(
         False, description="/metrics answers without a key; otherwise it needs scope admin, for all namespaces."
@@ -266,9 +283,9 @@ class Settings(BaseSettings):
         14 * 86_400.0, ge=0, description="How long what a stopped training saved is kept, for the same to go on from."
     )
 
-    @field_validator("allowed_hosts", mode="before")
+    @field_validator("allowed_hosts", "oidc_audience", mode="before")
     @classmethod
-    def _split_hosts(cls, value: object) -> object:
+    def _split(cls, value: object) -> object:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
     @property

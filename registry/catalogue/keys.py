@@ -47,6 +47,30 @@ class Keys(Repository[KeyRow]):
         )
         return self.get(id_)
 
+    def add_identity(
+        self, id: str, name: str, *, issuer: str, subject: str, namespaces: tuple[str, ...] | None,
+        scopes: Iterable[str],
+    ) -> KeyRow:  # fmt: skip
+        """Store an identity of an issuer, under the id that it has everywhere; no secret is ever its own."""
+        self._insert(
+            keys,
+            id=id,
+            name=name,
+            secret_sha256=id,
+            namespaces=None if namespaces is None else list(namespaces),
+            scopes=sorted(scopes),
+            prefix="oidc",
+            created_at=now(),
+            issuer=issuer,
+            subject=subject,
+        )
+        return self.get(id)
+
+    def count_identities(self) -> int:
+        """How many identities there are, revoked ones included."""
+        query = select(func.count()).select_from(keys).where(keys.c.issuer.is_not(None))
+        return int(self._connection.execute(query).scalar_one())
+
     def by_secret(self, secret_sha256: str) -> KeyRow | None:
         """The key with this secret, revoked or expired though it may be."""
         return self._one(select(keys).where(keys.c.secret_sha256 == secret_sha256))
@@ -62,15 +86,19 @@ class Keys(Repository[KeyRow]):
         return self._all(select(keys).order_by(keys.c.created_at, keys.c.id))
 
     def counts(self, moment: datetime) -> dict[str, int]:
-        """How many keys are active then, have expired, and were revoked."""
-        revoked = keys.c.revoked_at.is_not(None)
-        state = case((revoked, "revoked"), (keys.c.expires_at <= moment, "expired"), else_="active").label("state")
+        """How many keys are active then, have expired, and were revoked; and how many are identities of an issuer."""
+        revoked, identity = keys.c.revoked_at.is_not(None), keys.c.issuer.is_not(None)
+        ends = ((revoked, "revoked"), (identity, "identity"), (keys.c.expires_at <= moment, "expired"))
+        state = case(*ends, else_="active").label("state")
         found = self._connection.execute(select(state, func.count()).group_by(state)).all()
-        return dict.fromkeys(("active", "expired", "revoked"), 0) | {row[0]: int(row[1]) for row in found}
+        return dict.fromkeys(("active", "expired", "identity", "revoked"), 0) | {row[0]: int(row[1]) for row in found}
 
     def admins(self) -> builtins.list[KeyRow]:
-        """The keys that may do everything, everywhere, and for good: scope `admin`, all namespaces, without an end."""
-        lasting = (one for one in self.list() if one.revoked_at is None and one.expires_at is None)
+        """The keys that may do everything, everywhere, and for good: scope `admin`, all namespaces, without an end.
+
+        No identities: what they may do, their issuer can take away.
+        """
+        lasting = (one for one in self.list() if not (one.revoked_at or one.expires_at or one.issuer))
         return [one for one in lasting if one.namespaces is None and "admin" in one.scopes]
 
     def revoke(self, id: str) -> KeyRow:

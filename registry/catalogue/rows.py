@@ -236,6 +236,9 @@ class KeyRow:
     """None: never."""
     last_used_at: datetime | None
     """Within some minutes; None where it never was."""
+    issuer: str | None = None
+    """Of an identity, which is `subject` there; its scopes and namespaces are those of its last token."""
+    subject: str | None = None
 
     def is_expired(self, moment: datetime) -> bool:
         """Whether the key has ended by then by itself."""

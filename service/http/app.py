@@ -87,7 +87,9 @@ def create_app(runtime: Runtime) -> FastAPI:
     docs_page.install(app, base=next(speaking, examples.BASE))
     problems.install(app)
     # the last one added is the outermost
-    app.add_middleware(Gate, database=runtime.database, settings=settings, watch=runtime.key_watch)
+    app.add_middleware(
+        Gate, database=runtime.database, settings=settings, watch=runtime.key_watch, tokens=runtime.identities
+    )
     app.add_middleware(Observe, metrics=metrics)
     return app
 

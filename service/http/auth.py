@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -27,7 +28,7 @@ from service.http.places import Places, most_connections
 from service.http.refusals import Refusals
 from service.http.thread_turns import asking
 from service.key_watch import KeyWatch
-from service.keys import NOBODY_IN_PARTICULAR, Principal, authenticate
+from service.keys import NOBODY_IN_PARTICULAR, Principal, Tokens, authenticate
 from service.settings import Settings
 
 PUBLIC = frozenset({"/healthz", "/readyz"})
@@ -44,11 +45,12 @@ FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-pr
 class Gate:
     """ASGI layer: puts the Principal of the request into its state, or answers 401 / 403."""
 
-    def __init__(self, app: ASGIApp, *, database: Database, settings: Settings, watch: KeyWatch) -> None:
+    def __init__(
+        self, app: ASGIApp, *, database: Database, settings: Settings, watch: KeyWatch, tokens: Tokens | None = None
+    ) -> None:
         self._app = app
-        self._database = database
         self._settings = settings
-        self._watch = watch
+        self._authenticate = partial(authenticate, database, watch=watch, tokens=tokens)
         self._refusals = Refusals(problems.TOO_MUCH)
         self._places = Places(most_connections(settings))
 
@@ -97,8 +99,7 @@ class Gate:
             return NOBODY_IN_PARTICULAR
         if scope["method"] in BODILESS and self._public(scope["path"]):
             return None
-        header = headers.get("authorization")
-        return await run_in_threadpool(authenticate, self._database, header, watch=self._watch)
+        return await run_in_threadpool(self._authenticate, headers.get("authorization"))
 
     def _public(self, path: str) -> bool:
         if path in PUBLIC or (path == "/metrics" and self._settings.metrics_public):

@@ -34,12 +34,15 @@ HEAVY = {"torch", "transformers", "numpy", "sqlalchemy", "fastapi", "scipy", "sk
 CLIENT_VERBS = [verb for verb in VERBS if verb not in EXTRAS]
 NOT_IMPORTED = {"psycopg"}
 """Declared and found by its name in a URL."""
+OPTIONS = {"oidc": "service.oidc.tokens"}
+"""Extras that a setting of a server needs, and the module that alone imports what they bring."""
 STARTS = {
     "client": ["service.client", *(f"service.cli.verbs.{verb}" for verb in CLIENT_VERBS)],
     **{
         extra: [f"service.cli.verbs.{verb}" for verb, needed in EXTRAS.items() if needed == extra]
         for extra in ("train", "server")
     },
+    **{extra: [module] for extra, module in OPTIONS.items()},
 }
 
 
@@ -71,8 +74,9 @@ def source_of(module: str) -> Path | None:
 
 
 def imported_on_the_way(starts: Iterable[str]) -> set[str]:
-    """Distributions that these modules import, and all of ours that they import on the way."""
-    providers, seen, found, todo = packages_distributions(), set(), set(), list(starts)
+    """Distributions that these modules import, and all of ours that they import on the way, options left out."""
+    providers, found, todo = packages_distributions(), set(), list(starts)
+    seen = set(OPTIONS.values()).difference(todo)
     while todo:
         module = todo.pop()
         top, *_ = parts = module.split(".")
@@ -300,3 +304,17 @@ def test_server_has_what_a_server_needs(install: Install, tmp_path: Path) -> Non
     assert python(server, "-c", program, cwd=tmp_path).stdout == "ok\n"
     done = python(server, "-m", "service.cli", "migrate", "--data", str(tmp_path / "data"), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_setting_whose_packages_are_missing_is_refused_in_a_sentence(install: Install, tmp_path: Path) -> None:
+    grant = '[[grants]]\nvalues = ["a"]\nscopes = ["read"]\nnamespaces = "all"\n'
+    (tmp_path / "mapping.toml").write_text(grant)
+    wanted = {
+        "SOUP_OIDC_ISSUER": "https://issuer.example", "SOUP_OIDC_AUDIENCE": "soup", "SOUP_OIDC_MAPPING": "mapping.toml"
+    }  # fmt: skip
+    refused = python(
+        install("server"), "-m", "service.cli", "serve", "--port", "0", "--data", "data", cwd=tmp_path, **wanted
+    )
+    assert refused.returncode == 1, refused.stderr
+    said = "Error: SOUP_OIDC_ISSUER needs jwt: pip install 'adaptersoup[oidc]'."
+    assert refused.stderr.splitlines()[-1] == said

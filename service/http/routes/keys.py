@@ -136,7 +136,13 @@ def _managed(catalogue: Catalogue, id: str, who: Principal) -> KeyRow:
 
 
 def _check_lasts(row: KeyRow) -> None:
-    """Raises Conflict for a key that has ended."""
+    """Raises Conflict for a key that has ended, or is an identity's, which the issuer's tokens say everything of."""
+    if row.issuer is not None:
+        raise Conflict(
+            f"{row.id} is an identity of {row.issuer}: what it may do is changed there and in the server's mapping; here "
+            "it can be revoked, for good.",
+            param="id",
+        )
     if row.revoked_at is not None:
         raise Conflict(f"Key {row.id} was revoked: make another.", param="id")
     if row.is_expired(present()):

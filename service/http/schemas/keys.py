@@ -36,6 +36,9 @@ class Key(Wire):
     expires_at: datetime | None = None
     last_used_at: datetime | None = None
     """Within some minutes; null where it was never used."""
+    issuer: str | None = None
+    """Of an identity, which comes with tokens of this issuer; `scopes` and `namespaces` are those of its last one."""
+    subject: str | None = None
 
 
 class KeyPatch(Patch):

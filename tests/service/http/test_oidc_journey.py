@@ -1,0 +1,171 @@
+"""Callers with OpenID Connect tokens on a whole server, over HTTP: what they may do, and what is known of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from openai import AuthenticationError
+
+from service.client.client import SoupClient
+from service.identities import identity_id
+from tests.postgres import KINDS
+from tests.service.little_issuer import LittleIssuer, little_issuer
+from tests.service.servers import Live, World, open_live, open_world, write_bases
+
+DATABASES = KINDS
+RECIPE = {"recipe": {"ingredients": [{"ref": "law/a"}, {"ref": "law/b"}]}}
+COOK = {"recipe": {"ingredients": [{"ref": "law/a", "weight": 0.25}, {"ref": "law/b", "weight": 0.75}]}}
+
+
+@pytest.fixture(scope="module")
+def issuer() -> Iterator[LittleIssuer]:
+    with little_issuer() as issuer:
+        yield issuer
+
+
+@pytest.fixture(scope="module")
+def world(
+    issuer: LittleIssuer,
+    served: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+    database_settings: dict[str, Any],
+) -> Iterator[World]:
+    """A server that takes the issuer's tokens, with two adapters in `law` and one in `med`."""
+    folder = tmp_path_factory.mktemp("oidc")
+    bases = write_bases(folder / "bases.toml", served)
+    for world in open_world(folder / "data", bases, **database_settings, **issuer.settings(folder)):
+        for seed, name in enumerate(("law/a", "law/b", "med/a")):
+            world.push(name, seed=seed)
+        yield world
+
+
+@pytest.fixture(scope="module")
+def live(world: World) -> Iterator[Live]:
+    yield from open_live(world)
+
+
+@pytest.fixture
+def asks(live: Live) -> Iterator[Any]:
+    """Asks with a token: `asks(token, method, path, **request)`."""
+    with httpx2.Client(base_url=live.url, timeout=60) as client:
+        yield lambda token, method, path, **request: client.request(
+            method, path, headers={"authorization": f"Bearer {token}"}, **request
+        )
+
+
+def audit(world: World, **filters: str) -> list[dict[str, Any]]:
+    return list(world.client.get("/v1/audit", params=filters).json()["data"])
+
+
+def test_the_openai_client_takes_a_token_as_its_key(live: Live, issuer: LittleIssuer) -> None:
+    client = live.openai(issuer.token("law-team", kid="ec", sub="reader"))
+    assert sorted(model.id for model in client.models.list()) == ["law/a", "law/b", "tiny"]
+    said = client.completions.create(model="law/a", prompt="The court held", max_tokens=4, seed=1)
+    assert said.usage is not None
+    assert said.usage.completion_tokens == 4
+    with pytest.raises(AuthenticationError, match="expired"):
+        live.openai(issuer.token("law-team", exp=int(time.time()) - 100)).models.list()
+
+
+def test_scopes_and_namespaces_are_those_of_the_token_that_asks(asks: Any, issuer: LittleIssuer) -> None:
+    member, guest, nobody = issuer.token("law-team"), issuer.token("guests"), issuer.token("passers-by")
+    assert asks(member, "GET", "/v1/adapters/law/a").status_code == 200
+    assert asks(member, "GET", "/v1/adapters/med/a").status_code == 404
+    assert asks(member, "GET", "/v1/keys").status_code == 403
+    refused = asks(guest, "GET", "/v1/adapters/law/a")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden")
+    refused = asks(nobody, "GET", "/v1/models")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden")
+    assert asks(issuer.token("soup-admins"), "GET", "/metrics").status_code == 200
+
+
+def test_what_a_caller_does_is_its_own(live: Live, asks: Any, issuer: LittleIssuer) -> None:
+    """Usage, limits, a soup, a job, an upload and its audit hang on one id, whichever token asked."""
+    world, id = live.world, identity_id(issuer.url, "worker")
+    one, two = issuer.token("law-team", sub="worker"), issuer.token("med-team", sub="worker", kid="ec")
+    cooked = asks(one, "POST", "/v1/soups", json={"name": "law/half", **RECIPE})
+    assert cooked.status_code == 201, cooked.text
+    upload = asks(one, "POST", "/v1/blobs/uploads")
+    assert upload.status_code == 202, upload.text
+    where = upload.headers["location"]
+    assert asks(two, "GET", where).status_code == 204
+    assert asks(issuer.token("law-team", sub="another"), "GET", where).status_code == 404
+    assert asks(one, "DELETE", where).status_code == 204
+    asks(two, "POST", "/v1/completions", json={"model": "law/half", "prompt": "a", "max_tokens": 3})
+    world.runtime.parts.usage.write()
+    (used,) = asks(one, "GET", "/v1/usage", params={"by": "key_id"}).json()["data"]
+    assert (used["key_id"], used["requests"], used["tokens_out"]) == (id, 1, 3)
+    assert {entry["action"] for entry in audit(world, key_id=id)} >= {"key.create", "soup.cook"}
+    limited = world.client.patch(f"/v1/keys/{id}/limits", json={"requests_per_minute": 1})
+    assert limited.status_code == 200, limited.text
+    answers = [
+        asks(token, "POST", "/v1/completions", json={"model": "law/half", "prompt": "a", "max_tokens": 1})
+        for token in (one, two)
+    ]
+    assert [answer.status_code for answer in answers] == [200, 429]
+    assert int(answers[1].headers["retry-after"]) > 0
+
+
+def test_a_key_that_a_token_makes_ends_with_the_token(asks: Any, world: World, issuer: LittleIssuer) -> None:
+    token = issuer.token("soup-admins", sub="boss")
+    body = {"name": "k", "scopes": ["read"], "namespaces": None}
+    assert asks(token, "POST", "/v1/keys", json=body).status_code == 403
+    soon = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 300))
+    assert asks(token, "POST", "/v1/keys", json={**body, "expires_at": soon}).status_code == 201
+    lasting = world.client.post("/v1/keys", json=body).json()["id"]
+    assert asks(token, "POST", f"/v1/keys/{lasting}/rotate").status_code == 403
+    assert asks(token, "DELETE", f"/v1/keys/{lasting}").status_code == 200
+
+
+def test_an_identity_is_listed_is_not_changed_and_can_be_revoked(asks: Any, world: World, issuer: LittleIssuer) -> None:
+    token, id = issuer.token("law-team", sub="leaver"), identity_id(issuer.url, "leaver")
+    assert asks(token, "GET", "/v1/adapters").status_code == 200
+    (row,) = [key for key in world.client.get("/v1/keys").json()["data"] if key["id"] == id]
+    assert (row["name"], row["subject"], row["issuer"]) == ("ada", "leaver", issuer.url)
+    assert (row["namespaces"], row["scopes"], row["prefix"]) == (["law"], ["infer", "read", "write"], "oidc")
+    for refused in (
+        world.client.patch(f"/v1/keys/{id}", json={"scopes": ["admin"]}),
+        world.client.post(f"/v1/keys/{id}/rotate"),
+        asks(token, "POST", f"/v1/keys/{id}/rotate"),
+    ):
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "conflict")
+    assert world.client.delete(f"/v1/keys/{id}").status_code == 200
+    assert asks(token, "GET", "/v1/adapters").status_code == 401
+    assert asks(issuer.token("soup-admins", sub="leaver"), "GET", "/v1/adapters").status_code == 401
+    world.runtime.key_watch.write(last=True)
+    refusal = audit(world, action="key.refuse", subject=id)[0]
+    assert refusal["detail"] == {"reason": "revoked", "count": 2}
+
+
+def test_a_token_that_expires_ends_nothing_that_was_begun(
+    live: Live, asks: Any, issuer: LittleIssuer, client: SoupClient
+) -> None:
+    """A job is of its identity and goes on with what its token brought; the next request needs a token that lasts."""
+    begun = asks(
+        issuer.token("law-team", sub="night"), "POST", "/v1/soups", json={"name": "law/late", "wait": 0, **COOK}
+    )
+    assert begun.status_code == 202, begun.text
+    expired = issuer.token("law-team", sub="night", exp=int(time.time()) - 60)
+    assert asks(expired, "GET", f"/v1/jobs/{begun.json()['id']}").status_code == 401
+    job = client.wait_job(begun.json()["id"])
+    assert (job["state"], job["created_by"]) == ("succeeded", identity_id(issuer.url, "night"))
+    assert asks(issuer.token("law-team", sub="night"), "GET", "/v1/adapters/law/late").status_code == 200
+
+
+def test_a_refused_token_is_not_written_down(
+    asks: Any, world: World, issuer: LittleIssuer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    token = issuer.token("law-team", aud="billing")
+    answer = asks(token, "GET", "/v1/models")
+    assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+    signature = token.rpartition(".")[2]
+    world.runtime.key_watch.write(last=True)
+    assert signature not in caplog.text
+    assert signature not in world.client.get("/v1/audit").text
+    assert signature not in answer.text
