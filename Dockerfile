@@ -17,7 +17,7 @@ COPY constraints.txt pyproject.toml ./
 RUN python -m venv --without-pip /opt/soup \
  && python -m pip --python /opt/soup/bin/python install -c constraints.txt torch==2.13.0 \
  && rm -r /opt/soup/lib/python3.*/site-packages/torch/include /opt/soup/lib/python3.*/site-packages/torch/test
-RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; e = p['optional-dependencies']; print(*p['dependencies'], *e['train'], *(r for r in e['server'] if not r.startswith(p['name'])), *e['oidc'], sep='\n')" > requirements.txt \
+RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; e = p['optional-dependencies']; print(*p['dependencies'], *e['train'], *(r for r in e['server'] if not r.startswith(p['name'])), *e['oidc'], *e['otel'], sep='\n')" > requirements.txt \
  && python -m pip --python /opt/soup/bin/python install -c constraints.txt -r requirements.txt \
  && python -m pip install -c constraints.txt setuptools
 COPY README.md LICENSE ./

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from registry.registry import Registry
 from registry.upload_sessions import UploadSessions
@@ -12,6 +12,7 @@ from service.engine import Engine
 from service.job_board import JobBoard
 from service.rates import Rates
 from service.settings import Settings
+from service.traces import Traces
 from service.usage import UsageCounts
 
 
@@ -32,3 +33,4 @@ class Parts:
     uploads: UploadSessions
     rates: Rates
     usage: UsageCounts
+    traces: Traces = field(default_factory=Traces)

@@ -34,6 +34,7 @@ from service.keys import ensure_admin_key
 from service.parts import Parts
 from service.rates import Rates
 from service.settings import Settings
+from service.traces import Traces
 from service.usage import UsageCounts, UsageWriter
 
 log = logging.getLogger("soup.runtime")
@@ -68,6 +69,7 @@ class Runtime:
         )
         self.bases = ServedBaseModels(allowed, self.engine, memory_bytes=settings.memory_bytes)
         self.key_watch = KeyWatch(self.database)
+        self.traces = traces_of(settings)
         self.identities = identities_of(settings, self.key_watch)
         self._open = ExitStack()
         self._started = False
@@ -90,12 +92,15 @@ class Runtime:
         self._started = True
         with ExitStack() as stack:
             stack.enter_context(storage.owned(self.settings.data))
+            stack.callback(self._stop_traces)
             stack.callback(self.database.close)
             blobs = self._prepare_data()
             one_each(self.settings.threads)
             self._prepare_bases()
             if self.identities is not None:
                 self.identities.begin()
+            if self.settings.otel_endpoint is not None:
+                self.database.watch(self.traces)
             self.parts = self._parts(blobs)
             self._usage = UsageWriter(self.parts.usage, seconds=self.settings.usage_seconds, keys=self.key_watch)
             self._usage.start()
@@ -132,6 +137,9 @@ class Runtime:
         """A second there is always: what is not written is lost."""
         self._at_work |= not self._usage.stop(seconds=max(1.0, self._left()))
 
+    def _stop_traces(self) -> None:
+        self.traces.close(max(1.0, min(2.0, self._left())))
+
     def _left(self) -> float:
         return STOP_SECONDS if self._stop_at is None else max(0.0, self._stop_at - time.monotonic())
 
@@ -153,6 +161,7 @@ class Runtime:
             uploads=UploadSessions(registry, Unfinished(blobs), upload_limits_of(settings)),
             rates=Rates(),
             usage=UsageCounts(self.database),
+            traces=self.traces,
         )
 
     def _prepare_data(self) -> LocalBlobs:
@@ -210,6 +219,19 @@ class Runtime:
                 f"{least} bytes: give it room for those that are to be served.",
                 param="adapter_bank_bytes",
             )
+
+
+def traces_of(settings: Settings) -> Traces:
+    """Where spans go; raises Unavailable where a setting asks for a collector and the packages for it are missing."""
+    if settings.otel_endpoint is None:
+        return Traces()
+    try:
+        from service.open_telemetry import sending
+    except ModuleNotFoundError as error:
+        raise Unavailable(
+            f"SOUP_OTEL_ENDPOINT needs {error.name}: pip install 'adaptersoup[otel]'.", param="otel_endpoint"
+        ) from None
+    return sending(settings.otel_endpoint)
 
 
 def limits_of(settings: Settings) -> Limits:

@@ -56,6 +56,13 @@ class Settings(BaseSettings):
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Level of the JSON log.")
 
+    otel_endpoint: str | None = Field(
+        None,
+        pattern=r"^https?://[^\s?#@]+$",
+        description="Collector of OpenTelemetry traces (OTLP over HTTP, `http://127.0.0.1:4318`); the standard OTEL_ "
+        "variables set the rest; none: no traces.",
+    )
+
     # --- who may do what ----------------------------------------------------------------------------
     bootstrap_key: SecretStr | None = Field(None, description="Secret of the admin key at the first start (compose).")
     no_auth: bool = Field(False, description="Serve without keys: checks Host, refuses foreign Origin and proxies.")

@@ -1,4 +1,4 @@
-"""Identities of an issuer of OpenID Connect tokens, as keys without a secret."""
+"""Identities of an issuer of OpenID Connect tokens, as keys without a secret; where jobs were asked for, in traces."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add who they are."""
+    """Add who they are, and where from."""
+    op.add_column("jobs", sa.Column("traceparent", sa.String(length=55), nullable=True))
     op.add_column("keys", sa.Column("issuer", sa.String(length=255), nullable=True))
     op.add_column("keys", sa.Column("subject", sa.String(length=255), nullable=True))
 
@@ -23,3 +24,4 @@ def downgrade() -> None:
     op.execute(sa.text(revoked))
     op.drop_column("keys", "subject")
     op.drop_column("keys", "issuer")
+    op.drop_column("jobs", "traceparent")

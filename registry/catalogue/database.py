@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Protocol
 
-from sqlalchemy import URL, Connection, Engine, create_engine, make_url
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
@@ -40,6 +40,8 @@ from registry.errors import Busy, Internal, InvalidParameter, SoupError, Unavail
 
 BUSY_SECONDS = 30
 RETRY_AFTER = 5
+STATEMENT = "soup_statement"
+"""Of a connection: who is told of its statements."""
 
 
 class Backend(Protocol):
@@ -70,16 +72,26 @@ BACKENDS: dict[str, Backend] = {
 """By the beginning of the URL: other drivers are not installed, or not for threads."""
 
 
-class Catalogue:
-    """Everything that is known, within one transaction. No method commits."""
+class Watch(Protocol):
+    """Who is told of transactions, and knows where a job is asked for, for whoever runs it."""
 
-    def __init__(self, connection: Connection) -> None:
+    def transaction(self, mode: str) -> AbstractContextManager[Callable[[], None] | None]:
+        """Open for as long as a transaction takes, its turn to come included; what it gives is told of statements."""
+
+    def here(self) -> str | None:
+        """Where this is asked for."""
+
+
+class Catalogue:
+    """Everything that is known, within one transaction, which is asked for at `asked`. No method commits."""
+
+    def __init__(self, connection: Connection, asked: str | None = None) -> None:
         self.adapters = Adapters(connection)
         self.aliases = Aliases(connection)
         self.samples = Samples(connection)
         self.selectors = Selectors(connection)
         self.soups = Soups(connection)
-        self.jobs = Jobs(connection)
+        self.jobs = Jobs(connection, asked)
         self.keys = Keys(connection)
         self.namespaces = NamespaceSettings(connection)
         self.audit = Audit(connection)
@@ -112,29 +124,43 @@ class Database:
         )
         self._check_same = self._backend.prepare(self.engine, busy_seconds)
         self._turn = _Turn(busy_seconds)
+        self._watch: Watch | None = None
+
+    def watch(self, by: Watch) -> None:
+        """Have `by` told of every transaction from now on."""
+        if self._watch is None:
+            event.listen(self.engine, "before_cursor_execute", _told_of_statement)
+        self._watch = by
 
     @contextmanager
     def read(self) -> Iterator[Catalogue]:
         """A transaction that only reads: one consistent state of everything. What it writes is refused or dropped."""
-        with self._transaction("read") as connection:
-            yield Catalogue(connection)
+        with self._told("read") as told, self._transaction("read", told) as connection:
+            yield self._catalogue(connection)
             connection.rollback()
 
     @contextmanager
     def write(self) -> Iterator[Catalogue]:
         """A transaction that writes: committed when the block ends, rolled back when it raises."""
-        with self._turn, self._transaction("write") as connection:
-            yield Catalogue(connection)
+        with self._told("write") as told, self._turn, self._transaction("write", told) as connection:
+            yield self._catalogue(connection)
             self._check_same()  # what goes into a file that was removed meanwhile is not kept
             with self.telling("commit"):
                 connection.commit()
             self._check_same()
 
+    def _told(self, mode: Mode) -> AbstractContextManager[Callable[[], None] | None]:
+        return nullcontext() if self._watch is None else self._watch.transaction(mode)
+
+    def _catalogue(self, connection: Connection) -> Catalogue:
+        return Catalogue(connection, None if self._watch is None else self._watch.here())
+
     @contextmanager
-    def _transaction(self, mode: Mode) -> Iterator[Connection]:
+    def _transaction(self, mode: Mode, told: Callable[[], None] | None) -> Iterator[Connection]:
         """A connection whose transaction has begun; what is not committed in it is rolled back."""
         self._check_same()
         with self.telling(mode), self.engine.connect() as connection:
+            connection.info[STATEMENT] = told
             connection.execution_options(soup_mode=mode, **self._backend.transaction_options(mode)).begin()
             yield connection
 
@@ -170,6 +196,13 @@ class Database:
     def close(self) -> None:
         """Close every connection."""
         self.engine.dispose()
+
+
+def _told_of_statement(connection: Connection, *_: object) -> None:
+    """A statement is executed: SQLAlchemy's event."""
+    told = connection.info.get(STATEMENT)
+    if told is not None:
+        told()
 
 
 class _Turn:

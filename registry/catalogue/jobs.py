@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from pydantic import TypeAdapter
-from sqlalchemy import ColumnElement, and_, func, select, update
+from sqlalchemy import ColumnElement, Connection, and_, func, select, update
 
 from registry.catalogue.repository import Repository, matching, now, seen_by
 from registry.catalogue.rows import Asker, JobRow, Namespaces, Page
@@ -41,6 +41,10 @@ class Jobs(Repository[JobRow]):
 
     values = TypeAdapter(JobRow)
 
+    def __init__(self, connection: Connection, asked: str | None = None) -> None:
+        super().__init__(connection)
+        self._asked = asked
+
     def enqueue(
         self, kind: str, arguments: Mapping[str, Any], *, namespace: str, created_by: str,
         dedupe_key: str | None = None, delay: float = 0.0,
@@ -68,6 +72,7 @@ class Jobs(Repository[JobRow]):
             arguments=dict(arguments),
             progress={},
             attempts=0,
+            traceparent=self._asked,
             dedupe_key=dedupe_key,
             run_after=due,
             created_at=moment,

@@ -210,6 +210,8 @@ class JobRow:
     updated_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
+    traceparent: str | None = None
+    """Where it was asked for, in traces."""
 
 
 @dataclass(frozen=True)

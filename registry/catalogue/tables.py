@@ -267,6 +267,7 @@ jobs = Table(
     Column("failures", Integer, nullable=False, server_default=text("0")),  # of its own, that were tried again
     Column("crashes", Integer, nullable=False, server_default=text("0")),  # under it, since it last came further
     Column("reached", Integer, nullable=False, server_default=text("0")),  # what was saved when it was begun after one
+    Column("traceparent", String(55)),  # where it was asked for, in traces
     Column("dedupe_key", String(300)),
     Column("run_after", Microseconds, nullable=False),
     Column("worker", String(64)),

@@ -10,16 +10,30 @@ import numpy as np
 
 from registry.base_model import BaseText
 from service.engine.choice import Choice, Ending
+from service.engine.life import watching
 from service.engine.request import GenerateRequest, Generation, PromptScores, ScoreRequest, Scores, TopTokens
 from service.engine.sampler import Stream
 
 
 class _Begun:
-    """What drafts have in common: when the request `came` (monotonic seconds), and whether a step had a part of it."""
+    """What drafts have in common: when the request `came`, when a step first had a part of it, and who is told.
+
+    All moments are monotonic seconds.
+    """
 
     def __init__(self) -> None:
         self.came = time.monotonic()
-        self.begun = False
+        self.began: float | None = None
+        self.first: float | None = None
+        """When the first token was drawn."""
+        self.told = watching.get()
+
+    def begin_part(self) -> bool:
+        """A step has a part of the request; whether it is the first one."""
+        if self.began is not None:
+            return False
+        self.began = time.monotonic()
+        return True
 
 
 class GenerationDraft(_Begun):
@@ -32,8 +46,6 @@ class GenerationDraft(_Begun):
         self.request = request
         self.choices = [Choice(index, params, ending, decode) for index in range(params.n)]
         self.streams = [Stream(seed, index) for index in range(params.n)]
-        self.silent = True
-        """Whether no token was drawn yet."""
         self._reused: int | None = None
         self._chosen: list[float | None] = [None]
         self._tops: list[TopTokens | None] = [None]
@@ -59,7 +71,7 @@ class GenerationDraft(_Begun):
 
     def counted(self) -> tuple[int, int]:
         """The tokens that were read, and those that were generated, so far."""
-        if not self.begun:
+        if self.began is None:
             return 0, 0
         return len(self.request.prompt), sum(choice.position for choice in self.choices)
 
@@ -99,7 +111,7 @@ class ScoreDraft(_Begun):
 
     def counted(self) -> tuple[int, int]:
         """The tokens that were read; all of them once a step had some."""
-        return (sum(map(len, self.request.windows)) if self.begun else 0), 0
+        return (sum(map(len, self.request.windows)) if self.began is not None else 0), 0
 
     def result(self) -> Scores:
         """The answer, once every window is scored."""

@@ -65,7 +65,7 @@ class Executor:
         wrong: dict[str, Exception] = {}
         for work in step.works:
             handle, draft = work.request.adapter, self._drafts[work]
-            first, draft.begun = not draft.begun, True
+            first = draft.begin_part()
             if handle is None:
                 continue
             self._bank.hits += first and self._bank.holds(runner, handle)
@@ -187,9 +187,9 @@ class Executor:
         """Count a token that was drawn."""
         self.counts["generated_tokens_total"] += 1
         self._tally.tokens(digest, generated=1)
-        if draft.silent:
-            draft.silent = False
-            self._tally.first_token(digest, time.monotonic() - draft.came)
+        if draft.first is None:
+            draft.first = time.monotonic()
+            self._tally.first_token(digest, draft.first - draft.came)
 
 
 def _step_told(works: list[Work]) -> Failures:

@@ -6,9 +6,11 @@ Used by the engine's thread, outside of its lock: what waits for a ticket may su
 from __future__ import annotations
 
 import logging
+import time
 
 from registry.errors import Internal, SoupError
 from service.engine.draft import Draft
+from service.engine.life import Life
 from service.engine.request import State
 from service.engine.steps import Work
 
@@ -17,8 +19,12 @@ log = logging.getLogger(__name__)
 
 def answer(work: Work, draft: Draft) -> None:
     """Give an ended request's ticket its answer or error; a cancelled one has none. What it took is told before."""
+    counted = draft.counted()
     if work.request.on_end is not None:
-        work.request.on_end(*draft.counted())
+        work.request.on_end(*counted)
+    if draft.told is not None:
+        moments = draft.came, draft.began, draft.first, time.monotonic()
+        draft.told(Life(*work.key, work.state.value, *moments, *counted))
     if not work.ticket.set_running_or_notify_cancel():
         return
     if work.state is not State.FINISHED:

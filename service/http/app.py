@@ -73,6 +73,7 @@ def create_app(runtime: Runtime) -> FastAPI:
         redoc_url=None,
         openapi_url=None,
         generate_unique_id_function=lambda route: route.name,
+        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},  # it tells paths
         responses={"default": {"model": problems.ErrorBody, "description": "An error, in OpenAI's shape."}},
     )
     app.state.runtime = runtime
@@ -90,7 +91,7 @@ def create_app(runtime: Runtime) -> FastAPI:
     app.add_middleware(
         Gate, database=runtime.database, settings=settings, watch=runtime.key_watch, tokens=runtime.identities
     )
-    app.add_middleware(Observe, metrics=metrics)
+    app.add_middleware(Observe, metrics=metrics, traces=runtime.traces)
     return app
 
 

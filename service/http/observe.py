@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.engine.tally import Figures
 from service.http import problems
 from service.logs import describe, request_id_now
+from service.traces import Traces
 
 log = logging.getLogger("service.request")
 
@@ -157,19 +158,24 @@ def route_of(scope: Scope) -> str:
 class Observe:
     """ASGI layer: gives the request its id, answers unexpected errors with 500, counts and logs."""
 
-    def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, *, metrics: Metrics, traces: Traces | None = None) -> None:
         self._app = app
         self._metrics = metrics
+        self._traces = traces or Traces()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on; everything but HTTP goes through untouched."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = request_id_of(Headers(scope=scope))
+        headers = Headers(scope=scope)
+        with self._traces.request(_method(scope), headers):
+            await self._answer(scope, receive, send, request_id_of(headers))
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
         scope.setdefault("state", {})["request_id"] = request_id
         token = request_id_now.set(request_id)
-        sent = _Sent(send, request_id)
+        sent = _Sent(send, {"x-request-id": request_id, "traceresponse": self._traces.here()})
         started = time.perf_counter()
         self._metrics.in_flight.inc()
         try:
@@ -185,8 +191,7 @@ class Observe:
             request_id_now.reset(token)
 
     def _record(self, scope: Scope, status: int | None, seconds: float) -> None:
-        method = scope["method"] if scope["method"] in HTTP_METHODS else "OTHER"
-        route = route_of(scope)
+        method, route = _method(scope), route_of(scope)
         shown = "none" if status is None else str(status)
         self._metrics.requests.labels(method, route, shown).inc()
         self._metrics.seconds.labels(method, route).observe(seconds)
@@ -195,6 +200,7 @@ class Observe:
         if "over_limit" in scope["state"]:
             self._metrics.over_limit.labels(scope["state"]["over_limit"]).inc()
         principal = scope["state"].get("principal")
+        self._trace(scope, status, f"{method} {route}", getattr(principal, "key_id", None))
         fields = {
             "method": method,
             "route": route,
@@ -204,20 +210,34 @@ class Observe:
         }
         log.info("request", extra={"fields": fields})
 
+    def _trace(self, scope: Scope, status: int | None, name: str, key_id: str | None) -> None:
+        """Say of a request's span what the log says of the request."""
+        state = scope["state"]
+        found = {
+            "http.route": route_of(scope), "http.response.status_code": status, "soup.request_id": state["request_id"],
+            "soup.key": key_id, "error.type": state.get("error_code"),
+        }  # fmt: skip
+        told = {key: value for key, value in found.items() if value is not None}
+        self._traces.note(told, name=name, failed=status is None or status >= 500)
+
+
+def _method(scope: Scope) -> str:
+    return scope["method"] if scope["method"] in HTTP_METHODS else "OTHER"
+
 
 class _Sent:
-    """`send` that adds the request id and the basic headers, and remembers the status."""
+    """`send` that adds headers (those that are None left out) and the basic ones, and remembers the status."""
 
-    def __init__(self, send: Send, request_id: str) -> None:
+    def __init__(self, send: Send, headers: Mapping[str, str | None]) -> None:
         self._send = send
-        self._request_id = request_id
+        self._headers = {name: value for name, value in headers.items() if value is not None}
         self.status: int | None = None
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = MutableHeaders(scope=message)
-            headers["x-request-id"] = self._request_id
+            headers.update(self._headers)
             for name, value in BASIC_HEADERS.items():
                 headers.setdefault(name, value)
         await self._send(message)

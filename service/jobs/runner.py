@@ -26,6 +26,7 @@ from registry.errors import Busy, Cancelled, Internal, SoupError, Unavailable, a
 from registry.progress import Progress
 from registry.registry import Caller
 from service.job_board import Interrupted
+from service.job_tally import Outcome
 from service.jobs.contract import JobContext, Lane, workers_of
 from service.jobs.fit_process import FitProcess
 from service.jobs.gradient_process import GradientProcess
@@ -147,7 +148,7 @@ class JobRunner:
     def _run(self, row: JobRow) -> None:
         """Run a claimed job to its end, and remove what only it needed; not where it goes on elsewhere."""
         began = time.monotonic()
-        with self._board.runs(row.id) as cancelled:
+        with self._board.runs(row.id) as cancelled, self.parts.traces.job(row.kind, row.id, row.traceparent):
             ended = self._attempt(row, self._progress(row, cancelled))
         self._board.tally.took(row.kind, time.monotonic() - began)
         try:
@@ -165,7 +166,7 @@ class JobRunner:
                 raise Internal(f"The process that ran it ended without a word, {row.crashes} times.")
             result = KINDS[row.kind].run(JobContext(self.parts, self.fitting, self.computing, row, progress))
             if self._succeed(row, result):
-                self._board.tally.ended(row.kind, "succeeded")
+                self._ended(row.kind, "succeeded")
                 return True
             return self._ended_elsewhere(row)
         except Interrupted:
@@ -193,6 +194,12 @@ class JobRunner:
         """Count the time that a job took for its namespace, whatever has become of it."""
         return jobs.took(KINDS[row.kind].lane, row, _now())
 
+    def _ended(self, kind: str, outcome: Outcome, code: str | None = None) -> None:
+        """Count how a try ended, and say so of its span."""
+        self._board.tally.ended(kind, outcome, code)
+        told = {"soup.job.outcome": outcome} | ({} if code is None else {"error.type": code})
+        self.parts.traces.note(told, failed=outcome == "failed")
+
     def _crashes(self, row: JobRow) -> int:
         """How often its process ended under a job without that it came further: those before are no fault of its."""
         if not row.crashes:
@@ -212,7 +219,7 @@ class JobRunner:
                 KINDS[row.kind].ended_without(catalogue, row)
         if not ours:
             return self._ended_elsewhere(row)
-        self._board.tally.ended(row.kind, "failed" if retry_in is None else "retried", error.code)
+        self._ended(row.kind, "failed" if retry_in is None else "retried", error.code)
         return retry_in is None
 
     def _ended_elsewhere(self, row: JobRow) -> bool:
@@ -220,7 +227,7 @@ class JobRunner:
         with self._database.read() as catalogue:
             cancelled = catalogue.jobs.get(None, row.id).state == "cancelled"
         if cancelled:
-            self._board.tally.ended(row.kind, "cancelled")
+            self._ended(row.kind, "cancelled")
         return cancelled
 
     def _store(self, change: Callable[[Jobs], bool]) -> bool:

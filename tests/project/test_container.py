@@ -225,7 +225,7 @@ def shell(command: str, source: Path) -> None:
 def test_the_dependencies_are_those_of_the_project(source: Path) -> None:
     shell(run_line('python -c "import tomllib'), source)
     extras = PROJECT["optional-dependencies"]
-    wanted = [*PROJECT["dependencies"], *extras["train"], *extras["server"], *extras["oidc"]]
+    wanted = [*PROJECT["dependencies"], *extras["train"], *extras["server"], *extras["oidc"], *extras["otel"]]
     wanted.remove("adaptersoup[train]")
     assert (source / "src" / "requirements.txt").read_text().splitlines() == wanted
 

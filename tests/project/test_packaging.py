@@ -17,7 +17,8 @@ import tomllib
 import zipfile
 from collections.abc import Iterable
 from contextlib import closing
-from importlib.metadata import packages_distributions
+from functools import cache
+from importlib.metadata import distribution, packages_distributions
 from pathlib import Path
 from typing import Any
 
@@ -160,21 +161,46 @@ def normal(requirement: str) -> str:
 def declared(*extras: str) -> set[str]:
     """Names of the distributions that pyproject.toml asks for, for all that is shipped and for these extras."""
     optional = PROJECT["optional-dependencies"]
-    asked = [name for extra in ("train", "server", "oidc", *extras) for name in optional[extra]]
+    asked = [name for extra in ("train", "server", "oidc", "otel", *extras) for name in optional[extra]]
     return {normal(name) for name in (*PROJECT["dependencies"], *asked)} - {PROJECT["name"]}
+
+
+@cache
+def providers(module: str) -> frozenset[str]:
+    """Names of the installed distributions that have a module, `module` itself or what it is a name in.
+
+    Of a package that several have parts of (opentelemetry), the one with that part.
+    """
+    parts = module.split(".")
+    top = packages().get(parts[0], [parts[0]])
+    if len(set(top)) == 1:
+        return frozenset({normal(top[0])})
+    for length in range(len(parts), 1, -1):
+        path = "/".join(parts[:length])
+        if found := {normal(name) for name in top if files_of(name) & {f"{path}.py", f"{path}/__init__.py"}}:
+            return frozenset(found)
+    return frozenset()
+
+
+packages = cache(packages_distributions)
+
+
+@cache
+def files_of(name: str) -> frozenset[str]:
+    """Paths of what a distribution has installed."""
+    return frozenset(map(str, distribution(name).files or ()))
 
 
 def imported(folders: Iterable[str]) -> set[str]:
     """Names of the installed distributions that the modules in these folders import, wherever they do."""
-    providers = packages_distributions()
     found = set()
     for path in (path for folder in folders for path in (REPOSITORY / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            for top in {name.split(".")[0] for name in names} - {*SHIPPED, *NOT_SHIPPED}:
-                if top not in sys.stdlib_module_names:
-                    found.update(normal(name) for name in providers.get(top, [top]))
+            for name in names:
+                if name.split(".")[0] not in {*SHIPPED, *NOT_SHIPPED, *sys.stdlib_module_names}:
+                    found |= providers(name)
     return found
 
 

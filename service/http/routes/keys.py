@@ -139,8 +139,8 @@ def _check_lasts(row: KeyRow) -> None:
     """Raises Conflict for a key that has ended, or is an identity's, which the issuer's tokens say everything of."""
     if row.issuer is not None:
         raise Conflict(
-            f"{row.id} is an identity of {row.issuer}: what it may do is changed there and in the server's mapping; here "
-            "it can be revoked, for good.",
+            f"{row.id} is an identity of {row.issuer}: what it may do is changed there and in the server's mapping; "
+            "here it can be revoked, for good.",
             param="id",
         )
     if row.revoked_at is not None:

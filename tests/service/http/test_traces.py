@@ -1,0 +1,258 @@
+"""Traces: the spans of a request and of the job that it asks for, what they say, and what they never say."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+
+from service.client.client import SoupClient
+from tests.service.servers import Live, World, open_live, open_world, write_bases
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+PARENT = "b7ad6b7169203331"
+PROMPT = "zebra-secret-prompt"
+
+
+class Collector:
+    """An OTLP collector: every span that was sent, and whatever else came."""
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+        self.services: set[str] = set()
+        self.bytes = b""
+
+    def take(self, path: str, body: bytes) -> None:
+        assert path == "/v1/traces"
+        self.bytes += body
+        for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+            self.services |= {
+                one.value.string_value for one in resource.resource.attributes if one.key == "service.name"
+            }
+            self.spans += [span for scope in resource.scope_spans for span in scope.spans]
+
+    def named(self, name: str) -> list[Span]:
+        return [span for span in self.spans if span.name == name]
+
+    def below(self, span: Span) -> list[Span]:
+        return sorted(
+            (one for one in self.spans if one.parent_span_id == span.span_id), key=lambda one: one.start_time_unix_nano
+        )
+
+    def tree(self, span: Span) -> dict[str, Any]:
+        """Names below a span, each with those below it; of equal ones the last."""
+        return {one.name: self.tree(one) for one in self.below(span)}
+
+
+def said(span: Span) -> dict[str, Any]:
+    found = {}
+    for one in span.attributes:
+        kind = one.value.WhichOneof("value")
+        found[one.key] = getattr(one.value, kind)
+    return found
+
+
+@pytest.fixture(scope="module")
+def collecting() -> Iterator[tuple[Collector, str]]:
+    """A collector on loopback, and its address."""
+    collector = Collector()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            if self.headers.get("content-encoding") == "gzip":
+                body = gzip.decompress(body)
+            collector.take(self.path, body)
+            self.send_response(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield collector, f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def world(
+    collecting: tuple[Collector, str],
+    served: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+    database_settings: dict[str, Any],
+) -> Iterator[World]:
+    folder = tmp_path_factory.mktemp("traced")
+    bases = write_bases(folder / "bases.toml", served)
+    yield from open_world(folder / "data", bases, **database_settings, otel_endpoint=collecting[1])
+
+
+@pytest.fixture(scope="module")
+def live(world: World) -> Iterator[Live]:
+    yield from open_live(world)
+
+
+@pytest.fixture
+def collected(collecting: tuple[Collector, str], world: World) -> Callable[[], Collector]:
+    """What the collector has, once everything that ended was sent."""
+
+    def sent() -> Collector:
+        assert world.runtime.traces._provider.force_flush()  # type: ignore[attr-defined]
+        return collecting[0]
+
+    return sent
+
+
+def ask(live: Live, method: str, path: str, *, key: str | None = None, **request: Any) -> httpx2.Response:
+    headers = {"authorization": f"Bearer {key or live.world.admin}", **request.pop("headers", {})}
+    return httpx2.request(method, live.url + path, headers=headers, timeout=60, **request)
+
+
+def test_a_request_has_its_tree(live: Live, collected: Callable[[], Collector]) -> None:
+    body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 4, "seed": 1}
+    headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "x-request-id": "wanted-id"}
+    answer = ask(live, "POST", "/v1/completions", json=body, headers=headers)
+    assert answer.status_code == 200, answer.text
+    found = collected()
+    assert found.services == {"adaptersoup"}
+    (request,) = (one for one in found.named("POST /v1/completions") if one.parent_span_id.hex() == PARENT)
+    assert request.trace_id.hex() == TRACE
+    assert answer.headers["traceresponse"] == f"00-{TRACE}-{request.span_id.hex()}-01"
+    assert request.kind == Span.SPAN_KIND_SERVER
+    usage, about = answer.json()["usage"], said(request)
+    assert about["soup.key"].startswith("key-")
+    assert about == {
+        "http.request.method": "POST", "http.route": "/v1/completions", "http.response.status_code": 200,
+        "soup.request_id": "wanted-id", "soup.key": about["soup.key"],
+    }  # fmt: skip
+    tree = found.tree(request)
+    assert tree["engine"] == {"engine queue": {}, "engine prompt": {}, "engine generate": {}}
+    assert tree["database read"] == {}
+    (engine,) = (one for one in found.below(request) if one.name == "engine")
+    assert said(engine) == {
+        "soup.base_model": "tiny", "soup.end": "finished",
+        "gen_ai.usage.input_tokens": usage["prompt_tokens"], "gen_ai.usage.output_tokens": usage["completion_tokens"],
+    }  # fmt: skip
+    queue, prompt, generate = found.below(engine)
+    times = [engine.start_time_unix_nano, queue.end_time_unix_nano, prompt.end_time_unix_nano]
+    assert times == sorted(times)
+    assert (queue.end_time_unix_nano, prompt.end_time_unix_nano) == (
+        prompt.start_time_unix_nano, generate.start_time_unix_nano
+    )  # fmt: skip
+    assert request.start_time_unix_nano <= engine.start_time_unix_nano <= engine.end_time_unix_nano
+    reads = [said(one)["soup.statements"] for one in found.below(request) if one.name == "database read"]
+    assert min(reads) >= 1
+
+
+def test_a_stream_is_open_until_its_last_token(live: Live, collected: Callable[[], Collector]) -> None:
+    body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 3, "stream": True}
+    answer = ask(live, "POST", "/v1/completions", json=body)
+    assert "[DONE]" in answer.text
+    span_id = answer.headers["traceresponse"].split("-")[2]
+    found = collected()
+    (request,) = (one for one in found.spans if one.span_id.hex() == span_id)
+    (engine,) = (one for one in found.below(request) if one.name == "engine")
+    assert said(engine)["gen_ai.usage.output_tokens"] == 3
+    assert not request.parent_span_id
+
+
+def test_a_job_links_to_the_request_that_asked(
+    live: Live, client: SoupClient, collected: Callable[[], Collector]
+) -> None:
+    """A cook by a recipe, whose soup is scored on a sample."""
+    texts = [f"{PROMPT} number {number} of the passages." for number in range(20)]
+    for seed, name in enumerate(("team/a", "team/b")):
+        live.world.push(name, seed=seed)
+    recipe = {"ingredients": [{"ref": "team/a"}, {"ref": "team/b"}]}
+    body = {"name": "team/half", "recipe": recipe, "sample": {"texts": texts}, "wait": 0}
+    begun = ask(live, "POST", "/v1/soups", json=body)
+    assert begun.status_code == 202, begun.text
+    client.wait_job(begun.json()["id"])
+    found = collected()
+    asked = begun.headers["traceresponse"].split("-")
+    (cook,) = (one for one in found.named("job cook") if said(one)["soup.job"] == begun.json()["id"])
+    assert [(link.trace_id.hex(), link.span_id.hex()) for link in cook.links] == [(asked[1], asked[2])]
+    assert cook.trace_id.hex() != asked[1]
+    assert said(cook)["soup.job.outcome"] == "succeeded"
+    assert "database write" in found.tree(cook)
+    assert found.tree(cook)["engine"] == {"engine queue": {}, "engine read": {}}
+
+
+def test_what_fails_says_its_kind_and_not_what_was_sent(live: Live, collected: Callable[[], Collector]) -> None:
+    unknown = ask(live, "GET", "/v1/adapters/team/zebra-secret-name?q=zebra-secret-query")
+    refused = ask(live, "GET", "/v1/models", key="sk-soup-" + "zebrasecret" * 3 + "0123456789")
+    nowhere = ask(live, "GET", "/zebra-secret-path")
+    assert [one.status_code for one in (unknown, refused, nowhere)] == [404, 401, 404]
+    found = collected()
+    spans = {one.span_id.hex(): one for one in found.spans}
+    told = []
+    for answer in (unknown, refused, nowhere):
+        span = spans[answer.headers["traceresponse"].split("-")[2]]
+        told.append((span.name, said(span)["error.type"]))
+        assert span.status.code == Status.STATUS_CODE_UNSET, "a mistake of the client's is none of the server's"
+    assert told == [
+        ("GET /v1/adapters/{ns}/{name}", "not_found"), ("GET unmatched", "unauthenticated"),
+        ("GET unmatched", "not_found"),
+    ]  # fmt: skip
+    for secret in (b"zebra", b"sk-soup-", b"SELECT", b"select ", b"127.0.0.1"):
+        assert secret not in found.bytes, secret
+    assert live.world.admin.encode() not in found.bytes
+
+
+@pytest.mark.parametrize(
+    "traceparent",
+    ["", "00-0-0-01", "00-" + "0" * 32 + "-" + PARENT + "-01", "ff-" + TRACE + "-" + PARENT + "-01", "x" * 5000],
+)
+def test_a_traceparent_that_is_none_begins_a_new_trace(live: Live, traceparent: str) -> None:
+    answer = ask(live, "GET", "/healthz", headers={"traceparent": traceparent, "tracestate": "a=" + "b" * 600})
+    assert answer.status_code == 200
+    assert answer.headers["traceresponse"].split("-")[1] not in {TRACE, "0" * 32}
+
+
+def test_a_collector_that_is_gone_keeps_nobody(
+    live: Live, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from service.open_telemetry import sending
+
+    traces = sending("http://127.0.0.1:9")
+    with caplog.at_level(logging.CRITICAL):
+        with traces.request("GET", {}):
+            assert traces.here() is not None
+        traces.close(1.0)
+    assert traces.here() is None
+
+
+def test_one_span_has_a_bounded_number_of_children(collecting: tuple[Collector, str]) -> None:
+    from service.open_telemetry import MOST, sending
+
+    traces = sending(collecting[1])
+    with traces.job("cook", "job-many", "no traceparent"):
+        for _ in range(MOST + 7):
+            with traces.transaction("read") as statement:
+                pass
+        assert statement is None
+    traces.close(5.0)
+    (job,) = (one for one in collecting[0].named("job cook") if said(one)["soup.job"] == "job-many")
+    assert said(job)["soup.spans_left_out"] == 7
+    assert len(collecting[0].below(job)) == MOST
+    assert not job.links
+
+
+def test_fastapis_own_telemetry_is_off(world: World) -> None:
+    """It would tell paths and queries to whatever provider another package makes the global one."""
+    telemetry = world.app._telemetry
+    assert not any(telemetry[part] for part in ("tracing", "metrics", "logs", "auto_configure"))
+    assert json.dumps(telemetry["exclude"]) == "null"
