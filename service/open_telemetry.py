@@ -45,10 +45,10 @@ class _Open:
         self._children = 0
 
     def takes_child(self) -> bool:
-        """Whether one more child is told of."""
+        """Whether one more child is told of, which may be after its own end: the engine hears last of who went away."""
         with self._lock:
             self._children += 1
-            return self.span.is_recording() and self._children <= MOST
+            return self.span.get_span_context().trace_flags.sampled and self._children <= MOST
 
     def end(self) -> None:
         """It is over."""

@@ -23,8 +23,9 @@ def answer(work: Work, draft: Draft) -> None:
     if work.request.on_end is not None:
         work.request.on_end(*counted)
     if draft.told is not None:
-        moments = draft.came, draft.began, draft.first, time.monotonic()
-        draft.told(Life(*work.key, work.state.value, *moments, *counted))
+        (base_id, adapter), (read, written) = work.key, counted
+        ended = time.monotonic()
+        draft.told(Life(base_id, adapter, work.state.value, draft.came, draft.began, draft.first, ended, read, written))
     if not work.ticket.set_running_or_notify_cancel():
         return
     if work.state is not State.FINISHED:

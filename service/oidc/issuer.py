@@ -36,6 +36,8 @@ WHOLE = 10.0
 """Seconds for a whole answer."""
 LARGEST = 256 * 1024
 MOST_KEYS = 100
+READ = ("kty", "kid", "use", "alg", "crv", "n", "e", "x", "y")
+"""Members of a key that are looked at, texts all of them; one in which they are not is passed over."""
 DISCOVERY = "/.well-known/openid-configuration"
 
 
@@ -77,7 +79,7 @@ class Issuer:
             self._tried_at = now
         try:
             keys = key_set(self.url)
-        except (httpx2.HTTPError, ValueError) as error:
+        except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
             log.warning("the keys of %s cannot be fetched (%s): %s", self.url, type(error).__name__, error)
             return
         finally:
@@ -108,7 +110,9 @@ def key_set(url: str) -> tuple[Jwk, ...]:
         found = _json(client, where).get("keys")
     if not isinstance(found, list) or len(found) > MOST_KEYS:
         raise ValueError(f"its key set is no list of at most {MOST_KEYS} keys")
-    return tuple(one for one in found if isinstance(one, dict))
+    return tuple(
+        one for one in found if isinstance(one, dict) and all(isinstance(one.get(name, ""), str) for name in READ)
+    )
 
 
 def check_address(url: str, *, local: bool = True) -> None:

@@ -263,7 +263,20 @@ def test_what_an_issuer_should_not_answer_is_no_key_set(
     tokens_of(issuer, clock).claims(issuer.token())
 
 
-@pytest.mark.parametrize("where", ["http://keys.example/", "file:///etc/passwd", 5, "https:///keys"])
+def test_keys_that_cannot_be_read_are_passed_over(issuer: LittleIssuer, clock: Clock) -> None:
+    good = issuer.published[0]
+    strange = [5, None, [], {}, {**good, "kid": 5}, {**good, "n": 5, "kid": "n"}, {**good, "n": "!", "kid": "b"}]
+    issuer.published = [*strange, {"kid": "oct", "kty": "oct", "k": "AAAA", "alg": "HS256"}, good]  # type: ignore[list-item]
+    tokens = tokens_of(issuer, clock)
+    assert tokens.claims(issuer.token())
+    for kid in ("n", "b", "oct"):
+        with pytest.raises(Unauthenticated, match=r"kid|cannot be used|signature"):
+            tokens.claims(issuer.token(header={"kid": kid}))
+
+
+@pytest.mark.parametrize(
+    "where", ["http://keys.example/", "file:///etc/passwd", 5, "https:///keys", "https://a b/", "https://[::1"]
+)
 def test_a_key_set_elsewhere_is_fetched_over_https_alone(issuer: LittleIssuer, clock: Clock, where: object) -> None:
     issuer.answers[DISCOVERY] = (200, {}, json.dumps({"issuer": issuer.url, "jwks_uri": where}).encode())
     with pytest.raises(Unavailable):
