@@ -227,9 +227,9 @@ def traces_of(settings: Settings) -> Traces:
         return Traces()
     try:
         from service.open_telemetry import sending
-    except ModuleNotFoundError as error:
+    except ModuleNotFoundError:
         raise Unavailable(
-            f"SOUP_OTEL_ENDPOINT needs {error.name}: pip install 'adaptersoup[otel]'.", param="otel_endpoint"
+            "SOUP_OTEL_ENDPOINT needs the OpenTelemetry SDK: pip install 'adaptersoup[otel]'.", param="otel_endpoint"
         ) from None
     return sending(settings.otel_endpoint)
 

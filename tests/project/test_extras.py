@@ -324,5 +324,5 @@ for wanted in {oidc}, {{"otel_endpoint": "http://127.0.0.1:1"}}:
     said = python(install("server"), "-c", program, cwd=tmp_path)
     assert said.stdout.splitlines() == [
         "SOUP_OIDC_ISSUER needs jwt: pip install 'adaptersoup[oidc]'.",
-        "SOUP_OTEL_ENDPOINT needs opentelemetry.exporter: pip install 'adaptersoup[otel]'.",
+        "SOUP_OTEL_ENDPOINT needs the OpenTelemetry SDK: pip install 'adaptersoup[otel]'.",
     ], said.stderr
