@@ -197,7 +197,7 @@ class TestCards:
         again = catalogue.adapters.update_card(row.id, domain="courts")
         assert (again.card, again.domain) == (card, "courts")
         for tag, found in (("old", 0), ("both", 1), ("new", 1)):
-            assert len(catalogue.adapters.list(None, tag=tag, **EVERYTHING).rows) == found
+            assert len(catalogue.adapters.list(None, tags=[tag], **EVERYTHING).rows) == found
         assert names(catalogue.adapters.list(None, q="COURT", **EVERYTHING)) == [row.ref]
 
     def test_if_match(self, catalogue):
@@ -250,9 +250,9 @@ class TestList:
             ({"base_model": "big"}, "c"),
             ({"method": "bottleneck"}, "cba"),
             ({"method": "lora"}, ""),
-            ({"tag": "x"}, "ca"),
-            ({"tag": "x", "kind": "adapter", "domain": "law"}, "a"),
-            ({"tag": "x", "base_model": "tiny", "domain": "c"}, ""),
+            ({"tags": ["x"]}, "ca"),
+            ({"tags": ["x"], "kind": "adapter", "domain": "law"}, "a"),
+            ({"tags": ["x"], "base_model": "tiny", "domain": "c"}, ""),
         ):
             rows = catalogue.adapters.list(None, **filters, **EVERYTHING).rows
             assert "".join(row.name for row in rows) == found, filters
