@@ -57,12 +57,12 @@ class Adapters(Repository[AdapterRow]):
             for table in (adapters, purged_adapters)
         )
         version = max(self._connection.execute(query).scalar_one() for query in given) + 1
-        result = self._connection.execute(insert(adapters).values(**_columns(new), version=version))
+        result = self._connection.execute(insert(adapters).values(**columns_of(new), version=version))
         key = result.inserted_primary_key
         if key is None:
             raise Internal("the database gave no id for a new adapter")
         row = self.get(key[0])
-        self._insert(adapter_words, adapter_id=row.id, words=_words_of(row))
+        self._insert(adapter_words, adapter_id=row.id, words=indexed(row))
         self._set_tags(row)
         return row
 
@@ -103,7 +103,7 @@ class Adapters(Repository[AdapterRow]):
             )
         row = self.get(id)
         self._connection.execute(
-            update(adapter_words).where(adapter_words.c.adapter_id == id).values(words=_words_of(row))
+            update(adapter_words).where(adapter_words.c.adapter_id == id).values(words=indexed(row))
         )
         self._set_tags(row)
         return row
@@ -312,11 +312,7 @@ def _at(row: AdapterRow, if_match: str | None) -> ColumnElement[bool]:
     return same if if_match is None or if_match == row.etag else false()
 
 
-def _words_of(row: AdapterRow) -> str:
-    return indexed(row.namespace, row.name, row.domain, row.card)
-
-
-def _columns(new: NewAdapter) -> dict[str, Any]:
+def columns_of(new: NewAdapter) -> dict[str, Any]:
     """A new adapter as the columns of its row, all but the version."""
     return {
         **NEW.dump_python(new, mode="json", exclude={"config"}),

@@ -6,6 +6,7 @@ ended; where there are words to look for, the index of words is what is read.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
@@ -14,9 +15,9 @@ from sqlalchemy import ColumnElement, FromClause, select
 from registry.catalogue.repository import Repository, matching, seen_by
 from registry.catalogue.rows import AdapterFilters, AdapterRow, ListedRow, Namespaces, Page
 from registry.catalogue.tables import LIVE, adapter_tags, adapters
-from registry.catalogue.words import index_of, searched
+from registry.catalogue.words import MARKED, WordIndex, mark, postgresql_index, searched, sqlite_index, words_of
 from registry.errors import Incompatible, InvalidParameter
-from registry.names import check_part
+from registry.names import check_part, is_part
 from registry.spec import AdapterConfig
 
 CONFIG: TypeAdapter[AdapterConfig] = TypeAdapter(AdapterConfig)
@@ -36,18 +37,36 @@ class Listing(Repository[ListedRow]):
 
     def page(self, visible: Namespaces, filters: AdapterFilters, *, limit: int, cursor: str | None) -> Page[ListedRow]:
         """Live adapters of the visible namespaces that match every filter, newest first."""
+        tags, words = _tags(filters), searched(filters.get("q"))
         source: FromClause = adapters
         conditions = [LIVE, seen_by(visible, adapters.c.namespace), *_equal(filters)]
         key: ColumnElement[int] = adapters.c.id
-        if q := filters.get("q"):
-            index = index_of(self._connection.dialect.name, searched(q), visible)
+        if words or (tags and self._connection.dialect.name == "sqlite"):
+            index = self._index(words, visible, filters, tags)
             source, key = index.table.join(source, index.id == adapters.c.id), index.id
-            conditions.append(index.has_words)
-        for tag in _tags(filters):
+            conditions.append(index.found)
+        for tag in tags:
             tagged = adapter_tags.alias()
             source = source.join(tagged, tagged.c.adapter_id == adapters.c.id)
             conditions.append(tagged.c.tag == tag)
         return self._page(select(*LISTED).select_from(source).where(*conditions), key, limit=limit, cursor=cursor)
+
+    def _index(
+        self, words: Sequence[str], visible: Namespaces, filters: AdapterFilters, tags: Sequence[str]
+    ) -> WordIndex:
+        """The index of words, asked for these; on SQLite for all else that it knows of what is asked for as well.
+
+        Whatever it leads to there is read to the end of the page: nothing else says how much that would be.
+        PostgreSQL counts, and takes the index that leads to fewer rows.
+        """
+        if self._connection.dialect.name != "sqlite":
+            return postgresql_index(words)
+        marks = [[mark("namespace", one) for one in visible]] if visible else []
+        marks += [[mark("tag", tag)] for tag in tags]
+        given = {name: str(filters.get(name) or "") for name in MARKED}
+        marks += [[mark(name, value)] for name, value in given.items() if is_part(value)]
+        named = words_of(f"{filters.get('name') or ''} {filters.get('domain') or ''}")
+        return sqlite_index([*words, *named], marks)
 
 
 def adapter_of(values: TypeAdapter[Row], row: Any) -> Row:
@@ -65,8 +84,8 @@ def unreadable(namespace: str, name: str) -> Incompatible:
 
 
 def _tags(filters: AdapterFilters) -> list[str]:
-    """The tags that are asked for, each once; raises InvalidParameter for more than a query is made of."""
-    tags = list(dict.fromkeys(filters.get("tags", ())))
+    """The tags that are asked for, each once; raises InvalidName, InvalidParameter for more than a query is made of."""
+    tags = [check_part(tag, "tag") for tag in dict.fromkeys(filters.get("tags", ()))]
     if len(tags) > MOST_TAGS:
         raise InvalidParameter(f"{len(tags)} tags were given; a list is filtered by at most {MOST_TAGS}.", param="tag")
     return tags
@@ -74,10 +93,10 @@ def _tags(filters: AdapterFilters) -> list[str]:
 
 def _equal(filters: AdapterFilters) -> list[ColumnElement[bool]]:
     """The filters that columns are equal to; raises InvalidName for a name that nothing can have."""
-    wanted = {
-        column: filters.get(column) for column in ("base_model", "method", "domain", "kind", "namespace", "tuned_on")
-    }
-    found = matching(adapters, **wanted)
+    found = matching(
+        adapters, base_model=filters.get("base_model"), method=filters.get("method"), domain=filters.get("domain"),
+        kind=filters.get("kind"), namespace=filters.get("namespace"), tuned_on=filters.get("tuned_on"),
+    )  # fmt: skip
     if (name := filters.get("name")) is not None:
         namespace, slash, bare = name.rpartition("/")
         found += matching(adapters, name=check_part(bare, "name"))

@@ -2,21 +2,21 @@
 
 Words are made here and not by the databases, so that a search finds the same on both: runs of letters and digits, in
 the case and form that all ways to write a letter have in common. Where a script puts no spaces between its words each
-character is one. The index has the words of an adapter and a mark of its namespace, which no word is like.
+character is one. The index also has a mark for each value that lists are filtered by, which no word is like.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, FromClause, cast, column, literal, table
+from sqlalchemy import ColumnElement, FromClause, cast, column, table
 from sqlalchemy.dialects.postgresql import TSQUERY
 
-from registry.catalogue.rows import Namespaces
-from registry.catalogue.word_tables import WORDS_VECTOR, adapter_words
+from registry.catalogue.rows import DescribedAdapter
+from registry.catalogue.word_tables import adapter_words
 from registry.errors import InvalidParameter
 from registry.spec import Card
 
@@ -31,6 +31,8 @@ UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf
 UNWRITTEN = ("Mn", "Mc", "Me", "Cf")
 """Marks over and under letters that no letter has in itself, and characters that nobody sees: they are looked over."""
 _WORD = re.compile(f"(?=[^\\W_])(?:[{UNSPACED}]|[^\\W_{UNSPACED}]+)")
+MARKED = ("namespace", "kind", "method", "base_model")
+"""Filters that the index has marks for, beside tags: what never changes of an adapter."""
 _INDEX = table("adapter_words_index", column("rowid"), column("adapter_words_index"))
 
 
@@ -41,15 +43,25 @@ def words_of(text: str) -> list[str]:
     return list(dict.fromkeys(word[:LONGEST_WORD] for word in _WORD.findall(plain)))
 
 
-def indexed(namespace: str, name: str, domain: str, card: Card) -> str:
-    """What the index has of an adapter: the mark of its namespace, and the words of its name, domain, tags and card."""
+def indexed(row: DescribedAdapter) -> str:
+    """What the index has of an adapter: its words, and a mark for each value that lists are filtered by."""
+    columns = {name: str(getattr(row, name)) for name in ("namespace", "name", "domain", "kind", "base_model")}
+    return indexed_columns({**columns, "method": row.config.method}, row.card)
+
+
+def indexed_columns(columns: Mapping[str, str], card: Card) -> str:
+    """The same by the columns of its row."""
     notes = (text for pair in card.metadata.items() for text in pair if isinstance(text, str))
-    texts = (namespace, name, domain, *card.tags, card.license or "", card.description, *notes)
-    return " ".join([_mark(namespace), *_bounded(words_of("\n".join(texts)))])
+    named = (columns["namespace"], columns["name"], columns["domain"])
+    texts = (*named, *card.tags, card.license or "", card.description, *notes)
+    marks = [mark(name, columns[name]) for name in MARKED] + [mark("tag", tag) for tag in card.tags]
+    return " ".join([*dict.fromkeys(marks), *_bounded(words_of("\n".join(texts)))])
 
 
-def searched(q: str) -> list[str]:
-    """The words that a search text asks for; raises InvalidParameter for one that is too long or has none."""
+def searched(q: str | None) -> list[str]:
+    """The words that a search text asks for, none without one; raises InvalidParameter for one without any word."""
+    if not q:
+        return []
     if len(q) > LONGEST_Q:
         raise InvalidParameter(f"A search text has at most {LONGEST_Q} characters.", param="q")
     words = words_of(q)
@@ -58,31 +70,30 @@ def searched(q: str) -> list[str]:
     return words
 
 
-class Index(NamedTuple):
+class WordIndex(NamedTuple):
     """Where a database finds adapters by words: a table, its column of the adapter's id, and the condition."""
 
     table: FromClause
     id: ColumnElement[int]
-    has_words: ColumnElement[bool]
+    found: ColumnElement[bool]
 
 
-def index_of(dialect: str, words: Sequence[str], visible: Namespaces) -> Index:
-    """The index of a database, asked for adapters of these namespaces with words that begin with each of `words`."""
-    marks = None if visible is None else [_mark(namespace) for namespace in visible]
-    if dialect == "sqlite":
-        asked = [f'"{word}"*' for word in words]
-        if marks:
-            asked.append("(" + " OR ".join(f'"{mark}"' for mark in marks) + ")")
-        return Index(_INDEX, _INDEX.c.rowid, _INDEX.c.adapter_words_index.op("MATCH")(" AND ".join(asked)))
-    asked = [f"'{word}':*" for word in words]
-    if marks:
-        asked.append("(" + " | ".join(f"'{mark}'" for mark in marks) + ")")
-    query = cast(literal(" & ".join(asked)), TSQUERY)
-    return Index(adapter_words, adapter_words.c.adapter_id, WORDS_VECTOR.op("@@")(query))
+def sqlite_index(words: Sequence[str], marks: Sequence[Sequence[str]]) -> WordIndex:
+    """Adapters with words that begin with each of `words`, and of each of the groups of `marks` with one of them."""
+    asked = [f'"{word}"*' for word in words]
+    asked += ["(" + " OR ".join(f'"{one}"' for one in group) + ")" for group in marks]
+    return WordIndex(_INDEX, _INDEX.c.rowid, _INDEX.c.adapter_words_index.op("MATCH")(" AND ".join(asked)))
 
 
-def _mark(namespace: str) -> str:
-    return f"={namespace}"
+def postgresql_index(words: Sequence[str]) -> WordIndex:
+    """Adapters with words that begin with each of `words`."""
+    asked = cast(" & ".join(f"'{word}':*" for word in words), TSQUERY)
+    return WordIndex(adapter_words, adapter_words.c.adapter_id, adapter_words.c.words.op("@@")(asked))
+
+
+def mark(name: str, value: str) -> str:
+    """What stands for the value of a filter, beside the words and like none of them."""
+    return f"{name}={value}"
 
 
 def _bounded(words: Iterable[str]) -> Iterable[str]:
