@@ -6,7 +6,7 @@ A change of what people say is one UPDATE of the revision that was read: of two 
 from __future__ import annotations
 
 import builtins
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime
 from functools import cache
@@ -226,6 +226,10 @@ class Adapters(Repository[AdapterRow]):
     ) -> Page[ListedRow]:
         """Live adapters of the visible namespaces that match every filter, newest first."""
         return Listing(self._connection).page(visible, filters, limit=limit, cursor=cursor)
+
+    def listed(self, visible: Namespaces, ids: Sequence[int]) -> dict[int, ListedRow]:
+        """The visible live adapters of these ids, by id."""
+        return Listing(self._connection).of(visible, ids)
 
     def pool(self, pool: PoolSpec, encoder_digest: str | None = None) -> builtins.list[PooledRow]:
         """The newest live version of each name of a pool, where its sample is ready, and embedded by this encoder.

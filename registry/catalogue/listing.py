@@ -51,6 +51,11 @@ class Listing(Repository[ListedRow]):
             conditions.append(tagged.c.tag == tag)
         return self._page(select(*LISTED).select_from(source).where(*conditions), key, limit=limit, cursor=cursor)
 
+    def of(self, visible: Namespaces, ids: Sequence[int]) -> dict[int, ListedRow]:
+        """The visible live adapters of these ids, by id."""
+        seen = (LIVE, seen_by(visible, adapters.c.namespace))
+        return {row.id: row for row in self._all(select(*LISTED).where(adapters.c.id.in_(ids), *seen))}
+
     def _index(
         self, words: Sequence[str], visible: Namespaces, filters: AdapterFilters, tags: Sequence[str]
     ) -> WordIndex:

@@ -84,7 +84,8 @@ def list_adapters(
 ) -> AdapterList:
     """Live adapters and soups this key sees, newest first, without their provenance.
 
-    `q` looks for words in name, domain, tags and card: each of its words is one there, or the beginning of one. `tuned_on` is the digest of a sample: those that have learnt from it.
+    `q` looks for words in name, domain, tags and card: each of its words is one there, or the beginning of one.
+    `tuned_on` is the digest of a sample: those that have learnt from it.
     """
     size = page_size(limit, parts)
     with parts.registry.database.read() as catalogue:
