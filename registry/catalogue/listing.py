@@ -39,7 +39,7 @@ class Listing(Repository[ListedRow]):
         """Live adapters of the visible namespaces that match every filter, newest first."""
         tags, words = _tags(filters), searched(filters.get("q"))
         source: FromClause = adapters
-        conditions = [LIVE, seen_by(visible, adapters.c.namespace), *_equal(filters)]
+        conditions = [LIVE, *([] if visible is None else [seen_by(visible, adapters.c.namespace)]), *_equal(filters)]
         key: ColumnElement[int] = adapters.c.id
         if words or (tags and self._connection.dialect.name == "sqlite"):
             index = self._index(words, visible, filters, tags)
@@ -49,7 +49,10 @@ class Listing(Repository[ListedRow]):
             tagged = adapter_tags.alias()
             source = source.join(tagged, tagged.c.adapter_id == adapters.c.id)
             conditions.append(tagged.c.tag == tag)
-        return self._page(select(*LISTED).select_from(source).where(*conditions), key, limit=limit, cursor=cursor)
+        query = select(*LISTED).select_from(source).where(*conditions)
+        if len(conditions) == 1:  # SQLite would read the retired as well
+            query = query.with_hint(adapters, "INDEXED BY ix_adapters_live", "sqlite")
+        return self._page(query, key, limit=limit, cursor=cursor)
 
     def of(self, visible: Namespaces, ids: Sequence[int]) -> dict[int, ListedRow]:
         """The visible live adapters of these ids, by id."""

@@ -92,8 +92,8 @@ def postgresql_index(words: Sequence[str]) -> WordIndex:
 
 
 def mark(name: str, value: str) -> str:
-    """What stands for the value of a filter, beside the words and like none of them."""
-    return f"{name}={value}"
+    """What stands for the value of a filter, beside the words: none begins like it."""
+    return f"={name}={value}"
 
 
 def _bounded(words: Iterable[str]) -> Iterable[str]:

@@ -17,7 +17,8 @@ from registry.errors import InvalidName, InvalidParameter
 from registry.spec import Card
 from tests.registry.catalogue_rows import add, new_adapter
 
-ROWS = 400
+ROWS = 1_500
+FILLER = " ".join(f"filler{n}" for n in range(60))
 
 
 def found(catalogue: Catalogue, visible: tuple[str, ...] | None = None, **filters: Any) -> list[str]:
@@ -152,8 +153,8 @@ def shelf(databases, tmp_path_factory) -> Iterator[Database]:
             blob = add(catalogue, "acme/first").weights_blob
         made = [
             new_adapter(
-                f"team{n % 20}/a{n}", domain=f"d{n % 50}", weights_blob=blob, kind="soup" if n % 40 == 0 else "adapter",
-                tags=("common", *(["rare"] if n % 40 == 0 else [])), description=f"word{n} common",
+                f"team{n % 150}/a{n}", domain=f"d{n % 100}", weights_blob=blob, kind="soup" if n % 40 == 0 else "adapter",
+                tags=("common", *(["rare"] if n % 40 == 0 else [])), description=f"word{n} common {FILLER}",
                 base_model="tiny" if n % 40 else "big", config=new_adapter().config,
             )
             for n in range(ROWS)
@@ -168,12 +169,13 @@ def shelf(databases, tmp_path_factory) -> Iterator[Database]:
             connection.execute(insert(adapter_words), [{"adapter_id": ids[n.name], "words": indexed(n)} for n in made])
             tags = [{"adapter_id": ids[new.name], "tag": tag} for new in made for tag in new.card.tags]
             connection.execute(insert(adapter_tags), tags)
-            connection.exec_driver_sql("ANALYZE")
+            if databases.kind == "postgresql":  # which counts by itself; SQLite is never asked to
+                connection.exec_driver_sql("ANALYZE")
         yield database
 
 
 def plan_of(database: Database, visible: tuple[str, ...] | None, filters: dict[str, Any]) -> tuple[str, str]:
-    """The statement of a list's second page, and the plan that the database makes of it."""
+    """The statement of a list, and the plan that the database makes of it."""
     seen: list[tuple[str, Any]] = []
 
     def note(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
@@ -182,16 +184,13 @@ def plan_of(database: Database, visible: tuple[str, ...] | None, filters: dict[s
     event.listen(database.engine, "before_cursor_execute", note)
     try:
         with database.read() as catalogue:
-            page = catalogue.adapters.list(visible, limit=2, **filters)
-            catalogue.adapters.list(visible, limit=2, cursor=page.next_cursor, **filters)
+            catalogue.adapters.list(visible, limit=2, **filters)
     finally:
         event.remove(database.engine, "before_cursor_execute", note)
     statement, parameters = seen[-1]
-    sqlite = database.engine.dialect.name == "sqlite"
     with database.engine.connect() as connection:
-        if not sqlite:
-            connection.exec_driver_sql("SET enable_seqscan = off")  # a table of some pages is read whole otherwise
-        rows = connection.exec_driver_sql(("EXPLAIN QUERY PLAN " if sqlite else "EXPLAIN ") + statement, parameters)
+        how = "EXPLAIN QUERY PLAN " if database.engine.dialect.name == "sqlite" else "EXPLAIN "
+        rows = connection.exec_driver_sql(how + statement, parameters)
         return statement, "\n".join(str(row[-1]) for row in rows)
 
 
@@ -206,9 +205,9 @@ def plan_of(database: Database, visible: tuple[str, ...] | None, filters: dict[s
         (None, {"method": "lora"}, "ix_adapters_live_method"),
         (None, {"name": "a7"}, "ix_adapters_live_name"),
         (None, {"tags": ["rare"]}, "adapter_words_index|ix_adapter_tags_tag"),
-        (None, {"q": "word7"}, "adapter_words_index"),
-        (None, {"q": "word7", "tags": ["rare"], "kind": "soup"}, "adapter_words_index"),
-        (("team3", "team4"), {"q": "word3"}, "adapter_words_index"),
+        (None, {"q": "word777"}, "adapter_words_index"),
+        (None, {"q": "word1320", "tags": ["rare"], "kind": "soup"}, "adapter_words_index"),
+        (("team3", "team4"), {"q": "word1323"}, "adapter_words_index"),
     ],
     ids=str,
 )  # fmt: skip
@@ -218,4 +217,4 @@ def test_lists_use_their_index_and_read_no_provenance(shelf: Database, visible: 
     assert "provenance" not in statement
     assert "Seq Scan" not in plan
     assert "TEMP B-TREE" not in plan, "SQLite sorts what it could read in order"
-    assert "SCAN adapters" not in plan.replace("SCAN adapters USING INDEX ix_adapters_live", "")
+    assert "SCAN adapters" not in plan.replace("SCAN adapters USING INDEX", "")
