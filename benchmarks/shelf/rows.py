@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any
 
 from sqlalchemy import insert
@@ -22,7 +22,7 @@ from registry.catalogue.words import indexed
 from registry.names import sha256_digest
 from registry.spec import Card, Provenance
 
-NAMESPACES, DOMAINS, WORDS = 200, 2_000, 4_000
+NAMESPACES, DOMAINS, TAGS, WORDS = 200, 2_000, 500, 4_000
 COMMON = "common"
 """A tag that every fifth adapter has, and a word that stands in every second card."""
 RARE_TAG, RARE_WORD = 97, 10_007
@@ -55,21 +55,23 @@ def vocabulary() -> list[str]:
     return ["".join(draw.choices(syllables, k=draw.randint(2, 4))) for _ in range(WORDS)]
 
 
+def domain(words: list[str], number: int) -> str:
+    """One of the domains."""
+    return f"{words[number]} {words[number % 7]}"
+
+
 def _copies(pushed: NewAdapter, amount: int) -> Iterator[NewAdapter]:
     draw, words = random.Random(2), vocabulary()
-    shares = [1 / (place + 1) for place in range(len(words))]  # few words are common, as in any text
+    shares = list(accumulate(1 / (place + 1) for place in range(len(words))))  # few are common, as in any text
     for number in range(amount):
-        text: list[str] = draw.choices(words, shares, k=30)
+        text = draw.choices(words, cum_weights=shares, k=30)
         text += [COMMON] if number % 2 else []
         text += ["rare"] if number % RARE_WORD == 0 else []
-        tags = {
-            f"t{draw.randrange(500)}",
-            *([COMMON] if number % 5 == 0 else []),
-            *(["rare"] if number % RARE_TAG == 0 else []),
-        }
+        tags = {f"t{draw.randrange(TAGS)}", *(tag for tag, of in ((COMMON, 5), ("rare", RARE_TAG)) if number % of == 0)}
         yield replace(
-            pushed, namespace=f"team{number % NAMESPACES}", name=f"a{number}", kind="soup" if number % 10 == 9 else "adapter",
-            domain=f"{words[number % DOMAINS]} {words[number % 7]}", digest=sha256_digest(str(number).encode()),
+            pushed, namespace=f"team{number % NAMESPACES}", name=f"a{number}",
+            kind="soup" if number % 10 == 9 else "adapter", domain=domain(words, number % DOMAINS),
+            digest=sha256_digest(str(number).encode()),
             card=Card(description=" ".join(text), tags=tuple(sorted(tags))),
             provenance=Provenance(training={"notes": PROVENANCE}),
         )  # fmt: skip

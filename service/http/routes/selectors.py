@@ -135,8 +135,8 @@ async def nearest_adapters(
 ) -> Nearest | Job:
     """The adapters whose samples are most like some text, by the cosine selector of their pool; one text is enough.
 
-    There is no threshold, so something is found wherever there is anything. Members are as of `/v1/select`: of each domain
-    label of a namespace the newest adapter with a sample. A pool never fitted is fitted first, as there.
+    There is no threshold, so something is found wherever there is anything. Members are as of `/v1/select`: of each
+    domain label of a namespace the newest adapter with a sample. A pool never fitted is fitted first, as there.
     """
     limits = replace(parts.registry.limits.sample, novel=1)
 

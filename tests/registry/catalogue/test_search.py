@@ -66,8 +66,8 @@ def test_q_finds_words_and_their_beginnings_in_all_that_is_said(catalogue: Catal
     add(
         catalogue, "acme/law", domain="Ärzte in der Straße",
         card=Card(
-            description="100% under_score back\\slash '; DROP TABLE adapters; -- иван 契約法", license="MIT", tags=("v2",),
-            metadata={"trained_by": "Ana", "seed": 1},
+            description="100% under_score back\\slash '; DROP TABLE adapters; -- иван 契約法", license="MIT",
+            tags=("v2",), metadata={"trained_by": "Ana", "seed": 1},
         ),
     )  # fmt: skip
     assert bool(found(catalogue, q=q)) is yes
@@ -145,6 +145,11 @@ def test_what_is_said_later_is_found_and_what_is_no_longer_said_is_not(catalogue
 # --- indexes ----------------------------------------------------------------------------------------
 
 
+def rare(number: int, tag: str = "x") -> tuple[str, ...]:
+    """The tag for one in forty."""
+    return (tag,) if number % 40 == 0 else ()
+
+
 @pytest.fixture(scope="module")
 def shelf(databases, tmp_path_factory) -> Iterator[Database]:
     """A database with so many adapters that it pays to use an index."""
@@ -153,15 +158,15 @@ def shelf(databases, tmp_path_factory) -> Iterator[Database]:
             blob = add(catalogue, "acme/first").weights_blob
         made = [
             new_adapter(
-                f"team{n % 150}/a{n}", domain=f"d{n % 100}", weights_blob=blob, kind="soup" if n % 40 == 0 else "adapter",
-                tags=("common", *(["rare"] if n % 40 == 0 else [])), description=f"word{n} common {FILLER}",
-                base_model="tiny" if n % 40 else "big", config=new_adapter().config,
+                f"team{n % 150}/a{n}", domain=f"d{n % 100}", weights_blob=blob, tags=("common", *rare(n, "rare")),
+                kind="soup" if rare(n) else "adapter", base_model="big" if rare(n) else "tiny",
+                description=f"word{n} common {FILLER}",
             )
             for n in range(ROWS)
         ]  # fmt: skip
         with database.engine.begin() as connection:
             rows = [
-                {**columns_of(new), "version": 1, "method": "lora" if n % 40 == 0 else "bottleneck"}
+                {**columns_of(new), "version": 1, "method": "lora" if rare(n) else "bottleneck"}
                 for n, new in enumerate(made)
             ]
             connection.execute(insert(adapters), rows)
