@@ -36,7 +36,7 @@ def measure_lists(result: Result, *, adapters: int, requests: int) -> None:
             lists.stock(server, adapters)
             found = list(lists.timed(server, adapters, requests=requests))
         result.rows += [{"adapters": adapters, **one.row(name)} for one in found]
-        for one in (one for one in found if one.sees == "everything"):
+        for one in (one for one in found if one.sees == "everything" and one.kind != "nothing"):
             prefix, goal = ("", PAGE_GOAL) if name == "postgresql" else ("sqlite_", None)
             note = f"{name}, {adapters:,} adapters, {requests} requests"
             result.figures[f"{prefix}{one.kind}_ms_p95"] = Figure(one.p95, "ms", goal, note=note)

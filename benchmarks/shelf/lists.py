@@ -19,6 +19,7 @@ from registry.catalogue import Database
 from registry.errors import Internal
 from registry.names import parse_ref
 
+LISTS = "/v1/adapters"
 PAGE = 50
 WARM = 20
 """Requests of each kind that are sent before those that are timed: connections open, statements prepared."""
@@ -46,7 +47,8 @@ class Timed:
         half, most = float(np.median(self.milliseconds)), max(self.milliseconds)
         return {
             "part": "lists", "database": database, "kind": self.kind, "sees": self.sees,
-            "requests": len(self.milliseconds), "found": self.found, "median_ms": half, "p95_ms": self.p95, "slowest_ms": most,
+            "requests": len(self.milliseconds), "found": self.found, "median_ms": half,
+            "p95_ms": self.p95, "slowest_ms": most,
         }  # fmt: skip
 
 
@@ -67,30 +69,36 @@ def stock(server: Killable, amount: int) -> None:
 
 
 def timed(server: Killable, amount: int, *, requests: int) -> Iterator[Timed]:
-    """Every kind of request, with a key that sees everything and with one that sees a few namespaces."""
+    """Every kind of request, with a key that sees everything and with one that sees a few namespaces.
+
+    `nothing` is what a request takes that asks for nothing: the machine's and the transport's share in the others.
+    """
     with server.client() as admin:
         few = [f"team{number}" for number in range(TENANT)]
         tenant = admin.create_key("tenant", scopes=["read"], namespaces=few)["secret"]
     for sees, key in (("everything", server.key()), (f"{TENANT} namespaces", tenant)):
         with httpx2.Client(base_url=server.url, headers={"authorization": f"Bearer {key}"}, timeout=120) as client:
+            yield _timed("nothing", sees, client, [{} for _ in range(requests)], path="/healthz")
             yield _timed("list", sees, client, [{} for _ in range(requests)], pages=True)
             yield _timed("filter", sees, client, list(_filters(amount, requests)))
             yield _timed("search", sees, client, list(_searches(requests)))
 
 
-def _timed(kind: str, sees: str, client: httpx2.Client, queries: Sequence[Query], *, pages: bool = False) -> Timed:
+def _timed(
+    kind: str, sees: str, client: httpx2.Client, queries: Sequence[Query], *, path: str = LISTS, pages: bool = False
+) -> Timed:
     """The times of these queries; of `pages` each takes the one after the last."""
     taken, found, cursor = [], 0, None
     for query in [*queries[:WARM], *queries]:
         asked = {**query, "limit": PAGE, **({"cursor": cursor} if pages and cursor else {})}
         began = time.perf_counter()
-        answer = client.get("/v1/adapters", params=asked)
+        answer = client.get(path, params=asked)
         taken.append(1000 * (time.perf_counter() - began))
         if answer.status_code != 200:
             raise Internal(f"{asked} was answered with {answer.status_code}: {answer.text[:500]}")
         body = answer.json()
-        found += bool(body["data"])
-        cursor = body["next_cursor"]
+        found += bool(body.get("data"))
+        cursor = body.get("next_cursor")
     return Timed(kind, sees, taken[-len(queries) :], found)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.faults.content import adapter
-from benchmarks.faults.server import BASE, Killable
+from benchmarks.faults.server import Killable
 from registry.embeddings_file import save_embeddings
 from registry.spec import CosineSpec, EmbeddingSource, FileSource, Manifest, SampleSource
 from service.client.client import SoupClient
