@@ -8,7 +8,7 @@ RUN := $(VENV)/bin/python
 FLOORS := registry:98.6 service:96.4 training:96.5
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test coverage quick soak check format serve demo demo-tiny main-job bench bench-engine bench-peers bench-training bench-trust reproduce-lm reproduce-single reproduce-adaptersoup openapi clean
+.PHONY: help setup test coverage quick soak check format serve demo demo-tiny main-job bench bench-engine bench-peers bench-registry bench-training bench-trust reproduce-lm reproduce-single reproduce-adaptersoup openapi clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -130,6 +130,9 @@ $(LLAMA)/.installed: benchmarks/peers/llama_cpp.txt
 
 bench-training: $(VENV)/.dev  ## the speed of training beside full fine-tuning and PEFT, on ../shared/base-lm
 	$(RUN) -m benchmarks.training --out benchmarks/results/training.json
+
+bench-registry: $(VENV)/.dev  ## lists of 100,000 adapters on both databases, uploads, pushes, refits (a quarter of an hour)
+	$(RUN) -m benchmarks.registry --out benchmarks/results/registry.json
 
 bench-trust: $(VENV)/.dev  ## kills, floods, lost updates and hostile headers, counted (an hour)
 	$(RUN) -m benchmarks.trust --out benchmarks/results/trust.json
