@@ -24,7 +24,7 @@ from benchmarks.report import Result, interleaved, options, repeated
 from benchmarks.shelf import lists, pushes, uploads
 from demo.results import Figure
 
-ADAPTERS, REQUESTS, MEGABYTES, CLIENTS, EACH, IN_A_ROW = 100_000, 300, 500, 8, 50, 1_000
+ADAPTERS, REQUESTS, MEGABYTES, CLIENTS, EACH, IN_A_ROW = 100_000, 200, 500, 8, 20, 1_000
 PAGE_GOAL, UPLOAD_GOAL, BACKLOG_GOAL = 30.0, 0.5, 2
 
 

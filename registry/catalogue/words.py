@@ -55,7 +55,8 @@ def indexed_columns(columns: Mapping[str, str], card: Card) -> str:
     named = (columns["namespace"], columns["name"], columns["domain"])
     texts = (*named, *card.tags, card.license or "", card.description, *notes)
     marks = [mark(name, columns[name]) for name in MARKED] + [mark("tag", tag) for tag in card.tags]
-    return " ".join([*dict.fromkeys(marks), *_bounded(words_of("\n".join(texts)))])
+    found = {*marks, *_bounded(words_of("\n".join(texts)))}
+    return " ".join(sorted(found, key=str.encode))  # as PostgreSQL has them, so that a copy is the same on both
 
 
 def searched(q: str | None) -> list[str]:
