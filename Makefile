@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 FLOORS := registry:98.6 service:96.4 training:96.5
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test coverage quick soak check format serve demo demo-tiny main-job bench bench-engine bench-peers bench-training bench-cooks bench-trust reproduce-lm reproduce-single reproduce-adaptersoup openapi clean
+.PHONY: help setup test coverage quick soak check format serve demo demo-tiny main-job bench bench-engine bench-peers bench-registry bench-training bench-cooks bench-trust reproduce-lm reproduce-single reproduce-adaptersoup openapi clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -139,6 +139,9 @@ bench-cooks: $(VENV)/.dev $(SMOLLM2)  ## what streams notice of cooks, and what 
 	  --longest 500 --home .reproduce/beside-main --out benchmarks/results/beside_cooks.json
 	$(RUN) -m benchmarks.beside_cooks --data ../shared/corpora --base $(SMOLLM2) --adapters ../shared/adapters/smollm2 \
 	  --longest 300 --largest 60 --home .reproduce/beside-smollm2 --out benchmarks/results/beside_cooks_smollm2.json
+
+bench-registry: $(VENV)/.dev  ## lists of 100,000 adapters on both databases, uploads, pushes, refits (a quarter of an hour)
+	$(RUN) -m benchmarks.registry --out benchmarks/results/registry.json
 
 bench-trust: $(VENV)/.dev  ## kills, floods, lost updates and hostile headers, counted (an hour)
 	$(RUN) -m benchmarks.trust --out benchmarks/results/trust.json

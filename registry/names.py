@@ -87,9 +87,14 @@ class DigestRef:
 Ref = BaseRef | NameRef | DigestRef
 
 
+def is_part(text: str) -> bool:
+    """Whether a text matches the grammar of a name part."""
+    return re.fullmatch(PART_PATTERN, text, re.ASCII) is not None
+
+
 def check_part(text: str, what: str) -> str:
     """`text` if it matches the grammar of a name part; raises InvalidName."""
-    if not re.fullmatch(PART_PATTERN, text, re.ASCII):
+    if not is_part(text):
         raise InvalidName(
             f"{what} {text[:80]!r} is not valid: use 1 to 64 of a-z, 0-9, '.', '_' and '-', "
             "starting with a letter or digit.",

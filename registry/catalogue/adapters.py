@@ -6,27 +6,36 @@ A change of what people say is one UPDATE of the revision that was read: of two 
 from __future__ import annotations
 
 import builtins
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime
 from functools import cache
-from typing import Any
+from typing import Any, Unpack
 
 from pydantic import TypeAdapter
 from sqlalchemy import ColumnElement, Select, Table, Text, and_, cast, exists, false, func, insert, select, true, update
 
 from registry.catalogue.aliases import Aliases
+from registry.catalogue.listing import CONFIG, Listing, adapter_of, has_learnt_from, unreadable
 from registry.catalogue.removals import Removals
 from registry.catalogue.repository import Repository, matching, now, seen_by
-from registry.catalogue.rows import AdapterRow, Namespaces, NewAdapter, Page, PooledRow, SampleState
-from registry.catalogue.tables import adapter_tags, adapters, embeddings, purged_adapters
-from registry.errors import Incompatible, Internal, InvalidParameter, NotFound, PreconditionFailed, Retired
+from registry.catalogue.rows import (
+    AdapterFilters,
+    AdapterRow,
+    ListedRow,
+    Namespaces,
+    NewAdapter,
+    Page,
+    PooledRow,
+    SampleState,
+)
+from registry.catalogue.tables import LIVE, adapter_tags, adapters, embeddings, purged_adapters
+from registry.catalogue.word_tables import adapter_words
+from registry.catalogue.words import indexed
+from registry.errors import Internal, NotFound, PreconditionFailed, Retired
 from registry.names import BaseRef, DigestRef, NameRef, Ref
-from registry.spec import AdapterConfig, Card, PoolSpec, SampleReport
+from registry.spec import Card, PoolSpec, SampleReport
 
-LONGEST_Q = 200
-"""Characters of a search text; beyond some thousands databases refuse the pattern."""
-CONFIG: TypeAdapter[AdapterConfig] = TypeAdapter(AdapterConfig)
 POOLED = [adapters.c[column.name] for column in fields(PooledRow)]
 NEW = TypeAdapter(NewAdapter)
 
@@ -37,13 +46,7 @@ class Adapters(Repository[AdapterRow]):
     values = TypeAdapter(AdapterRow)
 
     def _row(self, row: Any) -> AdapterRow:
-        try:
-            config = CONFIG.validate_python(row["config"])
-        except ValueError as error:
-            raise _unreadable(row["namespace"], row["name"]) from error
-        learnt = tuple((row["learnt_from"] or "").split())
-        known = {"config": config, "learnt_from": learnt, "etag": f"{row['id']}-{row['revision']}"}
-        return self.values.validate_python({**row, **known})
+        return adapter_of(self.values, row)
 
     # --- writing --------------------------------------------------------------------------------
 
@@ -54,12 +57,14 @@ class Adapters(Repository[AdapterRow]):
             for table in (adapters, purged_adapters)
         )
         version = max(self._connection.execute(query).scalar_one() for query in given) + 1
-        result = self._connection.execute(insert(adapters).values(**_columns(new), version=version))
+        result = self._connection.execute(insert(adapters).values(**columns_of(new), version=version))
         key = result.inserted_primary_key
         if key is None:
             raise Internal("the database gave no id for a new adapter")
-        self._set_tags(key[0], new.card)
-        return self.get(key[0])
+        row = self.get(key[0])
+        self._insert(adapter_words, adapter_id=row.id, words=indexed(row))
+        self._set_tags(row)
+        return row
 
     def attach_sample(self, id: int, sample: SampleReport) -> AdapterRow:
         """Give an adapter that has no sample one, to be embedded."""
@@ -88,7 +93,6 @@ class Adapters(Repository[AdapterRow]):
             .values(
                 card=card.model_dump(mode="json"),
                 domain=domain,
-                search=_searchable(row.name, domain, card),
                 revision=adapters.c.revision + 1,
             )
         )
@@ -97,8 +101,12 @@ class Adapters(Repository[AdapterRow]):
                 f"{row.ref} changed since it was read (its etag is {self.get(id).etag}): read it again.",
                 param="if-match",
             )
-        self._set_tags(id, card)
-        return self.get(id)
+        row = self.get(id)
+        self._connection.execute(
+            update(adapter_words).where(adapter_words.c.adapter_id == id).values(words=indexed(row))
+        )
+        self._set_tags(row)
+        return row
 
     def retire(self, id: int, *, at: datetime | None = None) -> AdapterRow:
         """Retire a version, now or `at` a moment: names no longer lead to it. Once retired it stays as it was."""
@@ -130,10 +138,10 @@ class Adapters(Repository[AdapterRow]):
     def _change(self, id: int, **values: Any) -> None:
         self._connection.execute(update(adapters).where(adapters.c.id == id).values(**values))
 
-    def _set_tags(self, id: int, card: Card) -> None:
-        self._connection.execute(adapter_tags.delete().where(adapter_tags.c.adapter_id == id))
-        for tag in dict.fromkeys(card.tags):
-            self._insert(adapter_tags, adapter_id=id, tag=tag)
+    def _set_tags(self, row: AdapterRow) -> None:
+        self._connection.execute(adapter_tags.delete().where(adapter_tags.c.adapter_id == row.id))
+        for tag in dict.fromkeys(row.card.tags):
+            self._insert(adapter_tags, adapter_id=row.id, tag=tag)
 
     # --- finding one ----------------------------------------------------------------------------
 
@@ -150,7 +158,7 @@ class Adapters(Repository[AdapterRow]):
 
     def find_same(self, namespace: str, name: str, digest: str) -> AdapterRow | None:
         """The live version of a name that has these bytes already."""
-        query = select(adapters).where(_named(namespace, name), _live(), adapters.c.digest == digest)
+        query = select(adapters).where(_named(namespace, name), LIVE, adapters.c.digest == digest)
         return self._one(_newest_first(query).limit(1))
 
     def resolve(self, visible: Namespaces, ref: Ref) -> AdapterRow:
@@ -180,7 +188,7 @@ class Adapters(Repository[AdapterRow]):
 
     def live(self, visible: Namespaces, meant: ColumnElement[bool]) -> builtins.list[AdapterRow]:
         """The visible live rows for which `meant` holds, newest first."""
-        query = select(adapters).where(meant, _live(), seen_by(visible, adapters.c.namespace))
+        query = select(adapters).where(meant, LIVE, seen_by(visible, adapters.c.namespace))
         return self._all(query.order_by(adapters.c.id.desc()))
 
     def of_recipe(self, visible: Namespaces, recipe_digest: str) -> AdapterRow | None:
@@ -190,7 +198,7 @@ class Adapters(Repository[AdapterRow]):
 
     def learnt_from(self, sample_digest: str) -> builtins.list[AdapterRow]:
         """Live soups and adapters of all namespaces that have learnt from a sample, their ingredients' included."""
-        return self.live(None, _learnt_from(sample_digest))
+        return self.live(None, has_learnt_from(sample_digest))
 
     def has_digest(self, digest: str) -> bool:
         """Whether any version, retired or not, has these tensors."""
@@ -209,25 +217,19 @@ class Adapters(Repository[AdapterRow]):
 
     def live_versions(self, namespace: str, name: str) -> builtins.list[AdapterRow]:
         """Every live version of a name, newest first."""
-        return self._all(_newest_first(select(adapters).where(_named(namespace, name), _live())))
+        return self._all(_newest_first(select(adapters).where(_named(namespace, name), LIVE)))
 
     # --- finding many ---------------------------------------------------------------------------
 
     def list(
-        self, visible: Namespaces, *, base_model: str | None = None, method: str | None = None,
-        domain: str | None = None, tag: str | None = None, kind: str | None = None, tuned_on: str | None = None,
-        q: str | None = None, limit: int, cursor: str | None = None,
-    ) -> Page[AdapterRow]:  # fmt: skip
+        self, visible: Namespaces, *, limit: int, cursor: str | None = None, **filters: Unpack[AdapterFilters]
+    ) -> Page[ListedRow]:
         """Live adapters of the visible namespaces that match every filter, newest first."""
-        equal = matching(adapters, base_model=base_model, method=method, domain=domain, kind=kind)
-        query = select(adapters).where(seen_by(visible, adapters.c.namespace), _live(), *equal)
-        if tuned_on is not None:
-            query = query.where(_learnt_from(tuned_on))
-        if tag is not None:
-            query = query.where(_tagged(tag))
-        if q:
-            query = query.where(_contains(q))
-        return self._page(query, adapters.c.id, limit=limit, cursor=cursor)
+        return Listing(self._connection).page(visible, filters, limit=limit, cursor=cursor)
+
+    def listed(self, visible: Namespaces, ids: Sequence[int]) -> dict[int, ListedRow]:
+        """The visible live adapters of these ids, by id."""
+        return Listing(self._connection).of(visible, ids)
 
     def pool(self, pool: PoolSpec, encoder_digest: str | None = None) -> builtins.list[PooledRow]:
         """The newest live version of each name of a pool, where its sample is ready, and embedded by this encoder.
@@ -245,7 +247,7 @@ class Adapters(Repository[AdapterRow]):
         query = select(adapters.c.id).where(
             adapters.c.base_fingerprint == pool.base_fingerprint,
             seen_by(pool.namespaces, adapters.c.namespace),
-            _live(),
+            LIVE,
         )
         return set(self._connection.scalars(query if pool.tag is None else query.where(_tagged(pool.tag))))
 
@@ -270,7 +272,7 @@ class Adapters(Repository[AdapterRow]):
         )
         query = select(*POOLED, cast(adapters.c.config, Text).label("config")).where(
             seen_by(pool.namespaces, adapters.c.namespace),
-            _live(),
+            LIVE,
             *matching(adapters, base_fingerprint=pool.base_fingerprint, sample_state=state, method=pool.method),
             ~superseded,
         )
@@ -288,13 +290,8 @@ class Adapters(Repository[AdapterRow]):
                 if read(config).is_language_model:
                     rows.append(row)
             except ValueError as error:
-                raise _unreadable(row.namespace, row.name) from error
+                raise unreadable(row.namespace, row.name) from error
         return rows
-
-
-def _unreadable(namespace: str, name: str) -> Incompatible:
-    """The error for a config that a newer server has written."""
-    return Incompatible(f"{namespace}/{name} has a config this server cannot read.")
 
 
 def _named(namespace: str, name: str) -> ColumnElement[bool]:
@@ -305,19 +302,8 @@ def _name_of(table: Table, namespace: str, name: str) -> tuple[ColumnElement[boo
     return table.c.namespace == namespace, table.c.name == name
 
 
-def _live() -> ColumnElement[bool]:
-    return adapters.c.retired_at.is_(None)
-
-
 def _tagged(tag: str) -> ColumnElement[bool]:
     return exists().where(adapter_tags.c.adapter_id == adapters.c.id, adapter_tags.c.tag == tag)
-
-
-def _contains(q: str) -> ColumnElement[bool]:
-    if len(q) > LONGEST_Q:
-        raise InvalidParameter(f"A search text has at most {LONGEST_Q} characters.", param="q")
-    escaped = q.casefold().replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
-    return adapters.c.search.like(f"%{escaped}%", escape="\\")
 
 
 def _newest_first(query: Select[Any]) -> Select[Any]:
@@ -330,24 +316,13 @@ def _at(row: AdapterRow, if_match: str | None) -> ColumnElement[bool]:
     return same if if_match is None or if_match == row.etag else false()
 
 
-def _searchable(name: str, domain: str, card: Card) -> str:
-    """The text that a search looks in, case-folded as the searched text will be: databases fold differently."""
-    return "\n".join((name, domain, card.description)).casefold()
-
-
-def _learnt_from(sample_digest: str) -> ColumnElement[bool]:
-    """Whether a row has learnt from a sample; few have from any, and those are in an index."""
-    return and_(adapters.c.learnt_from.is_not(None), adapters.c.learnt_from.contains(sample_digest, autoescape=True))
-
-
-def _columns(new: NewAdapter) -> dict[str, Any]:
+def columns_of(new: NewAdapter) -> dict[str, Any]:
     """A new adapter as the columns of its row, all but the version."""
     return {
         **NEW.dump_python(new, mode="json", exclude={"config"}),
         "config": new.config.model_dump(mode="json"),
         "method": new.config.method,
         "learnt_from": " ".join(new.learnt_from) or None,
-        "search": _searchable(new.name, new.domain, new.card),
         "sample_digest": None if new.sample is None else new.sample.digest,
         "created_at": now(),
         "revision": 1,

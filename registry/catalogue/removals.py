@@ -31,6 +31,7 @@ from registry.catalogue.tables import (
     selectors,
     usage,
 )
+from registry.catalogue.word_tables import adapter_words
 from registry.names import DigestRef, NameRef
 
 
@@ -70,6 +71,7 @@ class Removals:
         cooked = {row.recipe_digest, *self._connection.scalars(found)} - {None}
         run(delete(evidence).where(evidence.c.adapter_id == row.id))
         run(delete(adapter_tags).where(adapter_tags.c.adapter_id == row.id))
+        run(delete(adapter_words).where(adapter_words.c.adapter_id == row.id))
         run(delete(adapters).where(adapters.c.id == row.id))
         run(
             insert(purged_adapters).values(

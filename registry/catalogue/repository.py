@@ -55,15 +55,16 @@ class Repository(Generic[Row]):
     def _all(self, query: Select[Any]) -> list[Row]:
         return [self._row(row) for row in self._connection.execute(query).mappings()]
 
-    def _page(self, query: Select[Any], key: Column[Any], *, limit: int, cursor: str | None) -> Page[Row]:
+    def _page(self, query: Select[Any], key: ColumnElement[Any], *, limit: int, cursor: str | None) -> Page[Row]:
         """At most `limit` rows of `query`, newest (highest `key`) first, after the row `cursor` names."""
         if limit < 1:
             raise InvalidParameter("A page has at least one row.", param="limit")
         if cursor is not None:
             query = query.where(key < _read(cursor))
-        found = self._connection.execute(query.order_by(key.desc()).limit(limit + 1)).mappings().all()
+        query = query.add_columns(key.label("page_key")).order_by(key.desc()).limit(limit + 1)
+        found = self._connection.execute(query).mappings().all()
         rows = tuple(self._row(row) for row in found[:limit])
-        return Page(rows=rows, next_cursor=_write(found[limit - 1][key.name]) if len(found) > limit else None)
+        return Page(rows=rows, next_cursor=_write(found[limit - 1]["page_key"]) if len(found) > limit else None)
 
 
 def _write(value: int) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypedDict, TypeVar
 
 from pydantic import SkipValidation
 
@@ -41,8 +41,8 @@ class Page(Generic[Row]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NewAdapter:
-    """An adapter about to be stored; its version is given by the catalogue."""
+class DescribedAdapter:
+    """What new, listed and stored adapters have alike: everything but their provenance."""
 
     namespace: str
     name: str
@@ -53,7 +53,6 @@ class NewAdapter:
     config: SkipValidation[AdapterConfig]
     domain: str
     card: Card
-    provenance: Provenance
     weights_blob: str
     dtype: str
     parameters: int
@@ -69,8 +68,15 @@ class NewAdapter:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdapterRow(NewAdapter):
-    """A stored adapter or soup."""
+class NewAdapter(DescribedAdapter):
+    """An adapter about to be stored; its version is given by the catalogue."""
+
+    provenance: Provenance
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedRow(DescribedAdapter):
+    """A stored adapter or soup as lists have it, without its provenance, which can be long."""
 
     id: int
     version: int
@@ -87,6 +93,28 @@ class AdapterRow(NewAdapter):
     def tuned(self) -> bool:
         """Whether it was trained on the sample that it was cooked for."""
         return self.tuned_on is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterRow(ListedRow, NewAdapter):
+    """A stored adapter or soup."""
+
+
+class AdapterFilters(TypedDict, total=False):
+    """Which adapters are listed: those for which all of it holds; None and nothing ask for nothing."""
+
+    base_model: str | None
+    method: str | None
+    domain: str | None
+    kind: str | None
+    namespace: str | None
+    name: str | None
+    """`law` of whatever namespace, or `acme/law`."""
+    tags: Sequence[str]
+    """All of them."""
+    tuned_on: str | None
+    q: str | None
+    """Each of its words is, or begins, a word of the adapter (`words`)."""
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,6 @@ adapters = Table(
     Column("config", JSON, nullable=False),
     Column("domain", String(200), nullable=False),
     Column("card", JSON, nullable=False),
-    Column("search", Text, nullable=False),  # name, domain and description, case-folded here: SQLite folds ASCII only
     Column("provenance", JSON, nullable=False),
     Column("weights_blob", DIGEST, ForeignKey("blobs.digest"), nullable=False, index=True),
     Column("dtype", String(8), nullable=False),
@@ -132,12 +131,16 @@ adapters = Table(
         postgresql_where=text("learnt_from IS NOT NULL"),
     ),
 )
+LIVE = adapters.c.retired_at.is_(None)
+for by in ("namespace", "name", "domain", "base_model", "method", "kind"):  # lists are of the live, by id
+    Index(f"ix_adapters_live_{by}", adapters.c[by], adapters.c.id, sqlite_where=LIVE, postgresql_where=LIVE)
+Index("ix_adapters_live", adapters.c.id, sqlite_where=LIVE, postgresql_where=LIVE)
 adapter_tags = Table(
     "adapter_tags",
     metadata,
     Column("adapter_id", Id, ForeignKey("adapters.id"), primary_key=True),
     Column("tag", PART, primary_key=True),
-    Index("ix_adapter_tags_tag", "tag"),
+    Index("ix_adapter_tags_tag", "tag", "adapter_id"),
 )
 aliases = Table(
     "aliases",

@@ -63,8 +63,12 @@ class AdapterCalls:
             return SampleSource(texts=tuple(texts))
         return SampleSource(blob=self.upload(data))
 
-    def adapters(self, *, limit: int | None = None, **filters: str | None) -> Iterator[Json]:
-        """Adapters the key sees, newest first; filters base_model, method, domain, tag, kind, tuned_on and q."""
+    def adapters(self, *, limit: int | None = None, **filters: str | Sequence[str] | None) -> Iterator[Json]:
+        """Adapters the key sees, newest first, without provenance.
+
+        Filters are base_model, method, domain, namespace, name, tag (one, or several that all hold), kind, tuned_on,
+        and q: words that are there, or begin one that is, in name, domain, tags and card.
+        """
         return self._http.pages("/v1/adapters", filters, limit)
 
     def adapter(self, ref: str) -> Json:

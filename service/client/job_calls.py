@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from registry.errors import Cancelled, Unavailable, rebuild
 from registry.progress import Progress
-from registry.spec import CookRequest, PoolRequest, SampleSource, SelectOptions, SelectorSpec
+from registry.spec import CookRequest, EncoderName, PoolRequest, SampleSource, SelectOptions, SelectorSpec
 from service.client.connection import Connection, Json, given, part
 from training.request import TrainingRequest
 
@@ -51,8 +51,20 @@ class JobCalls:
             "sample": _dump(sample), "selector": _dump(selector), "options": _dump(options), "pool": _dump(pool),
             "list_all": list_all or None, "wait": 0,
         })  # fmt: skip
+        return self._once_fitted("/v1/select", body, progress)
+
+    def nearest(
+        self, texts: Sequence[str], *, limit: int | None = None, encoder: EncoderName | None = None,
+        pool: PoolRequest | None = None, progress: Progress | None = None,
+    ) -> Json:  # fmt: skip
+        """The adapters whose samples are most like these texts: a Nearest; a pool never fitted is fitted first."""
+        body = given({"texts": list(texts), "limit": limit, "encoder": encoder, "pool": _dump(pool), "wait": 0})
+        return self._once_fitted("/v1/adapters/search", body, progress)
+
+    def _once_fitted(self, path: str, body: Json, progress: Progress | None) -> Json:
+        """The answer of a call that may give the job of a fit first."""
         for _ in range(MAX_FITS):
-            answer = self._http.json("POST", "/v1/select", json=body)
+            answer = self._http.json("POST", path, json=body)
             if answer["object"] != "job":
                 return answer
             self.result_of(answer, progress)

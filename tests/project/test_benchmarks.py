@@ -45,6 +45,7 @@ from benchmarks import (
 from benchmarks.faults import headers, kills, server, tenants, updates
 from benchmarks.peers import process
 from benchmarks.peers.files import write_gguf, write_peft
+from benchmarks.shelf import lists, pushes, uploads
 from demo import results
 from demo.cells import Cell, Cells
 from registry.base_model import load_base
@@ -267,6 +268,28 @@ def test_a_killed_server_has_what_it_acknowledged_and_what_it_lost_is_counted(tm
             tenants.flooded(again.url, "sk-soup-none", "perplexity"),
         ):
             time.sleep(1)
+
+
+def test_a_catalogue_is_listed_and_a_server_is_pushed_to_by_many(tmp_path, monkeypatch):
+    monkeypatch.setattr(lists, "WARM", 1)
+    with server.killable(tmp_path, None) as pushed_to:
+        lists.stock(pushed_to, 400)
+        found = {(one.kind, one.sees): one for one in lists.timed(pushed_to, 400, requests=20)}
+        [row] = uploads.uploads(pushed_to, tmp_path, megabytes=1, repeats=1)
+        assert pushes.rate(pushed_to, clients=2, each=2, seed=50) > 0
+        backlog = pushes.backlog(pushed_to, pushes=3)
+        with pushed_to.client() as client:
+            assert sum(1 for _ in client.adapters(namespace="team3")) == 2
+            assert sum(1 for _ in client.adapters(namespace="row")) == pushes.SEEDED + 3
+    everything = {kind: one.found for (kind, sees), one in found.items() if sees == "everything"}
+    assert everything["nothing"] == 0
+    assert everything["list"] == 21
+    assert everything["filter"] > 10, "most of what is asked for is there"
+    assert everything["search"] > 10
+    assert found["list", "3 namespaces"].row("sqlite")["p95_ms"] > 0
+    assert row["put_vs_hash"] == row["hash_s"] / row["put_s"]
+    assert backlog.to_do <= 2
+    assert 1 <= backlog.to_do + backlog.done <= 3
 
 
 def test_headers_are_read_or_refused_and_all_else_is_a_crash(monkeypatch):

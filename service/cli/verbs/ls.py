@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
+from registry.spec import EncoderName, PoolRequest
 from service.cli.flags import base_id
-from service.cli.output import as_json, columns, data, talk
-from service.cli.remote import Remote, verb
+from service.cli.output import as_json, columns, data, progress_bar, talk
+from service.cli.remote import SAMPLE_FORMS, Remote, verb
+from service.client.samples import read_texts
 
 
 @dataclass(frozen=True)
 class Filters:
     """Which adapters are listed, as `SoupClient.adapters` takes it."""
 
-    q: Annotated[str | None, typer.Argument(help="Text to look for.", metavar="[TEXT]")] = None
+    q: Annotated[
+        str | None, typer.Argument(help="Words, or their beginnings, of name, domain, tags or card.", metavar="[TEXT]")
+    ] = None
     kind: Annotated[Literal["adapter", "soup"] | None, typer.Option("--kind", help="Only these.")] = None
     domain: Annotated[str | None, typer.Option(help="Only of this domain.")] = None
-    tag: Annotated[str | None, typer.Option(help="Only with this tag.")] = None
+    tag: Annotated[list[str] | None, typer.Option(help="Only with this tag; may be repeated: with all of them.")] = None
+    name: Annotated[str | None, typer.Option(help="Only of this name: law of any namespace, or team/law.")] = None
+    namespace: Annotated[str | None, typer.Option(help="Only of this namespace.")] = None
     base_model: Annotated[str | None, typer.Option("--base", callback=base_id, help="Only of this base model.")] = None
     method: Annotated[str | None, typer.Option(help="Only of this method.")] = None
     tuned_on: Annotated[
@@ -28,22 +35,46 @@ class Filters:
     ] = None
 
 
+@dataclass(frozen=True)
+class Near:
+    """A text that adapters are to be like."""
+
+    near: Annotated[
+        Path | None, typer.Option(help=f"The nearest to this text, by their samples: {SAMPLE_FORMS}", metavar="FILE")
+    ] = None
+    encoder: Annotated[EncoderName | None, typer.Option(help="What embeds the text of --near; by default base.")] = None
+
+
+HEADER = ("name", "kind", "domain", "structure", "base", "parameters", "sample", "created")
+NEAR = 10
+"""Adapters that are listed by their nearness, where nothing else is said."""
+POOL = ("base_model", "method", "namespace", "tag")
+"""Filters that the nearest are chosen by; the others are of lists alone."""
+
+
 @verb
 def ls(
     remote: Remote,
     filters: Filters,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many; by default all.")] = None,
+    near: Near,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many; by default all, with --near 10.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Names only.")] = False,
 ) -> None:
-    """List adapters and soups, newest first.
+    """List adapters and soups, newest first, or those nearest to a text.
 
     \b
     Examples:
       soup ls
-      soup ls law --kind adapter --tag v2
+      soup ls "contract law" --kind adapter --tag v2 --tag reviewed
       soup ls --kind soup --quiet
+      pbpaste | soup ls --near -
     """
     asked = asdict(filters)
+    if near.near is not None:
+        _nearest(remote, near, asked, limit or NEAR, quiet=quiet)
+        return
+    if near.encoder is not None:
+        raise typer.BadParameter("--encoder is for the text of --near.")
     rows = list(remote.client.adapters(limit=limit, **asked))
     if remote.json:
         as_json({"object": "list", "data": rows})
@@ -51,10 +82,35 @@ def ls(
         for row in rows:
             data(row["ref"])
     elif rows:
-        header = ("name", "kind", "domain", "structure", "base", "parameters", "sample", "created")
-        data(columns(header, [_row(row) for row in rows]))
+        data(columns(HEADER, [_row(row) for row in rows]))
     else:
         talk("Nothing matches." if any(asked.values()) else "Nothing yet: `soup push` adds some.")
+
+
+def _nearest(remote: Remote, near: Near, asked: dict[str, Any], limit: int, *, quiet: bool) -> None:
+    """List the adapters nearest to a text; raises a usage error for filters that only lists have."""
+    others = [name for name, value in asked.items() if value is not None and name not in POOL]
+    tags = asked["tag"] or [None]
+    if others or len(tags) > 1:
+        raise typer.BadParameter("--near goes with --base, --method, --namespace and one --tag; drop the others.")
+    namespaces = None if asked["namespace"] is None else (asked["namespace"],)
+    pool = PoolRequest(base_model=asked["base_model"], method=asked["method"], tag=tags[0], namespaces=namespaces)
+    assert near.near is not None
+    texts = read_texts(near.near)
+    with progress_bar("looking") as report:
+        answer = remote.client.nearest(texts, limit=limit, encoder=near.encoder, pool=pool, progress=report)
+    found = answer["data"]
+    if remote.json:
+        as_json(answer)
+    elif quiet:
+        for one in found:
+            data(one["adapter"]["ref"])
+    else:
+        rows = [(f"{one['similarity']:.4f}", *_row(one["adapter"])) for one in found]
+        data(columns(("similarity", *HEADER), rows))
+        missing = answer["not_yet_included"]
+        if missing:
+            talk(f"Not looked at yet, until the refit is done: {', '.join(missing)}")
 
 
 def _row(row: dict[str, Any]) -> tuple[object, ...]:

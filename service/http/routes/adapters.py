@@ -8,9 +8,9 @@ from __future__ import annotations
 import io
 from collections.abc import Set
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 
 from registry.catalogue import Catalogue
 from registry.catalogue.rows import AdapterRow, AliasRow
@@ -73,22 +73,25 @@ def list_adapters(
     base_model: str | None = None,
     method: str | None = None,
     domain: str | None = None,
-    tag: str | None = None,
+    namespace: str | None = None,
+    name: Annotated[str | None, Query(description="`law`, in whatever namespace, or `team/law`.")] = None,
+    tag: Annotated[list[str] | None, Query(description="Given several times, all of them.")] = None,
     kind: Literal["adapter", "soup"] | None = None,
     tuned_on: Digest | None = None,
     q: str | None = None,
     limit: Limit = None,
     cursor: Cursor = None,
 ) -> AdapterList:
-    """Live adapters and soups this key sees, newest first; `q` looks in name, domain and description.
+    """Live adapters and soups this key sees, newest first, without their provenance.
 
+    `q` looks for words in name, domain, tags and card: each of its words is one there, or the beginning of one.
     `tuned_on` is the digest of a sample: those that have learnt from it, by training or through their ingredients.
     """
     size = page_size(limit, parts)
     with parts.registry.database.read() as catalogue:
         page = catalogue.adapters.list(
-            who.namespaces, base_model=base_model, method=method, domain=domain, tag=tag, kind=kind,
-            tuned_on=tuned_on, q=q, limit=size, cursor=cursor,
+            who.namespaces, base_model=base_model, method=method, domain=domain, namespace=namespace, name=name,
+            tags=tag or (), kind=kind, tuned_on=tuned_on, q=q, limit=size, cursor=cursor,
         )  # fmt: skip
     return AdapterList(data=[listed(row) for row in page.rows], next_cursor=page.next_cursor)
 

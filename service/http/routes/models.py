@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends
 
-from registry.catalogue import AdapterRow
+from registry.catalogue.rows import ListedRow
 from registry.names import BaseRef, parse_ref
 from service.base_models import ServedBaseModel
 from service.http.app_parts import AppParts
@@ -89,7 +89,7 @@ def _base_card(parts: Parts, base: ServedBaseModel) -> ModelCard:
     )
 
 
-def _adapter_card(parts: Parts, row: AdapterRow, name: str) -> ModelCard:
+def _adapter_card(parts: Parts, row: ListedRow, name: str) -> ModelCard:
     """Of an adapter whose base model is no longer served, what it would be on a causal one."""
     encoder = row.base_model in parts.bases and parts.bases[row.base_model].entry.kind == "encoder"
     return ModelCard(

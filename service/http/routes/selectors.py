@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,19 +16,30 @@ from registry.cook.choose import with_note
 from registry.errors import Busy, Forbidden, Unavailable
 from registry.pools import enqueue_fit, members_of, missing_members
 from registry.quotas import check_jobs
-from registry.registry import Caller
-from registry.samples import CheckedSample, check_sample
+from registry.registry import BaseModel, Caller
+from registry.samples import CheckedSample, check_sample, prepare
 from registry.select import answering, encoder_for, latest, pool_of, select
 from registry.selectors.ranking import LISTED
-from registry.spec import PoolRequest, SelectorSpec
+from registry.spec import PoolRequest, SelectOptions, SelectorSpec
 from service.http.answers.jobs import job_begun
 from service.http.app_parts import AppParts
 from service.http.auth import Reader, Writer
 from service.http.bodies import CheckedRoute
 from service.http.body_limits import FILES, takes
 from service.http.paging import Cursor, Limit, page_size
+from service.http.schemas.adapters import listed
 from service.http.schemas.jobs import Job
-from service.http.schemas.selectors import FitRequest, Selected, Selector, SelectorList, SelectRequest, selector_body
+from service.http.schemas.selectors import (
+    FitRequest,
+    Near,
+    Nearest,
+    NearestRequest,
+    Selected,
+    Selector,
+    SelectorList,
+    SelectRequest,
+    selector_body,
+)
 from service.http.thread_turns import in_thread
 from service.http.waiting import finished, wait_of
 from service.jobs.queue_room import check_room
@@ -105,44 +118,105 @@ async def select_adapters(
     A pool never fitted is fitted first (202 beyond `wait`). That takes scope write: from then on it is refitted. A
     selector that is idle is fitted first too where its pool changed since.
     """
-    seconds = wait_of(body.wait, parts)
     caller = who.caller(request.state.request_id)
-    sample, answers = await in_thread(_prepare, parts, who, caller, body)
-    if not answers:
-        job = await in_thread(_enqueue_fit, parts, who, caller, body.spec, body.pool)
-        row = await finished(parts, job.id, seconds)
-        if row.state not in FINAL:
-            response.status_code = 202
-            return job_begun(row, who)
-        result_of(row)
+
+    def check(base: BaseModel) -> CheckedSample:
+        return check_sample(parts.registry, caller, body.sample, encoders=base.encoders(), bos=base.bos, novel=True)
+
+    sample, answers = await in_thread(_prepare, parts, who, body, check)
+    if not answers and (job := await _fit_first(request, response, body, parts, who)) is not None:
+        return job
     return await in_thread(_select, parts, caller, sample, body)
 
 
-def _prepare(parts: AppParts, who: Principal, caller: Caller, body: SelectRequest) -> tuple[CheckedSample, bool]:
+@router.post("/adapters/search", response_model=Nearest | Job, responses={202: {"model": Job}}, tags=["adapters"])
+async def nearest_adapters(
+    request: Request, response: Response, body: NearestRequest, parts: AppParts, who: Reader
+) -> Nearest | Job:
+    """The adapters whose samples are most like some text, by the cosine selector of their pool; one text is enough.
+
+    There is no threshold, so something is found wherever there is anything. Members are as of `/v1/select`: of each
+    domain label of a namespace the newest adapter with a sample. A pool never fitted is fitted first, as there.
+    """
+    limits = replace(parts.registry.limits.sample, novel=1)
+
+    def check(base: BaseModel) -> CheckedSample:
+        return prepare(body.texts, limits, bos=base.bos, novel=True)
+
+    sample, answers = await in_thread(_prepare, parts, who, body, check)
+    if not answers and (job := await _fit_first(request, response, body, parts, who)) is not None:
+        return job
+    return await in_thread(_nearest, parts, who.caller(request.state.request_id), sample, body)
+
+
+def _prepare(
+    parts: AppParts, who: Principal, body: SelectRequest | NearestRequest, check: Callable[[BaseModel], CheckedSample]
+) -> tuple[CheckedSample, bool]:
     """The sample, refused before anything is fitted for it, and whether a selector answers without a fit."""
-    base, pool = pool_of(parts.registry, caller, body.pool)
-    encoders = base.encoders()
-    sample = check_sample(parts.registry, caller, body.sample, encoders=encoders, bos=base.bos, novel=True)
-    encoder = encoder_for(body.spec, encoders)
+    base, pool = pool_of(parts.registry, who.caller(""), body.pool)
+    sample = check(base)
+    encoder = encoder_for(body.spec, base.encoders())
     digest = None if encoder is None else encoder.digest
     if latest(pool, body.spec, digest, parts.registry.database) is None and not who.has("write"):
         raise Forbidden("This pool was never fitted with this selector; that takes a key with the scope 'write'.")
     return sample, answering(parts.registry, pool, body.spec, digest) is not None
 
 
-def _select(parts: AppParts, caller: Caller, sample: CheckedSample, body: SelectRequest) -> Selected:
+async def _fit_first(
+    request: Request, response: Response, body: SelectRequest | NearestRequest, parts: AppParts, who: Principal
+) -> Job | None:
+    """Have the pool fitted; the job where that takes longer than the request waits."""
+    seconds = wait_of(body.wait, parts)
+    caller = who.caller(request.state.request_id)
+    job = await in_thread(_enqueue_fit, parts, who, caller, body.spec, body.pool)
+    row = await finished(parts, job.id, seconds)
+    if row.state not in FINAL:
+        response.status_code = 202
+        return job_begun(row, who)
+    result_of(row)
+    return None
+
+
+@contextmanager
+def _embedding(parts: AppParts) -> Iterator[None]:
+    """A place among the samples that are embedded at once; raises Busy where there is none."""
     if not parts.selections.acquire(blocking=False):
         raise Busy("As many samples as this server embeds at once are being embedded; try again.", retry_after=2)
     try:
+        yield
+    finally:
+        parts.selections.release()
+
+
+def _select(parts: AppParts, caller: Caller, sample: CheckedSample, body: SelectRequest) -> Selected:
+    with _embedding(parts):
         chosen = select(
             parts.registry, caller, sample, pool=body.pool, spec=body.spec, options=body.options, fit=_not_here,
             listed=None if body.list_all else LISTED, scored=False,
         )  # fmt: skip
-    finally:
-        parts.selections.release()
     return Selected(
         selection=with_note(parts.registry, chosen),
         sample=chosen.report_of(sample),
+        selector=chosen.selector.id,
+        fitted_at=chosen.selector.fitted_at,
+        not_yet_included=list(chosen.not_yet_included),
+    )
+
+
+def _nearest(parts: AppParts, caller: Caller, sample: CheckedSample, body: NearestRequest) -> Nearest:
+    with _embedding(parts):
+        chosen = select(
+            parts.registry, caller, sample, pool=body.pool, spec=body.spec, options=SelectOptions(), fit=_not_here,
+            scored=False,
+        )  # fmt: skip
+    ids = {member.digest: member.adapter_id for member in chosen.selector.members}
+    best = chosen.ranking.ranked[: body.limit]
+    with parts.registry.database.read() as catalogue:
+        rows = catalogue.adapters.listed(caller.namespaces, [ids[one.member.digest] for one in best])
+    near = [(one.score, rows.get(ids[one.member.digest])) for one in best]
+    return Nearest(
+        data=[Near(similarity=score, adapter=listed(row)) for score, row in near if row is not None],
+        encoder=body.encoder,
         selector=chosen.selector.id,
         fitted_at=chosen.selector.fitted_at,
         not_yet_included=list(chosen.not_yet_included),

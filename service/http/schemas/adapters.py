@@ -13,7 +13,7 @@ from registry.spec.frozen import Frozen
 from service.http.schemas.wire import Wire
 
 if TYPE_CHECKING:
-    from registry.catalogue.rows import AdapterRow
+    from registry.catalogue.rows import AdapterRow, ListedRow
 
 
 class ListedAdapter(Wire):
@@ -61,7 +61,7 @@ def adapter_body(row: AdapterRow, *, job: str | None = None, warnings: tuple[str
     return Adapter(**fields, job=job, warnings=list(warnings))
 
 
-def listed(row: AdapterRow) -> ListedAdapter:
+def listed(row: ListedRow) -> ListedAdapter:
     """A row as a list has it."""
     return ListedAdapter(**{name: getattr(row, name) for name in ListedAdapter.model_fields if hasattr(row, name)})
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
+from pydantic import Field
+
 from registry.names import Digest
 from registry.spec import (
+    CosineSpec,
+    EncoderName,
     PoolRequest,
     PoolSpec,
     PosteriorSpec,
@@ -17,6 +21,7 @@ from registry.spec import (
     SelectorSpec,
 )
 from registry.spec.frozen import Frozen
+from service.http.schemas.adapters import ListedAdapter
 from service.http.schemas.wire import Wait, Wire
 
 if TYPE_CHECKING:
@@ -98,6 +103,40 @@ class SelectRequest(Frozen):
     def spec(self) -> SelectorSpec:
         """The selector that is asked: posterior where none is named."""
         return self.selector or PosteriorSpec()
+
+
+class NearestRequest(Frozen):
+    """`POST /v1/adapters/search`: the adapters of a pool whose samples are most like some text."""
+
+    texts: tuple[str, ...] = Field(min_length=1, max_length=500, fail_fast=True)
+    """One is enough; what a pasted text says best is said in passages."""
+    encoder: EncoderName = "base"
+    pool: PoolRequest = PoolRequest()
+    limit: int = Field(default=10, ge=1, le=100)
+    wait: Wait | None = None
+
+    @property
+    def spec(self) -> SelectorSpec:
+        """The selector that is asked, whose threshold is not looked at."""
+        return CosineSpec(encoder=self.encoder)
+
+
+class Near(Wire):
+    """An adapter, and how like its sample is to the text: the mean cosine of their vectors."""
+
+    similarity: float
+    adapter: ListedAdapter
+
+
+class Nearest(Wire):
+    """Adapters by similarity, the most alike first. Nothing is abstained from: the first may be far away."""
+
+    object: Literal["nearest"] = "nearest"
+    data: list[Near]
+    encoder: EncoderName
+    selector: str
+    fitted_at: datetime
+    not_yet_included: list[str]
 
 
 class Selected(Wire):

@@ -98,7 +98,7 @@ def fill(database: Database) -> list[str]:
 
 def refs(database: Database) -> list[str]:
     with database.read() as catalogue:
-        return sorted(row.ref for row in catalogue.adapters.list(None, tag="x", limit=9).rows)
+        return sorted(row.ref for row in catalogue.adapters.list(None, tags=["x"], limit=9).rows)
 
 
 def test_up_down_and_up_again(empty):
@@ -121,7 +121,8 @@ def test_the_migrations_make_exactly_the_tables(databases, empty, tmp_path):
     """Autogenerate sees no difference, nor does reflection (autogenerate looks at no CHECK)."""
     migrations.upgrade(empty.engine)
     with empty.engine.connect() as connection:
-        context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
+        opts = {"compare_type": True, "compare_server_default": True, "include_name": migrations.is_compared}
+        context = MigrationContext.configure(connection, opts=opts)
         assert compare_metadata(context, metadata) == []
         command.check(migrations._config(connection))
     with databases.new(tmp_path / "declared", empty=True) as declared:
@@ -165,10 +166,31 @@ def test_a_table_that_others_refer_to_is_rebuilt_with_its_data(database, next_mi
     assert refs(database) == before
     with database.engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT stars FROM adapters").scalars().all() == [3, 3, 3]
+    with database.write() as catalogue:  # what keeps the index of words is still there
+        row = add_ready(catalogue, "acme/d", tags=("x",))
+        assert [one.ref for one in catalogue.adapters.list(None, q="acme d", tags=["x"], limit=9).rows] == [row.ref]
+        catalogue.removals.purge(row)
     migrations.downgrade(database.engine, HEAD)
     assert refs(database) == before
     with database.write() as catalogue:
         assert add_ready(catalogue, "acme/a").version == 2
+
+
+def test_adapters_from_before_are_found_by_their_words(database):
+    with database.write() as catalogue:
+        row = add(catalogue, "acme/law", domain="Ärzte", card=Card(tags=("x", "y"), description="Die Straße"))
+        add(catalogue, "acme/tax")
+    before = schema(database)
+    migrations.downgrade(database.engine, "0011")
+    with database.engine.connect() as connection:
+        found = connection.exec_driver_sql("SELECT search FROM adapters ORDER BY id").scalars().all()
+        assert found == ["law\närzte\ndie strasse", "tax\ntax\n"]
+    migrations.upgrade(database.engine)
+    assert schema(database) == before
+    with database.read() as catalogue:
+        for q in ("ärz", "STRASSE", "acme/law", "x y"):
+            found = catalogue.adapters.list(("acme",), q=q, tags=["x"], kind="adapter", limit=9).rows
+            assert [one.id for one in found] == [row.id], q
 
 
 def test_tuned_soups_from_before_say_what_they_have_learnt_from(database):

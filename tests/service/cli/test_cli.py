@@ -383,6 +383,36 @@ class TestLooking:
         assert soup("ls", "-q")[1] == "team/law@1\n"
         assert json.loads(soup("ls", "--json")[1])["data"] == [ADAPTER]
 
+    def test_ls_by_several_tags_and_by_name(self, soup: Soup, server: Server) -> None:
+        server.on("GET /v1/adapters", ok({"data": [ADAPTER], "next_cursor": None}))
+        soup("ls", "--tag", "v2", "--tag", "eu", "--name", "team/law", "--namespace", "team")
+        asked = server.requests[0].url.params
+        assert asked.get_list("tag") == ["v2", "eu"]
+        assert (asked["name"], asked["namespace"]) == ("team/law", "team")
+
+    def test_ls_near_a_text(self, soup: Soup, server: Server, tmp_path: Path) -> None:
+        near = {
+            "object": "nearest",
+            "data": [{"similarity": 0.5, "adapter": ADAPTER}],
+            "not_yet_included": ["team/new@1"],
+        }
+        server.on("POST /v1/adapters/search", ok(near))
+        text = tmp_path / "text.txt"
+        text.write_text("The court held.")
+        code, out, err = soup("ls", "--near", text, "--tag", "eu", "--namespace", "team", "--encoder", "sbert")
+        assert code == 0, err
+        pool = {"namespaces": ["team"], "tag": "eu", "include_soups": False}
+        body = {"texts": ["The court held."], "limit": 10, "encoder": "sbert", "pool": pool, "wait": 0}
+        assert json.loads(server.requests[0].content) == body
+        assert out.splitlines()[0].split()[:2] == ["SIMILARITY", "NAME"]
+        assert out.splitlines()[1].startswith("0.5000      team/law@1")
+        assert "team/new@1" in err
+        assert soup("ls", "--near", text, "-q")[1] == "team/law@1\n"
+        assert json.loads(soup("ls", "--near", text, "--json")[1]) == near
+        for wrong in (["law"], ["--kind", "soup"], ["--tag", "a", "--tag", "b"], ["--name", "x"]):
+            assert soup("ls", "--near", text, *wrong)[0] == 2
+        assert soup("ls", "--encoder", "base")[0] == 2
+
     def test_ls_says_what_is_in_a_union(self, soup: Soup, server: Server) -> None:
         members = [{"method": "prefix"}, {"method": "bottleneck", "structure": "parallel"}]
         row = {**ADAPTER, "config": {"method": "union", "members": members}}

@@ -307,13 +307,28 @@ def test_filters_and_pages(world: World, shelf: list[str], limit: int) -> None:
     assert found(tag="even", domain="law") == ["shelf/a2@1", "shelf/a0@1"]
     assert found(q="STRASSE") == ["shelf/a3@1"]
     assert found(q="A5") == ["shelf/a5@1"]
-    assert found(q="%") == []
+    assert found(q="law shelf") == newest[4:]
+    assert found(q="aw") == []
+    assert found(tag=["even", "odd"]) == []
+    assert found(name="a5") == found(name="shelf/a5") == found(namespace="shelf", q="a5") == ["shelf/a5@1"]
     assert found(kind="soup") == []
     assert found(method="bottleneck", base_model=BASE_ID, kind="adapter") == newest
     assert found(base_model="other") == []
 
 
-@pytest.mark.parametrize("query", ["limit=0", "limit=201", "limit=x", "cursor=zzz", "kind=cake", "q=" + "x" * 201])
+@pytest.mark.parametrize(
+    "query",
+    [
+        "limit=0",
+        "limit=201",
+        "limit=x",
+        "cursor=zzz",
+        "kind=cake",
+        "q=" + "x" * 201,
+        "q=%25",
+        "&".join(f"tag=t{n}" for n in range(9)),
+    ],
+)
 def test_bad_queries(world: World, query: str) -> None:
     answer = world.client.get(f"/v1/adapters?{query}")
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_parameter")

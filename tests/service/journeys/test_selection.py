@@ -82,6 +82,44 @@ def test_the_best_of_those_left_out_are_listed_and_all_on_request(stocked, monke
     assert (len(whole["left_out"]), whole["more_left_out"]) == (len(WORDS) - 1, {})
 
 
+def nearest(stocked: Live, texts, *, headers=None, **body):
+    return stocked.world.client.post("/v1/adapters/search", json={"texts": texts, "wait": 120, **body}, headers=headers)
+
+
+def test_the_nearest_to_one_pasted_text_are_the_adapters_of_its_domain_first(stocked):
+    for domain in ("kitchen", "code"):
+        answer = nearest(stocked, sample_of(domain)["texts"][:1])
+        assert answer.status_code == 200, answer.text
+        found = [one["adapter"] for one in answer.json()["data"]]
+        assert found[0]["ref"] == f"acme/{domain}@1"
+        assert {one["domain"] for one in found} == set(WORDS)
+        alike = [one["similarity"] for one in answer.json()["data"]]
+        assert alike == sorted(alike, reverse=True)
+        assert -1 <= alike[-1] < alike[0] <= 1
+        assert "provenance" not in found[0]
+    nearer = nearest(stocked, sample_of("kitchen")["texts"], limit=1, encoder="sbert").json()
+    assert ([one["adapter"]["domain"] for one in nearer["data"]], nearer["encoder"]) == (["kitchen"], "sbert")
+    for wrong in ([], [" "], ["x"] * 501):
+        assert nearest(stocked, wrong).status_code in (400, 422)
+
+
+def test_the_nearest_are_those_that_a_key_reads_and_that_are_live(stocked, client):
+    pushed = stocked.world.push("mine/cook", seed=50, domain="mine", sample={"texts": passages("kitchen", 40, seed=5)})
+    client.wait_job(pushed["job"])
+    texts = sample_of("kitchen")["texts"][:1]
+    reader, writer = (
+        stocked.world.headers(stocked.world.key(scopes, ["mine"])) for scopes in (["read"], ["read", "write"])
+    )
+    assert nearest(stocked, texts, headers=reader).status_code == 403  # a fit comes first
+    for headers in (writer, reader):
+        assert [one["adapter"]["ref"] for one in nearest(stocked, texts, headers=headers).json()["data"]] == [
+            "mine/cook@1"
+        ]
+    assert nearest(stocked, texts, headers=reader, pool={"namespaces": ["acme"]}).status_code == 403
+    stocked.world.client.delete("/v1/adapters/mine/cook")
+    assert nearest(stocked, texts, headers=reader).json()["data"] == []
+
+
 def test_quick_weighs_adapters_and_proves_the_soup_on_held_out_passages(stocked):
     sample = sample_of("kitchen")
     answer = cook(stocked, sample=sample, effort="quick", verify=True, name="acme/quick")
