@@ -23,7 +23,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Link, Span, SpanKind, StatusCode, get_current_span, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from registry.errors import SoupError
+from registry.errors import Busy, Internal, SoupError, Unavailable
 from service.engine.life import Life, watching
 from service.traces import Told, Traces
 
@@ -32,6 +32,7 @@ log = logging.getLogger("soup.traces")
 MOST = 128
 """Children of one span; of more only their number is told. A training of hours writes its progress twice a second."""
 EXPORT_SECONDS = 5
+FAILURES = (Busy, Unavailable, Internal)
 W3C = TraceContextTextMapPropagator()
 
 
@@ -186,9 +187,10 @@ class OpenTelemetry(Traces):
 
 
 def _fail(span: Span, error: BaseException) -> None:
-    """The kind of an error, and never its message: that quotes what people sent."""
+    """The kind of an error, never its message, which quotes what people sent. A client's mistake is no failure."""
     span.set_attribute("error.type", error.code if isinstance(error, SoupError) else type(error).__name__)
-    span.set_status(StatusCode.ERROR)
+    if not isinstance(error, SoupError) or isinstance(error, FAILURES):
+        span.set_status(StatusCode.ERROR)
 
 
 def sending(endpoint: str) -> OpenTelemetry:

@@ -69,8 +69,8 @@ class Runtime:
         )
         self.bases = ServedBaseModels(allowed, self.engine, memory_bytes=settings.memory_bytes)
         self.key_watch = KeyWatch(self.database)
-        self.traces = traces_of(settings)
         self.identities = identities_of(settings, self.key_watch)
+        self.traces = traces_of(settings)
         self._open = ExitStack()
         self._started = False
         self._stop_at: float | None = None

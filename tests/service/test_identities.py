@@ -29,6 +29,8 @@ from service.oidc.tokens import Tokens
 from service.settings import Settings
 from tests.service.little_issuer import DISCOVERY, MAPPING, LittleIssuer, little_issuer, public_jwk
 
+pytestmark = pytest.mark.slow
+
 
 class Clock:
     """Seconds that go on when they are told to."""

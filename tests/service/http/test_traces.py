@@ -19,6 +19,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from service.client.client import SoupClient
 from tests.service.servers import Live, World, open_live, open_world, write_bases
 
+pytestmark = pytest.mark.slow
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = "b7ad6b7169203331"
 PROMPT = "zebra-secret-prompt"
