@@ -95,3 +95,20 @@ def test_an_upload_is_collected_and_can_be_sent_again(world: World) -> None:
     assert world.client.get(path).status_code == 404
     assert world.client.put(path, content=data).status_code in (200, 201)
     assert world.client.get(path).content == data
+
+
+def test_a_collection_by_hand_is_for_admins_of_everything(world: World) -> None:
+    for scopes, namespaces in ((["read", "write", "infer"], None), (["admin"], ["held"])):
+        asked = {"json": {"dry_run": True}, "headers": world.headers(world.key(scopes, namespaces))}
+        assert world.client.post("/v1/collect", **asked).status_code == 403
+    with world.runtime.database.write() as catalogue:
+        catalogue.removals.forget([sha256_digest(b"long gone")], datetime.now(UTC) - timedelta(days=1))
+    for dry_run, left in ((True, 1), (False, 0)):
+        answer = world.client.post("/v1/collect", json={"dry_run": dry_run})
+        assert answer.status_code == 200, answer.text
+        assert (answer.json()["dry_run"], answer.json()["files"]) == (dry_run, 1)
+        with world.runtime.database.read() as catalogue:
+            assert catalogue.removals.count_due(datetime.now(UTC)) == left
+    (entry,) = world.client.get("/v1/audit?action=server.collect").json()["data"]
+    assert entry["detail"]["files"] == 1
+    assert entry["key_id"].startswith("key-")
