@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from registry.collect import collect
-from registry.names import sha256_digest
+from registry.names import parse_ref, sha256_digest
 from service.jobs.training_requests import blobs_in_use
-from tests.service.servers import World
+from tests.service.servers import Soup, World
 
 TEXTS = [f"passage {number} that nobody may read any more" for number in range(30)]
 
@@ -112,3 +112,18 @@ def test_a_collection_by_hand_is_for_admins_of_everything(world: World) -> None:
     (entry,) = world.client.get("/v1/audit?action=server.collect").json()["data"]
     assert entry["detail"]["files"] == 1
     assert entry["key_id"].startswith("key-")
+
+
+def test_a_collection_from_the_command_line_names_what_went(world: World, soup: Soup) -> None:
+    assert soup("collect", "--dry-run") == (0, "", "Would go: nothing is due.\n")
+    for name in ("one", "two"):
+        world.push(f"mixed/{name}", seed=len(name))
+    recipe = {"ingredients": [{"ref": f"mixed/{name}", "weight": 0.5} for name in ("one", "two")]}
+    body = {"recipe": recipe, "namespace": "mixed", "wait": 60, "mixing": {"method": "concat"}}
+    cooked = world.client.post("/v1/soups", json=body).json()["model"]
+    with world.runtime.database.write() as catalogue:
+        row = catalogue.adapters.resolve(None, parse_ref(cooked))
+        catalogue.adapters.retire(row.id, at=datetime.now(UTC) - timedelta(days=30))
+    assert soup("collect", "--dry-run") == (0, f"{cooked}\n", "Would go: 1 retired unnamed soups removed.\n")
+    assert soup("collect") == (0, f"{cooked}\n", "Done: 1 retired unnamed soups removed.\n")
+    assert world.client.get(f"/v1/adapters/{cooked}").status_code == 410
