@@ -18,7 +18,7 @@ from registry.catalogue.database import Catalogue
 from registry.catalogue.rows import MemberRow, PooledRow, SelectorRow
 from registry.damaged_vectors import mend
 from registry.embeddings_file import read_embeddings
-from registry.errors import DamagedBlob, Internal, InvalidParameter
+from registry.errors import DamagedBlob, Internal, InvalidParameter, Unavailable
 from registry.names import digest_of
 from registry.pools import as_members, current_members
 from registry.progress import Progress
@@ -33,7 +33,8 @@ from registry.stored_bytes import record_bytes
 def fit(
     registry: Registry, pool: PoolSpec, spec: SelectorSpec, *, encoder_digest: str | None, progress: Progress
 ) -> SelectorRow:
-    """Fit `spec` over the pool's present members; raises InvalidParameter where nothing can be selected from.
+    """Fit `spec` over the pool's present members; raises InvalidParameter where nothing can be selected from,
+    and Unavailable where samples of members are still to be embedded.
 
     A member that is purged meanwhile is left out, and so is one whose vectors are damaged until they are made again
     from its sample, which is queued. Raises DamagedBlob where vectors are damaged and there is no text of the sample.
@@ -102,12 +103,13 @@ def _fitted(start: _Start, spec: SelectorSpec, progress: Progress) -> Selector[A
 def _check_not_empty(catalogue: Catalogue, pool: PoolSpec, rows: Sequence[PooledRow]) -> None:
     if rows:
         return
+    what = "No adapter of this pool can be selected"
     waiting = len(catalogue.adapters.waiting(pool))
-    raise InvalidParameter(
-        "No adapter of this pool can be selected: "
-        + (f"{waiting} wait for their sample to be embedded." if waiting else "push adapters with a sample first."),
-        param="pool",
-    )
+    if waiting:
+        raise Unavailable(
+            f"{what}: {waiting} wait for their sample to be embedded. Try again in a while.", param="pool"
+        )
+    raise InvalidParameter(f"{what}: push adapters with a sample first.", param="pool")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from sqlalchemy import event
 from registry import fit as fit_module
 from registry.catalogue import Catalogue
 from registry.catalogue.rows import SelectorRow
-from registry.errors import Busy, DamagedBlob, Forbidden, InvalidParameter
+from registry.errors import Busy, DamagedBlob, Forbidden, InvalidParameter, Unavailable
 from registry.pools import (
     current_members,
     enqueue_refits,
@@ -101,6 +101,16 @@ class TestDamage:
         assert verbs.blobs.is_whole(blob)
         whole = verbs.fit(POOL, GmmSpec(), verbs.base.digest)
         assert [member.ref for member in whole.members] == ["acme/code@1", "acme/law@1"]
+
+    def test_where_all_are_damaged_the_fit_is_tried_again_once_they_are_there(self, verbs, fitted):
+        for name in ("acme/law", "acme/code"):
+            self.damaged_vectors(verbs, name)
+        for _ in range(2):
+            with pytest.raises(Unavailable, match="2 wait for their sample to be embedded"):
+                verbs.fit(POOL, GmmSpec(), verbs.base.digest)
+        for name in ("acme/law", "acme/code"):
+            verbs.embed(verbs.named(name))
+        assert len(verbs.fit(POOL, GmmSpec(), verbs.base.digest).members) == 2
 
     def test_where_they_come_out_otherwise_the_new_ones_are_read(self, verbs, fitted, monkeypatch):
         """As on another machine than the one that made them."""
@@ -293,7 +303,7 @@ class TestFit:
         with pytest.raises(InvalidParameter, match="push adapters with a sample first"):
             verbs.fit(POOL, GmmSpec(), verbs.base.digest)
         verbs.push("acme/law", sample={"texts": passages("law")})
-        with pytest.raises(InvalidParameter, match="1 wait for their sample"):
+        with pytest.raises(Unavailable, match="1 wait for their sample"):
             verbs.fit(POOL, GmmSpec(), verbs.base.digest)
 
     def test_another_encoder_is_not_the_one_fitted(self, verbs):

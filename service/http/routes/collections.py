@@ -35,4 +35,5 @@ def collect_now(request: Request, body: CollectRequest, parts: AppParts, who: Ad
         with registry.database.write() as catalogue:
             caller.audit(catalogue, "server.collect", "server", **asdict(found))
         parts.jobs.wake()
-    return Collection(dry_run=body.dry_run, **asdict(found))
+    counts = asdict(found) | {"expired": list(found.expired), "removed": list(found.removed)}
+    return Collection(dry_run=body.dry_run, **counts)

@@ -6,7 +6,11 @@ import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
+
+from registry import cook
 from registry.collect import collect
+from registry.cook.mix import mix_ingredients
 from registry.names import parse_ref, sha256_digest
 from service.jobs.training_requests import blobs_in_use
 from tests.service.servers import Soup, World
@@ -116,14 +120,32 @@ def test_a_collection_by_hand_is_for_admins_of_everything(world: World) -> None:
 
 def test_a_collection_from_the_command_line_names_what_went(world: World, soup: Soup) -> None:
     assert soup("collect", "--dry-run") == (0, "", "Would go: nothing is due.\n")
-    for name in ("one", "two"):
-        world.push(f"mixed/{name}", seed=len(name))
+    for seed, name in enumerate(("one", "two")):
+        world.push(f"mixed/{name}", seed=seed)
     recipe = {"ingredients": [{"ref": f"mixed/{name}", "weight": 0.5} for name in ("one", "two")]}
-    body = {"recipe": recipe, "namespace": "mixed", "wait": 60, "mixing": {"method": "concat"}}
-    cooked = world.client.post("/v1/soups", json=body).json()["model"]
+    answer = world.client.post("/v1/soups", json={"recipe": recipe, "wait": 60})
+    assert answer.status_code == 201, answer.text
+    cooked = answer.json()["model"]
     with world.runtime.database.write() as catalogue:
         row = catalogue.adapters.resolve(None, parse_ref(cooked))
         catalogue.adapters.retire(row.id, at=datetime.now(UTC) - timedelta(days=30))
     assert soup("collect", "--dry-run") == (0, f"{cooked}\n", "Would go: 1 retired unnamed soups removed.\n")
     assert soup("collect") == (0, f"{cooked}\n", "Done: 1 retired unnamed soups removed.\n")
     assert world.client.get(f"/v1/adapters/{cooked}").status_code == 410
+
+
+def test_a_cook_by_hand_that_a_purge_comes_into_says_what_is_gone(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed, name in enumerate(("one", "two"), start=10):
+        world.push(f"during/{name}", seed=seed)
+
+    def purged_first(*args: Any, **options: Any) -> Any:
+        assert purge(world, "during/one@1").status_code == 200
+        return mix_ingredients(*args, **options)
+
+    monkeypatch.setattr(cook, "mix_ingredients", purged_first)
+    recipe = {"ingredients": [{"ref": f"during/{name}", "weight": 0.5} for name in ("one", "two")]}
+    answer = world.client.post("/v1/soups", json={"recipe": recipe, "wait": 60})
+    assert answer.status_code == 410
+    assert "during/one@1 was purged while the soup was made" in answer.json()["error"]["message"]
