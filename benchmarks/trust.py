@@ -3,6 +3,8 @@
 - `kills_survived`: of servers that were killed (kill -9) in the middle of pushes, uploads, fits, cooks, trainings,
   purges and collections, on SQLite and PostgreSQL, those after which all that was acknowledged was there and whole
   (`benchmarks.faults.kills`).
+- `faults_survived`: databases stopped, held and removed, disks full, folders gone, files damaged and migrations killed
+  under a running server, after which it went on and had everything (`benchmarks.faults.outages`).
 - `lost_updates`: marks that writers at once put on one card with `if_match`, and that are not there in the end.
 - `mutated_headers`: headers of safetensors files changed at random that were read or refused; `header_crashes`: the
   rest of them.
@@ -20,7 +22,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
-from benchmarks.faults import headers, kills, tenants, updates
+from benchmarks.faults import headers, kills, outages, tenants, updates
 from benchmarks.faults.server import killable, postgresql
 from benchmarks.report import Result, options
 from demo.results import Figure
@@ -48,6 +50,17 @@ def measure_kills(result: Result, *, each: int) -> None:
     acknowledged = sum(one.acknowledged for one in outcomes)
     note = f"{acknowledged} pieces of work acknowledged; {failed} lost, not whole or failed"
     result.figures["kills_survived"] = Figure(survived, "kills", KILLS_GOAL, note=note)
+
+
+def measure_faults(result: Result) -> None:
+    """Every fault on both databases."""
+    found = [one for sqlite in (True, False) for one in outages.run_faults(sqlite=sqlite)]
+    result.rows += [
+        {"part": "faults", "fault": one.fault, "database": one.database, "failures": one.failures[:SHOWN]}
+        for one in found
+    ]
+    survived = sum(not one.failures for one in found)
+    result.figures["faults_survived"] = Figure(survived, "faults", note=f"of {len(found)} that were tried")
 
 
 def measure_updates(result: Result, *, writers: int, each: int) -> None:
@@ -83,6 +96,7 @@ def parts(given: argparse.Namespace) -> dict[str, Callable[[Result], None]]:
         "headers": lambda result: measure_headers(result, amount=given.headers),
         "updates": lambda result: measure_updates(result, writers=WRITERS, each=given.updates),
         "tenants": lambda result: measure_tenants(result, requests=given.requests),
+        "faults": measure_faults,
         "kills": lambda result: measure_kills(result, each=given.kills),
     }
 
@@ -94,7 +108,9 @@ def main() -> None:
     parser.add_argument("--headers", type=int, default=HEADERS, help="headers that are changed")
     parser.add_argument("--updates", type=int, default=UPDATES, help="marks of each writer")
     parser.add_argument("--requests", type=int, default=REQUESTS, help="requests timed beside each flood")
-    parser.add_argument("--only", nargs="+", choices=("headers", "updates", "tenants", "kills"), help="these parts")
+    parser.add_argument(
+        "--only", nargs="+", choices=("headers", "updates", "tenants", "faults", "kills"), help="these parts"
+    )
     given = parser.parse_args()
     result = Result("trust")
     for name, part in parts(given).items():

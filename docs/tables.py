@@ -57,8 +57,8 @@ and foreign objects are both `not_found`; `retired` is said only of objects the 
 {table}
 
 Two come from the framework and are in no class of ours: `method_not_allowed` (405) and `http_error` (any other
-status). 429 carries `Retry-After`, 401 carries `WWW-Authenticate: Bearer`. The message of `internal` is never shown:
-it is in the log, under the request id.
+status). 429 and 503 carry `Retry-After`, 401 carries `WWW-Authenticate: Bearer`. The message of `internal` is never
+shown: it is in the log, under the request id.
 
 Python code gets the same tree as exceptions, `registry.errors`; `service.client` raises them again from an answer.
 The exit codes of `soup` are 0 ok, 1 failed, 2 usage, 3 incompatible.

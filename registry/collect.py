@@ -1,21 +1,25 @@
 """The collect verb: what nobody has used or named for some time goes, in steps that can be taken back until the last.
 
-Called by the server's upkeep. Unnamed soups that nobody uses are retired; those that have been retired for the grace
-period are removed, as are selectors that no longer serve and blobs that nothing is made of. Files go some time after
-their rows: until then storing the same bytes again brings them back.
+Called by the server's upkeep, and by the route for an admin who does not wait for that. Unnamed soups that nobody uses
+are retired; those that have been retired for the grace period are removed, as are selectors that no longer serve and
+blobs that nothing is made of. Files go some time after their rows: until then storing the same bytes again brings them
+back.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import Any
 
 from registry.catalogue.database import Catalogue
-from registry.pools import enqueue_refits
+from registry.catalogue.rows import SelectorRow
+from registry.pools import as_members, current_members, enqueue_refits
 from registry.progress import Progress, silent
-from registry.registry import Registry
+from registry.registry import Caller, Registry
 from registry.stored_bytes import remove_files
 
 log = logging.getLogger("soup.collect")
@@ -24,13 +28,18 @@ HELD = timedelta(days=1)
 """How long a file is kept after its row, and no longer than the grace period."""
 AT_ONCE = 200
 """Rows that go in one transaction: others write in between."""
+NAMED = 100
+"""Soups that are named of those retired, and of those removed."""
 BY = "collection"
-"""Who the audit and jobs say it was."""
+"""Who jobs say it was, and the audit where nobody asked for it."""
 
 
 @dataclass(frozen=True)
 class Collected:
-    """How many unnamed soups were retired and removed, selectors and blobs removed, files removed, and their bytes."""
+    """How many unnamed soups were retired and removed, selectors and blobs removed, files removed, and their bytes.
+
+    `expired` and `removed` are the first of those soups by name.
+    """
 
     retired: int = 0
     soups: int = 0
@@ -38,26 +47,20 @@ class Collected:
     blobs: int = 0
     bytes: int = 0
     files: int = 0
+    expired: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
 
 
 def collect(
-    registry: Registry, moment: datetime, *, used: Callable[[Catalogue], set[str]], progress: Progress = silent
-) -> Collected:
+    registry: Registry, moment: datetime, *, used: Callable[[Catalogue], set[str]], caller: Caller | None = None,
+    progress: Progress = silent,
+) -> Collected:  # fmt: skip
     """Take away what is due at `moment`; `used` gives blobs that jobs still need. `progress` may raise to end it.
 
-    Raises Busy or Unavailable; what was done by then stays done.
+    `caller` is who asked for it. Raises Busy or Unavailable; what was done by then stays done.
     """
-    grace = registry.retention.grace
-    retired = _retire_unused(registry, moment, progress)
-    soups = selectors = blobs = size = 0
-    if grace is not None:
-        before = moment - grace
-        soups = _remove_retired(registry, before, progress)
-        with registry.database.write() as catalogue:
-            selectors = catalogue.removals.drop_selectors(before)
-            catalogue.removals.drop_embeddings()
-        blobs, size = _forget_unseen(registry, before, moment + min(grace, HELD), used, progress)
-    done = Collected(retired, soups, selectors, blobs, size, remove_files(registry, moment))
+    done = _collected(_Work(registry, moment, used, caller, progress))
+    done = replace(done, files=remove_files(registry, moment))
     if done != Collected():
         log.info(
             "collected: %d unnamed soups retired and %d removed, %d selectors and %d blobs (%d bytes) removed, whose "
@@ -67,61 +70,149 @@ def collect(
     return done
 
 
-def _retire_unused(registry: Registry, moment: datetime, progress: Progress) -> int:
-    """Retire unnamed soups that nobody used for as long as their namespace keeps them."""
-    with registry.database.read() as catalogue:
+def would_collect(
+    registry: Registry, moment: datetime, *, used: Callable[[Catalogue], set[str]], progress: Progress = silent
+) -> Collected:
+    """What `collect` would take away now: all of it is done in one transaction, which is taken back."""
+    found = Collected()
+    try:
+        with registry.database.write() as catalogue:
+            found = _collected(_Work(registry, moment, used, None, progress, trial=catalogue))
+            found = replace(found, files=catalogue.removals.count_due(moment))
+            raise _TakenBack
+    except _TakenBack:
+        return found
+
+
+class _TakenBack(Exception):
+    """Ends a transaction without keeping what it did."""
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What a collection goes by; with `trial` all of it happens in that transaction."""
+
+    registry: Registry
+    moment: datetime
+    used: Callable[[Catalogue], set[str]]
+    caller: Caller | None
+    progress: Progress
+    trial: Catalogue | None = None
+
+    @contextmanager
+    def turn(self) -> Iterator[Catalogue]:
+        """The next transaction that writes."""
+        if self.trial is not None:
+            yield self.trial
+            return
+        with self.registry.database.write() as catalogue:
+            yield catalogue
+
+    @contextmanager
+    def look(self) -> Iterator[Catalogue]:
+        """A transaction that reads, and keeps nobody from writing."""
+        if self.trial is not None:
+            yield self.trial
+            return
+        with self.registry.database.read() as catalogue:
+            yield catalogue
+
+    def audit(self, catalogue: Catalogue, action: str, subject: str, **detail: Any) -> None:
+        """Record that something went, and by whom."""
+        if self.caller is not None:
+            self.caller.audit(catalogue, action, subject, **detail)
+        else:
+            catalogue.audit.record(action, subject, key_id=None, request_id=None, detail={"by": BY, **detail})
+
+
+def _collected(work: _Work) -> Collected:
+    """Everything but the files."""
+    expired = _retire_unused(work)
+    grace = work.registry.retention.grace
+    found = Collected(retired=len(expired), expired=tuple(expired[:NAMED]))
+    if grace is None:
+        return found
+    before = work.moment - grace
+    removed = _remove_retired(work, before)
+    useless = _useless_selectors(work, before)
+    with work.turn() as catalogue:
+        for row in useless:
+            catalogue.selectors.stop_serving(row, unless_asked_since=before)
+        selectors = catalogue.removals.drop_selectors(before)
+        catalogue.removals.drop_embeddings()
+    blobs, size = _forget_unseen(work, before, work.moment + min(grace, HELD))
+    return replace(
+        found, soups=len(removed), removed=tuple(removed[:NAMED]), selectors=selectors, blobs=blobs, bytes=size
+    )
+
+
+def _useless_selectors(work: _Work, before: datetime) -> list[SelectorRow]:
+    """The selectors that nobody asked for since then, and that would be fitted anew before they answered.
+
+    They are of another pool than there is, and may hold what was computed from a sample that was purged since. So are
+    those whose pool is empty, which cannot be fitted again.
+    """
+    found: list[SelectorRow] = []
+    with work.look() as catalogue:
+        for row in catalogue.selectors.unasked(before):
+            work.progress(len(found), 0, "looking at selectors that nobody asks for")
+            present = as_members(current_members(catalogue, row.pool, row.encoder_digest))
+            asked_at = catalogue.selectors.asked_at([row.id])[row.id]
+            idle = not present or work.registry.refits.is_idle(asked_at, work.moment)
+            if idle and present != row.members:
+                found.append(row)
+    return found
+
+
+def _retire_unused(work: _Work) -> list[str]:
+    """Retire unnamed soups that nobody used for as long as their namespace keeps them; which."""
+    registry, found = work.registry, list[str]()
+    with work.look() as catalogue:
         days = {name: catalogue.namespaces.get(name).unnamed_soup_days for name in catalogue.removals.soup_namespaces()}
-    count = 0
     for namespace, own in days.items():
         keep = registry.retention.unnamed_soup_days if own is None else own
         while keep:
-            since = moment - timedelta(days=keep)
-            progress(count, 0, "retiring unnamed soups")
-            with registry.database.write() as catalogue:
-                found = catalogue.removals.unused_soups(namespace, since, limit=AT_ONCE)
-                for id in found:
-                    row = catalogue.adapters.retire(id, at=moment)
+            since = work.moment - timedelta(days=keep)
+            work.progress(len(found), 0, "retiring unnamed soups")
+            with work.turn() as catalogue:
+                ids = catalogue.removals.unused_soups(namespace, since, limit=AT_ONCE)
+                for id in ids:
+                    row = catalogue.adapters.retire(id, at=work.moment)
                     enqueue_refits(catalogue, row, created_by=BY, refits=registry.refits)
-                    _audit(catalogue, "adapter.expire", row.ref, digest=row.digest, days=keep)
-            count += len(found)
-            if len(found) < AT_ONCE:
+                    work.audit(catalogue, "adapter.expire", row.ref, digest=row.digest, days=keep)
+                    found.append(row.ref)
+            if len(ids) < AT_ONCE:
                 break
-    return count
+    return found
 
 
-def _remove_retired(registry: Registry, before: datetime, progress: Progress) -> int:
-    count = 0
+def _remove_retired(work: _Work, before: datetime) -> list[str]:
+    found: list[str] = []
     while True:
-        progress(count, 0, "removing retired soups")
-        with registry.database.write() as catalogue:
-            found = catalogue.removals.retired_soups(before, limit=AT_ONCE)
-            for id in found:
+        work.progress(len(found), 0, "removing retired soups")
+        with work.turn() as catalogue:
+            ids = catalogue.removals.retired_soups(before, limit=AT_ONCE)
+            for id in ids:
                 row = catalogue.adapters.get(id)
                 catalogue.removals.release(row.namespace, catalogue.removals.purge(row))
-                _audit(catalogue, "adapter.collect", row.ref, digest=row.digest)
-        count += len(found)
-        if len(found) < AT_ONCE:
-            return count
+                work.audit(catalogue, "adapter.collect", row.ref, digest=row.digest)
+                found.append(row.ref)
+        if len(ids) < AT_ONCE:
+            return found
 
 
-def _forget_unseen(
-    registry: Registry, before: datetime, due_at: datetime, used: Callable[[Catalogue], set[str]], progress: Progress
-) -> tuple[int, int]:
+def _forget_unseen(work: _Work, before: datetime, due_at: datetime) -> tuple[int, int]:
     """Take away the rows of blobs that nothing is made of, and no job needs; how many, and their bytes."""
     count = size = 0
     while True:
-        progress(count, 0, "removing blobs")
-        with registry.database.write() as catalogue:
-            needed = used(catalogue)
+        work.progress(count, 0, "removing blobs")
+        with work.turn() as catalogue:
+            needed = work.used(catalogue)
             unseen = catalogue.removals.unseen(before, limit=AT_ONCE + len(needed))
             found = [digest for digest in unseen if digest not in needed]
             size += catalogue.removals.forget(found, due_at)
             if found:
-                _audit(catalogue, "blob.collect", f"{len(found)} blobs", digests=found)
+                work.audit(catalogue, "blob.collect", f"{len(found)} blobs", digests=found)
         count += len(found)
         if len(found) < AT_ONCE:
             return count, size
-
-
-def _audit(catalogue: Catalogue, action: str, subject: str, **detail: object) -> None:
-    catalogue.audit.record(action, subject, key_id=None, request_id=None, detail={"by": BY, **detail})

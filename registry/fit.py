@@ -16,8 +16,9 @@ import numpy as np
 from registry.blobs import BlobStore
 from registry.catalogue.database import Catalogue
 from registry.catalogue.rows import MemberRow, PooledRow, SelectorRow
+from registry.damaged_vectors import mend
 from registry.embeddings_file import read_embeddings
-from registry.errors import Internal, InvalidParameter
+from registry.errors import DamagedBlob, Internal, InvalidParameter, Unavailable
 from registry.names import digest_of
 from registry.pools import as_members, current_members
 from registry.progress import Progress
@@ -32,47 +33,83 @@ from registry.stored_bytes import record_bytes
 def fit(
     registry: Registry, pool: PoolSpec, spec: SelectorSpec, *, encoder_digest: str | None, progress: Progress
 ) -> SelectorRow:
-    """Fit `spec` over the pool's present members; raises InvalidParameter where nothing can be selected from."""
+    """Fit `spec` over the pool's present members; raises InvalidParameter where nothing can be selected from,
+    and Unavailable where samples of members are still to be embedded.
+
+    A member that is purged meanwhile is left out, and so is one whose vectors are damaged until they are made again
+    from its sample, which is queued. Raises DamagedBlob where vectors are damaged and there is no text of the sample.
+    """
+    while True:
+        start = _start(registry, pool, spec, encoder_digest)
+        if start.known is not None and start.known.members == start.members:
+            return start.known
+        try:
+            selector = _fitted(start, spec, progress)
+        except DamagedBlob:  # also what a purge has taken away meanwhile
+            known = start.domains.embeddings
+            if known is None or encoder_digest is None or not mend(registry, start.members, known, encoder_digest):
+                raise
+            continue
+        data = dump_state(*selector.to_state())
+        state_blob = registry.blobs.put_bytes(data)  # before the row that names it
+        new = _new_row(
+            pool, spec, encoder_digest=encoder_digest, members=start.members, state_blob=state_blob,
+            report=selector.report_,
+        )  # fmt: skip
+        with registry.database.write() as catalogue:
+            record_bytes(registry, catalogue, state_blob, data)
+            if not catalogue.removals.gone([member.adapter_id for member in start.members]):
+                return catalogue.selectors.add(new)
+            # nothing that was computed from a purged sample is kept
+            catalogue.removals.forget(catalogue.removals.unreferenced([state_blob]), datetime.now(UTC))
+
+
+@dataclass(frozen=True)
+class _Start:
+    """What a fit goes by: the members, their vectors, and the selector that serves and is whole, if any."""
+
+    members: tuple[MemberRow, ...]
+    domains: _Domains
+    known: SelectorRow | None
+
+
+def _start(registry: Registry, pool: PoolSpec, spec: SelectorSpec, encoder_digest: str | None) -> _Start:
     with registry.database.read() as catalogue:
         rows = current_members(catalogue, pool, encoder_digest)
         _check_not_empty(catalogue, pool, rows)
         known = catalogue.selectors.latest(pool.digest, spec.digest)
-        members = as_members(rows)
-        if known is not None and known.encoder_digest != encoder_digest:
-            known = None
-        if known is not None and not registry.blobs.is_whole(known.state_blob):
-            known = None  # damaged or lost: fitted anew
-        if known is not None and known.members == members:
-            return known
-        changes = None if known is None else _changes(known, members)
-        blobs = (
+        found = (
             None
             if encoder_digest is None
             else catalogue.adapters.embedding_blobs(pool.base_fingerprint, encoder_digest)
         )
-    domains = _Domains(registry.blobs, blobs)
-    selector = None if known is None or changes is None else _updated(known, changes, domains)
-    if selector is None:
-        selector = SELECTORS[spec.kind](spec.resolved()).fit(list(map(domains.of, members)), progress=progress)
-    data = dump_state(*selector.to_state())
-    state_blob = registry.blobs.put_bytes(data)  # before the row that names it
-    new = _new_row(
-        pool, spec, encoder_digest=encoder_digest, members=members, state_blob=state_blob, report=selector.report_
+    usable = (
+        known is not None
+        and known.encoder_digest == encoder_digest
+        and registry.blobs.is_whole(known.state_blob)  # else fitted anew
     )
-    with registry.database.write() as catalogue:
-        record_bytes(registry, catalogue, state_blob, data)
-        return catalogue.selectors.add(new)
+    return _Start(as_members(rows), _Domains(registry.blobs, found), known if usable else None)
+
+
+def _fitted(start: _Start, spec: SelectorSpec, progress: Progress) -> Selector[Any]:
+    """The selector over the members of `start`: the one that serves after what changed, or a whole fit."""
+    known = start.known
+    updated = None if known is None else _updated(known, _changes(known, start.members), start.domains)
+    if updated is not None:
+        return updated
+    return SELECTORS[spec.kind](spec.resolved()).fit(list(map(start.domains.of, start.members)), progress=progress)
 
 
 def _check_not_empty(catalogue: Catalogue, pool: PoolSpec, rows: Sequence[PooledRow]) -> None:
     if rows:
         return
+    what = "No adapter of this pool can be selected"
     waiting = len(catalogue.adapters.waiting(pool))
-    raise InvalidParameter(
-        "No adapter of this pool can be selected: "
-        + (f"{waiting} wait for their sample to be embedded." if waiting else "push adapters with a sample first."),
-        param="pool",
-    )
+    if waiting:
+        raise Unavailable(
+            f"{what}: {waiting} wait for their sample to be embedded. Try again in a while.", param="pool"
+        )
+    raise InvalidParameter(f"{what}: push adapters with a sample first.", param="pool")
 
 
 @dataclass(frozen=True)
@@ -81,6 +118,11 @@ class _Domains:
 
     blobs: BlobStore
     embeddings: Mapping[int, str] | None
+
+    def has(self, member: MemberRow) -> bool:
+        """Whether a member's vectors are there and whole, or none are looked at."""
+        blob = None if self.embeddings is None else self.embeddings.get(member.adapter_id)
+        return self.embeddings is None or (blob is not None and self.blobs.is_whole(blob))
 
     def of(self, member: MemberRow) -> Domain:
         """A member with its vectors."""
@@ -112,9 +154,9 @@ def _changes(known: SelectorRow, members: tuple[MemberRow, ...]) -> _Changes:
 def _updated(known: SelectorRow, changes: _Changes, domains: _Domains) -> Selector[Any] | None:
     """The serving selector after these changes, None where a whole fit is due.
 
-    It is where what went was purged: without its vectors it cannot be taken out of what was fitted.
+    It is where the vectors of what went are purged or damaged: without them it cannot be taken out of what was fitted.
     """
-    if domains.embeddings is not None and any(one.adapter_id not in domains.embeddings for one in changes.removed):
+    if not all(map(domains.has, changes.removed)):
         return None
     before = SELECTORS[known.spec.kind].from_state(*load_state(domains.blobs.read(known.state_blob)))
     return before.updated(list(map(domains.of, changes.added)), list(map(domains.of, changes.removed)))

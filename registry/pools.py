@@ -115,8 +115,12 @@ def gone_members(catalogue: Catalogue, selector: SelectorRow) -> dict[str, str]:
     live = catalogue.adapters.live_ids(pool.model_copy(update={"tag": None}))
     tagged = live if pool.tag is None else catalogue.adapters.live_ids(pool)
     gone = {}
+    away = [member.adapter_id for member in selector.members if member.adapter_id not in live]
+    purged = catalogue.removals.gone(away) if away else set()
     for member in selector.members:
-        if member.adapter_id not in live:
+        if member.adapter_id in purged:
+            gone[member.digest] = "purged since the fit"
+        elif member.adapter_id not in live:
             gone[member.digest] = "retired since the fit"
         elif member.adapter_id not in tagged:
             gone[member.digest] = f"no longer tagged {pool.tag!r}"

@@ -148,10 +148,10 @@ def latest(pool: PoolSpec, spec: SelectorSpec, encoder_digest: str | None, datab
 def answering(registry: Registry, pool: PoolSpec, spec: SelectorSpec, encoder_digest: str | None) -> SelectorRow | None:
     """The selector that answers for a pool and spec, now asked for; None where a fit comes first.
 
-    That is a pool never fitted, or one that changed while its selector was idle.
+    That is a pool never fitted, one that changed while its selector was idle, or one whose selector is damaged.
     """
     row = latest(pool, spec, encoder_digest, registry.database)
-    if row is None:
+    if row is None or not registry.blobs.is_whole(row.state_blob):
         return None
     moment = datetime.now(UTC)
     with registry.database.read() as catalogue:

@@ -129,8 +129,12 @@ def _back_up(database: Database, folder: Path, revision: str) -> Path | None:
     if not is_sqlite(database) or not source:
         return None
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for left in folder.glob("*.db.part*"):  # of a process that ended before its copy was whole
+        left.unlink()
     target = folder / f"{Path(source).stem}-{revision}-{_moment()}.db"
-    _copy_sqlite(Path(source), target)
+    beside = target.with_name(f"{target.name}.part")
+    _copy_sqlite(Path(source), beside)
+    beside.replace(target)
     sync_directory(folder)
     return target
 

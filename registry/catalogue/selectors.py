@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from pydantic import TypeAdapter
-from sqlalchemy import ColumnElement, exists, insert, select, true, update
+from sqlalchemy import ColumnElement, delete, exists, insert, select, true, update
 
 from registry.catalogue.repository import Repository, now
 from registry.catalogue.rows import Namespaces, Page, SelectorRow
@@ -81,6 +81,15 @@ class Selectors(Repository[SelectorRow]):
         """Remember that somebody asked for a pool and spec."""
         target = update(selector_targets).where(*_target(pool_id, spec_digest))
         self._connection.execute(target.values(asked_at=moment))
+
+    def unasked(self, since: datetime) -> builtins.list[SelectorRow]:
+        """The selectors that serve a pool and were last asked for before then."""
+        return self._all(SERVING.where(selector_targets.c.asked_at < since).order_by(selectors.c.sequence))
+
+    def stop_serving(self, row: SelectorRow, *, unless_asked_since: datetime) -> None:
+        """Have a selector serve its pool no longer, unless somebody asked meanwhile: who asks next has it fitted."""
+        its = (*_target(row.pool_id, row.spec_digest), selector_targets.c.asked_at < unless_asked_since)
+        self._connection.execute(delete(selector_targets).where(*its))
 
     def asked_at(self, ids: Sequence[str]) -> dict[str, datetime]:
         """When each of these selectors was last asked for; those that no longer serve are not in it."""

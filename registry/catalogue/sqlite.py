@@ -17,6 +17,8 @@ from registry.catalogue.rows import Mode
 from registry.errors import Busy, InvalidParameter, SoupError, Unavailable
 
 RETRY_AFTER = 5
+DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+UNUSABLE = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM)
 PRAGMAS = ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON")
 
 
@@ -45,13 +47,19 @@ def transaction_options(mode: Mode) -> dict[str, Any]:  # noqa: ARG001 (`_begin`
     return {}
 
 
-def meaning(error: DBAPIError, mode: Mode | None) -> SoupError | None:  # noqa: ARG001
-    """What people are told of an error that passes; None for any other."""
-    code = getattr(error.orig, "sqlite_errorcode", 0)
-    if code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+def meaning(error: DBAPIError, mode: Mode | None) -> SoupError | None:
+    """What people are told of an error that passes, or that the operator mends; None for any other."""
+    code = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return Busy("Another process is writing to the database; try again.", retry_after=RETRY_AFTER)
-    if code & 0xFF == sqlite3.SQLITE_FULL:
+    if code == sqlite3.SQLITE_FULL:
         return Unavailable("The disk of the database is full. Try again when there is room.")
+    if code in DAMAGED:
+        return Unavailable(
+            f"The database file is damaged ({error.orig}): stop the server and put back a backup ('soup restore')."
+        )
+    if code in UNUSABLE or (code == sqlite3.SQLITE_READONLY and mode == "write"):  # a read that writes is our mistake
+        return Unavailable(f"The database file cannot be used ({error.orig}): look at its disk and at its rights.")
     return None
 
 

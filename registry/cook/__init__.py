@@ -8,6 +8,7 @@ behind `Gradients`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from registry.catalogue.rows import AdapterRow
@@ -20,7 +21,7 @@ from registry.cook.setting import by_setting, may_tune
 from registry.cook.timed import TimedBase
 from registry.cook.tune import Tune, tune_soup
 from registry.cook.verify import check_verifiable, verify_soup, why_not
-from registry.errors import InvalidSample, Unavailable
+from registry.errors import DamagedBlob, InvalidSample, Retired, Unavailable
 from registry.names import split_name
 from registry.pools import pool_base
 from registry.progress import Progress
@@ -68,8 +69,10 @@ def cook(
 
     `settled` is the effort that `by_setting` gave a request that left it open, when it was made: settings may have
     changed since.
-    Raises Incompatible with all reasons at once, InvalidSample, InvalidRecipe, InvalidParameter, NotFound, Retired,
-    and Forbidden for effort `tune` where the namespace that the soup is written to forbids it.
+    An adapter that is purged meanwhile is left out with its reason, as one that was before; where it was named in the
+    request, Retired names it. Raises Incompatible with all reasons at once, InvalidSample, InvalidRecipe,
+    InvalidParameter, NotFound, Retired, and Forbidden for effort `tune` where the namespace that the soup is written to
+    forbids it.
     """
     target = split_name(request.name)[0] if request.name else namespace
     asked = request
@@ -115,6 +118,40 @@ def _base(registry: Registry, caller: Caller, request: CookRequest) -> tuple[Tim
 
 
 def _cook(
+    registry: Registry, caller: Caller, base: TimedBase, request: CookRequest, sample: CheckedSample | None,
+    parts: tuple[SoupPart, ...] | None, *, namespace: str, fit: Fit, gradients: Gradients, progress: Progress,
+) -> Cooked:  # fmt: skip
+    """As `_once`, and again where an adapter was purged meanwhile that the selector knew."""
+    purged = _count_purged(registry)
+    while True:
+        try:
+            return _once(
+                registry, caller, base, request, sample, parts, namespace=namespace, fit=fit, gradients=gradients,
+                progress=progress,
+            )  # fmt: skip
+        except (Retired, DamagedBlob):  # one of these is what whoever needs it hears
+            _check_there(registry, parts or ())
+            before, purged = purged, _count_purged(registry)
+            if purged == before:
+                raise
+            progress(1, STEPS, "beginning again without what was purged meanwhile")
+
+
+def _count_purged(registry: Registry) -> int:
+    with registry.database.read() as catalogue:
+        return catalogue.removals.count_purged()
+
+
+def _check_there(registry: Registry, parts: Sequence[SoupPart]) -> None:
+    """Raises Retired where one of the parts that were given by hand was purged."""
+    with registry.database.read() as catalogue:
+        gone = catalogue.removals.gone([part.adapter_id for part in parts])
+    named = [part.ref for part in parts if part.adapter_id in gone]
+    if named:
+        raise Retired(f"{named[0]} was purged while the soup was made: nothing of it is left.", param="recipe")
+
+
+def _once(
     registry: Registry, caller: Caller, base: TimedBase, request: CookRequest, sample: CheckedSample | None,
     parts: tuple[SoupPart, ...] | None, *, namespace: str, fit: Fit, gradients: Gradients, progress: Progress,
 ) -> Cooked:  # fmt: skip

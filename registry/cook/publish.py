@@ -15,6 +15,7 @@ from registry.catalogue.database import Catalogue
 from registry.catalogue.rows import AdapterRow, NewAdapter
 from registry.cook.mix import Mixed
 from registry.cook.setting import check_tuning
+from registry.errors import Retired
 from registry.names import sha256_digest
 from registry.pools import enqueue_refits
 from registry.quotas import check_room, check_stored
@@ -54,6 +55,7 @@ def publish_soup(
         registry.blobs.put_bytes(one.data)
     encoders = mixed.base.encoders()
     with registry.database.write() as catalogue:
+        _check_ingredients(catalogue, mixed)
         if new.tuned_on is not None:
             check_tuning(catalogue, new.namespace)  # it may have been forbidden while this was trained
         if keep is not None and new.tuned_on is not None:
@@ -78,6 +80,13 @@ def publish_soup(
             )  # fmt: skip
         caller.audit(catalogue, "soup.cook", row.ref, digest=mixed.digest, recipe=mixed.recipe.digest)
     return row, created
+
+
+def _check_ingredients(catalogue: Catalogue, mixed: Mixed) -> None:
+    """Raises Retired where nobody has an ingredient any more: who purged it was not told of this soup."""
+    for part in mixed.parts:
+        if not catalogue.adapters.has_digest(part.digest):
+            raise Retired(f"{part.ref} was purged while the soup was made: nothing of it is left.", param="recipe")
 
 
 def _stored(catalogue: Catalogue, new: NewAdapter, *, keep: str | None) -> tuple[AdapterRow, bool, bool]:

@@ -34,6 +34,7 @@ VERBS = {
     "show": "Show one adapter or soup.",
     "rm": "Retire adapters or soups.",
     "purge": "Remove versions for good.",
+    "collect": "Remove what is due, as the server does every hour.",
     "select": "Say which adapters fit a sample, and why.",
     "fit": "Fit a selector over a pool of adapters.",
     "cook": "Cook a soup for a sample, or by a recipe.",

@@ -97,6 +97,10 @@ class AdapterCalls:
         """Remove a version for good, `namespace/name@version`: a Purge object. Needs scope admin."""
         return self._http.json("POST", f"{_adapter_path(ref)}/purge")
 
+    def collect(self, *, dry_run: bool = False) -> Json:
+        """Take away what is due by the server's settings, or only say what: a Collection. Needs an all-seeing admin."""
+        return self._http.json("POST", "/v1/collect", json={"dry_run": dry_run})
+
     def lineage(self, ref: str) -> Json:
         """The recipe, parents, children and evidence of an adapter."""
         return self._http.json("GET", f"{self._named_path(ref)}/lineage")

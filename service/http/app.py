@@ -24,6 +24,7 @@ from service.http.routes import (
     audit,
     blobs,
     chat,
+    collections,
     completions,
     embeddings,
     health,
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 
 VERSION = "0.1.0"
 ROUTES = (
-    *(uploads, blobs, adapters, purges, selectors, soups, trainings),
+    *(uploads, blobs, adapters, purges, collections, selectors, soups, trainings),
     *(perplexity, completions, chat, embeddings, models, tokens),
     *(jobs, keys, namespaces, limits, usage, audit, health),
 )

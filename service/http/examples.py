@@ -124,6 +124,7 @@ def _stored(base: str) -> dict[str, dict[str, Json]]:
         "open_upload": {"a file of known digest": {"digest": WEIGHTS, "size": 12_884}},
         "change_adapter": {"another card": {"card": {"description": "Recipes and menus.", "tags": ["cooking"]}}},
         "put_alias": {"the first version": {"version": 1}},
+        "collect_now": {"what would go": {"dry_run": True}},
         "start_training": {
             "a hundred steps": {
                 "name": "acme/menus",

@@ -6,6 +6,7 @@ class and the places in our code, not its message (messages quote values).
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import time
@@ -18,6 +19,7 @@ from prometheus_client.registry import Collector
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from registry.errors import Unavailable
 from service.engine.tally import Figures
 from service.http import problems
 from service.logs import describe, request_id_now
@@ -34,6 +36,7 @@ BASIC_HEADERS = {
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
 }
 """On every answer that does not set its own."""
+STOPPING = "The server stops before it could answer, and it is not known how far it came. Ask again when it is back."
 
 
 # --- metrics --------------------------------------------------------------------------------------
@@ -180,6 +183,10 @@ class Observe:
         self._metrics.in_flight.inc()
         try:
             await self._app(scope, receive, sent)
+        except asyncio.CancelledError:  # a server that stops gives no request longer than its grace
+            if sent.status is not None:
+                raise
+            await problems.response_of(Unavailable(STOPPING))(scope, receive, sent)
         except Exception as error:
             body = problems.unexpected(error)
             if sent.status is not None:

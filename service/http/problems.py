@@ -57,6 +57,8 @@ NOT_ALLOWED, OTHER = "method_not_allowed", "http_error"
 CODES = frozenset({*errors.BY_CODE, NOT_ALLOWED, OTHER})
 """Every code that an answer can have."""
 
+AWAY_SECONDS = 5
+"""`Retry-After` of what is not there now: nobody knows for how long, and so often a server can be asked."""
 MOST_LISTED = 50
 """Problems of one request that are named; how many there are in all is said."""
 
@@ -138,6 +140,8 @@ def response_of(error: SoupError, headers: Mapping[str, str] | None = None) -> J
     extra = dict(headers or {})
     if isinstance(error, errors.Busy):
         extra["retry-after"] = str(error.retry_after)
+    if isinstance(error, errors.Unavailable):
+        extra["retry-after"] = str(AWAY_SECONDS)
     if isinstance(error, errors.WrongOffset):
         extra |= held_headers(error.offset)
     if isinstance(error, errors.Unauthenticated):

@@ -27,6 +27,7 @@ from registry.progress import Progress
 from registry.registry import Caller
 from service.job_board import Interrupted
 from service.job_tally import Outcome
+from service.jobs.clock_steps import ClockSteps
 from service.jobs.contract import JobContext, Lane, workers_of
 from service.jobs.fit_process import FitProcess
 from service.jobs.gradient_process import GradientProcess
@@ -64,6 +65,7 @@ class JobRunner:
         self._threads: list[threading.Thread] = []
         self._claimable = True
         """False while the database does not answer: the log says that once, not every second of an outage."""
+        self._clock = ClockSteps()
         self.fitting = FitProcess(self._database, self._settings.database, self._settings.blobs_dir)
         self.computing = GradientProcess(self._settings)
 
@@ -180,9 +182,8 @@ class JobRunner:
         except SoupError as error:
             return self._fail(row, error, retry_in=again if isinstance(error, TRANSIENT) else None)
         except Exception as error:
-            log.exception("job failed", extra={"fields": {"job": row.id, "kind": row.kind}})
             internal = Internal(f"The job failed on our side ({type(error).__name__}); the server's log has the rest.")
-            return self._fail(row, internal, retry_in=again)
+            return self._fail(row, internal, retry_in=again, seen=error)
 
     def _succeed(self, row: JobRow, result: dict[str, Any]) -> bool:
         """Store the result; False where the job is no longer ours to end."""
@@ -208,10 +209,14 @@ class JobRunner:
         forgiven = self._store(lambda jobs: jobs.came_further(row.id, reached, worker=self._name))
         return 0 if forgiven else row.crashes
 
-    def _fail(self, row: JobRow, error: SoupError, *, retry_in: float | None) -> bool:
-        """Store the failure; True when the job ended with it, or was cancelled before."""
-        details = describe(error) if isinstance(error, Internal) else {}
-        log.warning("job failed", extra={"fields": {"job": row.id, "kind": row.kind, "code": error.code, **details}})
+    def _fail(self, row: JobRow, error: SoupError, *, retry_in: float | None, seen: Exception | None = None) -> bool:
+        """Store the failure, and log it once; True when the job ended with it, or was cancelled before.
+
+        `seen` is what nobody foresaw, where `error` stands for it: the log has its class and its places.
+        """
+        details = describe(seen or error) if isinstance(error, Internal) else {}
+        level = logging.WARNING if seen is None else logging.ERROR
+        log.log(level, "job failed", extra={"fields": {"job": row.id, "kind": row.kind, "code": error.code, **details}})
         with self._database.write() as catalogue:
             self._took(catalogue.jobs, row)
             ours = catalogue.jobs.fail(row.id, as_dict(error), retry_in, worker=self._name)
@@ -284,7 +289,8 @@ class JobRunner:
     def _sweep_uploads(self) -> None:
         """Remove unfinished uploads that have expired; they wait where database or folder are not there."""
         try:
-            self.parts.uploads.sweep()
+            if self._clock.is_steady():
+                self.parts.uploads.sweep()
         except (Busy, Unavailable) as error:
             log.warning("unfinished uploads are not swept: %s", error.message)
         except Exception:
@@ -293,6 +299,8 @@ class JobRunner:
     def _collect(self) -> None:
         """Remove what is due, from time to time; a start leaves servers time to come up first."""
         while not self._stopping.wait(self._settings.collect_seconds):
+            if not self._clock.is_steady():
+                continue
             try:
                 collect(self.parts.registry, _now(), used=blobs_in_use, progress=self._go_on)
             except Interrupted:

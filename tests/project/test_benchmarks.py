@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,14 +43,14 @@ from benchmarks import (
     working_set,
     writing,
 )
-from benchmarks.faults import headers, kills, server, tenants, updates
+from benchmarks.faults import headers, kills, outages, server, tenants, updates
 from benchmarks.peers import process
 from benchmarks.peers.files import write_gguf, write_peft
 from benchmarks.shelf import lists, pushes, uploads
 from demo import results
 from demo.cells import Cell, Cells
 from registry.base_model import load_base
-from registry.errors import Internal
+from registry.errors import Internal, Unavailable
 from registry.selectors import cosine, posterior, updating
 from registry.spec import AverageMixing, BaseEntry, CosineSpec
 from service.engine.bases import held_bytes
@@ -262,6 +263,10 @@ def test_a_killed_server_has_what_it_acknowledged_and_what_it_lost_is_counted(tm
         assert again.soup("check", "--all").returncode == 1
         assert updates.lost_updates(again, writers=2, each=3) == 0
         client.delete_adapter(updates.NAME)
+        place = outages.Place(again, None, None)
+        assert outages._run(outages.FAULTS[0], place, 7).failures == []
+        unnoticed = outages.Fault("none", lambda _: nullcontext(), outages._pushing, Unavailable)
+        assert outages._run(unnoticed, place, 8).failures == ["answered, and not refused as unavailable"]
         monkeypatch.setattr(tenants, "WARM_SECONDS", 0.5)
         with (
             pytest.raises(Internal, match=r"of perplexity was refused: \{'401'"),

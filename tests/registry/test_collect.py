@@ -11,9 +11,11 @@ import pytest
 
 from registry import collect as module
 from registry.catalogue import Catalogue
-from registry.catalogue.rows import AdapterRow, UsageKey, UsageSum
-from registry.collect import HELD, Collected, collect
-from registry.registry import Retention
+from registry.catalogue.rows import AdapterRow, SelectorRow, UsageKey, UsageSum
+from registry.collect import HELD, Collected, collect, would_collect
+from registry.purge import purge
+from registry.registry import Refits, Retention
+from registry.select import latest
 from registry.spec import CosineSpec, PoolSpec
 from registry.stored_bytes import record_bytes
 from registry.uploads import ask_again
@@ -79,11 +81,12 @@ class TestBlobs:
 
     def test_nothing_is_removed_that_anything_is_made_of(self, verbs: ToyRegistry) -> None:
         """Live and retired adapters, samples, embeddings, the selector that serves, soups and their ingredients."""
-        law = verbs.ready("acme/law")
+        verbs.ready("acme/law")
+        old = verbs.ready("acme/old", seed=2)
         soup(verbs, name="acme/mixed")
         verbs.fit(POOL, CosineSpec(), verbs.sentences.digest)
         with verbs.database.write() as catalogue:
-            catalogue.adapters.retire(law.id)
+            catalogue.adapters.retire(old.id)
             before = catalogue.blobs.digests()
         assert collected(verbs, 1000) == Collected()
         assert all(map(verbs.blobs.is_whole, before))
@@ -212,3 +215,73 @@ class TestSelectors:
         verbs.ready("acme/more", seed=2)
         verbs.cook(sample=sample, selector={"kind": "uniform"}, name="acme/other")
         assert collected(verbs, 1000).selectors == 0
+
+    def test_one_that_nobody_asks_for_goes_once_its_pool_is_another(self, verbs: ToyRegistry) -> None:
+        """It would be fitted anew before it answered, and may hold what was computed from a purged sample."""
+        verbs.ready("acme/law")
+        tax = verbs.ready("acme/tax", seed=1)
+        row = verbs.fit(POOL, CosineSpec(), verbs.sentences.digest)
+        idle = replace(verbs.registry, retention=Retention(GRACE), refits=Refits(idle_after=timedelta(days=30)))
+        assert collect(idle, after(31), used=lambda _: set()).selectors == 0  # its pool is what it was fitted over
+        purge(verbs.registry, verbs.caller(), tax.id)
+        assert collect(idle, after(29), used=lambda _: set()).selectors == 0
+        assert collect(idle, after(31), used=lambda _: set()).selectors == 1
+        assert latest(POOL, CosineSpec(), verbs.sentences.digest, verbs.database) is None
+        again = verbs.fit(POOL, CosineSpec(), verbs.sentences.digest)
+        assert [member.ref for member in again.members] == ["acme/law@1"]
+        assert again.state_blob != row.state_blob
+
+    def test_one_whose_pool_is_empty_goes(self, verbs: ToyRegistry) -> None:
+        law = verbs.ready("acme/law")
+        verbs.fit(POOL, CosineSpec(), verbs.sentences.digest)
+        purge(verbs.registry, verbs.caller(), law.id)
+        assert collected(verbs, 6).selectors == 0
+        assert collected(verbs, 8).selectors == 1
+
+    def test_one_that_is_asked_for_at_that_moment_stays(
+        self, verbs: ToyRegistry, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        law = verbs.ready("acme/law")
+        row = verbs.fit(POOL, CosineSpec(), verbs.sentences.digest)
+        purge(verbs.registry, verbs.caller(), law.id)
+        look = module._useless_selectors
+
+        def then_asked(*args: Any) -> list[SelectorRow]:
+            found = look(*args)
+            with verbs.database.write() as catalogue:
+                catalogue.selectors.asked(row.pool_id, row.spec_digest, after(8))
+            return found
+
+        monkeypatch.setattr(module, "_useless_selectors", then_asked)
+        assert collected(verbs, 8).selectors == 0
+
+
+class TestByHand:
+    def test_a_trial_says_what_would_go_and_takes_nothing(self, verbs: ToyRegistry) -> None:
+        row = soup(verbs)
+        digest = upload(verbs, b"nothing is made of this")
+        registry = replace(verbs.registry, retention=Retention(GRACE, 1))
+        moment = after(8)
+        for _ in range(2):
+            found = would_collect(registry, moment, used=lambda _: set())
+            assert (found.retired, found.expired, found.blobs, found.bytes) == (1, (row.ref,), 1, 23)
+            assert verbs.row(row.id).retired_at is None
+            with verbs.database.read() as catalogue:
+                assert catalogue.blobs.visible(("acme",), digest)
+                assert catalogue.audit.list(None, action="adapter.expire", limit=9).rows == ()
+        assert collect(registry, moment, used=lambda _: set()) == found
+
+    def test_files_that_are_due_are_counted(self, verbs: ToyRegistry) -> None:
+        digest = upload(verbs, b"nothing is made of this")
+        collected(verbs, 8)
+        registry = replace(verbs.registry, retention=Retention(GRACE))
+        assert would_collect(registry, after(10), used=lambda _: set()) == Collected(files=1)
+        assert verbs.blobs.has(digest)
+
+    def test_the_audit_says_who_asked(self, verbs: ToyRegistry) -> None:
+        upload(verbs, b"nothing is made of this")
+        registry = replace(verbs.registry, retention=Retention(GRACE))
+        collect(registry, after(8), used=lambda _: set(), caller=verbs.caller())
+        with verbs.database.read() as catalogue:
+            (entry,) = catalogue.audit.list(None, action="blob.collect", limit=9).rows
+        assert (entry.key_id, "by" in entry.detail) == ("key-1", False)

@@ -8,9 +8,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import event
 
+from registry import fit as fit_module
 from registry.catalogue import Catalogue
 from registry.catalogue.rows import SelectorRow
-from registry.errors import Busy, DamagedBlob, Forbidden, InvalidParameter
+from registry.errors import Busy, DamagedBlob, Forbidden, InvalidParameter, Unavailable
 from registry.pools import (
     current_members,
     enqueue_refits,
@@ -20,6 +21,7 @@ from registry.pools import (
     pool_base,
     pool_spec,
 )
+from registry.purge import purge
 from registry.registry import Refits
 from registry.select import ASKED_TO, answering, asked_for, latest, loaded
 from registry.selectors import cosine, posterior, updating
@@ -35,7 +37,8 @@ from registry.spec import (
     PosteriorSpec,
     UniformSpec,
 )
-from tests.registry.toy_registry import CONFIG, OTHER_CONFIG, SHAPE, ToyRegistry, passages, vectors_of
+from registry.stored_bytes import remove_files
+from tests.registry.toy_registry import CONFIG, OTHER_CONFIG, SHAPE, ToyRegistry, embed_texts, passages, vectors_of
 
 HEAD = HeadConfig(task="classification", labels=("no", "yes"))
 POOL = PoolSpec(base_fingerprint=SHAPE.fingerprint)
@@ -75,14 +78,114 @@ class TestDamage:
         again = verbs.fit(POOL, CosineSpec(encoder="base"), verbs.base.digest)
         assert (again.id, verbs.blobs.read(again.state_blob)) == (fitted.id, before)
 
-    def test_nothing_is_fitted_over_damaged_vectors(self, verbs, fitted):
-        row = verbs.named("acme/law")
+    def damaged_vectors(self, verbs, name: str) -> str:
+        """Damage the stored vectors of an adapter's sample; gives their blob."""
         with verbs.database.read() as catalogue:
-            blob = catalogue.samples.embedding(row.sample.digest, verbs.base.digest).blob_digest
+            blob = catalogue.samples.embedding(verbs.named(name).sample.digest, verbs.base.digest).blob_digest
         data = verbs.blobs.read(blob)
         verbs.blobs.damage(blob, data[:-1] + bytes([data[-1] ^ 1]))
-        with pytest.raises(DamagedBlob, match=blob):
-            verbs.fit(POOL, GmmSpec(), verbs.base.digest)
+        return blob
+
+    def test_vectors_that_are_damaged_are_made_again_from_the_text(self, verbs, fitted):
+        blob = self.damaged_vectors(verbs, "acme/law")
+        partly = verbs.fit(POOL, GmmSpec(), verbs.base.digest)
+        assert [member.ref for member in partly.members] == ["acme/code@1"]
+        row = verbs.named("acme/law")
+        assert row.sample_state == "pending"
+        with verbs.database.read() as catalogue:
+            assert missing(catalogue, partly) == ()
+            job = catalogue.jobs.unended_like(f"embed:{row.id}")
+            (entry,) = catalogue.audit.list(None, action="sample.embed_again", limit=9).rows
+        assert (job.arguments, entry.subject, entry.detail["job"]) == ({"adapter_id": row.id}, "acme/law@1", job.id)
+        verbs.embed(row)
+        assert verbs.blobs.is_whole(blob)
+        whole = verbs.fit(POOL, GmmSpec(), verbs.base.digest)
+        assert [member.ref for member in whole.members] == ["acme/code@1", "acme/law@1"]
+
+    def test_where_all_are_damaged_the_fit_is_tried_again_once_they_are_there(self, verbs, fitted):
+        for name in ("acme/law", "acme/code"):
+            self.damaged_vectors(verbs, name)
+        for _ in range(2):
+            with pytest.raises(Unavailable, match="2 wait for their sample to be embedded"):
+                verbs.fit(POOL, GmmSpec(), verbs.base.digest)
+        for name in ("acme/law", "acme/code"):
+            verbs.embed(verbs.named(name))
+        assert len(verbs.fit(POOL, GmmSpec(), verbs.base.digest).members) == 2
+
+    def test_where_they_come_out_otherwise_the_new_ones_are_read(self, verbs, fitted, monkeypatch):
+        """As on another machine than the one that made them."""
+        blob = self.damaged_vectors(verbs, "acme/law")
+        verbs.fit(POOL, GmmSpec(), verbs.base.digest)
+        otherwise = [replace(one, vector=-one.vector) for one in embed_texts(passages("law"))]
+        monkeypatch.setattr(verbs.base, "_embed", lambda _texts, **_options: otherwise)
+        verbs.embed(verbs.named("acme/law"))
+        verbs.fit(POOL, GmmSpec(), verbs.base.digest)
+        with verbs.database.read() as catalogue:
+            found = catalogue.samples.embedding(verbs.named("acme/law").sample.digest, verbs.base.digest)
+        assert found.blob_digest != blob
+
+    @pytest.mark.parametrize("text", ["none was sent", "damaged too"])
+    def test_without_a_text_the_fit_fails_and_names_whose_they_are(self, verbs, fitted, text):
+        if text == "none was sent":
+            verbs.push("acme/tax", seed=5, sample=vectors_of(verbs.base, passages("tax")))
+        else:
+            verbs.ready("acme/tax", seed=5)
+            sample = verbs.named("acme/tax").sample.digest
+            verbs.blobs.damage(sample, b"other")
+        blob = self.damaged_vectors(verbs, "acme/tax")
+        self.damaged_vectors(verbs, "acme/law")
+        for _ in range(2):
+            with pytest.raises(DamagedBlob, match=f"of acme/tax@1 are damaged .blob {blob}.*push it again"):
+                verbs.fit(POOL, GmmSpec(), verbs.base.digest)
+        assert verbs.named("acme/law").sample_state == "pending"  # what could be mended is being
+
+    def test_what_was_fitted_over_vectors_that_are_damaged_and_gone_is_fitted_as_a_whole(self, verbs, fitted):
+        self.damaged_vectors(verbs, "acme/law")
+        retire(verbs, verbs.named("acme/law").id)
+        after = verbs.fit(POOL, CosineSpec(encoder="base"), verbs.base.digest)
+        assert [member.ref for member in after.members] == ["acme/code@1"]
+
+    def test_a_damaged_selector_answers_nothing_until_it_is_fitted_again(self, verbs, fitted):
+        spec = CosineSpec(encoder="base")
+        assert answering(verbs.registry, POOL, spec, verbs.base.digest) == fitted
+        verbs.blobs.damage(fitted.state_blob, b"other")
+        assert answering(verbs.registry, POOL, spec, verbs.base.digest) is None
+        verbs.fit(POOL, spec, verbs.base.digest)
+        assert answering(verbs.registry, POOL, spec, verbs.base.digest) == fitted
+
+
+class TestPurgedMeanwhile:
+    """A purge in the middle of a fit: it is done again without what is gone, and nothing of that is kept."""
+
+    @pytest.fixture
+    def two(self, verbs) -> None:
+        for seed, name in enumerate(("law", "code")):
+            verbs.ready(f"acme/{name}", seed=seed)
+
+    def test_before_its_vectors_are_read(self, verbs, two, monkeypatch):
+        purging(verbs, monkeypatch, verbs.blobs, "read")
+        row = verbs.fit(POOL, GmmSpec(), verbs.base.digest)
+        assert [member.ref for member in row.members] == ["acme/code@1"]
+
+    def test_after_they_were_read(self, verbs, two, monkeypatch):
+        before = set(verbs.blobs.digests())
+        purging(verbs, monkeypatch, fit_module, "dump_state")
+        row = verbs.fit(POOL, GmmSpec(), verbs.base.digest)
+        assert [member.ref for member in row.members] == ["acme/code@1"]
+        remove_files(verbs.registry, datetime.now(UTC))
+        assert set(verbs.blobs.digests()) - before == {row.state_blob}  # not what the first fit computed
+
+
+def purging(verbs: ToyRegistry, monkeypatch: pytest.MonkeyPatch, where: object, name: str) -> None:
+    """Purge acme/law when this function is called the next time, before it does anything."""
+    real = getattr(where, name)
+
+    def then(*args: object, **options: object) -> object:
+        monkeypatch.setattr(where, name, real)
+        purge(verbs.registry, verbs.caller(), verbs.named("acme/law").id)
+        return real(*args, **options)
+
+    monkeypatch.setattr(where, name, then)
 
 
 class TestMembers:
@@ -205,7 +308,7 @@ class TestFit:
         with pytest.raises(InvalidParameter, match="push adapters with a sample first"):
             verbs.fit(POOL, GmmSpec(), verbs.base.digest)
         verbs.push("acme/law", sample={"texts": passages("law")})
-        with pytest.raises(InvalidParameter, match="1 wait for their sample"):
+        with pytest.raises(Unavailable, match="1 wait for their sample"):
             verbs.fit(POOL, GmmSpec(), verbs.base.digest)
 
     def test_another_encoder_is_not_the_one_fitted(self, verbs):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import threading
 from datetime import UTC, datetime, timedelta, timezone
 
@@ -188,6 +189,33 @@ class TestSettings:
                 catalogue.jobs.enqueue("embed", {"text": "x" * 1000}, namespace="acme", created_by=str(number))
         with database.read() as catalogue:
             assert catalogue.jobs.list(None, limit=1).rows == ()
+        database.close()
+
+    def test_a_disk_that_fails_is_unavailable_and_leaves_nothing(self, tmp_path):
+        """As by a file system that lets files grow no further: SQLite hears of an input/output error."""
+        database = new_database(tmp_path)
+        most = max(path.stat().st_size for path in tmp_path.iterdir()) + 4096
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        with pytest.raises(Unavailable, match=r"cannot be used \(disk I/O error\): look at its disk"):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+            try:
+                with database.write() as catalogue:
+                    for number in range(1000):
+                        catalogue.jobs.enqueue("embed", {"text": "x" * 1000}, namespace="a", created_by=str(number))
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        with database.write() as catalogue:
+            assert catalogue.jobs.list(None, limit=1).rows == ()
+            add(catalogue)
+        assert count(database) == 1
+        database.close()
+
+    def test_a_damaged_file_is_unavailable_and_says_what_to_do(self, tmp_path):
+        database = new_database(tmp_path)
+        database.close()
+        (tmp_path / "soup.db").write_bytes(b"no database at all" * 999)
+        with pytest.raises(Unavailable, match=r"is damaged \(file is not a database\).*soup restore"), database.read():
+            pass
         database.close()
 
     @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "sqlite+pysqlite://"])

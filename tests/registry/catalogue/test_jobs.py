@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from sqlalchemy.exc import IntegrityError
 
+from registry.catalogue import jobs as jobs_module
 from registry.catalogue.jobs import REMEMBERED
 from registry.catalogue.rows import JobRow
 from registry.errors import NotFound
@@ -49,6 +50,15 @@ class TestTheQueue:
         row = enqueue(catalogue, delay=100)
         assert claim(catalogue) is None
         assert claim(catalogue, at=soon(101)).id == row.id
+
+    def test_what_was_queued_before_the_clock_was_set_back_does_not_wait_for_it(self, catalogue, monkeypatch):
+        with monkeypatch.context() as ahead:
+            ahead.setattr(jobs_module, "now", lambda: soon(86_400))
+            queued, failed = enqueue(catalogue), enqueue(catalogue)
+            assert claim(catalogue, at=soon(86_401)).id == queued.id
+            catalogue.jobs.fail(queued.id, {"code": "busy"}, 2.0)
+        assert {claim(catalogue).id for _ in range(2)} == {queued.id, failed.id}
+        assert claim(catalogue) is None
 
     def test_workers_take_the_kinds_they_know(self, catalogue):
         row = enqueue(catalogue, "fit")

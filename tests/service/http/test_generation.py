@@ -16,7 +16,7 @@ import pytest
 from registry.errors import Internal
 from service.engine import Ticket
 from service.engine.runner import Found, Runner, Task
-from service.http import readiness
+from service.http import connections, readiness
 from service.settings import Settings
 from tests.service.servers import Live, World, serving
 
@@ -28,13 +28,15 @@ class Held:
         engine = world.runtime.engine
         self._permits = threading.Semaphore(0)
         self._open = False
+        self.start_too = False
+        """Whether passes of prompts wait as well."""
         self.error: Exception | None = None
         self.tickets: list[Ticket] = []
         self.submitted = threading.Event()
         run, submit_all = Runner.run, engine.submit_all
 
         def held(runner: Runner, tasks: list[Task]) -> list[Found]:
-            if any(task.start for task in tasks):
+            if self.start_too or any(task.start for task in tasks):
                 assert self._open or self._permits.acquire(timeout=30)
                 if self.error is not None:
                     raise self.error
@@ -254,3 +256,22 @@ def test_a_client_that_reads_nothing_stops_its_generation(world: World, held: He
         assert ticket.cancelled()
         memory_after(world, held)
         assert world.runtime.engine.counters()["generating_rows"] == 0
+
+
+@pytest.mark.parametrize("body", [{"max_tokens": 9}, {"max_tokens": 9, "stream": True, "n": 2}])
+def test_a_request_that_a_stop_cuts_off_is_told_so(
+    world: World, held: Held, monkeypatch: pytest.MonkeyPatch, body: dict[str, Any]
+) -> None:
+    """In the shape of every other error. A stream that has begun is ended by its connection."""
+    monkeypatch.setattr(connections, "GRACE_SECONDS", 0)
+    held.start_too = True
+    with serving(world.app, world.runtime.settings) as port:
+        connection = post(Live(world, f"http://127.0.0.1:{port}"), {"prompt": "a b", **body})
+        assert held.submitted.wait(30)
+    answer = connection.getresponse()
+    assert (answer.status, answer.headers["retry-after"]) == (503, "5")
+    assert answer.headers["x-request-id"]
+    error = json.loads(answer.read())["error"]
+    assert (error["code"], error["type"]) == ("unavailable", "server_error")
+    assert "The server stops before it could answer" in error["message"]
+    connection.close()

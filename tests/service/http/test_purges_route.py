@@ -6,10 +6,14 @@ import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
+
+from registry import cook
 from registry.collect import collect
-from registry.names import sha256_digest
+from registry.cook.mix import mix_ingredients
+from registry.names import parse_ref, sha256_digest
 from service.jobs.training_requests import blobs_in_use
-from tests.service.servers import World
+from tests.service.servers import Soup, World
 
 TEXTS = [f"passage {number} that nobody may read any more" for number in range(30)]
 
@@ -95,3 +99,53 @@ def test_an_upload_is_collected_and_can_be_sent_again(world: World) -> None:
     assert world.client.get(path).status_code == 404
     assert world.client.put(path, content=data).status_code in (200, 201)
     assert world.client.get(path).content == data
+
+
+def test_a_collection_by_hand_is_for_admins_of_everything(world: World) -> None:
+    for scopes, namespaces in ((["read", "write", "infer"], None), (["admin"], ["held"])):
+        asked = {"json": {"dry_run": True}, "headers": world.headers(world.key(scopes, namespaces))}
+        assert world.client.post("/v1/collect", **asked).status_code == 403
+    with world.runtime.database.write() as catalogue:
+        catalogue.removals.forget([sha256_digest(b"long gone")], datetime.now(UTC) - timedelta(days=1))
+    for dry_run, left in ((True, 1), (False, 0)):
+        answer = world.client.post("/v1/collect", json={"dry_run": dry_run})
+        assert answer.status_code == 200, answer.text
+        assert (answer.json()["dry_run"], answer.json()["files"]) == (dry_run, 1)
+        with world.runtime.database.read() as catalogue:
+            assert catalogue.removals.count_due(datetime.now(UTC)) == left
+    (entry,) = world.client.get("/v1/audit?action=server.collect").json()["data"]
+    assert entry["detail"]["files"] == 1
+    assert entry["key_id"].startswith("key-")
+
+
+def test_a_collection_from_the_command_line_names_what_went(world: World, soup: Soup) -> None:
+    assert soup("collect", "--dry-run") == (0, "", "Would go: nothing is due.\n")
+    for seed, name in enumerate(("one", "two")):
+        world.push(f"mixed/{name}", seed=seed)
+    recipe = {"ingredients": [{"ref": f"mixed/{name}", "weight": 0.5} for name in ("one", "two")]}
+    answer = world.client.post("/v1/soups", json={"recipe": recipe, "wait": 60})
+    assert answer.status_code == 201, answer.text
+    cooked = answer.json()["model"]
+    with world.runtime.database.write() as catalogue:
+        row = catalogue.adapters.resolve(None, parse_ref(cooked))
+        catalogue.adapters.retire(row.id, at=datetime.now(UTC) - timedelta(days=30))
+    assert soup("collect", "--dry-run") == (0, f"{cooked}\n", "Would go: 1 retired unnamed soups removed.\n")
+    assert soup("collect") == (0, f"{cooked}\n", "Done: 1 retired unnamed soups removed.\n")
+    assert world.client.get(f"/v1/adapters/{cooked}").status_code == 410
+
+
+def test_a_cook_by_hand_that_a_purge_comes_into_says_what_is_gone(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed, name in enumerate(("one", "two"), start=10):
+        world.push(f"during/{name}", seed=seed)
+
+    def purged_first(*args: Any, **options: Any) -> Any:
+        assert purge(world, "during/one@1").status_code == 200
+        return mix_ingredients(*args, **options)
+
+    monkeypatch.setattr(cook, "mix_ingredients", purged_first)
+    recipe = {"ingredients": [{"ref": f"during/{name}", "weight": 0.5} for name in ("one", "two")]}
+    answer = world.client.post("/v1/soups", json={"recipe": recipe, "wait": 60})
+    assert answer.status_code == 410
+    assert "during/one@1 was purged while the soup was made" in answer.json()["error"]["message"]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import json
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -24,6 +27,7 @@ from service.jobs import runner as module
 from service.jobs.contract import JobContext, JobKind
 from service.jobs.kinds import KINDS
 from service.jobs.runner import FINAL, JobRunner, cancel, result_of
+from service.logs import JsonFormatter
 from service.settings import Settings
 from service.traces import Traces
 from tests.postgres import Databases
@@ -169,6 +173,22 @@ class TestEnds:
         assert row.error["code"] == "internal"
         assert "RuntimeError" in row.error["message"]
         assert "secret" not in str(row.error)
+
+    def test_the_log_has_it_once_a_try_with_its_places(self, stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+        def fail(_: JobContext) -> dict[str, Any]:
+            raise OSError(errno.EIO, "secret text of a sample")
+
+        stage.run = fail
+        with caplog.at_level(logging.INFO, "soup.jobs"):
+            job = stage.enqueue()
+            stage.ended(stage.runner(), job)
+        records = [record for record in caplog.records if job in str(vars(record))]
+        assert len(records) == 3
+        for record in records:
+            said = json.loads(JsonFormatter().format(record))
+            assert (said["level"], said["job"], said["error"], said["errno"]) == ("error", job, "OSError", "EIO")
+            assert any(Path(__file__).name in place and place.endswith(" fail") for place in said["where"])
+            assert "secret" not in str(said)
 
     def test_what_was_sent_wrong_is_not_tried_again(self, stage: Stage) -> None:
         def fail(_: JobContext) -> dict[str, Any]:

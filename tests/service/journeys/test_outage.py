@@ -51,6 +51,7 @@ def _back_again(own: Postgres) -> Iterator[None]:
 def said(answer: Any) -> str:
     """The sentence of a 503."""
     assert answer.status_code == 503, answer.text
+    assert answer.headers["retry-after"] == "5"
     error = answer.json()["error"]
     assert (error["code"], error["type"]) == ("unavailable", "server_error")
     assert "\n" not in error["message"]

@@ -1,0 +1,39 @@
+"""`POST /v1/collect`: what is due to be removed goes now, or is only counted."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import UTC, datetime
+
+from fastapi import APIRouter, Request
+
+from registry.collect import collect, would_collect
+from registry.errors import Forbidden
+from service.http.app_parts import AppParts
+from service.http.auth import Admin
+from service.http.bodies import CheckedRoute
+from service.http.schemas.collections import Collection, CollectRequest
+from service.jobs.training_requests import blobs_in_use
+
+router = APIRouter(prefix="/v1/collect", tags=["adapters"], route_class=CheckedRoute)
+
+
+@router.post("")
+def collect_now(request: Request, body: CollectRequest, parts: AppParts, who: Admin) -> Collection:
+    """Take away what is due by the server's settings, as it does by itself every hour; with `dry_run` only say what.
+
+    Takes a key with all namespaces. Storing or cooking the same again brings back what went.
+    """
+    if who.namespaces is not None:
+        raise Forbidden("A collection is of the whole server: it takes a key with scope 'admin' and all namespaces.")
+    registry, moment = parts.registry, datetime.now(UTC)
+    if body.dry_run:
+        found = would_collect(registry, moment, used=blobs_in_use)
+    else:
+        caller = who.caller(request.state.request_id)
+        found = collect(registry, moment, used=blobs_in_use, caller=caller)
+        with registry.database.write() as catalogue:
+            caller.audit(catalogue, "server.collect", "server", **asdict(found))
+        parts.jobs.wake()
+    counts = asdict(found) | {"expired": list(found.expired), "removed": list(found.removed)}
+    return Collection(dry_run=body.dry_run, **counts)
