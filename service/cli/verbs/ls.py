@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from service.cli.flags import base_id
-from service.cli.output import as_json, columns, data, talk
+from service.cli.output import as_json, columns, data, one_line, talk
 from service.cli.remote import Remote, verb
 
 
@@ -48,7 +48,7 @@ def ls(
         as_json({"object": "list", "data": rows})
     elif quiet:
         for row in rows:
-            data(row["ref"])
+            data(one_line(row["ref"]))
     elif rows:
         header = ("name", "kind", "domain", "structure", "base", "parameters", "sample", "created")
         data(columns(header, [_row(row) for row in rows]))
