@@ -56,25 +56,45 @@ ATTACKS = (
     pattern("repetition of repetitions", "Has an expression grow to millions of states.", "((a{64}){64}){64}", ""),
     pattern("expression of 3,000 letters", "Has a long expression compiled.", "a" * 3000, ""),
     pattern("expression that is none", "Has an open bracket end the parser.", "(", ""),
-    operators("template with an import", "Imports a module by the class of a text.",
-              "{{ ''.__class__.__mro__[1].__subclasses__() }}{% for m in messages %}{{ m.content }}{% endfor %}"),
-    operators("template that opens a file", "Opens a file of the server.",
-              "{{ cycler.__init__.__globals__.os.popen('cat CANARY/secret.txt').read() }}{{ messages[0].content }}"),
-    operators("template that includes a file", "Includes a file of the server.",
-              "{% include 'CANARY/secret.txt' %}{{ messages[0].content }}"),
-    operators("template of endless rows", "Has a range of 10^12 rows made.",
-              "{% for i in range(1000000000000) %}x{% endfor %}{{ messages[0].content }}"),
-    operators("template that leaves the message out", "Answers without having read what was asked.",
-              "{% for m in messages %}{{ m.role }}{% endfor %}"),
-    templated("template in a message", "Has a message evaluated as a template.",
-              content="{{7*7}}{% endfor %}"),
-    card("object of YAML", "Has a function called by a tag of YAML.",
-         "metadata:\n  k: !!python/object/apply:os.system [exit 1]"),
-    card("billion laughs", "Has a few lines become a billion values.",
-         "metadata:\n  a: &a [x, x]\n  b: &b [*a, *a]\n  c: [*b, *b]"),
+    operators(
+        "template with an import",
+        "Imports a module by the class of a text.",
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}{% for m in messages %}{{ m.content }}{% endfor %}",
+    ),
+    operators(
+        "template that opens a file",
+        "Opens a file of the server.",
+        "{{ cycler.__init__.__globals__.os.popen('cat CANARY/secret.txt').read() }}{{ messages[0].content }}",
+    ),
+    operators(
+        "template that includes a file",
+        "Includes a file of the server.",
+        "{% include 'CANARY/secret.txt' %}{{ messages[0].content }}",
+    ),
+    operators(
+        "template of endless rows",
+        "Has a range of 10^12 rows made.",
+        "{% for i in range(1000000000000) %}x{% endfor %}{{ messages[0].content }}",
+    ),
+    operators(
+        "template that leaves the message out",
+        "Answers without having read what was asked.",
+        "{% for m in messages %}{{ m.role }}{% endfor %}",
+    ),
+    templated("template in a message", "Has a message evaluated as a template.", content="{{7*7}}{% endfor %}"),
+    card(
+        "object of YAML",
+        "Has a function called by a tag of YAML.",
+        "metadata:\n  k: !!python/object/apply:os.system [exit 1]",
+    ),
+    card(
+        "billion laughs",
+        "Has a few lines become a billion values.",
+        "metadata:\n  a: &a [x, x]\n  b: &b [*a, *a]\n  c: [*b, *b]",
+    ),
     card("deep front matter", "Exhausts the stack of the parser of YAML.", "tags: " + "[" * 9000 + "x" + "]" * 9000),
     card("long front matter", "Keeps the parser of YAML busy.", "tags:\n" + "- a\n" * 6000),
-)  # fmt: skip
+)
 
 
 @each(ATTACKS)

@@ -67,19 +67,51 @@ PUT = f"PUT /v1/blobs/{digest_of(DATA)} HTTP/1.1\r\nhost: x\r\nauthorization: Be
 POST = b"POST /v1/keys HTTP/1.1\r\nhost: x\r\nauthorization: Bearer KEY\r\ncontent-type: application/json\r\n"
 ATTACKS = (
     slow("silence", "Holds a connection and says nothing.", b"", 0, ""),
-    slow("half of the headers", "Holds a connection with half of a request.", b"GET /healthz HTTP/1.1\r\nx-half: ", 408,
-         "SOUP_HEADER_SECONDS"),
-    slow("header that drips", "Sends a byte now and then, so that something always comes.",
-         b"GET /healthz HTTP/1.1\r\nx-drip: ", 408, "SOUP_HEADER_SECONDS", drip),
-    slow("half of a second request", "Is answered once, and then holds the connection with half of a request.",
-         b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n", 408, "SOUP_HEADER_SECONDS", half_a_second_request),
-    slow("half of an upload", "Holds a thread and a file with half of a blob.", PUT + b"content-length: 1000\r\n\r\n" +
-         DATA[:500], 408, "SOUP_BODY_SECONDS"),
-    slow("upload without its last chunk", "The same, without having said how much there is.",
-         PUT + b"transfer-encoding: chunked\r\n\r\n1f4\r\n" + DATA[:500] + b"\r\n", 408, "SOUP_BODY_SECONDS"),
-    slow("half of a JSON body", "Holds memory with half of a body.", POST + b'content-length: 1000\r\n\r\n{"name": ', 408,
-         "SOUP_BODY_SECONDS"),
-)  # fmt: skip
+    slow(
+        "half of the headers",
+        "Holds a connection with half of a request.",
+        b"GET /healthz HTTP/1.1\r\nx-half: ",
+        408,
+        "SOUP_HEADER_SECONDS",
+    ),
+    slow(
+        "header that drips",
+        "Sends a byte now and then, so that something always comes.",
+        b"GET /healthz HTTP/1.1\r\nx-drip: ",
+        408,
+        "SOUP_HEADER_SECONDS",
+        drip,
+    ),
+    slow(
+        "half of a second request",
+        "Is answered once, and then holds the connection with half of a request.",
+        b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n",
+        408,
+        "SOUP_HEADER_SECONDS",
+        half_a_second_request,
+    ),
+    slow(
+        "half of an upload",
+        "Holds a thread and a file with half of a blob.",
+        PUT + b"content-length: 1000\r\n\r\n" + DATA[:500],
+        408,
+        "SOUP_BODY_SECONDS",
+    ),
+    slow(
+        "upload without its last chunk",
+        "The same, without having said how much there is.",
+        PUT + b"transfer-encoding: chunked\r\n\r\n1f4\r\n" + DATA[:500] + b"\r\n",
+        408,
+        "SOUP_BODY_SECONDS",
+    ),
+    slow(
+        "half of a JSON body",
+        "Holds memory with half of a body.",
+        POST + b'content-length: 1000\r\n\r\n{"name": ',
+        408,
+        "SOUP_BODY_SECONDS",
+    ),
+)
 
 
 @each(ATTACKS)
