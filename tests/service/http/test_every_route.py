@@ -72,15 +72,6 @@ def test_without_a_key_everything_but_health_is_401(world: World, header: str) -
             assert answer.json()["error"]["code"] == "unauthenticated"
 
 
-def test_with_a_revoked_key_everything_is_401(world: World) -> None:
-    made = world.client.post("/v1/keys", json={"name": "k", "namespaces": None, "scopes": ["admin"]}).json()
-    world.client.delete(f"/v1/keys/{made['id']}")
-    for method, path in operations(world):
-        if (method, path) not in PUBLIC:
-            answer = call(world, method, path, world.headers(made["secret"]))
-            assert answer.status_code == 401, (method, path)
-
-
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/docs", "/openapi.json", "/static/docs.js"])
 def test_public_paths_are_public_to_read_only(world: World, path: str) -> None:
     """A body sent there without a key is refused before it is gathered."""
@@ -219,12 +210,13 @@ def sent(stocked: Stocked, kind: str, method: str, path: str, values: dict[str, 
     return stocked.world.client.request(method, url, params=query, headers=headers, **request)
 
 
-def plain(answer: Any, values: dict[str, str]) -> tuple[int, str, set[str]]:
+def plain(answer: Any, *named: dict[str, str]) -> tuple[int, str, set[str]]:
     """An answer without the names that were asked for, and without what differs in every answer."""
     text = answer.text
-    for part in sorted(values, key=lambda part: -len(values[part])):
-        text = text.replace(values[part], f"<{part}>")
-    text = re.sub(r"job-[0-9a-f]+|\d{4}-\d\d-\d\dT[\d:.]+Z", "<new>", text)
+    parts = {value: part for values in named for part, value in values.items()}
+    for value in sorted(parts, key=lambda value: -len(value)):
+        text = text.replace(value, f"<{parts[value]}>")
+    text = re.sub(r"(job|upload)-[0-9a-f]+|\d{4}-\d\d-\d\dT[\d:.]+Z", "<new>", text)
     return answer.status_code, text, {name for name in answer.headers if name != "content-length"}
 
 
@@ -242,7 +234,7 @@ def test_every_route_with_every_kind_of_key_leaks_nothing(
     walked = [one for one in operations(stocked.world) if one not in PUBLIC]
     for kind in stocked.keys:
         for method, path in walked:
-            there, unknown = stocked.values(path), {**stocked.values(path), **UNKNOWN}
+            there, unknown = stocked.values(path), {**UNKNOWN, **({"id": DIGEST} if "models" in path else {})}
             here, nowhere = (sent(stocked, kind, method, path, values) for values in (there, unknown))
             requests += 2
             told = {one.status_code for one in (here, nowhere)}
@@ -251,8 +243,8 @@ def test_every_route_with_every_kind_of_key_leaks_nothing(
             elif kind == "too small a scope":
                 wrong = "read" not in needed[method, path] and (method, path) not in OPEN_TO_KEYS and told != {403}
             else:
-                wrong = plain(here, there) != plain(nowhere, unknown)
-            wrong = wrong or max(told) >= 500 or "secret-one" in nowhere.text
+                wrong = plain(here, there, unknown) != plain(nowhere, there, unknown)
+            wrong = wrong or max(told) >= 500
             leaks += [
                 (kind, method, path, here.status_code, nowhere.status_code, here.text[:300], nowhere.text[:300])
             ] * wrong
@@ -269,36 +261,16 @@ def test_every_route_with_every_kind_of_key_leaks_nothing(
 
 
 def test_lists_hold_nothing_of_another_namespace(stocked: Stocked) -> None:
-    outsider = {"authorization": stocked.keys["of another namespace"]}
+    world = stocked.world
+    outsider, admin = (world.headers(world.key(scopes, ["elsewhere"])) for scopes in (["read", "write"], ["admin"]))
     for path in ("/v1/adapters", "/v1/soups", "/v1/selectors", "/v1/jobs", "/v1/blobs/uploads"):
-        found = stocked.world.client.get(path, headers=outsider).json()["data"]
-        assert [one for one in found if "foreign" in json.dumps(one)] == [], path
-    models = stocked.world.client.get("/v1/models", headers=outsider).json()["data"]
-    assert [model["id"] for model in models] == [stocked.world.base_id]
+        assert world.client.get(path, headers=outsider).json()["data"] == [], path
+    models = world.client.get("/v1/models", headers=outsider).json()["data"]
+    assert [model["id"] for model in models] == [world.base_id]
     for path in ("/v1/audit", "/v1/usage", "/v1/keys"):
-        text = stocked.world.client.get(
-            path, headers={"authorization": stocked.keys["admin of another namespace"]}
-        ).text
+        text = world.client.get(path, headers=admin).text
         assert "secret-one" not in text, path
         assert '"foreign"' not in text, path
-
-
-@pytest.mark.parametrize("ref", ["foreign/adapter2", "foreign/adapter2@1"])
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/completions", {"prompt": "a"}),
-        ("/v1/perplexity", {"texts": ["a b c"]}),
-        ("/v1/embeddings", {"input": "a"}),
-        ("/tokenize", {"prompt": "a"}),
-    ],
-)
-def test_inference_with_a_foreign_model_is_404(world: World, ref: str, path: str, body: dict[str, Any]) -> None:
-    world.push("foreign/adapter2", seed=2)
-    outsider = world.headers(world.key(["infer"], ["ours"]))
-    answer = world.client.post(path, json={"model": ref, **body}, headers=outsider)
-    unknown = world.client.post(path, json={"model": "foreign/never@1", **body}, headers=outsider)
-    assert answer.status_code == unknown.status_code == 404
 
 
 def test_public_pages_need_no_key_and_hold_no_data(world: World) -> None:
