@@ -9,8 +9,8 @@ import pytest
 
 pytest.register_assert_rewrite("tests.attacks.target", "tests.attacks.attack")  # before they are imported
 
-from tests.attacks.target import Target
-from tests.attacks.target_server import attacked
+from tests.attacks.target import Target  # noqa: E402
+from tests.attacks.target_server import attacked  # noqa: E402
 
 
 @pytest.fixture(scope="package")

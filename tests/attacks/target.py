@@ -54,7 +54,7 @@ def ended(world: World, *, revoke: bool) -> str:
 
 @dataclass
 class Target:
-    """A server with an adapter of namespace `acme`, which the attackers may not harm, and a folder they may not open."""
+    """A server with an adapter of namespace `acme`, which the attackers may not harm, and a folder to leave alone."""
 
     world: World
     port: int

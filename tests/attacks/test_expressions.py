@@ -25,8 +25,8 @@ def templated(name: str, tries: str, **message: str) -> Attack:
     def strike(target: Target) -> Said:
         tokenizer = load_text(target.world.runtime.bases["tiny"].entry).tokenizer
         text = str(render(tokenizer, [{"role": "user", "content": "Hi", **message}]))
-        answer = target.post("/v1/chat/completions", {"model": "base/tiny", "max_tokens": 1,
-                                                      "messages": [{"role": "user", "content": "Hi", **message}]})  # fmt: skip
+        body = {"model": "base/tiny", "max_tokens": 1, "messages": [{"role": "user", "content": "Hi", **message}]}
+        answer = target.post("/v1/chat/completions", body)
         assert answer.status == 200, answer.text
         return Said(answer.status, "", "", text)
 

@@ -37,8 +37,8 @@ def raw(
 
 def without_key(name: str, tries: str, first: str, status: int = 401, code: str = "unauthenticated") -> Attack:
     """A request line without a key, as it stands."""
-    return Attack(name, tries, status, code, "",
-                  lambda target: parsed(target.raw(f"{first}\r\nhost: x\r\nconnection: close\r\n\r\n".encode())))  # fmt: skip
+    sent = f"{first}\r\nhost: x\r\nconnection: close\r\n\r\n".encode()
+    return Attack(name, tries, status, code, "", lambda target: parsed(target.raw(sent)))
 
 
 def ranged(name: str, tries: str, span: str, *, status: int = 416) -> Attack:

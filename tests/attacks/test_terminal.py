@@ -23,7 +23,8 @@ BIDI, LINE, RETURN, EIGHT_BIT, BACK = "\u202e", "\nforged: yes", "\rforged: yes"
 ADAPTER: dict[str, Any] = {
     "object": "adapter", "ref": "team/law@1", "namespace": "team", "name": "law", "version": 1, "kind": "adapter",
     "digest": DIGEST, "base_model": "tiny", "base_fingerprint": DIGEST, "domain": "law", "config": {"method": "lora",
-    "groups": [{"targets": ["a"], "rank": 1, "alpha": 1, "layers": None}], "rslora": False}, "card": {"tags": [], "description": "", "metadata": {}},
+    "groups": [{"targets": ["a"], "rank": 1, "alpha": 1, "layers": None}], "rslora": False},
+    "card": {"tags": [], "description": "", "metadata": {}},
     "parameters": 1, "dtype": "F32", "size_bytes": 9, "sample": {"kept": 20, "received": 21, "notes": []},
     "sample_state": "ready", "created_at": MOMENT, "retired_at": None, "etag": "e", "warnings": [],
 }  # fmt: skip
