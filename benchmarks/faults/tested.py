@@ -16,7 +16,7 @@ from registry.errors import Internal
 
 @dataclass(frozen=True)
 class Tested:
-    """Tests by `folder/file.py::name[case]`: those that passed, those that did not, and what was counted."""
+    """Tests as pytest names them, `file.py::Class::test[case]`: those that passed, the others, and what was counted."""
 
     passed: tuple[str, ...]
     failed: tuple[str, ...]
@@ -25,6 +25,7 @@ class Tested:
 
 def run_tests(tests: Sequence[str]) -> Tested:
     """Run these files, folders or tests in a process of their own; raises Internal where none could be run."""
+    assert tests, "without a name pytest runs all there are"
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-o", "junit_family=xunit1", f"--junitxml={report}", *tests]
@@ -38,9 +39,17 @@ def read(report: ElementTree.Element) -> Tested:
     """A report of pytest's."""
     passed, failed, counted = list[str](), list[str](), dict[str, int]()
     for case in report.iter("testcase"):
-        name = f"{case.get('file')}::{case.get('name')}"
+        name = name_of(case)
         bad = any(case.find(kind) is not None for kind in ("failure", "error", "skipped"))
         (failed if bad else passed).append(name)
         for one in case.iter("property"):
             counted[str(one.get("name"))] = int(str(one.get("value")))
     return Tested(tuple(passed), tuple(failed), counted)
+
+
+def name_of(case: ElementTree.Element) -> str:
+    """`file.py::Class::test[case]`; the report has the class behind the name of the module."""
+    file = str(case.get("file"))
+    module = file.removesuffix(".py").replace("/", ".")
+    classes = str(case.get("classname")).removeprefix(module).strip(".").split(".")
+    return "::".join([file, *filter(None, classes), str(case.get("name"))])
