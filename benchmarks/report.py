@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from demo.results import Figure, Row, command_line, write
+from demo.results import Figure, Row, command_line, update, write
 from registry.cores import send_helpers_away
 from service.engine.engine import CORES_KEPT_SECONDS
 
@@ -53,6 +53,14 @@ class Result:
             figures = {name: figure.as_json() for name, figure in self.figures.items()}
             write(out, name=self.name, command=command(), figures=figures, rows=self.rows)
             print(f"\nwritten to {out}")
+
+    def finish_part(self, out: Path | None, part: str) -> None:
+        """Print, and put it in the place of what `out` has of that part; its figures say when they were measured."""
+        self.print()
+        if out is not None:
+            figures = {name: figure.as_json() for name, figure in self.figures.items()}
+            update(out, figures=figures, rows=self.rows, part=part)
+            print(f"\n{part} in {out} is new")
 
 
 def options(description: str | None) -> argparse.ArgumentParser:

@@ -59,16 +59,33 @@ def write(
     partial: bool = False,
 ) -> None:  # fmt: skip
     """Write a results file, all at once."""
-    value = {
+    _write(path, {
         "name": name,
         "command": command,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit(),
+        **_now(),
         "machine": machine(),
         "figures": dict(figures),
         "rows": list(rows),
         **({"partial": True} if partial else {}),
-    }
+    })  # fmt: skip
+
+
+def update(path: Path, *, figures: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], part: str) -> None:
+    """Put what was measured of one part in the place of what a results file has of it; all else in it stays.
+
+    The figures then say themselves when and at which commit they were measured.
+    """
+    value = json.loads(path.read_text(encoding="utf-8"))
+    value["figures"] |= {name: {**figure, **_now()} for name, figure in figures.items()}
+    value["rows"] = [row for row in value["rows"] if row.get("part") != part] + list(rows)
+    _write(path, value)
+
+
+def _now() -> dict[str, Any]:
+    return {"date": datetime.now(UTC).isoformat(timespec="seconds"), "commit": commit()}
+
+
+def _write(path: Path, value: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.new")
     beside.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n", encoding="utf-8")

@@ -138,10 +138,15 @@ def _label(row: Result) -> str:
 def _plain(result: Result) -> list[str]:
     rows = [
         (name.replace("_", " "), _number(one["value"]), str(one.get("unit") or ""), _number(one.get("goal")),
-         str(one.get("note") or ""))
+         "; ".join(filter(None, (one.get("note"), _measured(one)))))
         for name, one in result["figures"].items()
     ]  # fmt: skip
     return table(("figure", "value", "unit", "goal", "note"), rows)
+
+
+def _measured(figure: Result) -> str:
+    """When a figure was measured that is newer than the rest of its file."""
+    return f"{figure['date'][:10]}, commit {str(figure['commit'])[:12]}" if "commit" in figure else ""
 
 
 def _rows(result: Result) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-FIXTURES = frozenset({"world", "postgres", "own"})
+FIXTURES = frozenset({"world", "target", "postgres", "own"})
 REFUSED = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "socket.bind"})
 SENTENCE = "Quick tests start no process and no server: mark the test `slow`, or do without."
 

@@ -59,7 +59,7 @@ def use_template(tokenizer: Any, entry: BaseEntry) -> None:
         said = " ".join(str(told).split())
         raise Unavailable(
             f"Base model {entry.id!r}: its chat_template fails on a user's message{where}: "
-            f"{type(problem).__name__}: {said}"
+            f"{type(problem).__name__}: {said.rstrip('.')}."
         ) from problem
     if _SAID not in text:
         raise Unavailable(

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import typer
 
 from registry.errors import Busy, Forbidden, Incompatible, SoupError, Unauthenticated
-from service.cli.output import talk
+from service.cli.output import one_line, talk
 
 OK, FAILED, USAGE, INCOMPATIBLE = 0, 1, 2, 3
 
@@ -42,8 +42,8 @@ _FLAGS = {"base_model": "--base", "max_width": "--max-width", "mixing.assume_sam
 
 def explain(error: SoupError) -> str:
     """The error's sentence, every further problem it carries, and what to do next where the sentence does not say."""
-    lines = [f"Error: {error.message}"]
-    lines += [f"  - {problem}" for problem in error.problems if problem not in error.message]
+    lines = [f"Error: {one_line(error.message)}"]
+    lines += [f"  - {one_line(problem)}" for problem in error.problems if problem not in error.message]
     lines += [text for kind, text in _NEXT.items() if isinstance(error, kind)]
     lines += [f"On the command line {field} is {flag}." for field, flag in _FLAGS.items() if _names(error, field)]
     return "\n".join(lines)

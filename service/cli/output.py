@@ -19,24 +19,38 @@ if TYPE_CHECKING:
 
 
 def talk(text: str) -> None:
-    """A line for the person, on stderr."""
-    typer.echo(text, err=True)
+    """Lines for the person, on stderr."""
+    typer.echo(harmless(text), err=True)
 
 
 def data(text: str) -> None:
-    """A line for the person or the next program, on stdout."""
-    typer.echo(text)
+    """Lines for the person or the next program, on stdout; only a terminal's are made harmless."""
+    typer.echo(harmless(text) if sys.stdout.isatty() else text)
 
 
 def write(text: str) -> None:
-    """Text on stdout as it comes, without a new line."""
-    typer.echo(text, nl=False)
+    """Text on stdout as it comes, without a new line; only a terminal's is made harmless."""
+    typer.echo(harmless(text) if sys.stdout.isatty() else text, nl=False)
     sys.stdout.flush()
 
 
 def as_json(value: Any, *, lines: bool = False) -> None:
-    """One JSON document on stdout; with `lines` on one line, for streams."""
-    typer.echo(json.dumps(value, indent=None if lines else 2, ensure_ascii=False))
+    """One JSON document on stdout; with `lines` on one line, for streams. Only characters that print stand in it."""
+    text = json.dumps(value, indent=None if lines else 2, ensure_ascii=False)
+    typer.echo("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text))
+
+
+def one_line(text: str) -> str:
+    """Text of others as a line that stays one: what is no printable character is shown as `?`.
+
+    A terminal acts on control characters, and some of Unicode's turn the order of letters around.
+    """
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def harmless(text: str) -> str:
+    """Text of several lines for a terminal, with tabs; any other character that does not print is shown as `?`."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
 
 
 WIDTH = 100
@@ -128,7 +142,7 @@ def _cell(value: object) -> str:
         return ", ".join(_cell(part) for part in value)
     if isinstance(value, dict):
         return ", ".join(f"{_cell(str(key))}={_cell(part)}" for key, part in value.items())
-    return "".join(c if c.isprintable() else "?" for c in str(value))
+    return one_line(str(value))
 
 
 def to_a_person() -> bool:

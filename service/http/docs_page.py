@@ -1,7 +1,8 @@
 """`/docs`: the interactive API reference, offline and under a strict Content-Security-Policy.
 
 Its scripts are Swagger UI's, kept in this repository (`swagger/`), and one static file of ours; nothing is inline and
-nothing is fetched from elsewhere. It reads `/openapi.json`, as programs do; the examples in it are of `http.examples`.
+nothing is fetched from elsewhere. It reads `/openapi.json`, as programs do: `http.examples` puts the examples into it,
+`http.links` what may be done next.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response
 from starlette.requests import Request
 from starlette.staticfiles import StaticFiles
 
-from service.http import examples
+from service.http import examples, links
 
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
@@ -75,7 +76,7 @@ def install(app: FastAPI, *, base: str) -> None:
 
 
 def described(app: FastAPI, base: str) -> dict[str, Any]:
-    """The OpenAPI document with examples for a server that has this base model; it is made once."""
+    """The OpenAPI document with links, and examples for a server that has this base model; it is made once."""
     if app.openapi_schema is None:
-        app.openapi_schema = examples.document(FastAPI.openapi(app), base)
+        app.openapi_schema = links.document(examples.document(FastAPI.openapi(app), base))
     return app.openapi_schema

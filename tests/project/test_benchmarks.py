@@ -317,7 +317,8 @@ def check_form(result: dict, name: str) -> None:
     assert datetime.fromisoformat(result["date"]).utcoffset() is not None
     assert {"processor", "flags", "cores", "torch"} <= set(result["machine"])
     for key, figure in result["figures"].items():
-        assert {"value", "unit"} <= set(figure) <= {"value", "goal", "unit", "repeats", "note"}, key
+        assert {"value", "unit"} <= set(figure) <= {"value", "goal", "unit", "repeats", "note", "date", "commit"}, key
+        assert not str(figure.get("commit")).endswith("-dirty"), "measure on a committed tree"
         for ending, unit in (("_ms", "ms"), ("_cpu_s", "CPU s"), ("_s", "s")):
             if key.endswith(ending) and not key.endswith("_per_s"):
                 assert figure["unit"] == unit, key

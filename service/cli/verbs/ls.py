@@ -10,7 +10,7 @@ import typer
 
 from registry.spec import EncoderName, PoolRequest
 from service.cli.flags import base_id
-from service.cli.output import as_json, columns, data, progress_bar, talk
+from service.cli.output import as_json, columns, data, one_line, progress_bar, talk
 from service.cli.remote import SAMPLE_FORMS, Remote, verb
 from service.client.samples import read_texts
 
@@ -80,7 +80,7 @@ def ls(
         as_json({"object": "list", "data": rows})
     elif quiet:
         for row in rows:
-            data(row["ref"])
+            data(one_line(row["ref"]))
     elif rows:
         data(columns(HEADER, [_row(row) for row in rows]))
     else:
@@ -104,7 +104,7 @@ def _nearest(remote: Remote, near: Near, asked: dict[str, Any], limit: int, *, q
         as_json(answer)
     elif quiet:
         for one in found:
-            data(one["adapter"]["ref"])
+            data(one_line(one["adapter"]["ref"]))
     else:
         rows = [(f"{one['similarity']:.4f}", *_row(one["adapter"])) for one in found]
         data(columns(("similarity", *HEADER), rows))

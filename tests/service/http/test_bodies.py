@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Annotated, Any
 
 import pytest
-from fastapi import APIRouter, Body, FastAPI
+from fastapi import APIRouter, Body
 from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,6 +21,7 @@ from service.http import bodies
 from service.http.app import ROUTES
 from service.http.bodies import LARGE_JSON, CheckedRoute, Patient, is_json, parsed
 from service.http.body_limits import MAX_KEYS, SMALL, SMALL_BYTES, HeldBytes, limit_of
+from tests.service.http.asked import Asked
 from tests.service.http.checked_app import checked_app
 
 LIMIT = 2 * SMALL_BYTES
@@ -35,40 +36,6 @@ def client() -> TestClient:
 
 def post(client: TestClient, body: bytes, kind: str = "application/json", path: str = "/small") -> Any:
     return client.post(path, content=body, headers={"content-type": kind})
-
-
-class Asked:
-    """A request put straight to an application, piece by piece; afterwards what it answered and how much it read."""
-
-    def __init__(self, pieces: Iterator[bytes], *, path: str = "/large", method: str = "POST", **headers: str) -> None:
-        self.pieces = pieces
-        self.read = 0
-        self.status = 0
-        self.headers: dict[str, str] = {}
-        self.body = b""
-        sent = {"content_type": "application/json", **headers}
-        self.scope: dict[str, Any] = {
-            "type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": b"",
-            "headers": [(name.replace("_", "-").encode(), value.encode()) for name, value in sent.items()],
-        }  # fmt: skip
-
-    async def receive(self) -> Message:
-        piece = next(self.pieces, None)
-        if piece is None:
-            return {"type": "http.request", "body": b"", "more_body": False}
-        self.read += len(piece)
-        return {"type": "http.request", "body": piece, "more_body": True}
-
-    async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            self.headers = {name.decode(): value.decode() for name, value in message["headers"]}
-        else:
-            self.body += message.get("body", b"")
-
-    async def of(self, app: FastAPI) -> Asked:
-        await app(self.scope, self.receive, self.send)
-        return self
 
 
 # --- before the body ------------------------------------------------------------------------------

@@ -8,18 +8,15 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
-import select
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, closing
-from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi.responses import Response, StreamingResponse
 
-from registry.names import sha256_digest
 from service.http.connections import BoundedConnection, Taking
 from service.http.places import FEWEST, FILES_KEPT, FILES_PER_THREAD, most_connections
 from service.http.routes import jobs
@@ -81,54 +78,11 @@ def look(port: int) -> int:
 # --- what never comes -----------------------------------------------------------------------------
 
 
-def test_who_sends_nothing_is_cut_off_without_a_word(port: int) -> None:
-    with closing(connect(port)) as one:
-        assert until_closed(one) == b""
-
-
-def test_who_sends_half_of_the_headers_is_told_and_cut_off(port: int) -> None:
-    with closing(connect(port)) as one:
-        one.sendall(b"POST /small HTTP/1.1\r\nhost: x\r\nx-half: ")
-        found = until_closed(one)
-    head, _, body = found.partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
-    assert b"connection: close" in head.lower()
-    error = json.loads(body)["error"]
-    assert error["code"] == "too_slow"
-    assert "SOUP_HEADER_SECONDS" in error["message"]
-
-
-def test_a_header_that_drips_puts_nothing_off(port: int) -> None:
-    with closing(connect(port)) as one:
-        one.sendall(b"GET /look HTTP/1.1\r\nx-drip: ")
-        while not select.select([one], [], [], 0.02)[0]:
-            one.sendall(b"x")
-        assert until_closed(one).startswith(b"HTTP/1.1 408 ")
-
-
-def test_half_of_a_second_request_is_cut_off_too(port: int) -> None:
-    with closing(connect(port)) as one:
-        one.sendall(b"GET /look HTTP/1.1\r\nhost: x\r\n\r\n")
-        assert answer_of(one)[0] == 200
-        one.sendall(b"GET /look HT")
-        assert until_closed(one).startswith(b"HTTP/1.1 408 ")
-
-
 def test_the_rest_of_a_body_that_was_refused_is_not_waited_for(port: int) -> None:
     with closing(connect(port)) as one:
         one.sendall(b"POST /small HTTP/1.1\r\nhost: x\r\nx-scopes: read\r\ncontent-length: 1000\r\n\r\n")
         assert answer_of(one)[0] == 403
         assert until_closed(one) == b""
-
-
-def test_a_json_body_that_stops_half_way_is_told_and_cut_off(port: int) -> None:
-    with closing(connect(port)) as one:
-        one.sendall(
-            b'POST /small HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n{"a": '
-        )
-        found = until_closed(one)
-    assert found.startswith(b"HTTP/1.1 408 ")
-    assert b"too_slow" in found
 
 
 def test_connections_are_kept_for_the_next_request(port: int) -> None:
@@ -232,20 +186,6 @@ def test_who_takes_enough_each_time_is_not_cut_off(left: tuple[int, ...], cut: b
 
 
 # --- a whole server -------------------------------------------------------------------------------
-
-
-def test_an_upload_that_stops_half_way_is_cut_off_and_leaves_nothing(live: Live) -> None:
-    data = b"x" * 1000
-    digest, port = sha256_digest(data), int(live.url.rpartition(":")[2])
-    with closing(connect(port)) as one:
-        head = f"PUT /v1/blobs/{digest} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {live.world.admin}\r\n"
-        one.sendall(f"{head}content-length: 1000\r\n\r\n".encode() + data[:500])
-        found = until_closed(one)
-    assert found.startswith(b"HTTP/1.1 408 ")
-    assert b"SOUP_BODY_SECONDS" in found
-    assert live.world.client.head(f"/v1/blobs/{digest}").status_code == 404
-    store: Path = live.world.runtime.settings.blobs_dir
-    assert [path for path in store.rglob("*") if path.is_file() and path.stat().st_size == 500] == []
 
 
 def test_a_long_answer_is_not_cut_off(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:

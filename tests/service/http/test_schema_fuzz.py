@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 from contextlib import suppress
 from typing import Any
@@ -12,11 +13,13 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis import Case, GenerationMode
 
+from benchmarks.faults.schemas import Caller, run_schema
 from service.http.problems import ErrorBody
-from tests.service.servers import World
+from tests.service.servers import BASE_ID, CONFIG, World, adapter_weights
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "8"))
-
+FOLLOWED = int(os.environ.get("FUZZ_FOLLOWED", "90"))
+"""Requests of journeys along the document's links; `python -m benchmarks.trust --only schemathesis` sends 10,000."""
 
 SETTINGS = {"wait_seconds": 0, "max_wait_seconds": 0, "job_workers": 0}  # waits for no job
 
@@ -47,3 +50,16 @@ def test_nothing_breaks_the_server(world: World, mode: GenerationMode) -> None:
 
         with suppress(Unsatisfiable):  # nothing can be wrong about a request without parameters
             attack()
+
+
+def test_nothing_breaks_it_along_the_links(world: World) -> None:
+    """What was made is read, changed and removed by the calls that its answer's links name."""
+    files = {"adapter_model.safetensors": {"base64": base64.b64encode(adapter_weights(world.runtime, seed=2)).decode()}}
+    manifest = {"domain": "d", "base_model": BASE_ID, "config": CONFIG.model_dump(), "files": files}
+    schema = schemathesis.openapi.from_asgi("/openapi.json", world.app)
+    caller = Caller(world.admin, next(one["id"] for one in world.client.get("/v1/keys").json()["data"]))
+    sent = run_schema(schema, caller, lambda name, _: {**manifest, "name": name}, cases=FOLLOWED)
+    assert sent.failures == []
+    assert sent.cases >= FOLLOWED
+    assert sent.linked > sent.cases // 10
+    assert sent.statuses[401] == 0, "the key that asks has ended"

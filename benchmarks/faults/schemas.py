@@ -1,0 +1,199 @@
+"""Requests that schemathesis makes of the OpenAPI document, following its links, against a server: none may be a 5xx.
+
+What a call has made is read, changed and removed by the calls that its answer's links name, in whatever order. Bodies
+that chance never makes whole (a push with weights, a recipe of adapters that exist) are put in the place of some that
+it made. Used by `benchmarks.trust`, and by the tests with a small share of the cases.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis.errors import Flaky, Unsatisfiable
+from hypothesis.stateful import run_state_machine_as_test
+from schemathesis import Case, GenerationMode
+from schemathesis.core.transport import Response
+from schemathesis.generation.stateful.state_machine import APIStateMachine
+
+from benchmarks.faults import content
+from benchmarks.faults.server import Killable
+
+STEPS, ROUND = 30, 20
+"""Requests of one journey at most, and journeys from one seed."""
+EACH = 600
+"""One of so many requests is a call by itself, in each mode; the rest are journeys."""
+WHOLE = 0.5
+"""Share of the requests for some calls whose body is one that succeeds."""
+ENDLESS = "/events"
+"""An event stream ends with its job, and no job here does."""
+QUIET = {
+    "SOUP_JOB_WORKERS": "0", "SOUP_TRAINING_WORKERS": "0", "SOUP_WAIT_SECONDS": "0", "SOUP_MAX_WAIT_SECONDS": "0",
+    "SOUP_JOB_QUEUE_PER_KEY": "100000", "SOUP_JOB_QUEUE": "100000", "SOUP_LOG_LEVEL": "error",
+}  # fmt: skip
+"""Settings of a server whose jobs stay in the queue, so that no request waits for one."""
+
+
+@dataclass
+class Sent:
+    """How many requests were sent, of how many calls; those that followed a link; what was answered; what failed."""
+
+    cases: int = 0
+    linked: int = 0
+    calls: Counter[str] = field(default_factory=Counter)
+    statuses: Counter[int] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+
+    def add(self, other: Sent) -> None:
+        """Count what another has counted."""
+        self.cases += other.cases
+        self.linked += other.linked
+        self.calls += other.calls
+        self.statuses += other.statuses
+        self.failures += other.failures
+
+    def note(self, case: Case[Any], response: Response) -> None:
+        """Count a request and its answer."""
+        self.cases += 1
+        self.calls[case.operation.label] += 1
+        self.statuses[response.status_code] += 1
+        if response.status_code >= 500:
+            asked = f"{case.method} {case.formatted_path} {case.query} {str(case.body)[:500]}"
+            self.failures.append(f"{response.status_code}: {asked}: {response.text[:300]}")
+
+
+Push = Callable[[str, int], dict[str, Any]]
+"""The body of a push that succeeds, from a name and a seed."""
+
+
+def whole(push: Push, draw: random.Random) -> dict[str, Callable[[], Any]]:
+    """By call: a body that succeeds, or would if what it names were there."""
+
+    def ref() -> str:
+        return f"acme/a{draw.randrange(4)}"
+
+    return {
+        "POST /v1/adapters": lambda: push(ref(), draw.randrange(4)),
+        "POST /v1/keys": lambda: {"name": "k", "namespaces": ["acme"], "scopes": [draw.choice(("read", "write"))]},
+        "POST /v1/blobs/uploads": dict,
+        "POST /v1/soups": lambda: {"recipe": {"ingredients": [{"ref": ref()}, {"ref": ref()}]}, "wait": 0},
+        "POST /v1/selectors": lambda: {"selector": {"kind": "gmm", "seed": draw.randrange(100)}, "wait": 0},
+        "POST /v1/select": lambda: {"sample": {"texts": [f"text {n}" for n in range(20)]}, "wait": 0},
+        "POST /v1/completions": lambda: {"model": ref(), "prompt": "a", "max_tokens": 1},
+        "POST /v1/perplexity": lambda: {"model": ref(), "texts": ["a b c"]},
+        "PATCH /v1/adapters/{ns}/{name}": lambda: {"card": {"description": str(draw.random())}},
+        "PUT /v1/adapters/{ns}/{name}/aliases/{alias}": lambda: {"version": draw.randint(1, 3)},
+    }
+
+
+@dataclass(frozen=True)
+class Caller:
+    """The key that asks, and its id, which no request may name: it would end the run."""
+
+    secret: str
+    id: str
+
+
+def prepare(case: Case[Any], caller: Caller, bodies: dict[str, Callable[[], Any]], draw: random.Random) -> None:
+    """Give some cases a whole body, and none the id of the key that asks."""
+    made = bodies.get(case.operation.label)
+    if made is not None and draw.random() < WHOLE:
+        case.body, case.media_type = made(), "application/json"
+    if caller.id in (case.path_parameters or {}).values():
+        case.path_parameters["id"] = "key-0123456789abcdef"
+
+
+def run_each(schema: Any, caller: Caller, push: Push, *, cases: int) -> Sent:
+    """So many requests of every call by itself, valid and invalid ones: those that no link leads to among them."""
+    sent, draw = Sent(), random.Random(0)
+    bodies, quiet = whole(push, draw), list(HealthCheck)
+    options = settings(max_examples=cases, deadline=None, phases=[Phase.generate], database=None)
+    options = settings(options, suppress_health_check=quiet)
+    for operation in (one.ok() for one in without_keys(schema).get_all_operations()):
+        for mode in GenerationMode:
+
+            @seed(0)
+            @settings(
+                max_examples=cases, deadline=None, phases=[Phase.generate], database=None, suppress_health_check=quiet
+            )
+            @given(case=operation.as_strategy(generation_mode=mode))
+            def ask(case: Case[Any]) -> None:
+                prepare(case, caller, bodies, draw)
+                sent.note(case, case.call(headers={"authorization": f"Bearer {caller.secret}"}))
+
+            with suppress(Unsatisfiable):  # nothing can be wrong about a request without parameters
+                ask()
+    return sent
+
+
+def without_keys(schema: Any) -> Any:
+    """The schema as if no call needed a key, else half of the requests end at 401; without calls that do not end."""
+    for operations in schema.raw_schema["paths"].values():
+        for operation in operations.values():
+            operation.pop("security", None)
+    return schema.exclude(path_regex=f"{ENDLESS}$")
+
+
+def machine(
+    schema: Any, caller: Caller, bodies: dict[str, Callable[[], Any]], draw: random.Random
+) -> tuple[Any, Sent]:  # fmt: skip
+    """A state machine over the schema's links that counts, and how much it has sent."""
+    sent = Sent()
+
+    class Journeys(schema.as_state_machine()):  # type: ignore[misc]
+        def before_call(self, case: Case[Any]) -> None:
+            prepare(case, caller, bodies, draw)
+
+        def get_call_kwargs(self, _: Case[Any]) -> dict[str, Any]:
+            return {"headers": {"authorization": f"Bearer {caller.secret}"}}
+
+        def step(self, input: Any) -> Any:
+            sent.linked += input.transition is not None
+            return super().step(input)
+
+        def validate_response(self, response: Response, case: Case[Any], **_: Any) -> None:
+            sent.note(case, response)
+
+    assert issubclass(Journeys, APIStateMachine)
+    return Journeys, sent
+
+
+def run_schema(schema: Any, caller: Caller, push: Push, *, cases: int, first_seed: int = 0) -> Sent:
+    """Send at least so many requests in journeys of STEPS, each round of them from the next seed.
+
+    hypothesis breaks a round off where answers to the same requests differ, which those of a server that remembers do.
+    """
+    draw, number = random.Random(first_seed), first_seed
+    journeys, sent = machine(without_keys(schema), caller, whole(push, draw), draw)
+    while sent.cases < cases:
+        options = settings(
+            max_examples=max(1, min(ROUND, (cases - sent.cases) // STEPS)), stateful_step_count=STEPS, deadline=None,
+            phases=[Phase.generate], database=None, suppress_health_check=list(HealthCheck),
+        )  # fmt: skip
+        seed(number)(journeys)
+        with suppress(Flaky):
+            run_state_machine_as_test(journeys, settings=options)
+        number += 1
+    return sent
+
+
+def measured(server: Killable, *, cases: int) -> Sent:
+    """So many requests to a server that runs, whose settings are QUIET."""
+    schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+    with server.client() as client:
+        caller = Caller(server.key(), client.keys()[0]["id"])
+    sent = run_each(schema, caller, pushed, cases=math.ceil(cases / EACH))
+    sent.add(run_schema(schema, caller, pushed, cases=cases - sent.cases))
+    return sent
+
+
+def pushed(name: str, number: int) -> dict[str, Any]:
+    """A push of an adapter, every second one with a sample."""
+    return content.adapter(name, number, sample=number % 2 == 0).model_dump(mode="json")

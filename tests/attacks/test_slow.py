@@ -1,0 +1,119 @@
+"""Clients that send nothing, half of something, or drop by drop: cut off, told why, and nobody waits for them.
+
+No test looks at a clock: each waits for the server to close the connection.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+
+from tests.attacks.attack import Attack, Said, each
+from tests.attacks.target import PATIENCE, Target, digest_of
+from tests.service.servers import serving
+
+DATA = b"x" * 1000
+Send = Callable[[socket.socket], None]
+
+
+@pytest.fixture(scope="module")
+def hasty(target: Target) -> Iterator[Target]:
+    """The same server on another port, on which headers have the shortest time."""
+    settings = target.world.runtime.settings.model_copy(update={"header_seconds": 0.3})
+    with serving(target.world.app, settings) as port:
+        yield replace(target, port=port)
+
+
+def slow(name: str, tries: str, sent: bytes, status: int, says: str, then: Send | None = None) -> Attack:
+    """What is sent, without an end, with the admin's key where it is named; 0 is a connection closed without a word."""
+
+    def strike(target: Target) -> Said:
+        with closing(socket.create_connection(("127.0.0.1", target.port), timeout=PATIENCE)) as one:
+            one.sendall(sent.replace(b"KEY", target.world.admin.encode()))
+            if then is not None:
+                then(one)
+            found = b""
+            try:
+                while piece := one.recv(65536):
+                    found += piece
+            except ConnectionResetError:
+                pass
+        if not found:
+            return Said(0, "", "", "")
+        last = found[found.rindex(b"HTTP/1.1 ") :]
+        return Said.of(int(last.split()[1]), last.partition(b"\r\n\r\n")[2])
+
+    return Attack(name, tries, status, "too_slow" if status else "", says, strike)
+
+
+def drip(one: socket.socket) -> None:
+    """A byte at a time, until there is an answer."""
+    while not select.select([one], [], [], 0.02)[0]:
+        one.sendall(b"x")
+
+
+def half_a_second_request(one: socket.socket) -> None:
+    """Wait for the answer to the first, and begin another."""
+    assert one.recv(65536)
+    one.sendall(b"GET /healthz HT")
+
+
+PUT = f"PUT /v1/blobs/{digest_of(DATA)} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer KEY\r\n".encode()
+POST = b"POST /v1/keys HTTP/1.1\r\nhost: x\r\nauthorization: Bearer KEY\r\ncontent-type: application/json\r\n"
+ATTACKS = (
+    slow("silence", "Holds a connection and says nothing.", b"", 0, ""),
+    slow(
+        "half of the headers",
+        "Holds a connection with half of a request.",
+        b"GET /healthz HTTP/1.1\r\nx-half: ",
+        408,
+        "SOUP_HEADER_SECONDS",
+    ),
+    slow(
+        "header that drips",
+        "Sends a byte now and then, so that something always comes.",
+        b"GET /healthz HTTP/1.1\r\nx-drip: ",
+        408,
+        "SOUP_HEADER_SECONDS",
+        drip,
+    ),
+    slow(
+        "half of a second request",
+        "Is answered once, and then holds the connection with half of a request.",
+        b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n",
+        408,
+        "SOUP_HEADER_SECONDS",
+        half_a_second_request,
+    ),
+    slow(
+        "half of an upload",
+        "Holds a thread and a file with half of a blob.",
+        PUT + b"content-length: 1000\r\n\r\n" + DATA[:500],
+        408,
+        "SOUP_BODY_SECONDS",
+    ),
+    slow(
+        "upload without its last chunk",
+        "The same, without having said how much there is.",
+        PUT + b"transfer-encoding: chunked\r\n\r\n1f4\r\n" + DATA[:500] + b"\r\n",
+        408,
+        "SOUP_BODY_SECONDS",
+    ),
+    slow(
+        "half of a JSON body",
+        "Holds memory with half of a body.",
+        POST + b'content-length: 1000\r\n\r\n{"name": ',
+        408,
+        "SOUP_BODY_SECONDS",
+    ),
+)
+
+
+@each(ATTACKS)
+def test_it_is_cut_off(hasty: Target, attack: Attack) -> None:
+    hasty.withstands(attack)
