@@ -5,9 +5,12 @@ Called by the routes that take files: blobs, and uploads in parts.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable
+from typing import Self
 
+from anyio import CancelScope
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
@@ -37,25 +40,54 @@ def announced_length(request: Request) -> int | None:
 
 
 async def received(request: Request, write: Callable[[bytes], object], *, limit: int) -> int:
-    """Write the body as it comes, in threads; returns its size.
+    """Write the body as it comes, in threads, each part while the next one is on its way; returns its size.
 
-    Raises TooLarge, and where it breaks off ClientDisconnect or TooSlow: what came before is written then too.
+    Raises TooLarge, and where it breaks off ClientDisconnect or TooSlow: what came before is written then too. When it
+    ends, however it does, nothing is being written any more.
     """
     pending: list[bytes] = []
     waiting = size = 0
-    try:
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size > limit:
-                raise too_large(limit)
-            pending.append(chunk)
-            waiting += len(chunk)
-            if waiting >= BUFFER:
-                await in_thread(write, b"".join(pending))
-                pending, waiting = [], 0
-    except (ClientDisconnect, TooSlow):
-        await in_thread(write, b"".join(pending))
-        raise
-    if pending:
-        await in_thread(write, b"".join(pending))
+    async with _Behind(write) as behind:
+        try:
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > limit:
+                    raise too_large(limit)
+                pending.append(chunk)
+                waiting += len(chunk)
+                if waiting >= BUFFER:
+                    await behind.write(b"".join(pending))
+                    pending, waiting = [], 0
+        except (ClientDisconnect, TooSlow):
+            await behind.write(b"".join(pending))
+            raise
+        if pending:
+            await behind.write(b"".join(pending))
     return size
+
+
+class _Behind:
+    """Writes one part in a thread while the next one is gathered; what goes wrong is raised by the call after."""
+
+    def __init__(self, write: Callable[[bytes], object]) -> None:
+        self._write = write
+        self._running: asyncio.Task[object] | None = None
+
+    async def write(self, data: bytes) -> None:
+        """Begin to write, once what came before is written."""
+        await self._done()
+        self._running = asyncio.create_task(in_thread(self._write, data))
+
+    async def _done(self) -> None:
+        running, self._running = self._running, None
+        if running is not None:
+            with CancelScope(shield=True):  # nobody closes the file while a thread writes to it
+                await asyncio.wait([running])
+            running.result()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Wait for the last part; where it went wrong that is what is raised, for nobody may count on it."""
+        await self._done()
