@@ -153,6 +153,7 @@ def _prepare(
     parts: AppParts, who: Principal, body: SelectRequest | NearestRequest, check: Callable[[BaseModel], CheckedSample]
 ) -> tuple[CheckedSample, bool]:
     """The sample, refused before anything is fitted for it, and whether a selector answers without a fit."""
+    wait_of(body.wait, parts)  # too long a wait is refused even where nothing is waited for
     base, pool = pool_of(parts.registry, who.caller(""), body.pool)
     sample = check(base)
     encoder = encoder_for(body.spec, base.encoders())
