@@ -21,8 +21,8 @@ from registry.adapters.weighted import WeightedAdapter
 from registry.base_model import LoadedBase
 from registry.likelihood import batches, padded, token_log_probs
 from registry.spec import AdapterConfig, ByLosses, StoredAdapter
-from training.known import Known, key_of
-from training.passages import CELLS, Rows
+from training.known import Known, key_of, name_of
+from training.passages import CELLS, Rows, parted
 
 ITERATIONS = 200
 LEAST = 0.01
@@ -39,33 +39,33 @@ Loaded = Callable[[int], Candidate]
 class Singles:
     """Adapters scored by themselves on rows of two tokens or more; what is `known` to `owner` is not scored again.
 
-    `tokens` counts those that were scored.
+    The rows of a part are scored together. `tokens` counts those that were scored.
     """
 
     base: LoadedBase
     rows: Rows
+    parts: int
     owner: str
     known: Known
     tokens: int = 0
 
     def of(self, stored: StoredAdapter | None, load: Callable[[], Candidate] | None = None) -> np.ndarray:
-        """log p in nats of every predicted token, one row after the other, under an adapter or the base: (tokens,)."""
-        keys = [key_of(self.owner, "scores", stored, [row]) for row in self.rows]
-        found = {at: one for at, key in enumerate(keys) if (one := self.known.get(key)) is not None}
-        missing = [at for at in range(len(keys)) if at not in found]
-        if missing:
-            adapter = None
-            if load is not None:
-                config, tensors = load()
-                adapter = from_tensors(config, self.base.shape, dict(tensors)).to(self.base.model.device)
-            rows = [self.rows[at] for at in missing]
-            scores = token_scores(self.base, adapter, rows).astype(np.float32)  # as they were computed
+        """log p in nats of every predicted token, one part after the other, under an adapter or the base: (tokens,)."""
+        names = [] if stored is None else [name_of(stored)]
+        parts = parted(self.rows, self.parts)
+        keys = [key_of(self.owner, "scores", names, part) for part in parts]
+        found = [self.known.get(key) for key in keys]
+        missing = [number for number, one in enumerate(found) if one is None]
+        adapter = None
+        if missing and load is not None:
+            config, tensors = load()
+            adapter = from_tensors(config, self.base.shape, dict(tensors)).to(self.base.model.device)
+        for number in missing:
+            scores = token_scores(self.base, adapter, parts[number]).astype(np.float32)  # as they were computed
             self.tokens += len(scores)
-            ends = np.cumsum([len(row) - 1 for row in rows])[:-1]
-            for at, one in zip(missing, np.split(scores, ends), strict=True):
-                found[at] = one.copy()
-                self.known.keep(keys[at], found[at])
-        return np.concatenate([found[at] for at in range(len(keys))]).astype(float)
+            self.known.keep(keys[number], scores)
+            found[number] = scores
+        return np.concatenate([one for one in found if one is not None]).astype(float)
 
 
 def by_losses(

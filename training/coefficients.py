@@ -25,8 +25,8 @@ from registry.base_model import LoadedBase
 from registry.progress import Progress, silent
 from registry.spec import ByLosses, Screened, StoredAdapter, Unseen, Weighing, WeighingRequest
 from training.by_losses import LEAST, Candidate, Singles, by_losses
-from training.known import Known, key_of
-from training.passages import Rows, rows_of, slope, steps_of, tokens_of
+from training.known import Known, key_of, name_of
+from training.passages import Rows, parted, rows_of, slope, steps_of, tokens_of
 from training.tasks.language import passage_scores
 
 Load = Callable[[StoredAdapter], Tensors]
@@ -43,8 +43,11 @@ def weigh(
     Raises InvalidSample for texts without a token to predict, Incompatible for candidates of another base, and what
     `load` and `progress` raise.
     """
+    own = {name_of(one) for one in request.candidates}
+    beside = [one for one in request.beside if name_of(one) not in own]
     rows = [row for row in rows_of(base, request.texts, max_tokens=request.max_tokens) if row]
-    work = _Work(base, request, load, progress, Known(0) if known is None or request.noise else known)
+    known = Known(0) if known is None or request.noise else known
+    work = _Work(base, request, (*request.candidates, *beside), load, progress, known)
     drawn = np.random.default_rng(request.seed).permutation(len(rows))
     looked_at = [rows[at] for at in drawn[: request.screened]]
     scores, screened = work.screen(looked_at)
@@ -70,6 +73,8 @@ def weigh(
 class _Work:
     base: LoadedBase
     request: WeighingRequest
+    stored: Sequence[StoredAdapter]
+    """The candidates, and then those beside them."""
     load: Load
     progress: Progress
     known: Known
@@ -79,35 +84,37 @@ class _Work:
 
         And the tokens that this took; what is known of a part is not computed again.
         """
-        count = min(self.request.parts, len(rows))
-        parts = [rows[number::count] for number in range(count)]
+        parts = parted(rows, self.request.parts)
         falls, seen = self._falls(parts)
         tokens = np.array([tokens_of(part) for part in parts], dtype=float)
         scores = (tokens @ falls / tokens.sum()).tolist()
-        errors = (falls.std(0, ddof=1) / count**0.5).tolist() if count > 1 else [None] * len(scores)
+        errors = (falls.std(0, ddof=1) / len(parts) ** 0.5).tolist() if len(parts) > 1 else [None] * len(scores)
         both = zip(scores, errors, strict=True)
         return [Screened(score=score, standard_error=error) for score, error in both], seen
 
     def _falls(self, parts: Sequence[Rows]) -> tuple[np.ndarray, int]:
-        """The fall of each part's mean NLL by each candidate, to first order: (parts, candidates); tokens it took."""
-        candidates, owner = self.request.candidates, self.request.owner
-        keys = [[key_of(owner, "fall", one, part) for one in candidates] for part in parts]
-        found = [[self.known.get(key) for key in of_part] for of_part in keys]
-        missing = [number for number, of_part in enumerate(found) if any(one is None for one in of_part)]
-        which = [at for at in range(len(candidates)) if any(found[number][at] is None for number in missing)]
-        bank = self._bank(which) if which else None
+        """The fall of each part's mean NLL by each candidate, to first order: (parts, candidates); tokens it took.
+
+        All that are screened together stand in an order of their own: who is ranked where changes no bit.
+        """
+        names = [name_of(one) for one in self.stored]
+        order = sorted(range(len(names)), key=lambda at: names[at])
+        keys = [key_of(self.request.owner, "falls", [names[at] for at in order], part) for part in parts]
+        found = [self.known.get(key) for key in keys]
+        missing = [number for number, one in enumerate(found) if one is None]
+        bank = self._bank(order) if missing else None
         with nullcontext() if bank is None else attached(self.base.model, bank):
             for number in missing:
                 assert bank is not None
-                self._say(number, f"screening {len(which)} adapters")
+                self._say(number, f"screening {len(order)} adapters")
                 slope(self.base, parts[number], before=bank.apply_coefficients)
                 assert bank.coefficients.grad is not None
-                falls = -bank.coefficients.grad.sum(0).double().cpu().numpy()
+                found[number] = falls = -bank.coefficients.grad.sum(0).double().cpu().numpy()
                 bank.coefficients.grad = None
-                for at, fall in zip(which, falls, strict=True):
-                    found[number][at] = fall
-                    self.known.keep(keys[number][at], fall)
-        return np.array(found, dtype=float), sum(tokens_of(parts[number]) for number in missing)
+                self.known.keep(keys[number], falls)
+        falls = np.array(found, dtype=float)
+        places = np.argsort(order)[: len(self.request.candidates)]
+        return falls[:, places], sum(tokens_of(parts[number]) for number in missing)
 
     def learn(
         self, kept: Sequence[int], scores: Sequence[float], rows: Rows
@@ -145,7 +152,7 @@ class _Work:
     def by_losses(self, which: Sequence[int], rows: Rows) -> tuple[ByLosses, int]:
         """What these candidates' losses say, each by itself; and the tokens that they were scored on for it."""
         request, done = self.request, self.request.parts + self.request.steps
-        singles = Singles(self.base, rows, request.owner, self.known)
+        singles = Singles(self.base, rows, request.parts, request.owner, self.known)
         found = by_losses(
             singles, request.candidates, which, self._loaded, fits=request.fits,
             say=lambda number, message: self._say(done + number, message),
@@ -165,7 +172,7 @@ class _Work:
         return WeightedAdapter(configs, loaded, self.base.shape, device=self.base.model.device)
 
     def _loaded(self, number: int) -> Candidate:
-        stored = self.request.candidates[number]
+        stored = self.stored[number]
         tensors = self.load(stored)
         if self.request.noise:
             tensors = noise_like(tensors, np.random.default_rng([self.request.seed, 2, number]))

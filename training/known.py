@@ -3,6 +3,9 @@
 Used by `training.coefficients` and `training.by_losses`, in the process that computes gradients: it ends with that. Of
 text there is a digest, and what one owner had computed is never used for another, who would learn from a quick answer
 that somebody else has the very same sample.
+
+Sums of floating point differ in their last digits with what is computed beside them. So what is kept together is what
+was computed together, and an answer has the same bits whatever was asked before.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -23,7 +27,7 @@ ENTRY_BYTES = 300
 
 
 class Known:
-    """Arrays by what they are of: an owner, an adapter (None for the base model) and passages as rows of tokens."""
+    """Arrays by what they are of: an owner, adapters (none for the base model) and passages as rows of tokens."""
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._most, self._bytes = most_bytes, 0
@@ -52,11 +56,16 @@ class Known:
             self._bytes -= values.nbytes + ENTRY_BYTES
 
 
-def key_of(owner: str, what: str, adapter: StoredAdapter | None, rows: Rows) -> bytes:
-    """The key of `what` an adapter does on rows of tokens."""
-    found = hashlib.sha256()
-    for part in (owner, what, "" if adapter is None else adapter.model_dump_json()):
+def key_of(owner: str, what: str, adapters: Sequence[str], rows: Rows) -> bytes:
+    """The key of `what` adapters, by their `name_of`, do together on rows of tokens that are computed together."""
+    found = hashlib.sha256(f"{len(adapters)}:{len(rows)}:".encode())
+    for part in (owner, what, *adapters):
         found.update(f"{len(part)}:{part}".encode())
     for row in rows:
         found.update(f"{len(row)}:".encode() + np.asarray(row, dtype=np.int64).tobytes())
     return found.digest()
+
+
+def name_of(adapter: StoredAdapter) -> str:
+    """A digest of all that an adapter is."""
+    return hashlib.sha256(adapter.model_dump_json().encode()).hexdigest()

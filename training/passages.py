@@ -38,6 +38,12 @@ def tokens_of(rows: Rows) -> int:
     return sum(max(0, len(row) - 1) for row in rows)
 
 
+def parted(rows: Rows, parts: int) -> list[Rows]:
+    """The rows in so many parts, or each by itself where there are fewer."""
+    count = min(parts, len(rows))
+    return [rows[number::count] for number in range(count)]
+
+
 def steps_of(rows: Rows, *, batch: int, steps: int, draw: np.random.Generator) -> list[Rows]:
     """The rows of each step: all in a drawn order, and again in another when they are used up."""
     size = min(batch, len(rows))

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from registry.cook.candidates import Candidates, candidates_of
-from registry.cook.choose import mixable
+from registry.cook.choose import MOST, mixable
 from registry.cook.mix import Mixed, mix_ingredients
 from registry.cook.plan import DEPTHS, FOLDS, Size, cut_weighing, folds_of, passes_within
 from registry.cook.timed import TimedBase
@@ -44,6 +44,8 @@ from registry.spec import (
 )
 from registry.uncertainty import paired_difference
 
+TOGETHER = MOST + MOST // 2
+"""Adapters that are screened together for several rankings of the same passages."""
 Weigh = Callable[[str, WeighingRequest], Weighing]
 """(id of the base model, request) -> what was found: runs where gradients may run."""
 
@@ -86,13 +88,13 @@ def search(
     work = _Work(registry, caller, base, request, texts, weigh, progress)
     if request.budget is not None:
         work = work.within(request.budget, chosen)
-    led = work.led_by(chosen, selected, range(len(texts))) if whole else None  # first: folds know what it found
-    found: list[tuple[_Led, Sequence[int]]] = []
+    asks = [work.ask(chosen, selected, range(len(texts)))] if whole else []  # first: folds know what it found
     for fold in folds:
         rest = [number for number in range(len(texts)) if number not in fold]
         by, parts = mixable(registry, request, chosen.by(rest)) if whole else (chosen, selected)
-        found.append((work.led_by(by, parts, rest), fold))
-    weighed = [*([] if led is None else [led]), *(one for one, _ in found)]
+        asks.append(work.ask(by, parts, rest))
+    weighed = [work.led_by(one) for one in _screened_together(asks)]
+    found = list(zip(weighed[-len(folds) :], folds, strict=True))
     held = [number for fold in folds for number in fold]
     progress(2, 4, f"trying {len(weighed[0].ways)} soups on {len(held)} passages that were held out")
     trying = _Trying(work, weighed[0], found, work.base_nll(chosen, held))
@@ -104,16 +106,47 @@ def search(
 
 
 @dataclass(frozen=True)
-class _Led:
-    """What weighing on some of the passages leads to."""
+class _Ask:
+    """What is asked of weighing on some of the passages; nothing where there are no candidates."""
 
     candidates: Candidates
     left_out: tuple[tuple[LeftOut, ...], dict[str, int]]
+    selected: Sequence[SoupPart]
     asked: WeighingRequest | None
+    decided_on: int
+
+    @property
+    def parts(self) -> list[SoupPart]:
+        """The candidates as they are mixed."""
+        return [part for _, part in self.candidates]
+
+
+@dataclass(frozen=True)
+class _Led(_Ask):
+    """What weighing on some of the passages leads to."""
+
     weighing: Weighing | None
     seconds: float
-    decided_on: int
     ways: Mapping[Way, How]
+
+
+def _screened_together(asks: Sequence[_Ask]) -> list[_Ask]:
+    """The same, each with the candidates of all beside its own, so that one finds what the others then know.
+
+    A ranking that has not seen a passage may have a few others among its best. Where that makes too many, or they
+    cannot be put side by side, each is screened with its own.
+    """
+    parts = {part.digest: part for ask in asks for part in ask.parts}
+    if len(asks) < 2 or len(parts) > TOGETHER or concat.check(list(parts.values()), ConcatMixing()):
+        return list(asks)
+    every = {
+        part.digest: one for ask in asks if ask.asked for part, one in zip(ask.parts, ask.asked.candidates, strict=True)
+    }
+    beside = tuple(every[digest] for digest in sorted(every))
+    return [
+        ask if ask.asked is None else replace(ask, asked=ask.asked.model_copy(update={"beside": beside}))
+        for ask in asks
+    ]
 
 
 @dataclass(frozen=True)
@@ -141,25 +174,30 @@ class _Work:
         size = Size.of(len(self.texts), len(candidates))
         return replace(self, left=vars(cut_weighing(DEPTHS[self.request.effort], size, passes)))
 
-    def led_by(self, chosen: Chosen, selected: Sequence[SoupPart], numbers: Sequence[int]) -> _Led:
-        """Weigh the candidates of a ranking on the passages of these numbers."""
+    def ask(self, chosen: Chosen, selected: Sequence[SoupPart], numbers: Sequence[int]) -> _Ask:
+        """The candidates of a ranking, to be weighed on the passages of these numbers."""
         request, base = self.request, self.base
         candidates, left_out = candidates_of(self.registry, self.caller, request, chosen)
         parts = [part for _, part in candidates]
         if wrong := concat.check(parts, ConcatMixing()) if request.also else []:
             raise Incompatible("What 'also' names cannot be put side by side: " + " ".join(wrong), param="also")
         check_verifiable(base, [*selected, *parts], effort=request.effort)
-        asked = self._asked(candidates, numbers) if candidates else None
-        self.progress(1, 4, f"weighing {len(candidates)} adapters on {len(numbers)} passages")
+        return _Ask(
+            candidates, left_out, selected, self._asked(candidates, numbers) if candidates else None, len(numbers)
+        )
+
+    def led_by(self, ask: _Ask) -> _Led:
+        """Weigh what is asked for."""
+        self.progress(1, 4, f"weighing {len(ask.candidates)} adapters on {ask.decided_on} passages")
         began = time.perf_counter()
-        weighing = None if asked is None else self.weigh(base.entry.id, asked)
+        weighing = None if ask.asked is None else self.weigh(self.base.entry.id, ask.asked)
         seconds = time.perf_counter() - began
         ways: dict[Way, How] = {}
-        if asked is not None and weighing is not None:
-            ways = side_by_side(weighing, parts, request, base.shape, asked)
-        if selected:
-            ways["selected"] = selected, request
-        return _Led(candidates, left_out, asked, weighing, seconds, len(numbers), ways)
+        if ask.asked is not None and weighing is not None:
+            ways = side_by_side(weighing, ask.parts, self.request, self.base.shape, ask.asked)
+        if ask.selected:
+            ways["selected"] = ask.selected, self.request
+        return _Led(**vars(ask), weighing=weighing, seconds=seconds, ways=ways)
 
     def _asked(self, candidates: Candidates, numbers: Sequence[int]) -> WeighingRequest:
         asked = request_of(self.request, candidates, [self.texts[number] for number in numbers])
@@ -236,7 +274,7 @@ class _Trying:
                 return None
             self.work.progress(3, 4, f"weighing {len(led.candidates)} adapters of noise")
             held = tuple(self.work.texts[number] for number in fold)
-            asked = led.asked.model_copy(update={"alone": 0, "noise": True, "unseen": held})
+            asked = led.asked.model_copy(update={"alone": 0, "noise": True, "unseen": held, "beside": ()})
             drawn.append(self.work.weigh(self.work.base.entry.id, asked))
         return _noise(drawn, self.base_nll, best)
 

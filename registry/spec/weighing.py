@@ -30,11 +30,12 @@ class WeighingRequest(Frozen):
     screen are scored by themselves too, and those of them that fit are mixed by what that says. With `noise` each
     candidate's tensors are drawn anew, with the mean and the spread of its own. What comes of the coefficients is tried
     on the texts `unseen`. All draws are by `seed`. What was found of real candidates may be used again in requests of
-    the same `owner`.
+    the same `owner`, where the same adapters are screened together: those `beside` the candidates are for that alone.
     """
 
     texts: tuple[str, ...] = Field(min_length=1)
     candidates: tuple[StoredAdapter, ...] = Field(min_length=1)
+    beside: tuple[StoredAdapter, ...] = ()
     screened: int = Field(default=30, ge=1)
     parts: int = Field(default=5, ge=1)
     keep: int = Field(default=5, ge=1)

@@ -28,6 +28,7 @@ from registry.spec import (
 from tests.registry.random_adapters import part
 from tests.tiny_models import TINY_SENTENCES
 from training.coefficients import noise_like, weigh
+from training.known import Known
 from training.tasks.language import passage_scores
 
 ON_BASES = ("gpt2", "llama")
@@ -263,3 +264,51 @@ def test_noise_takes_the_place_of_the_candidates(base: LoadedBase) -> None:
     )  # fmt: skip
     assert first.screened == again.screened
     assert len({real.screened, first.screened, other.screened}) == 3
+
+
+# --- what is known ---------------------------------------------------------------------------------
+
+TOOK = {"screen_tokens", "alone_tokens"}
+
+
+@pytest.mark.parametrize("few", [True, False])
+def test_an_answer_has_the_same_bits_whatever_was_asked_before(base: LoadedBase, few: bool) -> None:
+    """Some of its passages, some of its adapters, or all in another order: sums run as if nothing had been."""
+    bank, names = bank_of(base, 6), list(bank_of(base, 6))
+    how = {"alone": 3, "owner": "me", "by_screen": few, **({"parts": 100, "screened": 100} if few else {})}
+
+    def request(texts: Sequence[str], of: Sequence[str] = names) -> WeighingRequest:
+        return asked({name: bank[name] for name in of}, texts, **how)
+
+    def found(request: WeighingRequest, known: Known) -> Weighing:
+        return weigh(base, request, lambda one: bank[one.blob][1], known=known)
+
+    texts = TEXTS[:7]
+    cold = found(request(texts[1:]), Known())
+    asked_before = (
+        request(texts[::2]), request(texts, names[:4]), request(texts, names[::-1]), request(texts[1:], names[::-1])
+    )  # fmt: skip
+    for before in asked_before:
+        known = Known()
+        found(before, known)
+        warm = found(request(texts[1:]), known)
+        assert warm.model_dump(exclude=TOOK) == cold.model_dump(exclude=TOOK)
+    assert (warm.screen_tokens, warm.alone_tokens) == (0, 0)
+
+
+def test_who_stands_beside_the_candidates_is_screened_for_the_same_bits_and_never_kept(base: LoadedBase) -> None:
+    """So requests about other candidates of the same adapters know what the first of them found."""
+    bank, known = bank_of(base, 6), Known()
+    everyone = asked(bank, owner="me", by_screen=True).candidates
+
+    def found(candidates: Sequence[StoredAdapter], known: Known) -> Weighing:
+        request = asked(bank, owner="me", by_screen=True, alone=2)
+        request = request.model_copy(update={"candidates": tuple(candidates), "beside": everyone})
+        return weigh(base, request, lambda one: bank[one.blob][1], known=known)
+
+    whole = found(everyone, known)
+    some = found(everyone[4:0:-1], known)
+    assert some.screen_tokens == 0
+    assert [one.score for one in some.screened] == [one.score for one in whole.screened[4:0:-1]]
+    assert max(some.kept) < 4
+    assert some.model_dump(exclude=TOOK) == found(everyone[4:0:-1], Known()).model_dump(exclude=TOOK)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import import_module
 
 import pytest
 from pydantic import ValidationError
@@ -393,6 +394,23 @@ def test_the_narrow_form_has_what_narrowing_adds_on_top_of_what_its_wide_form_wa
     assert trial(cooked, "recompressed").difference == pytest.approx(-0.1)
     assert trial(cooked, "recompressed").members == 2
     assert len(pool.weighings) == 4
+
+
+@pytest.mark.parametrize("most", [3, 2])
+def test_rankings_without_a_passage_are_screened_beside_all_candidates_of_any(pool, monkeypatch, most):
+    """So that folds know what the first weighing found, though others are among their best; unless these are many."""
+    monkeypatch.setattr(candidates_module, "MOST", 2)
+    monkeypatch.setattr(import_module("registry.cook.search"), "TOGETHER", most)
+    texts = [f"{('zoo', 'law', 'law')[number % 3]} passage {number}" for number in range(15)]
+    texts[2::3] = [f"news passage {number}" for number in range(5)]
+    pool.cook(sample={"texts": texts}, effort="quick", verify=True)
+    own = [{one.blob for one in asked.candidates} for asked in pool.weighings]
+    beside = [{one.blob for one in asked.beside} for asked in pool.weighings]
+    every = set().union(*own)
+    assert len(own) == 4
+    assert len(every) == 3
+    assert all(len(some) == 2 for some in own)
+    assert beside == [every if most == 3 else set()] * 4
 
 
 def test_few_passages_are_gone_over_as_often_as_many(pool):
