@@ -87,7 +87,12 @@ def _bootstrap(sums: np.ndarray, counts: np.ndarray, *, resamples: int, seed: in
 def _interval(difference: float, error: float, passages: int) -> tuple[float, float] | None:
     if passages < 2:
         return None
+    reach = reach_of(passages, (1 - COVERAGE) / 2) * error
+    return difference - reach, difference + reach
+
+
+def reach_of(passages: int, level: float) -> float:
+    """Standard errors of two passages or more that Student's t leaves beyond with probability `level`, on one side."""
     from scipy.special import stdtrit
 
-    reach = float(stdtrit(passages - 1, (1 + COVERAGE) / 2)) * error
-    return difference - reach, difference + reach
+    return float(stdtrit(passages - 1, 1 - level))

@@ -146,9 +146,8 @@ def passes_of(effort: Effort, passages: int, candidates: int) -> float:
         passes = default_passes(passages - (0 if whole else len(folds[0])), TuningOptions().batch)
         return 1 + held * (2 + passes) + passes * _training(passages)
     depth, size = DEPTHS[effort], Size.of(passages, candidates)
-    wide_and_narrow = 2 * whole
     weighed = _weighing(depth, size, Cut(SCREENED, depth.steps, min(depth.alone, candidates)))
-    return 1 + held * WAYS[effort] + wide_and_narrow + weighed
+    return 1 + held * WAYS[effort] + weighed
 
 
 def _weighing(depth: Depth, size: Size, cut: Cut) -> float:

@@ -99,7 +99,7 @@ def search(
     progress(2, 4, f"trying {len(weighed[0].ways)} soups on {len(held)} passages that were held out")
     trying = _Trying(work, weighed[0], found, work.base_nll(chosen, held))
     tried, wide = trying.all()
-    best = _best(tried, wide)
+    best = trying.best(tried, wide)
     noise = trying.noise(best) if request.control and best is not None else None
     report = _report(weighed[0], weighed, tried, request, held_out=len(held), shape=base.shape, noise=noise)
     return Searched(best, report)
@@ -234,37 +234,41 @@ class _Trying:
 
     def all(self) -> tuple[dict[Way, Tried], Way | None]:
         """Every way of the answer, the narrow form of the best wide one as well; and which one that is."""
-        tried = {way: self._by(way) for way in self.led.ways}
+        tried = {way: self._by(_way(way)) for way in self.led.ways}
         wide = min(tried.keys() - {"selected"}, key=lambda way: (_loss(tried[way]), way), default=None)
-        if wide is not None and (made := narrow(*self.led.ways[wide])) is not None:
-            tried["recompressed"] = self._narrow(tried[wide], self.work.mixed(made))
+        if wide is not None and narrow(*self.led.ways[wide]) is not None:
+            tried["recompressed"] = self._by(lambda led: _narrowest(led.ways.get(wide)))
         return tried, wide
 
-    def _by(self, way: Way) -> Tried:
-        """The soup of the answer that is made so; where the passages that are left do not lead to one, the base."""
-        mixed = self.work.mixed(self.led.ways[way])
+    def _by(self, made: Callable[[_Led], How | None]) -> Tried:
+        """The soup of the answer that is `made` so; where the passages that are left do not lead to one, the base."""
+        how = made(self.led)
+        assert how is not None
+        mixed = self.work.mixed(how)
         scores = []
         for led, fold in self.by_fold:
-            its = led.ways.get(way)
+            its = made(led)
             soup = mixed if led is self.led else None if its is None else self.work.mixed(its)
             scores.append(self.work.scored(soup, fold))
         nll, tokens = (np.concatenate(each) for each in zip(*scores, strict=True))
         return self._tried(mixed, nll, tokens)
 
-    def _narrow(self, wide: Tried, narrowed: Mixed) -> Tried:
-        """The narrow form of a soup.
+    def best(self, tried: Mapping[Way, Tried], wide: Way | None) -> Tried | None:
+        """The one with the lowest loss, verified as the best of so many.
 
-        Where its wide form was tried by others that are made alike, what narrowing adds to its own NLL is added to
-        theirs: it looks at no text, and of a soup that was fitted to passages it rather takes more than of another.
+        Of the best wide soup there is the narrow form, unless it is worse by a standard error.
         """
-        held = [number for _, fold in self.by_fold for number in fold]
-        nll, tokens = self.work.scored(narrowed, held)
-        if all(led is self.led for led, _ in self.by_fold):
-            return self._tried(narrowed, nll, tokens)
-        return self._tried(narrowed, wide.nll + nll - self.work.scored(wide.mixed, held)[0], tokens)
+        left = dict(tried)
+        if wide is not None and "recompressed" in left:
+            worse = paired_difference(left["recompressed"].nll, left[wide].nll, left[wide].tokens)
+            del left[wide if worse.difference <= worse.standard_error else "recompressed"]
+        if not left:
+            return None
+        best = left[min(left, key=lambda way: (_loss(left[way]), way == "selected"))]
+        return self._tried(best.mixed, best.nll, best.tokens, ways=len(left))
 
-    def _tried(self, mixed: Mixed, nll: np.ndarray, tokens: np.ndarray) -> Tried:
-        return Tried(mixed, verification_of(nll, self.base_nll, tokens, held_out=True), nll, tokens)
+    def _tried(self, mixed: Mixed, nll: np.ndarray, tokens: np.ndarray, *, ways: int = 1) -> Tried:
+        return Tried(mixed, verification_of(nll, self.base_nll, tokens, held_out=True, ways=ways), nll, tokens)
 
     def noise(self, best: Tried) -> NoiseControl | None:
         """What weighing makes of noise, beside the base and the best soup, on the same passages."""
@@ -277,6 +281,15 @@ class _Trying:
             asked = led.asked.model_copy(update={"alone": 0, "noise": True, "unseen": held, "beside": ()})
             drawn.append(self.work.weigh(self.work.base.entry.id, asked))
         return _noise(drawn, self.base_nll, best)
+
+
+def _way(way: Way) -> Callable[[_Led], How | None]:
+    return lambda led: led.ways.get(way)
+
+
+def _narrowest(how: How | None) -> How | None:
+    """The same as narrow as one of its parts, or as it is where that cannot be."""
+    return None if how is None else narrow(*how) or how
 
 
 def _report(
@@ -322,12 +335,3 @@ def _noise(weighings: Sequence[Weighing], base_nll: np.ndarray, best: Tried) -> 
 
 def _loss(one: Tried) -> float:
     return one.verification.soup_nll
-
-
-def _best(tried: Mapping[Way, Tried], wide: Way | None) -> Tried | None:
-    """The one with the lowest loss; of the best wide soup the narrow form, unless it is worse by a standard error."""
-    left = dict(tried)
-    if wide is not None and "recompressed" in left:
-        worse = paired_difference(left["recompressed"].nll, left[wide].nll, left[wide].tokens)
-        del left[wide if worse.difference <= worse.standard_error else "recompressed"]
-    return left[min(left, key=lambda way: (_loss(left[way]), way == "selected"))] if left else None

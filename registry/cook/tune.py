@@ -76,8 +76,9 @@ def tune_soup(
     tuned, tensors = _trained(registry, base, start, tuning, sample.texts, folds, whole=whole, tune=tune)
     seconds = time.perf_counter() - began
     base.add(tuned.base_seconds, [sample.texts[number] for number in tuned.held_out])
+    ways = 1 if tensors is None else 2  # whichever is better is the answer
     tried: dict[Way, Verification] = {
-        "selected": _verification(tuned, tuned.nll[0]), "tuned": _verification(tuned, honest(tuned))
+        "selected": _verification(tuned, tuned.nll[0], ways), "tuned": _verification(tuned, honest(tuned), ways)
     }  # fmt: skip
     search = Search(
         effort="tune",
@@ -152,8 +153,8 @@ def _trained(
     return tuned, tensors
 
 
-def _verification(tuned: Tuned, nll: Sequence[float]) -> Verification:
-    return verification_of(np.array(nll), np.array(tuned.base_nll), np.array(tuned.tokens), held_out=True)
+def _verification(tuned: Tuned, nll: Sequence[float], ways: int) -> Verification:
+    return verification_of(np.array(nll), np.array(tuned.base_nll), np.array(tuned.tokens), held_out=True, ways=ways)
 
 
 def _again(registry: Registry, caller: Caller, start: Mixed, recipe: Recipe, evidence: Evidence) -> TunedSoup | None:

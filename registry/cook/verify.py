@@ -2,8 +2,8 @@
 
 Its NLL of the sample is held against the base's, paired by passage; it has to be lower by more than one standard error
 of the difference. The text is that which chose the ingredients, so the figure is optimistic. Passages that were held
-out had no part in that; there two standard errors are asked for, since several ways are tried on them, and an interval
-(`registry.uncertainty`) that does not hold zero, which is more where they are few.
+out had no part in that; there two standard errors are asked for, and more where passages are few or the soup is the
+best of several ways on them (docs/explanation/verifying.md).
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from registry.progress import Progress
 from registry.registry import BaseModel
 from registry.soup.compat import SoupPart
 from registry.spec import BY_GRADIENTS, WEIGHING, Effort, Verification
-from registry.uncertainty import Difference, paired_difference
+from registry.uncertainty import paired_difference, reach_of
 
 MARGIN, HELD_OUT_MARGIN = 1.0, 2.0
-"""Standard errors by which a soup has to be better: on the sample that chose it, and on passages that were held out."""
+"""Standard errors by which a soup has to be better: on the sample that chose it, and at least on passages held out."""
+LEVEL = 0.05
+"""How often, at most, one of all the ways that are tried on held-out passages is to be said to help where none does."""
 
 
 def check_verifiable(base: BaseModel, parts: Sequence[SoupPart], *, effort: Effort | None) -> None:
@@ -54,30 +56,38 @@ def nll_of(mixed: Mixed, texts: Sequence[str], *, progress: Progress) -> tuple[n
     return np.array([score.nll for score in scores]), np.array([score.tokens for score in scores])
 
 
-def verification_of(soup: np.ndarray, base: np.ndarray, tokens: np.ndarray, *, held_out: bool) -> Verification:
+def verification_of(
+    soup: np.ndarray, base: np.ndarray, tokens: np.ndarray, *, held_out: bool, ways: int = 1
+) -> Verification:
     """What NLLs in nats and token counts of passages (passages,) say of a soup; raises InvalidSample without tokens.
 
-    On passages that had a part in choosing one standard error is asked for; on those that were held out two, and an
-    interval that does not hold zero.
+    On passages that had a part in choosing one standard error is asked for; on those that were held out `margin_of`
+    the best of so many `ways`.
     """
-    if tokens.sum() == 0:
+    scored = int((tokens > 0).sum())
+    if not scored:
         raise InvalidSample("The sample holds no token that the base model can score.", param="sample")
     paired = paired_difference(soup, base, tokens)
-    margin = HELD_OUT_MARGIN if held_out else MARGIN
+    margin = margin_of(scored, ways) if held_out else MARGIN
     return Verification(
         base_nll=float(base.sum() / tokens.sum()),
         soup_nll=float(soup.sum() / tokens.sum()),
         **vars(paired),
         passages=len(tokens),
         tokens=int(tokens.sum()),
-        helps=paired.difference < -margin * paired.standard_error and not (held_out and _spans_zero(paired)),
+        helps=margin is not None and paired.difference < -margin * paired.standard_error,
         held_out=held_out,
+        ways=ways,
+        margin=margin if held_out else None,
     )
 
 
-def _spans_zero(paired: Difference) -> bool:
-    """Whether the 90 % interval has zero in it: with six passages or fewer it reaches further than two errors."""
-    return paired.interval is not None and paired.interval[1] >= 0
+def margin_of(passages: int, ways: int) -> float | None:
+    """Standard errors that the best of so many ways has to be better by on held-out passages; None of one passage.
+
+    Each way may be said to help at LEVEL over their number (Bonferroni), by Student's t, and by two errors at least.
+    """
+    return max(HELD_OUT_MARGIN, reach_of(passages, LEVEL / ways)) if passages > 1 else None
 
 
 def why_not(verification: Verification) -> str:
@@ -85,8 +95,10 @@ def why_not(verification: Verification) -> str:
     where, by = "On the sample", "one standard error"
     if verification.held_out:
         where, by = f"On the {verification.passages} passages that were held out", "two standard errors"
-        if verification.difference < -HELD_OUT_MARGIN * verification.standard_error:
-            by = "more than so few passages leave open, as its 90 % interval holds zero"
+        margin = verification.margin or HELD_OUT_MARGIN
+        if margin > HELD_OUT_MARGIN:
+            best = f"the best of {verification.ways} soups" if verification.ways > 1 else "a soup"
+            by = f"the {margin:.2f} standard errors that so few ask of {best}"
     return (
         f"{where} it does not beat the base model by {by}: mean NLL "
         f"{verification.soup_nll:.4f} against {verification.base_nll:.4f}, difference "

@@ -53,6 +53,10 @@ class Verification(Frozen):
     passages: int
     tokens: int
     helps: bool
-    """True when the soup beats the base by more than one paired standard error; on held-out passages by two, and with
-    its interval too."""
+    """True when the soup beats the base by more than one paired standard error; on held-out passages by `margin`."""
     held_out: bool = False
+    ways: int = 1
+    """Soups of which this one had the lowest loss on the passages."""
+    margin: float | None = None
+    """Standard errors that are asked for on held-out passages: two, or more where these are few or `ways` are many.
+    None on others, of a single passage, and in evidence stored before margins were."""

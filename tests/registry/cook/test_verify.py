@@ -12,10 +12,11 @@ from registry.errors import InvalidSample
 from registry.spec import Verification
 
 
-def verified(differences: list[float], *, held_out: bool) -> Verification:
+def verified(differences: list[float], *, held_out: bool, ways: int = 1) -> Verification:
     """Of passages of ten tokens with these differences of mean NLL."""
     base = np.full(len(differences), 30.0)
-    return verification_of(base + 10 * np.array(differences), base, np.full(len(base), 10), held_out=held_out)
+    nll = base + 10 * np.array(differences)
+    return verification_of(nll, base, np.full(len(base), 10), held_out=held_out, ways=ways)
 
 
 def test_on_the_sample_one_standard_error_is_asked_for_and_on_held_out_passages_two():
@@ -35,9 +36,24 @@ def test_few_held_out_passages_have_to_show_more():
     assert few.interval is not None
     assert few.interval[1] > 0
     assert not few.helps
-    assert "by more than so few passages leave open, as its 90 % interval holds zero: mean NLL" in why_not(few)
+    assert few.margin == pytest.approx(2.92, abs=0.005)  # Student's t of two degrees of freedom
+    assert "does not beat the base model by the 2.92 standard errors that so few ask of a soup: mean" in why_not(few)
     many = verified([-0.02, -0.1, -0.12] * 5, held_out=True)
     assert many.helps
+    assert many.margin == 2
+
+
+def test_the_best_of_several_has_to_show_more_and_the_sentence_says_so() -> None:
+    some = [-0.1, -0.02, 0.02, -0.03, -0.04, 0.03, -0.05, -0.03, 0.01, -0.06]
+    alone, best = verified(some, held_out=True), verified(some, held_out=True, ways=4)
+    assert (alone.helps, best.helps) == (True, False)
+    assert best.margin == pytest.approx(2.685, abs=0.005)  # of 9 degrees of freedom, at a level of .0125
+    assert "by the 2.69 standard errors that so few ask of the best of 4 soups: mean NLL" in why_not(best)
+    assert verified(some, held_out=False, ways=1).margin is None
+
+
+def test_a_single_passage_says_nothing() -> None:
+    assert not verified([-5.0], held_out=True).helps
 
 
 def test_without_a_token_nothing_is_said():
@@ -76,3 +92,32 @@ def test_on_few_held_out_passages_what_does_not_help_is_claimed_to_no_more_than_
 def test_the_rule_for_text_that_chose_the_soup_would_not_do() -> None:
     """So that the test above could fail."""
     assert claims(8, seed=0, worse=0.0, tails=None, held_out=False) > 2 * NOMINAL
+
+
+def claims_of_best(ways: int, correlation: float, *, counted: bool) -> float:
+    """The share of samples of eight passages on which the best of soups that do not help is said to; as so many or one.
+
+    The soups' differences by passage correlate, as soups of the same adapters do.
+    """
+    draw, claimed = np.random.default_rng(1), 0
+    for _ in range(DRAWS):
+        tokens = draw.integers(40, 400, 8)
+        common, own = draw.normal(size=8), draw.normal(size=(ways, 8))
+        sums = 0.05 * tokens * (correlation**0.5 * common + (1 - correlation) ** 0.5 * own)
+        best, base = sums[sums.sum(axis=1).argmin()], 3.5 * tokens
+        claimed += verification_of(base + best, base, tokens, held_out=True, ways=ways if counted else 1).helps
+    return claimed / DRAWS
+
+
+@pytest.mark.parametrize("ways", [2, 4])
+@pytest.mark.parametrize("correlation", [0.5, 0.9])
+def test_the_best_of_several_that_do_not_help_is_claimed_to_no_more_than_nominally(
+    ways: int, correlation: float
+) -> None:
+    found = claims_of_best(ways, correlation, counted=True)
+    assert found <= NOMINAL + 3.5 * (NOMINAL * (1 - NOMINAL) / DRAWS) ** 0.5
+
+
+def test_the_best_of_several_counted_as_one_would_be_claimed_to_more_often() -> None:
+    """So that the test above could fail."""
+    assert claims_of_best(4, 0.5, counted=False) > 2 * NOMINAL
