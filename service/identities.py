@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from registry.catalogue import KeyRow
-from registry.errors import Forbidden, InvalidParameter, Unauthenticated, Unavailable
+from registry.errors import Busy, Forbidden, InvalidParameter, Unauthenticated, Unavailable
 from service.key_watch import KeyWatch
 from service.keys import Principal
 from service.oidc.grants import Grants, read_grants
@@ -92,7 +92,13 @@ class Identities:
         if found is None:
             return self._made(id, subject, seen)
         was = _Seen(found.name, found.namespaces, found.scopes)
-        return found if was == seen or found.revoked_at is not None or not self._due(id) else self._changed(id, seen)
+        if was == seen or found.revoked_at is not None or not self._due(id):
+            return found
+        try:
+            return self._changed(id, seen)
+        except (Busy, Unavailable) as error:  # a later token says it again, and this one brings what it brings
+            log.warning("what a token of %s brought is not noted: %s", id, error)
+            return found
 
     def _made(self, id: str, subject: str, seen: _Seen) -> KeyRow:
         with self._watch.database.write() as catalogue:

@@ -393,6 +393,23 @@ def test_a_caller_has_one_row_which_keeps_what_the_last_token_brought(
         assert catalogue.keys.counts(datetime.now(UTC))["identity"] == 1
 
 
+def test_a_known_caller_is_served_while_nothing_can_be_written(
+    lasting: LittleIssuer, database: Database, tmp_path: Path
+) -> None:
+    url = database.engine.url.render_as_string(hide_password=False)
+    hasty = Database(url, busy_seconds=0)
+    try:
+        known = identities(lasting, hasty, tmp_path)
+        before = known.principal(lasting.token("law-team"))
+        with database.write():
+            found = known.principal(lasting.token("soup-admins"))
+        assert (found.key_id, found.scopes) == (before.key_id, {"admin"})
+        with database.read() as catalogue:
+            assert catalogue.keys.get(before.key_id).scopes == before.scopes
+    finally:
+        hasty.close()
+
+
 def test_an_identity_is_no_admin_that_stays(lasting: LittleIssuer, database: Database, tmp_path: Path) -> None:
     assert identities(lasting, database, tmp_path).principal(lasting.token("soup-admins")).has("admin")
     with database.read() as catalogue:
