@@ -105,7 +105,8 @@ class Keys(Repository[KeyRow]):
 
         No identities: what they may do, their issuer can take away.
         """
-        lasting = (one for one in self.list() if not (one.revoked_at or one.expires_at or one.issuer))
+        ends = (keys.c.revoked_at, keys.c.expires_at, keys.c.issuer)
+        lasting = self._all(select(keys).where(*(one.is_(None) for one in ends)).order_by(keys.c.created_at, keys.c.id))
         return [one for one in lasting if one.namespaces is None and "admin" in one.scopes]
 
     def revoke(self, id: str) -> KeyRow:
