@@ -7,7 +7,7 @@ before the row that names them is committed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from registry.adapters.weights import check_weights
 from registry.catalogue.database import Catalogue
@@ -64,7 +64,8 @@ def push(registry: Registry, caller: Caller, manifest: Manifest) -> Pushed:
         warnings = () if same is None else _ignored(same, new, manifest, brings)
         if same is not None and not brings:
             return Pushed(same, created=False, warnings=warnings)
-        row = same or catalogue.adapters.add(new)
+        learnt = tuple(sorted(catalogue.adapters.learnt_by([new.digest])))  # under whatever name these bytes were made
+        row = same or catalogue.adapters.add(replace(new, learnt_from=learnt))
         if same is not None and sample is not None:
             row = catalogue.adapters.attach_sample(same.id, sample.report)
         job = _record_sample(registry, catalogue, row, checked, caller)

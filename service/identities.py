@@ -1,7 +1,8 @@
 """Callers that come with a token of an issuer: each has a row among the keys, made when it is first seen.
 
 So limits, usage, the audit, jobs and uploads are of it as they are of a key, and it can be revoked. What it may do is
-what the token that asks brings, now and nowhere else; the row keeps what the last one brought, for people to read.
+what the token that asks brings; the row keeps what the last one brought, for people to read, and for jobs of a revoked
+key that an identity asked for too: they go on with its namespaces.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from registry.catalogue import KeyRow
-from registry.errors import Forbidden, InvalidParameter, Unauthenticated, Unavailable
+from registry.errors import Busy, Forbidden, InvalidParameter, Unauthenticated, Unavailable
 from service.key_watch import KeyWatch
 from service.keys import Principal
 from service.oidc.grants import Grants, read_grants
@@ -87,15 +88,21 @@ class Identities:
         """The row of an identity, made or brought up to date where that is due."""
         id = identity_id(self._tokens.issuer.url, subject)
         with self._watch.database.read() as catalogue:
-            found = catalogue.keys.find(id)
+            found = catalogue.keys.identity(id)
         if found is None:
             return self._made(id, subject, seen)
         was = _Seen(found.name, found.namespaces, found.scopes)
-        return found if was == seen or found.revoked_at is not None or not self._due(id) else self._changed(id, seen)
+        if was == seen or found.revoked_at is not None or not self._due(id):
+            return found
+        try:
+            return self._changed(id, seen)
+        except (Busy, Unavailable) as error:  # a later token says it again, and this one brings what it brings
+            log.warning("what a token of %s brought is not noted: %s", id, error)
+            return found
 
     def _made(self, id: str, subject: str, seen: _Seen) -> KeyRow:
         with self._watch.database.write() as catalogue:
-            found = catalogue.keys.find(id)  # another request of it may have been first
+            found = catalogue.keys.identity(id)  # another request of it may have been first
             if found is not None:
                 return found
             if catalogue.keys.count_identities() >= self._most:

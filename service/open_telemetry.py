@@ -72,10 +72,8 @@ class OpenTelemetry(Traces):
 
     @contextmanager
     def request(self, method: str, headers: Mapping[str, str]) -> Iterator[None]:
-        """A span of kind server."""
-        parent = W3C.extract(
-            {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}, Context()
-        )
+        """A span of kind server. A `tracestate` is left behind: it holds whatever its sender likes."""
+        parent = W3C.extract({"traceparent": headers.get("traceparent", "")}, Context())
         with self._open(method, SpanKind.SERVER, parent, {"http.request.method": method}):
             yield
 

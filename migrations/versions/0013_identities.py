@@ -19,7 +19,10 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drop it, and revoke them: to a release before they are keys that never end, and the last admin among them."""
+    """Drop it, and revoke them: to a release before they are keys that never end, and the last admin among them.
+
+    As of the moment when each was made, by which the catalogue knows those that may come back with their next token.
+    """
     revoked = "UPDATE keys SET revoked_at = created_at WHERE issuer IS NOT NULL AND revoked_at IS NULL"
     op.execute(sa.text(revoked))
     op.drop_column("keys", "subject")

@@ -6,7 +6,7 @@ A change of what people say is one UPDATE of the revision that was read: of two 
 from __future__ import annotations
 
 import builtins
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime
 from functools import cache
@@ -199,6 +199,13 @@ class Adapters(Repository[AdapterRow]):
     def learnt_from(self, sample_digest: str) -> builtins.list[AdapterRow]:
         """Live soups and adapters of all namespaces that have learnt from a sample, their ingredients' included."""
         return self.live(None, has_learnt_from(sample_digest))
+
+    def learnt_by(self, digests: Collection[str]) -> set[str]:
+        """Digests of the samples that any of these tensors has learnt from, under whatever name they are."""
+        query = select(adapters.c.learnt_from).where(
+            adapters.c.digest.in_(digests), adapters.c.learnt_from.is_not(None)
+        )
+        return {sample for samples in self._connection.scalars(query) for sample in samples.split()}
 
     def has_digest(self, digest: str) -> bool:
         """Whether any version, retired or not, has these tensors."""

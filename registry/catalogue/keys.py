@@ -51,20 +51,27 @@ class Keys(Repository[KeyRow]):
         self, id: str, name: str, *, issuer: str, subject: str, namespaces: tuple[str, ...] | None,
         scopes: Iterable[str],
     ) -> KeyRow:  # fmt: skip
-        """Store an identity of an issuer, under the id that it has everywhere; no secret is ever its own."""
-        self._insert(
-            keys,
-            id=id,
-            name=name,
-            secret_sha256=id,
-            namespaces=None if namespaces is None else list(namespaces),
-            scopes=sorted(scopes),
-            prefix="oidc",
-            created_at=now(),
-            issuer=issuer,
-            subject=subject,
-        )
+        """Store an identity of an issuer that `identity` does not find; no secret is ever its own."""
+        said = {
+            "name": name,
+            "namespaces": None if namespaces is None else list(namespaces),
+            "scopes": sorted(scopes),
+            "issuer": issuer,
+            "subject": subject,
+        }
+        if self.find(id) is not None:
+            return self.change(id, revoked_at=None, **said)
+        self._insert(keys, id=id, secret_sha256=id, prefix="oidc", created_at=now(), **said)
         return self.get(id)
+
+    def identity(self, id: str) -> KeyRow | None:
+        """The identity with this id, which it has everywhere.
+
+        None also for one that only migration 0013 has revoked, on the way back: as of the moment when it was made.
+        """
+        found = self.find(id)
+        went_back = found is not None and found.issuer is None and found.revoked_at == found.created_at
+        return None if went_back else found
 
     def count_identities(self) -> int:
         """How many identities there are, revoked ones included."""
@@ -98,7 +105,8 @@ class Keys(Repository[KeyRow]):
 
         No identities: what they may do, their issuer can take away.
         """
-        lasting = (one for one in self.list() if not (one.revoked_at or one.expires_at or one.issuer))
+        ends = (keys.c.revoked_at, keys.c.expires_at, keys.c.issuer)
+        lasting = self._all(select(keys).where(*(one.is_(None) for one in ends)).order_by(keys.c.created_at, keys.c.id))
         return [one for one in lasting if one.namespaces is None and "admin" in one.scopes]
 
     def revoke(self, id: str) -> KeyRow:

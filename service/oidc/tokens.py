@@ -18,8 +18,8 @@ from service.oidc.issuer import Issuer, Jwk
 if not has_crypto:
     raise ModuleNotFoundError("no module named cryptography", name="cryptography")
 
-LARGEST = 16 * 1024
-"""Characters of a token."""
+LARGEST = 12 * 1024
+"""Characters of a token: uvicorn takes 16 KiB of headers, and some are for the others."""
 LONGEST_SUBJECT = 255
 NEEDED = ("iss", "sub", "aud", "exp", "iat")
 KINDS: dict[str, tuple[str, str | None]] = {

@@ -9,15 +9,19 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from sqlalchemy import text
 
+import migrations
 from registry.catalogue import Database
 from registry.errors import Forbidden, InvalidParameter, Unauthenticated, Unavailable
 from service.identities import Identities, identities_of, identity_id
@@ -389,6 +393,23 @@ def test_a_caller_has_one_row_which_keeps_what_the_last_token_brought(
         assert catalogue.keys.counts(datetime.now(UTC))["identity"] == 1
 
 
+def test_a_known_caller_is_served_while_nothing_can_be_written(
+    lasting: LittleIssuer, database: Database, tmp_path: Path
+) -> None:
+    url = database.engine.url.render_as_string(hide_password=False)
+    hasty = Database(url, busy_seconds=0)
+    try:
+        known = identities(lasting, hasty, tmp_path)
+        before = known.principal(lasting.token("law-team"))
+        with database.write():
+            found = known.principal(lasting.token("soup-admins"))
+        assert (found.key_id, found.scopes) == (before.key_id, {"admin"})
+        with database.read() as catalogue:
+            assert catalogue.keys.get(before.key_id).scopes == before.scopes
+    finally:
+        hasty.close()
+
+
 def test_an_identity_is_no_admin_that_stays(lasting: LittleIssuer, database: Database, tmp_path: Path) -> None:
     assert identities(lasting, database, tmp_path).principal(lasting.token("soup-admins")).has("admin")
     with database.read() as catalogue:
@@ -403,6 +424,28 @@ def test_revoked_here_is_revoked_for_good(lasting: LittleIssuer, database: Datab
     with pytest.raises(Unauthenticated, match="revoked"):
         known.principal(lasting.token("soup-admins"))
     assert known.principal(lasting.token("law-team", sub="u-2")).key_id != id
+
+
+def test_going_back_a_release_and_forward_again_revokes_nobody_for_good(
+    lasting: LittleIssuer, database: Database, tmp_path: Path
+) -> None:
+    known = identities(lasting, database, tmp_path)
+    before, revoked = (known.principal(lasting.token("law-team", sub=sub)) for sub in ("u-1", "u-2"))
+    with database.write() as catalogue:
+        row = catalogue.keys.get(before.key_id)
+        catalogue.keys.revoke(revoked.key_id)
+    migrations.downgrade(database.engine, "0012")
+    with database.engine.connect() as connection:
+        assert not connection.execute(text("SELECT id FROM keys WHERE revoked_at IS NULL")).all()
+    migrations.upgrade(database.engine)
+    with database.read() as catalogue:
+        assert catalogue.keys.count_identities() == 0
+    again = identities(lasting, database, tmp_path)
+    assert again.principal(lasting.token("law-team", sub="u-1")) == replace(before, expires_at=ANY)
+    with database.read() as catalogue:
+        assert catalogue.keys.get(before.key_id) == row
+    with pytest.raises(Unauthenticated, match="revoked"):
+        again.principal(lasting.token("law-team", sub="u-2"))
 
 
 def test_tokens_that_bring_nothing_or_are_refused_make_no_row(

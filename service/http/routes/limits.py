@@ -70,7 +70,8 @@ def _change(
 
 
 def _check_key(catalogue: Catalogue, id: str, who: Principal) -> None:
-    if not any(row.id == id and who.manages(row.namespaces) for row in catalogue.keys.list()):
+    row = catalogue.keys.find(id)
+    if row is None or not who.manages(row.namespaces):
         raise NotFound("There is no such key, or this key may not manage it.", param="id")
 
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from registry.cook.tune import honest
 from registry.errors import InvalidParameter, InvalidSample
 from registry.spec import CookRequest, HeadConfig, PoolSpec, PosteriorSpec, Provenance, Tuned, UnionConfig
-from tests.registry.toy_registry import CONFIG, SHAPE, ToyRegistry, passages, vectors_of
+from tests.registry.toy_registry import CONFIG, SHAPE, WEIGHTS, ToyRegistry, inline, passages, vectors_of
 
 HEADED = UnionConfig(members=(CONFIG, HeadConfig(task="classification", labels=("bad", "good"))))
 
@@ -75,6 +75,15 @@ def test_a_mixture_of_tuned_soups_says_what_they_have_learnt_from(pool):
     assert stored(pool, pool.cook(sample=sample("law", "zoo"), effort="instant")).learnt_from == ()
     with pool.database.read() as catalogue:
         assert next(one.id for one in catalogue.adapters.learnt_from(samples[0])) == row.id
+
+
+def test_a_tuned_soup_that_is_pushed_again_says_what_it_has_learnt_from(pool):
+    row = stored(pool, tune(pool))
+    weights = {WEIGHTS: inline(pool.registry.blobs.read(row.weights_blob))}
+    copy = pool.push("acme/copy", config=row.config, files=weights).row
+    assert (copy.digest, copy.tuned, copy.learnt_from) == (row.digest, False, (row.tuned_on,))
+    recipe = {"ingredients": [{"ref": copy.ref}, {"ref": "acme/law"}]}
+    assert stored(pool, pool.cook(recipe=recipe, mixing={"method": "concat"})).learnt_from == (row.tuned_on,)
 
 
 def test_a_recipe_without_tuning_has_no_word_of_it(pool):

@@ -136,6 +136,8 @@ def examples(world: World, known: dict[str, str]) -> dict[str, dict[str, Any]]:
         "GET /v1/selectors": {},
         "GET /v1/selectors/{id}": selector,
         "POST /v1/select": {"body": {"sample": SAMPLE, "selector": UNIFORM, "wait": 60}},
+        "POST /v1/adapters/search": {"body": {"texts": ["flour and water"], "wait": 60}},
+        "POST /v1/collect": {"body": {}},
         "POST /v1/soups": {
             "body": {"recipe": {"ingredients": [{"ref": "acme/code"}, {"ref": "acme/court"}]}, "wait": 60}
         },

@@ -193,7 +193,8 @@ def test_a_job_links_to_the_request_that_asked(
 
 
 def test_what_fails_says_its_kind_and_not_what_was_sent(live: Live, collected: Callable[[], Collector]) -> None:
-    unknown = ask(live, "GET", "/v1/adapters/team/zebra-secret-name?q=zebra-secret-query")
+    within = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "zebra=zebra"}
+    unknown = ask(live, "GET", "/v1/adapters/team/zebra-secret-name?q=zebra-secret-query", headers=within)
     refused = ask(live, "GET", "/v1/models", key="sk-soup-" + "zebrasecret" * 3 + "0123456789")
     nowhere = ask(live, "GET", "/zebra-secret-path")
     assert [one.status_code for one in (unknown, refused, nowhere)] == [404, 401, 404]

@@ -298,6 +298,16 @@ def test_adapters_of_other_initialisations_are_refused_with_all_reasons(stocked)
     assert vouched["soup"]["provenance"]["init_source"] == "unknown"
 
 
+@pytest.mark.parametrize("path", ["/v1/select", "/v1/adapters/search"])
+def test_a_wait_that_is_too_long_is_refused_where_there_is_nothing_to_wait_for(stocked, path):
+    asked = {"texts": sample_of("kitchen")["texts"], "encoder": "base"}
+    if path == "/v1/select":
+        asked = {"sample": sample_of("kitchen"), "selector": {"kind": "cosine", "encoder": "base"}}
+    assert stocked.world.client.post(path, json={**asked, "wait": 120}).status_code == 200
+    refused = stocked.world.client.post(path, json={**asked, "wait": 1e6})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "wait")
+
+
 @pytest.mark.parametrize(
     ("body", "error", "sentence"),
     [
