@@ -157,9 +157,9 @@ def identities_of(settings: Settings, watch: KeyWatch) -> Identities | None:
     grants = read_grants(settings.oidc_mapping)
     try:
         from service.oidc.tokens import Tokens
-    except ModuleNotFoundError as error:
+    except ModuleNotFoundError:
         raise Unavailable(
-            f"SOUP_OIDC_ISSUER needs {error.name}: pip install 'adaptersoup[oidc]'.", param="oidc_issuer"
+            "SOUP_OIDC_ISSUER needs PyJWT and cryptography: pip install 'adaptersoup[oidc]'.", param="oidc_issuer"
         ) from None
     issuer = Issuer(settings.oidc_issuer)
     tokens = Tokens(issuer, audiences=settings.oidc_audience, leeway=settings.oidc_leeway_seconds)

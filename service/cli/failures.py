@@ -36,7 +36,12 @@ _NEXT: dict[type[SoupError], str] = {
     Forbidden: "`soup keys create` with an admin key makes a key with other scopes and namespaces.",
     Busy: "Try again in a moment.",
 }
-_FLAGS = {"base_model": "--base", "max_width": "--max-width", "mixing.assume_same_init": "--assume-same-init"}
+_FLAGS = {
+    "base_model": "--base",
+    "expires_at": "--expires",
+    "max_width": "--max-width",
+    "mixing.assume_same_init": "--assume-same-init",
+}
 """Fields that the server's sentences name, and the flag that people give them by."""
 
 
@@ -44,7 +49,8 @@ def explain(error: SoupError) -> str:
     """The error's sentence, every further problem it carries, and what to do next where the sentence does not say."""
     lines = [f"Error: {one_line(error.message)}"]
     lines += [f"  - {one_line(problem)}" for problem in error.problems if problem not in error.message]
-    lines += [text for kind, text in _NEXT.items() if isinstance(error, kind)]
+    if error.param != "expires_at":  # the sentence says what to give, and an admin key's scopes would not help
+        lines += [text for kind, text in _NEXT.items() if isinstance(error, kind)]
     lines += [f"On the command line {field} is {flag}." for field, flag in _FLAGS.items() if _names(error, field)]
     return "\n".join(lines)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from registry.cook import cook
 from registry.cook.choose import selector_of
+from registry.errors import NotFound
 from registry.registry import Caller, Registry
 from registry.select import answering, encoder_for, pool_of
 from registry.spec import BY_GRADIENTS, CookRequest
@@ -26,6 +27,8 @@ def request_bytes(request: dict[str, Any]) -> bytes:
 
 def _run(context: JobContext) -> dict[str, Any]:
     registry, arguments = context.parts.registry, context.row.arguments
+    if not registry.blobs.has(arguments["request"]):
+        raise NotFound("The text of this request is gone, as it is after a restore, which has none: ask again.")
     stored = json.loads(registry.blobs.read(arguments["request"]))
     cooked = cook(
         registry,

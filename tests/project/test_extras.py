@@ -323,6 +323,6 @@ for wanted in {oidc}, {{"otel_endpoint": "http://127.0.0.1:1"}}:
 """
     said = python(install("server"), "-c", program, cwd=tmp_path)
     assert said.stdout.splitlines() == [
-        "SOUP_OIDC_ISSUER needs jwt: pip install 'adaptersoup[oidc]'.",
+        "SOUP_OIDC_ISSUER needs PyJWT and cryptography: pip install 'adaptersoup[oidc]'.",
         "SOUP_OTEL_ENDPOINT needs the OpenTelemetry SDK: pip install 'adaptersoup[otel]'.",
     ], said.stderr

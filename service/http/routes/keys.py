@@ -65,7 +65,7 @@ def revoke_key(request: Request, id: str, parts: AppParts, who: Admin) -> Key:
     """Revoke a key, from the next request on. Revoking twice is the same as once; the last admin key stays (409).
 
     Its queued and running jobs are cancelled, but for those that another key asked for too, and for the embeddings and
-    refits of what it has pushed.
+    refits of what it has pushed. An answer that is being written, such as a stream, goes on to its end.
     """
     cancelled: list[JobRow] = []
     with parts.registry.database.write() as catalogue:
@@ -195,7 +195,7 @@ def _check_end(expires_at: datetime | None, who: Principal) -> None:
         )
     if who.expires_at is not None and (expires_at is None or expires_at > who.expires_at):
         raise Forbidden(
-            f"This key expires on {who.expires_at.isoformat()} and can only make keys that expire by then.",
+            f"What asks ends on {who.expires_at.isoformat()}, and so do the keys it makes: give 'expires_at'.",
             param="expires_at",
         )
 

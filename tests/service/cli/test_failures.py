@@ -3,7 +3,7 @@
 import pytest
 import typer
 
-from registry.errors import Busy, Incompatible, InvalidParameter, SoupError
+from registry.errors import Busy, Forbidden, Incompatible, InvalidParameter, SoupError
 from service.cli.failures import Failures, exit_code, explain, not_installed
 
 
@@ -18,6 +18,11 @@ from service.cli.failures import Failures, exit_code, explain, not_installed
 )
 def test_a_flag_is_named_where_the_field_is_and_not_where_a_tensor_is_called_like_it(message, hinted):
     assert ("base_model is --base" in explain(InvalidParameter(message))) is hinted
+
+
+def test_a_key_that_has_to_end_is_told_the_flag_and_not_other_scopes():
+    said = explain(Forbidden("What asks ends today: give 'expires_at'.", param="expires_at")).splitlines()
+    assert said[1:] == ["On the command line expires_at is --expires."]
 
 
 def test_every_problem_is_shown_once():

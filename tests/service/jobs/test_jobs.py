@@ -10,17 +10,19 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from registry.adapters import paper_config
-from registry.errors import Cancelled, InvalidSample, SoupError, Unavailable
-from registry.names import parse_ref
+from registry.errors import Cancelled, InvalidSample, NotFound, SoupError, Unavailable
+from registry.names import parse_ref, sha256_digest
 from registry.progress import silent
 from registry.spec import Provenance, StoredAdapter, WeighingRequest
 from service.client.client import SoupClient
 from service.jobs import runner as jobs_module
+from service.jobs.cook import COOK
 from tests.postgres import KINDS
 from tests.service.passages import WORDS, passages
 from tests.service.servers import Live, World
@@ -475,3 +477,10 @@ class TestWhose:
         assert (pool.status_code, pool.json()["error"]["code"]) == (403, "forbidden")
         mine = cook(world, secret, recipe=by_hand("acme/court", "acme/code", weight=9), wait=60)
         assert mine.json()["model"].startswith("acme/soup-")
+
+
+def test_a_cook_whose_text_a_restore_has_not_brought_back_says_so(world: World) -> None:
+    gone = SimpleNamespace(arguments={"request": sha256_digest(b"a request that was not copied")})
+    context: Any = SimpleNamespace(parts=world.runtime.parts, row=gone)
+    with pytest.raises(NotFound, match="ask again"):
+        COOK.run(context)
