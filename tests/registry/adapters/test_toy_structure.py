@@ -19,7 +19,7 @@ from registry.adapters.attach import Edit
 from registry.adapters.mixture import Constant
 from registry.adapters.sites import layer_sites
 from registry.adapters.weights import adapter_digest, load_tensors
-from registry.catalogue import adapters
+from registry.catalogue import adapters, listing
 from registry.errors import Incompatible
 from registry.likelihood import hidden_states
 from registry.push import push
@@ -72,7 +72,8 @@ UNION = Annotated[ShiftConfig | AdapterConfig, Field(union_mode="left_to_right")
 @pytest.fixture(autouse=True)
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(STRUCTURES, "shift", ENTRY)
-    monkeypatch.setattr(adapters, "CONFIG", TypeAdapter(UNION))
+    for module in (adapters, listing):
+        monkeypatch.setattr(module, "CONFIG", TypeAdapter(UNION))
 
 
 @pytest.fixture
