@@ -26,7 +26,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -38,7 +38,6 @@ from demo.results import Figure
 
 KILLS, HEADERS, WRITERS, UPDATES, REQUESTS = 15, 200_000, 8, 25, 9
 CASES = 10_000
-PARTS = ("routes", "attacks", "findings", "headers", "updates", "tenants", "faults", "schemathesis", "kills")
 ATTACKS, ROUTES = "tests/attacks", "tests/service/http/test_every_route.py"
 WAIT_GOAL, KILLS_GOAL = 5.0, 200
 SHOWN = 20
@@ -146,19 +145,18 @@ def measure_findings(result: Result) -> None:
     result.figures["findings_mended"] = Figure(len(mended), "groups", 15, note=note)
 
 
-def parts(given: argparse.Namespace) -> dict[str, Callable[[Result], None]]:
-    """What is measured, in the order of the cheapest first."""
-    return {
-        "routes": measure_routes,
-        "attacks": measure_attacks,
-        "findings": measure_findings,
-        "headers": lambda result: measure_headers(result, amount=given.headers),
-        "updates": lambda result: measure_updates(result, writers=WRITERS, each=given.updates),
-        "tenants": lambda result: measure_tenants(result, requests=given.requests),
-        "faults": measure_faults,
-        "schemathesis": lambda result: measure_schemathesis(result, cases=given.cases),
-        "kills": lambda result: measure_kills(result, each=given.kills),
-    }
+PARTS: Mapping[str, Callable[[Result, argparse.Namespace], None]] = {
+    "routes": lambda result, _: measure_routes(result),
+    "attacks": lambda result, _: measure_attacks(result),
+    "findings": lambda result, _: measure_findings(result),
+    "headers": lambda result, given: measure_headers(result, amount=given.headers),
+    "updates": lambda result, given: measure_updates(result, writers=WRITERS, each=given.updates),
+    "tenants": lambda result, given: measure_tenants(result, requests=given.requests),
+    "faults": lambda result, _: measure_faults(result),
+    "schemathesis": lambda result, given: measure_schemathesis(result, cases=given.cases),
+    "kills": lambda result, given: measure_kills(result, each=given.kills),
+}
+"""What is measured, in the order of the cheapest first."""
 
 
 def main() -> None:
@@ -172,13 +170,13 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=PARTS, help="these parts; the others stay in the file")
     given = parser.parse_args()
     result = Result("trust")
-    for name, part in parts(given).items():
+    for name, part in PARTS.items():
         if given.only is None:
-            part(result)
+            part(result, given)
             result.finish(given.out)
         elif name in given.only:
             one = Result("trust")
-            part(one)
+            part(one, given)
             one.finish_part(given.out, name)
 
 

@@ -9,8 +9,8 @@ back.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -99,23 +99,13 @@ class _Work:
     progress: Progress
     trial: Catalogue | None = None
 
-    @contextmanager
-    def turn(self) -> Iterator[Catalogue]:
+    def turn(self) -> AbstractContextManager[Catalogue]:
         """The next transaction that writes."""
-        if self.trial is not None:
-            yield self.trial
-            return
-        with self.registry.database.write() as catalogue:
-            yield catalogue
+        return self.registry.database.write() if self.trial is None else nullcontext(self.trial)
 
-    @contextmanager
-    def look(self) -> Iterator[Catalogue]:
+    def look(self) -> AbstractContextManager[Catalogue]:
         """A transaction that reads, and keeps nobody from writing."""
-        if self.trial is not None:
-            yield self.trial
-            return
-        with self.registry.database.read() as catalogue:
-            yield catalogue
+        return self.registry.database.read() if self.trial is None else nullcontext(self.trial)
 
     def audit(self, catalogue: Catalogue, action: str, subject: str, **detail: Any) -> None:
         """Record that something went, and by whom."""

@@ -1,4 +1,4 @@
-"""Files and what stands in them: durable writes, strict JSON, JSON lines. Standard library only.
+"""Files and what stands in them: durable writes, strict JSON, JSON lines, TOML. Standard library only.
 
 Used by whatever keeps state in files (the blobs, the checkpoints of a training, the file of the admin key) and by
 whoever reads JSON and JSON lines that came from people.
@@ -12,11 +12,12 @@ import json
 import math
 import os
 import secrets
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from registry.errors import Invalid, InvalidManifest, InvalidSample
+from registry.errors import Invalid, InvalidManifest, InvalidParameter, InvalidSample
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 """Arguments of Linux's renameat2(2): relative paths start at the current directory; the two names are swapped."""
@@ -223,3 +224,11 @@ def parse_lines(
             except (ValueError, RecursionError):
                 raise error(f"{name(number)} is not JSON.") from None
             yield number, value
+
+
+def read_toml(path: Path, *, what: str, param: str) -> dict[str, Any]:
+    """A TOML file of the operator's; raises InvalidParameter, which calls it by `what` it is, where it is none."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
+        raise InvalidParameter(f"The {what} {path} cannot be read: {problem}.", param=param) from None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from registry.errors import InvalidParameter
+from registry.files import read_toml
 from registry.spec import BaseEntry
 
 
@@ -18,12 +18,7 @@ def read_allowlist(path: Path) -> dict[str, BaseEntry]:
     A chat template is the template itself, or the name of a file that holds it.
     Raises InvalidParameter with every problem.
     """
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
-        raise InvalidParameter(
-            f"The allowlist of base models {path} cannot be read: {problem}.", param="bases"
-        ) from None
+    table = read_toml(path, what="allowlist of base models", param="bases")
     bases = table.get("bases")
     if set(table) != {"bases"} or not isinstance(bases, dict) or not bases:
         raise InvalidParameter(f"{path} needs tables [bases.<id>], at least one and nothing else.", param="bases")

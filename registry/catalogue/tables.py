@@ -312,9 +312,7 @@ keys = Table(
     Column("revoked_at", Microseconds),
     Column("expires_at", Microseconds),
     Column("last_used_at", Microseconds),
-    Column(
-        "issuer", String(255)
-    ),  # of an identity: its tokens are checked with the issuer's keys, and it has no secret
+    Column("issuer", String(255)),  # of an identity, which has no secret: the issuer's keys say whose a token is
     Column("subject", String(255)),
 )
 former_secrets = Table(  # secrets that a key had before: one never comes back to life, in whatever file it still is

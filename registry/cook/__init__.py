@@ -15,7 +15,7 @@ from registry.catalogue.rows import AdapterRow
 from registry.cook.choose import by_hand, by_selection, looked_at
 from registry.cook.mix import Mixed, mix_ingredients
 from registry.cook.plan import beyond
-from registry.cook.publish import publish_soup
+from registry.cook.publish import publish_soup, purged_meanwhile
 from registry.cook.search import Weigh, search
 from registry.cook.setting import by_setting, may_tune
 from registry.cook.timed import TimedBase
@@ -146,9 +146,9 @@ def _check_there(registry: Registry, parts: Sequence[SoupPart]) -> None:
     """Raises Retired where one of the parts that were given by hand was purged."""
     with registry.database.read() as catalogue:
         gone = catalogue.removals.gone([part.adapter_id for part in parts])
-    named = [part.ref for part in parts if part.adapter_id in gone]
-    if named:
-        raise Retired(f"{named[0]} was purged while the soup was made: nothing of it is left.", param="recipe")
+    for part in parts:
+        if part.adapter_id in gone:
+            raise purged_meanwhile(part)
 
 
 def _once(

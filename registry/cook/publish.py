@@ -82,11 +82,16 @@ def publish_soup(
     return row, created
 
 
+def purged_meanwhile(part: SoupPart) -> Retired:
+    """The error for an ingredient that was there when the soup was begun."""
+    return Retired(f"{part.ref} was purged while the soup was made: nothing of it is left.", param="recipe")
+
+
 def _check_ingredients(catalogue: Catalogue, mixed: Mixed) -> None:
     """Raises Retired where nobody has an ingredient any more: who purged it was not told of this soup."""
     for part in mixed.parts:
         if not catalogue.adapters.has_digest(part.digest):
-            raise Retired(f"{part.ref} was purged while the soup was made: nothing of it is left.", param="recipe")
+            raise purged_meanwhile(part)
 
 
 def _stored(catalogue: Catalogue, new: NewAdapter, *, keep: str | None) -> tuple[AdapterRow, bool, bool]:
@@ -170,10 +175,8 @@ def _card(mixed: Mixed, namespace: str, learnt: tuple[str, ...]) -> Card:
         metadata["assume_same_init"] = True
     if tuning is not None:
         metadata["tuned"] = True
-    if learnt:
-        metadata["samples_learnt_from"] = len(
-            learnt
-        )  # which, the row has: their digests can be longer than a value may
+    if learnt:  # which they are, the row has: their digests can be longer than a value may
+        metadata["samples_learnt_from"] = len(learnt)
     return Card(description=described[:20_000], metadata=metadata)
 
 

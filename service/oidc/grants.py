@@ -6,7 +6,6 @@ sees, as a key has: several grants never add up to more in a namespace than one 
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
 from registry.errors import InvalidParameter
+from registry.files import read_toml
 from registry.names import RESERVED_NAMESPACES, KeyScope, Part
 from registry.spec.frozen import Frozen
 
@@ -111,12 +111,7 @@ def values_of(claims: Mapping[str, Any], claim: str) -> frozenset[str]:
 
 def read_grants(path: Path) -> Grants:
     """The mapping of a file; raises InvalidParameter with every problem."""
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
-        raise InvalidParameter(
-            f"The mapping of tokens {path} cannot be read: {problem}.", param="oidc_mapping"
-        ) from None
+    table = read_toml(path, what="mapping of tokens", param="oidc_mapping")
     try:
         return Grants.model_validate(table)
     except ValidationError as error:

@@ -17,6 +17,7 @@ from registry.catalogue.tables import metadata
 from tests.attacks.attack import Attack, Said
 from tests.attacks.watched import watched
 from tests.service.servers import BASE_ID, CONFIG, Live, World, adapter_weights
+from tests.service.sockets import until_closed
 
 WEIGHTS = "adapter_model.safetensors"
 PASSAGES = [f"passage number {number}" for number in range(30)]
@@ -123,13 +124,7 @@ class Target:
         """All that comes back on a connection of its own after these bytes, until the server closes it."""
         with closing(socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)) as one:
             one.sendall(data)
-            found = b""
-            try:
-                while piece := one.recv(65536):
-                    found += piece
-            except ConnectionResetError:
-                pass
-        return found
+            return until_closed(one)
 
     # --- what may not change ----------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ import pytest
 from tests.attacks.attack import Attack, Said, each
 from tests.attacks.target import PATIENCE, Target, digest_of
 from tests.service.servers import serving
+from tests.service.sockets import until_closed
 
 DATA = b"x" * 1000
 Send = Callable[[socket.socket], None]
@@ -37,12 +38,7 @@ def slow(name: str, tries: str, sent: bytes, status: int, says: str, then: Send 
             one.sendall(sent.replace(b"KEY", target.world.admin.encode()))
             if then is not None:
                 then(one)
-            found = b""
-            try:
-                while piece := one.recv(65536):
-                    found += piece
-            except ConnectionResetError:
-                pass
+            found = until_closed(one)
         if not found:
             return Said(0, "", "", "")
         last = found[found.rindex(b"HTTP/1.1 ") :]

@@ -21,7 +21,6 @@ from registry.pools import (
     pool_base,
     pool_spec,
 )
-from registry.purge import purge
 from registry.registry import Refits
 from registry.select import ASKED_TO, answering, asked_for, latest, loaded
 from registry.selectors import cosine, posterior, updating
@@ -38,7 +37,16 @@ from registry.spec import (
     UniformSpec,
 )
 from registry.stored_bytes import remove_files
-from tests.registry.toy_registry import CONFIG, OTHER_CONFIG, SHAPE, ToyRegistry, embed_texts, passages, vectors_of
+from tests.registry.toy_registry import (
+    CONFIG,
+    OTHER_CONFIG,
+    SHAPE,
+    ToyRegistry,
+    embed_texts,
+    passages,
+    purging,
+    vectors_of,
+)
 
 HEAD = HeadConfig(task="classification", labels=("no", "yes"))
 POOL = PoolSpec(base_fingerprint=SHAPE.fingerprint)
@@ -174,18 +182,6 @@ class TestPurgedMeanwhile:
         assert [member.ref for member in row.members] == ["acme/code@1"]
         remove_files(verbs.registry, datetime.now(UTC))
         assert set(verbs.blobs.digests()) - before == {row.state_blob}  # not what the first fit computed
-
-
-def purging(verbs: ToyRegistry, monkeypatch: pytest.MonkeyPatch, where: object, name: str) -> None:
-    """Purge acme/law when this function is called the next time, before it does anything."""
-    real = getattr(where, name)
-
-    def then(*args: object, **options: object) -> object:
-        monkeypatch.setattr(where, name, real)
-        purge(verbs.registry, verbs.caller(), verbs.named("acme/law").id)
-        return real(*args, **options)
-
-    monkeypatch.setattr(where, name, then)
 
 
 class TestMembers:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from registry.adapters import Init, create, sites_of
@@ -29,6 +30,7 @@ from registry.encoders.contract import Embedded, EmbeddedText
 from registry.fit import fit
 from registry.names import parse_ref, sha256_digest
 from registry.progress import Progress
+from registry.purge import purge
 from registry.push import Pushed, push
 from registry.registry import BaseModel, Caller, Limits, Registry
 from registry.spec import (
@@ -306,3 +308,15 @@ class ToyRegistry:
             blob=self.blobs.put_bytes(passing(moved)) if kept else None,
             trained_tokens=100,
         )
+
+
+def purging(verbs: ToyRegistry, monkeypatch: pytest.MonkeyPatch, where: object, name: str) -> None:
+    """Purge acme/law when this function is called the next time, before it does anything."""
+    real = getattr(where, name)
+
+    def then(*args: Any, **options: Any) -> Any:
+        monkeypatch.setattr(where, name, real)
+        purge(verbs.registry, verbs.caller(), verbs.named("acme/law").id)
+        return real(*args, **options)
+
+    monkeypatch.setattr(where, name, then)

@@ -54,14 +54,8 @@ async def fit_selector(
     request: Request, response: Response, body: FitRequest, parts: AppParts, who: Writer
 ) -> Selector | Job:
     """Fit a selector over a pool: 201, or 202 and the job where it takes longer than `wait`."""
-    seconds = wait_of(body.wait, parts)
-    caller = who.caller(request.state.request_id)
-    job = await in_thread(_enqueue_fit, parts, who, caller, body.selector, body.pool)
-    row = await finished(parts, job.id, seconds)
-    if row.state not in FINAL:
-        response.status_code = 202
-        return job_begun(row, who)
-    return await in_thread(_fitted, parts, None, result_of(row)["selector"])
+    found = await _fit(request, response, body, parts, who)
+    return found if isinstance(found, Job) else await in_thread(_fitted, parts, None, found)
 
 
 def _enqueue_fit(parts: AppParts, who: Principal, caller: Caller, spec: SelectorSpec, request: PoolRequest) -> JobRow:
@@ -124,8 +118,8 @@ async def select_adapters(
         return check_sample(parts.registry, caller, body.sample, encoders=base.encoders(), bos=base.bos, novel=True)
 
     sample, answers = await in_thread(_prepare, parts, who, body, check)
-    if not answers and (job := await _fit_first(request, response, body, parts, who)) is not None:
-        return job
+    if not answers and isinstance(found := await _fit(request, response, body, parts, who), Job):
+        return found
     return await in_thread(_select, parts, caller, sample, body)
 
 
@@ -144,8 +138,8 @@ async def nearest_adapters(
         return prepare(body.texts, limits, bos=base.bos, novel=True)
 
     sample, answers = await in_thread(_prepare, parts, who, body, check)
-    if not answers and (job := await _fit_first(request, response, body, parts, who)) is not None:
-        return job
+    if not answers and isinstance(found := await _fit(request, response, body, parts, who), Job):
+        return found
     return await in_thread(_nearest, parts, who.caller(request.state.request_id), sample, body)
 
 
@@ -163,10 +157,11 @@ def _prepare(
     return sample, answering(parts.registry, pool, body.spec, digest) is not None
 
 
-async def _fit_first(
-    request: Request, response: Response, body: SelectRequest | NearestRequest, parts: AppParts, who: Principal
-) -> Job | None:
-    """Have the pool fitted; the job where that takes longer than the request waits."""
+async def _fit(
+    request: Request, response: Response, body: FitRequest | SelectRequest | NearestRequest, parts: AppParts,
+    who: Principal,
+) -> str | Job:  # fmt: skip
+    """Have the pool fitted: the id of its selector, or the job where that takes longer than the request waits."""
     seconds = wait_of(body.wait, parts)
     caller = who.caller(request.state.request_id)
     job = await in_thread(_enqueue_fit, parts, who, caller, body.spec, body.pool)
@@ -174,8 +169,7 @@ async def _fit_first(
     if row.state not in FINAL:
         response.status_code = 202
         return job_begun(row, who)
-    result_of(row)
-    return None
+    return str(result_of(row)["selector"])
 
 
 @contextmanager

@@ -35,6 +35,11 @@ class FitRequest(Frozen):
     pool: PoolRequest = PoolRequest()
     wait: Wait | None = None
 
+    @property
+    def spec(self) -> SelectorSpec:
+        """The selector, as the other requests about a pool call it."""
+        return self.selector
+
 
 class Member(Wire):
     """One adapter a selector was fitted on."""

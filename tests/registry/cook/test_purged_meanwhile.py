@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 
 from registry.cook import Gradients, choose
 from registry.errors import DamagedBlob, Retired
-from registry.purge import purge
 from registry.spec import Cooked, PoolSpec, UniformSpec, Weighing, WeighingRequest
-from tests.registry.toy_registry import SHAPE, ToyRegistry, passages
+from tests.registry.toy_registry import SHAPE, ToyRegistry, passages, purging
 
 POOL = PoolSpec(base_fingerprint=SHAPE.fingerprint)
 SAMPLE = {"texts": passages("law", 15, seed=1) + passages("tax", 15, seed=1)}
@@ -24,18 +23,6 @@ def three(verbs: ToyRegistry) -> ToyRegistry:
         verbs.ready(f"acme/{name}", seed=seed)
     verbs.tiny.anything_helps = 0.5
     return verbs
-
-
-def purging(verbs: ToyRegistry, monkeypatch: pytest.MonkeyPatch, where: object, name: str) -> None:
-    """Purge acme/law before this function is called the next time."""
-    real = getattr(where, name)
-
-    def then(*args: Any, **options: Any) -> Any:
-        monkeypatch.setattr(where, name, real)
-        purge(verbs.registry, verbs.caller(), verbs.named("acme/law").id)
-        return real(*args, **options)
-
-    monkeypatch.setattr(where, name, then)
 
 
 def reason(cooked: Cooked) -> str:

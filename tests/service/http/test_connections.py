@@ -23,6 +23,7 @@ from service.http.routes import jobs
 from service.settings import Settings
 from tests.service.http.checked_app import checked_app
 from tests.service.servers import Live, World, serving
+from tests.service.sockets import until_closed
 
 SETTINGS = {"header_seconds": 0.3, "body_seconds": 0.3, "job_workers": 0, "max_connections": FEWEST}
 PATIENT = 60.0
@@ -39,17 +40,6 @@ def port() -> Iterator[int]:
 
 def connect(port: int) -> socket.socket:
     return socket.create_connection(("127.0.0.1", port), timeout=PATIENT)
-
-
-def until_closed(one: socket.socket) -> bytes:
-    """All that comes before the server closes; a reset is an end, too."""
-    found = b""
-    try:
-        while piece := one.recv(65536):
-            found += piece
-    except ConnectionResetError:
-        pass
-    return found
 
 
 def answer_of(one: socket.socket) -> tuple[int, bytes]:
