@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from registry.errors import Internal, SoupError, Unavailable, as_dict, rebuild
@@ -29,6 +30,10 @@ Handle = Callable[[Json, Progress], Json]
 """(request, progress) -> answer, or an exception."""
 CHUNK = 65536
 TICK_SECONDS = 0.25
+NICENESS = 10
+"""Of processes that work for a server: streams come first."""
+AUTOGROUP = Path("/proc/self/autogroup")
+"""The niceness of this process's session, on Linux (sched(7))."""
 
 
 class Child:
@@ -160,6 +165,18 @@ def wait_for(children: Sequence[Child], seconds: float) -> list[Child]:
         for child in children:
             watched.register(child.fileno(), selectors.EVENT_READ, child)
         return [key.data for key, _ in watched.select(seconds)]
+
+
+def lower_priority(niceness: int, *, group: Path = AUTOGROUP) -> None:
+    """In a child: come after its parent for the processors; 0 changes nothing.
+
+    Where Linux groups processes by session, niceness counts among those of one session, and a child has its own: there
+    the group is told as well. Without that a child shares the processors with its parent half and half.
+    """
+    os.nice(niceness)
+    if niceness:
+        with suppress(OSError):  # no groups here, or not ours to change
+            group.write_text(str(niceness), encoding="ascii")
 
 
 def serve(begin: Callable[[Json], Handle], *, failed: str) -> None:

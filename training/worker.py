@@ -20,7 +20,7 @@ from registry.base_model import LoadedBase, load_base
 from registry.errors import Cancelled
 from registry.progress import Progress
 from registry.spec import BaseEntry, Frozen
-from training.process import TICK_SECONDS, Handle, Json, asked_to_end, serve
+from training.process import TICK_SECONDS, Handle, Json, asked_to_end, lower_priority, serve
 from training.request import TrainingRun
 from training.train import train
 
@@ -44,7 +44,7 @@ class WorkerRequest(Frozen):
 def begin(setup: Json) -> Handle:
     """What answers requests to train, on a base model that is loaded with the first; raises what a training does."""
     given = WorkerSetup.model_validate(setup)
-    os.nice(given.niceness)
+    lower_priority(given.niceness)
     if given.threads is not None:
         torch.set_num_threads(given.threads)
     base: LoadedBase | None = None

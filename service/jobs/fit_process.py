@@ -7,7 +7,6 @@ its standard input does.
 
 from __future__ import annotations
 
-import os
 import threading
 from pathlib import Path
 
@@ -15,9 +14,7 @@ from registry.catalogue.database import Database
 from registry.catalogue.rows import SelectorRow
 from registry.progress import Progress
 from registry.spec import PoolSpec, SelectorSpec
-from training.process import TICK_SECONDS, Child, Handle, Json, serve
-
-NICENESS = 10
+from training.process import NICENESS, TICK_SECONDS, Child, Handle, Json, lower_priority, serve
 
 
 class FitProcess:
@@ -73,7 +70,7 @@ def begin(where: Json) -> Handle:
 
 def main() -> None:
     """The child."""
-    os.nice(NICENESS)
+    lower_priority(NICENESS)
     from service.logs import configure_logging
 
     configure_logging("info")

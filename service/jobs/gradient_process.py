@@ -9,16 +9,15 @@ not each load the base model; then it ends, and its memory is free again.
 
 from __future__ import annotations
 
-import os
 import threading
 
 from registry.progress import Progress
 from registry.spec import BaseEntry, Tuned, TuningRequest, Weighing, WeighingRequest
-from service.jobs.train_process import NICENESS, outlive_nobody
+from service.jobs.train_process import outlive_nobody
 from service.logs import configure_logging
 from service.settings import Settings
 from training.gradient_worker import GradientSetup, TuningTask, WeighingTask, begin
-from training.process import TICK_SECONDS, Child, Json, serve
+from training.process import NICENESS, TICK_SECONDS, Child, Json, lower_priority, serve
 
 CALLED = "The process that computes gradients"
 
@@ -85,7 +84,7 @@ class GradientProcess:
 
 def main() -> None:
     """The child."""
-    os.nice(NICENESS)
+    lower_priority(NICENESS)
     outlive_nobody()
     configure_logging("info")
     serve(begin, failed="The computation of gradients failed ({}); the server's log has the rest.")

@@ -20,10 +20,9 @@ from registry.progress import Progress
 from service.job_board import Interrupted
 from service.logs import configure_logging
 from training import worker
-from training.process import Child, Json
+from training.process import NICENESS, Child, Json
 from training.worker import WorkerRequest, WorkerSetup
 
-NICENESS = 10
 GRACE_SECONDS = 30.0
 """How long a child may take to save the training that it is stopped in."""
 STOP_SECONDS = 4.0

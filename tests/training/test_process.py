@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -48,3 +51,12 @@ def test_whoever_waits_for_a_child_that_was_started_again_can_cancel(child: Chil
     with pytest.raises(Cancelled):
         child.ask({"seconds": 20}, stop_at_once, waiting=WAITING)
     assert child.pid is None, "what it would answer next is not for the next caller"
+
+
+def test_a_child_comes_after_its_parent_among_processes_and_among_sessions(tmp_path: Path) -> None:
+    program = "import os, sys; from pathlib import Path; from training.process import lower_priority"
+    program += "; lower_priority(7, group=Path(sys.argv[1])); print(os.nice(0))"
+    for group in (tmp_path / "group", tmp_path / "none" / "group"):  # the second is a system without groups
+        ran = subprocess.run([sys.executable, "-c", program, str(group)], capture_output=True, text=True, check=True)
+        assert int(ran.stdout) == os.nice(0) + 7
+    assert (tmp_path / "group").read_text() == "7"
