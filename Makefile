@@ -82,6 +82,7 @@ main-job: $(VENV)/.demo  ## 21 + 10 domains of ../shared on SmolLM2 (at most 100
 bench: $(VENV)/.dev  ## the quick forms of the benchmarks, beside their peers
 	$(RUN) -m benchmarks.cold_start --out benchmarks/results/cold_start.json
 	$(RUN) -m benchmarks.cores --out benchmarks/results/cores.json
+	$(RUN) -m benchmarks.acceptance --out benchmarks/results/acceptance.json
 	$(RUN) -m benchmarks.averaging --out benchmarks/results/averaging.json
 	$(RUN) -m benchmarks.selection --out benchmarks/results/selection.json
 	$(RUN) -m benchmarks.serving --out benchmarks/results/serving.json

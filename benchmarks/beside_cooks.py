@@ -12,6 +12,7 @@ A server has the bank of adapters; a client reads a stream, token by token, whil
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -62,9 +63,9 @@ def gaps(setting: Setting, going_on: Callable[[int], bool]) -> list[float]:
     return found
 
 
-def cook(setting: Setting, effort: str, seed: int) -> None:
-    """One cook, to its end, for a sample that was not cooked for before."""
-    texts = setting.sample(setting.job.novel[0], size=setting.largest, seed=seed)
+def cook(setting: Setting, effort: str) -> None:
+    """One cook, to its end, for passages drawn anew: what was cooked before would be answered from the store."""
+    texts = setting.sample(setting.job.novel[0], size=setting.largest, seed=secrets.randbits(31))
     sample = setting.client.sample(texts)
     setting.client.cook(CookRequest.model_validate({"sample": sample, "effort": effort}))
 
@@ -84,18 +85,20 @@ def health(setting: Setting, until: Future[None]) -> list[float]:
 
 def beside(setting: Setting, effort: str, repeats: int, result: Result) -> list[float]:
     """The stream alone and while a cook of this effort runs, in turn; gives the seconds of /healthz meanwhile."""
-    cook(setting, effort, seed=100)
+    cook(setting, effort)
     waited: list[float] = []
     middles: list[float] = []
     tails: list[float] = []
     for repeat in range(repeats):
         alone = gaps(setting, lambda so_far: so_far < LEAST_GAPS)
         with ThreadPoolExecutor(2) as others:
-            cooking = others.submit(cook, setting, effort, 101 + repeat)
+            cooking = others.submit(cook, setting, effort)
             asking = others.submit(health, setting, cooking)
             busy = gaps(setting, partial(_goes_on, cooking))
             cooking.result()
             waited += asking.result()
+        if len(busy) < TOKENS:
+            raise Internal(f"The cook was over after {len(busy)} tokens of the stream: too few to say anything.")
         for way, some in (("alone", alone), (f"beside {effort}", busy)):
             result.rows.append({
                 "way": f"stream, {way}", "repeat": repeat, "count": len(some),

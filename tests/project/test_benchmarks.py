@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from benchmarks import (
+    acceptance,
     averaging,
     breadth,
     candidates,
@@ -142,6 +143,15 @@ def test_averaging_measures_ours_against_the_mean(monkeypatch):
     assert all(row["parameters"] > 0 and row["largest_difference"] < 1e-5 for row in result.rows)
     assert result.figures["publish_tiny_3_ms"].value > 0
     assert "mix_over_stack_mean_tiny_2" in result.figures
+
+
+def test_acceptance_judges_every_case_on_every_number_of_passages():
+    result = acceptance.run(draws=2)
+    assert set(result.figures) == set(acceptance.FIGURES)
+    assert len(result.rows) == len(acceptance.PASSAGES) * sum(len(cases) for cases, _ in acceptance.FIGURES.values())
+    assert all(row["claimed"] in {0, 0.5, 1} for row in result.rows)
+    helps = acceptance.Case(8, ways=2, worse=-1.0)
+    assert helps.claimed(np.random.default_rng(0), 3) == 1  # so that the rule is asked at all
 
 
 def test_serving_computes_the_same_by_every_way(monkeypatch):

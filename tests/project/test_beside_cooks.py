@@ -50,18 +50,19 @@ def healthz() -> Iterator[Any]:
 
 
 class Client:
-    """Streams of three tokens; a cook ends when a token came after it began and /healthz was asked."""
+    """Streams of three tokens; a cook ends when `long` tokens came after it began and /healthz was asked."""
 
     def __init__(self, healthz: Any) -> None:
         self.base_url = f"http://127.0.0.1:{healthz.server_port}"
         self.asked = healthz.asked
-        self.token = threading.Event()
+        self.tokens = threading.Semaphore(0)
+        self.long = 2 * beside_cooks.TOKENS
         self.efforts: list[str] = []
         self.fails = False
 
     def stream(self, model: str, prompt: str, **sampling: Any) -> Iterator[Any]:
         for _ in range(3):
-            self.token.set()
+            self.tokens.release()
             yield {"choices": [{"text": "a"}]}
         yield {"choices": []}
 
@@ -73,9 +74,9 @@ class Client:
         if self.fails:
             raise Unavailable("The process that computes gradients ended.")
         if len(self.efforts) > 1:
-            for event in (self.token, self.asked):
-                event.clear()
-                assert event.wait(30)
+            self.tokens, _ = threading.Semaphore(0), self.asked.clear()
+            assert all(self.tokens.acquire(timeout=30) for _ in range(self.long))
+            assert self.asked.wait(30)
 
 
 @pytest.fixture
@@ -105,6 +106,12 @@ def test_a_stream_is_read_alone_and_for_as_long_as_a_cook_runs(setting: Any) -> 
     assert all(row["count"] >= beside_cooks.LEAST_GAPS for row in result.rows[::2])
     assert result.figures["quick_gap"].goal == 2
     assert len(result.figures["quick_gap_p95"].repeats) == 2
+
+
+def test_a_cook_that_is_over_at_once_says_nothing(setting: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beside_cooks, "TOKENS", 10**8)  # more than come before such a cook ends
+    with pytest.raises(Internal, match="too few"):
+        beside_cooks.beside(setting, "quick", 1, Result("x"))
 
 
 def test_what_fails_meanwhile_ends_the_benchmark(setting: Any, healthz: Any) -> None:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.acceptance import Case
 from registry.cook.verify import verification_of, why_not
 from registry.errors import InvalidSample
 from registry.spec import Verification
@@ -65,48 +66,18 @@ NOMINAL, DRAWS = 0.05, 300
 """Of a 90 % interval one side; and so many samples are drawn."""
 
 
-def claims(passages: int, *, seed: int, worse: float, tails: float | None, held_out: bool = True) -> float:
-    """The share of samples on which a soup that is `worse` than the base by so many nats a token is said to help.
-
-    Passages are of unequal length and differ by a twentieth of a nat; `tails` are the degrees of freedom of Student's
-    t, None for the normal distribution.
-    """
-    draw, claimed = np.random.default_rng(seed), 0
-    for _ in range(DRAWS):
-        tokens = draw.integers(40, 400, passages)
-        noise = draw.normal(size=passages) if tails is None else draw.standard_t(tails, passages)
-        base = 3.5 * tokens
-        claimed += verification_of(base + (worse + 0.05 * noise) * tokens, base, tokens, held_out=held_out).helps
-    return claimed / DRAWS
-
-
 @settings(max_examples=4)
-@given(st.integers(5, 15), st.integers(0, 2**16), st.sampled_from([0.0, 0.01]), st.sampled_from([None, 4.0]))
+@given(st.integers(5, 15), st.integers(0, 2**16), st.sampled_from([0.0, 0.01]), st.sampled_from(["normal", "t"]))
 def test_on_few_held_out_passages_what_does_not_help_is_claimed_to_no_more_than_nominally(
-    passages: int, seed: int, worse: float, tails: float | None
+    passages: int, seed: int, worse: float, noise: str
 ) -> None:
-    found = claims(passages, seed=seed, worse=worse, tails=tails)
+    found = Case(passages, worse=worse, noise=noise).claimed(np.random.default_rng(seed), DRAWS)
     assert found <= NOMINAL + 3.5 * (NOMINAL * (1 - NOMINAL) / DRAWS) ** 0.5
 
 
 def test_the_rule_for_text_that_chose_the_soup_would_not_do() -> None:
     """So that the test above could fail."""
-    assert claims(8, seed=0, worse=0.0, tails=None, held_out=False) > 2 * NOMINAL
-
-
-def claims_of_best(ways: int, correlation: float, *, counted: bool) -> float:
-    """The share of samples of eight passages on which the best of soups that do not help is said to; as so many or one.
-
-    The soups' differences by passage correlate, as soups of the same adapters do.
-    """
-    draw, claimed = np.random.default_rng(1), 0
-    for _ in range(DRAWS):
-        tokens = draw.integers(40, 400, 8)
-        common, own = draw.normal(size=8), draw.normal(size=(ways, 8))
-        sums = 0.05 * tokens * (correlation**0.5 * common + (1 - correlation) ** 0.5 * own)
-        best, base = sums[sums.sum(axis=1).argmin()], 3.5 * tokens
-        claimed += verification_of(base + best, base, tokens, held_out=True, ways=ways if counted else 1).helps
-    return claimed / DRAWS
+    assert Case(8, held_out=False).claimed(np.random.default_rng(0), DRAWS) > 2 * NOMINAL
 
 
 @pytest.mark.parametrize("ways", [2, 4])
@@ -114,10 +85,11 @@ def claims_of_best(ways: int, correlation: float, *, counted: bool) -> float:
 def test_the_best_of_several_that_do_not_help_is_claimed_to_no_more_than_nominally(
     ways: int, correlation: float
 ) -> None:
-    found = claims_of_best(ways, correlation, counted=True)
+    found = Case(8, ways=ways, correlation=correlation).claimed(np.random.default_rng(1), DRAWS)
     assert found <= NOMINAL + 3.5 * (NOMINAL * (1 - NOMINAL) / DRAWS) ** 0.5
 
 
 def test_the_best_of_several_counted_as_one_would_be_claimed_to_more_often() -> None:
     """So that the test above could fail."""
-    assert claims_of_best(4, 0.5, counted=False) > 2 * NOMINAL
+    found = Case(8, ways=4, correlation=0.5, counted=1).claimed(np.random.default_rng(1), DRAWS)
+    assert found > 2 * NOMINAL

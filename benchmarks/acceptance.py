@@ -1,0 +1,122 @@
+"""How often a soup that does not help is said to help: the rule for held-out passages, on differences that are drawn.
+
+Passages are of unequal length, and a soup's NLL per token differs from the base's by noise alone. `claimed_...` are the
+largest shares of draws, over numbers of passages, in which the rule says that it helps (`registry.cook.verify`), which
+is to be one in twenty:
+
+- of one soup, and of the best of two and of four whose differences correlate, as soups of the same adapters do;
+- `claimed_uncounted`: of the best of several, judged as if it were the only one;
+- `claimed_skewed`: of one soup that makes a few passages much worse and all others a little better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.report import Result, options
+from demo.results import Figure
+from registry.cook.verify import LEVEL, verification_of
+
+PASSAGES, CORRELATIONS, DRAWS = (5, 8, 15, 20), (0.5, 0.9), 2000
+SPREAD = 0.05
+"""Nats a token by which passages differ."""
+TAILS = 4.0
+"""Degrees of freedom of Student's t."""
+Float64 = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Soups that are tried on so many passages.
+
+    `noise` is `normal`, `t` or `skewed`; all soups share a part of it where they `correlate`, and each is `worse` than
+    the base by so many nats a token. The best is judged as the best of `counted` (None: of as many as there are), or,
+    without `held_out`, by the rule for passages that chose it.
+    """
+
+    passages: int
+    ways: int = 1
+    noise: str = "normal"
+    correlation: float = 0.0
+    counted: int | None = None
+    worse: float = 0.0
+    held_out: bool = True
+
+    def claimed(self, draw: np.random.Generator, draws: int) -> float:
+        """The share of draws in which the best of the soups is said to help."""
+        return sum(self._is_claimed(draw) for _ in range(draws)) / draws
+
+    def _is_claimed(self, draw: np.random.Generator) -> bool:
+        tokens = draw.integers(40, 400, self.passages)
+        common, own = self._noise(draw, 1), self._noise(draw, self.ways)
+        noise = self.correlation**0.5 * common + (1 - self.correlation) ** 0.5 * own
+        sums = (self.worse + SPREAD * noise) * tokens
+        best, base = sums[sums.sum(axis=1).argmin()], 3.5 * tokens
+        ways = self.counted or self.ways
+        return verification_of(base + best, base, tokens, held_out=self.held_out, ways=ways).helps
+
+    def _noise(self, draw: np.random.Generator, soups: int) -> Float64:
+        """(soups, passages), zero in the mean."""
+        shape = (soups, self.passages)
+        if self.noise == "skewed":
+            return draw.exponential(size=shape) - 1.0
+        return draw.standard_t(TAILS, shape) if self.noise == "t" else draw.normal(size=shape)
+
+
+ONE = [Case(0, noise=noise) for noise in ("normal", "t")]
+FIGURES: Mapping[str, tuple[list[Case], str]] = {
+    "claimed_one": (ONE, "one soup, normal differences or Student's t"),
+    **{
+        f"claimed_best_of_{ways}": (
+            [
+                Case(0, ways=ways, noise=noise, correlation=correlation)
+                for noise, correlation in product(("normal", "t"), CORRELATIONS)
+            ],
+            "the same, correlated by 0.5 and 0.9",
+        )
+        for ways in (2, 4)
+    },
+    "claimed_uncounted": (
+        [Case(0, ways=ways, correlation=one, counted=1) for ways, one in product((2, 4), CORRELATIONS)],
+        "the best of two and of four, judged as one",
+    ),
+    "claimed_skewed": ([Case(0, noise="skewed")], "one soup, differences distributed as an exponential"),
+}
+"""The cases behind each figure, on every number of passages."""
+
+
+def run(*, draws: int, name: str = "acceptance") -> Result:
+    """Every case on every number of passages."""
+    result, draw = Result(name), np.random.default_rng(0)
+    for figure, (cases, note) in FIGURES.items():
+        rows: list[dict[str, Any]] = []
+        for case, passages in product(cases, PASSAGES):
+            its = Case(**{**vars(case), "passages": passages})
+            rows.append({
+                "figure": figure, "passages": passages, "ways": its.ways, "noise": its.noise,
+                "correlation": its.correlation, "claimed": its.claimed(draw, draws),
+            })  # fmt: skip
+        goal = None if figure in {"claimed_uncounted", "claimed_skewed"} else LEVEL
+        most = max(row["claimed"] for row in rows)
+        least = min(row["claimed"] for row in rows)
+        result.figures[figure] = Figure(most, "share", goal, note=f"at least {least:.3f}; {note}; {draws} draws each")
+        result.rows += rows
+    return result
+
+
+def main() -> None:
+    """The command line."""
+    parser = options(__doc__)
+    parser.add_argument("--draws", type=int, default=DRAWS, help="samples that are drawn of each case")
+    given = parser.parse_args()
+    run(draws=given.draws).finish(given.out)
+
+
+if __name__ == "__main__":
+    main()
