@@ -62,8 +62,8 @@ def stock(server: Killable, amount: int) -> None:
             row = catalogue.adapters.resolve(None, parse_ref(pushed["ref"]))
         fill(database, described(row), amount)
         if make_url(str(database.engine.url)).get_backend_name() == "postgresql":
-            with database.engine.begin() as connection:  # which autovacuum does within a minute of many writes
-                connection.exec_driver_sql("ANALYZE")
+            with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+                connection.exec_driver_sql("VACUUM ANALYZE")  # which autovacuum does within a minute of many writes
     finally:
         database.close()
 

@@ -1,7 +1,8 @@
 """Lists of adapters: pages of the live ones that match every filter, newest first, without what lists do not show.
 
 Called by `adapters`. Every filter has an index that ends with the id, so that a page is read from where the last one
-ended; where there are words to look for, the index of words is what is read.
+ended; where there are words to look for, the index of words is what is read. Which adapters are on a page is found
+among ids, which the indexes have, and only then are rows read: few may match both of two filters that many match.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter
 from sqlalchemy import ColumnElement, FromClause, and_, select
 
-from registry.catalogue.repository import Repository, matching, seen_by
+from registry.catalogue.repository import Repository, matching, newest, seen_by
 from registry.catalogue.rows import AdapterFilters, AdapterRow, ListedRow, Namespaces, Page
 from registry.catalogue.tables import LIVE, adapter_tags, adapters
 from registry.catalogue.words import MARKED, WordIndex, mark, postgresql_index, searched, sqlite_index, words_of
@@ -49,10 +50,12 @@ class Listing(Repository[ListedRow]):
             tagged = adapter_tags.alias()
             source = source.join(tagged, tagged.c.adapter_id == adapters.c.id)
             conditions.append(tagged.c.tag == tag)
-        query = select(*LISTED).select_from(source).where(*conditions)
+        ids = select().select_from(source).where(*conditions)
         if len(conditions) == 1:  # SQLite would read the retired as well
-            query = query.with_hint(adapters, "INDEXED BY ix_adapters_live", "sqlite")
-        return self._page(query, key, limit=limit, cursor=cursor)
+            ids = ids.with_hint(adapters, "INDEXED BY ix_adapters_live", "sqlite")
+        shown = adapters.c.id.in_(newest(ids, key, limit=limit, cursor=cursor))
+        query = select(*LISTED, adapters.c.id.label("page_key")).where(shown)
+        return self._page_of(query.order_by(adapters.c.id.desc()), limit=limit)
 
     def of(self, visible: Namespaces, ids: Sequence[int]) -> dict[int, ListedRow]:
         """The visible live adapters of these ids, by id."""

@@ -57,14 +57,25 @@ class Repository(Generic[Row]):
 
     def _page(self, query: Select[Any], key: ColumnElement[Any], *, limit: int, cursor: str | None) -> Page[Row]:
         """At most `limit` rows of `query`, newest (highest `key`) first, after the row `cursor` names."""
-        if limit < 1:
-            raise InvalidParameter("A page has at least one row.", param="limit")
-        if cursor is not None:
-            query = query.where(key < _read(cursor))
-        query = query.add_columns(key.label("page_key")).order_by(key.desc()).limit(limit + 1)
+        return self._page_of(newest(query, key, limit=limit, cursor=cursor), limit=limit)
+
+    def _page_of(self, query: Select[Any], *, limit: int) -> Page[Row]:
+        """The page that a query from `newest` leads to."""
         found = self._connection.execute(query).mappings().all()
         rows = tuple(self._row(row) for row in found[:limit])
         return Page(rows=rows, next_cursor=_write(found[limit - 1]["page_key"]) if len(found) > limit else None)
+
+
+def newest(query: Select[Any], key: ColumnElement[Any], *, limit: int, cursor: str | None) -> Select[Any]:
+    """`query` from the row after `cursor` on, highest `key` first, with the key as `page_key`.
+
+    It has one row more than a page, which says that there is a next one.
+    """
+    if limit < 1:
+        raise InvalidParameter("A page has at least one row.", param="limit")
+    if cursor is not None:
+        query = query.where(key < _read(cursor))
+    return query.add_columns(key.label("page_key")).order_by(key.desc()).limit(limit + 1)
 
 
 def _write(value: int) -> str:
