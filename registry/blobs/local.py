@@ -24,10 +24,12 @@ from registry.blobs.contract import Check, damaged, hex_of, missing, unreadable
 from registry.blobs.folder import ASIDE, BlobFolder
 from registry.blobs.verified import Stamp, Verified
 from registry.errors import DamagedBlob, Internal
-from registry.files import sync_directory
+from registry.files import begin_sync, sync_directory
 from registry.names import sha256_digest
 
 log = logging.getLogger("soup.blobs")
+SYNCED_AT_ONCE = 16 * 1024 * 1024
+"""Bytes that the disk begins to write while the next ones come: the sync at the end of a large blob waits for fewer."""
 
 
 class LocalBlobs:
@@ -178,6 +180,7 @@ class LocalWriter:
         self._temporary = self._folder / secrets.token_hex(16)
         self._check = check
         self._file: BinaryIO | None = None
+        self._syncing = 0
 
     def __enter__(self) -> Self:
         """Open the temporary file, and hold it: another process may sweep it between the two, then there is a next."""
@@ -199,6 +202,9 @@ class LocalWriter:
         self._check.add(chunk)
         with self._writing():
             file.write(chunk)
+            if (new := self._check.size - self._syncing) >= SYNCED_AT_ONCE:
+                begin_sync(file, self._syncing, new)
+                self._syncing += new
 
     def commit(self) -> None:
         """Verify, sync the file, rename it into place, sync the folder; raises DigestMismatch, or Unavailable."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Self
 
 from anyio import CancelScope
@@ -56,13 +56,13 @@ async def received(request: Request, write: Callable[[bytes], object], *, limit:
                 pending.append(chunk)
                 waiting += len(chunk)
                 if waiting >= BUFFER:
-                    await behind.write(b"".join(pending))
+                    await behind.write(pending)
                     pending, waiting = [], 0
         except (ClientDisconnect, TooSlow):
-            await behind.write(b"".join(pending))
+            await behind.write(pending)
             raise
         if pending:
-            await behind.write(b"".join(pending))
+            await behind.write(pending)
     return size
 
 
@@ -73,10 +73,15 @@ class _Behind:
         self._write = write
         self._running: asyncio.Task[object] | None = None
 
-    async def write(self, data: bytes) -> None:
+    async def write(self, pieces: Sequence[bytes]) -> None:
         """Begin to write, once what came before is written."""
         await self._done()
-        self._running = asyncio.create_task(in_thread(self._write, data))
+        self._running = asyncio.create_task(in_thread(self._write_all, pieces))
+
+    def _write_all(self, pieces: Sequence[bytes]) -> None:
+        """In the thread: one after the other, for putting them together would be another copy on the event loop."""
+        for piece in pieces:
+            self._write(piece)
 
     async def _done(self) -> None:
         running, self._running = self._running, None
