@@ -25,7 +25,7 @@ from registry.uncertainty import paired_difference
 
 PAPER = ("uniform", "similarity", "clustering")
 STARTS = ("tune uniform", "tune control")
-PARTS = ("starts", "firsts", "noise", "hostile", "coverage", "best")
+PARTS = ("starts", "firsts", "noise", "hostile", "coverage", "best", "thorough")
 """What a shorter run may leave out; `best` is the clustering soup with the two best adapters added."""
 HELD_OUT, INTERVALS = 20, 500
 
@@ -36,7 +36,7 @@ HELD_OUT, INTERVALS = 20, 500
 def tables(run: Run) -> None:
     """The paper's modes, efforts and starts on the largest sample; efforts on fewer passages."""
     suffix = run.suffix
-    for way in (*PAPER, *EFFORTS):
+    for way in (*PAPER, *_efforts(run)):
         found = run.of(way, draws=run.draws)
         goal = run.goal(way)
         name = {"tune": "tune_pass"}.get(way, way)
@@ -52,10 +52,15 @@ def tables(run: Run) -> None:
     _oracles(run)
 
 
+def _efforts(run: Run) -> list[str]:
+    """The efforts that are looked at: all, or without the one that takes the longest."""
+    return [way for way in EFFORTS if way not in run.without]
+
+
 def by_size(run: Run) -> None:
     """Efforts on fewer passages."""
     for size in run.sizes:
-        for way in EFFORTS:
+        for way in _efforts(run):
             goal = run.goal(f"{way}_{size}")
             run.add(f"{way}_{size}_{run.suffix}", run.ratio(run.of(way, size)), goal=goal, note="one draw")
 
@@ -202,7 +207,7 @@ def _claimed(run: Run, sizes: Sequence[int]) -> None:
     worse: list[str] = []
     claims = 0
     for domain in (*(run.domains if sizes else ()), *run.hostile):
-        for way in EFFORTS:
+        for way in _efforts(run):
             for size in (run.full,) if domain in run.hostile else sizes:
                 answer = run.answer(way, domain, size)
                 found = run.against(run.nll(answer), run.base(domain), domain)

@@ -182,11 +182,12 @@ def hostile(result: Result, _name: str) -> list[str]:
     """Each hostile set with every effort; what is not said to help is the base."""
     found = {(row["domain"], row["way"]): row for row in result["rows"] if row["hostile"]}
     sets = list(dict.fromkeys(domain for domain, _ in found))
+    ways = [way for way in EFFORTS if any(way == tried for _, tried in found)]
     cells = [
-        (one, *("the base" if (row := found[one, way])["abstained"] else _change([row]) for way in EFFORTS))
+        (one, *("the base" if (row := found[one, way])["abstained"] else _change([row]) for way in ways))
         for one in sets
     ]
-    return table(("text", *EFFORTS), cells)
+    return table(("text", *ways), cells)
 
 
 VIEWS: dict[str, Callable[[Result, str], list[str]]] = {
