@@ -19,7 +19,7 @@ import pytest
 
 from tests.repository import REPOSITORY
 
-SHIPPED = ("registry", "training", "service", "migrations")
+SHIPPED = ("adaptersoup", "registry", "training", "service", "migrations")
 OURS = (*SHIPPED, "demo", "benchmarks", "docs")
 LINES_PER_MODULE = 400
 LONG_FUNCTION = 30
