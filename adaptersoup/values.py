@@ -6,6 +6,7 @@ look at first.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -50,13 +51,13 @@ class Table:
         return f"{above}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-class Shown:
+class Shown(ABC):
     """A value with a `table`."""
 
     @property
+    @abstractmethod
     def table(self) -> Table:
         """What people look at first."""
-        raise NotImplementedError
 
     def __str__(self) -> str:
         return self.table.text()

@@ -161,7 +161,7 @@ def normal(requirement: str) -> str:
 def declared(*extras: str) -> set[str]:
     """Names of the distributions that pyproject.toml asks for, for all that is shipped and for these extras."""
     optional = PROJECT["optional-dependencies"]
-    asked = [name for extra in ("train", "server", "oidc", "otel", *extras) for name in optional[extra]]
+    asked = [name for extra in ("train", "server", "frames", "oidc", "otel", *extras) for name in optional[extra]]
     return {normal(name) for name in (*PROJECT["dependencies"], *asked)} - {PROJECT["name"]}
 
 
