@@ -61,6 +61,13 @@ def one_each(cores: int | None = None) -> None:
     send_helpers_away()
 
 
+def together() -> None:
+    """The end of `one_each`: threads use all cores again, those that said otherwise excepted."""
+    global _all
+    _all = ALL
+    torch.set_num_threads(ALL)
+
+
 def alone() -> None:
     """This thread's operations use one core, from the first on."""
     _use(1)

@@ -19,7 +19,7 @@ import pytest
 
 from tests.repository import REPOSITORY
 
-SHIPPED = ("registry", "training", "service", "migrations")
+SHIPPED = ("adaptersoup", "registry", "training", "service", "migrations")
 OURS = (*SHIPPED, "demo", "benchmarks", "docs")
 LINES_PER_MODULE = 400
 LONG_FUNCTION = 30
@@ -245,7 +245,7 @@ def test_layers() -> None:
 
 
 LAYER_CANARIES: list[tuple[str, dict[str, str]]] = [
-    ("service > training > registry", {"registry/spec/canary.py": "from service import settings"}),
+    ("adaptersoup > service > training > registry", {"registry/spec/canary.py": "from service import settings"}),
     ("inside registry", {"registry/selectors/canary.py": "from registry import catalogue"}),
     ("inside training", {"training/methods/canary.py": "from training import trainer"}),
     ("inside service", {"service/engine/canary.py": "from service import jobs"}),
@@ -256,6 +256,7 @@ LAYER_CANARIES: list[tuple[str, dict[str, str]]] = [
             "training/tasks/chick.py": "import typing\nif typing.TYPE_CHECKING:\n    from training.tasks import canary",
         },
     ),
+    ("inside adaptersoup", {"adaptersoup/canary.py": "from adaptersoup import store"}),
     ("inside the command line", {"service/cli/verbs/canary.py": "from service.cli import app"}),
     ("no verb imports another", {"service/cli/verbs/canary.py": "from service.cli.verbs import cook"}),
     ("inside the client", {"service/client/canary.py": "from service.client import connection"}),
@@ -272,7 +273,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The sources in another place, to be spoiled."""
     root = tmp_path_factory.mktemp("canary")
     shutil.copy(REPOSITORY / "pyproject.toml", root)
-    for package in ("registry", "training", "service"):
+    for package in ("adaptersoup", "registry", "training", "service"):
         shutil.copytree(REPOSITORY / package, root / package, ignore=shutil.ignore_patterns("__pycache__"))
     return root
 

@@ -1,4 +1,4 @@
-"""The wheel holds the four packages and nothing else, and what it installs can migrate a database elsewhere.
+"""The wheel holds what is shipped and nothing else, and what it installs can migrate a database elsewhere.
 
 Beside it: what is imported is declared, and what is declared is pinned.
 """
@@ -29,7 +29,7 @@ from tests.repository import REPOSITORY
 
 pytestmark = pytest.mark.slow
 
-SHIPPED = ("registry", "service", "training", "migrations")
+SHIPPED = ("adaptersoup", "registry", "service", "training", "migrations")
 NOT_SHIPPED = ("tests", "demo", "docs", "benchmarks")
 FILES = ("pyproject.toml", "LICENSE", "README.md")
 
@@ -94,7 +94,7 @@ def revision(database: Path) -> Any:
         return connection.execute("SELECT version_num FROM alembic_version").fetchone()[0]
 
 
-def test_the_wheel_holds_every_module_of_the_four_packages(names: set[str]) -> None:
+def test_the_wheel_holds_every_module_of_the_packages(names: set[str]) -> None:
     expected = {
         path.relative_to(REPOSITORY).as_posix()
         for folder in SHIPPED
@@ -161,7 +161,7 @@ def normal(requirement: str) -> str:
 def declared(*extras: str) -> set[str]:
     """Names of the distributions that pyproject.toml asks for, for all that is shipped and for these extras."""
     optional = PROJECT["optional-dependencies"]
-    asked = [name for extra in ("train", "server", "oidc", "otel", *extras) for name in optional[extra]]
+    asked = [name for extra in ("train", "server", "frames", "oidc", "otel", *extras) for name in optional[extra]]
     return {normal(name) for name in (*PROJECT["dependencies"], *asked)} - {PROJECT["name"]}
 
 

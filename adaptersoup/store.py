@@ -1,0 +1,254 @@
+"""`Store`: a registry of adapters in a folder, with its base model, in this process.
+
+It is what `soup serve` runs, without a port: requests of its client go to the application directly. So everything holds
+here that holds of a server: the same checks, the same bytes, the same folder.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from adaptersoup.in_process import AppTransport
+from adaptersoup.values import Adapter, Adapters, Perplexity, Selection, Soup
+from registry import cores
+from registry.adapters import attached, from_tensors
+from registry.base_model import read_allowlist
+from registry.catalogue.rows import AdapterRow
+from registry.errors import Incompatible, InvalidParameter
+from registry.files import replace_file
+from registry.names import is_part, parse_ref
+from registry.progress import Progress
+from registry.spec import CookRequest
+from registry.stored_adapters import loadable
+from service.client.client import SoupClient
+from service.client.transfer import name_of, push_folder
+from service.http.app import create_app
+from service.http.schemas.selectors import SelectRequest
+from service.runtime import Runtime
+from service.settings import Settings
+
+ALLOWLIST = "bases.toml"
+ADDRESS = "http://127.0.0.1"
+Value = TypeVar("Value", bound=BaseModel)
+Model = str | Adapter | Soup
+"""What answers: the name of an adapter, a soup or a base model (`base/...`), or a value of one."""
+
+
+class Store:
+    """A registry in `folder`, open until `close` or the end of `with`.
+
+    `base` is the folder of a base model (a transformers model with its tokenizer), or a repository of the hub with
+    `revision`; it is remembered in the folder under `base_id`, by default the folder's name. Without one the store
+    has those that it was given before. `settings` are those of a server (docs/reference/settings.md), and variables
+    SOUP_... hold as they do there. Raises Unavailable where somebody else has the folder open.
+
+    While one is open, torch computes on one core in the threads of this process, but for what the store itself does
+    and what is done under `attach`.
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        base: Path | str | None = None,
+        *,
+        base_id: str | None = None,
+        revision: str | None = None,
+        **settings: Any,
+    ) -> None:
+        if unknown := sorted(settings.keys() - Settings.model_fields.keys()):
+            raise InvalidParameter(f"A server has no setting {', '.join(unknown)}.", param=unknown[0])
+        self.folder = Path(folder).expanduser()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        allowlist = self.folder / ALLOWLIST
+        if base is not None:
+            _remember(allowlist, base, base_id, revision)
+        given = {"preload": False, **settings, "data": self.folder}
+        if allowlist.exists():
+            given["bases"] = allowlist
+        self._runtime = Runtime(Settings(**given))
+        with ExitStack() as stack:
+            self._runtime.start()
+            stack.callback(cores.together)
+            stack.callback(self._runtime.stop)
+            stack.callback(self._runtime.begin_stop)
+            transport = AppTransport(create_app(self._runtime))
+            stack.callback(transport.close)
+            transport.start()
+            key = self._runtime.settings.admin_key_path.read_text(encoding="utf-8").strip()
+            self.client = stack.enter_context(SoupClient(ADDRESS, key, transport=transport))
+            self._embedding: list[str] = []
+            self._open = stack.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop what runs, and give the folder free; again is nothing. Jobs that run go on when it is opened again."""
+        self._open.close()
+
+    # --- what is stored ---------------------------------------------------------------------------------------
+
+    @property
+    def base(self) -> str:
+        """The name of the base model, `base/<id>`; raises InvalidParameter where there is not exactly one."""
+        ids = list(self._runtime.bases)
+        if len(ids) != 1:
+            raise InvalidParameter(f"This store has {len(ids)} base models ({', '.join(ids)}): name one, as base/<id>.")
+        return f"base/{ids[0]}"
+
+    def push(
+        self, folder: Path | str, *, name: str, domain: str | None = None, texts: Sequence[str] | None = None,
+        tags: Sequence[str] = (), base: str | None = None, progress: Progress | None = None,
+    ) -> Adapter:  # fmt: skip
+        """Store an adapter of a folder (ours, or PEFT's of a LoRA) as `name`, `namespace/name`.
+
+        `domain` says what it was trained on, where the folder does not, and `texts` are passages of that: without
+        them no selector can rank it. What is there already is not stored again. Raises InvalidManifest and others.
+        """
+        pushed = push_folder(
+            self.client, Path(folder), name=name, domain=domain, base=base, texts=texts, tags=tags, progress=progress
+        )
+        if pushed["job"] is not None:
+            self._embedding.append(str(pushed["job"]))
+        return self.adapter(str(pushed["ref"]))
+
+    def adapter(self, model: Model) -> Adapter:
+        """A stored adapter or soup."""
+        return _value(Adapter, self.client.adapter(_name(model)))
+
+    def adapters(self, *, limit: int | None = None, **filters: str | Sequence[str] | None) -> Adapters:
+        """Stored adapters and soups, newest first; filters are those of `SoupClient.adapters`."""
+        return Adapters([_value(Adapter, one) for one in self.client.adapters(limit=limit, **filters)])
+
+    # --- soups ------------------------------------------------------------------------------------------------
+
+    def select(
+        self, texts: Sequence[str], *, selector: str | Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None, pool: Mapping[str, Any] | None = None,
+        progress: Progress | None = None,
+    ) -> Selection:  # fmt: skip
+        """Which adapters a selector would take for a sample of a domain; a pool that was never fitted is fitted first.
+
+        `selector` is a kind (`posterior`, `gmm`, `cosine`, `uniform`) or a mapping with its fields; `options` and
+        `pool` have those of SelectOptions and PoolRequest.
+        """
+        request = _request(
+            SelectRequest, sample=self._sample(texts), selector=_selector(selector), options=options, pool=pool
+        )
+        self._embedded(progress)
+        found = self.client.select(
+            request.sample, selector=request.selector, options=request.options, pool=request.pool, progress=progress
+        )
+        return _value(Selection, found)
+
+    def cook(
+        self, texts: Sequence[str] | None = None, *, effort: str | None = None, name: str | None = None,
+        selector: str | Mapping[str, Any] | None = None, progress: Progress | None = None, **more: Any,
+    ) -> Soup:  # fmt: skip
+        """Pick adapters for a sample of a new domain and mix them, or say that nothing helps (`abstained`).
+
+        `more` are further fields of CookRequest: `recipe` mixes by hand, `pool` and `options` say who may be chosen.
+        """
+        sample = None if texts is None else self._sample(texts)
+        request = _request(CookRequest, sample=sample, effort=effort, name=name, selector=_selector(selector), **more)
+        self._embedded(progress)
+        return _value(Soup, self.client.cook(request, progress=progress))
+
+    def evaluate(self, model: Model, texts: Sequence[str], *, baseline: Model | None = "base") -> Perplexity:
+        """Perplexity of texts under a model, against a baseline: the base model, another, or None for none."""
+        against = self.base if baseline == "base" else baseline
+        found = self.client.perplexity(_name(model), texts, baseline=None if against is None else _name(against))
+        return _value(Perplexity, found)
+
+    def generate(self, model: Model, prompt: str, **sampling: Any) -> str:
+        """Text that goes on from a prompt; `sampling` has max_tokens, temperature, top_p, stop, seed ..."""
+        return str(self.client.complete(_name(model), prompt, **sampling)["choices"][0]["text"])
+
+    @contextmanager
+    def attach(self, model: Model, to: Any) -> Iterator[None]:
+        """While open, a transformers model `to` of the same base computes with an adapter or soup of this store.
+
+        It is your model, loaded by yourself; its weights are not touched, and the store does not see whether they are
+        those of the base. Raises Incompatible where the adapter does not fit it, or there is nothing to attach.
+        """
+        row = self._row(_name(model))
+        base = self._runtime.bases[row.base_model]
+        tensors = loadable(row, self._runtime.parts.registry.blobs).load()
+        module = from_tensors(row.config, base.shape, tensors).to(next(to.parameters()).device)
+        with cores.spare(), attached(to, module):
+            yield
+
+    def _row(self, name: str) -> AdapterRow:
+        ref = parse_ref(name)
+        if name.startswith("base/"):
+            raise Incompatible(f"{name} is the base model itself: there is nothing to attach.", param="model")
+        with self._runtime.database.read() as catalogue:
+            return catalogue.adapters.resolve(None, ref)
+
+    def _embedded(self, progress: Progress | None) -> None:
+        """Wait for the samples of what was pushed here: a pool has an adapter once its sample is embedded."""
+        while self._embedding:
+            self.client.wait_job(self._embedding[-1], progress=progress)
+            self._embedding.pop()
+
+    def _sample(self, texts: Sequence[str]) -> dict[str, Any]:
+        if isinstance(texts, str):
+            raise InvalidParameter("A sample is a list of texts, its passages, and not one text.", param="texts")
+        return self.client.sample(list(texts)).model_dump(exclude_none=True)
+
+
+def _name(model: Model) -> str:
+    if isinstance(model, Soup):
+        return model.model
+    return model.ref if isinstance(model, Adapter) else model
+
+
+def _selector(given: str | Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    return {"kind": given} if isinstance(given, str) else given
+
+
+def _request(kind: type[Value], **fields: Any) -> Value:
+    """A request of these fields, those that are None left out; raises InvalidParameter with what is wrong."""
+    try:
+        return kind.model_validate({name: value for name, value in fields.items() if value is not None})
+    except ValidationError as error:
+        problems = [f"{'.'.join(map(str, one['loc'])) or 'the request'}: {one['msg']}" for one in error.errors()]
+        raise InvalidParameter(f"This cannot be asked for: {problems[0]}.", problems=problems) from None
+
+
+def _value(kind: type[Value], answer: Mapping[str, Any]) -> Value:
+    """An answer as the value of its kind; it was JSON, and is read as that."""
+    return kind.model_validate_json(json.dumps(answer))
+
+
+def _remember(allowlist: Path, base: Path | str, base_id: str | None, revision: str | None) -> None:
+    """Add a base model to the allowlist; raises InvalidParameter where its id stands for another already."""
+    local = Path(base).expanduser()
+    source = str(local.resolve()) if local.is_dir() else str(base)
+    named = base_id or name_of(Path(source))
+    if not is_part(named):
+        raise InvalidParameter(f"{named!r} is no name of a base model: lower case, digits and . _ -.", param="base_id")
+    known = read_allowlist(allowlist) if allowlist.exists() else {}
+    if named in known:
+        if (known[named].source, known[named].revision) != (source, revision):
+            raise InvalidParameter(
+                f"{named} is {known[named].source} in this store: give {source} another base_id.", param="base_id"
+            )
+        return
+    lines = [f"[bases.{json.dumps(named)}]", f"source = {json.dumps(source)}"]
+    lines += [f"revision = {json.dumps(revision)}"] if revision else []
+    before = allowlist.read_bytes() if allowlist.exists() else b""
+    added = before + (b"\n" if before else b"") + "\n".join([*lines, ""]).encode()
+    replace_file(allowlist, added, beside=allowlist.with_suffix(".toml.new"))

@@ -1,0 +1,177 @@
+"""A registry in a folder, used from Python: what a notebook does, over the tiny base model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from adaptersoup import Store
+from registry.errors import Incompatible, InvalidParameter, NotFound, Unavailable
+from registry.formats import AdapterContents, write_directory
+from registry.spec import Provenance
+from service.settings import Settings
+from tests.service.passages import WORDS, passages
+from tests.service.servers import CONFIG, adapter_weights
+
+pytestmark = pytest.mark.slow
+QUICK = {"default_effort": "instant", "threads": 1}  # effort quick would start a process
+EVIL = "<script>alert(1)</script>"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("library") / "soups"
+
+
+@pytest.fixture(scope="module")
+def folders(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("adapters")
+    with Store(root / "drawn", tiny_base_dir, base_id="tiny", **QUICK) as store:
+        for seed, domain in enumerate(WORDS):
+            weights = adapter_weights(store._runtime, seed=seed)
+            init = Provenance(init_hash=f"sha256:{7:064x}", init_source="declared")
+            write_directory(
+                root / domain,
+                AdapterContents(config=CONFIG, domain=domain, weights=weights, base_model="tiny", provenance=init),
+            )
+    return root
+
+
+@pytest.fixture(scope="module")
+def store(place: Path, tiny_base_dir: Path, folders: Path) -> Iterator[Store]:
+    with Store(place, tiny_base_dir, base_id="tiny", **QUICK) as store:
+        for domain in WORDS:
+            store.push(folders / domain, name=f"team/{domain}", texts=passages(domain, 30), tags=[domain])
+        yield store
+
+
+class TestNotebook:
+    def test_what_was_pushed_is_listed(self, store: Store) -> None:
+        found = store.adapters()
+        assert [one.ref for one in found] == ["team/code@1", "team/court@1", "team/kitchen@1"]
+        assert found[0].card.tags == ("code",)
+        assert [one.name for one in store.adapters(tag="court")] == ["court"]
+        assert found.to_frame()["domain"].tolist() == ["code", "court", "kitchen"]
+        assert str(found).splitlines()[0].split() == ["adapter", "kind", "domain", "method", "parameters", "tags"]
+
+    def test_a_selection_right_after_pushing_has_all_that_was_pushed(self, store: Store) -> None:
+        found = store.select(passages("court", 20, seed=1))
+        assert [one.ref for one in found.selection.selected] == ["team/court@1"]
+        assert found.not_yet_included == []
+        assert len(found.to_frame()) == 3
+
+    def test_a_soup_is_chosen_verified_and_tells_on_what_evidence(self, store: Store) -> None:
+        soup = store.cook(passages("court", 20, seed=1))
+        assert soup.verification is not None
+        assert f"{soup.verification.difference:+.4f} nats a token against the base" in str(soup)
+        assert soup.spent is not None
+
+    def test_a_soup_is_cooked_scored_and_says_so(self, store: Store) -> None:
+        recipe = {"ingredients": [{"ref": "team/court"}, {"ref": "team/code", "weight": 3.0}]}
+        soup = store.cook(recipe=recipe, name="team/mixed")
+        assert (soup.model, soup.abstained) == ("team/mixed@1", False)
+        assert {row[1] for row in soup.table.rows} == {0.25, 0.75}
+        found = store.evaluate(soup, passages("court", 5, seed=2))
+        assert found.baseline is not None
+        assert found.baseline.model == "base/tiny"
+        assert found.to_frame()["perplexity"].tolist() == [found.perplexity, found.baseline.perplexity]
+        assert store.evaluate("base/tiny", ["a"], baseline=None).baseline is None
+
+    def test_an_abstention_is_an_answer(self, store: Store) -> None:
+        texts = [text for domain in WORDS for text in passages(domain, 10, seed=1)]
+        soup = store.cook(texts, selector={"kind": "posterior", "least": 0.9})
+        assert soup.abstained
+        assert soup.model == store.base
+        assert soup.reason in str(soup)
+        assert soup.to_frame().empty
+
+    def test_text_is_generated_whole_and_piece_by_piece(self, store: Store) -> None:
+        whole = store.generate("team/code", "0 1", max_tokens=6, seed=1)
+        pieces = [one["choices"][0]["text"] for one in store.client.stream("team/code", "0 1", max_tokens=6, seed=1)]
+        assert "".join(pieces) == whole
+        assert len(pieces) > 1
+
+    def test_whoever_reads_no_further_is_heard(self, store: Store) -> None:
+        stream = store.client.stream("team/code", "0 1", max_tokens=60)
+        next(stream)
+        stream.close()
+        assert store.generate("team/code", "0 1", max_tokens=2)
+
+    def test_an_attached_model_computes_what_the_store_serves(self, store: Store, tiny_base_dir: Path) -> None:
+        model = AutoModelForCausalLM.from_pretrained(tiny_base_dir).eval()
+        tokenizer = AutoTokenizer.from_pretrained(tiny_base_dir)
+        text = passages("court", 1, seed=3)[0][:40]
+        ids = torch.tensor([[tokenizer.bos_token_id, *tokenizer(text, add_special_tokens=False).input_ids]])
+        with torch.no_grad():
+            plain = model(ids, labels=ids).loss
+            with store.attach("team/court", model):
+                loss = model(ids, labels=ids).loss
+            assert torch.equal(model(ids, labels=ids).loss, plain)
+        served = store.evaluate("team/court", [text])
+        assert served.baseline is not None
+        assert float(loss) == pytest.approx(served.mean_nll, abs=1e-5)
+        assert float(plain) == pytest.approx(served.baseline.mean_nll, abs=1e-5)
+        with pytest.raises(Incompatible, match="nothing to attach"), store.attach(store.base, model):
+            pass
+
+    def test_what_people_wrote_is_shown_as_text(self, store: Store, folders: Path) -> None:
+        named = store.push(folders / "code", name="team/evil", domain=EVIL)
+        assert EVIL not in named._repr_html_()
+        assert "&lt;script&gt;" in named._repr_html_()
+
+    def test_errors_are_those_of_the_registry(self, store: Store, folders: Path) -> None:
+        with pytest.raises(NotFound):
+            store.adapter("team/none")
+        with pytest.raises(InvalidParameter, match="a list of texts"):
+            store.cook("one text")  # type: ignore[arg-type]
+        with pytest.raises(InvalidParameter, match="efort"):
+            store.cook(["text"], efort="quick")
+        with pytest.raises(InvalidParameter, match="effort"):
+            store.cook(["text"], effort="fast")
+
+    def test_frames_need_pandas_and_say_so(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert isinstance(store.adapters().to_frame(), pd.DataFrame)
+        monkeypatch.setitem(__import__("sys").modules, "pandas", None)
+        with pytest.raises(Unavailable, match="adaptersoup\\[frames\\]"):
+            store.adapters().to_frame()
+
+
+class TestFolder:
+    def test_one_at_a_time_has_it_open_and_another_base_needs_another_id(
+        self, store: Store, place: Path, tiny_base_dir: Path, tmp_path: Path
+    ) -> None:
+        with pytest.raises(Unavailable, match="another"):
+            Store(place)
+        with pytest.raises(InvalidParameter, match="another base_id"):
+            Store(place, tmp_path, base_id="tiny")
+        assert (place / "bases.toml").read_text().count("[bases.") == 1
+        assert store.adapters()
+
+    def test_it_is_there_when_it_is_opened_again_and_is_a_servers_folder(
+        self, tiny_base_dir: Path, folders: Path, tmp_path: Path
+    ) -> None:
+        before = torch.get_num_threads()
+        with Store(tmp_path / "here", tiny_base_dir, base_id="tiny", **QUICK) as first:
+            first.push(folders / "code", name="team/code")
+        assert torch.get_num_threads() == before
+        first.close()
+        with Store(tmp_path / "here", **QUICK) as second:
+            assert [one.ref for one in second.adapters()] == ["team/code@1"]
+            assert second.base == "base/tiny"
+        assert (tmp_path / "here" / "admin.key") == Settings(data=tmp_path / "here").admin_key_path
+
+    def test_a_base_that_is_none_leaves_nothing_behind(self, tmp_path: Path) -> None:
+        with pytest.raises(InvalidParameter, match="no name of a base model"):
+            Store(tmp_path / "a", tmp_path, base_id="Not A Name")
+        with pytest.raises(InvalidParameter, match="no setting thread"):
+            Store(tmp_path / "a", thread=1)
+        (tmp_path / "empty").mkdir()
+        with pytest.raises(Unavailable):
+            Store(tmp_path / "b", tmp_path / "empty")
+        with Store(tmp_path / "c", threads=1) as store, pytest.raises(InvalidParameter, match="0 base models"):
+            _ = store.base
